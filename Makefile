@@ -1,0 +1,61 @@
+# make demo | test | lint | clean
+#
+# Each target makes its own virtual environment in $(VENV), installs what it needs (again only when
+# pyproject.toml changed), and runs. Nothing is installed outside $(VENV).
+
+PYTHON ?= python3
+VENV ?= .venv
+PYTEST_JOBS ?= 2
+# A test module stays on one worker, so that what it compiles is compiled once.
+PYTEST_ARGS ?= -n $(PYTEST_JOBS) --dist loadfile --timeout 900 -m "not slow"
+
+# Private steps compile with Numba. An empty cxx keeps PyTensor 2 from calling (or from missing) a
+# C++ compiler for the small functions around them, so that results do not depend on having one.
+PYTENSOR_FLAGS ?= cxx=
+export PYTENSOR_FLAGS
+# One thread per test worker and chain: they are the parallel unit.
+OMP_NUM_THREADS ?= 1
+export OMP_NUM_THREADS
+
+VENV_PYTHON := $(VENV)/bin/python
+PIP_INSTALL := $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input
+
+.PHONY: help demo test lint clean
+
+help:
+	@echo "make demo    run the quickstart on real data; results go to quickstart_output/"
+	@echo "make test    run the tests that are not marked slow"
+	@echo "make lint    ruff and mypy"
+	@echo "make clean   remove the virtual environment and caches"
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) PYTEST_ARGS='...'"
+
+demo: $(VENV)/.installed-demo
+	$(VENV_PYTHON) examples/quickstart.py
+
+test: $(VENV)/.installed-test
+	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.installed-lint
+	$(VENV_PYTHON) -m ruff check .
+	$(VENV_PYTHON) -m ruff format --check .
+	$(VENV_PYTHON) -m mypy
+
+$(VENV)/.installed-demo: EXTRAS = examples
+$(VENV)/.installed-test: EXTRAS = test,accounting
+$(VENV)/.installed-lint: EXTRAS = lint
+
+$(VENV)/.installed-%: pyproject.toml $(VENV)/.created
+	@echo "Installing pymc_dp[$(EXTRAS)] into $(VENV) (minutes the first time)"
+	@$(PIP_INSTALL) --editable ".[$(EXTRAS)]"
+	@touch $@
+
+# The stamp is written last: an interrupted creation starts afresh.
+$(VENV)/.created:
+	@PYTHON="$(PYTHON)" sh .ci/check-python
+	@echo "Creating $(VENV) with $$($(PYTHON) -V)"
+	@$(PYTHON) -m venv --clear "$(VENV)"
+	@touch $@
+
+clean:
+	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

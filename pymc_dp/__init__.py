@@ -1,0 +1,44 @@
+"""pymc_dp: differentially private Bayesian inference for PyMC."""
+
+from __future__ import annotations
+
+from pymc_dp import audit, guard
+from pymc_dp.budget import PrivacyBudget, get_budget
+from pymc_dp.errors import (
+    BudgetExceeded,
+    LedgerError,
+    NotFactorizable,
+    PlanMismatch,
+    PrivacyError,
+    UnsafeModel,
+    UnsafeRelease,
+)
+from pymc_dp.ledger import Ledger
+from pymc_dp.publish import privacy_statement, release
+from pymc_dp.sampling import sample, sample_posterior_predictive
+from pymc_dp.steps import DPHMC, DPLangevin, DPPenalty
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "DPHMC",
+    "BudgetExceeded",
+    "DPLangevin",
+    "DPPenalty",
+    "Ledger",
+    "LedgerError",
+    "NotFactorizable",
+    "PlanMismatch",
+    "PrivacyBudget",
+    "PrivacyError",
+    "UnsafeModel",
+    "UnsafeRelease",
+    "audit",
+    "get_budget",
+    "privacy_statement",
+    "release",
+    "sample",
+    "sample_posterior_predictive",
+]
+
+guard.install()

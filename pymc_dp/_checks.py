@@ -1,0 +1,47 @@
+"""Checks of numbers given by the user: one wording, and the argument is named."""
+
+from __future__ import annotations
+
+import math
+import numbers
+
+__all__ = ["check_delta", "check_epsilon", "check_integer", "check_number"]
+
+
+def check_number(name: str, value: object) -> float:
+    """Return `value` as a float; raise ValueError unless it is a finite real number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise ValueError(f"{name} must be a number, not {type(value).__name__}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, not {number}")
+    return number
+
+
+def check_integer(name: str, value: object, minimum: int) -> int:
+    """Return `value` as an int; raise ValueError unless it is an integer >= `minimum`."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:
+        raise ValueError(f"{name} must be an integer of at least {minimum}, not {value!r}")
+    return int(value)
+
+
+def check_epsilon(epsilon: object) -> float:
+    """Return `epsilon` as a float; raise ValueError unless it is positive and finite."""
+    value = check_number("epsilon", epsilon)
+    if value <= 0:
+        raise ValueError(f"epsilon must be positive, not {value}; 1.0 is a common choice")
+    return value
+
+
+def check_delta(delta: object) -> float:
+    """Return `delta` as a float; raise ValueError unless it lies strictly between 0 and 1."""
+    value = check_number("delta", delta)
+    if not 0 < value < 1:
+        raise ValueError(
+            f"delta must lie strictly between 0 and 1, not {value}; take it well below "
+            "1/(number of records), for instance 1e-6"
+        )
+    return value

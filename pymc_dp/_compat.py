@@ -1,0 +1,142 @@
+"""The seam between PyMC 5 and PyMC 6 (and their PyTensor): nothing else knows the version."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import pymc as pm
+import xarray as xr
+from pymc.model import Model
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+
+try:  # PyTensor 3
+    from pytensor.tensor.special import LogSumExp
+except ImportError:  # PyTensor 2 has no such operation
+    LogSumExp = None  # type: ignore[assignment,misc]
+
+try:  # PyTensor 2
+    from pytensor.tensor.subtensor import AdvancedSubtensor1
+except ImportError:  # PyTensor 3 merged it into AdvancedSubtensor
+    AdvancedSubtensor1 = None  # type: ignore[assignment,misc]
+
+__all__ = [
+    "PYMC_MAJOR",
+    "AdvancedSubtensor1",
+    "LogSumExp",
+    "SampleCall",
+    "advanced_indices",
+    "attributes",
+    "group",
+    "group_names",
+    "inference_data",
+    "sample_call",
+    "subtensor_indices",
+]
+
+PYMC_MAJOR = int(pm.__version__.split(".")[0])
+
+
+def _as_index(entry: Any) -> Any:
+    """Slices of slices, with constants read off; other entries unchanged."""
+    if isinstance(entry, Constant) and isinstance(entry.data, slice):
+        return entry.data
+    if isinstance(entry, Variable) and getattr(entry, "owner", None) is not None:
+        if type(entry.owner.op).__name__ == "MakeSlice":
+            return slice(*[None if _is_none(x) else x for x in entry.owner.inputs])
+    if isinstance(entry, Constant) and entry.data is None:
+        return None
+    return entry
+
+
+def _is_none(entry: Any) -> bool:
+    return isinstance(entry, Constant) and entry.data is None
+
+
+def subtensor_indices(node: Apply) -> list[Any]:
+    """The index of a basic subtensor node as a list of slices and scalars."""
+    assert isinstance(node.op, Subtensor)
+    return list(indices_from_subtensor(node.inputs[1:], node.op.idx_list))
+
+
+def advanced_indices(node: Apply) -> list[Any]:
+    """The index of an advanced subtensor node as a list of slices and integer arrays."""
+    idx_list = getattr(node.op, "idx_list", None)
+    if idx_list is None:  # PyTensor 2: every index is an input
+        return [_as_index(entry) for entry in node.inputs[1:]]
+    return [_as_index(entry) for entry in indices_from_subtensor(node.inputs[1:], idx_list)]
+
+
+# -- the call of pm.sample ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SampleCall:
+    """The arguments of the ``pm.sample`` call in progress."""
+
+    draws: int
+    tune: int
+    chains: int
+    model: Model
+
+
+def sample_call() -> SampleCall | None:
+    """What ``pm.sample`` was called with, seen from a step method; ``None`` outside of it.
+
+    Neither PyMC 5 nor PyMC 6 tells a step method how long its chains will be before they start,
+    so the frame of ``pm.sample`` is read.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_name == "sample" and frame.f_globals.get("__name__") == (
+            "pymc.sampling.mcmc"
+        ):
+            found = frame.f_locals
+            if all(name in found for name in ("draws", "tune", "chains", "model")):
+                model = pm.modelcontext(found["model"])
+                return SampleCall(
+                    int(found["draws"]), int(found["tune"]), int(found["chains"]), model
+                )
+            return None
+        frame = frame.f_back
+    return None
+
+
+# -- results: InferenceData (PyMC 5) or DataTree (PyMC 6) -----------------------------------------
+
+
+def group_names(idata: Any) -> list[str]:
+    """Names of the groups of a result."""
+    names = idata.groups() if callable(idata.groups) else idata.groups
+    return [name.strip("/") for name in names if name.strip("/")]
+
+
+def group(idata: Any, name: str) -> xr.Dataset:
+    """One group of a result as a data set of its own."""
+    found = idata[name]
+    dataset = found.to_dataset() if hasattr(found, "to_dataset") else found
+    return dataset.copy()
+
+
+def attributes(idata: Any) -> dict[str, Any]:
+    """Attributes of a result: of the whole, or else of its posterior."""
+    found = dict(getattr(idata, "attrs", None) or {})
+    if "posterior" in group_names(idata):
+        found = {**group(idata, "posterior").attrs, **found}
+    return found
+
+
+def inference_data(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -> Any:
+    """A result of the kind that the installed PyMC returns."""
+    marked = {name: dataset.assign_attrs(attrs) for name, dataset in groups.items()}
+    if PYMC_MAJOR < 6:
+        import arviz as az
+
+        return az.InferenceData(attrs=dict(attrs), **marked)
+    tree = xr.DataTree.from_dict({f"/{name}": dataset for name, dataset in marked.items()})
+    tree.attrs.update(attrs)
+    return tree

@@ -1,0 +1,363 @@
+"""The privacy budget of a model: what is promised, to whom, and what has been spent."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+from pymc.model import Model
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
+from pytensor.graph.traversal import ancestors
+
+from pymc_dp._checks import check_delta, check_epsilon, check_integer
+from pymc_dp.accounting import epsilon_from_mu, mu_from_budget, mu_from_units, units_from_mu
+from pymc_dp.errors import UnsafeModel
+from pymc_dp.events import MU2_UNIT, GaussianEvent
+from pymc_dp.ledger import Ledger
+from pymc_dp.records import count_units, private_observed
+
+__all__ = ["PrivacyBudget", "Spending", "get_budget", "has_lost_budget", "is_tagged"]
+
+_ATTRIBUTE = "pymc_dp_budget"
+_TAG = "pymc_dp_account"
+#: Budgeted models of this process, for the guard of :mod:`pymc_dp.guard`.
+MODELS: weakref.WeakSet[Model] = weakref.WeakSet()
+#: Keyed digests of data under a temporary ledger; the key dies with the process.
+_KEY = os.urandom(32)
+_SEEN: set[bytes] = set()
+
+
+class Spending(NamedTuple):
+    """An amount of privacy loss, in two currencies."""
+
+    epsilon: float  # at the budget's delta
+    gdp_mu2: float  # squared Gaussian-DP mu, which adds up over releases
+
+
+class PrivacyBudget:
+    """A differential-privacy budget, attached to a PyMC model.
+
+    Declare it last in the model, after the observed variables.
+
+    Parameters
+    ----------
+    epsilon, delta : float
+        The promise: everything released under this budget together is (epsilon, delta)
+        differentially private.  epsilon > 0; 0 < delta < 1, well below 1 / number of units.
+    neighboring : {"replace_one", "add_or_remove_one"}
+        Two data sets are neighbours if one unit's data are replaced (the number of units is then
+        public; the default, and the relation of the source papers), or if one unit is added or
+        removed.
+    privacy_unit : (n,) integer array, or dict of str to (n,) integer array, optional
+        The person, or other unit, that each row belongs to, when several rows belong to one.  A
+        dict gives ids per observed variable, needed when they differ in length.  Default: every
+        row is a unit of its own.
+    public : sequence of str
+        Names of ``pm.Data``, observed variables or dims that are not private.  NumPy arrays have
+        no name; those with one entry per record are private.
+    n_public : int, optional
+        A public number of units.  Needed for ``neighboring="add_or_remove_one"``, where the number
+        of units is itself private.
+    ledger : str or os.PathLike or Ledger, optional
+        A persistent ledger, made with :meth:`pymc_dp.Ledger.create`: the budget reserves its share
+        of it.  Default: a temporary ledger, which does not count what other sessions spend.
+    dataset : str, optional
+        Your label for the data, shown in statements.  A label, never a hash.
+    model : pymc.Model, optional
+        Default: the model of the context.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of range.
+    UnsafeModel
+        If the model already has a budget, is nested, is a copy of a budgeted model, or has no
+        private observed variable.
+    BudgetExceeded
+        If the share would pass the cap of the ledger.
+
+    Notes
+    -----
+    *Guarantee.*  The whole transcript of all releases under the budget is mu-GDP with mu^2 the sum
+    of their squared mu, and a release is refused when that sum would pass the budget: a filter
+    that is valid with everything chosen adaptively from earlier releases (Smith & Thakurta 2022;
+    Koskela, Tobaben & Honkela 2022).
+
+    *Assumptions.*  Model, priors, bounds and settings are chosen without looking at the private
+    data.  The machine and its operator are trusted.
+
+    *Weaknesses.*  Time and memory use are not protected.
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        *,
+        neighboring: str = "replace_one",
+        privacy_unit: Any = None,
+        public: Iterable[str] = (),
+        n_public: int | None = None,
+        ledger: str | os.PathLike[str] | Ledger | None = None,
+        dataset: str | None = None,
+        model: Model | None = None,
+    ) -> None:
+        self.epsilon = check_epsilon(epsilon)
+        self.delta = check_delta(delta)
+        if neighboring not in ("replace_one", "add_or_remove_one"):
+            raise ValueError(
+                "neighboring must be 'replace_one' or 'add_or_remove_one', "
+                f"got {neighboring!r}."
+            )
+        if isinstance(public, str):
+            raise ValueError(f"public must be a list of names; write public=[{public!r}].")
+        if dataset is not None and not isinstance(dataset, str):
+            raise ValueError("dataset must be a label (a string), never the data themselves.")
+        self.neighboring = neighboring
+        self.public = tuple(public)
+        self.privacy_unit = privacy_unit
+        self.dataset = dataset
+        model = pm.modelcontext(model)
+        _refuse_unsuitable(model, ledger)
+        known = {*model.named_vars, *model.coords}
+        unknown = [name for name in self.public if name not in known]
+        if unknown:
+            raise ValueError(
+                f"public names {unknown}, which are no pm.Data, observed variable or dim of the "
+                "model."
+            )
+        self._n_units, _ = count_units(model, self.public, privacy_unit)
+        self.n_public = self._public_size(n_public)
+        if self.delta >= 1.0 / self.n_public:
+            raise ValueError(
+                f"delta={self.delta:g} is not below 1/n = {1 / self.n_public:.2g}: it would allow "
+                "publishing somebody's record outright. Choose delta well below 1/n."
+            )
+        cap = units_from_mu(mu_from_budget(self.epsilon, self.delta))
+        self.ledger = _open_ledger(ledger, neighboring)
+        if self.ledger.is_temporary:
+            self._warn_if_counted_elsewhere(model)
+        self.account = self.ledger.open_account(
+            cap,
+            epsilon=self.epsilon,
+            delta=self.delta,
+            neighboring=neighboring,
+            unit=self.unit,
+            public_payload={"dataset": dataset, "public": list(self.public)},
+        )
+        self._variables = tuple(rv.name for rv in model.basic_RVs)
+        self._attach(model)
+
+    # -- attaching ------------------------------------------------------------------------------
+
+    def _public_size(self, n_public: int | None) -> int:
+        if n_public is not None:
+            n_public = check_integer("n_public", n_public, minimum=2)
+        if self.neighboring == "add_or_remove_one":
+            if n_public is None:
+                raise ValueError(
+                    "neighboring='add_or_remove_one' hides the number of units, so the noise "
+                    "can not be set from it: give a public round figure, n_public=..."
+                )
+            return n_public
+        if n_public is not None and n_public != self._n_units:
+            raise ValueError(
+                "n_public differs from the number of units, which is public under "
+                "neighboring='replace_one'. Leave it out."
+            )
+        return self._n_units
+
+    def _attach(self, model: Model) -> None:
+        setattr(model, _ATTRIBUTE, self)
+        for rv in model.basic_RVs:  # survives copies of the model, which lose its attributes
+            setattr(rv.tag, _TAG, self.account)
+        MODELS.add(model)
+
+    def _warn_if_counted_elsewhere(self, model: Model) -> None:
+        digest = _digest(model, self.public)
+        if digest in _SEEN:
+            import warnings
+
+            warnings.warn(
+                "These data already have a budget in this session. The two are counted apart, so "
+                "neither statement covers both releases. Use one persistent ledger: "
+                "dp.Ledger.create(path), then PrivacyBudget(..., ledger=path).",
+                UserWarning,
+                stacklevel=3,
+            )
+        _SEEN.add(digest)
+
+    def check_model(self, model: Model) -> None:
+        """Refuse a model that grew after the budget was declared.
+
+        Raises
+        ------
+        UnsafeModel
+        """
+        added = [rv.name for rv in model.basic_RVs if rv.name not in self._variables]
+        if added:
+            raise UnsafeModel(
+                f"{added} were added to the model after its PrivacyBudget. Declare the budget "
+                "last, after all random variables."
+            )
+
+    # -- what it says ---------------------------------------------------------------------------
+
+    @property
+    def unit(self) -> str:
+        """What one privacy unit is."""
+        return "row" if self.privacy_unit is None else "group of rows with one id"
+
+    @property
+    def n_units(self) -> int:
+        """Number of privacy units; private under ``add_or_remove_one``."""
+        return self._n_units
+
+    def epsilon_of(self, units: int) -> float:
+        """Epsilon, at the budget's delta, of a cost in ledger units."""
+        return epsilon_from_mu(mu_from_units(units), self.delta) if units else 0.0
+
+    def describe(self, units: int) -> str:
+        """A cost in words."""
+        return f"epsilon = {self.epsilon_of(units):.4g} (mu^2 = {units / MU2_UNIT:.4g})"
+
+    def spent(self) -> Spending:
+        """What has been charged so far, unused parts of open leases included."""
+        units = self.ledger.spent(self.account)
+        return Spending(self.epsilon_of(units), units / MU2_UNIT)
+
+    def remaining(self) -> Spending:
+        """What may still be charged.
+
+        Epsilons do not add up: ``spent().epsilon + remaining().epsilon`` is more than the budget's
+        epsilon, while the squared mu do.
+        """
+        units = self.ledger.remaining(self.account)
+        return Spending(self.epsilon_of(units), units / MU2_UNIT)
+
+    def table(self) -> pd.DataFrame:
+        """What was charged for what.
+
+        Returns
+        -------
+        pandas.DataFrame
+            One row per plan and mechanism: sampler, mechanism, noise multiplier, releases charged,
+            epsilon of them alone, and their share of the budget; then the totals.
+        """
+        charged: dict[tuple[int, str], int] = {}
+        plans: dict[int, dict[str, Any]] = {}
+        for entry in self.ledger.entries():
+            if entry.account != self.account:
+                continue
+            if entry.kind == "plan":
+                plans[entry.plan] = entry.payload
+            if entry.kind not in ("lease", "return"):
+                continue
+            sign = 1 if entry.kind == "lease" else -1
+            plan = plans[entry.plan]
+            counts = _counts_of(plan, entry.payload["cost"])
+            for name, count in counts.items():
+                key = (entry.plan, name)
+                charged[key] = charged.get(key, 0) + sign * count * entry.payload["iterations"]
+        cap = self.ledger.account_info(self.account).cap
+        rows = []
+        for (plan_id, name), count in charged.items():
+            plan = plans[plan_id]
+            event = GaussianEvent.from_dict(plan["events"][name])
+            units = count * event.cost
+            rows.append(
+                [plan["sampler"], name, event.noise_multiplier, count]
+                + [self.epsilon_of(units), units / cap]
+            )
+        spent = self.ledger.spent(self.account)
+        rows.append(["spent", "", np.nan, "", self.epsilon_of(spent), spent / cap])
+        left = cap - spent
+        rows.append(["remaining", "", np.nan, "", self.epsilon_of(left), left / cap])
+        rows.append(["budget", "", np.nan, "", self.epsilon, 1.0])
+        return pd.DataFrame(
+            rows,
+            columns=["sampler", "mechanism", "noise_multiplier", "releases", "epsilon", "share"],
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, "
+            f"neighboring={self.neighboring!r}, spent epsilon={self.spent().epsilon:.4g})"
+        )
+
+
+def _counts_of(plan: dict[str, Any], cost: int) -> dict[str, int]:
+    """Which releases a charge of `cost` pays for: an iteration or the start of a chain."""
+    costs = {
+        name: GaussianEvent.from_dict(event).cost for name, event in plan["events"].items()
+    }
+    for key in ("per_iteration", "at_start"):
+        counts: dict[str, int] = plan[key]
+        if counts and sum(costs[name] * count for name, count in counts.items()) == cost:
+            return counts
+    return {}
+
+
+def _open_ledger(ledger: str | os.PathLike[str] | Ledger | None, neighboring: str) -> Ledger:
+    if ledger is None:
+        return Ledger.temporary(neighboring)
+    return ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
+
+
+def _refuse_unsuitable(model: Model, ledger: object) -> None:
+    if getattr(model, _ATTRIBUTE, None) is not None:
+        raise UnsafeModel(
+            "The model already has a PrivacyBudget. A budget can not be replaced or enlarged; to "
+            "start again, rebuild the model (and use one persistent ledger for all budgets on "
+            "these data)."
+        )
+    if model.parent is not None:
+        raise UnsafeModel("The model is nested. Attach the budget to the outermost model.")
+    if has_lost_budget(model) and ledger is None:
+        raise UnsafeModel(
+            "The model is a copy of one with a PrivacyBudget, which a copy does not carry along. "
+            "Use the original model, or build the model anew; give a persistent ledger so that "
+            "both budgets are counted together."
+        )
+
+
+def _digest(model: Model, public: Iterable[str]) -> bytes:
+    """A keyed digest of the observed data, to recognise them within this process."""
+    digest = hashlib.blake2b(key=_KEY)
+    for rv in private_observed(model, public):
+        for source in ancestors([model.rvs_to_values[rv]]):
+            if isinstance(source, Constant):
+                digest.update(np.ascontiguousarray(source.data).tobytes())
+            elif isinstance(source, SharedVariable):
+                digest.update(np.ascontiguousarray(source.get_value(borrow=True)).tobytes())
+    return digest.digest()
+
+
+def get_budget(model: Model | None = None) -> PrivacyBudget | None:
+    """The budget of a model, or ``None``.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        Default: the model of the context.
+    """
+    return getattr(pm.modelcontext(model), _ATTRIBUTE, None)
+
+
+def has_lost_budget(model: Model) -> bool:
+    """True for a copy of a budgeted model: its variables are tagged, but no budget is attached."""
+    if getattr(model, _ATTRIBUTE, None) is not None:
+        return False
+    return any(is_tagged(rv) for rv in model.basic_RVs)
+
+
+def is_tagged(rv: Any) -> bool:
+    """True for a random variable of a budgeted model or of a copy of one."""
+    return hasattr(rv.tag, _TAG)

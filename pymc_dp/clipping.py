@@ -1,0 +1,185 @@
+"""The only clip-and-sum: from real contributions to an integer sum of exact sensitivity.
+
+A record's contribution is measured in *grid units* (:class:`Grid`), clipped, rounded to integers and
+added in int64.  Integer addition is associative, so the sum is the same for any order of records,
+any blocking and any number of threads, and the sum of a neighbouring data set differs from it by
+exactly the difference of one record's integer contribution.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numba import njit
+
+from pymc_dp.errors import PrivacyError
+
+__all__ = ["Grid", "Neighboring", "clip_interval_sum", "clip_norm_sum", "vector_bound"]
+
+Neighboring = Literal["replace_one", "add_or_remove_one"]
+
+#: Range of m, where one standard deviation of the noise is 2^m grid units.
+FINEST, COARSEST = 36, 20
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The integer grid of one release.
+
+    Attributes
+    ----------
+    log2_sigma : int
+        The noise has standard deviation ``2**log2_sigma`` units: a power of two, so that the
+        noise sampler works on integers alone.
+    noise_multiplier : float
+        tau = standard deviation of the noise / l2 sensitivity.
+    """
+
+    log2_sigma: int
+    noise_multiplier: float
+
+    @classmethod
+    def finest(cls, noise_multiplier: float, n: int) -> Grid:
+        """The finest grid on which `n` contributions and the noise fit into 64 bits.
+
+        Parameters
+        ----------
+        noise_multiplier : float
+            tau > 0.
+        n : int
+            Number of units (records or users) that are summed.
+
+        Raises
+        ------
+        PrivacyError
+            If even the coarsest grid (2^20 units per standard deviation) is too fine.
+        """
+        for log2_sigma in range(FINEST, COARSEST - 1, -1):
+            # a contribution is at most the sensitivity, sigma / tau
+            largest = 2.0**log2_sigma / noise_multiplier
+            if n * largest + 16.0 * 2.0**log2_sigma < 2.0**62:
+                return cls(log2_sigma, noise_multiplier)
+        raise PrivacyError(
+            f"A sum over {n} units with noise multiplier {noise_multiplier:.3g} does not fit into "
+            "64-bit integers. Use a larger noise multiplier (a smaller budget, or more draws)."
+        )
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest l2 change of the integer sum between neighbours, in units: 2^m / tau."""
+        return 2.0**self.log2_sigma / self.noise_multiplier
+
+    def unit(self, sensitivity: float) -> float:
+        """Size of one unit, for a query of the given real l2 sensitivity."""
+        return self.noise_multiplier * sensitivity / 2.0**self.log2_sigma
+
+    def norm_bound(self, neighboring: Neighboring) -> float:
+        """Norm bound of one record's integer vector, in units: half the sensitivity if replaced."""
+        return self.sensitivity / 2.0 if neighboring == "replace_one" else self.sensitivity
+
+
+def vector_bound(norm_bound: float, d: int) -> float:
+    """Norm to which a real d-vector is clipped so that its rounding has norm <= `norm_bound`.
+
+    Rounding moves each entry by at most 1/2, hence the norm by at most sqrt(d)/2; the relative
+    slack (d + 8) 2^-53 covers the rounding errors of the norm (d/2 + 2 units in the last place), of
+    the quotient and of the products with it.
+
+    Raises
+    ------
+    PrivacyError
+        If the grid is so coarse that nothing is left of the bound.
+    """
+    bound = (norm_bound - math.sqrt(d) / 2.0) * (1.0 - (d + 8) * 2.0**-53)
+    if not bound > 0.0:
+        raise PrivacyError(
+            "The noise is so large compared with one record that the integer grid can not "
+            "represent a record. Use fewer draws or a larger budget."
+        )
+    return bound
+
+
+@njit(cache=True, error_model="numpy")
+def clip_norm_sum(vectors, inverse_unit, bound, total, scale):
+    """Add clipped, rounded vectors to an integer total.
+
+    Parameters
+    ----------
+    vectors : (d, n) float64
+        One contribution per column, in natural units.  Overwritten.
+    inverse_unit : float
+        Grid units per natural unit.
+    bound : float
+        Norm bound in grid units, from :func:`vector_bound`.
+    total : (d,) int64
+        Added to in place.
+    scale : (n,) float64
+        Receives the factor min(1, bound / norm) of every vector; 0 where the vector is not finite.
+
+    Notes
+    -----
+    Sensitivity: each column adds an integer vector of norm at most ``norm_bound`` (see
+    :func:`vector_bound`), and a column that is not finite, or whose norm overflows, adds 0.
+    """
+    d, n = vectors.shape
+    scale[:] = 0.0
+    for j in range(d):
+        for i in range(n):
+            w = vectors[j, i] * inverse_unit
+            vectors[j, i] = w
+            scale[i] += w * w
+    for i in range(n):
+        norm = math.sqrt(scale[i])
+        if not norm < math.inf:  # also not a number
+            scale[i] = 0.0
+        elif norm <= bound:
+            scale[i] = 1.0
+        else:
+            scale[i] = bound / norm
+    for j in range(d):
+        sum_j = np.int64(0)
+        for i in range(n):
+            if scale[i] > 0.0:
+                sum_j += np.int64(np.rint(vectors[j, i] * scale[i]))
+        total[j] += sum_j
+
+
+@njit(cache=True, error_model="numpy")
+def clip_interval_sum(values, inverse_unit, lower, upper):
+    """Integer sum of values rounded and clipped to an interval.
+
+    Parameters
+    ----------
+    values : (n,) float64
+        One value per record, in natural units.
+    inverse_unit : float
+        Grid units per natural unit.
+    lower, upper : int64
+        The interval in grid units, lower <= 0 <= upper.
+
+    Returns
+    -------
+    int64
+
+    Notes
+    -----
+    Sensitivity: each record adds an integer in [lower, upper], so replacing one changes the sum
+    by at most upper - lower, and adding or removing one by at most max(-lower, upper).  A value
+    that is not a number adds 0, an infinite one its end of the interval.
+    """
+    total = np.int64(0)
+    low, high = float(lower), float(upper)
+    for i in range(values.shape[0]):
+        v = values[i] * inverse_unit
+        if v != v:
+            continue
+        if v <= low:
+            total += lower
+        elif v >= high:
+            total += upper
+        else:
+            total += np.int64(np.rint(v))
+    return total

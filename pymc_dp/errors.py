@@ -1,0 +1,41 @@
+"""Exceptions of the package. Each takes one message, so that it survives PyMC's worker pipes."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BudgetExceeded",
+    "LedgerError",
+    "NotFactorizable",
+    "PlanMismatch",
+    "PrivacyError",
+    "UnsafeModel",
+    "UnsafeRelease",
+]
+
+
+class PrivacyError(Exception):
+    """Base class of all errors raised to protect a guarantee."""
+
+
+class BudgetExceeded(PrivacyError):
+    """The requested work would cost more than what is left of a privacy budget."""
+
+
+class LedgerError(PrivacyError):
+    """A ledger file is missing, damaged, or disagrees with the budget that uses it."""
+
+
+class NotFactorizable(PrivacyError, ValueError):
+    """The likelihood is not a sum of one term per record, so no sensitivity can be stated."""
+
+
+class PlanMismatch(PrivacyError, ValueError):
+    """``pm.sample`` was called with other draws, tune or chains than the step was planned for."""
+
+
+class UnsafeModel(PrivacyError, ValueError):
+    """A budgeted model would be sampled or evaluated in a way that is not private."""
+
+
+class UnsafeRelease(PrivacyError, ValueError):
+    """Something was to be published that did not come from a private mechanism."""

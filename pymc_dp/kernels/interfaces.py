@@ -1,0 +1,129 @@
+"""What a kernel may ask, and of whom.
+
+Shapes. Every vector is ``(..., d)`` and every scalar ``(...)``, with the same leading batch axes
+throughout one call; a single chain has none. All positions are in the scaled coordinates z in
+which gradients are clipped (theta = m + A z).
+
+Contract of every query. The answer is already clipped record by record, summed over records,
+noised and charged; the noise is Gaussian, fresh at every call and independent of everything else.
+A kernel passes finite positions only. Where the proposal of a batch member has failed, the kernel
+asks about the current position instead and ignores the answer, so that each iteration makes the
+same number of releases whatever happens; a log-ratio query then has ``z_to == z_from``.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = [
+    "Array",
+    "Batch",
+    "ClipInterval",
+    "GradientQueries",
+    "HamiltonianQueries",
+    "LogRatioQueries",
+    "Mask",
+    "Path",
+    "PathQueries",
+    "Prior",
+    "Proposal",
+]
+
+Array: TypeAlias = npt.NDArray[np.float64]
+Batch: TypeAlias = float | Array  # one number per chain, shape (...); a plain float without batch
+Mask: TypeAlias = np.bool_ | npt.NDArray[np.bool_]  # one truth value per chain, shape (...)
+
+
+class Prior(Protocol):
+    """The public part of the log posterior: prior, Jacobians, public likelihood terms.
+
+    A known linear tilt of the target (an anchored score times z) belongs here too.
+    """
+
+    def log_density(self, z: Array) -> Batch:
+        """Log density at ``z`` up to a constant, shape ``(...)``."""
+
+    def gradient(self, z: Array) -> Array:
+        """Gradient of `log_density`, shape ``(..., d)``."""
+
+
+class LogRatioQueries(Protocol):
+    """Noisy differences of the log-likelihood between two positions."""
+
+    def log_ratio(self, z_from: Array, z_to: Array) -> tuple[Batch, Batch]:
+        """Sum over records of the clipped log-likelihood ratio, plus noise.
+
+        Returns ``(value, noise_sd)``. ``noise_sd`` and the clip are symmetric in the two
+        positions: the penalty method is exact only then.
+        """
+
+
+class GradientQueries(Protocol):
+    """Noisy scores."""
+
+    @property
+    def gradient_noise_sd(self) -> float:
+        """Standard deviation of the noise on each coordinate of one gradient release."""
+
+    def gradient(self, z: Array) -> Array:
+        """Sum over records of the clipped log-likelihood gradient at ``z``, plus noise."""
+
+
+class HamiltonianQueries(LogRatioQueries, GradientQueries, Protocol):
+    """What the Hamiltonian kernel asks."""
+
+
+class Path(Protocol):
+    """Questions along one trajectory; keeps per-record accumulators that stay private."""
+
+    def gradient(self, mid: Array) -> Array:
+        """Sum over records of the clipped log-likelihood gradient at ``mid``, plus noise."""
+
+    def advance(self, displacement: Array) -> None:
+        """Add clip(g_i(mid)) . displacement to record i's account, at the ``mid`` last asked.
+
+        The account uses the true clipped gradient, never the released one: the released one is
+        correlated with the path, and the accept test would be invalid.
+        """
+
+    def energy_error(self, z_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:
+        """Sum over records of e_i clipped to [lower, upper], plus noise.
+
+        e_i = l_i(z_end) - l_i(z_start) - account_i. Returns ``(value, noise_sd)``; ``noise_sd``
+        depends on the interval in a way that [-upper, -lower] would not change.
+        """
+
+    def finish(self, accepted: Mask) -> None:
+        """End the path: commit the cached log-likelihoods where accepted, forget them elsewhere."""
+
+
+class PathQueries(Protocol):
+    """What the Langevin kernel asks."""
+
+    @property
+    def gradient_noise_sd(self) -> float:
+        """Standard deviation of the noise on each coordinate of one gradient release."""
+
+    def path(self, z_start: Array) -> Path:
+        """Begin a trajectory at ``z_start``, the position the last path was finished at."""
+
+
+class ClipInterval(Protocol):
+    """Interval to which the energy errors of a path are clipped.
+
+    A function of released path quantities only. Reversing the path swaps the two arguments and
+    must turn [lower, upper] into [-upper, -lower].
+    """
+
+    def __call__(self, departure: Batch, arrival: Batch) -> tuple[Batch, Batch]:
+        """Return ``(lower, upper)`` from D = sum |delta_j|^2 and D' = sum |delta'_j|^2."""
+
+
+class Proposal(Protocol):
+    """A way to propose a new position that does not depend on the data."""
+
+    def __call__(self, rng: np.random.Generator, z: Array) -> tuple[Array, Batch]:
+        """Return the proposal z' and log q(z | z') - log q(z' | z)."""

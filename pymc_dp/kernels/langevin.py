@@ -1,0 +1,268 @@
+"""Metropolis-adjusted underdamped Langevin trajectories in which the privacy noise is the friction.
+
+Relatives: Horowitz (1991), generalised HMC; Zhang, Cooper & De Sa (2020), AMAGOLD; Riou-Durand &
+Vogrinc (2022), MALT.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_dp.kernels._batch import all_finite, dot, select, start_log_prior
+from pymc_dp.kernels.interfaces import Array, Batch, ClipInterval, Mask, Path, PathQueries, Prior
+from pymc_dp.kernels.penalty import penalty_test
+
+__all__ = [
+    "KickCoefficients",
+    "LangevinInfo",
+    "LangevinState",
+    "initial_state",
+    "kick_coefficients",
+    "releases",
+    "start_releases",
+    "transition",
+]
+
+
+class LangevinState(NamedTuple):
+    """What the chain carries on; the joint target is pi(z) N(momentum; 0, I)."""
+
+    z: Array  # (..., d)
+    momentum: Array  # (..., d)
+    log_prior: Batch  # public log density at z, (...)
+
+
+class LangevinInfo(NamedTuple):
+    """Public diagnostics of one iteration; vectors ``(..., d)``, the rest ``(...)``."""
+
+    accepted: Mask
+    log_accept: Batch  # noisy, penalised log acceptance ratio
+    noise_sd: Batch  # noise of the released energy error
+    finite: Mask  # False where the path was rejected because it overflowed
+    midpoint: Array  # mean of the mid-points of the path, accepted or not
+    gradient: Array  # mean of the scores released there
+
+
+class KickCoefficients(NamedTuple):
+    """p' = decay p + gain G, with public noise added to G; floats or arrays of shape (d,)."""
+
+    decay: Batch  # a = (1 - kappa) / (1 + kappa)
+    gain: Batch  # s = h / (1 + kappa)
+    extra_sd: Batch  # sd of the public noise that lifts the release's to what friction asks for
+
+
+def kick_coefficients(
+    step_size: float | Array, gradient_noise_sd: float, friction: float | Array = 0.0
+) -> KickCoefficients:
+    """Coefficients of one kick.
+
+    With the noise of a kick sigma_t = max(sigma, sqrt(2 friction / h)) and
+    kappa = h^2 sigma_t^2 / 4, they satisfy a^2 + s^2 sigma_t^2 = 1 and s = h (1 + a) / 2: a kick
+    without force leaves N(0, I) unchanged. kappa > 1 is allowed and makes a negative.
+    """
+    variance = np.maximum(gradient_noise_sd**2, 2.0 * np.asarray(friction) / step_size)
+    kappa = np.square(step_size) * variance / 4.0
+    extra_sd = np.sqrt(variance - gradient_noise_sd**2)
+    return KickCoefficients((1.0 - kappa) / (1.0 + kappa), step_size / (1.0 + kappa), extra_sd)
+
+
+class _Walk(NamedTuple):
+    """End of a path and what the accept test needs of it."""
+
+    z: Array  # the start where the path overflowed
+    momentum: Array
+    finite: Mask
+    departure: Array  # D = sum |delta_j|^2
+    arrival: Array  # D' = sum |delta'_j|^2
+    prior_work: Array  # sum grad log pi0(mid_j) . (z_{j+1} - z_j)
+    midpoint: Array
+    gradient: Array
+
+
+def _walk(
+    rng: np.random.Generator,
+    z: Array,
+    momentum: Array,
+    path: Path,
+    prior: Prior,
+    half_step: float | Array,
+    kick: KickCoefficients,
+    n_steps: int,
+) -> _Walk:
+    """L mid-point kicks with half drifts about them; positions passed on are always finite."""
+    start, finite = z, all_finite(z)
+    departure, arrival, prior_work = (np.zeros(z.shape[:-1]) for _ in range(3))
+    midpoint, gradient = np.zeros_like(z), np.zeros_like(z)
+    add_noise = np.any(kick.extra_sd)
+
+    delta = half_step * momentum
+    square = dot(delta, delta)
+    for _ in range(n_steps):
+        mid = z + delta
+        finite = finite & all_finite(mid)
+        mid = select(finite, mid, start)
+        prior_gradient = prior.gradient(mid)
+        score = path.gradient(mid) + prior_gradient
+        midpoint, gradient = midpoint + mid, gradient + score
+
+        force = score
+        if add_noise:
+            force = score + kick.extra_sd * rng.standard_normal(z.shape)
+        momentum = kick.decay * momentum + kick.gain * force
+
+        departure = departure + square
+        displacement = delta
+        delta = half_step * momentum
+        displacement = displacement + delta
+        square = dot(delta, delta)
+        arrival = arrival + square
+
+        z = z + displacement
+        finite = finite & all_finite(z)
+        z = select(finite, z, start)
+        displacement = select(finite, displacement, np.zeros_like(z))
+        path.advance(displacement)
+        prior_work = prior_work + dot(prior_gradient, displacement)
+
+    return _Walk(
+        z,
+        momentum,
+        finite,
+        departure,
+        arrival,
+        prior_work,
+        midpoint / n_steps,
+        gradient / n_steps,
+    )
+
+
+def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> LangevinState:
+    """State of a chain that starts at ``z``, with momentum from N(0, I).
+
+    Raises
+    ------
+    ValueError
+        If the position or its log prior density is not finite.
+    """
+    return LangevinState(z, rng.standard_normal(z.shape), start_log_prior(z, prior))
+
+
+def transition(
+    rng: np.random.Generator,
+    state: LangevinState,
+    queries: PathQueries,
+    prior: Prior,
+    *,
+    step_size: float | Array,
+    n_steps: int,
+    interval: ClipInterval,
+    persistent: bool = True,
+    friction: float | Array = 0.0,
+    adjusted: bool = True,
+) -> tuple[LangevinState, LangevinInfo]:
+    r"""One Langevin trajectory with an exact path-space accept test.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Public randomness.
+    state : LangevinState
+    queries : PathQueries
+    prior : Prior
+    step_size : float or array of shape (d,)
+        h in z; an array is a diagonal mass, h / sqrt(m_j). May vary between iterations if it does
+        not depend on the state. The noise sets no upper limit.
+    n_steps : int
+        L, number of kicks, one gradient release each.
+    interval : ClipInterval
+        Of the per-record energy errors; see `pymc_dp.kernels.intervals`.
+    persistent : bool, default True
+        Keep the momentum of the last iteration; with strong noise it is refreshed by the kicks
+        anyway. False draws it anew, which suits L > 1.
+    friction : float or array of shape (d,), default 0
+        Least friction gamma wanted, in 1 / time: public noise is added where the release's own
+        noise is below sqrt(2 gamma / h). About 1 suits whitened coordinates.
+    adjusted : bool, default True
+        False moves without the accept test, and asks for no energy error: a burn-in towards the
+        bulk from a distance at which no path would be accepted. Such draws are not kept.
+
+    Returns
+    -------
+    LangevinState, LangevinInfo
+
+    Notes
+    -----
+    For j = 0..L-1, with a and s from `kick_coefficients` and delta_j = h p_j / 2::
+
+        mid_j   = z_j + h p_j / 2
+        G_j     = sum_i clip_b(g_i(mid_j)) + grad log pi0(mid_j) + N(0, sigma^2 I)
+        p_{j+1} = a p_j + s G_j
+        z_{j+1} = z_j + h (p_j + p_{j+1}) / 2
+
+    Each record's energy error is that of a mid-point rule for a line integral,
+    e_i = l_i(z_L) - l_i(z_0) - sum_j clip_b(g_i(mid_j)).(z_{j+1} - z_j). With E the released sum of
+    clipped e_i and s_e its noise, accept when log u < E + log pi0(z_L)/pi0(z_0)
+    - sum_j grad log pi0(mid_j).(z_{j+1} - z_j) - s_e^2 / 2. Otherwise the position stays and the
+    momentum changes sign. Path reversal is a unit-Jacobian involution; the kinetic terms cancel
+    because s^2 sigma^2 = 1 - a^2, and each kick leaves -(h/2) (p_j + p_{j+1}).(true drift), which
+    the accounts hold.
+
+    The averages in the info estimate the posterior mean better than the draws do:
+    mean(midpoint) + Lambda^{-1} mean(gradient), Lambda the posterior precision in z, is unbiased
+    for a Gaussian posterior whatever the path.
+
+    Guarantee
+        pi(z) N(p; 0, I) is stationary, for any gradient noise, any step size and any clipping of
+        the gradients (that only lowers acceptance).
+
+    Assumptions
+        No energy error is clipped (`CurvatureInterval` proves it where gradients are not clipped
+        either), the accounts hold the true clipped gradients, the interval is antisymmetric under
+        path reversal, and `queries.gradient_noise_sd` is the actual noise.
+
+    Weaknesses
+        Where gradients are clipped, energy errors are first order in the step, and clipping them
+        biases the target. Rejections reverse a persistent momentum, so acceptance should be high.
+    """
+    momentum = state.momentum if persistent else rng.standard_normal(state.z.shape)
+
+    with np.errstate(all="ignore"):  # an overflowing path is a rejection, not an error
+        kick = kick_coefficients(step_size, queries.gradient_noise_sd, friction)
+        path = queries.path(state.z)
+        end = _walk(rng, state.z, momentum, path, prior, 0.5 * step_size, kick, n_steps)
+
+        log_prior_new = prior.log_density(end.z)
+        public = log_prior_new - state.log_prior - end.prior_work
+        possible = end.finite & np.isfinite(public) & np.isfinite(end.departure + end.arrival)
+
+        z_new = select(possible, end.z, state.z)
+        if adjusted:
+            # A failed path has no interval; any positive width serves, the answer is ignored.
+            lower, upper = interval(
+                np.where(possible, end.departure, 1.0), np.where(possible, end.arrival, 1.0)
+            )
+            value, noise_sd = path.energy_error(z_new, lower, upper)
+            accepted, log_accept = penalty_test(rng, possible, value, noise_sd, public)
+        else:
+            accepted, noise_sd, log_accept = possible, 0.0, np.zeros_like(public)
+        path.finish(accepted)
+
+    state = LangevinState(
+        select(accepted, z_new, state.z),
+        select(accepted, end.momentum, -momentum),
+        np.where(accepted, log_prior_new, state.log_prior),
+    )
+    info = LangevinInfo(accepted, log_accept, noise_sd, possible, end.midpoint, end.gradient)
+    return state, info
+
+
+def releases(n_steps: int) -> dict[str, int]:
+    """Gaussian releases of one iteration, by query name."""
+    return {"gradient": n_steps, "energy_error": 1}
+
+
+def start_releases() -> dict[str, int]:
+    """Gaussian releases once per chain, by query name."""
+    return {}

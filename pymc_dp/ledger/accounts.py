@@ -1,0 +1,100 @@
+"""The state of accounts and plans, read within one transaction."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from pymc_dp.errors import LedgerError
+from pymc_dp.ledger.entry import Entry
+from pymc_dp.ledger.journal import Transaction
+
+__all__ = ["Account", "read_account", "read_open_account", "read_plan", "reserved", "rows_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The account of one privacy budget, as it stood when it was read.
+
+    Attributes
+    ----------
+    number : int
+        1, 2, 3, … within the ledger.
+    cap : int
+        Ledger units (2^-40 of squared mu) that may be spent; once closed, what was spent.
+    spent : int
+        Ledger units charged so far.
+    closed : bool
+        Whether the unspent part of the reservation was released.
+    epsilon, delta : float
+        The budget as its owner stated it.
+    neighboring : str
+        ``"replace_one"`` or ``"add_or_remove_one"``.
+    unit : str or None
+        What one privacy unit is, in words.
+    public : dict
+        What the owner declared public.
+    """
+
+    number: int
+    cap: int
+    spent: int
+    closed: bool
+    epsilon: float
+    delta: float
+    neighboring: str
+    unit: str | None
+    public: dict[str, Any]
+
+    @property
+    def remaining(self) -> int:
+        """Ledger units that may still be charged."""
+        return self.cap - self.spent
+
+
+def rows_of(kind: str, account: int, plan_id: int) -> tuple[str, tuple[object, ...]]:
+    """Return the SQL condition, and its values, of one plan's rows of a kind."""
+    return f"account = ? AND kind = '{kind}' AND plan = ?", (account, plan_id)
+
+
+def read_account(transaction: Transaction, account: int) -> Account:
+    """Return the state of an account; LedgerError if there is none of that number."""
+    row = transaction.only("account = ? AND kind = 'account'", (account,))
+    if row is None:
+        raise LedgerError(f"this ledger has no account number {account}")
+    spent = transaction.balance(account)
+    closed = transaction.only("account = ? AND kind = 'close'", (account,)) is not None
+    facts = row.payload
+    return Account(
+        number=account,
+        cap=spent if closed else row.amount,
+        spent=spent,
+        closed=closed,
+        epsilon=facts["epsilon"],
+        delta=facts["delta"],
+        neighboring=facts["neighboring"],
+        unit=facts["unit"],
+        public=facts["public"],
+    )
+
+
+def read_open_account(transaction: Transaction, account: int) -> Account:
+    """Return the state of an account; LedgerError if it was closed."""
+    info = read_account(transaction, account)
+    if info.closed:
+        raise LedgerError(f"account {account} of this ledger was closed; make a new budget")
+    return info
+
+
+def read_plan(transaction: Transaction, account: int, plan_id: int) -> Entry:
+    """Return the row of a plan; LedgerError if there is none of that number."""
+    entry = transaction.only(*rows_of("plan", account, plan_id))
+    if entry is None:
+        raise LedgerError(f"account {account} of this ledger has no plan number {plan_id}")
+    return entry
+
+
+def reserved(transaction: Transaction) -> int:
+    """Return the sum of the caps of all accounts, in ledger units."""
+    numbers = [row.account for row in transaction.rows("kind = 'account'")]
+    return sum(read_account(transaction, number).cap for number in numbers)

@@ -1,0 +1,261 @@
+"""The only door to the records: clip, sum in integers, add noise, all of it charged before.
+
+Every answer of :class:`Queries` is a Gaussian mechanism on an integer grid:
+
+1. each unit's contribution is clipped, rounded to the grid and summed in int64
+   (:mod:`pymc_dp.clipping`), so two neighbouring data sets give sums that differ by at most
+   ``Grid.sensitivity`` units in l2 norm, exactly;
+2. a normal variable of standard deviation ``2**m`` units, rounded to an integer without any
+   other error, is added (:mod:`pymc_dp.noise`).  ``round(x + N) = x + round(N)`` for an integer x,
+   so the answer is a function of the exact Gaussian mechanism's, and (1/tau)-GDP;
+3. the answer is scaled back to natural units, which is post-processing.
+
+A query raises unless an iteration that pays for it has been started
+(:meth:`Queries.begin_iteration`), so no record is read before the ledger has been charged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.clipping import Grid, Neighboring, clip_interval_sum, clip_norm_sum, vector_bound
+from pymc_dp.errors import PrivacyError
+from pymc_dp.events import GaussianEvent
+from pymc_dp.metering import Meter
+from pymc_dp.noise import rounded_normal
+from pymc_dp.rows.engine import RowEngine, Scores
+
+__all__ = ["Path", "Queries"]
+
+#: Relative slack for the rounding of interval ends, far above the 3 roundings involved.
+_SLACK = 1.0 - 2.0**-50
+
+
+class Queries:
+    """Private answers about the records of one model, for one chain.
+
+    Parameters
+    ----------
+    engine : RowEngine
+    meter : Meter
+        Pays for whole iterations.
+    events : mapping of str to GaussianEvent
+        Noise multiplier of each mechanism ("gradient", "log_ratio", "energy_error").
+    per_iteration, at_start : mapping of str to int
+        How many answers of each mechanism one iteration, and the start of a chain, pay for.
+    clip_norms : mapping of str to float
+        "gradient": bound on the l2 norm of one unit's score in z; "log_ratio": bound on the change
+        of one unit's log-likelihood per unit of distance in z.
+    neighboring : {"replace_one", "add_or_remove_one"}
+    n_public : int
+        Public number of units, which sets the resolution of the grid.
+
+    Notes
+    -----
+    *Guarantee.*  Each answer of mechanism k is (1 / noise_multiplier_k)-GDP with respect to one
+    unit, given all earlier answers.
+
+    *Assumptions.*  Contributions of different units are computed independently of each other,
+    which :mod:`pymc_dp.records` proves for the model.
+
+    *Weaknesses.*  The time an answer takes is not protected.
+    """
+
+    def __init__(
+        self,
+        engine: RowEngine,
+        meter: Meter,
+        events: Mapping[str, GaussianEvent],
+        per_iteration: Mapping[str, int],
+        at_start: Mapping[str, int],
+        clip_norms: Mapping[str, float],
+        neighboring: Neighboring,
+        n_public: int,
+    ) -> None:
+        self.engine = engine
+        self.meter = meter
+        self.events = dict(events)
+        self.per_iteration = dict(per_iteration)
+        self.at_start = dict(at_start)
+        self.clip_norms = dict(clip_norms)
+        self.neighboring: Neighboring = neighboring
+        self.grids = {
+            name: Grid.finest(event.noise_multiplier, n_public)
+            for name, event in self.events.items()
+        }
+        if "gradient" in self.events:  # refuse a grid that is too coarse before anything is charged
+            vector_bound(self.grids["gradient"].norm_bound(neighboring), engine.d)
+        self._paid: dict[str, int] = {}
+        self._likelihoods: dict[bytes, np.ndarray] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_paid": {}, "_likelihoods": {}}
+
+    # -- paying ---------------------------------------------------------------------------------
+
+    def begin_chain(self) -> None:
+        """Register a chain, pay for its start, and forget what an earlier chain left behind."""
+        self._likelihoods = {}
+        self._paid = {}
+        self.meter.begin_chain()
+        self._paid = dict(self.at_start)
+
+    def begin_iteration(self) -> bool:
+        """Pay for one iteration; False when the budget is used up and records stay closed."""
+        self._paid = {}
+        if not self.meter.begin_iteration():
+            return False
+        self._paid = dict(self.per_iteration)
+        return True
+
+    def _use(self, mechanism: str) -> None:
+        if self._paid.get(mechanism, 0) < 1:
+            raise PrivacyError(
+                f"A {mechanism} answer was asked for that no charged iteration pays for. This is a "
+                "fault of the kernel: its count of releases does not match its queries."
+            )
+        self._paid[mechanism] -= 1
+
+    # -- sensitivity ----------------------------------------------------------------------------
+
+    def _sensitivity(self, lower: float, upper: float) -> float:
+        """l2 sensitivity of a sum of one value in [lower, upper] per unit."""
+        if self.neighboring == "replace_one":
+            return upper - lower
+        return max(-lower, upper)
+
+    @property
+    def gradient_noise_sd(self) -> float:
+        """Standard deviation of the noise on each entry of a gradient answer."""
+        bound = self.clip_norms["gradient"]
+        return self.events["gradient"].noise_multiplier * self._sensitivity(-bound, bound)
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        """Noisy sum of clipped scores.
+
+        Parameters
+        ----------
+        z : (d,) ndarray
+
+        Returns
+        -------
+        (d,) ndarray
+            sum_i clip(g_i(z)) + N(0, gradient_noise_sd^2 I).
+        """
+        self._use("gradient")
+        return self._gradient(z)[0]
+
+    def _gradient(self, z: np.ndarray) -> tuple[np.ndarray, Scores, np.ndarray]:
+        clip_norm = self.clip_norms["gradient"]
+        grid = self.grids["gradient"]
+        unit = grid.unit(self._sensitivity(-clip_norm, clip_norm))
+        total = np.zeros(self.engine.d, dtype=np.int64)
+        scale = np.empty(self.engine.n_units)
+        bound = vector_bound(grid.norm_bound(self.neighboring), self.engine.d)
+        scores = self.engine.scores(z)
+        for where, vectors in self.engine.vectors(scores):
+            clip_norm_sum(vectors, 1.0 / unit, bound, total, scale[where])
+        total += rounded_normal(self.engine.d, grid.log2_sigma)
+        return total * unit, scores, scale
+
+    def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
+        """Noisy sum of clipped log-likelihood ratios (Yildirim and Ermis 2019; Heikkila et al. 2019).
+
+        Returns
+        -------
+        value : float
+            sum_i clip_c(l_i(z_to) - l_i(z_from)) + N(0, noise_sd^2), c = clip_norm |z_to - z_from|.
+        noise_sd : float
+            Symmetric in the two points.
+        """
+        self._use("log_ratio")
+        c = self.clip_norms["log_ratio"] * float(np.linalg.norm(z_to - z_from))
+        with np.errstate(invalid="ignore"):
+            ratios = self._log_likelihood(z_to) - self._log_likelihood(z_from)
+        return self._interval_sum("log_ratio", ratios, -c, c)
+
+    def path(self, z_start: np.ndarray) -> Path:
+        """A path of the Langevin sampler; per-unit accumulators stay inside."""
+        return Path(self, z_start)
+
+    def _interval_sum(
+        self, mechanism: str, values: np.ndarray, lower: float, upper: float
+    ) -> tuple[float, float]:
+        grid = self.grids[mechanism]
+        sensitivity = self._sensitivity(lower, upper)
+        if not 0.0 < sensitivity < math.inf:
+            return 0.0, 0.0  # a point compared with itself, or no finite bound: nothing is asked
+        unit = grid.unit(sensitivity)
+        low, high = math.ceil(lower / unit), math.floor(upper / unit)
+        if self._sensitivity(low, high) > grid.sensitivity * _SLACK:
+            low, high = low + 1, high - 1  # both ends, to stay antisymmetric under reversal
+        if not low <= 0 <= high:
+            raise PrivacyError("An interval for clipping must contain zero.")
+        total = clip_interval_sum(values, 1.0 / unit, np.int64(low), np.int64(high))
+        total += int(rounded_normal(1, grid.log2_sigma)[0])
+        return total * unit, grid.noise_multiplier * sensitivity
+
+    def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) log-likelihoods, remembering the last two points."""
+        key = z.tobytes()
+        if key not in self._likelihoods:
+            if len(self._likelihoods) >= 2:
+                del self._likelihoods[next(iter(self._likelihoods))]
+            self._likelihoods[key] = self.engine.log_likelihood(z)
+        else:  # the point was used: it is now the newer one
+            self._likelihoods[key] = self._likelihoods.pop(key)
+        return self._likelihoods[key]
+
+
+class Path:
+    """One trajectory of the Langevin sampler and its private per-unit accumulators."""
+
+    def __init__(self, queries: Queries, z_start: np.ndarray) -> None:
+        self._queries = queries
+        self._start = z_start
+        self._work = np.zeros(queries.engine.n_units)
+        self._scores: Scores | None = None
+        self._scale = np.empty(0)
+
+    def gradient(self, midpoint: np.ndarray) -> np.ndarray:
+        """(d,) noisy sum of clipped scores at a midpoint."""
+        self._queries._use("gradient")
+        noisy, self._scores, self._scale = self._queries._gradient(midpoint)
+        return noisy
+
+    def advance(self, displacement: np.ndarray) -> None:
+        """Add every unit's work clip(g_i(midpoint)) . displacement; nothing is released."""
+        if self._scores is None:
+            raise PrivacyError("advance() follows gradient(): there is no midpoint yet.")
+        self._work += self._queries.engine.work(self._scores, displacement, self._scale)
+
+    def energy_error(self, z_end: np.ndarray, lower: float, upper: float) -> tuple[float, float]:
+        """Noisy sum of energy errors e_i = l_i(z_end) - l_i(z_start) - work_i, clipped.
+
+        Parameters
+        ----------
+        z_end : (d,) ndarray
+        lower, upper : float
+            Interval for every e_i, lower <= 0 <= upper, a function of released quantities.
+
+        Returns
+        -------
+        value, noise_sd : float
+        """
+        queries = self._queries
+        queries._use("energy_error")
+        with np.errstate(invalid="ignore"):
+            errors = queries._log_likelihood(z_end) - queries._log_likelihood(self._start)
+            errors -= self._work
+        return queries._interval_sum("energy_error", errors, lower, upper)
+
+    def finish(self, accepted: bool) -> None:
+        """End of the path: the per-unit accumulators are forgotten."""
+        self._scores = None
+        self._work = np.empty(0)

@@ -1,0 +1,164 @@
+"""A plan: how many releases a run makes, with how much noise, and what it costs.
+
+Pure arithmetic on public numbers; no data, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pymc_dp._checks import check_integer, check_number
+from pymc_dp.accounting import calibrate
+from pymc_dp.events import GaussianEvent
+
+__all__ = ["Plan", "make_plan"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The releases of one step method, fixed before a record is touched.
+
+    Attributes
+    ----------
+    sampler : str
+        Name of the step method.
+    draws, tune, chains, runs : int
+        What ``pm.sample`` will be called with, and how many times.
+    events : dict of str to GaussianEvent
+        Noise multiplier of each mechanism.
+    per_iteration, at_start : dict of str to int
+        Releases of each mechanism in one iteration, and once per chain.
+    plan_id : int
+        Random label that ties published draws to the ledger; 53 bits, so that it survives as a
+        float.
+    """
+
+    sampler: str
+    draws: int
+    tune: int
+    chains: int
+    runs: int
+    events: dict[str, GaussianEvent]
+    per_iteration: dict[str, int]
+    at_start: dict[str, int]
+    plan_id: int = field(default_factory=lambda: secrets.randbits(53))
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of one chain, tuning included."""
+        return self.draws + self.tune
+
+    @property
+    def iteration_cost(self) -> int:
+        """Ledger units of one iteration."""
+        return sum(self.events[name].cost * count for name, count in self.per_iteration.items())
+
+    @property
+    def start_cost(self) -> int:
+        """Ledger units of the start of a chain."""
+        return sum(self.events[name].cost * count for name, count in self.at_start.items())
+
+    @property
+    def run_cost(self) -> int:
+        """Ledger units of one run, if nothing interrupts it."""
+        return self.chains * (self.start_cost + self.iterations * self.iteration_cost)
+
+    def releases(self, name: str) -> int:
+        """Number of releases of one mechanism over all runs."""
+        per_chain = self.at_start.get(name, 0) + self.iterations * self.per_iteration.get(name, 0)
+        return self.runs * self.chains * per_chain
+
+    def payload(self, **settings: Any) -> dict[str, Any]:
+        """What the ledger keeps: the plan and the public settings of the sampler."""
+        return {
+            "sampler": self.sampler,
+            "draws": self.draws,
+            "tune": self.tune,
+            "chains": self.chains,
+            "runs": self.runs,
+            "per_iteration": self.per_iteration,
+            "at_start": self.at_start,
+            "events": {name: event.to_dict() for name, event in self.events.items()},
+            "settings": settings,
+        }
+
+
+def make_plan(
+    sampler: str,
+    *,
+    draws: int,
+    tune: int,
+    chains: int,
+    runs: int = 1,
+    per_iteration: Mapping[str, int],
+    at_start: Mapping[str, int],
+    available: int | None,
+    shares: Mapping[str, float],
+    noise_multiplier: float | Mapping[str, float] | None = None,
+) -> Plan:
+    """Choose noise multipliers so that a run uses a budget, or take those given.
+
+    Parameters
+    ----------
+    draws, tune, chains, runs : int
+    per_iteration, at_start : mapping of str to int
+        Releases of each mechanism.
+    available : int or None
+        Ledger units to spend; not used when noise multipliers are given.
+    shares : mapping of str to float
+        Part of the budget for each mechanism.
+    noise_multiplier : float, mapping of str to float, or None
+        One for all mechanisms or one each; ``None`` calibrates.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument.
+    """
+    draws = check_integer("draws", draws, minimum=1)
+    tune = check_integer("tune", tune, minimum=0)
+    chains = check_integer("chains", chains, minimum=1)
+    runs = check_integer("runs", runs, minimum=1)
+    mechanisms = list(dict.fromkeys([*per_iteration, *at_start]))
+    if noise_multiplier is None:
+        assert available is not None
+        blank = Plan(sampler, draws, tune, chains, runs, {}, dict(per_iteration), dict(at_start), 0)
+        counts = {name: blank.releases(name) for name in mechanisms}
+        events = calibrate(available, counts, {name: shares[name] for name in mechanisms})
+    else:
+        given = per_mechanism("noise_multiplier", noise_multiplier, mechanisms)
+        events = {name: GaussianEvent(name, value) for name, value in given.items()}
+    return Plan(
+        sampler, draws, tune, chains, runs, events, dict(per_iteration), dict(at_start)
+    )
+
+
+def per_mechanism(
+    argument: str, value: float | Mapping[str, float], mechanisms: list[str]
+) -> dict[str, float]:
+    """One positive number for each mechanism, from a number or a mapping.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument and the mechanisms.
+    """
+    if isinstance(value, Mapping):
+        if set(value) != set(mechanisms):
+            raise ValueError(
+                f"{argument} must name the mechanisms {sorted(mechanisms)}; got {sorted(value)}."
+            )
+        numbers = {name: value[name] for name in mechanisms}
+    else:
+        numbers = dict.fromkeys(mechanisms, value)
+    checked = {}
+    for name, number in numbers.items():
+        number = check_number(f"{argument}[{name!r}]", number)
+        if not 0.0 < number < math.inf:
+            raise ValueError(f"{argument} of {name!r} must be positive and finite, got {number}.")
+        checked[name] = number
+    return checked

@@ -1,0 +1,428 @@
+"""Records of a PyMC model: its prior, and one log-likelihood term per record, or a refusal.
+
+Privacy per record needs a likelihood that is a sum of one term per record.  :func:`extract` proves
+that from the graph of the model (:mod:`pymc_dp.rows.lift`) and checks it numerically on synthetic
+data of the same shape.  No value of a private array is used here, except to see that it is finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pymc.model import Model
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.graph.traversal import ancestors
+
+from pymc_dp.errors import NotFactorizable, UnsafeModel
+from pymc_dp.rows.cuts import RowGraph
+from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.functions import (
+    INTERPRETED,
+    ParameterVector,
+    RowFunctions,
+    compile_function,
+)
+from pymc_dp.rows.lift import ancestors_without_shapes, lift_rows
+
+__all__ = ["PublicTerms", "Records", "count_units", "extract"]
+
+
+@dataclass(frozen=True, eq=False)
+class _Group:
+    graph: RowGraph
+    store: RecordStore
+    units: np.ndarray | None
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """What a model says about its records, in graph form.
+
+    Attributes
+    ----------
+    parameters : ParameterVector
+        Unconstrained parameters, in the model's order.
+    groups : tuple
+        Per-record terms, grouped by observed variables that share their rows.
+    public_logp : Variable
+        Log-density of the public terms: prior with Jacobian, and public likelihoods; minus
+        infinity outside the support of the likelihood's parameters.
+    n_units : int
+        Number of privacy units.
+    initial : (d,) ndarray
+        PyMC's initial point, a function of the prior alone.
+    """
+
+    parameters: ParameterVector
+    groups: tuple[_Group, ...]
+    public_logp: Variable
+    n_units: int
+    initial: np.ndarray
+
+    def engine(
+        self, coordinates: Coordinates, compile_kwargs: dict[str, Any] | None = None
+    ) -> RowEngine:
+        """Compile the per-record functions."""
+        groups = [
+            RowGroup(
+                RowFunctions(group.graph, self.parameters, compile_kwargs), group.store, group.units
+            )
+            for group in self.groups
+        ]
+        return RowEngine(groups, self.parameters, self.n_units, coordinates)
+
+    def public_terms(
+        self, coordinates: Coordinates, compile_kwargs: dict[str, Any] | None = None
+    ) -> PublicTerms:
+        """Compile the prior and other public terms."""
+        [logp] = self.parameters.substitute([self.public_logp])
+        gradient = pytensor.grad(logp, self.parameters.theta, disconnected_inputs="ignore")
+        function = compile_function([self.parameters.theta], [logp, gradient], compile_kwargs)
+        return PublicTerms(function, coordinates)
+
+
+class PublicTerms:
+    """Log-density and gradient in z of everything that is not private."""
+
+    def __init__(self, function: Any, coordinates: Coordinates) -> None:
+        self._function = function
+        self.coordinates = coordinates
+
+    def log_density(self, z: np.ndarray) -> float:
+        """Log-density at z, a (d,) vector."""
+        return float(self._function(self.coordinates.theta(z))[0])
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        """(d,) gradient at z."""
+        return self.coordinates.scaling.T @ self._function(self.coordinates.theta(z))[1]
+
+
+# -- what is observed -----------------------------------------------------------------------------
+
+
+def _refuse_unsupported(model: Model) -> None:
+    """Models whose likelihood can not be a sum over records."""
+    for rv in model.free_RVs:
+        if type(rv.owner.op).__name__ == "PartialObservedRV" or rv.name.endswith("_unobserved"):
+            raise NotFactorizable(
+                f"`{rv.name}`: the observed data hold missing values, which PyMC turns into one "
+                "latent variable per missing entry. Drop or impute them before the model is built."
+            )
+        if rv.type.dtype.startswith(("int", "uint", "bool")):
+            raise UnsafeModel(
+                f"`{rv.name}` is a discrete parameter; the private samplers move continuous "
+                "parameters only. Sum it out (pm.Mixture, pm.ZeroInflatedPoisson, ...)."
+            )
+    if model.potentials:
+        names = ", ".join(f"`{p.name}`" for p in model.potentials)
+        raise NotFactorizable(
+            f"pm.Potential ({names}) carries no record axis, so what one record adds to it is "
+            "unknown. Write it as a distribution: pm.CustomDist(..., observed=...)."
+        )
+    for rv in model.observed_RVs:
+        if any("Minibatch" in type(v.owner.op).__name__ for v in ancestors([rv]) if v.owner):
+            raise NotFactorizable(
+                f"`{rv.name}` uses pm.Minibatch or total_size, whose scaling and sampling are not "
+                "accounted for. Give the full data without total_size."
+            )
+
+
+def private_observed(model: Model, public: Iterable[str]) -> list[Variable]:
+    """The private observed variables of a model."""
+    public = set(public)
+    return [rv for rv in model.observed_RVs if rv.name not in public]
+
+
+def _n_rows(model: Model, rv: Variable) -> int:
+    value = model.rvs_to_values[rv]
+    for source in ancestors([value]):
+        if isinstance(source, Constant | SharedVariable) and source.type.ndim == value.type.ndim:
+            data = source.get_value(borrow=True) if isinstance(source, SharedVariable) else source.data
+            if np.ndim(data) > 0:
+                return int(np.shape(data)[0])
+    raise NotFactorizable(
+        f"`{rv.name}` has no record axis: its observed value is a single number. Pass one entry "
+        "per record."
+    )
+
+
+def count_units(
+    model: Model, public: Iterable[str], privacy_unit: Any = None
+) -> tuple[int, dict[str, np.ndarray | None]]:
+    """The number of privacy units, and the unit of every row of each private observed variable.
+
+    Parameters
+    ----------
+    privacy_unit : None, (n,) integer array or dict of str to (n,) integer array
+        As in :class:`pymc_dp.PrivacyBudget`.
+
+    Raises
+    ------
+    ValueError
+        If the ids do not match the observed variables.
+    NotFactorizable
+        If observed variables of different lengths have no ids.
+    """
+    rows = {rv.name: _n_rows(model, rv) for rv in private_observed(model, public)}
+    if not rows:
+        raise UnsafeModel(
+            "The model has no private observed variable, so there is nothing to protect. Add "
+            "observed data before the budget, or sample without pymc_dp."
+        )
+    if privacy_unit is None:
+        if len(set(rows.values())) > 1:
+            lengths = ", ".join(f"`{name}`: {n}" for name, n in rows.items())
+            raise NotFactorizable(
+                f"Observed variables differ in length ({lengths}), so it is not known which rows "
+                "belong to one record. Pass privacy_unit={'name': ids, ...} to PrivacyBudget."
+            )
+        return next(iter(rows.values())), dict.fromkeys(rows)
+    ids = dict(privacy_unit) if isinstance(privacy_unit, Mapping) else dict.fromkeys(rows, privacy_unit)
+    if set(ids) != set(rows):
+        raise ValueError(
+            f"privacy_unit names {sorted(ids)}, but the private observed variables are "
+            f"{sorted(rows)}. Give ids for each of these."
+        )
+    arrays = {}
+    for name, n in rows.items():
+        array = np.asarray(ids[name])
+        if array.ndim != 1 or len(array) != n or array.dtype.kind not in "iu":
+            raise ValueError(
+                f"privacy_unit of `{name}` must be a vector of {n} integers, one per row; got "
+                f"shape {array.shape} of type {array.dtype}."
+            )
+        arrays[name] = array
+    unique = np.unique(np.concatenate(list(arrays.values())))
+    return len(unique), {
+        name: np.searchsorted(unique, array).astype("int64") for name, array in arrays.items()
+    }
+
+
+# -- extraction -----------------------------------------------------------------------------------
+
+
+def extract(
+    model: Model, *, public: Sequence[str] = (), privacy_unit: Any = None, check: bool = True
+) -> Records:
+    """Split a model into public terms and one log-likelihood term per record.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    public : sequence of str
+        Names of ``pm.Data`` and observed variables that are not private.
+    privacy_unit
+        See :func:`count_units`.
+    check : bool, default True
+        Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
+
+    Returns
+    -------
+    Records
+
+    Raises
+    ------
+    NotFactorizable, UnsafeModel
+        With the variable and the remedy.
+    """
+    _refuse_unsupported(model)
+    n_units, units = count_units(model, public, privacy_unit)
+    point = model.initial_point()
+    values = [model.rvs_to_values[rv] for rv in model.free_RVs]
+    shapes = {value: np.shape(point[value.name]) for value in values}
+    if not values:
+        raise UnsafeModel("The model has no free random variable to sample.")
+    parameters = ParameterVector.of(values, list(shapes.values()))
+    public_variables = {model[name] for name in public if name in model.named_vars}
+
+    observed = private_observed(model, public)
+    raw = dict(
+        zip(
+            [rv.name for rv in observed],
+            model.logp(vars=observed, jacobian=False, sum=False),
+            strict=True,
+        )
+    )
+    for name, logp in raw.items():
+        if logp.type.ndim == 0:
+            raise NotFactorizable(
+                f"`{name}` has one log-likelihood for all of its data: there is no record axis. "
+                "Give observed data with one row per record, on the first axis."
+            )
+    groups = []
+    by_rows: dict[Any, list[str]] = {}
+    for rv in observed:
+        key = _n_rows(model, rv) if units[rv.name] is None else rv.name
+        by_rows.setdefault(key, []).append(rv.name)
+    for names in by_rows.values():
+        n = _n_rows(model, model[names[0]])
+        graph = lift_rows({name: raw[name] for name in names}, shapes, public_variables, n)
+        groups.append(_Group(graph, _store(graph), units[names[0]]))
+        if check:
+            _check_numerically({name: raw[name] for name in names}, graph, values, shapes)
+    public_logp = _public_logp(model, public, groups)
+    initial = parameters.ravel(point)
+    return Records(parameters, tuple(groups), public_logp, n_units, initial)
+
+
+def _store(graph: RowGraph) -> RecordStore:
+    arrays = []
+    for leaf in graph.leaves:
+        source = leaf.source
+        # a shared variable can be changed later with pm.set_data: keep the values of now
+        data = source.get_value() if isinstance(source, SharedVariable) else source.data
+        data = np.moveaxis(np.asarray(data), leaf.axis, 0)
+        name = f"`{source.name}`" if source.name else f"the data of `{graph.names[0]}`"
+        if data.dtype.kind == "f":
+            _refuse_non_finite(data, name)
+        arrays.append(data)
+    return RecordStore(arrays)
+
+
+def _refuse_non_finite(data: np.ndarray, name: str) -> None:
+    finite = np.isfinite(data)
+    if finite.all():
+        return
+    columns = np.flatnonzero(~finite.reshape(len(data), -1).all(axis=0))
+    where = f"column {', '.join(map(str, columns))} of {name}" if data.ndim > 1 else name
+    raise UnsafeModel(
+        f"{where} holds NaN or infinite values. Clean the data before the model is built (which "
+        "rows are concerned is not shown here: it is private)."
+    )
+
+
+def _public_logp(model: Model, public: Sequence[str], groups: Sequence[_Group]) -> Variable:
+    """Prior with Jacobian and public likelihoods, minus infinity where a condition fails."""
+    terms = [*model.free_RVs, *[rv for rv in model.observed_RVs if rv.name in set(public)]]
+    logp = model.logp(vars=terms, jacobian=True, sum=True)
+    [logp] = rewrite_graph([logp], include=("local_remove_check_parameter",), clone=False)
+    leaves = {leaf.source for group in groups for leaf in group.graph.leaves}
+    sizes = {group.graph.n_rows for group in groups}
+    named = {model[name] for name in public if name in model.named_vars}
+    observed_public = {model.rvs_to_values[rv] for rv in terms[len(model.free_RVs) :]}
+    for variable in ancestors_without_shapes([logp]):
+        if variable in named or variable in observed_public:
+            continue
+        private = variable in leaves or isinstance(variable, SharedVariable)
+        if isinstance(variable, Constant) and not observed_public:
+            private = private or bool(sizes & set(np.shape(variable.data)))
+        if private and not _is_rng(variable):
+            label = f"`{variable.name}`" if variable.name else "an array with an entry per record"
+            raise UnsafeModel(
+                f"The prior or a public likelihood depends on {label}, which is private. Choose "
+                "priors from public knowledge, or declare the data in PrivacyBudget(public=...)."
+            )
+    for group in groups:
+        for condition in group.graph.conditions:
+            logp = pt.switch(condition, logp, -np.inf)
+    return logp
+
+
+def _is_rng(variable: Variable) -> bool:
+    return not isinstance(variable.type, pt.TensorType)
+
+
+# -- numerical check ------------------------------------------------------------------------------
+
+
+def _synthetic(source: Variable, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Data of the shape and type of `source`: in (0, 1) if real, 0 or 1 if integer."""
+    dtype = np.dtype(source.type.dtype)
+    if dtype.kind == "f":
+        return rng.uniform(0.1, 0.9, shape).astype(dtype)
+    return rng.integers(0, 2, shape).astype(dtype)
+
+
+def _check_numerically(
+    raw: dict[str, Variable],
+    graph: RowGraph,
+    values: Sequence[Variable],
+    shapes: Mapping[Variable, tuple[int, ...]],
+) -> None:
+    """Perturb one synthetic record: all other terms of PyMC's own graph must keep their bits.
+
+    The rebuilt row graph must agree with PyMC's.
+    """
+    rng = np.random.default_rng(20211)
+    sources = [leaf.source for leaf in graph.leaves]
+    blanks = [source.type() for source in sources]
+    terms = []
+    for logp in raw.values():
+        terms.append(logp if logp.type.ndim == 1 else logp.sum(tuple(range(1, logp.type.ndim))))
+    # clone first: the model's own graph must not be rewritten in place
+    terms = clone_replace(terms, dict(zip(sources, blanks, strict=True)), rebuild_strict=False)
+    terms = rewrite_graph(terms, include=("local_remove_check_parameter",), clone=False)
+    total = terms[0]
+    for term in terms[1:]:
+        total = total + term
+    shared_etas = [_full_eta(cut, graph) for cut in graph.cuts]
+    rebuilt = clone_replace(
+        [graph.loglik],
+        {cut.eta: eta for cut, eta in zip(graph.cuts, shared_etas, strict=True)},
+        rebuild_strict=False,
+    )[0]
+    blocks = [leaf.block for leaf in graph.leaves]
+    function = pytensor.function(
+        [*values, *blanks, *blocks],
+        [total, rebuilt],
+        mode=INTERPRETED,
+        on_unused_input="ignore",
+        accept_inplace=True,
+    )
+    theta = [
+        np.asarray(0.05 + 0.1 * rng.standard_normal(shapes[v]), dtype=v.type.dtype) for v in values
+    ]
+    arrays = [
+        _synthetic(leaf.source, _shape_of(leaf.source), rng) for leaf in graph.leaves
+    ]
+
+    def evaluate() -> tuple[np.ndarray, np.ndarray]:
+        moved = [
+            np.moveaxis(array, leaf.axis, 0) for array, leaf in zip(arrays, graph.leaves, strict=True)
+        ]
+        with np.errstate(all="ignore"):
+            return function(*theta, *arrays, *moved)
+
+    before, lifted = evaluate()
+    chosen = int(rng.integers(graph.n_rows))
+    for k, (array, leaf) in enumerate(zip(arrays, graph.leaves, strict=True)):
+        changed = np.moveaxis(array.copy(), leaf.axis, 0)
+        changed[chosen] = _synthetic(leaf.source, changed[chosen].shape, rng)
+        arrays[k] = np.moveaxis(changed, 0, leaf.axis)
+    after, _ = evaluate()
+    others = np.arange(graph.n_rows) != chosen
+    names = ", ".join(f"`{name}`" for name in graph.names)
+    if not np.array_equal(before[others], after[others], equal_nan=True):
+        raise NotFactorizable(
+            f"Changing one record of synthetic data changes the likelihood terms of other records "
+            f"of {names}. Remove what couples records (means, sorts, cumulative sums)."
+        )
+    usable = np.isfinite(before) & np.isfinite(lifted)
+    if not np.allclose(before[usable], lifted[usable], rtol=1e-6, atol=1e-8):
+        raise NotFactorizable(
+            f"The per-record terms of {names} could not be rebuilt faithfully from the model. "
+            "Please report the model; use a simpler form of the likelihood meanwhile."
+        )
+
+
+def _full_eta(cut: Any, graph: RowGraph) -> Variable:
+    """The row input of a cut, computed from the shared value for all rows."""
+    if cut.kind == "dot":
+        return pt.dot(cut.row_data, cut.phi).astype(cut.eta.type.dtype)
+    if cut.kind == "index":
+        return cut.phi[cut.row_data]
+    return pt.alloc(cut.phi, graph.n_rows, *cut.phi.shape)
+
+
+def _shape_of(source: Variable) -> tuple[int, ...]:
+    data = source.get_value(borrow=True) if isinstance(source, SharedVariable) else source.data
+    return np.shape(data)

@@ -1,0 +1,1 @@
+"""What one record contributes: compiled per-record log-likelihoods and score factors."""

@@ -1,0 +1,291 @@
+"""Row engine: per-record log-likelihoods and score vectors of a whole data set, block by block.
+
+The engine is data access without privacy.  Only :mod:`pymc_dp.mechanisms` holds one, and calls it
+after the ledger has been charged.  Everything is in the coordinates z of ``theta = m + A z``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.rows import loops
+from pymc_dp.rows.cuts import Cut
+from pymc_dp.rows.functions import ParameterVector, RowFunctions
+
+__all__ = ["BLOCK", "Coordinates", "RecordStore", "RowEngine", "RowGroup", "Scores"]
+
+#: Rows per block: a block of a few tens of columns fits into the cache of one core.
+BLOCK = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """The affine coordinates of a sampler: theta = location + scaling @ z.
+
+    Attributes
+    ----------
+    location : (d,) ndarray
+    scaling : (d, d) ndarray
+        Invertible.
+    """
+
+    location: np.ndarray
+    scaling: np.ndarray
+
+    def theta(self, z: np.ndarray) -> np.ndarray:
+        """(d,) unconstrained parameters at z."""
+        return self.location + self.scaling @ z
+
+    def z(self, theta: np.ndarray) -> np.ndarray:
+        """(d,) coordinates of unconstrained parameters."""
+        return np.linalg.solve(self.scaling, theta - self.location)
+
+
+class RecordStore:
+    """The private arrays of a model.  `reads` counts how often they were asked for."""
+
+    def __init__(self, arrays: list[np.ndarray]) -> None:
+        self._arrays = arrays
+        self.reads = 0
+
+    def read(self) -> list[np.ndarray]:
+        """The arrays, records first."""
+        self.reads += 1
+        return self._arrays
+
+
+@dataclass(eq=False)
+class RowGroup:
+    """Observed variables that share their rows.
+
+    Attributes
+    ----------
+    functions : RowFunctions
+    store : RecordStore
+        Row data, in the order of ``functions.graph.leaves``.
+    units : (n_rows,) int64 ndarray or None
+        The privacy unit of each row; ``None`` when each row is its own unit.
+    """
+
+    functions: RowFunctions
+    store: RecordStore
+    units: np.ndarray | None
+
+    @property
+    def n_rows(self) -> int:
+        return self.functions.graph.n_rows
+
+
+@dataclass(eq=False)
+class Scores:
+    """Derivatives of every row's log-likelihood at the cuts, at one z.
+
+    Attributes
+    ----------
+    rows : list (per group) of list (per cut) of (k, n_rows) ndarray or None
+    maps : list (per group) of list (per cut) of (entries of phi, d) ndarray or None
+        d phi / d z.
+    """
+
+    rows: list[list[np.ndarray | None]]
+    maps: list[list[np.ndarray | None]]
+
+
+class _Columns:
+    """Parameter-free columns of a group, in the layout of the loops; made at the first read."""
+
+    def __init__(self, group: RowGroup) -> None:
+        arrays = group.store.read()
+        functions = group.functions
+        self.designs: dict[Cut, np.ndarray] = {}
+        self.labels: dict[Cut, np.ndarray] = {}
+        for cut in functions.ordered:
+            if cut.kind == "dot":
+                design = np.asarray(functions.column(cut, arrays))
+                if design.dtype.kind != "f":
+                    design = design.astype("float64")
+                self.designs[cut] = np.ascontiguousarray(design.T)
+            elif cut.kind == "index":
+                self.labels[cut] = np.ascontiguousarray(functions.column(cut, arrays))
+        self.blocks = [np.ascontiguousarray(arrays[k]) for k in functions.block_leaves]
+
+
+class RowEngine:
+    """Per-unit log-likelihoods and score vectors.
+
+    Parameters
+    ----------
+    groups : list of RowGroup
+    parameters : ParameterVector
+    n_units : int
+        Number of privacy units (records, or users).
+    coordinates : Coordinates
+    """
+
+    def __init__(
+        self,
+        groups: list[RowGroup],
+        parameters: ParameterVector,
+        n_units: int,
+        coordinates: Coordinates,
+    ) -> None:
+        self.groups = groups
+        self.parameters = parameters
+        self.n_units = n_units
+        self.coordinates = coordinates
+        self._columns: list[_Columns] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_columns": None}
+
+    @property
+    def d(self) -> int:
+        """Number of parameters."""
+        return self.parameters.size
+
+    @property
+    def reads(self) -> int:
+        """How often the private arrays were asked for, over all groups."""
+        return sum(group.store.reads for group in self.groups)
+
+    @property
+    def one_row_per_unit(self) -> bool:
+        """True when rows are units, so that nothing has to be summed by unit."""
+        return len(self.groups) == 1 and self.groups[0].units is None
+
+    def columns(self) -> list[_Columns]:
+        """The parameter-free columns of every group."""
+        if self._columns is None:
+            self._columns = [_Columns(group) for group in self.groups]
+        return self._columns
+
+    # -- evaluation -----------------------------------------------------------------------------
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) log-likelihood of every unit at z."""
+        theta = self.coordinates.theta(z)
+        out = np.zeros(self.n_units)
+        for group, columns in zip(self.groups, self.columns(), strict=True):
+            phis, _ = group.functions.shared(theta)
+            for where in _blocks(group.n_rows):
+                etas, labels, blocks = _inputs(group, columns, phis, where)
+                value = group.functions.loglik(etas, phis, labels, blocks)
+                if group.units is None:
+                    out[where] += value
+                else:
+                    loops.add_to_units(value[None], group.units[where], out[None])
+        return out
+
+    def scores(self, z: np.ndarray) -> Scores:
+        """Scores at the cuts of every row at z."""
+        theta = self.coordinates.theta(z)
+        scores = Scores([], [])
+        for group, columns in zip(self.groups, self.columns(), strict=True):
+            functions = group.functions
+            phis, jacobians = functions.shared(theta)
+            rows: list[np.ndarray | None] = [None] * len(phis)
+            for where in _blocks(group.n_rows):
+                etas, labels, blocks = _inputs(group, columns, phis, where)
+                for k, block in enumerate(functions.scores(etas, phis, labels, blocks)):
+                    if block is None:
+                        continue
+                    if rows[k] is None:
+                        rows[k] = np.empty((block.shape[1], group.n_rows))
+                    rows[k][:, where] = block.T
+            for found in rows:
+                if found is not None:
+                    loops.clean(found)
+            scores.rows.append(rows)
+            scores.maps.append(
+                [None if jac is None else jac @ self.coordinates.scaling for jac in jacobians]
+            )
+        return scores
+
+    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+        """Score vectors g_i in z of all units, as blocks (units, (d, size of the block)).
+
+        A block may be overwritten by the caller; it is valid until the next one.
+        """
+        if not self.one_row_per_unit:
+            total = np.zeros((self.d, self.n_units))
+            for k, group in enumerate(self.groups):
+                for where, block in self._row_vectors(k, scores):
+                    if group.units is None:
+                        total[:, where] += block
+                    else:
+                        loops.add_to_units(block, group.units[where], total)
+            yield slice(0, self.n_units), total
+        else:
+            yield from self._row_vectors(0, scores)
+
+    def _row_vectors(self, g: int, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+        group, columns = self.groups[g], self.columns()[g]
+        compressed = [
+            None if matrix is None else loops.compressed_rows(matrix) for matrix in scores.maps[g]
+        ]
+        for where in _blocks(group.n_rows):
+            block = np.zeros((self.d, where.stop - where.start))
+            for k, cut in enumerate(group.functions.ordered):
+                row_scores, matrix = scores.rows[g][k], compressed[k]
+                if row_scores is None or matrix is None:
+                    continue
+                s = row_scores[:, where]
+                if cut.kind == "dot":
+                    loops.add_products(block, columns.designs[cut][:, where], s, *matrix)
+                elif cut.kind == "index":
+                    size = scores.maps[g][k].shape[0] // s.shape[0]
+                    loops.add_indexed(block, columns.labels[cut][where], size, s, *matrix)
+                else:
+                    loops.add_copies(block, s, *matrix)
+            yield where, block
+
+    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """(n_units,) scale_i * g_i . displacement: the work of clipped score vectors."""
+        out = np.zeros(self.n_units)
+        for g, (group, columns) in enumerate(zip(self.groups, self.columns(), strict=True)):
+            rows = np.zeros(group.n_rows) if group.units is not None else out
+            for k, cut in enumerate(group.functions.ordered):
+                s, matrix = scores.rows[g][k], scores.maps[g][k]
+                if s is None or matrix is None:
+                    continue
+                change = matrix @ displacement
+                if cut.kind == "dot":
+                    phi = change.reshape(-1, s.shape[0])
+                    eta = np.empty_like(s)
+                    loops.linear_predictor(columns.designs[cut], phi, eta)
+                    loops.dot_rows(s, eta, rows)
+                elif cut.kind == "index":
+                    phi = change.reshape(-1, s.shape[0])
+                    loops.gather_dot(s, columns.labels[cut], phi, rows)
+                else:
+                    for j in range(s.shape[0]):
+                        rows += s[j] * change[j]
+            if group.units is not None:
+                loops.add_to_units(rows[None], group.units, out[None])
+        out *= scale
+        return out
+
+
+def _blocks(n_rows: int) -> list[slice]:
+    return [slice(start, min(start + BLOCK, n_rows)) for start in range(0, n_rows, BLOCK)]
+
+
+def _inputs(
+    group: RowGroup, columns: _Columns, phis: list[np.ndarray], where: slice
+) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
+    """The linear predictors, labels and data of a block of rows."""
+    functions = group.functions
+    etas = []
+    for cut, phi in zip(functions.ordered[: functions.n_dots], phis, strict=False):
+        matrix = np.asarray(phi, dtype="float64")
+        eta = np.empty((matrix.size // matrix.shape[0], where.stop - where.start))
+        loops.linear_predictor(
+            columns.designs[cut][:, where], matrix.reshape(matrix.shape[0], -1), eta
+        )
+        etas.append(eta[0] if phi.ndim == 1 else np.ascontiguousarray(eta.T))
+    labels = [columns.labels[cut][where] for cut in functions.labels]
+    return etas, labels, [block[where] for block in columns.blocks]

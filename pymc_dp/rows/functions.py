@@ -1,0 +1,242 @@
+"""Compiled functions of a row graph: log-likelihoods, scores at the cuts, shared values.
+
+Data enter every function as inputs, never as constants, so that no compile cache can hold them.
+Functions that see rows are compiled without ``fastmath``: a row must give the same bits wherever
+it stands in a block, or the sensitivity of an integer sum would not be exact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.gradient import jacobian
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.rewriting.utils import rewrite_graph
+
+from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.rows.lift import ancestors_without_shapes
+
+__all__ = ["INTERPRETED", "ParameterVector", "RowFunctions", "compile_function"]
+
+#: For functions called once: no compilation, no compiler needed.
+INTERPRETED = Mode(linker="py", optimizer=None)
+
+
+def compile_function(
+    inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile with numba (a C++ compiler is not assumed) and exact floating-point semantics."""
+    kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
+    if isinstance(kwargs["mode"], str):
+        kwargs["mode"] = get_mode(kwargs["mode"])
+    with pytensor.config.change_flags(numba__fastmath=False):
+        function = pytensor.function(inputs, outputs, on_unused_input="ignore", **kwargs)
+    function.trust_input = True
+    return function
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterVector:
+    """All unconstrained parameters of a model as one vector.
+
+    Attributes
+    ----------
+    theta : Variable
+        (d,) float64 input.
+    values : tuple of Variable
+        The model's value variables, in the model's order.
+    slices : tuple of slice
+        Where each lies in `theta`.
+    shapes : tuple of tuple of int
+    """
+
+    theta: Variable
+    values: tuple[Variable, ...]
+    slices: tuple[slice, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
+        sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
+        ends = np.cumsum(sizes)
+        slices = tuple(
+            slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)
+        )
+        theta = pt.TensorType("float64", shape=(int(sum(sizes)),))(name="theta")
+        return cls(theta, tuple(values), slices, tuple(tuple(s) for s in shapes))
+
+    @property
+    def size(self) -> int:
+        return int(self.theta.type.shape[0])
+
+    def substitute(self, outputs: Sequence[Variable]) -> list[Variable]:
+        """`outputs` as functions of `theta`."""
+        parts = {}
+        for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True):
+            part = self.theta[where].reshape(shape) if shape else self.theta[where.start]
+            parts[value] = part.astype(value.type.dtype)
+        return clone_replace(list(outputs), parts, rebuild_strict=False)
+
+    def ravel(self, point: dict[str, np.ndarray]) -> np.ndarray:
+        """(d,) vector of a PyMC point."""
+        theta = np.empty(self.size)
+        for value, where in zip(self.values, self.slices, strict=True):
+            theta[where] = np.ravel(point[value.name])
+        return theta
+
+    def point(self, theta: np.ndarray) -> dict[str, np.ndarray]:
+        """PyMC point of a (d,) vector."""
+        return {
+            value.name: np.asarray(theta[where].reshape(shape), dtype=value.type.dtype)
+            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
+        }
+
+
+def _jacobian(phi: Variable, theta: Variable) -> Variable:
+    """(entries of phi, d) Jacobian, without a scan."""
+    flat = phi.astype("float64").flatten()
+    try:
+        return jacobian(flat, theta, vectorize=True, disconnected_inputs="ignore")
+    except (NotImplementedError, ValueError, TypeError):
+        size = int(np.prod(phi.type.shape, dtype=int))
+        rows = [pytensor.grad(flat[k], theta, disconnected_inputs="ignore") for k in range(size)]
+        return pt.stack(rows)
+
+
+class RowFunctions:
+    """The compiled functions of one :class:`RowGraph`.
+
+    Attributes
+    ----------
+    cuts : tuple of Cut
+        The differentiable cuts.
+    constant_jacobians : list of ndarray or None
+        Per cut, d phi / d theta of shape (entries of phi, d) where it does not depend on theta.
+    """
+
+    def __init__(
+        self,
+        graph: RowGraph,
+        parameters: ParameterVector,
+        compile_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        self.graph = graph
+        dots = [cut for cut in graph.cuts if cut.kind == "dot"]
+        others = [cut for cut in graph.cuts if cut.kind != "dot"]
+        self.ordered = (*dots, *others)
+        self.n_dots = len(dots)
+        self.differentiable = [cut.phi.type.dtype.startswith("float") for cut in self.ordered]
+        self.labels = [cut for cut in others if cut.kind == "index"]
+        self._compile_columns()
+        self._compile_shared(parameters, compile_kwargs)
+        self._compile_rows(compile_kwargs)
+
+    # -- columns: parameter-free row expressions, evaluated once ---------------------------------
+
+    def _compile_columns(self) -> None:
+        blocks = [leaf.block for leaf in self.graph.leaves]
+        self.column_of: dict[Cut, int | Callable[..., Any]] = {}
+        for cut in self.ordered:
+            if cut.row_data is None:
+                continue
+            if cut.row_data in blocks:
+                self.column_of[cut] = blocks.index(cut.row_data)
+            else:
+                self.column_of[cut] = pytensor.function(
+                    blocks, cut.row_data, mode=INTERPRETED, on_unused_input="ignore"
+                )
+
+    def column(self, cut: Cut, arrays: Sequence[np.ndarray]) -> np.ndarray:
+        """The design or the labels of a cut, from the row data (records first)."""
+        how = self.column_of[cut]
+        return arrays[how] if isinstance(how, int) else how(*arrays)
+
+    # -- shared values --------------------------------------------------------------------------
+
+    def _compile_shared(
+        self, parameters: ParameterVector, compile_kwargs: dict[str, Any] | None
+    ) -> None:
+        theta = parameters.theta
+        phis = parameters.substitute([cut.phi for cut in self.ordered])
+        self.constant_jacobians: list[np.ndarray | None] = []
+        jacobians, self.varying = [], []
+        for k, phi in enumerate(phis):
+            constant = None
+            if self.differentiable[k]:
+                matrix = _jacobian(phi, theta)
+                if theta in ancestors_without_shapes([matrix]):
+                    jacobians.append(matrix)
+                    self.varying.append(k)
+                else:
+                    function = pytensor.function(
+                        [theta], matrix, mode=INTERPRETED, on_unused_input="ignore"
+                    )
+                    constant = np.asarray(function(np.zeros(parameters.size)), dtype="float64")
+            self.constant_jacobians.append(constant)
+        self._shared = compile_function([theta], [*phis, *jacobians], compile_kwargs)
+
+    def shared(self, theta: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Shared values and their Jacobians at `theta`, per cut."""
+        results = self._shared(theta)
+        phis = [np.ascontiguousarray(phi) for phi in results[: len(self.ordered)]]
+        jacobians = list(self.constant_jacobians)
+        for k, matrix in zip(self.varying, results[len(self.ordered) :], strict=True):
+            jacobians[k] = np.ascontiguousarray(matrix)
+        return phis, jacobians
+
+    # -- rows -----------------------------------------------------------------------------------
+
+    def _compile_rows(self, compile_kwargs: dict[str, Any] | None) -> None:
+        graph = self.graph
+        etas = [cut.eta for cut in self.ordered]
+        label_inputs = {
+            cut: pt.vector(f"label{k}", dtype=cut.row_data.type.dtype)
+            for k, cut in enumerate(self.labels)
+        }
+        loglik = rewrite_graph(graph.loglik, include=("canonicalize", "stabilize"), clone=False)
+        scores = pytensor.grad(
+            loglik.sum(),
+            [eta for eta, smooth in zip(etas, self.differentiable, strict=True) if smooth],
+            disconnected_inputs="ignore",
+        )
+        # the rows see shared values through inputs of the size of the shared value
+        n_block = graph.leaves[0].block.shape[0]
+        phi_inputs, replacements = [], {}
+        for cut in self.ordered[self.n_dots :]:
+            phi = cut.phi.type.clone(shape=cut.phi.type.shape)(name=f"phi{len(phi_inputs)}")
+            phi_inputs.append(phi)
+            if cut.kind == "index":
+                replacements[cut.eta] = phi[label_inputs[cut]]
+            else:
+                replacements[cut.eta] = pt.alloc(phi, n_block, *phi.shape)
+        outputs = clone_replace([loglik, *scores], replacements, rebuild_strict=False)
+        outputs = [
+            outputs[0],
+            *[s.astype("float64").reshape((s.shape[0], -1)) for s in outputs[1:]],
+        ]
+        dot_inputs = [cut.eta for cut in self.ordered[: self.n_dots]]
+        used = ancestors_without_shapes(outputs)
+        sizes_from = graph.leaves[0].block
+        self.block_leaves = [
+            k for k, leaf in enumerate(graph.leaves) if leaf.block in used or leaf.block is sizes_from
+        ]
+        blocks = [graph.leaves[k].block for k in self.block_leaves]
+        inputs = [*dot_inputs, *phi_inputs, *label_inputs.values(), *blocks]
+        self._loglik = compile_function(inputs, outputs[0], compile_kwargs)
+        self._scores = compile_function(inputs, outputs[1:], compile_kwargs)
+
+    def loglik(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> np.ndarray:
+        """(rows,) log-likelihood of a block."""
+        return self._loglik(*etas, *phis[self.n_dots :], *labels, *blocks)
+
+    def scores(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> list[np.ndarray | None]:
+        """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
+        found = iter(self._scores(*etas, *phis[self.n_dots :], *labels, *blocks))
+        return [next(found) if smooth else None for smooth in self.differentiable]

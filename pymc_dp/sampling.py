@@ -1,0 +1,179 @@
+"""One call: plan, sample, release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pymc as pm
+from pymc.model import Model
+
+from pymc_dp import _compat
+from pymc_dp.budget import get_budget
+from pymc_dp.errors import PlanMismatch, UnsafeModel, UnsafeRelease
+from pymc_dp.publish import STATEMENT, release, touches_private_data
+from pymc_dp.steps import DPHMC, DPLangevin, DPPenalty
+from pymc_dp.steps.base import PrivateStep
+
+__all__ = ["sample", "sample_posterior_predictive"]
+
+STEPS: dict[str, type[PrivateStep]] = {
+    step.__name__: step for step in (DPLangevin, DPHMC, DPPenalty)
+}
+#: Arguments of pm.sample that would bypass the private step or the release.
+_REFUSED = {
+    "nuts_sampler": "external samplers are not private",
+    "nuts": "NUTS is not private",
+    "trace": "the raw trace holds more than may be published",
+    "return_inferencedata": "only a released result is returned",
+}
+
+
+def sample(
+    draws: int = 1000,
+    *,
+    tune: int = 0,
+    chains: int = 4,
+    step: type[PrivateStep] | str | PrivateStep = DPLangevin,
+    step_kwargs: Mapping[str, Any] | None = None,
+    model: Model | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Draw from the posterior privately, and return only what may be published.
+
+    Parameters
+    ----------
+    draws, tune, chains : int
+        As in ``pm.sample``.  All chains share the budget; tuning draws cost as much as others and
+        are not kept.
+    step : class, name or instance, default DPLangevin
+        A private step method.  An instance must have been planned with the same draws, tune and
+        chains.
+    step_kwargs : dict, optional
+        Settings for a step given as a class or a name.
+    model : pymc.Model, optional
+        Default: the model of the context.
+    **kwargs
+        Passed on to ``pm.sample`` (``cores``, ``random_seed``, ``initvals``, ``progressbar``, ...).
+
+    Returns
+    -------
+    arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+        As from :func:`pymc_dp.release`.
+
+    Raises
+    ------
+    UnsafeModel
+        If the model has no budget or can not be sampled privately.
+    PlanMismatch
+        If an instance was planned for another call.
+    BudgetExceeded
+        If the budget does not pay for the plan.
+
+    Notes
+    -----
+    ``random_seed`` fixes proposals and momenta; privacy noise always comes from the operating
+    system, so two runs with one seed differ.
+    """
+    model = pm.modelcontext(model)
+    if get_budget(model) is None:
+        raise UnsafeModel(
+            "dp.sample needs a privacy budget. Add one line at the end of the model:\n"
+            "    dp.PrivacyBudget(epsilon=1.0, delta=1e-6)"
+        )
+    for name in kwargs:
+        if name in _REFUSED:
+            raise ValueError(f"dp.sample does not take {name}: {_REFUSED[name]}.")
+    if kwargs.get("blocked") is False or (step_kwargs or {}).get("blocked") is False:
+        raise ValueError("Private steps move all variables together; blocked=False is refused.")
+    step = _step(step, draws, tune, chains, dict(step_kwargs or {}), model)
+    try:
+        idata = pm.sample(
+            draws=draws, tune=tune, chains=chains, step=step, model=model, **kwargs
+        )
+    finally:
+        step.close()
+    return release(idata, model)
+
+
+def _step(
+    step: Any, draws: int, tune: int, chains: int, step_kwargs: dict[str, Any], model: Model
+) -> PrivateStep:
+    if isinstance(step, str):
+        if step not in STEPS:
+            raise ValueError(f"step must be one of {sorted(STEPS)}, got {step!r}.")
+        step = STEPS[step]
+    if isinstance(step, type):
+        if not issubclass(step, PrivateStep):
+            raise ValueError(f"{step.__name__} is not a private step; use one of {sorted(STEPS)}.")
+        return step(draws=draws, tune=tune, chains=chains, model=model, **step_kwargs)
+    if not isinstance(step, PrivateStep):
+        raise ValueError(
+            f"{type(step).__name__} is not a private step; use one of {sorted(STEPS)}."
+        )
+    if step_kwargs:
+        raise ValueError("step_kwargs are for a step given as a class; this one is built already.")
+    plan = step.plan
+    if (plan.draws, plan.tune, plan.chains) != (draws, tune, chains):
+        raise PlanMismatch(
+            f"The step was planned with draws={plan.draws}, tune={plan.tune}, "
+            f"chains={plan.chains}, but dp.sample was called with draws={draws}, tune={tune}, "
+            f"chains={chains}. Nothing was spent; use the same numbers."
+        )
+    return step
+
+
+def sample_posterior_predictive(
+    idata: Any, model: Model | None = None, *, var_names: list[str] | None = None, **kwargs: Any
+) -> Any:
+    """Posterior predictive draws that use no private data.
+
+    Predictions at the covariates of the records would publish those covariates.  A variable is
+    simulated only if its graph shows that it depends on parameters and public data alone; for
+    predictions at new, public covariates build a model that has them.
+
+    Parameters
+    ----------
+    idata
+        A released result.
+    model : pymc.Model, optional
+        Default: the model of the context.
+    var_names : list of str, optional
+        Default: all observed variables.
+    **kwargs
+        Passed on to ``pm.sample_posterior_predictive``.
+
+    Returns
+    -------
+    arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+        With the group ``posterior_predictive`` and the privacy statement.
+
+    Raises
+    ------
+    UnsafeRelease
+        If the draws were not released, or a variable depends on private data.
+    """
+    model = pm.modelcontext(model)
+    attrs = _compat.attributes(idata)
+    if STATEMENT not in attrs:
+        raise UnsafeRelease("Release the draws first: dp.release(idata, model).")
+    budget = get_budget(model)
+    names = var_names or [rv.name for rv in model.observed_RVs]
+    for name in names:
+        variable = model[name]
+        if budget is not None and any(
+            touches_private_data(model, parent, budget.public)
+            for parent in variable.owner.inputs
+            if hasattr(parent.type, "ndim")
+        ):
+            raise UnsafeRelease(
+                f"Predictions of `{name}` would be made at private covariates. Build a model with "
+                "public covariates and the same parameters, and predict from that one: released "
+                "draws may be used freely."
+            )
+    kwargs["extend_inferencedata"] = False
+    predictive = pm.sample_posterior_predictive(idata, model=model, var_names=names, **kwargs)
+    return _compat.inference_data(
+        {"posterior_predictive": _compat.group(predictive, "posterior_predictive")},
+        {STATEMENT: attrs[STATEMENT]},
+    )

@@ -1,0 +1,375 @@
+"""What all private step methods share: the plan, the coordinates, the life of a chain in PyMC."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from pymc.model import Model
+from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
+from pymc.step_methods.state import dataclass_state
+from pymc.util import get_random_generator, get_value_vars_from_user_vars
+from rich.progress import TextColumn
+from rich.table import Column
+
+from pymc_dp import _compat, noise
+from pymc_dp.budget import PrivacyBudget, get_budget, has_lost_budget
+from pymc_dp.errors import BudgetExceeded, PlanMismatch, PrivacyError, UnsafeModel
+from pymc_dp.mechanisms import Queries
+from pymc_dp.metering import Meter
+from pymc_dp.plan import Plan, make_plan, per_mechanism
+from pymc_dp.records import PublicTerms, extract
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.steps.settings import required, scaling_matrix
+
+__all__ = ["PrivateStep"]
+
+
+@dataclass_state
+class PrivateStepState(StepMethodState):
+    """Nothing but PyMC's own: privacy noise and paid iterations are never part of a state."""
+
+
+def _rebuild(cls: type[PrivateStep], state: dict[str, Any]) -> PrivateStep:
+    step = object.__new__(cls)
+    step.__dict__.update(state)
+    return step
+
+
+class PrivateStep(BlockedStep):
+    """Base class of the private step methods.
+
+    A subclass names its releases in :meth:`_releases`, makes the state of a chain in
+    :meth:`_initial_state` and moves it in :meth:`_transition`; everything that concerns budgets,
+    records and PyMC is here.
+    """
+
+    name = "private"
+    default_blocked = True
+    stats_dtypes_shapes = {  # noqa: RUF012 - PyMC reads it from the class
+        "dp_accepted": (bool, []),
+        "dp_epsilon": (np.float64, []),
+        "dp_frozen": (bool, []),
+        "dp_plan_id": (np.int64, []),
+        "warning": (SamplerWarning, None),
+    }
+    _state_class = PrivateStepState
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        draws: int | None = None,
+        tune: int = 0,
+        chains: int | None = None,
+        clip_norm: float | Mapping[str, float] | None = None,
+        scaling: Any = None,
+        shares: Mapping[str, float],
+        noise_multiplier: float | Mapping[str, float] | None = None,
+        runs: int = 1,
+        model: Model | None = None,
+        rng: Any = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        initial_point: Any = None,
+        blocked: bool = True,
+        **settings: Any,
+    ) -> None:
+        sampler = type(self).__name__
+        required(sampler, draws=draws, chains=chains, clip_norm=clip_norm, scaling=scaling)
+        assert draws is not None and chains is not None and clip_norm is not None
+        if not blocked:
+            raise ValueError(
+                f"{sampler} moves all variables together; leave `blocked` at True."
+            )
+        model = pm.modelcontext(model)
+        self.budget = _budget_of(model, sampler)
+        self.vars = _all_variables(vars, model, sampler)
+        self.rng = get_random_generator(rng)
+        self.tune = bool(tune)
+
+        per_iteration, at_start = self._releases()
+        clip_norms = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
+        records = extract(model, public=self.budget.public, privacy_unit=self.budget.privacy_unit)
+        self.parameters = records.parameters
+        matrix = scaling_matrix(scaling, records.parameters, model)
+        self.coordinates = Coordinates(records.initial, matrix)
+        available = self.budget.ledger.remaining(self.budget.account)
+        if available < 1:
+            raise BudgetExceeded(
+                f"The privacy budget (epsilon={self.budget.epsilon:g}) is used up; no record was "
+                "read. A new analysis of these data needs a new budget, decided by whoever answers "
+                "for the data."
+            )
+        self.plan: Plan = make_plan(
+            sampler,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            runs=runs,
+            per_iteration=per_iteration,
+            at_start=at_start,
+            available=available,
+            shares=shares,
+            noise_multiplier=noise_multiplier,
+        )
+        self._spent_before = self.budget.ledger.spent(self.budget.account)
+        self._secure = not noise.is_insecure()
+        if not self._secure and not self.budget.ledger.is_temporary:
+            raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+
+        self.prior: PublicTerms = records.public_terms(self.coordinates, compile_kwargs)
+        meter = Meter(
+            self.budget.ledger,
+            self.budget.account,
+            self.plan.plan_id,
+            self.plan.iteration_cost,
+            self.plan.start_cost,
+            self.plan.iterations,
+        )
+        self.queries = Queries(
+            records.engine(self.coordinates, compile_kwargs),
+            meter,
+            self.plan.events,
+            per_iteration,
+            at_start,
+            clip_norms,
+            self.budget.neighboring,
+            self.budget.n_public,
+        )
+        self.budget.ledger.record_plan(
+            self.budget.account,
+            self.plan.plan_id,
+            self.plan.payload(
+                clip_norm=clip_norms,
+                scaling=matrix.tolist(),
+                secure=self._secure,
+                **settings,
+            ),
+        )
+        self._model = model
+        self._forget_chain()
+
+    # -- what a sampler defines -----------------------------------------------------------------
+
+    @abstractmethod
+    def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
+        """Releases of each mechanism per iteration, and at the start of a chain."""
+
+    def _clipped_mechanisms(self) -> list[str]:
+        """Mechanisms whose contributions are clipped to a constant, `clip_norm`."""
+        per_iteration, at_start = self._releases()
+        return list(dict.fromkeys([*per_iteration, *at_start]))
+
+    @abstractmethod
+    def _initial_state(self, z: np.ndarray) -> Any:
+        """The kernel's state at z; may make the releases paid for at the start."""
+
+    @abstractmethod
+    def _transition(self, state: Any, iteration: int) -> tuple[Any, bool]:
+        """One iteration: the new state, and whether the proposal was accepted."""
+
+    # -- the life of a chain --------------------------------------------------------------------
+
+    def set_rng(self, rng: Any) -> None:
+        """Begin a chain with a generator for the public randomness (PyMC 5)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._forget_chain()
+
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Begin a chain (PyMC 6)."""
+        self.set_rng(rng)
+
+    def _forget_chain(self) -> None:
+        self._state: Any = None
+        self._point: dict[str, np.ndarray] | None = None
+        self._iteration = 0
+        self._run = 0
+        self._warned = False
+
+    @property
+    def tuning(self) -> bool:
+        """Whether the chain is still in the iterations that are not kept."""
+        return self._iteration < self.plan.tune
+
+    def close(self) -> None:
+        """Return what was charged for iterations that were not begun."""
+        self.queries.meter.close()
+
+    def _begin_chain(self, point: dict[str, np.ndarray]) -> None:
+        if noise.is_insecure() and self._secure:
+            raise PrivacyError("Insecure test noise was switched on after the step was built.")
+        self.queries.begin_chain()
+        ledger, account = self.budget.ledger, self.budget.account
+        runs = sum(
+            entry.kind == "run" and entry.account == account and entry.plan == self.plan.plan_id
+            for entry in ledger.entries()
+        )
+        self._run = runs - 1
+        z = self.coordinates.z(self.parameters.ravel(point))
+        if self.queries.meter.frozen:
+            return
+        self._state = self._initial_state(z)
+
+    def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
+        """One iteration from a PyMC point."""
+        if self._point is None:
+            self._begin_chain(point)
+            self._point = {name: np.array(value) for name, value in point.items()}
+        stats: dict[str, Any] = {
+            "dp_plan_id": self.plan.plan_id,
+            "dp_epsilon": self._epsilon_now(),
+            "dp_accepted": False,
+            "dp_frozen": True,
+            "warning": None,
+        }
+        if self._state is not None and self.queries.begin_iteration():
+            self._state, accepted = self._transition(self._state, self._iteration)
+            self._iteration += 1
+            stats.update(dp_accepted=bool(accepted), dp_frozen=False)
+            if accepted:
+                self._point = self.parameters.point(self.coordinates.theta(self._state.z))
+        elif not self._warned:
+            self._warned = True
+            stats["warning"] = SamplerWarning(
+                WarningType.CONVERGENCE,
+                "The privacy budget is used up: the chain stays where it is and no record is read. "
+                "Frozen draws are marked dp_frozen and dropped by dp.release.",
+                "warn",
+            )
+        return {name: value.copy() for name, value in self._point.items()}, [stats]
+
+    def _warn_if_small(self) -> None:
+        """Say so, before spending, when the budget buys next to nothing."""
+        event = self.plan.events["gradient"]
+        mu2 = self.plan.releases("gradient") / event.noise_multiplier**2
+        draws = mu2 / (4.0 * self.queries.clip_norms["gradient"] ** 2)
+        if draws < 10:
+            warnings.warn(
+                f"The gradients of this plan are worth about {draws:.2g} effective draws, if the "
+                "scaling is about the posterior's: the result will be mostly noise. A larger "
+                "epsilon, more records or a smaller clip_norm would help. Nothing has been spent.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    # -- the plan -------------------------------------------------------------------------------
+
+    def _epsilon_now(self) -> float:
+        """Epsilon spent once all chains have come as far as this one; rounded up.
+
+        A function of the iteration number alone: what the other chains have really leased by now
+        depends on timing.
+        """
+        stride = max(1, self.plan.iterations // 100)
+        done = min(-(-(self._iteration + 1) // stride) * stride, self.plan.iterations)
+        if getattr(self, "_epsilon_at", (None, 0.0))[0] != (self._run, done):
+            per_chain = self.plan.start_cost + done * self.plan.iteration_cost
+            units = self._spent_before + self._run * self.plan.run_cost
+            units = min(
+                units + self.plan.chains * per_chain, self.budget.ledger.cap(self.budget.account)
+            )
+            self._epsilon_at = ((self._run, done), self.budget.epsilon_of(units))
+        return self._epsilon_at[1]
+
+    def _check_plan(self) -> None:
+        """In the parent process, before a chain starts: is this the run that was planned?"""
+        plan = self.plan
+        call = _compat.sample_call()
+        expected = (
+            f"pm.sample(draws={plan.draws}, tune={plan.tune}, chains={plan.chains}, step=step)"
+        )
+        if call is None:
+            raise PlanMismatch(
+                f"{plan.sampler} was not started by pm.sample, so its plan can not be checked. "
+                f"Call {expected} or dp.sample."
+            )
+        if call.model is not self._model or get_budget(call.model) is not self.budget:
+            raise PlanMismatch(
+                f"{plan.sampler} was built for another model than the one being sampled. Build "
+                "the step inside the model's context."
+            )
+        self.budget.check_model(call.model)
+        if (call.draws, call.tune, call.chains) != (plan.draws, plan.tune, plan.chains):
+            raise PlanMismatch(
+                f"{plan.sampler} was planned for draws={plan.draws}, tune={plan.tune}, "
+                f"chains={plan.chains}, but pm.sample was called with draws={call.draws}, "
+                f"tune={call.tune}, chains={call.chains}. Nothing was spent. Call {expected}, or "
+                "build the step with the numbers you want."
+            )
+        self.budget.ledger.begin_run(
+            self.budget.account,
+            plan.plan_id,
+            max_runs=plan.runs,
+            run_cost=plan.run_cost,
+            describe=self.budget.describe,
+        )
+
+    def _progressbar_config(  # type: ignore[override]
+        self, n_chains: int = 1
+    ) -> tuple[list[TextColumn], dict[str, list[float]]]:
+        self._check_plan()
+        columns = [
+            TextColumn("{task.fields[dp_epsilon]:.3f}", table_column=Column("ε ≤", ratio=1)),
+            TextColumn("{task.fields[dp_accept]:.2f}", table_column=Column("Accepted", ratio=1)),
+        ]
+        return columns, {"dp_epsilon": [0.0] * n_chains, "dp_accept": [0.0] * n_chains}
+
+    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:  # type: ignore[override]
+        def update(stats: dict[str, Any]) -> dict[str, float]:
+            return {
+                "dp_epsilon": stats["dp_epsilon"],
+                "dp_accept": float(stats["dp_accepted"]),
+            }
+
+        return (update,)
+
+    # -- PyMC -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def competence(var: Any, has_grad: bool = False) -> Competence:
+        """Never chosen automatically: a private step needs a plan."""
+        return Competence.INCOMPATIBLE
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept = {
+            name: value
+            for name, value in self.__dict__.items()
+            if name not in ("_model", "_state", "_point") and not name.endswith("__newargs")
+        }
+        return _rebuild, (type(self), {**kept, "_model": None, "_state": None, "_point": None})
+
+
+def _budget_of(model: Model, sampler: str) -> PrivacyBudget:
+    budget = get_budget(model)
+    if budget is None and has_lost_budget(model):
+        raise UnsafeModel(
+            "This model is a copy of one with a PrivacyBudget, and copies do not carry it. Build "
+            "the step for the original model."
+        )
+    if budget is None:
+        raise UnsafeModel(
+            f"{sampler} needs a privacy budget. Add one line at the end of the model:\n"
+            "    dp.PrivacyBudget(epsilon=1.0, delta=1e-6)"
+        )
+    budget.check_model(model)
+    return budget
+
+
+def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:
+    values = [model.rvs_to_values[rv] for rv in model.free_RVs]
+    if vars is not None:
+        chosen = set(get_value_vars_from_user_vars(vars, model))
+        if chosen != set(values):
+            left = [value.name for value in values if value not in chosen]
+            raise UnsafeModel(
+                f"{sampler} must move all variables of the model, but `vars` leaves out {left}; "
+                "another step would sample them without privacy. Leave `vars` out."
+            )
+    return values
+
+

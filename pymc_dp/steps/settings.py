@@ -1,0 +1,114 @@
+"""Arguments of the step methods: one meaning and one wording for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from pymc.model import Model
+
+from pymc_dp._checks import check_number
+from pymc_dp.rows.functions import ParameterVector
+
+__all__ = ["positive", "required", "scaling_matrix"]
+
+_MEANING = {
+    "step_size": "the step in z, where theta = initial point + scaling @ z",
+    "n_steps": "the number of integration steps of one trajectory",
+    "clip_norm": "the bound on one record's score (its gradient of the log-likelihood) in z",
+    "scaling": "the scale of each parameter: about its posterior standard deviation",
+    "draws": "the draws per chain that pm.sample will be asked for",
+    "chains": "the number of chains that pm.sample will be asked for",
+}
+
+
+def required(sampler: str, **values: Any) -> None:
+    """Refuse arguments that were not given.
+
+    Raises
+    ------
+    ValueError
+        Naming them and what they mean.
+    """
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        meanings = "; ".join(f"{name}: {_MEANING[name]}" for name in missing)
+        raise ValueError(
+            f"{sampler} needs {', '.join(missing)} ({meanings}). Choose them from public knowledge "
+            "only: a value tuned on the private data is not covered by the guarantee."
+        )
+
+
+def positive(name: str, value: Any) -> float:
+    """A positive finite number, or a ValueError that names the argument."""
+    number = check_number(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} must be positive, got {number}.")
+    return number
+
+
+def scaling_matrix(scaling: Any, parameters: ParameterVector, model: Model) -> np.ndarray:
+    """The (d, d) matrix A of theta = m + A z.
+
+    Parameters
+    ----------
+    scaling : float, (d,) array, (d, d) array, or dict
+        One scale for all, one each, a full matrix, or scales by variable name (the model's names
+        or PyMC's names of the unconstrained values), each a number or of the variable's shape.
+    parameters : ParameterVector
+    model : pymc.Model
+
+    Raises
+    ------
+    ValueError
+        If the shape, the names or the values do not fit.
+    """
+    d = parameters.size
+    if isinstance(scaling, Mapping):
+        scales = _by_name(scaling, parameters, model)
+        matrix = np.diag(scales)
+    else:
+        array = np.asarray(scaling, dtype="float64")
+        if array.ndim == 0:
+            matrix = np.eye(d) * array
+        elif array.shape == (d,):
+            matrix = np.diag(array)
+        elif array.shape == (d, d):
+            matrix = array.copy()
+        else:
+            raise ValueError(
+                f"scaling must be a number, a vector of {d} scales, a ({d}, {d}) matrix or a dict "
+                f"by variable name; got shape {array.shape}. The parameters are, in order: "
+                f"{', '.join(value.name for value in parameters.values)}."
+            )
+    if not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix) < d:
+        raise ValueError("scaling must be finite and invertible, with no scale of 0.")
+    return np.ascontiguousarray(matrix)
+
+
+def _by_name(
+    scaling: Mapping[str, Any], parameters: ParameterVector, model: Model
+) -> np.ndarray:
+    names = {value.name: value.name for value in parameters.values}
+    names.update({rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs})
+    unknown = [name for name in scaling if name not in names]
+    if unknown:
+        raise ValueError(f"scaling names {unknown}; the variables are {sorted(set(names))}.")
+    given = {names[name]: value for name, value in scaling.items()}
+    missing = [value.name for value in parameters.values if value.name not in given]
+    if missing:
+        raise ValueError(f"scaling lacks {missing}: give a scale for every variable.")
+    scales = np.empty(parameters.size)
+    for value, where, shape in zip(
+        parameters.values, parameters.slices, parameters.shapes, strict=True
+    ):
+        try:
+            scales[where] = np.broadcast_to(
+                np.asarray(given[value.name], dtype="float64"), shape
+            ).ravel()
+        except ValueError:
+            raise ValueError(
+                f"scaling of `{value.name}` must be a number or of shape {shape}."
+            ) from None
+    return scales

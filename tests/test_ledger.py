@@ -1,0 +1,701 @@
+"""The ledger and the meter: caps, plans, runs, leases, the hash chain, forks and pickles."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+
+import filelock
+import pytest
+
+from pymc_dp import metering
+from pymc_dp.accounting.gdp import mu_from_budget, units_from_mu
+from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
+from pymc_dp.ledger import Ledger, journal
+from pymc_dp.metering import Meter
+
+FORK = multiprocessing.get_context("fork")
+
+
+def open_account(ledger, cap=1000, neighboring="replace_one"):
+    return ledger.open_account(
+        cap, epsilon=1.0, delta=1e-6, neighboring=neighboring, unit=None, public_payload={"x": 1}
+    )
+
+
+def planned(ledger, cap=1000, chains=4):
+    account = open_account(ledger, cap)
+    ledger.record_plan(account, 1, {"chains": chains})
+    ledger.begin_run(account, 1, max_runs=1, run_cost=0)
+    return account
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    return Ledger.create(tmp_path / "ledger.sqlite", dataset="survey 2020")
+
+
+@pytest.fixture
+def temporary():
+    return Ledger.temporary()
+
+
+class TestFile:
+    def test_create_and_open(self, tmp_path):
+        path = tmp_path / "ledger.sqlite"
+        made = Ledger.create(path, 2.0, 1e-6, "add_or_remove_one", "survey")
+        again = Ledger.open(str(path))
+        assert again.total_cap == made.total_cap == units_from_mu(mu_from_budget(2.0, 1e-6))
+        assert (again.epsilon, again.delta, again.dataset) == (2.0, 1e-6, "survey")
+        assert again.neighboring == "add_or_remove_one"
+        assert not again.is_temporary
+        assert again.verify() == 1
+        assert path.stat().st_mode & 0o077 == 0
+
+    def test_create_refuses_an_existing_file(self, ledger):
+        head = ledger.head()
+        with pytest.raises(LedgerError, match="exists already"):
+            Ledger.create(ledger.path)
+        assert ledger.head() == head
+
+    def test_create_refuses_a_missing_directory(self, tmp_path):
+        with pytest.raises(LedgerError, match="choose a directory"):
+            Ledger.create(tmp_path / "nowhere" / "ledger.sqlite")
+
+    @pytest.mark.parametrize(
+        ("arguments", "match"),
+        [
+            ({"epsilon": 1.0}, "epsilon and delta"),
+            ({"delta": 1e-6}, "epsilon and delta"),
+            ({"epsilon": -1.0, "delta": 1e-6}, "epsilon"),
+            ({"epsilon": 1e-9, "delta": 1e-300}, "epsilon"),
+            ({"epsilon": 1e12, "delta": 1e-6}, "epsilon"),
+            ({"epsilon": 1.0, "delta": 1.0}, "delta"),
+            ({"neighboring": "add"}, "neighboring"),
+            ({"dataset": 3}, "dataset"),
+        ],
+    )
+    def test_create_refuses_bad_arguments(self, tmp_path, arguments, match):
+        with pytest.raises(ValueError, match=match):
+            Ledger.create(tmp_path / "ledger.sqlite", **arguments)
+        assert not (tmp_path / "ledger.sqlite").exists()
+
+    def test_open_refuses_what_is_not_a_ledger(self, tmp_path):
+        with pytest.raises(LedgerError, match="no ledger at"):
+            Ledger.open(tmp_path / "missing")
+        assert not (tmp_path / "missing").exists()
+        for name, content in [("empty", b""), ("text", b"not a database, surely not" * 100)]:
+            (tmp_path / name).write_bytes(content)
+            with pytest.raises(LedgerError, match="damaged or not a ledger"):
+                Ledger.open(tmp_path / name)
+        with closing(sqlite3.connect(tmp_path / "other")) as connection:
+            connection.execute("CREATE TABLE entries (seq INTEGER)")
+        with pytest.raises(LedgerError, match="damaged or not a ledger"):
+            Ledger.open(tmp_path / "other")
+
+    def test_open_checks_the_first_row(self, ledger):
+        tamper(ledger, "UPDATE entries SET payload = replace(payload, '2020', '2021')")
+        with pytest.raises(LedgerError, match="first row"):
+            Ledger.open(ledger.path)
+
+    def test_a_truncated_file_is_damaged(self, ledger):
+        account = planned(ledger)
+        for _ in range(60):
+            ledger.lease(account, 1, 1, 1)
+        content = Path(ledger.path).read_bytes()
+        Path(ledger.path).write_bytes(content[: len(content) // 2])
+        with pytest.raises(LedgerError):
+            Ledger.open(ledger.path).verify()
+
+    def test_the_file_refuses_edits(self, ledger):
+        for statement in ("UPDATE entries SET amount = 0", "DELETE FROM entries"):
+            with (
+                closing(sqlite3.connect(ledger.path)) as connection,
+                pytest.raises(sqlite3.IntegrityError, match="append-only"),
+            ):
+                connection.execute(statement)
+
+    def test_a_lost_file_is_not_made_anew(self, ledger):
+        account = planned(ledger)
+        os.unlink(ledger.path)
+        with pytest.raises(LedgerError, match="missing"):
+            ledger.lease(account, 1, 1, 1)
+        assert not os.path.exists(ledger.path)
+
+    def test_a_full_disk_charges_nothing(self, ledger, monkeypatch):
+        account = planned(ledger, cap=10**6)
+        connect = journal.Journal._connect
+
+        def small(self):
+            connection = connect(self)
+            connection.execute(f"PRAGMA max_page_count={pages}")
+            return connection
+
+        with closing(sqlite3.connect(ledger.path)) as connection:
+            pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        monkeypatch.setattr(journal.Journal, "_connect", small)
+        leased = 0
+        with pytest.raises(LedgerError, match="disk is full"):
+            for _ in range(1000):
+                leased += ledger.lease(account, 1, 1, 1)
+        assert ledger.spent(account) == leased
+        assert ledger.verify() > 1
+
+    def test_lock_failures_are_explained(self, ledger, monkeypatch):
+        def refuse(self, *args, **kwargs):
+            raise PermissionError(13, "Permission denied")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(filelock.FileLock, "acquire", refuse)
+            with pytest.raises(LedgerError, match="can be written"):
+                ledger.head()
+        monkeypatch.setattr(journal, "_LOCK_TIMEOUT", 0.05)
+        with monkeypatch.context() as patch:
+            # What filelock falls back to where the file system has no locks.
+            patch.setattr(filelock, "FileLock", filelock.SoftFileLock)
+            for _ in range(2):  # with a file in the way, and without
+                with pytest.raises(LedgerError, match="no file locks"):
+                    ledger.head()
+                Path(ledger.path + ".lock").unlink(missing_ok=True)
+        with (
+            filelock.FileLock(ledger.path + ".lock"),
+            pytest.raises(LedgerError, match="locked by"),
+        ):
+            ledger.head()
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+    def test_a_read_only_directory_is_explained(self, ledger):
+        directory = Path(ledger.path).parent
+        account = planned(ledger)
+        directory.chmod(0o500)
+        try:
+            with pytest.raises(LedgerError, match=r"can(not)? be written"):
+                ledger.lease(account, 1, 1, 1)
+        finally:
+            directory.chmod(0o700)
+
+    def test_paths_are_absolute(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        ledger = Ledger.create("ledger.sqlite")
+        monkeypatch.chdir("/")
+        assert ledger.verify() == 1
+
+    def test_temporary_ledger_goes_with_its_process(self):
+        code = (
+            "import os\n"
+            "from pymc_dp.ledger import Ledger\n"
+            "ledger = Ledger.temporary()\n"
+            "if os.fork() == 0:\n"
+            "    raise SystemExit  # runs the exit handlers in the child\n"
+            "os.wait()\n"
+            "assert os.path.exists(ledger.path), 'removed by a child'\n"
+            "print(ledger.path)\n"
+        )
+        path = run_python(code).decode().strip()
+        assert path.endswith("ledger.sqlite")
+        assert not os.path.exists(os.path.dirname(path))
+
+    def test_temporary_ledger_is_known_by_its_file(self, temporary):
+        assert Ledger.open(temporary.path).is_temporary
+        assert pickle.loads(pickle.dumps(temporary)).is_temporary
+
+
+class TestAccounts:
+    def test_an_account_reserves(self, tmp_path):
+        ledger = Ledger.create(tmp_path / "ledger.sqlite", 1.0, 1e-6)
+        total = ledger.total_cap
+        first = open_account(ledger, total - 10)
+        with pytest.raises(BudgetExceeded, match="overall cap of epsilon 1 at delta 1e-06"):
+            open_account(ledger, 11)
+        second = open_account(ledger, 10)
+        assert (first, second) == (1, 2)
+        assert ledger.total_reserved() == total
+
+    def test_closing_releases_what_was_not_spent(self, ledger):
+        account = planned(ledger, cap=100)
+        ledger.lease(account, 1, 7, 3)
+        ledger.close_account(account)
+        ledger.close_account(account)
+        info = ledger.account_info(account)
+        assert (info.cap, info.spent, info.remaining, info.closed) == (21, 21, 0, True)
+        assert ledger.total_reserved() == 21
+        assert ledger.lease(account, 1, 1, 1) == 0
+        for call in (
+            lambda: ledger.record_plan(account, 2, {"chains": 1}),
+            lambda: ledger.begin_run(account, 1, max_runs=9, run_cost=0),
+        ):
+            with pytest.raises(LedgerError, match="closed"):
+                call()
+        # A chain that was still running returns what it had leased: no charge can use it.
+        ledger.give_back(account, 1, 7, 1)
+        assert ledger.total_reserved() == ledger.cap(account) == 14
+        assert ledger.remaining(account) == 0
+
+    def test_relations_do_not_mix(self, ledger):
+        with pytest.raises(LedgerError, match=r"'add_or_remove_one'.*'replace_one'"):
+            open_account(ledger, neighboring="add_or_remove_one")
+
+    def test_account_info(self, ledger):
+        account = open_account(ledger, cap=5)
+        info = ledger.account_info(account)
+        assert (info.number, info.cap, info.spent, info.remaining) == (1, 5, 0, 5)
+        assert (info.epsilon, info.delta, info.unit, info.public) == (1.0, 1e-6, None, {"x": 1})
+
+    @pytest.mark.parametrize("cap", [0, -1, 1.5, True, "7", 2**63])
+    def test_bad_caps(self, ledger, cap):
+        with pytest.raises(ValueError, match="cap"):
+            open_account(ledger, cap)
+
+    def test_unknown_accounts(self, ledger):
+        for call in (ledger.spent, ledger.cap, ledger.remaining, ledger.close_account):
+            with pytest.raises(LedgerError, match="no account number 3"):
+                call(3)
+
+
+class TestPlans:
+    def test_plan_is_kept(self, ledger):
+        account = open_account(ledger)
+        payload = {"chains": 2, "noise": 0.1, "names": ("a", "é")}
+        ledger.record_plan(account, 7, payload)
+        ledger.record_plan(account, 7, payload)
+        assert ledger.plan(account, 7) == {"chains": 2, "noise": 0.1, "names": ["a", "é"]}
+        assert ledger.verify() == 3
+        assert [entry.kind for entry in ledger.entries()] == ["ledger", "account", "plan"]
+        with pytest.raises(LedgerError, match="another plan number 7"):
+            ledger.record_plan(account, 7, {"chains": 3})
+        with pytest.raises(LedgerError, match="no plan number 8"):
+            ledger.plan(account, 8)
+
+    @pytest.mark.parametrize("payload", [{}, {"chains": 0}, {"chains": "2"}, {"chains": True}])
+    def test_plan_needs_chains(self, ledger, payload):
+        with pytest.raises(ValueError, match="chains"):
+            ledger.record_plan(open_account(ledger), 1, payload)
+
+    def test_payload_is_json(self, ledger):
+        account = open_account(ledger)
+        with pytest.raises((TypeError, ValueError)):
+            ledger.record_plan(account, 1, {"chains": 1, "x": float("nan")})
+        with pytest.raises(TypeError):
+            ledger.record_plan(account, 1, {"chains": 1, "x": object()})
+        assert ledger.verify() == 2
+
+    def test_runs_are_counted(self, ledger):
+        account = open_account(ledger, cap=100)
+        ledger.record_plan(account, 1, {"chains": 1})
+        assert ledger.begin_run(account, 1, max_runs=2, run_cost=60) == 0
+        ledger.begin_chain(account, 1)
+        ledger.lease(account, 1, 1, 60)
+        with pytest.raises(BudgetExceeded, match=r"needs eps 60, but only eps 40"):
+            ledger.begin_run(
+                account,
+                1,
+                max_runs=2,
+                run_cost=60,
+                # May read the ledger itself.
+                describe=lambda units: f"eps {units + 0 * ledger.spent(account)}",
+            )
+        assert ledger.begin_run(account, 1, max_runs=2, run_cost=40) == 1
+        with pytest.raises(BudgetExceeded, match="build a new step"):
+            ledger.begin_run(account, 1, max_runs=2, run_cost=0)
+        with pytest.raises(LedgerError, match="no plan number 2"):
+            ledger.begin_run(account, 2, max_runs=1, run_cost=0)
+
+    def test_chains_are_counted_per_run(self, ledger):
+        account = open_account(ledger)
+        ledger.record_plan(account, 1, {"chains": 2})
+        with pytest.raises(PlanMismatch, match="no run was authorised"):
+            ledger.begin_chain(account, 1)
+        for _ in range(2):
+            ledger.begin_run(account, 1, max_runs=2, run_cost=0)
+            assert [ledger.begin_chain(account, 1) for _ in range(2)] == [0, 1]
+            with pytest.raises(PlanMismatch, match="2 chains"):
+                ledger.begin_chain(account, 1)
+
+
+class TestLeases:
+    def test_whole_iterations_within_the_cap(self, ledger):
+        account = planned(ledger, cap=100)
+        assert ledger.lease(account, 1, 30, 2) == 2
+        assert ledger.lease(account, 1, 30, 5) == 1
+        assert ledger.lease(account, 1, 30, 5) == 0
+        assert ledger.lease(account, 1, 10, 5) == 1
+        assert (ledger.spent(account), ledger.remaining(account)) == (100, 0)
+
+    def test_accounts_do_not_share(self, ledger):
+        first, second = planned(ledger, cap=10), planned(ledger, cap=10)
+        assert ledger.lease(first, 1, 1, 99) == 10
+        assert ledger.lease(second, 1, 1, 99) == 10
+
+    def test_give_back(self, ledger):
+        account = planned(ledger, cap=100)
+        ledger.lease(account, 1, 10, 10)
+        ledger.give_back(account, 1, 10, 4)
+        ledger.give_back(account, 1, 10, 0)
+        assert ledger.spent(account) == 60
+        with pytest.raises(LedgerError, match="charged for fewer"):
+            ledger.give_back(account, 1, 10, 7)
+        with pytest.raises(LedgerError, match="charged for fewer"):
+            ledger.give_back(account, 2, 10, 1)
+        assert ledger.lease(account, 1, 10, 10) == 4
+
+    @pytest.mark.parametrize("bad", [-1, 1.0, True, "1"])
+    def test_bad_amounts(self, ledger, bad):
+        account = planned(ledger)
+        for call in (
+            lambda: ledger.lease(account, 1, bad, 1),
+            lambda: ledger.lease(account, 1, 1, bad),
+            lambda: ledger.give_back(account, 1, bad, 1),
+            lambda: ledger.give_back(account, 1, 1, bad),
+        ):
+            with pytest.raises(ValueError, match=r"cost|want|unused"):
+                call()
+
+
+def tamper(ledger, statement):
+    with closing(sqlite3.connect(ledger.path, isolation_level=None)) as connection:
+        for trigger in ("no_update", "no_delete"):
+            connection.execute(f"DROP TRIGGER IF EXISTS {trigger}")
+        connection.execute(statement)
+
+
+class TestChain:
+    @pytest.mark.parametrize(
+        "statement",
+        [
+            "UPDATE entries SET amount = 1 WHERE seq = 6",
+            "UPDATE entries SET balance = balance - 5 WHERE seq >= 6",
+            "UPDATE entries SET account = 2 WHERE seq = 6",
+            "UPDATE entries SET plan = 2 WHERE seq = 6",
+            "UPDATE entries SET kind = 'chain' WHERE seq = 6",
+            "UPDATE entries SET payload = '{}' WHERE seq = 6",
+            "UPDATE entries SET payload = 'gibberish' WHERE seq = 6",
+            "UPDATE entries SET amount = 'x' WHERE seq = 6",
+            "DELETE FROM entries WHERE seq = 6",
+            "UPDATE entries SET seq = 60 WHERE seq = 8",
+            "DELETE FROM entries",
+        ],
+    )
+    def test_tampering_is_found(self, ledger, statement):
+        account = planned(ledger)
+        for _ in range(4):
+            ledger.lease(account, 1, 5, 1)
+        assert ledger.verify() == 8
+        tamper(ledger, statement)
+        with pytest.raises(LedgerError, match=r"altered|damaged"):
+            ledger.verify()
+
+    def test_a_published_head_finds_an_older_copy(self, ledger):
+        account = planned(ledger)
+        ledger.lease(account, 1, 5, 1)
+        head = ledger.head()
+        ledger.lease(account, 1, 5, 1)
+        assert ledger.verify(head) == 6
+        tamper(ledger, "DELETE FROM entries WHERE seq >= 5")
+        assert ledger.verify() == 4  # the chain alone cannot know
+        with pytest.raises(LedgerError, match="older copy"):
+            ledger.verify(head)
+
+    def test_entries(self, ledger):
+        account = planned(ledger)
+        ledger.lease(account, 1, 5, 3)
+        ledger.give_back(account, 1, 5, 1)
+        entries = list(ledger.entries())
+        kinds = ["ledger", "account", "plan", "run", "lease", "return"]
+        assert [entry.kind for entry in entries] == kinds
+        assert [entry.amount for entry in entries] == [0, 1000, 0, 0, 15, -5]
+        assert [entry.balance for entry in entries] == [0, 0, 0, 0, 15, 10]
+        assert [entry.previous for entry in entries[1:]] == [entry.hash for entry in entries[:-1]]
+        assert entries[-1].hash == ledger.head()
+        assert entries[-1].payload == {"cost": 5, "iterations": 1}
+
+    def test_reading_in_pages(self, temporary, monkeypatch):
+        monkeypatch.setattr(journal, "_PAGE", 7)
+        account = planned(temporary)
+        for _ in range(30):
+            temporary.lease(account, 1, 1, 1)
+        assert [entry.seq for entry in temporary.entries()] == list(range(1, 35))
+        assert temporary.verify() == 34
+
+    def test_long_ledgers_stay_fast(self, temporary):
+        """A charge in a ledger of 20,000 rows reads a few of them: totals are running sums."""
+        account = planned(temporary, cap=10**9)
+        with temporary._journal.transaction() as transaction:
+            for _ in range(20_000):
+                transaction.append("lease", account, 1, {"cost": 1, "iterations": 1}, 1)
+        steps = 0
+
+        def tick():
+            nonlocal steps
+            steps += 1
+
+        connect = journal.Journal._connect
+
+        def counting(self):
+            connection = connect(self)
+            connection.set_progress_handler(tick, 100)
+            return connection
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(journal.Journal, "_connect", counting)
+            temporary.lease(account, 1, 1, 1)
+        assert steps < 20  # virtual machine instructions / 100; a scan would take over 1000
+
+
+class TestMeter:
+    def test_a_chain_is_paid_and_no_more(self, temporary):
+        account = planned(temporary, cap=10**6)
+        meter = Meter(temporary, account, 1, iteration_cost=10, start_cost=7, iterations=200)
+        assert meter.begin_chain() == 0
+        assert temporary.spent(account) == 7
+        for started in range(200):
+            assert meter.started == started
+            assert meter.begin_iteration()
+            assert temporary.spent(account) >= 7 + 10 * (started + 1)
+        assert temporary.spent(account) == 2007
+        assert not meter.frozen
+        assert not meter.begin_iteration()  # not planned, so not charged
+        meter.close()
+        assert temporary.spent(account) == 2007
+
+    def test_close_returns_the_rest(self, temporary):
+        account = planned(temporary)
+        meter = Meter(temporary, account, 1, 1, 0, 100)
+        meter.begin_chain()
+        assert all(meter.begin_iteration() for _ in range(10))
+        meter.close()
+        meter.close()
+        assert temporary.spent(account) == 10
+        with pytest.raises(PlanMismatch, match="no chain was begun"):
+            meter.begin_iteration()
+
+    def test_frozen_for_good(self, temporary):
+        account = planned(temporary, cap=70)
+        other = Meter(temporary, account, 1, 1, 0, 50)
+        other.begin_chain()
+        other.begin_iteration()
+        meter = Meter(temporary, account, 1, 1, 0, 50)
+        meter.begin_chain()
+        assert sum(meter.begin_iteration() for _ in range(30)) == 20
+        other.close()
+        assert temporary.remaining(account) == 49
+        assert meter.frozen
+        assert not meter.begin_iteration()
+
+    def test_a_start_that_cannot_be_paid_freezes(self, temporary):
+        account = planned(temporary, cap=5)
+        meter = Meter(temporary, account, 1, 1, 6, 50)
+        assert meter.begin_chain() == 0
+        assert meter.frozen
+        assert not meter.begin_iteration()
+        assert temporary.spent(account) == 0
+
+    def test_chains_in_one_process(self, temporary):
+        account = planned(temporary, chains=2)
+        meter = Meter(temporary, account, 1, 1, 2, 100)
+        assert meter.begin_chain() == 0
+        meter.begin_iteration()
+        assert meter.begin_chain() == 1  # closes the first
+        assert temporary.spent(account) == 5
+        meter.begin_iteration()
+        with pytest.raises(PlanMismatch, match="2 chains"):
+            meter.begin_chain()
+        assert temporary.spent(account) == 6
+
+    def test_a_failed_return_stays_charged(self, temporary, monkeypatch):
+        account = planned(temporary)
+        meter = Meter(temporary, account, 1, 1, 0, 100)
+        meter.begin_chain()
+        meter.begin_iteration()
+
+        def fail(*args):
+            raise LedgerError("the disk is full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Ledger, "give_back", fail)
+            with pytest.raises(LedgerError, match="full"):
+                meter.close()
+        meter.close()
+        assert temporary.spent(account) == 64
+        with pytest.raises(PlanMismatch):
+            meter.begin_iteration()
+
+    def test_blocks_follow_the_clock(self, temporary, monkeypatch):
+        class Clock:
+            now = 0.0
+
+            def perf_counter(self):
+                return self.now
+
+        clock = Clock()
+        monkeypatch.setattr(metering, "time", clock)
+        account = planned(temporary, cap=10**6)
+        meter = Meter(temporary, account, 1, 1, 0, 10**4)
+        meter.begin_chain()
+        for _ in range(65):
+            assert meter.begin_iteration()
+            clock.now += 0.002  # half a second is 250 iterations, rounded up to 256
+        assert temporary.spent(account) == 64 + 256
+        lease = Ledger.lease
+
+        def slow(self, *args):
+            clock.now += 0.02  # 200 commits are 4 seconds: 2000 iterations, rounded up to 2048
+            return lease(self, *args)
+
+        monkeypatch.setattr(Ledger, "lease", slow)
+        for _ in range(256):
+            assert meter.begin_iteration()
+            clock.now += 0.002
+        charged = temporary.spent(account)
+        for _ in range(charged - meter.started + 1):
+            assert meter.begin_iteration()
+            clock.now += 0.002
+        assert temporary.spent(account) - charged == 2048
+
+    @pytest.mark.parametrize("bad", [-1, 1.0, True, "1", None])
+    def test_wrong_arguments(self, temporary, bad):
+        for position, name in enumerate(("iteration_cost", "start_cost", "iterations")):
+            arguments = [1, 1, 1]
+            arguments[position] = bad
+            with pytest.raises(ValueError, match=name):
+                Meter(temporary, 1, 1, *arguments)
+
+
+def run_python(code, data=b""):
+    """Run code in a fresh interpreter, as the spawn start method does."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(metering.__file__).parents[1])}
+    return subprocess.run(
+        [sys.executable, "-c", code], input=data, env=environment, check=True, capture_output=True
+    ).stdout
+
+
+def in_child(function):
+    """Run a function in a forked child and return what it returned."""
+    queue = FORK.SimpleQueue()
+    process = FORK.Process(target=lambda: queue.put(function()))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    return queue.get()
+
+
+class TestProcesses:
+    def test_a_pickle_holds_a_path_and_no_handle(self, ledger):
+        assert Path(ledger.path).name.encode() in pickle.dumps(ledger)
+        assert ledger.__reduce__() == (Ledger, (ledger.path, False))
+        account = planned(ledger)
+        meter = Meter(ledger, account, 1, 1, 0, 100)
+        meter.begin_chain()
+        meter.begin_iteration()
+        copy = pickle.loads(pickle.dumps(meter))
+        with pytest.raises(PlanMismatch):
+            copy.begin_iteration()
+        copy.close()
+        assert ledger.spent(account) == 64
+        assert copy.begin_chain() == 1
+        assert meter.begin_iteration()
+
+    def test_a_fork_does_not_spend_its_parents_lease(self, temporary):
+        account = planned(temporary)
+        meter = Meter(temporary, account, 1, 1, 0, 100)
+        meter.begin_chain()
+        meter.begin_iteration()
+
+        def child():
+            with pytest.raises(PlanMismatch, match="in this process"):
+                meter.begin_iteration()
+            assert meter.started == 0
+            assert not meter.frozen
+            meter.close()
+            before = temporary.spent(account)
+            number = meter.begin_chain()
+            return before, number, sum(meter.begin_iteration() for _ in range(5))
+
+        assert in_child(child) == (64, 1, 5)
+        assert temporary.spent(account) == 128
+        assert sum(meter.begin_iteration() for _ in range(63)) == 63
+        assert temporary.spent(account) == 128
+
+    def test_a_spawned_process_gets_a_fresh_meter(self, ledger):
+        account = planned(ledger)
+        meter = Meter(ledger, account, 1, 1, 0, 100)
+        meter.begin_chain()
+        meter.begin_iteration()
+        code = (
+            "import pickle, sys\n"
+            "meter = pickle.load(sys.stdin.buffer)\n"
+            "print(meter.begin_chain(), sum(meter.begin_iteration() for _ in range(10)))\n"
+            "meter.close()\n"
+        )
+        assert run_python(code, pickle.dumps(meter)).split() == [b"1", b"10"]
+        assert ledger.spent(account) == 64 + 10
+
+    def test_forking_while_another_thread_charges(self, temporary):
+        """A child must not inherit a half-open transaction or a lock nobody will release."""
+        account = planned(temporary, cap=10**9)
+        stop = threading.Event()
+        charged = 0
+
+        def charge():
+            nonlocal charged
+            while not stop.is_set():
+                charged += temporary.lease(account, 1, 1, 1)
+
+        thread = threading.Thread(target=charge)
+        thread.start()
+        try:
+            for _ in range(15):
+                assert in_child(lambda: temporary.lease(account, 1, 1, 1)) == 1
+        finally:
+            stop.set()
+            thread.join()
+        assert temporary.spent(account) == charged + 15
+        temporary.verify()
+
+    def test_two_processes_never_pass_the_cap(self, temporary):
+        account = planned(temporary, cap=1003)
+
+        def spend():
+            total = 0
+            while granted := temporary.lease(account, 1, 2, 3):
+                total += granted
+            return total
+
+        queue = FORK.SimpleQueue()
+        processes = [FORK.Process(target=lambda: queue.put(spend())) for _ in range(2)]
+        for process in processes:
+            process.start()
+        totals = [queue.get() for _ in processes]
+        for process in processes:
+            process.join()
+        assert 2 * sum(totals) == temporary.spent(account) == 1002
+        temporary.verify()
+
+    def test_four_writers_share_fairly(self, temporary):
+        """Each gets at least 0.8 of a fair share (0.97 is usual, of some 600 charges each)."""
+        account = planned(temporary, cap=10**9)
+        begin = time.monotonic() + 0.5  # all have started by then
+
+        def spend():
+            total = 0
+            time.sleep(max(0.0, begin - time.monotonic()))
+            while time.monotonic() < begin + 3:
+                total += temporary.lease(account, 1, 1, 1)
+            return total
+
+        queue = FORK.SimpleQueue()
+        processes = [FORK.Process(target=lambda: queue.put(spend())) for _ in range(4)]
+        for process in processes:
+            process.start()
+        totals = [queue.get() for _ in processes]
+        for process in processes:
+            process.join()
+        assert sum(totals) == temporary.spent(account)
+        assert min(totals) >= 0.8 * sum(totals) / 4
