@@ -17,12 +17,12 @@ from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 try:  # PyTensor 3
     from pytensor.tensor.special import LogSumExp
 except ImportError:  # PyTensor 2 has no such operation
-    LogSumExp = None  # type: ignore[assignment,misc]
+    LogSumExp = None
 
 try:  # PyTensor 2
     from pytensor.tensor.subtensor import AdvancedSubtensor1
 except ImportError:  # PyTensor 3 merged it into AdvancedSubtensor
-    AdvancedSubtensor1 = None  # type: ignore[assignment,misc]
+    AdvancedSubtensor1 = None
 
 __all__ = [
     "PYMC_MAJOR",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 import weakref
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp._checks import check_delta, check_epsilon, check_integer
 from pymc_dp.accounting import epsilon_from_mu, mu_from_budget, mu_from_units, units_from_mu
+from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent
 from pymc_dp.ledger import Ledger
@@ -29,9 +31,9 @@ _ATTRIBUTE = "pymc_dp_budget"
 _TAG = "pymc_dp_account"
 #: Budgeted models of this process, for the guard of :mod:`pymc_dp.guard`.
 MODELS: weakref.WeakSet[Model] = weakref.WeakSet()
-#: Keyed digests of data under a temporary ledger; the key dies with the process.
+#: Ledger of the data seen under a temporary ledger, by keyed digest; the key dies with the process.
 _KEY = os.urandom(32)
-_SEEN: set[bytes] = set()
+_SEEN: dict[bytes, str] = {}
 
 
 class Spending(NamedTuple):
@@ -113,14 +115,13 @@ class PrivacyBudget:
         self.delta = check_delta(delta)
         if neighboring not in ("replace_one", "add_or_remove_one"):
             raise ValueError(
-                "neighboring must be 'replace_one' or 'add_or_remove_one', "
-                f"got {neighboring!r}."
+                f"neighboring must be 'replace_one' or 'add_or_remove_one', got {neighboring!r}."
             )
         if isinstance(public, str):
             raise ValueError(f"public must be a list of names; write public=[{public!r}].")
         if dataset is not None and not isinstance(dataset, str):
             raise ValueError("dataset must be a label (a string), never the data themselves.")
-        self.neighboring = neighboring
+        self.neighboring: Neighboring = neighboring  # type: ignore[assignment]
         self.public = tuple(public)
         self.privacy_unit = privacy_unit
         self.dataset = dataset
@@ -141,7 +142,7 @@ class PrivacyBudget:
                 "publishing somebody's record outright. Choose delta well below 1/n."
             )
         cap = units_from_mu(mu_from_budget(self.epsilon, self.delta))
-        self.ledger = _open_ledger(ledger, neighboring)
+        self.ledger = _open_ledger(ledger, self.neighboring)
         if self.ledger.is_temporary:
             self._warn_if_counted_elsewhere(model)
         self.account = self.ledger.open_account(
@@ -182,17 +183,14 @@ class PrivacyBudget:
 
     def _warn_if_counted_elsewhere(self, model: Model) -> None:
         digest = _digest(model, self.public)
-        if digest in _SEEN:
-            import warnings
-
+        if _SEEN.setdefault(digest, self.ledger.path) != self.ledger.path:
             warnings.warn(
                 "These data already have a budget in this session. The two are counted apart, so "
-                "neither statement covers both releases. Use one persistent ledger: "
-                "dp.Ledger.create(path), then PrivacyBudget(..., ledger=path).",
+                "neither statement covers both releases. Use one ledger for both, best a "
+                "persistent one: dp.Ledger.create(path), then PrivacyBudget(..., ledger=path).",
                 UserWarning,
                 stacklevel=3,
             )
-        _SEEN.add(digest)
 
     def check_model(self, model: Model) -> None:
         """Refuse a model that grew after the budget was declared.
@@ -254,7 +252,7 @@ class PrivacyBudget:
         charged: dict[tuple[int, str], int] = {}
         plans: dict[int, dict[str, Any]] = {}
         for entry in self.ledger.entries():
-            if entry.account != self.account:
+            if entry.account != self.account or entry.plan is None:
                 continue
             if entry.kind == "plan":
                 plans[entry.plan] = entry.payload
@@ -273,8 +271,14 @@ class PrivacyBudget:
             event = GaussianEvent.from_dict(plan["events"][name])
             units = count * event.cost
             rows.append(
-                [plan["sampler"], name, event.noise_multiplier, count]
-                + [self.epsilon_of(units), units / cap]
+                [
+                    plan["sampler"],
+                    name,
+                    event.noise_multiplier,
+                    count,
+                    self.epsilon_of(units),
+                    units / cap,
+                ]
             )
         spent = self.ledger.spent(self.account)
         rows.append(["spent", "", np.nan, "", self.epsilon_of(spent), spent / cap])
@@ -295,9 +299,7 @@ class PrivacyBudget:
 
 def _counts_of(plan: dict[str, Any], cost: int) -> dict[str, int]:
     """Which releases a charge of `cost` pays for: an iteration or the start of a chain."""
-    costs = {
-        name: GaussianEvent.from_dict(event).cost for name, event in plan["events"].items()
-    }
+    costs = {name: GaussianEvent.from_dict(event).cost for name, event in plan["events"].items()}
     for key in ("per_iteration", "at_start"):
         counts: dict[str, int] = plan[key]
         if counts and sum(costs[name] * count for name, count in counts.items()) == cost:
@@ -305,7 +307,9 @@ def _counts_of(plan: dict[str, Any], cost: int) -> dict[str, int]:
     return {}
 
 
-def _open_ledger(ledger: str | os.PathLike[str] | Ledger | None, neighboring: str) -> Ledger:
+def _open_ledger(
+    ledger: str | os.PathLike[str] | Ledger | None, neighboring: Neighboring
+) -> Ledger:
     if ledger is None:
         return Ledger.temporary(neighboring)
     return ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)

@@ -1,9 +1,9 @@
 """The only clip-and-sum: from real contributions to an integer sum of exact sensitivity.
 
-A record's contribution is measured in *grid units* (:class:`Grid`), clipped, rounded to integers and
-added in int64.  Integer addition is associative, so the sum is the same for any order of records,
-any blocking and any number of threads, and the sum of a neighbouring data set differs from it by
-exactly the difference of one record's integer contribution.
+A record's contribution is measured in *grid units* (:class:`Grid`), clipped, rounded to integers
+and added in int64.  Integer addition is associative, so the sum is the same for any order of
+records, any blocking and any number of threads, and the sum of a neighbouring data set differs
+from it by exactly the difference of one record's integer contribution.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numba import njit
 
+from pymc_dp._jit import compiled
 from pymc_dp.errors import PrivacyError
 
 __all__ = ["Grid", "Neighboring", "clip_interval_sum", "clip_norm_sum", "vector_bound"]
@@ -102,8 +102,10 @@ def vector_bound(norm_bound: float, d: int) -> float:
     return bound
 
 
-@njit(cache=True, error_model="numpy")
-def clip_norm_sum(vectors, inverse_unit, bound, total, scale):
+@compiled(error_model="numpy")
+def clip_norm_sum(
+    vectors: np.ndarray, inverse_unit: float, bound: float, total: np.ndarray, scale: np.ndarray
+) -> None:
     """Add clipped, rounded vectors to an integer total.
 
     Parameters
@@ -147,8 +149,10 @@ def clip_norm_sum(vectors, inverse_unit, bound, total, scale):
         total[j] += sum_j
 
 
-@njit(cache=True, error_model="numpy")
-def clip_interval_sum(values, inverse_unit, lower, upper):
+@compiled(error_model="numpy")
+def clip_interval_sum(
+    values: np.ndarray, inverse_unit: float, lower: np.int64, upper: np.int64
+) -> np.int64:
     """Integer sum of values rounded and clipped to an interval.
 
     Parameters

@@ -11,12 +11,10 @@ last, the cursor on the tape, past its end once the words have run out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
-
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from pymc_dp._jit import compiled
 
 __all__ = ["fill"]
 
@@ -28,24 +26,11 @@ X, FALLING, SELECT, CURSOR = 0, 1, 3, 4
 
 Words = NDArray[np.uint32]
 State = NDArray[np.int64]
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def _compile(**options: Any) -> Callable[[F], F]:
-    """Compile with a disk cache where some directory is writable, without one elsewhere."""
-
-    def decorate(function: F) -> F:
-        try:
-            return njit(cache=True, nogil=True, **options)(function)
-        except RuntimeError:  # numba may write neither to __pycache__ nor to the user's cache
-            return njit(nogil=True, **options)(function)
-
-    return decorate
 
 
 # The parts of one draw own no memory: without reference counts on the arrays they share, which
 # numba would keep at every call, and inlined, a draw takes 0.07 us instead of 1.2 (numba 0.68).
-_part = _compile(_nrt=False, forceinline=True)
+_part = compiled(_nrt=False, forceinline=True, nogil=True)
 
 
 @_part
@@ -161,7 +146,7 @@ def _draw(words: Words, digits: Words, state: State, log2_sigma: int) -> int:
     return 0
 
 
-@_compile()
+@compiled(nogil=True)
 def fill(
     draws: NDArray[np.int64], done: int, log2_sigma: int, words: Words, position: int
 ) -> tuple[int, int]:

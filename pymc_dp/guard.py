@@ -45,5 +45,3 @@ def install() -> None:
     methods = pm.step_methods.STEP_METHODS
     if not any(getattr(method, "name", None) == BudgetGuard.name for method in methods):
         methods.append(BudgetGuard)
-
-

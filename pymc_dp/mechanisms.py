@@ -165,12 +165,13 @@ class Queries:
         return total * unit, scores, scale
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
-        """Noisy sum of clipped log-likelihood ratios (Yildirim and Ermis 2019; Heikkila et al. 2019).
+        """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019).
 
         Returns
         -------
         value : float
-            sum_i clip_c(l_i(z_to) - l_i(z_from)) + N(0, noise_sd^2), c = clip_norm |z_to - z_from|.
+            sum_i clip_c(l_i(z_to) - l_i(z_from)) + N(0, noise_sd^2), with
+            c = clip_norm |z_to - z_from|.
         noise_sd : float
             Symmetric in the two points.
         """
@@ -235,7 +236,9 @@ class Path:
             raise PrivacyError("advance() follows gradient(): there is no midpoint yet.")
         self._work += self._queries.engine.work(self._scores, displacement, self._scale)
 
-    def energy_error(self, z_end: np.ndarray, lower: float, upper: float) -> tuple[float, float]:
+    def energy_error(
+        self, z_end: np.ndarray, lower: float | np.ndarray, upper: float | np.ndarray
+    ) -> tuple[float, float]:
         """Noisy sum of energy errors e_i = l_i(z_end) - l_i(z_start) - work_i, clipped.
 
         Parameters
@@ -253,9 +256,9 @@ class Path:
         with np.errstate(invalid="ignore"):
             errors = queries._log_likelihood(z_end) - queries._log_likelihood(self._start)
             errors -= self._work
-        return queries._interval_sum("energy_error", errors, lower, upper)
+        return queries._interval_sum("energy_error", errors, float(lower), float(upper))
 
-    def finish(self, accepted: bool) -> None:
+    def finish(self, accepted: bool | np.bool_ | np.ndarray) -> None:
         """End of the path: the per-unit accumulators are forgotten."""
         self._scores = None
         self._work = np.empty(0)

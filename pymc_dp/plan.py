@@ -132,9 +132,7 @@ def make_plan(
     else:
         given = per_mechanism("noise_multiplier", noise_multiplier, mechanisms)
         events = {name: GaussianEvent(name, value) for name, value in given.items()}
-    return Plan(
-        sampler, draws, tune, chains, runs, events, dict(per_iteration), dict(at_start)
-    )
+    return Plan(sampler, draws, tune, chains, runs, events, dict(per_iteration), dict(at_start))
 
 
 def per_mechanism(

@@ -24,7 +24,7 @@ from pymc_dp.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.events import MU2_UNIT
-from pymc_dp.records import count_units, private_observed
+from pymc_dp.records import private_observed, public_inputs
 from pymc_dp.rows.lift import ancestors_without_shapes
 
 __all__ = ["privacy_statement", "release", "released", "touches_private_data"]
@@ -60,8 +60,12 @@ def touches_private_data(model: Model, variable: Variable, public: Iterable[str]
     public = set(public)
     private = {*private_observed(model, public)}
     private |= {model.rvs_to_values[rv] for rv in private}
-    declared = {model[name] for name in public if name in model.named_vars}
     rows = _row_counts(model, public)
+    declared = {
+        variable
+        for variable in public_inputs(model, public)
+        if variable not in model.dim_lengths.values() or int(variable.eval()) not in rows
+    }
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)
     seen: set[Variable] = set()
@@ -271,8 +275,8 @@ def _statement(
         "ledger_head": ledger.head(),
         "pymc_dp_version": __version__,
     }
-    if not ledger.is_temporary:
-        reserved = ledger.total_reserved()
+    reserved = ledger.total_reserved()
+    if not ledger.is_temporary or reserved > info.cap:
         statement["ledger_total"] = {
             "gdp_mu2": reserved / MU2_UNIT,
             "epsilon": epsilon_from_mu(mu_from_units(reserved), budget.delta),
@@ -345,11 +349,11 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             "The ledger was temporary: releases from the same data in other sessions are not "
             "counted here and add to the loss."
         )
-    else:
+    if "ledger_total" in facts:
         total = facts["ledger_total"]
         lines.append(
-            f"All budgets on the ledger together: epsilon = {total['epsilon']:.4g} at the same "
-            f"delta."
+            "Everything that the budgets on this ledger may release, together: epsilon = "
+            f"{total['epsilon']:.4g} at the same delta."
         )
     lines += [
         f"Ledger head {facts['ledger_head'][:16]}; pymc_dp {facts['pymc_dp_version']}.",

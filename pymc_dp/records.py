@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pymc.model import Model
@@ -33,7 +32,14 @@ from pymc_dp.rows.functions import (
 )
 from pymc_dp.rows.lift import ancestors_without_shapes, lift_rows
 
-__all__ = ["PublicTerms", "Records", "count_units", "extract"]
+__all__ = [
+    "PublicTerms",
+    "Records",
+    "count_units",
+    "extract",
+    "private_observed",
+    "public_inputs",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,7 +152,9 @@ def _n_rows(model: Model, rv: Variable) -> int:
     value = model.rvs_to_values[rv]
     for source in ancestors([value]):
         if isinstance(source, Constant | SharedVariable) and source.type.ndim == value.type.ndim:
-            data = source.get_value(borrow=True) if isinstance(source, SharedVariable) else source.data
+            data = (
+                source.get_value(borrow=True) if isinstance(source, SharedVariable) else source.data
+            )
             if np.ndim(data) > 0:
                 return int(np.shape(data)[0])
     raise NotFactorizable(
@@ -186,7 +194,11 @@ def count_units(
                 "belong to one record. Pass privacy_unit={'name': ids, ...} to PrivacyBudget."
             )
         return next(iter(rows.values())), dict.fromkeys(rows)
-    ids = dict(privacy_unit) if isinstance(privacy_unit, Mapping) else dict.fromkeys(rows, privacy_unit)
+    ids = (
+        dict(privacy_unit)
+        if isinstance(privacy_unit, Mapping)
+        else dict.fromkeys(rows, privacy_unit)
+    )
     if set(ids) != set(rows):
         raise ValueError(
             f"privacy_unit names {sorted(ids)}, but the private observed variables are "
@@ -205,6 +217,12 @@ def count_units(
     return len(unique), {
         name: np.searchsorted(unique, array).astype("int64") for name, array in arrays.items()
     }
+
+
+def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:
+    """Variables declared public, and the lengths of dims, which are shapes."""
+    named = {model[name] for name in public if name in model.named_vars}
+    return named | set(model.dim_lengths.values())
 
 
 # -- extraction -----------------------------------------------------------------------------------
@@ -242,7 +260,7 @@ def extract(
     if not values:
         raise UnsafeModel("The model has no free random variable to sample.")
     parameters = ParameterVector.of(values, list(shapes.values()))
-    public_variables = {model[name] for name in public if name in model.named_vars}
+    public_variables = public_inputs(model, public)
 
     observed = private_observed(model, public)
     raw = dict(
@@ -307,7 +325,7 @@ def _public_logp(model: Model, public: Sequence[str], groups: Sequence[_Group]) 
     [logp] = rewrite_graph([logp], include=("local_remove_check_parameter",), clone=False)
     leaves = {leaf.source for group in groups for leaf in group.graph.leaves}
     sizes = {group.graph.n_rows for group in groups}
-    named = {model[name] for name in public if name in model.named_vars}
+    named = public_inputs(model, public)
     observed_public = {model.rvs_to_values[rv] for rv in terms[len(model.free_RVs) :]}
     for variable in ancestors_without_shapes([logp]):
         if variable in named or variable in observed_public:
@@ -381,13 +399,12 @@ def _check_numerically(
     theta = [
         np.asarray(0.05 + 0.1 * rng.standard_normal(shapes[v]), dtype=v.type.dtype) for v in values
     ]
-    arrays = [
-        _synthetic(leaf.source, _shape_of(leaf.source), rng) for leaf in graph.leaves
-    ]
+    arrays = [_synthetic(leaf.source, _shape_of(leaf.source), rng) for leaf in graph.leaves]
 
     def evaluate() -> tuple[np.ndarray, np.ndarray]:
         moved = [
-            np.moveaxis(array, leaf.axis, 0) for array, leaf in zip(arrays, graph.leaves, strict=True)
+            np.moveaxis(array, leaf.axis, 0)
+            for array, leaf in zip(arrays, graph.leaves, strict=True)
         ]
         with np.errstate(all="ignore"):
             return function(*theta, *arrays, *moved)

@@ -86,13 +86,13 @@ def sample(
             raise ValueError(f"dp.sample does not take {name}: {_REFUSED[name]}.")
     if kwargs.get("blocked") is False or (step_kwargs or {}).get("blocked") is False:
         raise ValueError("Private steps move all variables together; blocked=False is refused.")
-    step = _step(step, draws, tune, chains, dict(step_kwargs or {}), model)
+    private = _step(step, draws, tune, chains, dict(step_kwargs or {}), model)
     try:
         idata = pm.sample(
-            draws=draws, tune=tune, chains=chains, step=step, model=model, **kwargs
+            draws=draws, tune=tune, chains=chains, step=private, model=model, **kwargs
         )
     finally:
-        step.close()
+        private.close()
     return release(idata, model)
 
 

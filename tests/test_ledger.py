@@ -160,7 +160,7 @@ class TestFile:
         monkeypatch.setattr(journal, "_LOCK_TIMEOUT", 0.05)
         with monkeypatch.context() as patch:
             # What filelock falls back to where the file system has no locks.
-            patch.setattr(filelock, "FileLock", filelock.SoftFileLock)
+            patch.setattr(journal, "FileLock", filelock.SoftFileLock)
             for _ in range(2):  # with a file in the way, and without
                 with pytest.raises(LedgerError, match="no file locks"):
                     ledger.head()

@@ -32,7 +32,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import filelock
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from pymc_dp.errors import LedgerError
 from pymc_dp.ledger.entry import COLUMNS, GENESIS, SPENDING, Entry, as_stored, decode, encode
@@ -244,11 +244,11 @@ class Journal:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        lock: filelock.BaseFileLock = filelock.FileLock(self.path + ".lock", timeout=_LOCK_TIMEOUT)
+        lock: BaseFileLock = FileLock(self.path + ".lock", timeout=_LOCK_TIMEOUT)
         begin = time.perf_counter()
         try:
             lock.acquire(poll_interval=_POLL)
-        except filelock.Timeout:
+        except Timeout:
             self._refuse_soft(lock)
             raise LedgerError(
                 f"the ledger {self.path} has been locked by another process for "
@@ -273,10 +273,10 @@ class Journal:
                 # and a half turns lets two of them go first, so that writers nearly take turns.
                 time.sleep(min(max(1.5 * held, 2 * _POLL), _LONGEST_PAUSE))
 
-    def _refuse_soft(self, lock: filelock.BaseFileLock) -> None:
+    def _refuse_soft(self, lock: BaseFileLock) -> None:
         # filelock replaces a lock that the file system lacks by the mere existence of a file, which
         # a killed process leaves behind.
-        if isinstance(lock, filelock.SoftFileLock):
+        if isinstance(lock, SoftFileLock):
             raise LedgerError(
                 f"the file system of {self.path} has no file locks (as on some network drives); "
                 "put the ledger on a local disk"

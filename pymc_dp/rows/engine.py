@@ -77,6 +77,7 @@ class RowGroup:
 
     @property
     def n_rows(self) -> int:
+        """Number of rows of the data."""
         return self.functions.graph.n_rows
 
 
@@ -193,9 +194,10 @@ class RowEngine:
                 for k, block in enumerate(functions.scores(etas, phis, labels, blocks)):
                     if block is None:
                         continue
-                    if rows[k] is None:
-                        rows[k] = np.empty((block.shape[1], group.n_rows))
-                    rows[k][:, where] = block.T
+                    found = rows[k]
+                    if found is None:
+                        found = rows[k] = np.empty((block.shape[1], group.n_rows))
+                    found[:, where] = block.T
             for found in rows:
                 if found is not None:
                     loops.clean(found)
@@ -230,17 +232,17 @@ class RowEngine:
         for where in _blocks(group.n_rows):
             block = np.zeros((self.d, where.stop - where.start))
             for k, cut in enumerate(group.functions.ordered):
-                row_scores, matrix = scores.rows[g][k], compressed[k]
-                if row_scores is None or matrix is None:
+                row_scores, entries, matrix = scores.rows[g][k], compressed[k], scores.maps[g][k]
+                if row_scores is None or entries is None or matrix is None:
                     continue
                 s = row_scores[:, where]
                 if cut.kind == "dot":
-                    loops.add_products(block, columns.designs[cut][:, where], s, *matrix)
+                    loops.add_products(block, columns.designs[cut][:, where], s, *entries)
                 elif cut.kind == "index":
-                    size = scores.maps[g][k].shape[0] // s.shape[0]
-                    loops.add_indexed(block, columns.labels[cut][where], size, s, *matrix)
+                    size = matrix.shape[0] // s.shape[0]
+                    loops.add_indexed(block, columns.labels[cut][where], size, s, *entries)
                 else:
-                    loops.add_copies(block, s, *matrix)
+                    loops.add_copies(block, s, *entries)
             yield where, block
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -64,6 +64,7 @@ class ParameterVector:
 
     @classmethod
     def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
+        """The vector of the given value variables, whose shapes are given."""
         sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
         ends = np.cumsum(sizes)
         slices = tuple(
@@ -74,6 +75,7 @@ class ParameterVector:
 
     @property
     def size(self) -> int:
+        """Number of parameters, d."""
         return int(self.theta.type.shape[0])
 
     def substitute(self, outputs: Sequence[Variable]) -> list[Variable]:
@@ -199,6 +201,7 @@ class RowFunctions:
         label_inputs = {
             cut: pt.vector(f"label{k}", dtype=cut.row_data.type.dtype)
             for k, cut in enumerate(self.labels)
+            if cut.row_data is not None
         }
         loglik = rewrite_graph(graph.loglik, include=("canonicalize", "stabilize"), clone=False)
         scores = pytensor.grad(
@@ -208,7 +211,8 @@ class RowFunctions:
         )
         # the rows see shared values through inputs of the size of the shared value
         n_block = graph.leaves[0].block.shape[0]
-        phi_inputs, replacements = [], {}
+        phi_inputs: list[Variable] = []
+        replacements = {}
         for cut in self.ordered[self.n_dots :]:
             phi = cut.phi.type.clone(shape=cut.phi.type.shape)(name=f"phi{len(phi_inputs)}")
             phi_inputs.append(phi)
@@ -225,7 +229,9 @@ class RowFunctions:
         used = ancestors_without_shapes(outputs)
         sizes_from = graph.leaves[0].block
         self.block_leaves = [
-            k for k, leaf in enumerate(graph.leaves) if leaf.block in used or leaf.block is sizes_from
+            k
+            for k, leaf in enumerate(graph.leaves)
+            if leaf.block in used or leaf.block is sizes_from
         ]
         blocks = [graph.leaves[k].block for k in self.block_leaves]
         inputs = [*dot_inputs, *phi_inputs, *label_inputs.values(), *blocks]

@@ -42,7 +42,7 @@ _AXIS_OPS = (Softmax, LogSoftmax, CumOp)
 
 
 def ancestors_without_shapes(variables: Iterable[Variable]) -> set[Variable]:
-    """All ancestors on whose *values* `variables` depend; shapes are public and not looked behind."""
+    """All ancestors on whose *values* `variables` depend; shapes, being public, are passed over."""
     seen: set[Variable] = set()
     stack = list(variables)
     while stack:
@@ -128,7 +128,10 @@ class _Lifter:
         if order[axis] == "x":
             eta = self._cut("copy", phi, (self.n_rows, *phi.type.shape))
             return eta.dimshuffle(
-                [0 if k == axis else ("x" if a == "x" else a + 1) for k, a in enumerate(order)]
+                [
+                    0 if k == axis else ("x" if isinstance(a, str) else a + 1)
+                    for k, a in enumerate(order)
+                ]
             )
         # the axis of size one belongs to the value itself
         eta = self._cut("copy", variable, (self.n_rows, *variable.type.shape))
@@ -306,7 +309,8 @@ def _product(self: _Lifter, v: Variable, a: Variable, b: Variable, axis: int) ->
 
 
 def _dot(self: _Lifter, v: Variable, axis: int) -> Variable:
-    return _product(self, v, *v.owner.inputs, axis)
+    a, b = v.owner.inputs
+    return _product(self, v, a, b, axis)
 
 
 def _blockwise(self: _Lifter, v: Variable, axis: int) -> Variable:
@@ -316,7 +320,8 @@ def _blockwise(self: _Lifter, v: Variable, axis: int) -> Variable:
         inputs = [self.lift_or_share(x, axis) for x in node.inputs]
         return op.make_node(*inputs).outputs[node.outputs.index(v)]
     if isinstance(op.core_op, Dot) and batch == 0:
-        return _product(self, v, *node.inputs, axis)
+        a, b = node.inputs
+        return _product(self, v, a, b, axis)
     raise self.refuse(
         f"{op} mixes records",
         "Give each record its own small vector or matrix, records on the first axis.",
@@ -332,7 +337,7 @@ def _subtensor(self: _Lifter, v: Variable, axis: int) -> Variable:
     if entries[source] != slice(None):
         raise self.refuse(
             "it takes a part of the records, or shifts them against each other",
-            "Select the records before the model is built; autoregressive terms are not per-record.",
+            "Select the records before the model is built; autoregressive terms couple records.",
         )
     for index in v.owner.inputs[1:]:
         self.shared.append(index)
@@ -490,7 +495,10 @@ _RULES: tuple[tuple[type | tuple[type, ...], Rule], ...] = (
     (Dot, _dot),
     (Blockwise, _blockwise),
     (Subtensor, _subtensor),
-    ((AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ())), _take),
+    (
+        (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ())),
+        _take,
+    ),
     (Alloc, _alloc),
     (Join, _join),
     (Reshape, _reshape),
@@ -580,7 +588,7 @@ def _check_shared(lifter: _Lifter) -> None:
         if isinstance(variable, SharedVariable):
             raise lifter.refuse(
                 f"pm.Data {_describe(variable)} reaches every record",
-                f"If it is not private, declare it: PrivacyBudget(..., public=[{variable.name!r}]).",
+                f"If it is not private, declare it: PrivacyBudget(public=[{variable.name!r}]).",
             )
         if isinstance(variable, Constant) and lifter.n_rows in np.shape(variable.data):
             raise lifter.refuse(

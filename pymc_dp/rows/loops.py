@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import njit
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
 
 __all__ = [
     "add_copies",
@@ -24,8 +26,8 @@ __all__ = [
 ]
 
 
-@njit(cache=True, error_model="numpy")
-def linear_predictor(design, phi, out):
+@compiled(error_model="numpy")
+def linear_predictor(design: ndarray, phi: ndarray, out: ndarray) -> None:
     """out[k, i] = sum_j design[j, i] * phi[j, k]."""
     p, n = design.shape
     for k in range(phi.shape[1]):
@@ -38,8 +40,8 @@ def linear_predictor(design, phi, out):
                     out[k, i] += design[j, i] * weight
 
 
-@njit(cache=True, error_model="numpy")
-def clean(scores):
+@compiled(error_model="numpy")
+def clean(scores: ndarray) -> None:
     """Set scores that are not finite to 0, before any norm is taken (0 * inf is not a number)."""
     k, n = scores.shape
     for j in range(k):
@@ -48,8 +50,15 @@ def clean(scores):
                 scores[j, i] = 0.0
 
 
-@njit(cache=True, error_model="numpy")
-def add_products(vectors, design, scores, starts, columns, values):
+@compiled(error_model="numpy")
+def add_products(
+    vectors: ndarray,
+    design: ndarray,
+    scores: ndarray,
+    starts: ndarray,
+    columns: ndarray,
+    values: ndarray,
+) -> None:
     """vectors[c, i] += design[j, i] * scores[k, i] * B[j*K + k, c], with B in compressed rows."""
     p, n = design.shape
     width = scores.shape[0]
@@ -62,8 +71,10 @@ def add_products(vectors, design, scores, starts, columns, values):
                     vectors[c, i] += design[j, i] * scores[k, i] * value
 
 
-@njit(cache=True, error_model="numpy")
-def add_copies(vectors, scores, starts, columns, values):
+@compiled(error_model="numpy")
+def add_copies(
+    vectors: ndarray, scores: ndarray, starts: ndarray, columns: ndarray, values: ndarray
+) -> None:
     """vectors[c, i] += scores[k, i] * B[k, c], with B in compressed rows."""
     width, n = scores.shape
     for k in range(width):
@@ -73,8 +84,16 @@ def add_copies(vectors, scores, starts, columns, values):
                 vectors[c, i] += scores[k, i] * value
 
 
-@njit(cache=True, error_model="numpy")
-def add_indexed(vectors, labels, size, scores, starts, columns, values):
+@compiled(error_model="numpy")
+def add_indexed(
+    vectors: ndarray,
+    labels: ndarray,
+    size: int,
+    scores: ndarray,
+    starts: ndarray,
+    columns: ndarray,
+    values: ndarray,
+) -> None:
     """vectors[c, i] += scores[k, i] * B[label_i*K + k, c], with B in compressed rows."""
     width, n = scores.shape
     for i in range(n):
@@ -85,8 +104,8 @@ def add_indexed(vectors, labels, size, scores, starts, columns, values):
                 vectors[columns[t], i] += scores[k, i] * values[t]
 
 
-@njit(cache=True, error_model="numpy")
-def dot_rows(scores, etas, out):
+@compiled(error_model="numpy")
+def dot_rows(scores: ndarray, etas: ndarray, out: ndarray) -> None:
     """out[i] += sum_k scores[k, i] * etas[k, i]."""
     width, n = scores.shape
     for k in range(width):
@@ -94,8 +113,8 @@ def dot_rows(scores, etas, out):
             out[i] += scores[k, i] * etas[k, i]
 
 
-@njit(cache=True, error_model="numpy")
-def gather_dot(scores, labels, phi, out):
+@compiled(error_model="numpy")
+def gather_dot(scores: ndarray, labels: ndarray, phi: ndarray, out: ndarray) -> None:
     """out[i] += sum_k scores[k, i] * phi[label_i, k]."""
     size, width = phi.shape
     for i in range(labels.shape[0]):
@@ -104,8 +123,8 @@ def gather_dot(scores, labels, phi, out):
             out[i] += scores[k, i] * phi[label, k]
 
 
-@njit(cache=True, error_model="numpy")
-def add_to_units(rows, units, out):
+@compiled(error_model="numpy")
+def add_to_units(rows: ndarray, units: ndarray, out: ndarray) -> None:
     """out[:, units[i]] += rows[:, i], in the order of the rows."""
     d, n = rows.shape
     for j in range(d):

@@ -51,7 +51,7 @@ class PrivateStep(BlockedStep):
 
     name = "private"
     default_blocked = True
-    stats_dtypes_shapes = {  # noqa: RUF012 - PyMC reads it from the class
+    stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
         "dp_accepted": (bool, []),
         "dp_epsilon": (np.float64, []),
         "dp_frozen": (bool, []),
@@ -83,9 +83,7 @@ class PrivateStep(BlockedStep):
         required(sampler, draws=draws, chains=chains, clip_norm=clip_norm, scaling=scaling)
         assert draws is not None and chains is not None and clip_norm is not None
         if not blocked:
-            raise ValueError(
-                f"{sampler} moves all variables together; leave `blocked` at True."
-            )
+            raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
         model = pm.modelcontext(model)
         self.budget = _budget_of(model, sampler)
         self.vars = _all_variables(vars, model, sampler)
@@ -309,7 +307,7 @@ class PrivateStep(BlockedStep):
             describe=self.budget.describe,
         )
 
-    def _progressbar_config(  # type: ignore[override]
+    def _progressbar_config(
         self, n_chains: int = 1
     ) -> tuple[list[TextColumn], dict[str, list[float]]]:
         self._check_plan()
@@ -319,7 +317,7 @@ class PrivateStep(BlockedStep):
         ]
         return columns, {"dp_epsilon": [0.0] * n_chains, "dp_accept": [0.0] * n_chains}
 
-    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
         def update(stats: dict[str, Any]) -> dict[str, float]:
             return {
                 "dp_epsilon": stats["dp_epsilon"],
@@ -371,5 +369,3 @@ def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:
                 "another step would sample them without privacy. Leave `vars` out."
             )
     return values
-
-

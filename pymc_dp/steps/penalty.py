@@ -128,5 +128,3 @@ class DPPenalty(PrivateStep):
             self.rng, state, self.queries, self.prior, proposal=self.proposal
         )
         return state, bool(info.accepted)
-
-

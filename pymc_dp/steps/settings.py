@@ -87,9 +87,7 @@ def scaling_matrix(scaling: Any, parameters: ParameterVector, model: Model) -> n
     return np.ascontiguousarray(matrix)
 
 
-def _by_name(
-    scaling: Mapping[str, Any], parameters: ParameterVector, model: Model
-) -> np.ndarray:
+def _by_name(scaling: Mapping[str, Any], parameters: ParameterVector, model: Model) -> np.ndarray:
     names = {value.name: value.name for value in parameters.values}
     names.update({rv.name: model.rvs_to_values[rv].name for rv in model.free_RVs})
     unknown = [name for name in scaling if name not in names]

@@ -11,17 +11,20 @@ import math
 import multiprocessing
 import os
 import pickle
-import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from threading import Thread
 
 import cloudpickle
 import numpy as np
 import pytest
+from numba import njit
+from numba.core import caching
 from scipy import stats
 
 from pymc_dp import exact_normal, noise
+from pymc_dp._jit import compiled
 from pymc_dp.noise import insecure_noise, is_insecure, rounded_normal
 
 ALPHA = 1e-6
@@ -190,13 +193,16 @@ def shared_values(*samples):
     return len(values) - len(np.unique(values))
 
 
-def draw_in_child(method, size=1000):
-    """What a child process draws, and whether it calls its noise insecure."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context(method)) as executor:
+def draw_in_children(method, size, children=2):
+    """What child processes draw, and whether they call their noise insecure."""
+    context = multiprocessing.get_context(method)
+    with ExitStack() as stack:
+        pools = [
+            stack.enter_context(ProcessPoolExecutor(1, mp_context=context)) for _ in range(children)
+        ]
         # Functions of the package, since a fresh interpreter can not import a test module.
-        draws = executor.submit(rounded_normal, size, 36)
-        insecure = executor.submit(is_insecure)
-        return draws.result(), insecure.result()
+        jobs = [(p.submit(rounded_normal, size, 36), p.submit(is_insecure)) for p in pools]
+        return [draws.result() for draws, _ in jobs], [flag.result() for _, flag in jobs]
 
 
 # Two independent values at sigma = 2^36 agree with probability 2^-36 / (2 sqrt(pi)) = 4.1e-12. For
@@ -208,12 +214,10 @@ def test_processes_and_calls_share_no_value(method):
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} on this platform")
     before = rounded_normal(1000, 36)
-    samples = [before]
-    for _ in range(2):
-        draws, insecure = draw_in_child(method)
-        assert not insecure
-        samples += [draws, rounded_normal(1000, 36)]
-    assert shared_values(*samples) <= 1
+    children, insecure = draw_in_children(method, 1000)
+    after = [rounded_normal(1000, 36) for _ in range(5)]
+    assert not any(insecure)
+    assert shared_values(before, *children, *after) <= 1
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
@@ -246,6 +250,13 @@ def test_a_tape_of_another_process_is_refused(monkeypatch):
     monkeypatch.setattr(noise.os, "getpid", lambda: -1)
     other, _ = noise._pool.take()
     assert other is not words
+
+
+def test_a_forked_child_forgets_the_pool():
+    rounded_normal(1, 36)
+    noise._after_fork_in_child()
+    words, _ = noise._pool.take()
+    assert len(words) == 0
 
 
 def test_threads_share_no_value():
@@ -358,15 +369,12 @@ def test_the_pool_is_in_no_pickle():
         cloudpickle.unregister_pickle_by_value(noise)
 
 
-def test_import_survives_where_numba_can_not_write():
-    # As in a read-only installation without a writable user cache: no locator accepts the file.
-    code = (
-        "from numba.core import caching\n"
-        "caching.CacheImpl._locator_classes = []\n"
-        "from pymc_dp.exact_normal import _word\n"
-        "assert type(_word._cache).__name__ == 'NullCache', _word._cache\n"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=os.getcwd())
+def test_compiles_where_numba_can_not_write(monkeypatch):
+    # As in a read-only installation without a writable user cache: no place accepts the file.
+    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
+    with pytest.raises(RuntimeError):
+        njit(cache=True)(lambda x: x)
+    assert compiled(nogil=True)(lambda x: x + 1)(1) == 2
 
 
 # --- the mode for tests ---------------------------------------------------------------------------
@@ -408,16 +416,15 @@ def test_forked_children_of_an_insecure_parent_stay_insecure():
     for _ in range(2):
         with insecure_noise(1):
             rounded_normal(1, 36)
-            children = [draw_in_child("fork", 100) for _ in range(2)]
-            assert all(insecure for _, insecure in children)
-            runs.append([draws for draws, _ in children] + [rounded_normal(100, 36)])
+            children, insecure = draw_in_children("fork", 100)
+            assert all(insecure)
+            runs.append([*children, rounded_normal(100, 36)])
     np.testing.assert_array_equal(runs[0], runs[1])
     assert shared_values(*runs[0]) <= 1
 
 
 def test_fresh_interpreters_are_secure():
     with insecure_noise(1):
-        first, insecure = draw_in_child("spawn", 100)
-        second, _ = draw_in_child("spawn", 100)
-    assert not insecure
-    assert shared_values(first, second) <= 1
+        children, insecure = draw_in_children("spawn", 100)
+    assert not any(insecure)
+    assert shared_values(*children) <= 1

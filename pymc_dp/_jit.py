@@ -1,0 +1,28 @@
+"""Numba compilation with a disk cache wherever there is a place for one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from numba import njit
+
+__all__ = ["compiled"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def compiled(**options: Any) -> Callable[[F], F]:
+    """``numba.njit(cache=True, **options)``, but without a cache where none can be written.
+
+    In a read-only installation without a writable user cache directory ``cache=True`` raises at
+    decoration, and the package could not be imported.
+    """
+
+    def decorate(function: F) -> F:
+        try:
+            return njit(cache=True, **options)(function)
+        except RuntimeError:
+            return njit(**options)(function)
+
+    return decorate
