@@ -28,7 +28,7 @@ from pymc_dp.rows.functions import (
     INTERPRETED,
     ParameterVector,
     RowFunctions,
-    compile_function,
+    compile_parameter_function,
 )
 from pymc_dp.rows.lift import ancestors_without_shapes, lift_rows
 
@@ -92,7 +92,9 @@ class Records:
         """Compile the prior and other public terms."""
         [logp] = self.parameters.substitute([self.public_logp])
         gradient = pytensor.grad(logp, self.parameters.theta, disconnected_inputs="ignore")
-        function = compile_function([self.parameters.theta], [logp, gradient], compile_kwargs)
+        function = compile_parameter_function(
+            [self.parameters.theta], [logp, gradient], compile_kwargs
+        )
         return PublicTerms(function, coordinates)
 
 

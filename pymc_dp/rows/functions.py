@@ -23,8 +23,16 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.lift import ancestors_without_shapes
 
-__all__ = ["INTERPRETED", "ParameterVector", "RowFunctions", "compile_function"]
+__all__ = [
+    "INTERPRETED",
+    "ParameterVector",
+    "RowFunctions",
+    "compile_function",
+    "compile_parameter_function",
+]
 
+#: Operations from which on a function of the parameters is interpreted.
+_LARGE_GRAPH = 60
 #: For functions called once: no compilation, no compiler needed.
 INTERPRETED = Mode(linker="py", optimizer=None)
 
@@ -40,6 +48,23 @@ def compile_function(
         function = pytensor.function(inputs, outputs, on_unused_input="ignore", **kwargs)
     function.trust_input = True
     return function
+
+
+def compile_parameter_function(
+    inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
+) -> Callable[..., Any]:
+    """Compile a function of the parameters alone, called a few times per iteration.
+
+    Large graphs (an LKJ prior, say) take numba minutes to compile and an interpreter half a
+    millisecond to run, so they are interpreted.
+    """
+    if compile_kwargs and "mode" in compile_kwargs:
+        return compile_function(inputs, outputs, compile_kwargs)
+    mode = Mode(linker="py", optimizer="fast_run")
+    interpreted = compile_function(inputs, outputs, {**(compile_kwargs or {}), "mode": mode})
+    if len(interpreted.maker.fgraph.apply_nodes) > _LARGE_GRAPH:
+        return interpreted
+    return compile_function(inputs, outputs, compile_kwargs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,7 +207,7 @@ class RowFunctions:
                     )
                     constant = np.asarray(function(np.zeros(parameters.size)), dtype="float64")
             self.constant_jacobians.append(constant)
-        self._shared = compile_function([theta], [*phis, *jacobians], compile_kwargs)
+        self._shared = compile_parameter_function([theta], [*phis, *jacobians], compile_kwargs)
 
     def shared(self, theta: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Shared values and their Jacobians at `theta`, per cut."""
