@@ -34,6 +34,7 @@ __all__ = [
     "group",
     "group_names",
     "inference_data",
+    "is_result",
     "sample_call",
     "subtensor_indices",
 ]
@@ -82,6 +83,7 @@ class SampleCall:
     tune: int
     chains: int
     model: Model
+    step: Any
 
 
 def sample_call() -> SampleCall | None:
@@ -96,10 +98,13 @@ def sample_call() -> SampleCall | None:
             "pymc.sampling.mcmc"
         ):
             found = frame.f_locals
-            if all(name in found for name in ("draws", "tune", "chains", "model")):
-                model = pm.modelcontext(found["model"])
+            if all(name in found for name in ("draws", "tune", "chains", "model", "step")):
                 return SampleCall(
-                    int(found["draws"]), int(found["tune"]), int(found["chains"]), model
+                    int(found["draws"]),
+                    int(found["tune"]),
+                    int(found["chains"]),
+                    pm.modelcontext(found["model"]),
+                    found["step"],
                 )
             return None
         frame = frame.f_back
@@ -107,6 +112,15 @@ def sample_call() -> SampleCall | None:
 
 
 # -- results: InferenceData (PyMC 5) or DataTree (PyMC 6) -----------------------------------------
+
+
+def is_result(found: Any) -> bool:
+    """Whether this is a result with groups, as ``pm.sample`` returns it."""
+    if PYMC_MAJOR >= 6:
+        return isinstance(found, xr.DataTree)
+    import arviz as az
+
+    return isinstance(found, xr.DataTree | az.InferenceData)
 
 
 def group_names(idata: Any) -> list[str]:

@@ -23,9 +23,16 @@ from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent
 from pymc_dp.ledger import Ledger
-from pymc_dp.records import count_units, private_observed
+from pymc_dp.records import count_units, private_observed, row_counts
 
-__all__ = ["PrivacyBudget", "Spending", "get_budget", "has_lost_budget", "is_tagged"]
+__all__ = [
+    "PrivacyBudget",
+    "Spending",
+    "get_budget",
+    "has_lost_budget",
+    "is_tagged",
+    "require_budget",
+]
 
 _ATTRIBUTE = "pymc_dp_budget"
 _TAG = "pymc_dp_account"
@@ -119,22 +126,27 @@ class PrivacyBudget:
             )
         if isinstance(public, str):
             raise ValueError(f"public must be a list of names; write public=[{public!r}].")
+        public = tuple(public) if isinstance(public, Iterable) else (public,)
+        if not all(isinstance(name, str) for name in public):
+            raise ValueError("public must be a list of names (strings).")
         if dataset is not None and not isinstance(dataset, str):
             raise ValueError("dataset must be a label (a string), never the data themselves.")
         self.neighboring: Neighboring = neighboring  # type: ignore[assignment]
-        self.public = tuple(public)
+        self.public = public
         self.privacy_unit = privacy_unit
         self.dataset = dataset
         model = pm.modelcontext(model)
         _refuse_unsuitable(model, ledger)
-        known = {*model.named_vars, *model.coords}
+        computed = {variable.name for variable in (*model.unobserved_RVs, *model.potentials)}
+        known = {*model.named_vars, *model.coords} - computed
         unknown = [name for name in self.public if name not in known]
         if unknown:
             raise ValueError(
                 f"public names {unknown}, which are no pm.Data, observed variable or dim of the "
-                "model."
+                f"model; those are {sorted(known)}."
             )
         self._n_units, _ = count_units(model, self.public, privacy_unit)
+        self.row_counts = row_counts(model, self.public)
         self.n_public = self._public_size(n_public)
         if self.delta >= 1.0 / self.n_public:
             raise ValueError(
@@ -155,6 +167,15 @@ class PrivacyBudget:
         )
         self._variables = tuple(rv.name for rv in model.basic_RVs)
         self._attach(model)
+        self._sealed = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if getattr(self, "_sealed", False):
+            raise AttributeError(
+                f"{name} of a PrivacyBudget can not be changed: what was promised stays promised. "
+                "Build the model anew for another budget, on one ledger for both."
+            )
+        super().__setattr__(name, value)
 
     # -- attaching ------------------------------------------------------------------------------
 
@@ -204,6 +225,19 @@ class PrivacyBudget:
             raise UnsafeModel(
                 f"{added} were added to the model after its PrivacyBudget. Declare the budget "
                 "last, after all random variables."
+            )
+
+    def check_data(self, model: Model) -> None:
+        """Refuse data of another length than when the budget was declared.
+
+        Raises
+        ------
+        UnsafeModel
+        """
+        if row_counts(model, self.public) != self.row_counts:
+            raise UnsafeModel(
+                "The observed data have changed their length since the PrivacyBudget was declared "
+                "(pm.set_data?). Build the model and its budget with the data that are sampled."
             )
 
     # -- what it says ---------------------------------------------------------------------------
@@ -350,14 +384,48 @@ def get_budget(model: Model | None = None) -> PrivacyBudget | None:
     Parameters
     ----------
     model : pymc.Model, optional
-        Default: the model of the context.
+        Default: the model of the context.  A nested model has the budget of the outermost one.
     """
-    return getattr(pm.modelcontext(model), _ATTRIBUTE, None)
+    return getattr(pm.modelcontext(model).root, _ATTRIBUTE, None)
+
+
+def require_budget(model: Model, what: str) -> PrivacyBudget:
+    """The budget of a complete model, or an error that shows how to give it one.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    what : str
+        Who needs it, for the message.
+
+    Raises
+    ------
+    UnsafeModel
+    """
+    if has_lost_budget(model):
+        raise UnsafeModel(
+            "This model is a copy of one with a PrivacyBudget, and copies do not carry it. Build "
+            "the step for the original model."
+        )
+    if model.parent is not None:
+        raise UnsafeModel(
+            f"{what} was given a nested model, which is only a part of the variables. Use the "
+            "outermost model."
+        )
+    budget = get_budget(model)
+    if budget is None:
+        raise UnsafeModel(
+            f"{what} needs a privacy budget. Add one line at the end of the model:\n"
+            "    dp.PrivacyBudget(epsilon=1.0, delta=1e-6)"
+        )
+    budget.check_model(model)
+    budget.check_data(model)
+    return budget
 
 
 def has_lost_budget(model: Model) -> bool:
     """True for a copy of a budgeted model: its variables are tagged, but no budget is attached."""
-    if getattr(model, _ATTRIBUTE, None) is not None:
+    if getattr(model.root, _ATTRIBUTE, None) is not None:
         return False
     return any(is_tagged(rv) for rv in model.basic_RVs)
 

@@ -17,6 +17,7 @@ A query raises unless an iteration that pays for it has been started
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -31,8 +32,10 @@ from pymc_dp.rows.engine import RowEngine, Scores
 
 __all__ = ["Path", "Queries"]
 
-#: Relative slack for the rounding of interval ends, far above the 3 roundings involved.
+#: Relative slack for the rounding of interval ends: 8 units in the last place, for 4 roundings.
 _SLACK = 1.0 - 2.0**-50
+#: Below this, a unit or its inverse would lose relative accuracy or overflow.
+_SMALLEST_UNIT = 2.0**-1000
 
 
 class Queries:
@@ -90,10 +93,24 @@ class Queries:
         if "gradient" in self.events:  # refuse a grid that is too coarse before anything is charged
             vector_bound(self.grids["gradient"].norm_bound(neighboring), engine.d)
         self._paid: dict[str, int] = {}
+        self._process: int | None = None
         self._likelihoods: dict[bytes, np.ndarray] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_paid": {}, "_likelihoods": {}}
+
+    def compile(self) -> None:
+        """Compile all that a query runs, on made-up data, so that forked chains inherit the code."""
+        engine, z = self.engine.synthetic(), np.zeros(self.engine.d)
+        rounded_normal(0, 0)
+        values = engine.log_likelihood(z)
+        clip_interval_sum(values, 1.0, np.int64(-1), np.int64(1))
+        if "gradient" in self.events:
+            scores = engine.scores(z)
+            scale, total = np.empty(engine.n_units), np.zeros(engine.d, dtype=np.int64)
+            for where, vectors in engine.vectors(scores):
+                clip_norm_sum(vectors, 1.0, 1.0, total, scale[where])
+            engine.work(scores, z, scale)
 
     # -- paying ---------------------------------------------------------------------------------
 
@@ -102,18 +119,24 @@ class Queries:
         self._likelihoods = {}
         self._paid = {}
         self.meter.begin_chain()
-        self._paid = dict(self.at_start)
+        if not self.meter.frozen:
+            self._pay(self.at_start)
 
     def begin_iteration(self) -> bool:
         """Pay for one iteration; False when the budget is used up and records stay closed."""
         self._paid = {}
         if not self.meter.begin_iteration():
             return False
-        self._paid = dict(self.per_iteration)
+        self._pay(self.per_iteration)
         return True
 
+    def _pay(self, counts: Mapping[str, int]) -> None:
+        self._paid = dict(counts)
+        self._process = os.getpid()
+
     def _use(self, mechanism: str) -> None:
-        if self._paid.get(mechanism, 0) < 1:
+        # a fork shares nothing that was paid for
+        if self._paid.get(mechanism, 0) < 1 or self._process != os.getpid():
             raise PrivacyError(
                 f"A {mechanism} answer was asked for that no charged iteration pays for. This is a "
                 "fault of the kernel: its count of releases does not match its queries."
@@ -190,17 +213,19 @@ class Queries:
     ) -> tuple[float, float]:
         grid = self.grids[mechanism]
         sensitivity = self._sensitivity(lower, upper)
-        if not 0.0 < sensitivity < math.inf:
-            return 0.0, 0.0  # a point compared with itself, or no finite bound: nothing is asked
+        if sensitivity == 0.0:
+            return 0.0, 0.0  # a point compared with itself: every contribution is clipped to 0
         unit = grid.unit(sensitivity)
-        low, high = math.ceil(lower / unit), math.floor(upper / unit)
-        if self._sensitivity(low, high) > grid.sensitivity * _SLACK:
-            low, high = low + 1, high - 1  # both ends, to stay antisymmetric under reversal
+        if not (_SMALLEST_UNIT < unit and sensitivity < math.inf):
+            return -math.inf, 0.0  # no usable bound for this pair of points: a rejection
+        # both ends shrink alike, to stay antisymmetric under reversal
+        low, high = math.ceil(lower / unit * _SLACK), math.floor(upper / unit * _SLACK)
         if not low <= 0 <= high:
             raise PrivacyError("An interval for clipping must contain zero.")
-        total = clip_interval_sum(values, 1.0 / unit, np.int64(low), np.int64(high))
-        total += int(rounded_normal(1, grid.log2_sigma)[0])
-        return total * unit, grid.noise_multiplier * sensitivity
+        total = np.array([clip_interval_sum(values, 1.0 / unit, np.int64(low), np.int64(high))])
+        # in 64 bits, like the sum itself: if one wraps, both do, and wrapping is post-processing
+        total += rounded_normal(1, grid.log2_sigma)
+        return float(total[0] * unit), grid.noise_multiplier * sensitivity
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) log-likelihoods, remembering the last two points."""

@@ -128,7 +128,7 @@ class Meter:
                 "an iteration was asked for but no chain was begun in this process; sample through "
                 "pm.sample, which begins every chain"
             )
-        if self._paid == 0 and not self._lease():
+        if self._paid <= 0 and not self._lease():
             return False
         self._paid -= 1
         return True

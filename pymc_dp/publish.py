@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from enum import Enum
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ import xarray as xr
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import HasInnerGraph
 from pytensor.tensor.type import TensorType
 
 from pymc_dp import _compat, noise
@@ -24,10 +26,19 @@ from pymc_dp.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.events import MU2_UNIT
+from pymc_dp.ledger import Ledger
 from pymc_dp.records import private_observed, public_inputs
-from pymc_dp.rows.lift import ancestors_without_shapes
+from pymc_dp.rows.ancestry import array_of
 
-__all__ = ["privacy_statement", "release", "released", "touches_private_data"]
+__all__ = [
+    "Provenance",
+    "privacy_statement",
+    "provenance",
+    "public_coords",
+    "releasable",
+    "release",
+    "released",
+]
 
 STATEMENT = "pymc_dp_statement"
 #: Sampler statistics that are functions of released values and public settings.
@@ -37,37 +48,31 @@ PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_plan_id")
 # -- what may leave -------------------------------------------------------------------------------
 
 
-def _row_counts(model: Model, public: Iterable[str]) -> set[int]:
-    """Lengths of the private observed variables."""
-    return {
-        int(np.shape(_data(source))[0])
-        for rv in private_observed(model, public)
-        for source in ancestors_without_shapes([model.rvs_to_values[rv]])
-        if isinstance(source, Constant | SharedVariable) and np.ndim(_data(source)) > 0
-    }
+class Provenance(Enum):
+    """Where the value of a variable comes from, as far as its graph shows."""
+
+    PUBLIC = "parameters and public variables alone"
+    CONSTANTS = "parameters, public variables and unnamed numbers"
+    PRIVATE = "private data, or arrays that may be private"
 
 
-def _data(source: Any) -> Any:
-    return source.get_value(borrow=True) if isinstance(source, SharedVariable) else source.data
+def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Provenance:
+    """What a variable is a function of.
 
-
-def touches_private_data(model: Model, variable: Variable, public: Iterable[str]) -> bool:
-    """True unless `variable` is shown, by its graph, to be a function of public things alone.
-
-    Private are: private observed variables and their values, ``pm.Data`` not declared public, and
-    arrays with one entry per record.
+    Private are: private observed variables and their values, ``pm.Data`` not declared public,
+    unnamed arrays (they may be rows of the data), and, where the number of units is private, any
+    number equal to it.  A single unnamed number can not be told from a statistic of the data.
     """
-    public = set(public)
+    public = set(budget.public)
     private = {*private_observed(model, public)}
     private |= {model.rvs_to_values[rv] for rv in private}
-    rows = _row_counts(model, public)
-    declared = {
-        variable
-        for variable in public_inputs(model, public)
-        if variable not in model.dim_lengths.values() or int(variable.eval()) not in rows
-    }
+    rows = set(budget.row_counts.values())
+    secret = () if budget.neighboring == "replace_one" else (*rows, budget.n_units)
+    lengths = {v for v in model.dim_lengths.values() if int(array_of(v)) in rows}
+    declared = public_inputs(model, public) - lengths
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)
+    found = Provenance.PUBLIC
     seen: set[Variable] = set()
     stack = [variable]
     while stack:
@@ -76,24 +81,40 @@ def touches_private_data(model: Model, variable: Variable, public: Iterable[str]
             continue
         seen.add(current)
         if current in private:
-            return True
+            return Provenance.PRIVATE
         if isinstance(current, SharedVariable) and isinstance(current.type, TensorType):
-            return True
-        if isinstance(current, Constant) and rows & set(np.shape(current.data)):
-            return True
+            return Provenance.PRIVATE
+        if isinstance(current, Constant) and isinstance(current.type, TensorType):
+            if current.data.size > 1 or np.isin(current.data, secret).any():
+                return Provenance.PRIVATE
+            found = Provenance.CONSTANTS
         if current.owner is not None:
             stack.extend(current.owner.inputs)
-    return False
+            for inner in (current.owner.op, getattr(current.owner.op, "core_op", None)):
+                if isinstance(inner, HasInnerGraph):
+                    stack.extend(inner.inner_outputs)
+    return found
 
 
-def _names(model: Model, budget: PrivacyBudget, var_names: Sequence[str] | None) -> list[str]:
+def releasable(
+    model: Model, budget: PrivacyBudget, var_names: Sequence[str] | None = None
+) -> list[str]:
+    """Names of what may be released: by default all that is safe, else those asked for.
+
+    Raises
+    ------
+    UnsafeRelease
+        If one of `var_names` may not be released.
+    """
     free = [rv.name for rv in model.free_RVs]
     deterministics = {rv.name: rv for rv in model.deterministics}
+    if isinstance(var_names, str):
+        var_names = [var_names]
     if var_names is None:
         safe = [
             name
             for name, rv in deterministics.items()
-            if not touches_private_data(model, rv, budget.public)
+            if provenance(model, rv, budget) is Provenance.PUBLIC
         ]
         return [*free, *safe]
     for name in var_names:
@@ -104,12 +125,23 @@ def _names(model: Model, budget: PrivacyBudget, var_names: Sequence[str] | None)
                 f"`{name}` can not be released: it is neither a free variable nor a Deterministic "
                 f"of the model. Free variables are {free}."
             )
-        if touches_private_data(model, deterministics[name], budget.public):
+        if provenance(model, deterministics[name], budget) is Provenance.PRIVATE:
             raise UnsafeRelease(
-                f"`{name}` is a function of private data as well as of parameters. Compute it "
-                "from the released draws and public covariates instead."
+                f"`{name}` is a function of private data, or of arrays not known to be public, as "
+                "well as of parameters. Compute it from the released draws and public covariates "
+                "instead, or pass public arrays as pm.Data and declare them in "
+                "PrivacyBudget(public=...)."
             )
     return list(var_names)
+
+
+def _refuse_other_types(idata: Any) -> None:
+    if not _compat.is_result(idata):
+        raise UnsafeRelease(
+            f"A {type(idata).__name__} is not a result of sampling and can not be released. "
+            "Results of pm.sample with a private step can; pm.find_MAP, pm.fit and the like use "
+            "the records without privacy."
+        )
 
 
 def _kept(frozen: np.ndarray) -> tuple[np.ndarray, int]:
@@ -120,7 +152,7 @@ def _kept(frozen: np.ndarray) -> tuple[np.ndarray, int]:
     return np.flatnonzero(lengths >= length), length
 
 
-def _public_coords(dataset: xr.Dataset, public: Iterable[str]) -> xr.Dataset:
+def public_coords(dataset: xr.Dataset, public: Iterable[str]) -> xr.Dataset:
     """Coordinates that are not declared public become 0..k-1."""
     public = {"chain", "draw", *public}
     kept = {
@@ -160,7 +192,9 @@ def release(
         Default: the model of the context.
     var_names : sequence of str, optional
         Which variables; default: all free variables, and the Deterministics whose graph shows that
-        they are functions of parameters and public constants alone.
+        they are functions of parameters and declared public data alone.  A Deterministic with
+        numbers in its formula is released only when it is named here: a number can not be told
+        from a statistic of the data, and naming it says that it is none.
 
     Returns
     -------
@@ -175,6 +209,7 @@ def release(
         If the draws do not come from a private step of this model, or something else is asked
         for.
     """
+    _refuse_other_types(idata)
     if released(idata):
         return idata
     model = pm.modelcontext(model)
@@ -195,18 +230,23 @@ def release(
     chains, length = _kept(stats["dp_frozen"].values.astype(bool))
     if length == 0:
         raise UnsafeRelease("No draw was made before the budget was used up.")
-    names = _names(model, budget, var_names)
+    names = releasable(model, budget, var_names)
     posterior = _compat.group(idata, "posterior")
     missing = [name for name in names if name not in posterior]
     if missing and var_names is not None:
         raise UnsafeRelease(f"{missing} were not sampled: see `var_names` of pm.sample.")
     names = [name for name in names if name in posterior]
     where = {"chain": chains, "draw": slice(0, length)}
-    statement = _statement(model, budget, plan_id, plan)
+    vouched = [
+        rv.name
+        for rv in model.deterministics
+        if rv.name in names and provenance(model, rv, budget) is Provenance.CONSTANTS
+    ]
+    statement = _statement(budget, plan_id, plan, vouched)
     return _compat.inference_data(
         {
-            "posterior": _public_coords(posterior[names].isel(where), budget.public),
-            "sample_stats": _public_coords(
+            "posterior": public_coords(posterior[names].isel(where), budget.public),
+            "sample_stats": public_coords(
                 stats[[name for name in PUBLIC_STATS if name in stats]].isel(where), budget.public
             ),
         },
@@ -235,7 +275,7 @@ def _plan_of(stats: xr.Dataset, budget: PrivacyBudget) -> tuple[int, dict[str, A
 
 
 def _statement(
-    model: Model, budget: PrivacyBudget, plan_id: int, plan: dict[str, Any]
+    budget: PrivacyBudget, plan_id: int, plan: dict[str, Any], vouched: list[str]
 ) -> dict[str, Any]:
     from pymc_dp import __version__
 
@@ -244,14 +284,15 @@ def _statement(
     secure = plan["settings"].get("secure", False) and not noise.is_insecure()
     statement: dict[str, Any] = {
         "privacy_guarantee": "(epsilon, delta)-differential privacy" if secure else "none",
-        "epsilon": budget.epsilon,
-        "delta": budget.delta,
+        "epsilon": info.epsilon,
+        "delta": info.delta,
         "gdp_mu": mu_from_units(info.cap),
-        "neighboring": budget.neighboring,
-        "privacy_unit": budget.unit,
-        "n_units": budget.n_units if budget.neighboring == "replace_one" else None,
-        "dataset": budget.dataset,
-        "public": list(budget.public),
+        "neighboring": info.neighboring,
+        "privacy_unit": info.unit,
+        "n_units": budget.n_units if info.neighboring == "replace_one" else None,
+        "dataset": info.public["dataset"],
+        "public": info.public["public"],
+        "taken_as_public": vouched,
         "spent": {"epsilon": budget.epsilon_of(info.spent), "gdp_mu2": info.spent / MU2_UNIT},
         "plan_id": plan_id,
         "sampler": plan["sampler"],
@@ -281,8 +322,18 @@ def _statement(
             "gdp_mu2": reserved / MU2_UNIT,
             "epsilon": epsilon_from_mu(mu_from_units(reserved), budget.delta),
             "dataset": ledger.dataset,
+            "public": _declared_public(ledger),
         }
     return statement
+
+
+def _declared_public(ledger: Ledger) -> list[str]:
+    """Everything that some budget on a ledger declared public."""
+    names: set[str] = set()
+    for entry in ledger.entries():
+        if entry.kind == "account":
+            names.update(entry.payload["public"]["public"])
+    return sorted(names)
 
 
 def privacy_statement(idata: Any) -> str:
@@ -303,6 +354,7 @@ def privacy_statement(idata: Any) -> str:
     UnsafeRelease
         If the result was not released.
     """
+    _refuse_other_types(idata)
     attrs = _compat.attributes(idata)
     if STATEMENT not in attrs:
         raise UnsafeRelease(
@@ -344,21 +396,27 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         )
     if facts["public"]:
         lines.append(f"Declared public, and not protected: {', '.join(facts['public'])}.")
+    if facts["taken_as_public"]:
+        lines.append(
+            f"The numbers in the formulas of {', '.join(facts['taken_as_public'])} were taken as "
+            "public."
+        )
     if facts["ledger"] == "temporary":
         lines.append(
-            "The ledger was temporary: releases from the same data in other sessions are not "
-            "counted here and add to the loss."
+            "The ledger was temporary: releases from the same data under other ledgers, in this "
+            "session or in others, are not counted here and add to the loss."
         )
     if "ledger_total" in facts:
         total = facts["ledger_total"]
         lines.append(
-            "Everything that the budgets on this ledger may release, together: epsilon = "
-            f"{total['epsilon']:.4g} at the same delta."
+            "Everything that the budgets on this ledger so far may release, together: epsilon = "
+            f"{total['epsilon']:.4g} at the same delta"
+            + (f", {', '.join(total['public'])} being public." if total["public"] else ".")
         )
     lines += [
         f"Ledger head {facts['ledger_head'][:16]}; pymc_dp {facts['pymc_dp_version']}.",
         "It is assumed that model, priors, bounds and settings were chosen without looking at the "
-        "private data. The posterior is exact only if no contribution to an accept test was "
-        "clipped.",
+        "private data. Whether the posterior is exact depends on clipping, which is not reported: "
+        "it is if the bounds given to the sampler hold for every record.",
     ]
     return lines

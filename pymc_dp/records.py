@@ -20,8 +20,11 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.shape import SpecifyShape
 
 from pymc_dp.errors import NotFactorizable, UnsafeModel
+from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_long_constant
 from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.functions import (
@@ -30,7 +33,8 @@ from pymc_dp.rows.functions import (
     RowFunctions,
     compile_parameter_function,
 )
-from pymc_dp.rows.lift import ancestors_without_shapes, lift_rows
+from pymc_dp.rows.lift import fixed_shapes, lift_rows
+from pymc_dp.rows.unfolded import log_densities
 
 __all__ = [
     "PublicTerms",
@@ -39,6 +43,7 @@ __all__ = [
     "extract",
     "private_observed",
     "public_inputs",
+    "row_counts",
 ]
 
 
@@ -151,18 +156,38 @@ def private_observed(model: Model, public: Iterable[str]) -> list[Variable]:
 
 
 def _n_rows(model: Model, rv: Variable) -> int:
-    value = model.rvs_to_values[rv]
-    for source in ancestors([value]):
-        if isinstance(source, Constant | SharedVariable) and source.type.ndim == value.type.ndim:
-            data = (
-                source.get_value(borrow=True) if isinstance(source, SharedVariable) else source.data
-            )
-            if np.ndim(data) > 0:
-                return int(np.shape(data)[0])
-    raise NotFactorizable(
-        f"`{rv.name}` has no record axis: its observed value is a single number. Pass one entry "
-        "per record."
-    )
+    source = model.rvs_to_values[rv]
+    while source.owner is not None and isinstance(source.owner.op, Elemwise | SpecifyShape):
+        source = source.owner.inputs[0]  # PyMC casts pm.Data to the type of the distribution
+    if not isinstance(source, Constant | SharedVariable):
+        raise NotFactorizable(
+            f"The observed value of `{rv.name}` is computed in the model, so it is not known which "
+            "of its entries belong to one record. Compute it before: observed= an array or pm.Data."
+        )
+    shape = np.shape(array_of(source))
+    if not shape:
+        raise NotFactorizable(
+            f"`{rv.name}` has no record axis: its observed value is a single number. Pass one "
+            "entry per record."
+        )
+    if shape[0] < 2:
+        raise NotFactorizable(
+            f"`{rv.name}` has {shape[0]} record on its first axis; nothing can be hidden among so "
+            "few. Put records on the first axis, one row each."
+        )
+    return int(shape[0])
+
+
+def row_counts(model: Model, public: Iterable[str]) -> dict[str, int]:
+    """Number of rows of each private observed variable."""
+    return {rv.name: _n_rows(model, rv) for rv in private_observed(model, public)}
+
+
+def private_length(model: Model, public: Iterable[str], privacy_unit: Any = None) -> int:
+    """Length from which on an axis of an unnamed array may be one of records, or of units."""
+    public = tuple(public)
+    n_units, _ = count_units(model, public, privacy_unit)
+    return min(n_units, *row_counts(model, public).values())
 
 
 def count_units(
@@ -182,7 +207,7 @@ def count_units(
     NotFactorizable
         If observed variables of different lengths have no ids.
     """
-    rows = {rv.name: _n_rows(model, rv) for rv in private_observed(model, public)}
+    rows = row_counts(model, public)
     if not rows:
         raise UnsafeModel(
             "The model has no private observed variable, so there is nothing to protect. Add "
@@ -222,9 +247,11 @@ def count_units(
 
 
 def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:
-    """Variables declared public, and the lengths of dims, which are shapes."""
+    """Variables declared public, the data of public observed ones, and lengths of dims."""
     named = {model[name] for name in public if name in model.named_vars}
-    return named | set(model.dim_lengths.values())
+    observed = [model.rvs_to_values[rv] for rv in named & set(model.observed_RVs)]
+    data = {v for v in ancestors(observed) if v.owner is None}
+    return named | data | set(model.dim_lengths.values())
 
 
 # -- extraction -----------------------------------------------------------------------------------
@@ -265,10 +292,11 @@ def extract(
     public_variables = public_inputs(model, public)
 
     observed = private_observed(model, public)
+    length = private_length(model, public, privacy_unit)
     raw = dict(
         zip(
             [rv.name for rv in observed],
-            model.logp(vars=observed, jacobian=False, sum=False),
+            log_densities(model, observed, jacobian=False, length=length),
             strict=True,
         )
     )
@@ -285,11 +313,11 @@ def extract(
         by_rows.setdefault(key, []).append(rv.name)
     for names in by_rows.values():
         n = _n_rows(model, model[names[0]])
-        graph = lift_rows({name: raw[name] for name in names}, shapes, public_variables, n)
+        graph = lift_rows({name: raw[name] for name in names}, shapes, public_variables, n, length)
         groups.append(_Group(graph, _store(graph), units[names[0]]))
         if check:
             _check_numerically({name: raw[name] for name in names}, graph, values, shapes)
-    public_logp = _public_logp(model, public, groups)
+    public_logp = _public_logp(model, public, groups, shapes, length)
     initial = parameters.ravel(point)
     return Records(parameters, tuple(groups), public_logp, n_units, initial)
 
@@ -305,7 +333,28 @@ def _store(graph: RowGraph) -> RecordStore:
         if data.dtype.kind == "f":
             _refuse_non_finite(data, name)
         arrays.append(data)
+    _refuse_wrong_labels(graph, arrays)
     return RecordStore(arrays)
+
+
+def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
+    """Compiled code does not check bounds: a wrong label would read what is not its record's."""
+    if not graph.lookups:
+        return
+    function = pytensor.function(
+        [leaf.block for leaf in graph.leaves],
+        [label for label, _ in graph.lookups],
+        mode=INTERPRETED,
+        on_unused_input="ignore",
+    )
+    for labels, (_, size) in zip(function(*arrays), graph.lookups, strict=True):
+        if np.size(labels) and not (-size <= np.min(labels) and np.max(labels) < size):
+            names = ", ".join(f"`{name}`" for name in graph.names)
+            raise UnsafeModel(
+                f"Some labels in the likelihood of {names} are outside 0..{size - 1}, where "
+                f"{size} groups are declared. Recode them before the model is built (which rows "
+                "are concerned is not shown here: it is private)."
+            )
 
 
 def _refuse_non_finite(data: np.ndarray, name: str) -> None:
@@ -320,23 +369,24 @@ def _refuse_non_finite(data: np.ndarray, name: str) -> None:
     )
 
 
-def _public_logp(model: Model, public: Sequence[str], groups: Sequence[_Group]) -> Variable:
+def _public_logp(
+    model: Model,
+    public: Sequence[str],
+    groups: Sequence[_Group],
+    shapes: Mapping[Variable, tuple[int, ...]],
+    length: int,
+) -> Variable:
     """Prior with Jacobian and public likelihoods, minus infinity where a condition fails."""
-    terms = [*model.free_RVs, *[rv for rv in model.observed_RVs if rv.name in set(public)]]
-    logp = model.logp(vars=terms, jacobian=True, sum=True)
+    rvs = [*model.free_RVs, *[rv for rv in model.observed_RVs if rv.name in set(public)]]
+    terms = log_densities(model, rvs, jacobian=True, length=length)
+    logp = pt.sum([pt.sum(term) for term in terms])
     [logp] = rewrite_graph([logp], include=("local_remove_check_parameter",), clone=False)
     leaves = {leaf.source for group in groups for leaf in group.graph.leaves}
-    sizes = {group.graph.n_rows for group in groups}
     named = public_inputs(model, public)
-    observed_public = {model.rvs_to_values[rv] for rv in terms[len(model.free_RVs) :]}
-    for variable in ancestors_without_shapes([logp]):
-        if variable in named or variable in observed_public:
-            continue
-        private = variable in leaves or isinstance(variable, SharedVariable)
-        if isinstance(variable, Constant) and not observed_public:
-            private = private or bool(sizes & set(np.shape(variable.data)))
-        if private and not _is_rng(variable):
-            label = f"`{variable.name}`" if variable.name else "an array with an entry per record"
+    for variable in ancestors_without_shapes([logp]) - named:
+        is_data = isinstance(variable, SharedVariable) and isinstance(variable.type, pt.TensorType)
+        if variable in leaves or is_data or is_long_constant(variable, length):
+            label = f"`{variable.name}`" if variable.name else "an array as long as the data"
             raise UnsafeModel(
                 f"The prior or a public likelihood depends on {label}, which is private. Choose "
                 "priors from public knowledge, or declare the data in PrivacyBudget(public=...)."
@@ -344,22 +394,20 @@ def _public_logp(model: Model, public: Sequence[str], groups: Sequence[_Group]) 
     for group in groups:
         for condition in group.graph.conditions:
             logp = pt.switch(condition, logp, -np.inf)
-    return logp
-
-
-def _is_rng(variable: Variable) -> bool:
-    return not isinstance(variable.type, pt.TensorType)
+    return fixed_shapes([logp], shapes, named)[0]
 
 
 # -- numerical check ------------------------------------------------------------------------------
 
 
-def _synthetic(source: Variable, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Data of the shape and type of `source`: in (0, 1) if real, 0 or 1 if integer."""
+def _synthetic(
+    source: Variable, shape: tuple[int, ...], largest: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Data of the shape and type of `source`: in (0, 1) if real, in 0..largest if integer."""
     dtype = np.dtype(source.type.dtype)
     if dtype.kind == "f":
         return rng.uniform(0.1, 0.9, shape).astype(dtype)
-    return rng.integers(0, 2, shape).astype(dtype)
+    return rng.integers(0, largest + 1, shape).astype(dtype)
 
 
 def _check_numerically(
@@ -401,7 +449,11 @@ def _check_numerically(
     theta = [
         np.asarray(0.05 + 0.1 * rng.standard_normal(shapes[v]), dtype=v.type.dtype) for v in values
     ]
-    arrays = [_synthetic(leaf.source, _shape_of(leaf.source), rng) for leaf in graph.leaves]
+    largest = min([1, *[size - 1 for _, size in graph.lookups]])
+    arrays = [
+        _synthetic(leaf.source, np.shape(array_of(leaf.source)), largest, rng)
+        for leaf in graph.leaves
+    ]
 
     def evaluate() -> tuple[np.ndarray, np.ndarray]:
         moved = [
@@ -415,7 +467,7 @@ def _check_numerically(
     chosen = int(rng.integers(graph.n_rows))
     for k, (array, leaf) in enumerate(zip(arrays, graph.leaves, strict=True)):
         changed = np.moveaxis(array.copy(), leaf.axis, 0)
-        changed[chosen] = _synthetic(leaf.source, changed[chosen].shape, rng)
+        changed[chosen] = _synthetic(leaf.source, changed[chosen].shape, largest, rng)
         arrays[k] = np.moveaxis(changed, 0, leaf.axis)
     after, _ = evaluate()
     others = np.arange(graph.n_rows) != chosen
@@ -440,8 +492,3 @@ def _full_eta(cut: Any, graph: RowGraph) -> Variable:
     if cut.kind == "index":
         return cut.phi[cut.row_data]
     return pt.alloc(cut.phi, graph.n_rows, *cut.phi.shape)
-
-
-def _shape_of(source: Variable) -> tuple[int, ...]:
-    data = source.get_value(borrow=True) if isinstance(source, SharedVariable) else source.data
-    return np.shape(data)

@@ -9,9 +9,16 @@ import pymc as pm
 from pymc.model import Model
 
 from pymc_dp import _compat
-from pymc_dp.budget import get_budget
-from pymc_dp.errors import PlanMismatch, UnsafeModel, UnsafeRelease
-from pymc_dp.publish import STATEMENT, release, touches_private_data
+from pymc_dp.budget import get_budget, has_lost_budget, require_budget
+from pymc_dp.errors import PlanMismatch, UnsafeRelease
+from pymc_dp.publish import (
+    STATEMENT,
+    Provenance,
+    provenance,
+    public_coords,
+    releasable,
+    release,
+)
 from pymc_dp.steps import DPHMC, DPLangevin, DPPenalty
 from pymc_dp.steps.base import PrivateStep
 
@@ -76,16 +83,15 @@ def sample(
     system, so two runs with one seed differ.
     """
     model = pm.modelcontext(model)
-    if get_budget(model) is None:
-        raise UnsafeModel(
-            "dp.sample needs a privacy budget. Add one line at the end of the model:\n"
-            "    dp.PrivacyBudget(epsilon=1.0, delta=1e-6)"
-        )
+    budget = require_budget(model, "dp.sample")
     for name in kwargs:
         if name in _REFUSED:
             raise ValueError(f"dp.sample does not take {name}: {_REFUSED[name]}.")
     if kwargs.get("blocked") is False or (step_kwargs or {}).get("blocked") is False:
         raise ValueError("Private steps move all variables together; blocked=False is refused.")
+    # What may not be released is not computed either: PyMC would compile it with the data inside,
+    # and PyTensor would write that to its cache.
+    names = kwargs["var_names"] = releasable(model, budget, kwargs.get("var_names"))
     private = _step(step, draws, tune, chains, dict(step_kwargs or {}), model)
     try:
         idata = pm.sample(
@@ -93,7 +99,7 @@ def sample(
         )
     finally:
         private.close()
-    return release(idata, model)
+    return release(idata, model, var_names=names)
 
 
 def _step(
@@ -113,6 +119,11 @@ def _step(
         )
     if step_kwargs:
         raise ValueError("step_kwargs are for a step given as a class; this one is built already.")
+    if not step.belongs_to(model):
+        raise PlanMismatch(
+            f"The {type(step).__name__} was built for another model than the one being sampled. "
+            "Nothing was spent. Build the step inside the model's context."
+        )
     plan = step.plan
     if (plan.draws, plan.tune, plan.chains) != (draws, tune, chains):
         raise PlanMismatch(
@@ -154,15 +165,24 @@ def sample_posterior_predictive(
         If the draws were not released, or a variable depends on private data.
     """
     model = pm.modelcontext(model)
-    attrs = _compat.attributes(idata)
+    attrs = _compat.attributes(idata) if _compat.is_result(idata) else {}
     if STATEMENT not in attrs:
         raise UnsafeRelease("Release the draws first: dp.release(idata, model).")
+    if has_lost_budget(model):
+        raise UnsafeRelease(
+            "The model is a copy of one with a PrivacyBudget, so it holds the private covariates. "
+            "Build a model with public covariates and the same parameters, and predict from that."
+        )
     budget = get_budget(model)
-    names = var_names or [rv.name for rv in model.observed_RVs]
+    observed = [rv.name for rv in model.observed_RVs]
+    names = [var_names] if isinstance(var_names, str) else var_names or observed
+    unknown = [name for name in names if name not in model.named_vars]
+    if unknown:
+        raise ValueError(f"var_names {unknown} are not in the model; it observes {observed}.")
     for name in names:
         variable = model[name]
         if budget is not None and any(
-            touches_private_data(model, parent, budget.public)
+            provenance(model, parent, budget) is Provenance.PRIVATE
             for parent in variable.owner.inputs
             if hasattr(parent.type, "ndim")
         ):
@@ -173,7 +193,10 @@ def sample_posterior_predictive(
             )
     kwargs["extend_inferencedata"] = False
     predictive = pm.sample_posterior_predictive(idata, model=model, var_names=names, **kwargs)
+    draws = _compat.group(predictive, "posterior_predictive")
+    if budget is not None:
+        draws = public_coords(draws, budget.public)
     return _compat.inference_data(
-        {"posterior_predictive": _compat.group(predictive, "posterior_predictive")},
+        {"posterior_predictive": draws},
         {STATEMENT: attrs[STATEMENT]},
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -171,6 +172,8 @@ class Ledger:
                 "neighboring": neighboring,
                 "dataset": dataset,
                 "temporary": self.is_temporary,
+                # a head that is published must not let anyone search for what was hashed
+                "nonce": secrets.token_hex(16),
             }
         )
 
@@ -231,7 +234,7 @@ class Ledger:
         BudgetExceeded
             If the reservations of all accounts would pass the ledger's cap.
         LedgerError
-            If `neighboring` is not the ledger's.
+            If `neighboring` or `unit` is not that of the ledger's other accounts.
         ValueError
             If `cap`, `epsilon` or `delta` is out of range.
         """
@@ -247,6 +250,13 @@ class Ledger:
             )
         limit = self.total_cap
         with self._journal.transaction() as transaction:
+            earlier = transaction.newest("kind = 'account'")
+            if earlier is not None and earlier.payload["unit"] != unit:
+                raise LedgerError(
+                    f"the budget protects one {unit} but the ledger {self.path} counts losses of "
+                    f"one {earlier.payload['unit']}; losses of different units do not add up. Use "
+                    "the same privacy_unit, or another ledger"
+                )
             taken = reserved(transaction)
             if limit is not None and taken + cap > limit:
                 raise BudgetExceeded(self._over_reserved(cap, limit - taken, limit))

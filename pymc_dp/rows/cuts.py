@@ -81,6 +81,8 @@ class RowGraph:
         (rows,) log-likelihood, a function of the blocks of ``leaves`` and the ``eta`` of ``cuts``.
     cuts : tuple of Cut
     leaves : tuple of RowLeaf
+    lookups : tuple of (Variable, int)
+        Integer labels of the rows, functions of the blocks alone, and the size of what they index.
     conditions : tuple of Variable
         Boolean scalars of the parameters alone that PyMC's parameter checks demand (``sigma > 0``):
         outside them the density is zero, whatever the data.
@@ -93,6 +95,7 @@ class RowGraph:
     loglik: Variable
     cuts: tuple[Cut, ...]
     leaves: tuple[RowLeaf, ...]
+    lookups: tuple[tuple[Variable, int], ...]
     conditions: tuple[Variable, ...]
     n_rows: int
     names: tuple[str, ...]

@@ -52,10 +52,24 @@ class RecordStore:
         self._arrays = arrays
         self.reads = 0
 
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of the data."""
+        return len(self._arrays[0])
+
     def read(self) -> list[np.ndarray]:
         """The arrays, records first."""
         self.reads += 1
         return self._arrays
+
+    def synthetic(self, n_rows: int) -> RecordStore:
+        """Made-up data of the same types and layout; no value is looked at."""
+        arrays = []
+        for array in self._arrays:
+            blank = np.zeros((n_rows, *array.shape[1:]), array.dtype)
+            blank.flags.writeable = array.flags.writeable
+            arrays.append(blank)
+        return RecordStore(arrays)
 
 
 @dataclass(eq=False)
@@ -78,7 +92,7 @@ class RowGroup:
     @property
     def n_rows(self) -> int:
         """Number of rows of the data."""
-        return self.functions.graph.n_rows
+        return self.store.n_rows
 
 
 @dataclass(eq=False)
@@ -157,6 +171,16 @@ class RowEngine:
     def one_row_per_unit(self) -> bool:
         """True when rows are units, so that nothing has to be summed by unit."""
         return len(self.groups) == 1 and self.groups[0].units is None
+
+    def synthetic(self) -> RowEngine:
+        """The same functions on made-up data, to compile them without touching a record."""
+        groups, n_units = [], 0
+        for group in self.groups:
+            n_rows = min(group.n_rows, BLOCK + 2)  # as many rows as give the same array layouts
+            units = None if group.units is None else np.zeros(n_rows, dtype="int64")
+            groups.append(RowGroup(group.functions, group.store.synthetic(n_rows), units))
+            n_units = max(n_units, n_rows)
+        return RowEngine(groups, self.parameters, n_units, self.coordinates)
 
     def columns(self) -> list[_Columns]:
         """The parameter-free columns of every group."""

@@ -20,8 +20,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
+from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
-from pymc_dp.rows.lift import ancestors_without_shapes
 
 __all__ = [
     "INTERPRETED",
@@ -33,17 +33,25 @@ __all__ = [
 
 #: Operations from which on a function of the parameters is interpreted.
 _LARGE_GRAPH = 60
+#: Rewrites that gather the rows of a block into one matrix for a library routine, whose blocking
+#: may round a row differently according to its place.
+_GATHERING = (
+    "batched_vector_b_solve_to_matrix_b_solve",
+    "local_batched_matmul_to_core_matmul",
+    "local_batched_matmul_to_core_matmul_with_reshape",
+    "local_sumsqr2dot",
+    "specialize_matmul_to_batched_dot",
+)
 #: For functions called once: no compilation, no compiler needed.
 INTERPRETED = Mode(linker="py", optimizer=None)
 
 
 def compile_function(
     inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
-) -> Callable[..., Any]:
+) -> Any:
     """Compile with numba (a C++ compiler is not assumed) and exact floating-point semantics."""
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
-    if isinstance(kwargs["mode"], str):
-        kwargs["mode"] = get_mode(kwargs["mode"])
+    kwargs["mode"] = get_mode(kwargs["mode"]).excluding(*_GATHERING)
     with pytensor.config.change_flags(numba__fastmath=False):
         function = pytensor.function(inputs, outputs, on_unused_input="ignore", **kwargs)
     function.trust_input = True

@@ -16,53 +16,49 @@ import pytensor
 import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Second
-from pytensor.tensor.basic import Alloc, ARange, Join, MakeVector, ScalarFromTensor
+from pytensor.tensor.basic import (
+    Alloc,
+    ARange,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    get_underlying_scalar_constant_value,
+)
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import All, Dot
-from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.shape import Reshape, Shape, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_dp._compat import AdvancedSubtensor1, LogSumExp, advanced_indices, subtensor_indices
 from pymc_dp.errors import NotFactorizable
+from pymc_dp.rows.ancestry import (
+    SHAPE_OPS,
+    ancestors_without_shapes,
+    array_of,
+    is_long_constant,
+)
 from pymc_dp.rows.cuts import Cut, RowGraph, RowLeaf
 
-__all__ = ["ancestors_without_shapes", "lift_rows"]
+__all__ = ["fixed_shapes", "lift_rows"]
 
-_SHAPE_OPS = (Shape, Shape_i)
+#: For functions called once.  Constants of the model stay in the graph: nothing may compile it.
+_INTERPRETED = Mode(linker="py", optimizer=None)
 _AXIS_OPS = (Softmax, LogSoftmax, CumOp)
 
 
-def ancestors_without_shapes(variables: Iterable[Variable]) -> set[Variable]:
-    """All ancestors on whose *values* `variables` depend; shapes, being public, are passed over."""
-    seen: set[Variable] = set()
-    stack = list(variables)
-    while stack:
-        variable = stack.pop()
-        if variable in seen:
-            continue
-        seen.add(variable)
-        node = variable.owner
-        if node is None or isinstance(node.op, _SHAPE_OPS):
-            continue
-        is_fill = isinstance(node.op, Elemwise) and isinstance(node.op.scalar_op, Second)
-        stack.extend(node.inputs[1:] if is_fill else node.inputs)
-    return seen
-
-
-def _value(source: Variable) -> np.ndarray:
-    """The array behind a constant or shared variable (only its shape is looked at here)."""
-    if isinstance(source, SharedVariable):
-        return source.get_value(borrow=True)
-    return source.data
+def _is_data(variable: Variable) -> bool:
+    """True for a ``pm.Data``."""
+    return isinstance(variable, SharedVariable) and isinstance(variable.type, pt.TensorType)
 
 
 def _describe(variable: Variable) -> str:
@@ -75,6 +71,7 @@ class _Lifter:
         parameters: Iterable[Variable],
         public: set[Variable],
         n_rows: int,
+        private_length: int,
         name: str,
         leaves: dict[Variable, RowLeaf],
         cuts: dict[tuple, Cut],
@@ -83,12 +80,15 @@ class _Lifter:
         self.parameters = set(parameters)
         self.public = public
         self.n_rows = n_rows
+        self.private_length = private_length
         self.name = name
         self.leaves = leaves
         self.cuts = cuts
         self.conditions = conditions
         self.memo: dict[tuple[Variable, int], Variable] = {}
         self.shared: list[Variable] = []
+        # labels of rows, the array they index, and its axis
+        self.lookups: list[tuple[Variable, Variable, int]] = []
         # stands for the number of rows of a block; replaced once the first leaf is known
         self.block_rows = pt.scalar("block_rows", dtype="int64")
 
@@ -153,11 +153,11 @@ class _Lifter:
         return self.cuts[key].eta
 
     def touches_rows(self, variable: Variable) -> bool:
-        """True when some private array with an entry per record is behind `variable`."""
+        """True when some array that may hold records is behind `variable`."""
         return any(
-            isinstance(v, Constant | SharedVariable) and self.n_rows in np.shape(_value(v))
+            v in self.leaves or is_long_constant(v, self.private_length) or _is_data(v)
             for v in ancestors_without_shapes([variable])
-            if v.owner is None and v not in self.public
+            if v not in self.public
         )
 
     # -- row values -----------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class _Lifter:
                     "Put records on the first axis of every array.",
                 )
             return leaf.block if axis == 0 else pt.moveaxis(leaf.block, 0, axis)
-        rows = np.shape(_value(variable))[axis]
+        rows = np.shape(array_of(variable))[axis]
         if rows != self.n_rows:
             raise self.refuse(
                 f"{_describe(variable)} has {rows} rows where `{self.name}` has {self.n_rows}",
@@ -223,6 +223,23 @@ class _Lifter:
         )
         self.leaves[variable] = RowLeaf(variable, axis, block)
         return block if axis == 0 else pt.moveaxis(block, 0, axis)
+
+    def labels(self, entries: list[Variable], indexed: Variable, first: int) -> list[Variable]:
+        """Lifted labels that index the axes of `indexed` from `first` on; they are kept in view."""
+        labels = []
+        for axis, entry in enumerate(entries, start=first):
+            if entry.type.ndim == 0:  # the same for all rows
+                self.shared.append(entry)
+                label = entry
+            else:
+                label = self.lift_or_share(entry, 0)
+            if self.depends_on_parameters(entry) or not self.is_row_data(label):
+                raise self.refuse("it is indexed by a parameter", "Index by data.")
+            if label.type.dtype == "uint64":  # with int64 it would become a float
+                label = label.astype("int64")
+            self.lookups.append((label, indexed, axis))
+            labels.append(label)
+        return labels
 
     def is_row_data(self, lifted: Variable) -> bool:
         """True when a lifted value is a function of data alone."""
@@ -287,6 +304,8 @@ def _product(self: _Lifter, v: Variable, a: Variable, b: Variable, axis: int) ->
     """(rows, p) @ (p,) and (rows, p) @ (p, k), or the transposed (k, p) @ (p, rows)."""
     if axis == 1 and v.type.ndim == 2:
         return _product(self, v.T, b.T, a.T, 0).T
+    if a.type.ndim == 1 and b.type.ndim == 2:  # beta @ X.T
+        return _product(self, v, b.T, a, 0)
     if a.type.ndim != 2 or axis != 0:
         raise self.refuse("a product over the record axis", "Put records on the first axis.")
     if a.type.broadcastable[0]:
@@ -370,22 +389,22 @@ def _take(self: _Lifter, v: Variable, axis: int) -> Variable:
         raise self.refuse(
             "it is indexed by a mask", "Use integer labels: the number of rows kept is private."
         )
+    depth = max(entry.type.ndim for entry in entries)
+    if any(entry.type.ndim not in (0, depth) for entry in entries):
+        raise self.refuse("it is indexed by a matrix", "Use one column of labels per index.")
     if is_row_numbers(entries[0]):
         if not x.type.broadcastable[0]:  # x[arange(n), label]: one entry of each row
             rows = self.lift(x, 0)
-            number = pt.arange(rows.shape[0]).reshape((-1, *[1] * (entries[0].type.ndim - 1)))
-            return rows[(number, *[self.lift_or_share(entry, 0) for entry in entries[1:]])]
+            number = pt.arange(rows.shape[0]).reshape((-1, *[1] * (depth - 1)))
+            return rows[(number, *self.labels(entries[1:], x, 1))]
         x, entries = x[0], entries[1:]  # the only row is that of all records
-    labels = [self.lift_or_share(entry, 0) for entry in entries]
-    if not all(self.is_row_data(label) for label in labels):
-        raise self.refuse("it is indexed by a parameter", "Index by data.")
+    labels = self.labels(entries, x, 0)
     self.shared.append(x)
     if not self.depends_on_parameters(x):
         return x[tuple(labels)]
-    depth = max(label.type.ndim for label in labels)
     if any(not all(label.type.broadcastable[1:]) for label in labels):
         raise self.refuse("it is indexed by a matrix", "Use one column of labels per index.")
-    columns = [label.dimshuffle(0) for label in labels]
+    columns = [label.dimshuffle(0) if label.type.ndim else label for label in labels]
     phi, label = (x, columns[0]) if len(columns) == 1 else _flat_index(x, columns)
     eta = self._cut("index", phi, (self.n_rows, *phi.type.shape[1:]), label)
     return eta.dimshuffle(0, *["x"] * (depth - 1), *range(1, eta.type.ndim))
@@ -393,7 +412,7 @@ def _take(self: _Lifter, v: Variable, axis: int) -> Variable:
 
 def is_row_numbers(index: Variable) -> bool:
     """True when `index` is 0, 1, ..., m-1 by construction, as a column of any depth."""
-    if isinstance(index, Constant):
+    if isinstance(index, Constant) or not all(index.type.broadcastable[1:]):
         return False
     while index.owner is not None and isinstance(index.owner.op, Reshape | DimShuffle):
         index = index.owner.inputs[0]
@@ -421,11 +440,14 @@ def _alloc(self: _Lifter, v: Variable, axis: int) -> Variable:
 
 def _join(self: _Lifter, v: Variable, axis: int) -> Variable:
     node = v.owner
-    along, parts = (
-        (node.op.axis, node.inputs)
-        if hasattr(node.op, "axis")
-        else (int(node.inputs[0].data), node.inputs[1:])
-    )
+    if hasattr(node.op, "axis"):
+        along, parts = node.op.axis, node.inputs
+    else:  # PyTensor 2: the axis is an input
+        parts = node.inputs[1:]
+        try:
+            along = int(get_underlying_scalar_constant_value(node.inputs[0]))
+        except NotScalarConstantError:
+            raise self.refuse("arrays are joined along a computed axis", "Fix the axis.") from None
     if along % v.type.ndim == axis:
         raise self.refuse(
             "records are joined from several arrays", "Use one observed variable for each array."
@@ -463,10 +485,19 @@ def _check(self: _Lifter, v: Variable, axis: int) -> Variable:
         for part in _conjunction(condition):
             if not self.touches_rows(part):
                 if self.depends_on_parameters(part):
+                    self.shared.append(part)
                     self.conditions.append(part if part.type.ndim == 0 else pt.all(part))
-            elif part.type.ndim == v.type.ndim and not part.type.broadcastable[axis]:
+            elif _broadcasts_to(part, v) and not part.type.broadcastable[axis]:
                 value = pt.switch(self.lift(part, axis), value, -np.inf)
     return value
+
+
+def _broadcasts_to(x: Variable, y: Variable) -> bool:
+    """True when elementwise use of `x` with `y` keeps the shape of `y`."""
+    return x.type.ndim == y.type.ndim and all(
+        narrow or not wide
+        for narrow, wide in zip(x.type.broadcastable, y.type.broadcastable, strict=True)
+    )
 
 
 def _conjunction(condition: Variable) -> list[Variable]:
@@ -512,6 +543,7 @@ def lift_rows(
     parameters: Mapping[Variable, tuple[int, ...]],
     public: Iterable[Variable],
     n_rows: int,
+    private_length: int | None = None,
 ) -> RowGraph:
     """Rebuild per-observation log-likelihoods as the log-likelihood of a block of rows.
 
@@ -526,6 +558,9 @@ def lift_rows(
         Constants and shared variables declared public: they may reach every record.
     n_rows : int
         The number of rows of these observed variables.
+    private_length : int, optional
+        Unnamed arrays with an axis of this length or more may hold records and must not reach
+        every record.  Default: `n_rows`.
 
     Returns
     -------
@@ -541,34 +576,60 @@ def lift_rows(
     leaves: dict[Variable, RowLeaf] = {}
     cuts: dict[tuple, Cut] = {}
     conditions: list[Variable] = []
+    lookups: list[tuple[Variable, int]] = []
     total = None
     for name, logp in logps.items():
-        lifter = _Lifter(parameters, public, n_rows, name, leaves, cuts, conditions)
+        lifter = _Lifter(
+            parameters, public, n_rows, private_length or n_rows, name, leaves, cuts, conditions
+        )
         value = lifter.lift(logp, 0)
         if value.type.ndim > 1:
             value = value.sum(axis=tuple(range(1, value.type.ndim)))
         if not leaves:
             raise NotFactorizable(f"The likelihood of `{name}` does not depend on any data.")
         rows_of_block = next(iter(leaves.values())).block.shape[0]
-        [value] = clone_replace([value], {lifter.block_rows: rows_of_block})
+        designs = [key for key, cut in cuts.items() if cut.row_data is not None]
+        value, *columns = clone_replace(
+            [
+                value,
+                *[cuts[key].row_data for key in designs],
+                *[label for label, _, _ in lifter.lookups],
+            ],
+            {lifter.block_rows: rows_of_block},
+        )
+        for key, column in zip(designs, columns, strict=False):
+            cuts[key] = replace(cuts[key], row_data=column)
+        for label, (_, indexed, axis) in zip(columns[len(designs) :], lifter.lookups, strict=True):
+            lookups.append((label, _static_shape(indexed, parameters)[axis]))
         _check_shared(lifter)
         total = value if total is None else total + value
     assert total is not None
     rows = {leaf.block for leaf in leaves.values()} | {cut.eta for cut in cuts.values()}
-    total, *row_data = _constant_shapes(
-        [total, *[cut.row_data for cut in cuts.values() if cut.row_data is not None]],
-        rows,
-        parameters,
+    found = iter(
+        fixed_shapes(
+            [
+                total,
+                *[cut.row_data for cut in cuts.values() if cut.row_data is not None],
+                *[cut.phi for cut in cuts.values()],
+                *[label for label, _ in lookups],
+                *conditions,
+            ],
+            parameters,
+            public,
+            rows,
+        )
     )
-    left = iter(row_data)
+    total = next(found)
+    designs = [None if cut.row_data is None else next(found) for cut in cuts.values()]
     return RowGraph(
         loglik=total,
         cuts=tuple(
-            cut if cut.row_data is None else replace(cut, row_data=next(left))
-            for cut in cuts.values()
+            replace(cut, row_data=design, phi=next(found))
+            for cut, design in zip(cuts.values(), designs, strict=True)
         ),
         leaves=tuple(leaves.values()),
-        conditions=tuple(conditions),
+        lookups=tuple((next(found), size) for _, size in lookups),
+        conditions=tuple(found),
         n_rows=n_rows,
         names=tuple(logps),
     )
@@ -590,33 +651,53 @@ def _check_shared(lifter: _Lifter) -> None:
                 f"pm.Data {_describe(variable)} reaches every record",
                 f"If it is not private, declare it: PrivacyBudget(public=[{variable.name!r}]).",
             )
-        if isinstance(variable, Constant) and lifter.n_rows in np.shape(variable.data):
+        if is_long_constant(variable, lifter.private_length):
             raise lifter.refuse(
-                "a constant array with one entry per record reaches other records",
+                "a constant array as long as the data reaches other records",
                 "Standardise with public constants before the model is built; if the array is "
                 "public, pass it as pm.Data and declare it in PrivacyBudget(public=...).",
             )
 
 
-def _constant_shapes(
+def fixed_shapes(
     outputs: Sequence[Variable],
-    rows: set[Variable],
     parameters: Mapping[Variable, tuple[int, ...]],
+    public: Iterable[Variable],
+    rows: Iterable[Variable] = (),
 ) -> list[Variable]:
-    """Sizes as numbers, so that no compiled function refers to the data arrays for their shape."""
-    replacements = {}
+    """Sizes and public ``pm.Data`` as numbers, so that no compiled function refers to the model.
+
+    Data arrays would else be reached for their shape, and ``pm.set_data`` would change functions
+    already compiled.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+    parameters : mapping of Variable to tuple of int
+        The value variables of the free random variables, and their shapes.
+    public : iterable of Variable
+        What was declared public.
+    rows : iterable of Variable
+        Inputs with an axis of rows, whose sizes are known only when the function runs.
+    """
+    now: dict[Variable, Variable] = {
+        variable: variable.type.make_constant(variable.get_value())
+        for variable in public
+        if _is_data(variable)
+    }
+    outputs = clone_replace(list(outputs), now)
+    rows = set(rows)
+    sizes: dict[Variable, Variable] = {}
     for variable in ancestors(outputs):
-        if variable.owner is None or not isinstance(variable.owner.op, _SHAPE_OPS):
+        if variable.owner is None or not isinstance(variable.owner.op, SHAPE_OPS):
             continue
         op, [source] = variable.owner.op, variable.owner.inputs
         if not rows.isdisjoint(ancestors([source])):
-            continue  # the size of a block: known when the function runs
+            continue  # the size of a block
         shape = _static_shape(source, parameters)
         size = shape if isinstance(op, Shape) else shape[op.i]
-        replacements[variable] = pt.constant(np.asarray(size, dtype="int64"))
-    if not replacements:
-        return list(outputs)
-    return clone_replace(list(outputs), replacements, rebuild_strict=False)
+        sizes[variable] = pt.constant(np.asarray(size, dtype="int64"))
+    return clone_replace(outputs, sizes, rebuild_strict=False)
 
 
 def _static_shape(
@@ -628,10 +709,10 @@ def _static_shape(
     roots = [v for v in ancestors([variable]) if v.owner is None and not isinstance(v, Constant)]
     blanks = [root.type() for root in roots]
     [copy] = clone_replace([variable], dict(zip(roots, blanks, strict=True)), rebuild_strict=False)
-    function = pytensor.function(blanks, copy.shape, mode="FAST_COMPILE", on_unused_input="ignore")
+    function = pytensor.function(blanks, copy.shape, mode=_INTERPRETED, on_unused_input="ignore")
     zeros = [
         np.zeros(
-            parameters[root] if root in parameters else np.shape(_value(root)),
+            parameters[root] if root in parameters else np.shape(array_of(root)),
             dtype=root.type.dtype,
         )
         for root in roots

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -18,14 +19,15 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_dp import _compat, noise
-from pymc_dp.budget import PrivacyBudget, get_budget, has_lost_budget
+from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import BudgetExceeded, PlanMismatch, PrivacyError, UnsafeModel
+from pymc_dp.kernels._batch import start_log_prior
 from pymc_dp.mechanisms import Queries
 from pymc_dp.metering import Meter
 from pymc_dp.plan import Plan, make_plan, per_mechanism
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.steps.settings import required, scaling_matrix
+from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
 
 __all__ = ["PrivateStep"]
 
@@ -60,6 +62,11 @@ class PrivateStep(BlockedStep):
     }
     _state_class = PrivateStepState
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Refuse what no parameter is named after, before anything else is looked at."""
+        refuse_unknown(cls.__name__, kwargs, _parameters(cls))
+        return super().__new__(cls, *args, **kwargs)
+
     def __init__(
         self,
         vars: Any = None,
@@ -77,7 +84,7 @@ class PrivateStep(BlockedStep):
         compile_kwargs: dict[str, Any] | None = None,
         initial_point: Any = None,
         blocked: bool = True,
-        **settings: Any,
+        settings: Mapping[str, Any],
     ) -> None:
         sampler = type(self).__name__
         required(sampler, draws=draws, chains=chains, clip_norm=clip_norm, scaling=scaling)
@@ -85,7 +92,7 @@ class PrivateStep(BlockedStep):
         if not blocked:
             raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
         model = pm.modelcontext(model)
-        self.budget = _budget_of(model, sampler)
+        self.budget = require_budget(model, sampler)
         self.vars = _all_variables(vars, model, sampler)
         self.rng = get_random_generator(rng)
         self.tune = bool(tune)
@@ -96,12 +103,12 @@ class PrivateStep(BlockedStep):
         self.parameters = records.parameters
         matrix = scaling_matrix(scaling, records.parameters, model)
         self.coordinates = Coordinates(records.initial, matrix)
-        available = self.budget.ledger.remaining(self.budget.account)
-        if available < 1:
+        account = self.budget.ledger.account_info(self.budget.account)
+        if account.remaining <= account.cap >> 20:  # what the integers of a used plan leave over
             raise BudgetExceeded(
                 f"The privacy budget (epsilon={self.budget.epsilon:g}) is used up; no record was "
-                "read. A new analysis of these data needs a new budget, decided by whoever answers "
-                "for the data."
+                "read. Draws made before can still be released. A new analysis of these data needs "
+                "a new budget, decided by whoever answers for the data."
             )
         self.plan: Plan = make_plan(
             sampler,
@@ -111,11 +118,10 @@ class PrivateStep(BlockedStep):
             runs=runs,
             per_iteration=per_iteration,
             at_start=at_start,
-            available=available,
+            available=account.remaining,
             shares=shares,
             noise_multiplier=noise_multiplier,
         )
-        self._spent_before = self.budget.ledger.spent(self.budget.account)
         self._secure = not noise.is_insecure()
         if not self._secure and not self.budget.ledger.is_temporary:
             raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
@@ -139,6 +145,8 @@ class PrivateStep(BlockedStep):
             self.budget.neighboring,
             self.budget.n_public,
         )
+        self.queries.compile()
+        self.prior.gradient(np.zeros(self.parameters.size))
         self.budget.ledger.record_plan(
             self.budget.account,
             self.plan.plan_id,
@@ -182,17 +190,27 @@ class PrivateStep(BlockedStep):
         """Begin a chain (PyMC 6)."""
         self.set_rng(rng)
 
+    @property
+    def default_tune_steps(self) -> int:  # type: ignore[override]
+        """What PyMC 6 takes for `tune` if ``pm.sample`` is called without it."""
+        return self.plan.tune
+
     def _forget_chain(self) -> None:
         self._state: Any = None
         self._point: dict[str, np.ndarray] | None = None
         self._iteration = 0
         self._run = 0
+        self._spent_before = 0
         self._warned = False
 
     @property
     def tuning(self) -> bool:
         """Whether the chain is still in the iterations that are not kept."""
         return self._iteration < self.plan.tune
+
+    def belongs_to(self, model: Model) -> bool:
+        """Whether the step was built for `model` and its budget."""
+        return model is self._model and get_budget(model) is self.budget
 
     def close(self) -> None:
         """Return what was charged for iterations that were not begun."""
@@ -201,14 +219,17 @@ class PrivateStep(BlockedStep):
     def _begin_chain(self, point: dict[str, np.ndarray]) -> None:
         if noise.is_insecure() and self._secure:
             raise PrivacyError("Insecure test noise was switched on after the step was built.")
-        self.queries.begin_chain()
-        ledger, account = self.budget.ledger, self.budget.account
-        runs = sum(
-            entry.kind == "run" and entry.account == account and entry.plan == self.plan.plan_id
-            for entry in ledger.entries()
-        )
-        self._run = runs - 1
         z = self.coordinates.z(self.parameters.ravel(point))
+        start_log_prior(z, self.prior)  # refuses a start outside of the support, uncharged
+        self.queries.begin_chain()
+        mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)
+        self._run = runs - 1
+        self._spent_before = sum(
+            e.amount
+            for e in mine
+            if e.kind in ("lease", "return") and e.plan != self.plan.plan_id
+        )
         if self.queries.meter.frozen:
             return
         self._state = self._initial_state(z)
@@ -218,6 +239,11 @@ class PrivateStep(BlockedStep):
         if self._point is None:
             self._begin_chain(point)
             self._point = {name: np.array(value) for name, value in point.items()}
+        elif any(not np.array_equal(point[name], value) for name, value in self._point.items()):
+            raise UnsafeModel(
+                "Another step method has moved the variables between two iterations of "
+                f"{self.plan.sampler}; such draws are not private. Sample with one step."
+            )
         stats: dict[str, Any] = {
             "dp_plan_id": self.plan.plan_id,
             "dp_epsilon": self._epsilon_now(),
@@ -286,10 +312,15 @@ class PrivateStep(BlockedStep):
                 f"{plan.sampler} was not started by pm.sample, so its plan can not be checked. "
                 f"Call {expected} or dp.sample."
             )
-        if call.model is not self._model or get_budget(call.model) is not self.budget:
+        if not self.belongs_to(call.model):
             raise PlanMismatch(
                 f"{plan.sampler} was built for another model than the one being sampled. Build "
                 "the step inside the model's context."
+            )
+        if call.step is not self:
+            raise UnsafeModel(
+                f"{plan.sampler} is combined with other step methods, which would move the "
+                f"variables without privacy after it. Nothing was spent. Call {expected}."
             )
         self.budget.check_model(call.model)
         if (call.draws, call.tune, call.chains) != (plan.draws, plan.tune, plan.chains):
@@ -342,20 +373,13 @@ class PrivateStep(BlockedStep):
         return _rebuild, (type(self), {**kept, "_model": None, "_state": None, "_point": None})
 
 
-def _budget_of(model: Model, sampler: str) -> PrivacyBudget:
-    budget = get_budget(model)
-    if budget is None and has_lost_budget(model):
-        raise UnsafeModel(
-            "This model is a copy of one with a PrivacyBudget, and copies do not carry it. Build "
-            "the step for the original model."
-        )
-    if budget is None:
-        raise UnsafeModel(
-            f"{sampler} needs a privacy budget. Add one line at the end of the model:\n"
-            "    dp.PrivacyBudget(epsilon=1.0, delta=1e-6)"
-        )
-    budget.check_model(model)
-    return budget
+def _parameters(cls: type[PrivateStep]) -> list[str]:
+    """Names of what the user of a step method may pass."""
+    names: list[str] = []
+    for base in cls.__mro__[: cls.__mro__.index(PrivateStep) + 1]:
+        if "__init__" in vars(base):
+            names += inspect.signature(vars(base)["__init__"]).parameters
+    return [n for n in dict.fromkeys(names) if n not in ("self", "kwargs", "shares", "settings")]
 
 
 def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:

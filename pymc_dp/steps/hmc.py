@@ -132,10 +132,13 @@ class DPHMC(PrivateStep):
             shares={"gradient": share, "log_ratio": 1.0 - share},
             noise_multiplier=noise_multiplier,
             runs=runs,
-            step_size=self.step_size,
-            n_steps=self.n_steps,
-            integrator=integrator,
-            reuse_gradient=self.reuse_gradient,
+            settings={
+                "step_size": self.step_size,
+                "n_steps": self.n_steps,
+                "integrator": integrator,
+                "reuse_gradient": self.reuse_gradient,
+                "jitter": self.jitter,
+            },
             **kwargs,
         )
         self._warn_if_small()

@@ -153,13 +153,16 @@ class DPLangevin(PrivateStep):
             shares={"gradient": 1.0 - share, "energy_error": share},
             noise_multiplier=noise_multiplier,
             runs=runs,
-            step_size=self.step_size,
-            n_steps=self.n_steps,
-            curvature=curvature,
-            log_concave=bool(log_concave),
-            energy_clip=energy_clip,
-            momentum=momentum,
-            friction=self.friction,
+            settings={
+                "step_size": self.step_size,
+                "n_steps": self.n_steps,
+                "curvature": curvature,
+                "log_concave": bool(log_concave),
+                "energy_clip": energy_clip,
+                "momentum": momentum,
+                "friction": self.friction,
+                "jitter": self.jitter,
+            },
             **kwargs,
         )
         self._warn_if_small()

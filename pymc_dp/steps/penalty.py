@@ -105,8 +105,7 @@ class DPPenalty(PrivateStep):
             shares={"log_ratio": 1.0},
             noise_multiplier=noise_multiplier,
             runs=runs,
-            step_size=scale.tolist(),
-            proposal=proposal,
+            settings={"step_size": scale.tolist(), "proposal": proposal},
             **kwargs,
         )
         if scale.ndim > 0 and scale.shape != (self.parameters.size,):

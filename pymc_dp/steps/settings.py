@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ from pymc.model import Model
 from pymc_dp._checks import check_number
 from pymc_dp.rows.functions import ParameterVector
 
-__all__ = ["positive", "required", "scaling_matrix"]
+__all__ = ["positive", "refuse_unknown", "required", "scaling_matrix"]
 
 _MEANING = {
     "step_size": "the step in z, where theta = initial point + scaling @ z",
@@ -21,6 +22,23 @@ _MEANING = {
     "draws": "the draws per chain that pm.sample will be asked for",
     "chains": "the number of chains that pm.sample will be asked for",
 }
+
+
+def refuse_unknown(sampler: str, given: Iterable[str], known: list[str]) -> None:
+    """Refuse the first argument that is not known.
+
+    Raises
+    ------
+    TypeError
+        Naming it and what was probably meant.
+    """
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(
+                f"{sampler} has no argument `{name}`. "
+                + (f"Did you mean `{near[0]}`?" if near else f"It takes {', '.join(known)}.")
+            )
 
 
 def required(sampler: str, **values: Any) -> None:
@@ -33,10 +51,13 @@ def required(sampler: str, **values: Any) -> None:
     """
     missing = [name for name, value in values.items() if value is None]
     if missing:
-        meanings = "; ".join(f"{name}: {_MEANING[name]}" for name in missing)
+        meanings = "; ".join(f"{name} ({_MEANING[name]})" for name in missing)
+        caution = (
+            " Choose settings from public knowledge only: a value tuned on the private data is not "
+            "covered by the guarantee."
+        )
         raise ValueError(
-            f"{sampler} needs {', '.join(missing)} ({meanings}). Choose them from public knowledge "
-            "only: a value tuned on the private data is not covered by the guarantee."
+            f"{sampler} needs {meanings}." + ("" if {*missing} <= {"draws", "chains"} else caution)
         )
 
 
@@ -69,11 +90,11 @@ def scaling_matrix(scaling: Any, parameters: ParameterVector, model: Model) -> n
         scales = _by_name(scaling, parameters, model)
         matrix = np.diag(scales)
     else:
-        array = np.asarray(scaling, dtype="float64")
+        array = _numbers("scaling", scaling)
         if array.ndim == 0:
-            matrix = np.eye(d) * array
+            matrix = np.diag(_scales("scaling", np.full(d, array)))
         elif array.shape == (d,):
-            matrix = np.diag(array)
+            matrix = np.diag(_scales("scaling", array))
         elif array.shape == (d, d):
             matrix = array.copy()
         else:
@@ -85,6 +106,19 @@ def scaling_matrix(scaling: Any, parameters: ParameterVector, model: Model) -> n
     if not np.isfinite(matrix).all() or np.linalg.matrix_rank(matrix) < d:
         raise ValueError("scaling must be finite and invertible, with no scale of 0.")
     return np.ascontiguousarray(matrix)
+
+
+def _numbers(name: str, value: Any) -> np.ndarray:
+    try:
+        return np.asarray(value, dtype="float64")
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be numbers, not {type(value).__name__}.") from None
+
+
+def _scales(name: str, scales: np.ndarray) -> np.ndarray:
+    if not (np.isfinite(scales).all() and (scales > 0).all()):
+        raise ValueError(f"{name}: scales must be positive and finite.")
+    return scales
 
 
 def _by_name(scaling: Mapping[str, Any], parameters: ParameterVector, model: Model) -> np.ndarray:
@@ -101,12 +135,9 @@ def _by_name(scaling: Mapping[str, Any], parameters: ParameterVector, model: Mod
     for value, where, shape in zip(
         parameters.values, parameters.slices, parameters.shapes, strict=True
     ):
-        try:
-            scales[where] = np.broadcast_to(
-                np.asarray(given[value.name], dtype="float64"), shape
-            ).ravel()
-        except ValueError:
-            raise ValueError(
-                f"scaling of `{value.name}` must be a number or of shape {shape}."
-            ) from None
+        label = f"scaling of `{value.name}`"
+        numbers = _scales(label, _numbers(label, given[value.name]))
+        if numbers.shape not in ((), shape):
+            raise ValueError(f"{label} must be a number or of shape {shape}.")
+        scales[where] = np.broadcast_to(numbers, shape).ravel()
     return scales

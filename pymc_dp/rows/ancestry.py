@@ -1,0 +1,119 @@
+"""What the value of a variable is computed from: values behind it, but not mere shapes.
+
+Shapes are public, so a graph that uses an array only for its size does not depend on its entries.
+The exceptions are shapes that are themselves computed from entries (``x[x > 0].shape[0]``); they
+are looked behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import HasInnerGraph
+from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar.basic import Second
+from pytensor.tensor.basic import Alloc, Join
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Dot
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
+from pytensor.tensor.type import TensorType
+
+from pymc_dp._compat import AdvancedSubtensor1
+
+__all__ = ["SHAPE_OPS", "ancestors_without_shapes", "array_of", "is_long_constant"]
+
+SHAPE_OPS = (Shape, Shape_i)
+#: The shape of the result follows from the shapes of the inputs.
+_SHAPES_FROM_SHAPES = (
+    CAReduce,
+    CheckAndRaise,
+    CumOp,
+    DimShuffle,
+    Dot,
+    Elemwise,
+    Join,
+    LogSoftmax,
+    Softmax,
+    SpecifyShape,
+)
+_TAKES = (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ()))
+
+
+def ancestors_without_shapes(variables: Iterable[Variable]) -> set[Variable]:
+    """All ancestors on whose values `variables` depend, those inside wrapped graphs included."""
+    seen: set[tuple[Variable, bool]] = set()
+    stack = [(variable, True) for variable in variables]
+    while stack:
+        item = stack.pop()
+        if item not in seen:
+            seen.add(item)
+            stack.extend(_behind_value(item[0]) if item[1] else _behind_shape(item[0]))
+    return {variable for variable, by_value in seen if by_value}
+
+
+def _behind_value(variable: Variable) -> Iterator[tuple[Variable, bool]]:
+    """What a value is computed from, each with whether by its value or by its shape."""
+    node = variable.owner
+    if node is None:
+        return
+    op = node.op
+    if isinstance(op, SHAPE_OPS):
+        yield node.inputs[0], False
+        return
+    is_fill = isinstance(op, Elemwise) and isinstance(op.scalar_op, Second)
+    for k, x in enumerate(node.inputs):
+        yield x, not (is_fill and k == 0)
+    for inner in (op, getattr(op, "core_op", None)):
+        if isinstance(inner, HasInnerGraph):
+            yield from ((x, True) for x in inner.inner_outputs)
+
+
+def _behind_shape(variable: Variable) -> Iterator[tuple[Variable, bool]]:
+    """What a shape is computed from, each with whether by its value or by its shape."""
+    node = variable.owner
+    if node is None or None not in getattr(variable.type, "shape", (None,)):
+        return
+    op, inputs = node.op, node.inputs
+    if isinstance(op, _SHAPES_FROM_SHAPES) or (
+        isinstance(op, Blockwise) and set().union(*op.outputs_sig) <= set().union(*op.inputs_sig)
+    ):
+        yield from ((x, False) for x in inputs)
+    elif isinstance(op, Alloc):
+        yield from ((x, True) for x in inputs[1:])
+    elif isinstance(op, Subtensor | Reshape):
+        yield inputs[0], False
+        yield from ((x, True) for x in inputs[1:])
+    elif isinstance(op, _TAKES):
+        yield inputs[0], False
+        for x in inputs[1:]:
+            counts = isinstance(x.type, TensorType) and x.type.dtype != "bool"
+            yield x, not counts
+    else:  # unknown: it may depend on the entries
+        yield from ((x, True) for x in inputs)
+
+
+def array_of(source: Variable) -> np.ndarray:
+    """The array behind a constant or shared variable."""
+    if isinstance(source, SharedVariable):
+        return source.get_value(borrow=True)
+    return source.data
+
+
+def is_long_constant(variable: Variable, length: int) -> bool:
+    """True for a constant array with an axis of `length` entries or more.
+
+    Constants have no name, so they can not be declared public.  One that is as long as the data
+    has room for an entry per record, in whatever layout, and counts as private.
+    """
+    return (
+        isinstance(variable, Constant)
+        and isinstance(variable.type, TensorType)
+        and max(np.shape(variable.data), default=0) >= length
+    )

@@ -1,0 +1,71 @@
+"""Log-densities of a model with its data still in view.
+
+While PyMC derives a log-density it folds expressions of constants: ``X - X.mean(0)`` with a NumPy
+``X`` would reach us as one more array with a row per record, and what couples the records would
+never be seen.  Long constants are therefore hidden behind inputs for the time of the derivation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pymc.logprob.basic import transformed_conditional_logp
+from pymc.model import Model
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+
+from pymc_dp.errors import NotFactorizable
+from pymc_dp.rows.ancestry import is_long_constant
+
+__all__ = ["log_densities"]
+
+
+def log_densities(
+    model: Model, rvs: Sequence[Variable], *, jacobian: bool, length: int
+) -> list[Variable]:
+    """Per-observation log-densities, every long array as it stands in the model.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    rvs : sequence of Variable
+        Random variables of the model.
+    jacobian : bool
+        Whether to add the log-Jacobian of the transforms.
+    length : int
+        Constants with an axis of this length or more are not folded.
+
+    Returns
+    -------
+    list of Variable
+        One for each of `rvs`, as functions of the model's value variables and data.
+
+    Raises
+    ------
+    NotFactorizable
+        If PyMC can not derive them.
+    """
+    everything = model.basic_RVs
+    values = [model.rvs_to_values[rv] for rv in everything]
+    hidden = {
+        variable: variable.type(name=variable.name)
+        for variable in ancestors([*everything, *values])
+        if is_long_constant(variable, length)
+    }
+    clones = dict(zip(everything, clone_replace(everything, hidden), strict=True))
+    symbols = dict(zip(values, clone_replace(values, hidden), strict=True))
+    try:
+        logps = transformed_conditional_logp(
+            [clones[rv] for rv in rvs],
+            rvs_to_values={clones[rv]: symbols[model.rvs_to_values[rv]] for rv in everything},
+            rvs_to_transforms={clones[rv]: model.rvs_to_transforms.get(rv) for rv in everything},
+            jacobian=jacobian,
+        )
+    except ValueError as error:
+        names = ", ".join(f"`{rv.name}`" for rv in rvs)
+        raise NotFactorizable(
+            f"PyMC could not derive the log-density of {names}, most often because lengths "
+            "disagree. Give every column of one likelihood the same number of rows."
+        ) from error
+    return clone_replace(logps, {symbol: constant for constant, symbol in hidden.items()})

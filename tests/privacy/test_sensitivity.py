@@ -1,0 +1,407 @@
+"""Integer sums of neighbouring data sets: their exact distance, and what it does not depend on.
+
+What is compared are the integers before noise, seen by a spy on the two functions that sum them.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pymc as pm
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pymc_dp import mechanisms
+from pymc_dp.clipping import (
+    COARSEST,
+    FINEST,
+    Grid,
+    clip_interval_sum,
+    clip_norm_sum,
+    vector_bound,
+)
+from pymc_dp.errors import PrivacyError
+from pymc_dp.records import extract
+from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+
+from .toy import LinearRecords, make_queries
+
+RELATIONS = ("replace_one", "add_or_remove_one")
+TAU = {"gradient": 0.7, "log_ratio": 1.3, "energy_error": 2.1}
+CLIP = {"gradient": 1.5, "log_ratio": 0.8}
+NASTY = [0.0, -0.0, 5e-324, -2e-308, 1e-160, 1e160, 1.7e308, math.inf, -math.inf, math.nan]
+FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+class Sums:
+    """The integer sums of all queries, in order."""
+
+    def __init__(self, monkeypatch):
+        self.seen = []
+
+        def vectors(values, inverse_unit, bound, total, scale):
+            clip_norm_sum(values, inverse_unit, bound, total, scale)
+            self.last = [int(entry) for entry in total]
+
+        def interval(*arguments):
+            total = clip_interval_sum(*arguments)
+            self.last = [int(total)]
+            return total
+
+        monkeypatch.setattr(mechanisms, "clip_norm_sum", vectors)
+        monkeypatch.setattr(mechanisms, "clip_interval_sum", interval)
+
+    def of(self, ask, *arguments):
+        self.last = None
+        ask(*arguments)
+        return self.last
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    return Sums(monkeypatch)
+
+
+def squared_distance(left, right):
+    return sum((a - b) ** 2 for a, b in zip(left, right, strict=True))
+
+
+def claimed(tau, log2_sigma):
+    """The sensitivity that the charge of a release assumes: 2^m / tau, exactly."""
+    return Fraction(2) ** log2_sigma / Fraction(tau)
+
+
+def within(left, right, queries, mechanism):
+    grid = queries.grids[mechanism]
+    assert grid.noise_multiplier == queries.events[mechanism].noise_multiplier
+    bound = claimed(grid.noise_multiplier, grid.log2_sigma)
+    return squared_distance(left, right) <= bound**2
+
+
+def attained(left, right, queries, mechanism, d):
+    """Whether the distance is within 2 sqrt(d) + 2 units of the bound."""
+    grid = queries.grids[mechanism]
+    distance = math.sqrt(squared_distance(left, right))
+    return distance >= float(claimed(grid.noise_multiplier, grid.log2_sigma)) - 2 * d**0.5 - 2
+
+
+# -- the grid -------------------------------------------------------------------------------------
+
+
+@FEW
+@given(
+    tau=st.floats(1e-9, 1e9),
+    n=st.integers(1, 10**10),
+)
+def test_the_grid_is_the_finest_that_fits(tau, n):
+    def fits(m):
+        return n * 2.0**m / tau + 16 * 2.0**m < 2.0**62
+
+    if not fits(COARSEST):
+        with pytest.raises(PrivacyError, match="does not fit"):
+            Grid.finest(tau, n)
+        return
+    grid = Grid.finest(tau, n)
+    assert fits(grid.log2_sigma)
+    assert grid.log2_sigma == FINEST or not fits(grid.log2_sigma + 1)
+    # the sum of n contributions and 16 sds of noise stay inside 64 bits
+    assert n * math.ceil(grid.sensitivity) + 16 * 2**grid.log2_sigma < 2**63
+
+
+def test_a_noise_too_large_for_the_grid_is_refused_before_anything_is_asked():
+    engine = LinearRecords(np.ones((4, 3)))
+    with pytest.raises(PrivacyError, match="can not represent a record"):
+        make_queries(engine, {"gradient": 2.0**36}, {"gradient": 1.0})
+    assert engine.reads == 0
+
+
+# -- sums of vectors ------------------------------------------------------------------------------
+
+finite_rows = hnp.arrays(
+    np.float64,
+    st.tuples(st.integers(2, 6), st.integers(1, 5)),
+    elements=st.one_of(
+        st.floats(-3, 3), st.sampled_from(NASTY), st.floats(allow_nan=True, allow_infinity=True)
+    ),
+)
+
+
+@FEW
+@given(
+    rows=finite_rows,
+    tau=st.floats(1e-6, 1e4),
+    clip=st.floats(1e-8, 1e8),
+    neighboring=st.sampled_from(RELATIONS),
+    scale=st.sampled_from([1e-300, 1e-9, 1.0, 1e9, 1e300]),
+)
+def test_vectors_of_any_floats_stay_within_the_norm_bound(rows, tau, clip, neighboring, scale):
+    """One column alone is at most half the sensitivity (replace_one), or all of it."""
+    with np.errstate(over="ignore", under="ignore"):
+        rows = rows * scale
+    n, d = rows.shape
+    grid = Grid.finest(tau, n)
+    relative = 2.0 if neighboring == "replace_one" else 1.0
+    limit = claimed(tau, grid.log2_sigma) / Fraction(relative)
+    bound = vector_bound(grid.norm_bound(neighboring), d)
+    unit = grid.unit(relative * clip)
+    columns, total = [], np.zeros(d, np.int64)
+    for row in rows:
+        alone = np.zeros(d, np.int64)
+        with np.errstate(over="ignore"):
+            clip_norm_sum(row[:, None].copy(), 1.0 / unit, bound, alone, np.empty(1))
+        assert sum(int(entry) ** 2 for entry in alone) <= limit**2
+        columns.append(alone)
+    factors = np.empty(n)
+    clip_norm_sum(np.ascontiguousarray(rows.T), 1.0 / unit, bound, total, factors)
+    np.testing.assert_array_equal(total, np.sum(columns, axis=0))  # no term sees another
+    assert np.all((factors >= 0) & (factors <= 1))
+    assert np.all(factors[~np.isfinite(rows).all(axis=1)] == 0)
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+@pytest.mark.parametrize("d", [1, 2, 7, 40])
+@pytest.mark.parametrize("tau", [0.03, 1.0, 41.7])
+def test_opposite_vectors_at_the_bound_attain_the_sensitivity(sums, neighboring, d, tau):
+    rng = np.random.default_rng(d)
+    direction = rng.standard_normal(d)
+    direction *= CLIP["gradient"] / np.linalg.norm(direction)
+    others = rng.standard_normal((20, d))
+    answers = []
+    for record in ([direction], [-direction] if neighboring == "replace_one" else []):
+        engine = LinearRecords(np.concatenate([others, np.reshape(record, (-1, d))]))
+        queries = make_queries(
+            engine, {"gradient": tau}, CLIP, neighboring=neighboring, n_public=21
+        )
+        queries.begin_iteration()
+        answers.append(sums.of(queries.gradient, np.zeros(d)))
+    assert within(*answers, queries, "gradient")
+    assert attained(*answers, queries, "gradient", d)
+
+
+# -- sums of scalars ------------------------------------------------------------------------------
+
+ends = st.one_of(st.floats(0, 1e3), st.sampled_from([0.0, 5e-324, 1e-300, 1e-30, 1e200]))
+values = st.lists(
+    st.one_of(st.floats(-10, 10), st.sampled_from(NASTY)), min_size=1, max_size=8
+).map(np.array)
+
+
+@FEW
+@given(
+    values=values,
+    change=st.one_of(st.floats(-1e4, 1e4), st.sampled_from(NASTY)),
+    lower=ends,
+    upper=ends,
+    tau=st.floats(1e-11, 1e6),
+    neighboring=st.sampled_from(RELATIONS),
+)
+def test_interval_sums_of_neighbours_and_of_reversed_paths(
+    values, change, lower, upper, tau, neighboring
+):
+    with pytest.MonkeyPatch.context() as patch:
+        sums = Sums(patch)
+        engine = LinearRecords(np.zeros((len(values), 1)))
+        queries = make_queries(engine, {"log_ratio": tau}, CLIP, neighboring=neighboring)
+
+        def ask(numbers, low=-lower, high=upper):
+            return sums.of(queries._interval_sum, "log_ratio", numbers, low, high)
+
+        here = ask(values)
+        changed = np.append(values[:-1], change)
+        other = ask(changed if neighboring == "replace_one" else values[:-1])
+        back = ask(-values, -upper, lower)
+    if here is None:  # nothing was asked: no interval, or none that a float can describe
+        assert other is None and back is None
+        return
+    assert within(here, other, queries, "log_ratio")
+    assert back == [-here[0]]
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+@pytest.mark.parametrize("tau", [0.01, 1.0, 1e3])
+@pytest.mark.parametrize(("lower", "upper"), [(-1.0, 1.0), (-0.3, 2.7), (-1e-9, 0.0), (0.0, 1e7)])
+def test_opposite_values_attain_the_sensitivity(sums, neighboring, tau, lower, upper):
+    engine = LinearRecords(np.zeros((9, 1)))
+    queries = make_queries(engine, {"energy_error": tau}, {}, neighboring=neighboring)
+    values = np.random.default_rng(1).normal(0, upper - lower, 9)
+    larger = -math.inf if -lower > upper else math.inf
+    worlds = [np.append(values, larger)]
+    worlds.append(np.append(values, -larger) if neighboring == "replace_one" else values)
+    answers = [sums.of(queries._interval_sum, "energy_error", w, lower, upper) for w in worlds]
+    assert within(*answers, queries, "energy_error")
+    assert attained(*answers, queries, "energy_error", 1)
+
+
+def test_what_is_not_a_number_adds_nothing_and_infinities_add_the_ends():
+    values = np.array([math.nan, math.inf, -math.inf, 1e300, -1e300, 5e-324])
+    assert clip_interval_sum(values[:1], 1.0, np.int64(-3), np.int64(7)) == 0
+    assert clip_interval_sum(values, 1.0, np.int64(-3), np.int64(7)) == 2 * (7 - 3)
+
+
+def test_the_noise_says_its_standard_deviation(sums):
+    """The claim 2^m units = noise_multiplier x sensitivity, for the sd that kernels are told."""
+    queries = make_queries(LinearRecords(np.ones((5, 2))), TAU, CLIP)
+    queries.begin_iteration()
+    _, sd = queries.log_ratio(np.zeros(2), np.ones(2))
+    c = CLIP["log_ratio"] * 2**0.5
+    assert sd == pytest.approx(TAU["log_ratio"] * 2 * c, rel=1e-14)
+    assert queries.gradient_noise_sd == pytest.approx(TAU["gradient"] * 2 * CLIP["gradient"])
+
+
+def test_a_sum_beyond_64_bits_wraps_with_its_noise(monkeypatch):
+    """A private n may be far above n_public.  Sum and noise wrap together, modulo 2^64."""
+    n = 10**4
+    engine = LinearRecords(np.ones((n, 1)))
+    queries = make_queries(
+        engine, {"log_ratio": 1e-6}, CLIP, neighboring="add_or_remove_one", n_public=2
+    )
+    unit = queries.grids["log_ratio"].unit(CLIP["log_ratio"])
+    total = n * math.floor(CLIP["log_ratio"] / unit * mechanisms._SLACK)
+    assert total > 2**63
+    for noise in (0, 2**63 - 1, -(2**63)):
+        monkeypatch.setattr(mechanisms, "rounded_normal", lambda size, m, x=noise: np.array([x]))
+        queries.begin_iteration()
+        value, _ = queries.log_ratio(np.zeros(1), np.ones(1))
+        assert value == pytest.approx(((total + noise + 2**63) % 2**64 - 2**63) * unit)
+
+
+# -- real models ----------------------------------------------------------------------------------
+
+N = 41
+
+
+def _logistic(rng):
+    b = pm.Normal("b", 0, 1, shape=2)
+    pm.Bernoulli("y", logit_p=rng.normal(size=(N, 2)) @ b, observed=rng.integers(0, 2, N))
+
+
+def _poisson_groups(rng):
+    b = pm.Normal("b", 0, 1)
+    groups = pm.Normal("groups", 0, 1, shape=3)
+    rate = groups[rng.integers(0, 3, N)] + rng.normal(size=N) * b
+    pm.Poisson("y", mu=pm.math.exp(rate), observed=rng.poisson(2, N))
+
+
+def _two_observed(rng):
+    slope = pm.Normal("slope", 0, 1)
+    scale = pm.HalfNormal("scale", 1)
+    x = rng.normal(size=N)
+    pm.StudentT("t", nu=4, mu=slope * x, sigma=scale, observed=x + rng.normal(size=N))
+    pm.Gamma("g", alpha=2, beta=pm.math.exp(slope) / scale, observed=rng.gamma(2, 1, N))
+
+
+class RealModel:
+    """The compiled functions of a model, for any data of its layout."""
+
+    def __init__(self, build, people):
+        rng = np.random.default_rng(7)
+        with pm.Model() as model:
+            build(rng)
+        self.units = rng.integers(0, 13, N) if people else None
+        if people:
+            self.units[:13] = np.arange(13)
+        records = extract(model, privacy_unit=self.units)
+        d = records.parameters.size
+        self.coordinates = Coordinates(np.zeros(d), np.eye(d) + 0.3)
+        self.base = records.engine(self.coordinates)
+        [group] = self.base.groups
+        self.functions, self.arrays = group.functions, group.store.read()
+        self.d = d
+
+    def rows(self, rng, size):
+        """Records as wild as the types of the columns allow."""
+        found = []
+        for array in self.arrays:
+            shape = (size, *array.shape[1:])
+            if array.dtype.kind == "f":
+                wild = rng.choice([5e-324, -1e-300, 1e-30, 1e8, -1e200, 1.7e308], shape)
+                found.append(np.where(rng.random(shape) < 0.5, wild, rng.normal(size=shape) * 9))
+            else:  # labels must stay labels
+                top = array.max() + (0 if array.max() < 3 else 10**6)
+                found.append(rng.integers(0, top + 1, shape).astype(array.dtype))
+        return found
+
+    def queries(self, arrays, neighboring, units=None, n_public=N):
+        n_units = len(arrays[0]) if units is None else 13
+        group = RowGroup(self.functions, RecordStore(arrays), units)
+        engine = RowEngine([group], self.base.parameters, n_units, self.coordinates)
+        return make_queries(engine, TAU, CLIP, neighboring=neighboring, n_public=n_public)
+
+
+def transcript(sums, queries, seed):
+    """Integer sums of all kinds of queries, at points near and far."""
+    rng = np.random.default_rng(seed)
+    found = []
+    for spread in (0.3, 30.0):
+        queries.begin_iteration()
+        z = [rng.normal(0, spread, queries.engine.d) for _ in range(3)]
+        found.append(("gradient", sums.of(queries.gradient, z[0])))
+        found.append(("log_ratio", sums.of(queries.log_ratio, z[0], z[1])))
+        path = queries.path(z[0])
+        found.append(("gradient", sums.of(path.gradient, z[2])))
+        path.advance(z[1] - z[0])
+        found.append(("energy_error", sums.of(path.energy_error, z[1], -0.4, 1.1)))
+    return found
+
+
+@pytest.fixture(
+    scope="module",
+    params=[(_logistic, False), (_poisson_groups, False), (_two_observed, False), (_logistic, True)],
+    ids=["logistic", "poisson_groups", "two_observed", "people"],
+)
+def model(request):
+    return RealModel(*request.param)
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+def test_neighbouring_data_of_real_models(sums, model, neighboring):
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        wild = model.rows(rng, N)
+        mix = rng.random(N) < 0.2
+        arrays = [np.where(_like(mix, a), w, a) for a, w in zip(model.arrays, wild, strict=True)]
+        units = model.units
+        if units is None:
+            chosen = np.arange(N) == rng.integers(N)
+        else:
+            chosen = units == rng.integers(13)
+        other = model.rows(rng, N)
+        if neighboring == "replace_one":
+            changed = [np.where(_like(chosen, a), o, a) for a, o in zip(arrays, other, strict=True)]
+            others_units = units
+        else:
+            changed = [a[~chosen] for a in arrays]
+            others_units = None if units is None else units[~chosen]
+        here = model.queries(arrays, neighboring, units)
+        there = model.queries(changed, neighboring, others_units)
+        with np.errstate(all="ignore"):
+            pairs = zip(transcript(sums, here, seed), transcript(sums, there, seed), strict=True)
+        for (mechanism, left), (_, right) in pairs:
+            assert within(left, right, here, mechanism), mechanism
+
+
+def _like(mask, array):
+    return mask.reshape(-1, *[1] * (array.ndim - 1))
+
+
+def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
+    rng = np.random.default_rng(3)
+    wild = model.rows(rng, N)
+    mix = rng.random(N) < 0.2
+    arrays = [np.where(_like(mix, a), w, a) for a, w in zip(model.arrays, wild, strict=True)]
+    with np.errstate(all="ignore"):
+        expected = transcript(sums, model.queries(arrays, "replace_one", model.units), 3)
+        for block in (8192, 1, 7, 40):
+            monkeypatch.setattr(engine_module, "BLOCK", block)
+            order = rng.permutation(N)
+            units = model.units
+            if units is not None:  # the rows of one person stay in order: reals are added there
+                order = np.argsort(rng.permutation(13)[units], kind="stable")
+                units = units[order]
+            queries = model.queries([a[order] for a in arrays], "replace_one", units)
+            assert transcript(sums, queries, 3) == expected

@@ -1,0 +1,136 @@
+"""Small stand-ins for the tests of privacy: records without a model, and a model of few records."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pymc as pm
+
+import pymc_dp as dp
+from pymc_dp.events import GaussianEvent
+from pymc_dp.mechanisms import Queries
+
+DELTA = 1e-6
+#: Settings that make a step valid; the samplers need not mix here.
+SETTINGS = {
+    "DPPenalty": {"step_size": 0.3, "clip_norm": 1.5, "scaling": 1.0},
+    "DPHMC": {"step_size": 0.2, "n_steps": 2, "clip_norm": 1.5, "scaling": 1.0},
+    "DPLangevin": {"step_size": 0.3, "curvature": 0.5, "clip_norm": 1.5, "scaling": 1.0},
+}
+_serial = itertools.count()
+
+
+class FreeMeter:
+    """Every iteration is paid for, or the next `left` ones."""
+
+    frozen = False
+
+    def __init__(self, left: float = math.inf) -> None:
+        self.left = left
+
+    def begin_chain(self) -> int:
+        return 0
+
+    def begin_iteration(self) -> bool:
+        self.left -= 1
+        return self.left >= 0
+
+
+class LinearRecords:
+    """A row engine whose records have log-likelihood ``x_i . z`` and score ``x_i``.
+
+    ``log_likelihoods`` replaces the log-likelihoods by those of a function of z, to put any values
+    before the clip; ``reads`` counts the calls that look at records.
+    """
+
+    def __init__(self, rows, log_likelihood=None):
+        self.rows = np.asarray(rows, dtype=float)
+        self.n_units, self.d = self.rows.shape
+        self._log_likelihood = log_likelihood
+        self.reads = 0
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        self.reads += 1
+        if self._log_likelihood is not None:
+            return self._log_likelihood(z)
+        return self.rows @ z
+
+    def scores(self, z: np.ndarray) -> np.ndarray:
+        self.reads += 1
+        return self.rows
+
+    def vectors(self, scores: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        yield slice(0, self.n_units), np.ascontiguousarray(scores.T)
+
+    def work(self, scores, displacement, scale):
+        self.reads += 1
+        return scale * (scores @ displacement)
+
+
+class NormalPrior:
+    """A standard normal prior."""
+
+    def log_density(self, z):
+        return -0.5 * float(z @ z)
+
+    def gradient(self, z):
+        return -z
+
+
+def make_queries(
+    engine,
+    noise_multipliers: Mapping[str, float],
+    clip_norms: Mapping[str, float],
+    *,
+    neighboring="replace_one",
+    per_iteration: Mapping[str, int] | None = None,
+    meter=None,
+    n_public=None,
+) -> Queries:
+    """The door of the package to `engine`, with one chain begun."""
+    queries = Queries(
+        engine,
+        meter or FreeMeter(),
+        {name: GaussianEvent(name, tau) for name, tau in noise_multipliers.items()},
+        per_iteration or dict.fromkeys(noise_multipliers, 1000),
+        {},
+        clip_norms,
+        neighboring,
+        n_public or engine.n_units,
+    )
+    queries.begin_chain()
+    return queries
+
+
+def logistic_model(epsilon=5.0, *, n=40, data_seed=None, **budget) -> pm.Model:
+    """A budgeted logistic regression, with other data at every call unless `data_seed` is given."""
+    rng = np.random.default_rng([1, next(_serial)] if data_seed is None else data_seed)
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 2)
+        b = pm.Normal("b", 0, 2)
+        pm.Bernoulli("y", logit_p=a + b * rng.uniform(-1, 1, n), observed=rng.integers(0, 2, n))
+        dp.PrivacyBudget(epsilon=epsilon, delta=DELTA, **budget)
+    return model
+
+
+def make_step(model: pm.Model, name="DPPenalty", *, draws=5, tune=0, chains=1, **kwargs):
+    """A step of the given class for `model`."""
+    settings = SETTINGS[name] | kwargs
+    return getattr(dp, name)(draws=draws, tune=tune, chains=chains, model=model, **settings)
+
+
+def sample(model: pm.Model, step, *, beside=(), order=1, **kwargs):
+    """``pm.sample`` as planned, quietly; `beside` are other steps, before it if `order` is -1."""
+    plan = step.plan
+    arguments = {"cores": 1, "progressbar": False, "compute_convergence_checks": False}
+    return pm.sample(
+        draws=plan.draws,
+        tune=plan.tune,
+        chains=plan.chains,
+        step=[step, *beside][::order] if beside else step,
+        model=model,
+        **arguments | kwargs,
+    )

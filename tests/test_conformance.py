@@ -1,0 +1,250 @@
+"""What every private step method must do, whatever it computes: one test for all of them.
+
+Each step is built once for each model, with three planned runs: ``pm.sample`` on one core and on
+two, and ``dp.sample``.  The records are few and the budget is large: nothing is said about the
+accuracy of the draws here.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import arviz as az
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+import xarray as xr
+
+import pymc_dp as dp
+from pymc_dp import _compat
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:These data already have a budget:UserWarning",
+    "ignore:The gradients of this plan:UserWarning",
+)
+
+N = 60
+DRAWS, TUNE, CHAINS = 20, 5, 2
+EPSILON, DELTA = 1000.0, 1e-4
+
+_rng = np.random.default_rng(11)
+X = np.c_[np.ones(N), _rng.uniform(-1, 1, N)]
+BINARY = _rng.integers(0, 2, N)
+COUNT = _rng.poisson(2.0, N)
+GROUP = np.arange(N) % 3
+REAL = _rng.normal(size=N)
+PAIR = _rng.normal(size=(N, 2))
+
+
+def logistic() -> None:
+    beta = pm.Normal("beta", 0, 2, shape=2)
+    pm.Bernoulli("y", logit_p=X @ beta, observed=BINARY)
+
+
+def poisson_groups() -> None:
+    intercept = pm.Normal("intercept", 0, 1, dims="group")
+    slope = pm.Normal("slope", 0, 1)
+    pm.Poisson("y", pt.exp(intercept[GROUP] + slope * X[:, 1]), observed=COUNT)
+
+
+def mv_normal() -> None:
+    mu = pm.Normal("mu", 0, 1, shape=2)
+    chol, _, _ = pm.LKJCholeskyCov("chol", n=2, eta=2, sd_dist=pm.Exponential.dist(1, shape=2))
+    pm.MvNormal("y", mu, chol=chol, observed=PAIR)
+
+
+def negative_binomial() -> None:
+    beta = pm.Normal("beta", 0, 1, shape=2)
+    alpha = pm.Gamma("alpha", 2, 0.5)
+    pm.NegativeBinomial("y", mu=pt.exp(X @ beta), alpha=alpha, observed=COUNT)
+
+
+def two_observed() -> None:
+    beta = pm.Normal("beta", 0, 1, shape=2)
+    sigma = pm.HalfNormal("sigma", 1)
+    pm.Deterministic("precision", sigma**-2)
+    pm.Normal("income", X @ beta, sigma, observed=REAL)
+    pm.Bernoulli("employed", logit_p=X @ beta, observed=BINARY)
+
+
+@dataclass(frozen=True)
+class Case:
+    declare: Callable[[], None]
+    shapes: dict[str, tuple[int, ...]]  # of what is released, chains and draws left out
+
+
+MODELS = {
+    "logistic": Case(logistic, {"beta": (2,)}),
+    "poisson_groups": Case(poisson_groups, {"intercept": (3,), "slope": ()}),
+    "mv_normal": Case(
+        mv_normal, {"mu": (2,), "chol": (3,), "chol_corr": (2, 2), "chol_stds": (2,)}
+    ),
+    "negative_binomial": Case(negative_binomial, {"beta": (2,), "alpha": ()}),
+    "two_observed": Case(two_observed, {"beta": (2,), "sigma": (), "precision": ()}),
+}
+
+# Scores of most of these records are below 10 in norm: nothing is exact here, and need not be.
+COMMON = {"scaling": 0.1, "clip_norm": 1.0, "step_size": 0.3}
+STEPS: dict[str, tuple[type, dict[str, Any]]] = {
+    "penalty": (dp.DPPenalty, {}),
+    "hmc-leapfrog": (dp.DPHMC, {"n_steps": 2}),
+    "hmc-position": (dp.DPHMC, {"n_steps": 2, "integrator": "position"}),
+    "hmc-reuse_gradient": (dp.DPHMC, {"n_steps": 2, "reuse_gradient": True}),
+    "langevin-persistent": (dp.DPLangevin, {"curvature": 0.2}),
+    "langevin-fresh": (dp.DPLangevin, {"curvature": 0.2, "momentum": "fresh", "n_steps": 2}),
+    "langevin-energy_clip": (dp.DPLangevin, {"energy_clip": 0.1}),
+}
+
+
+def build(model_name: str) -> tuple[pm.Model, dp.PrivacyBudget]:
+    with pm.Model(coords={"group": ["a", "b", "c"]}) as model:
+        MODELS[model_name].declare()
+        budget = dp.PrivacyBudget(EPSILON, DELTA, dataset="made up")
+    return model, budget
+
+
+def plan(step_name: str, model: pm.Model, runs: int) -> Any:
+    cls, settings = STEPS[step_name]
+    return cls(draws=DRAWS, tune=TUNE, chains=CHAINS, runs=runs, model=model, **COMMON, **settings)
+
+
+def pm_sample(model: pm.Model, step: Any, cores: int, mp_ctx: Any = None) -> Any:
+    return pm.sample(
+        draws=DRAWS,
+        tune=TUNE,
+        chains=CHAINS,
+        step=step,
+        cores=cores,
+        mp_ctx=mp_ctx,
+        random_seed=1,
+        model=model,
+        progressbar=False,
+        compute_convergence_checks=False,
+    )
+
+
+def check_raw(idata: Any, step: Any) -> None:
+    """Statistics of ours are prefixed, and there are no others."""
+    stats = _compat.group(idata, "sample_stats")
+    assert {str(name) for name in stats} == {
+        "dp_accepted",
+        "dp_epsilon",
+        "dp_frozen",
+        "dp_plan_id",
+    }
+    assert all(variable.dims == ("chain", "draw") for variable in stats.values())
+    assert not stats["dp_frozen"].values.any()
+    assert (stats["dp_plan_id"] == step.plan.plan_id).all()
+
+
+def check_released(safe: Any, shapes: dict[str, tuple[int, ...]], budget: dp.PrivacyBudget) -> None:
+    assert isinstance(safe, az.InferenceData if _compat.PYMC_MAJOR < 6 else xr.DataTree)
+    assert sorted(_compat.group_names(safe)) == ["posterior", "sample_stats"]
+    posterior, stats = _compat.group(safe, "posterior"), _compat.group(safe, "sample_stats")
+    assert dict(posterior.sizes)["chain"] == CHAINS
+    assert {str(n): v.shape for n, v in posterior.items()} == {
+        name: (CHAINS, DRAWS, *shape) for name, shape in shapes.items()
+    }
+    assert all(np.isfinite(variable).all() for variable in posterior.values())
+    if "group" in posterior.coords:  # labels were not declared public
+        assert posterior["group"].values.tolist() == [0, 1, 2]
+    assert {str(name) for name in stats} == {"dp_accepted", "dp_epsilon", "dp_plan_id"}
+    # accepted with a probability of 0.5 or more: by chance all are rejected once in 2^40 runs
+    assert stats["dp_accepted"].values.sum() > 0
+    moved = np.diff(posterior[next(iter(shapes))].values.reshape(CHAINS, DRAWS, -1), axis=1)
+    assert np.array_equal(moved.any(axis=-1), stats["dp_accepted"].values[:, 1:])
+
+    epsilon = stats["dp_epsilon"].values
+    assert (np.diff(epsilon, axis=1) > 0).all()
+    assert (epsilon[:, -1] == budget.spent().epsilon).all()
+    statement = dp.privacy_statement(safe)
+    assert f"({EPSILON:g}, {DELTA:g})-differentially private" in statement
+    assert "made up" in statement
+    assert f"epsilon = {budget.spent().epsilon:.4g}" in statement
+
+
+def check_ledger(budget: dp.PrivacyBudget, step: Any, runs: int) -> None:
+    """A complete run costs what was planned, to the unit."""
+    spent = budget.ledger.spent(budget.account)
+    assert spent == runs * step.plan.run_cost
+    table = budget.table().set_index("mechanism")
+    for name in step.plan.events:
+        assert table.loc[name, "releases"] == runs * step.plan.releases(name) // step.plan.runs
+        assert table.loc[name, "sampler"] == type(step).__name__
+
+
+def check_round_trip(safe: Any, path: Any) -> None:
+    safe.to_netcdf(str(path))
+    if _compat.PYMC_MAJOR < 6:
+        back = az.from_netcdf(str(path))
+    else:
+        back = xr.open_datatree(path, engine="h5netcdf")
+    xr.testing.assert_equal(_compat.group(back, "posterior"), _compat.group(safe, "posterior"))
+    assert dp.privacy_statement(back) == dp.privacy_statement(safe)
+    facts = json.loads(_compat.attributes(back)["pymc_dp_statement"])
+    assert facts["privacy_guarantee"] == "(epsilon, delta)-differential privacy"
+    assert (facts["epsilon"], facts["delta"]) == (EPSILON, DELTA)
+
+
+@pytest.mark.parametrize("step_name", STEPS)
+@pytest.mark.parametrize("model_name", MODELS)
+def test_step(model_name, step_name, tmp_path):
+    shapes = MODELS[model_name].shapes
+    model, budget = build(model_name)
+    step = plan(step_name, model, runs=3)
+    assert budget.spent().epsilon == 0
+
+    for run, cores in enumerate([1, 2], start=1):
+        idata = pm_sample(model, step, cores, multiprocessing.get_context("fork"))
+        check_raw(idata, step)
+        check_ledger(budget, step, run)
+        check_released(dp.release(idata, model), shapes, budget)
+
+    safe = dp.sample(
+        DRAWS, tune=TUNE, chains=CHAINS, step=step, cores=1, model=model, progressbar=False
+    )
+    check_ledger(budget, step, 3)
+    check_released(safe, shapes, budget)
+    # calibrated: the three runs use the budget, up to the rounding of the ledger
+    assert 0 <= budget.remaining().gdp_mu2 < 1e-6 * budget.spent().gdp_mu2
+    check_round_trip(safe, tmp_path / "posterior.nc")
+    summary = az.summary(safe)
+    assert len(summary) == sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("step_name", STEPS)
+def test_start_method(step_name, start_method):
+    """Steps reach new interpreters in one piece."""
+    context = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        context.set_forkserver_preload(["pymc_dp"])
+    model, budget = build("logistic")
+    step = plan(step_name, model, runs=1)
+    idata = pm_sample(model, step, cores=2, mp_ctx=context)
+    check_raw(idata, step)
+    check_ledger(budget, step, 1)
+    check_released(dp.release(idata, model), MODELS["logistic"].shapes, budget)
+
+
+@pytest.mark.parametrize("step_name", STEPS)
+@pytest.mark.parametrize("by_name", [False, True])
+def test_step_made_by_dp_sample(step_name, by_name):
+    model, budget = build("logistic")
+    cls, settings = STEPS[step_name]
+    safe = dp.sample(
+        DRAWS,
+        tune=TUNE,
+        chains=CHAINS,
+        step=cls.__name__ if by_name else cls,
+        step_kwargs={**COMMON, **settings},
+        model=model,
+        cores=2,
+        progressbar=False,
+    )
+    check_released(safe, MODELS["logistic"].shapes, budget)
