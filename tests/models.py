@@ -30,6 +30,7 @@ class Data:
         self.x = rng.normal(size=n)
         self.real = rng.normal(size=n)
         self.pair = rng.normal(size=(n, 2))
+        self.wide = rng.normal(size=(n, 12))
         self.positive = rng.gamma(2.0, size=n)
         self.fraction = rng.uniform(0.1, 0.9, n)
         self.binary = rng.integers(0, 2, n)
@@ -127,8 +128,8 @@ def student_t(d: Data) -> None:
 
 @example()
 def mv_normal(d: Data) -> None:
-    cov = np.array([[1.0, 0.3], [0.3, 2.0]])
-    pm.MvNormal("y", mu=d.X @ coefficients((3, 2)), cov=cov, observed=d.pair)
+    cov = np.eye(12) + 0.5  # as large as makes a library routine work on several columns at once
+    pm.MvNormal("y", mu=d.X @ coefficients((3, 12)), cov=cov, observed=d.wide)
 
 
 @example()

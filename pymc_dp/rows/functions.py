@@ -220,7 +220,7 @@ class RowFunctions:
     def shared(self, theta: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Shared values and their Jacobians at `theta`, per cut."""
         results = self._shared(theta)
-        phis = [np.ascontiguousarray(phi) for phi in results[: len(self.ordered)]]
+        phis = [np.asarray(phi, order="C") for phi in results[: len(self.ordered)]]
         jacobians = list(self.constant_jacobians)
         for k, matrix in zip(self.varying, results[len(self.ordered) :], strict=True):
             jacobians[k] = np.ascontiguousarray(matrix)

@@ -1,0 +1,704 @@
+"""Records: what a model says about one record is found, rebuilt exactly, or refused.
+
+Comparisons of bits need the compiled mode of production; values are compared with PyMC's own
+log-density in whatever mode compiles fastest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import ancestors
+
+from pymc_dp.errors import NotFactorizable, UnsafeModel
+from pymc_dp.records import PublicTerms, Records, count_units, extract
+from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+
+from .models import EXAMPLES, GROUPS, Data, build
+
+QUICK = {"mode": "FAST_COMPILE"}
+#: Examples compiled as in production: every kind of cut, per-row linear algebra, special functions.
+COMPILED = [
+    "categorical",
+    "censored",
+    "logistic",
+    "mixture_shared",
+    "mv_normal",
+    "negative_binomial",
+    "neural_network",
+    "poisson_groups",
+    "random_slopes",
+    "two_observed",
+]
+Bits = tuple[np.ndarray, np.ndarray]
+
+
+@cache
+def records_of(name: str) -> tuple[pm.Model, Records]:
+    data = Data()
+    model = build(name, data)
+    return model, extract(model, **EXAMPLES[name].options(data))
+
+
+def identity(records: Records) -> Coordinates:
+    d = records.parameters.size
+    return Coordinates(np.zeros(d), np.eye(d))
+
+
+@cache
+def quick(name: str) -> tuple[pm.Model, Records, RowEngine, PublicTerms]:
+    model, records = records_of(name)
+    at = identity(records)
+    return model, records, records.engine(at, QUICK), records.public_terms(at, QUICK)
+
+
+@cache
+def compiled(name: str) -> RowEngine:
+    records = records_of(name)[1]
+    return records.engine(identity(records))
+
+
+def point(records: Records, seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return records.initial + 0.3 * rng.standard_normal(records.parameters.size)
+
+
+def evaluate(engine: RowEngine, z: np.ndarray) -> Bits:
+    """Log-likelihoods (n,) and score vectors (n, d) of all units."""
+    vectors = [block.T.copy() for _, block in engine.vectors(engine.scores(z))]
+    return engine.log_likelihood(z), np.concatenate(vectors)
+
+
+def same_bits(a: np.ndarray, b: np.ndarray) -> bool:
+    return a.tobytes() == b.tobytes()
+
+
+def with_data(engine: RowEngine, change: Callable[[np.ndarray], np.ndarray]) -> RowEngine:
+    """The same functions on changed data."""
+    groups = [
+        RowGroup(
+            group.functions,
+            RecordStore([np.ascontiguousarray(change(a)) for a in group.store.read()]),
+            group.units,
+        )
+        for group in engine.groups
+    ]
+    return RowEngine(groups, engine.parameters, engine.n_units, engine.coordinates)
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_terms_add_up_to_the_log_density_of_pymc(name: str) -> None:
+    model, records, engine, public = quick(name)
+    values = [model.rvs_to_values[rv] for rv in model.free_RVs]
+    declared = [model[v] for v in EXAMPLES[name].options(Data()).get("public", ()) if v != "X"]
+    known = [*model.free_RVs, *[rv for rv in model.observed_RVs if rv in declared]]
+    private = [rv for rv in model.observed_RVs if rv not in declared]
+    likelihood = model.logp(vars=private, jacobian=False)
+    prior = model.logp(vars=known, jacobian=True)
+    reference = pytensor.function(
+        values,
+        [
+            likelihood,
+            prior,
+            *pytensor.grad(likelihood, values, disconnected_inputs="ignore"),
+            *pytensor.grad(prior, values),
+        ],
+        on_unused_input="ignore",
+        **QUICK,
+    )
+    for seed in range(3):
+        z = point(records, seed)
+        at = records.parameters.point(z)
+        expected = reference(*[at[value.name] for value in values])
+        gradients = [np.ravel(g) for g in expected[2:]]
+        found, vectors = evaluate(engine, z)
+        # two orders of summation in double precision; single precision in one of the examples
+        tolerance = {"rtol": 1e-5, "atol": 1e-5} if "single" in name else {"rtol": 1e-9, "atol": 1e-9}
+        np.testing.assert_allclose(found.sum(), expected[0], **tolerance)
+        np.testing.assert_allclose(
+            vectors.sum(axis=0), np.concatenate(gradients[: len(values)]), **tolerance
+        )
+        np.testing.assert_allclose(public.log_density(z), expected[1], **tolerance)
+        np.testing.assert_allclose(
+            public.gradient(z), np.concatenate(gradients[len(values) :]), **tolerance
+        )
+
+
+@pytest.mark.parametrize("name", ["logistic", "poisson_groups", "persons", "two_lengths"])
+def test_work_is_the_product_of_score_and_displacement(name: str) -> None:
+    _, records, engine, _ = quick(name)
+    z = point(records, 0)
+    rng = np.random.default_rng(1)
+    displacement = rng.standard_normal(z.size)
+    scale = rng.uniform(size=engine.n_units)
+    _, vectors = evaluate(engine, z)
+    np.testing.assert_allclose(
+        engine.work(engine.scores(z), displacement, scale),
+        scale * (vectors @ displacement),
+        rtol=1e-10,
+        atol=1e-10,
+    )
+
+
+def test_scaled_coordinates_change_variables() -> None:
+    _, records, engine, public = quick("poisson_groups")
+    d = records.parameters.size
+    rng = np.random.default_rng(2)
+    location, scaling = rng.standard_normal(d), np.eye(d) + 0.1 * rng.standard_normal((d, d))
+    at = Coordinates(location, scaling)
+    moved = RowEngine(engine.groups, engine.parameters, engine.n_units, at)
+    z = rng.standard_normal(d)
+    plain, scaled = evaluate(engine, at.theta(z)), evaluate(moved, z)
+    np.testing.assert_allclose(scaled[0], plain[0], rtol=1e-12)
+    np.testing.assert_allclose(scaled[1], plain[1] @ scaling, rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(at.z(at.theta(z)), z, rtol=1e-9, atol=1e-12)
+
+
+# -- one record concerns no other -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = compiled(name)
+    z = point(records_of(name)[1], 0)
+    order = np.random.default_rng(3).permutation(engine.n_units)
+    whole = evaluate(engine, z)
+    permuted = with_data(engine, lambda a: a[order])
+    for size in (7, 16, 8192):  # odd, of vector registers, all rows at once
+        monkeypatch.setattr(engine_module, "BLOCK", size)
+        found, moved = evaluate(engine, z), evaluate(permuted, z)
+        for k in range(2):
+            assert same_bits(found[k], whole[k])
+            assert same_bits(moved[k], whole[k][order])
+
+
+@pytest.mark.parametrize("bad", [None, np.nan, np.inf, 1e308])
+@pytest.mark.parametrize("name", COMPILED)
+def test_a_changed_record_leaves_the_bits_of_all_others(name: str, bad: float | None) -> None:
+    engine = compiled(name)
+    z = point(records_of(name)[1], 1)
+    chosen, other = 11, 42
+
+    def change(array: np.ndarray) -> np.ndarray:
+        array = array.copy()
+        if bad is None:
+            array[chosen] = array[other]
+        elif array.dtype.kind == "f":
+            array[chosen] = bad
+        return array
+
+    before, after = evaluate(engine, z), evaluate(with_data(engine, change), z)
+    others = np.arange(engine.n_units) != chosen
+    for k in range(2):
+        assert same_bits(after[k][others], before[k][others])
+    if bad is None:
+        for k in range(2):
+            assert same_bits(after[k][chosen], before[k][other])
+
+
+def test_a_record_outside_the_support_is_impossible_by_itself() -> None:
+    """PyMC's checks are global: one impossible row would make every row impossible."""
+    data = Data()
+    data.real[5] = 1e3
+    with pm.Model() as model:
+        sd = pt.as_tensor(np.where(np.arange(data.n) == 5, -1.0, 1.0))
+        pm.Normal("y", pm.Normal("b"), sd, observed=data.real)
+    records = extract(model)
+    found = records.engine(identity(records), QUICK).log_likelihood(records.initial)
+    assert found[5] == -np.inf
+    assert np.isfinite(np.delete(found, 5)).all()
+
+
+def test_parameters_outside_the_support_are_impossible_in_public() -> None:
+    with pm.Model() as model:
+        pm.Normal("y", 0.0, pm.Normal("s", 1.0, 1.0), observed=Data().real)
+    records = extract(model)
+    public = records.public_terms(identity(records), QUICK)
+    assert public.log_density(np.array([-0.5])) == -np.inf
+    assert np.isfinite(public.log_density(np.array([0.5])))
+
+
+# -- units ----------------------------------------------------------------------------------------
+
+
+def test_rows_of_a_person_are_summed() -> None:
+    _, records, engine, _ = quick("persons")
+    z = point(records, 0)
+    units = np.unique(Data().person, return_inverse=True)[1]
+    single = RowEngine(
+        [RowGroup(engine.groups[0].functions, engine.groups[0].store, None)],
+        engine.parameters,
+        Data().n,
+        engine.coordinates,
+    )
+    for found, rows in zip(evaluate(engine, z), evaluate(single, z), strict=True):
+        expected = np.zeros((engine.n_units, *rows.shape[1:]))
+        np.add.at(expected, units, rows)  # in the order of the rows, as the engine does
+        assert same_bits(found, expected)
+    assert engine.n_units == len(np.unique(Data().person))
+
+
+def test_observed_variables_of_two_lengths_meet_in_their_persons() -> None:
+    data = Data()
+    model, records, engine, _ = quick("two_lengths")
+    ids = {"y": data.person, "visits": data.other_person}
+    unique = np.unique(np.concatenate(list(ids.values())))
+    assert records.n_units == engine.n_units == len(unique)
+    values = [model.rvs_to_values[rv] for rv in model.free_RVs]
+    rows = pytensor.function(
+        values, model.logp(vars=model.observed_RVs, jacobian=False, sum=False), **QUICK
+    )
+    z = point(records, 0)
+    at = records.parameters.point(z)
+    expected = np.zeros(len(unique))
+    for rv, found in zip(model.observed_RVs, rows(*[at[v.name] for v in values]), strict=True):
+        np.add.at(expected, np.searchsorted(unique, ids[rv.name]), found)
+    np.testing.assert_allclose(engine.log_likelihood(z), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.arange(5), "vector of 60 integers"),
+        (np.linspace(0, 1, 60), "vector of 60 integers"),
+        (np.zeros((60, 1), int), "vector of 60 integers"),
+        (["a"] * 60, "vector of 60 integers"),
+        ({"z": np.arange(60)}, "private observed variables are"),
+    ],
+)
+def test_wrong_ids_are_refused(ids: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        count_units(records_of("logistic")[0], (), ids)
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+DATA = Data()
+REFUSALS: dict[str, tuple[Callable[[], None], str, dict[str, Any]]] = {}
+
+
+def refused(match: str, **options: Any) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Register a model that must be refused with a text that matches."""
+
+    def register(declare: Callable[[], None]) -> Callable[[], None]:
+        REFUSALS[declare.__name__] = (declare, match, options)
+        return declare
+
+    return register
+
+
+def observe(mu: Any, **kwargs: Any) -> None:
+    pm.Normal("y", mu, 1.0, observed=DATA.real, **kwargs)
+
+
+def fixed(array: Any) -> Any:
+    return pt.as_tensor(array)
+
+
+STANDARDISE = "`y`.*as long as the data reaches other records.*Standardise with public constants"
+
+
+@refused(STANDARDISE)
+def standardised_inside() -> None:
+    X = fixed(DATA.X)
+    observe(((X - X.mean(axis=0)) / X.std(axis=0)) @ pm.Normal("b", shape=3))
+
+
+@refused("rows of `y` reach other records.*Standardise with public constants")
+def centred_response() -> None:
+    def logp(value: Any, b: Any) -> Any:
+        return -((value - value.mean() - b) ** 2)
+
+    pm.CustomDist("y", pm.Normal("b"), logp=logp, observed=DATA.real)
+
+
+@refused("`X` reaches every record.*public=\\['X'\\]")
+def mean_of_named_data() -> None:
+    X = pm.Data("X", DATA.X)
+    observe(X.mean(axis=0) @ pm.Normal("b", shape=3))
+
+
+@refused("`x` reach other records")
+def named_data_by_row_and_by_mean() -> None:
+    x = pm.Data("x", DATA.x)
+    observe(pm.Normal("b") * (x - x.mean()))
+
+
+@refused(STANDARDISE)
+def mean_of_a_flattened_copy() -> None:
+    observe(pm.Normal("b") * fixed(DATA.X.ravel()).mean())
+
+
+@refused(STANDARDISE)
+def mean_in_a_wrapped_graph() -> None:
+    b = pt.dscalar()
+    observe(OpFromGraph([b], [b * fixed(DATA.x).mean()])(pm.Normal("b")))
+
+
+@refused(STANDARDISE)
+def number_of_positive_records() -> None:
+    x = fixed(DATA.x)
+    observe(pm.Normal("b") * x[x > 0].shape[0])
+
+
+@refused(STANDARDISE)
+def first_record() -> None:
+    observe(pm.Normal("b") * fixed(DATA.x)[0])
+
+
+@refused(STANDARDISE)
+def permuted_records() -> None:
+    order = np.random.default_rng(0).permutation(DATA.n)
+    observe(pm.Normal("b") * fixed(DATA.x)[order])
+
+
+@refused(STANDARDISE)
+def records_by_a_longer_table() -> None:
+    table = fixed(np.arange(100.0))
+    observe(pm.Normal("b") * table[np.arange(DATA.n)])
+
+
+@refused(STANDARDISE, privacy_unit=DATA.person)
+def covariate_of_persons() -> None:
+    table = fixed(np.linspace(0, 1, DATA.n // 3))
+    observe(pm.Normal("b") * table[DATA.person])
+
+
+@refused(STANDARDISE, privacy_unit={"y": DATA.person, "visits": DATA.other_person})
+def mean_of_another_observed_variable() -> None:
+    b = pm.Normal("b")
+    observe(b * fixed(DATA.other_count).mean())
+    pm.Poisson("visits", pt.exp(b), observed=DATA.other_count)
+
+
+@refused("`y`.*Cumsum.*mixes records")
+def cumulative_sum() -> None:
+    observe(pm.Normal("b") * pt.cumsum(fixed(DATA.x)))
+
+
+@refused("`y`.*Softmax.*mixes records")
+def softmax_over_records() -> None:
+    observe(pm.Normal("b") * pt.special.softmax(fixed(DATA.x), axis=0))
+
+
+@refused("`y`.*SortOp.*not on the list.*linear predictors")
+def sorted_records() -> None:
+    observe(pm.Normal("b") * pt.sort(fixed(DATA.x)))
+
+
+@refused("`y`.*ArgSort.*not on the list")
+def labels_by_rank() -> None:
+    observe(pm.Normal("b", shape=DATA.n)[pt.argsort(fixed(DATA.x))])
+
+
+@refused("`y`.*shifts them against each other.*Select the records before")
+def reversed_records() -> None:
+    observe(pm.Normal("b") * fixed(DATA.x)[::-1])
+
+
+@refused("`y`.*shifts them against each other")
+def autoregression() -> None:
+    def logp(value: Any, b: Any) -> Any:
+        return -((value[1:] - b * value[:-1]) ** 2)
+
+    pm.CustomDist("y", pm.Normal("b"), logp=logp, observed=DATA.real)
+
+
+@refused("`y`.*joined from several arrays")
+def differences() -> None:
+    x = fixed(DATA.x)
+    observe(pm.Normal("b") * pt.concatenate([x[:1], pt.diff(x)]))
+
+
+@refused(STANDARDISE)
+def products_between_records() -> None:
+    X = fixed(DATA.X)
+    observe(X @ (X.T @ pm.Normal("b", shape=DATA.n)))
+
+
+@refused(STANDARDISE)
+def branch_on_all_data() -> None:
+    from pytensor.ifelse import ifelse
+
+    observe(ifelse(pt.gt(fixed(DATA.x).sum(), 0), pm.Normal("b"), pm.Normal("c")))
+
+
+@refused(STANDARDISE)
+def scan_over_records() -> None:
+    from pytensor.scan.basic import scan
+
+    states = scan(
+        lambda x, s, b: s + b * x,
+        sequences=[fixed(DATA.x)],
+        outputs_info=[pt.zeros(())],
+        non_sequences=[pm.Normal("b")],
+        return_updates=False,
+    )
+    observe(states[-1])
+
+
+@refused("`y` has one log-likelihood for all of its data.*one row per record")
+def random_walk() -> None:
+    pm.GaussianRandomWalk(
+        "y", mu=pm.Normal("b"), sigma=1.0, init_dist=pm.Normal.dist(), observed=DATA.real
+    )
+
+
+@refused("`y` has one log-likelihood for all of its data")
+def gaussian_process() -> None:
+    process = pm.gp.Marginal(cov_func=pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("ls")))
+    process.marginal_likelihood("y", X=DATA.x[:, None], y=DATA.real, sigma=1.0)
+
+
+@refused("`y` is not a sum of one term per record")
+def latent_gaussian_process() -> None:
+    process = pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("ls")))
+    observe(process.prior("f", X=DATA.x[:, None]))
+
+
+@refused("`y` has one log-likelihood for all of its data")
+def multivariate_over_records() -> None:
+    mu = pm.Normal("b") * np.ones(DATA.n)
+    pm.MvNormal("y", mu=mu, cov=np.eye(DATA.n), observed=DATA.real)
+
+
+@refused("parameter `u` has one entry per record.*public group")
+def latent_per_record() -> None:
+    observe(pm.Normal("u", shape=DATA.n))
+
+
+@refused("parameter `alpha` has one entry per record")
+def as_many_groups_as_records() -> None:
+    observe(pm.Normal("alpha", shape=DATA.n) * DATA.x)
+
+
+@refused("operation SetSubtensor|operation IncSubtensor")
+def overwritten_record() -> None:
+    observe(pt.set_subtensor(fixed(DATA.x)[0], pm.Normal("b")))
+
+
+@refused("indexed by a mask.*integer labels")
+def index_by_mask() -> None:
+    observe(pm.Normal("b", shape=DATA.n)[fixed(DATA.x) > -100.0])
+
+
+@refused("outside 0..3, where 4 groups.*Recode")
+def label_without_a_group() -> None:
+    labels = DATA.group.copy()
+    labels[7] = 99
+    observe(pm.Normal("alpha", shape=GROUPS)[labels])
+
+
+@refused("outside 0..1, where 2 groups.*Recode")
+def second_label_without_a_group() -> None:
+    labels = DATA.half.copy()
+    labels[7] = 2  # within the flattened table
+    observe(pm.Normal("alpha", shape=(GROUPS, 2))[DATA.group, labels])
+
+
+@refused("`y` uses pm.Minibatch or total_size.*full data")
+def total_size() -> None:
+    observe(pm.Normal("b"), total_size=10_000)
+
+
+@refused("`y` uses pm.Minibatch or total_size")
+def minibatch() -> None:
+    x, y = pm.Minibatch(DATA.x, DATA.real, batch_size=10)
+    pm.Normal("y", pm.Normal("b") * x, 1.0, observed=y)
+
+
+@refused("pm.Potential \\(`penalty`\\).*pm.CustomDist")
+def potential() -> None:
+    b = pm.Normal("b")
+    observe(b)
+    pm.Potential("penalty", -(b**2))
+
+
+@refused("missing values.*Drop or impute")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def missing_values() -> None:
+    pm.Normal("y", pm.Normal("b"), 1.0, observed=np.where(DATA.x > 1.5, np.nan, DATA.real))
+
+
+@refused("`k` is a discrete parameter.*Sum it out")
+def discrete_parameter() -> None:
+    observe(pm.Poisson("k", 1.0))
+
+
+@refused("observed value of `y` is computed in the model.*Compute it before")
+def computed_observations() -> None:
+    pm.Normal("y", pm.Normal("b"), 1.0, observed=fixed(DATA.real)[DATA.group])
+
+
+@refused("`y` has no record axis.*one entry per record")
+def single_observation() -> None:
+    pm.Normal("y", pm.Normal("b"), 1.0, observed=0.3)
+
+
+@refused("`y` has 1 record on its first axis")
+def single_record() -> None:
+    pm.Normal("y", pm.Normal("b"), 1.0, observed=DATA.real[:1])
+
+
+@refused("differ in length \\(`y`: 60, `visits`: 67\\).*privacy_unit=")
+def lengths_that_disagree() -> None:
+    b = pm.Normal("b")
+    observe(b)
+    pm.Poisson("visits", pt.exp(b), observed=DATA.other_count)
+
+
+@refused("no private observed variable", public=["y"])
+def nothing_private() -> None:
+    observe(pm.Normal("b"))
+
+
+@refused("no free random variable")
+def nothing_to_sample() -> None:
+    observe(0.0)
+
+
+@refused("prior or a public likelihood depends on an array as long as the data.*public knowledge")
+def prior_from_the_data() -> None:
+    observe(pm.Normal("b", fixed(DATA.x).mean(), 1.0))
+
+
+@refused("prior or a public likelihood depends on `x`.*declare the data")
+def prior_from_named_data() -> None:
+    observe(pm.Normal("b", pm.Data("x", DATA.x).mean(), 1.0))
+
+
+@refused("prior or a public likelihood depends on", public=["z"])
+def public_likelihood_from_the_data() -> None:
+    b = pm.Normal("b")
+    observe(b)
+    pm.Normal("z", b * fixed(DATA.x).mean(), 1.0, observed=np.zeros(5))
+
+
+@refused("prior or a public likelihood depends on `y`")
+def prior_from_the_response() -> None:
+    response = pm.Normal("y", pm.Normal("b"), 1.0, observed=DATA.real)
+    pm.Normal("c", response.sum(), 1.0)
+
+
+@pytest.mark.filterwarnings("ignore:Data in:UserWarning")
+@pytest.mark.parametrize("name", sorted(REFUSALS))
+def test_refusal_names_variable_and_remedy(name: str) -> None:
+    declare, match, options = REFUSALS[name]
+    with pm.Model() as model:
+        declare()
+    with pytest.raises((NotFactorizable, UnsafeModel), match=f"(?s){match}"):
+        extract(model, **options)
+
+
+@pytest.mark.parametrize("n", [2, 3, GROUPS])
+def test_sizes_that_coincide_by_accident(n: int) -> None:
+    """As many records as features or groups: accepted with the right value, or refused."""
+    data = Data(n)
+    for name in ("logistic", "poisson_groups", "matrix_observations", "random_slopes"):
+        model = build(name, data)
+        try:
+            records = extract(model)
+        except NotFactorizable:
+            continue
+        values = [model.rvs_to_values[rv] for rv in model.free_RVs]
+        rows = model.logp(vars=model.observed_RVs, jacobian=False, sum=False)[0]
+        reference = pytensor.function(values, rows, **QUICK)
+        at = records.parameters.point(point(records, 0))
+        expected = reference(*[at[v.name] for v in values]).reshape(n, -1).sum(axis=1)
+        engine = records.engine(identity(records), QUICK)
+        np.testing.assert_allclose(engine.log_likelihood(point(records, 0)), expected, rtol=1e-9)
+
+
+# -- what becomes of the data ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("secret", [np.nan, np.inf])
+def test_bad_feature_names_the_column_and_prints_no_value(secret: float) -> None:
+    X = DATA.X.copy()
+    X[17, 2] = secret
+    X[18, 2] = 31337.25
+    with pm.Model() as model:
+        observe(pm.Data("income", X) @ pm.Normal("b", shape=3))
+    with pytest.raises(UnsafeModel, match="column 2 of `income`") as caught:
+        extract(model)
+    assert not any(text in str(caught.value) for text in ("17", "18", "31337"))
+
+
+def test_wrong_label_prints_no_value() -> None:
+    declare, _, _ = REFUSALS["label_without_a_group"]
+    with pm.Model() as model:
+        declare()
+    with pytest.raises(UnsafeModel) as caught:
+        extract(model)
+    assert "99" not in str(caught.value)
+    assert "7" not in str(caught.value)
+
+
+def test_set_data_after_the_step_is_built_changes_nothing() -> None:
+    data = Data()
+    model = build("public_data", data)
+    records = extract(model, **EXAMPLES["public_data"].options(data))
+    engine = records.engine(identity(records), QUICK)
+    public = records.public_terms(identity(records), QUICK)
+    z = point(records, 0)
+    before = (*evaluate(engine, z), public.log_density(z), public.gradient(z))
+    with model:
+        pm.set_data({"X": data.X + 1.0, "centre": np.ones(3), "covariate": np.ones(data.n + 5)})
+    after = (*evaluate(engine, z), public.log_density(z), public.gradient(z))
+    for a, b in zip(before, after, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def functions_of(engine: RowEngine, public: PublicTerms) -> Iterator[Any]:
+    yield public._function
+    for group in engine.groups:
+        functions = group.functions
+        yield from (functions._loglik, functions._scores, functions._shared)
+        yield from (how for how in functions.column_of.values() if not isinstance(how, int))
+
+
+def roots_of(outputs: list[Any]) -> Iterator[Any]:
+    for variable in ancestors(outputs):
+        if variable.owner is None:
+            yield variable
+        elif isinstance(variable.owner.op, HasInnerGraph):
+            yield from roots_of(variable.owner.op.inner_outputs)
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_no_data_in_compiled_functions(name: str) -> None:
+    model, _, engine, public = quick(name)
+    engines = [engine, compiled(name)] if name in COMPILED else [engine]
+    secret = {
+        float(number)
+        for group in engine.groups
+        for array in group.store.read()
+        for number in np.ravel(array)
+        if float(number) != round(float(number), 1)  # 0.5 may well be in a graph
+    }
+    for made in engines:
+        for function in functions_of(made, public):
+            assert not any(isinstance(v, SharedVariable) for v in function.maker.inputs)
+            for root in roots_of(function.maker.fgraph.outputs):
+                assert not isinstance(root, SharedVariable)
+                if not isinstance(root, Constant) or not hasattr(root.data, "dtype"):
+                    continue
+                public_size = name == "public_data" and root.data.size == DATA.n + 5
+                assert root.data.size < DATA.n or public_size
+                assert secret.isdisjoint(np.ravel(root.data).astype(float).tolist())
+    assert model.observed_RVs
