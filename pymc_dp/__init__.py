@@ -14,8 +14,9 @@ from pymc_dp.errors import (
     UnsafeRelease,
 )
 from pymc_dp.ledger import Ledger
-from pymc_dp.publish import privacy_statement, release
+from pymc_dp.publish import release
 from pymc_dp.sampling import sample, sample_posterior_predictive
+from pymc_dp.statement import privacy_statement
 from pymc_dp.steps import DPHMC, DPLangevin, DPPenalty
 
 __version__ = "0.1.0"

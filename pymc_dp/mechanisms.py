@@ -100,7 +100,7 @@ class Queries:
         return {**self.__dict__, "_paid": {}, "_likelihoods": {}}
 
     def compile(self) -> None:
-        """Compile all that a query runs, on made-up data, so that forked chains inherit the code."""
+        """Compile all that a query runs, on made-up data: forked chains inherit the code."""
         engine, z = self.engine.synthetic(), np.zeros(self.engine.d)
         rounded_normal(0, 0)
         values = engine.log_likelihood(z)

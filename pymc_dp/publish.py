@@ -1,4 +1,4 @@
-"""Publication: what may leave, and the statement that goes with it.
+"""Publication: what may leave.
 
 A result of ``pm.sample`` holds the observed data, coordinates with names, deterministics that are
 functions of records.  :func:`release` builds a new object from a whitelist; nothing is copied that
@@ -21,18 +21,15 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.tensor.type import TensorType
 
-from pymc_dp import _compat, noise
-from pymc_dp.accounting import epsilon_from_mu, mu_from_units
+from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import LedgerError, UnsafeRelease
-from pymc_dp.events import MU2_UNIT
-from pymc_dp.ledger import Ledger
 from pymc_dp.records import private_observed, public_inputs
 from pymc_dp.rows.ancestry import array_of
+from pymc_dp.statement import STATEMENT, make_statement
 
 __all__ = [
     "Provenance",
-    "privacy_statement",
     "provenance",
     "public_coords",
     "releasable",
@@ -40,12 +37,8 @@ __all__ = [
     "released",
 ]
 
-STATEMENT = "pymc_dp_statement"
 #: Sampler statistics that are functions of released values and public settings.
 PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_plan_id")
-
-
-# -- what may leave -------------------------------------------------------------------------------
 
 
 class Provenance(Enum):
@@ -242,7 +235,7 @@ def release(
         for rv in model.deterministics
         if rv.name in names and provenance(model, rv, budget) is Provenance.CONSTANTS
     ]
-    statement = _statement(budget, plan_id, plan, vouched)
+    statement = make_statement(budget, plan_id, plan, vouched)
     return _compat.inference_data(
         {
             "posterior": public_coords(posterior[names].isel(where), budget.public),
@@ -269,154 +262,3 @@ def _plan_of(stats: xr.Dataset, budget: PrivacyBudget) -> tuple[int, dict[str, A
             "The draws were made under another budget than that of the model. Pass the model they "
             "were sampled from."
         ) from None
-
-
-# -- the statement --------------------------------------------------------------------------------
-
-
-def _statement(
-    budget: PrivacyBudget, plan_id: int, plan: dict[str, Any], vouched: list[str]
-) -> dict[str, Any]:
-    from pymc_dp import __version__
-
-    ledger = budget.ledger
-    info = ledger.account_info(budget.account)
-    secure = plan["settings"].get("secure", False) and not noise.is_insecure()
-    statement: dict[str, Any] = {
-        "privacy_guarantee": "(epsilon, delta)-differential privacy" if secure else "none",
-        "epsilon": info.epsilon,
-        "delta": info.delta,
-        "gdp_mu": mu_from_units(info.cap),
-        "neighboring": info.neighboring,
-        "privacy_unit": info.unit,
-        "n_units": budget.n_units if info.neighboring == "replace_one" else None,
-        "dataset": info.public["dataset"],
-        "public": info.public["public"],
-        "taken_as_public": vouched,
-        "spent": {"epsilon": budget.epsilon_of(info.spent), "gdp_mu2": info.spent / MU2_UNIT},
-        "plan_id": plan_id,
-        "sampler": plan["sampler"],
-        "draws": plan["draws"],
-        "tune": plan["tune"],
-        "chains": plan["chains"],
-        "mechanisms": {
-            name: {
-                "noise_multiplier": event["noise_multiplier"],
-                "per_iteration": plan["per_iteration"].get(name, 0),
-                "at_start": plan["at_start"].get(name, 0),
-            }
-            for name, event in plan["events"].items()
-        },
-        "settings": {
-            key: value
-            for key, value in plan["settings"].items()
-            if key not in ("scaling", "secure") and value is not None
-        },
-        "ledger": "temporary" if ledger.is_temporary else "persistent",
-        "ledger_head": ledger.head(),
-        "pymc_dp_version": __version__,
-    }
-    reserved = ledger.total_reserved()
-    if not ledger.is_temporary or reserved > info.cap:
-        statement["ledger_total"] = {
-            "gdp_mu2": reserved / MU2_UNIT,
-            "epsilon": epsilon_from_mu(mu_from_units(reserved), budget.delta),
-            "dataset": ledger.dataset,
-            "public": _declared_public(ledger),
-        }
-    return statement
-
-
-def _declared_public(ledger: Ledger) -> list[str]:
-    """Everything that some budget on a ledger declared public."""
-    names: set[str] = set()
-    for entry in ledger.entries():
-        if entry.kind == "account":
-            names.update(entry.payload["public"]["public"])
-    return sorted(names)
-
-
-def privacy_statement(idata: Any) -> str:
-    """The privacy statement of a released result, in words.
-
-    Parameters
-    ----------
-    idata : arviz.InferenceData or xarray.DataTree
-        From :func:`release` or :func:`pymc_dp.sample`, or read back from a netCDF file.
-
-    Returns
-    -------
-    str
-        The same facts are in ``idata.attrs["pymc_dp_statement"]`` as JSON.
-
-    Raises
-    ------
-    UnsafeRelease
-        If the result was not released.
-    """
-    _refuse_other_types(idata)
-    attrs = _compat.attributes(idata)
-    if STATEMENT not in attrs:
-        raise UnsafeRelease(
-            "This result carries no privacy statement. Make one with dp.release(idata, model)."
-        )
-    facts = json.loads(attrs[STATEMENT])
-    return "\n".join(_sentences(facts))
-
-
-def _sentences(facts: dict[str, Any]) -> list[str]:
-    if facts["privacy_guarantee"] == "none":
-        return [
-            "NO PRIVACY GUARANTEE. These draws were made with insecure test noise. Do not publish."
-        ]
-    unit = facts["privacy_unit"]
-    relation = (
-        f"one {unit} is replaced by any other"
-        if facts["neighboring"] == "replace_one"
-        else f"one {unit} is added or removed"
-    )
-    size = f" of {facts['n_units']:,} {unit}s" if facts["n_units"] else ""
-    data = f' "{facts["dataset"]}"' if facts["dataset"] else ""
-    lines = [
-        f"These posterior draws are ({facts['epsilon']:g}, {facts['delta']:g})-differentially "
-        f"private with respect to the data{data}: the probability of any outcome changes by a "
-        f"factor of at most e^{facts['epsilon']:g}, up to {facts['delta']:g}, when {relation}"
-        f"{size and ','}{size and ' in a data set' + size}.",
-        f"Equivalently {facts['gdp_mu']:.4g}-Gaussian differential privacy (the guarantee holds at "
-        f"every delta). Charged so far: epsilon = {facts['spent']['epsilon']:.4g}.",
-        f"Sampler: {facts['sampler']}, {facts['chains']} chains of {facts['draws']} draws after "
-        f"{facts['tune']} tuning iterations.",
-    ]
-    for name, mechanism in facts["mechanisms"].items():
-        lines.append(
-            f"  {name}: Gaussian noise, multiplier {mechanism['noise_multiplier']:.4g}, "
-            f"{mechanism['per_iteration']} per iteration"
-            + (f", {mechanism['at_start']} at the start" if mechanism["at_start"] else "")
-            + "."
-        )
-    if facts["public"]:
-        lines.append(f"Declared public, and not protected: {', '.join(facts['public'])}.")
-    if facts["taken_as_public"]:
-        lines.append(
-            f"The numbers in the formulas of {', '.join(facts['taken_as_public'])} were taken as "
-            "public."
-        )
-    if facts["ledger"] == "temporary":
-        lines.append(
-            "The ledger was temporary: releases from the same data under other ledgers, in this "
-            "session or in others, are not counted here and add to the loss."
-        )
-    if "ledger_total" in facts:
-        total = facts["ledger_total"]
-        lines.append(
-            "Everything that the budgets on this ledger so far may release, together: epsilon = "
-            f"{total['epsilon']:.4g} at the same delta"
-            + (f", {', '.join(total['public'])} being public." if total["public"] else ".")
-        )
-    lines += [
-        f"Ledger head {facts['ledger_head'][:16]}; pymc_dp {facts['pymc_dp_version']}.",
-        "It is assumed that model, priors, bounds and settings were chosen without looking at the "
-        "private data. Whether the posterior is exact depends on clipping, which is not reported: "
-        "it is if the bounds given to the sampler hold for every record.",
-    ]
-    return lines

@@ -11,14 +11,8 @@ from pymc.model import Model
 from pymc_dp import _compat
 from pymc_dp.budget import get_budget, has_lost_budget, require_budget
 from pymc_dp.errors import PlanMismatch, UnsafeRelease
-from pymc_dp.publish import (
-    STATEMENT,
-    Provenance,
-    provenance,
-    public_coords,
-    releasable,
-    release,
-)
+from pymc_dp.publish import Provenance, provenance, public_coords, releasable, release
+from pymc_dp.statement import STATEMENT
 from pymc_dp.steps import DPHMC, DPLangevin, DPPenalty
 from pymc_dp.steps.base import PrivateStep
 
@@ -33,6 +27,7 @@ _REFUSED = {
     "nuts": "NUTS is not private",
     "trace": "the raw trace holds more than may be published",
     "return_inferencedata": "only a released result is returned",
+    "idata_kwargs": "the groups they add hold private data; only draws are returned",
 }
 
 
@@ -81,6 +76,9 @@ def sample(
     -----
     ``random_seed`` fixes proposals and momenta; privacy noise always comes from the operating
     system, so two runs with one seed differ.
+
+    Deterministics that may not be released are not computed.  ``pm.sample`` computes them, and
+    PyTensor may then leave the data behind them in its compile directory.
     """
     model = pm.modelcontext(model)
     budget = require_budget(model, "dp.sample")

@@ -41,9 +41,9 @@ class Data:
         self.counts = rng.multinomial(5, [0.2, 0.3, 0.5], n)
         self.shares = rng.dirichlet([2.0, 2.0, 2.0], n)
         self.series = rng.normal(size=(n, 4))
-        self.person = rng.integers(0, n // 3, n)
+        self.person = rng.integers(0, max(n // 3, 1), n)
         self.other_count = rng.poisson(1.0, n + 7)
-        self.other_person = rng.integers(0, n // 3, n + 7)
+        self.other_person = rng.integers(0, max(n // 3, 1), n + 7)
 
     @cached_property
     def frame(self) -> pd.DataFrame:
@@ -338,7 +338,9 @@ def matrix_observations(d: Data) -> None:
 @example()
 def neural_network(d: Data) -> None:
     hidden = pt.tanh(d.X @ coefficients((3, 4), "W") + coefficients(4, "c"))
-    pm.Normal("y", pt.tanh(hidden @ coefficients((4, 2), "V")) @ coefficients(2), 1.0, observed=d.real)
+    pm.Normal(
+        "y", pt.tanh(hidden @ coefficients((4, 2), "V")) @ coefficients(2), 1.0, observed=d.real
+    )
 
 
 @example()

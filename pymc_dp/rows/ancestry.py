@@ -20,6 +20,7 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Dot
+from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
@@ -27,7 +28,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp._compat import AdvancedSubtensor1
 
-__all__ = ["SHAPE_OPS", "ancestors_without_shapes", "array_of", "is_long_constant"]
+__all__ = ["SHAPE_OPS", "ancestors_without_shapes", "array_of", "is_data", "is_long_constant"]
 
 SHAPE_OPS = (Shape, Shape_i)
 #: The shape of the result follows from the shapes of the inputs.
@@ -106,6 +107,11 @@ def array_of(source: Variable) -> np.ndarray:
     return source.data
 
 
+def is_data(variable: Variable) -> bool:
+    """True for a ``pm.Data``: a shared variable that is not a random number generator."""
+    return isinstance(variable, SharedVariable) and not isinstance(variable.type, RandomType)
+
+
 def is_long_constant(variable: Variable, length: int) -> bool:
     """True for a constant array with an axis of `length` entries or more.
 
@@ -114,6 +120,5 @@ def is_long_constant(variable: Variable, length: int) -> bool:
     """
     return (
         isinstance(variable, Constant)
-        and isinstance(variable.type, TensorType)
-        and max(np.shape(variable.data), default=0) >= length
+        and max(getattr(variable.data, "shape", ()), default=0) >= length
     )

@@ -121,7 +121,7 @@ class _Columns:
         for cut in functions.ordered:
             if cut.kind == "dot":
                 design = np.asarray(functions.column(cut, arrays))
-                if design.dtype.kind != "f":
+                if design.dtype.char not in "fd":
                     design = design.astype("float64")
                 self.designs[cut] = np.ascontiguousarray(design.T)
             elif cut.kind == "index":

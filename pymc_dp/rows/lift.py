@@ -45,6 +45,7 @@ from pymc_dp.rows.ancestry import (
     SHAPE_OPS,
     ancestors_without_shapes,
     array_of,
+    is_data,
     is_long_constant,
 )
 from pymc_dp.rows.cuts import Cut, RowGraph, RowLeaf
@@ -54,11 +55,6 @@ __all__ = ["fixed_shapes", "lift_rows"]
 #: For functions called once.  Constants of the model stay in the graph: nothing may compile it.
 _INTERPRETED = Mode(linker="py", optimizer=None)
 _AXIS_OPS = (Softmax, LogSoftmax, CumOp)
-
-
-def _is_data(variable: Variable) -> bool:
-    """True for a ``pm.Data``."""
-    return isinstance(variable, SharedVariable) and isinstance(variable.type, pt.TensorType)
 
 
 def _describe(variable: Variable) -> str:
@@ -155,7 +151,7 @@ class _Lifter:
     def touches_rows(self, variable: Variable) -> bool:
         """True when some array that may hold records is behind `variable`."""
         return any(
-            v in self.leaves or is_long_constant(v, self.private_length) or _is_data(v)
+            v in self.leaves or is_long_constant(v, self.private_length) or is_data(v)
             for v in ancestors_without_shapes([variable])
             if v not in self.public
         )
@@ -225,7 +221,11 @@ class _Lifter:
         return block if axis == 0 else pt.moveaxis(block, 0, axis)
 
     def labels(self, entries: list[Variable], indexed: Variable, first: int) -> list[Variable]:
-        """Lifted labels that index the axes of `indexed` from `first` on; they are kept in view."""
+        """Lifted labels that index the axes of `indexed` from `first` on.
+
+        The labels of the data are checked when the model is read.  Made-up data are not, and
+        compiled code does not check bounds, so the labels are clipped as well.
+        """
         labels = []
         for axis, entry in enumerate(entries, start=first):
             if entry.type.ndim == 0:  # the same for all rows
@@ -238,7 +238,8 @@ class _Lifter:
             if label.type.dtype == "uint64":  # with int64 it would become a float
                 label = label.astype("int64")
             self.lookups.append((label, indexed, axis))
-            labels.append(label)
+            size = indexed.shape[axis]
+            labels.append(pt.clip(label, -size, size - 1))
         return labels
 
     def is_row_data(self, lifted: Variable) -> bool:
@@ -620,12 +621,12 @@ def lift_rows(
         )
     )
     total = next(found)
-    designs = [None if cut.row_data is None else next(found) for cut in cuts.values()]
+    row_data = [None if cut.row_data is None else next(found) for cut in cuts.values()]
     return RowGraph(
         loglik=total,
         cuts=tuple(
-            replace(cut, row_data=design, phi=next(found))
-            for cut, design in zip(cuts.values(), designs, strict=True)
+            replace(cut, row_data=columns, phi=next(found))
+            for cut, columns in zip(cuts.values(), row_data, strict=True)
         ),
         leaves=tuple(leaves.values()),
         lookups=tuple((next(found), size) for _, size in lookups),
@@ -683,7 +684,7 @@ def fixed_shapes(
     now: dict[Variable, Variable] = {
         variable: variable.type.make_constant(variable.get_value())
         for variable in public
-        if _is_data(variable)
+        if is_data(variable)
     }
     outputs = clone_replace(list(outputs), now)
     rows = set(rows)

@@ -226,9 +226,7 @@ class PrivateStep(BlockedStep):
         runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)
         self._run = runs - 1
         self._spent_before = sum(
-            e.amount
-            for e in mine
-            if e.kind in ("lease", "return") and e.plan != self.plan.plan_id
+            e.amount for e in mine if e.kind in ("lease", "return") and e.plan != self.plan.plan_id
         )
         if self.queries.meter.frozen:
             return

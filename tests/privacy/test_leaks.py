@@ -43,8 +43,8 @@ class Secrets:
         rng = np.random.default_rng(seed)
         self.x = rng.uniform(-1, 1, (N, 2))
         self.w = rng.uniform(2, 3, N)
-        self.y = rng.integers(7_000_000, 8_000_000, N)
-        self.ids = rng.integers(10**11, 10**12, N)
+        self.y = rng.integers(10**14, 10**15, N)
+        self.ids = rng.integers(10**15, 10**16, N)
         self.names = [f"Zyxwv Planted{k:03d}" for k in range(N)]
 
     @property
@@ -250,7 +250,7 @@ def test_release_refuses_what_did_not_come_from_a_private_step(session):
         dp.release(raw, logistic_model())
     with pytest.raises(UnsafeRelease, match="no PrivacyBudget"):
         dp.release(raw, pm.Model())
-    stats = _compat.group(raw, "sample_stats")
+    stats = _compat.group(raw, "sample_stats").copy(deep=True)
     stats["dp_plan_id"][0] = 5
     mixed = {"posterior": _compat.group(raw, "posterior"), "sample_stats": stats}
     with pytest.raises(UnsafeRelease, match="several plans"):
@@ -301,21 +301,23 @@ def test_predictions_do_not_bring_names_back(session):
     with pytest.raises(UnsafeRelease, match="private covariates"):
         dp.sample_posterior_predictive(session["safe"], session["model"])
 
-    def intercept(**budget):
-        with pm.Model(coords={"person": SECRETS.names}) as model:
+    def fit(**budget):
+        with pm.Model(coords={"site": SECRETS.names[:5]}) as model:
             a = pm.Normal("a", 0, 1)
-            pm.Bernoulli("y", logit_p=a, observed=SECRETS.y % 2, dims="person")
-            dp.PrivacyBudget(5.0, DELTA, **budget)
-        safe = dp.release(sample(model, make_step(model)), model)
-        return safe, model
+            pm.Bernoulli("pilot", logit_p=a, observed=np.ones(5, int), dims="site")
+            pm.Bernoulli("y", logit_p=a, observed=SECRETS.y % 2)
+            dp.PrivacyBudget(5.0, DELTA, public=["pilot"], **budget)
+        return dp.release(sample(model, make_step(model)), model), model
 
-    safe, model = intercept()
-    predictive = dp.sample_posterior_predictive(safe, model, random_seed=1, progressbar=False)
+    safe, model = fit()
+    predictive = dp.sample_posterior_predictive(
+        safe, model, var_names=["pilot"], random_seed=1, progressbar=False
+    )
     draws = _compat.group(predictive, "posterior_predictive")
-    np.testing.assert_array_equal(draws.coords["person"], np.arange(N))
+    np.testing.assert_array_equal(draws.coords["site"], np.arange(5))
     assert SECRETS.in_result(predictive) == []
-    safe, model = intercept(neighboring="add_or_remove_one", n_public=30)
-    with pytest.raises(UnsafeRelease):
+    safe, model = fit(neighboring="add_or_remove_one", n_public=30)
+    with pytest.raises(UnsafeRelease, match="`y`"):  # would have as many entries as there are rows
         dp.sample_posterior_predictive(safe, model)
 
 
@@ -361,19 +363,21 @@ def faults(session):
     holes[3, 1] = np.inf
     labels = (s.y % 3).astype(int)
     labels[5] = 7_654_321
-    missing = np.where(s.y > 7_900_000, np.nan, s.y).astype(float)
+    missing = np.where(s.y > np.median(s.y), np.nan, s.y).astype(float)
     words = np.array(s.names)
     yield lambda: build(lambda a, b: poisson(holes @ b))
     yield lambda: build(lambda a, b: poisson(pm.Data("w", holes) @ b))
     yield lambda: build(lambda a, b: poisson(pm.Normal("g", shape=3)[labels]))
-    yield lambda: build(lambda a, b: poisson(((s.x - pt.mean(s.x, axis=0)) @ b)))
+    yield lambda: build(lambda a, b: poisson((s.x - pt.mean(s.x, axis=0)) @ b))
     yield lambda: build(lambda a, b: poisson(a * pm.Data("w", s.w) / pt.max(pm.Data("v", s.w))))
     yield lambda: build(lambda a, b: pm.AR("y", [a], sigma=1, observed=s.w))
     yield lambda: build(lambda a, b: (poisson(a), pm.Potential("p", -pt.sum((a - s.w) ** 2))))
     yield lambda: build(lambda a, b: pm.Normal("y", a, 1, observed=missing))
     yield lambda: build(lambda a, b: pm.Normal("y", a, 1, observed=words))
     yield lambda: build(lambda a, b: pm.Normal("y", pm.Normal("c", s.w, 1), 1, observed=s.w))
-    yield lambda: build(lambda a, b: pm.Normal("y", pm.Normal("c", s.w.mean() * s.w), 1, observed=s.w))
+    yield lambda: build(
+        lambda a, b: pm.Normal("y", pm.Normal("c", s.w.mean() * s.w), 1, observed=s.w)
+    )
     yield lambda: build(lambda a, b: (poisson(a), pm.Normal("z", a, 1, observed=s.w[:9])))
     yield lambda: build(lambda a, b: poisson(pm.Data("v", s.x[0]) @ b))
     yield lambda: build(lambda a, b: poisson(a), privacy_unit=s.ids[:-1])
@@ -391,10 +395,11 @@ def faults(session):
     yield lambda: make_step(model, clip_norm={"wrong": 1.0})
     yield lambda: make_step(model, vars=[model["a"]])
     yield lambda: sample(model, step)  # its two runs are used
-    yield lambda: sample(model, step, draws=9)
+    yield lambda: pm.sample(9, tune=0, chains=2, cores=1, step=step, model=model)
     yield lambda: pm.sample(3, tune=0, chains=1, model=model, progressbar=False)
     yield lambda: dp.release(raw, model, var_names=["rate"])
     yield lambda: dp.sample(3, step=step, model=model, trace="anything")
+    yield lambda: dp.sample(3, step=step, model=model, idata_kwargs={"log_likelihood": True})
     yield lambda: dp.sample_posterior_predictive(raw, model)
     yield lambda: dp.sample_posterior_predictive(session["safe"], model, var_names=["y"])
 

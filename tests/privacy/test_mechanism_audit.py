@@ -282,7 +282,7 @@ def weak_noise(monkeypatch):
 @pytest.mark.parametrize("name", ["DPPenalty", "DPHMC", "DPLangevin"])
 @pytest.mark.parametrize("plant", [double_clip, weak_noise])
 def test_planted_faults_of_a_release_are_caught(name, plant, monkeypatch):
-    """Missed with probability below 1e-10: sigma times .8 is 6.6 standard errors above the bound."""
+    """Missed below 1e-10: sigma times .8 is 6.6 standard errors above the bound."""
     plant(monkeypatch)
     worlds = scores(SAMPLERS[name], 10.0, 2000, 0)
     assert audit_scores(*worlds, DELTA, confidence=CERTAIN, method="student").refutes(10.0)
@@ -389,9 +389,7 @@ def test_a_kernel_that_asks_for_more_than_it_pays_is_stopped(name):
     for mechanism in sampler.per_iteration:
         fewer = {**sampler.per_iteration, mechanism: sampler.per_iteration[mechanism] - 1}
         engine = records(0)
-        queries = make_queries(
-            engine, dict.fromkeys(fewer, 2.0), CLIP, per_iteration=fewer
-        )
+        queries = make_queries(engine, dict.fromkeys(fewer, 2.0), CLIP, per_iteration=fewer)
         queries._paid = dict(sampler.at_start)
         rng = np.random.default_rng(0)
         state = sampler.begin(rng, np.zeros(2), queries)

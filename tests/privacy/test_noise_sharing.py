@@ -23,6 +23,8 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:The gradients of this plan:UserWarning",
     "ignore:These data already have a budget:UserWarning",
     "ignore:.*fork.*:DeprecationWarning",
+    "ignore:More chains:UserWarning",
+    "ignore:Found chain dimension:UserWarning",
 )
 DRAWS = 12
 

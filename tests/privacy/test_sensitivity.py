@@ -351,7 +351,12 @@ def transcript(sums, queries, seed):
 
 @pytest.fixture(
     scope="module",
-    params=[(_logistic, False), (_poisson_groups, False), (_two_observed, False), (_logistic, True)],
+    params=[
+        (_logistic, False),
+        (_poisson_groups, False),
+        (_two_observed, False),
+        (_logistic, True),
+    ],
     ids=["logistic", "poisson_groups", "two_observed", "people"],
 )
 def model(request):

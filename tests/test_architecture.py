@@ -1,0 +1,162 @@
+"""The order of the house: imports point one way, and the pure parts stay pure."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import pymc_dp
+
+ROOT = Path(pymc_dp.__file__).parent
+
+#: From what is released to what leaves.  A module imports from lower layers, or from its own part.
+LAYERS = (
+    {"_checks", "_compat", "_jit", "errors"},
+    {"events", "exact_normal", "audit_bounds"},
+    {"accounting", "clipping", "noise"},
+    {"audit", "ledger", "plan"},
+    {"metering", "rows"},
+    {"records"},
+    {"budget", "mechanisms"},
+    {"guard", "kernels", "statement"},
+    {"publish"},
+    {"steps"},
+    {"sampling"},
+    {"__init__"},
+)
+#: What an auditor, or a reader of the algorithms, can read without knowing PyMC.
+PURE = {
+    "_checks",
+    "_jit",
+    "accounting",
+    "audit",
+    "audit_bounds",
+    "clipping",
+    "errors",
+    "events",
+    "exact_normal",
+    "kernels",
+    "ledger",
+    "metering",
+    "noise",
+    "plan",
+}
+FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
+
+
+def module_of(path: Path) -> str:
+    """Name within the package, with dots: ``rows.lift``; a package is ``rows``."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+
+
+MODULES = {module_of(path): path for path in sorted(ROOT.rglob("*.py"))}
+
+
+def part_of(module: str) -> str:
+    return module.split(".")[0]
+
+
+@cache
+def imports_of(module: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Modules of the package, and names of other libraries, that a module imports anywhere."""
+    own, foreign = set(), set()
+    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import in line {node.lineno}"
+            assert node.module is not None
+            names = [node.module, *[f"{node.module}.{alias.name}" for alias in node.names]]
+        else:
+            continue
+        for name in names:
+            library, _, rest = name.partition(".")
+            if library != "pymc_dp":
+                foreign.add(library)
+            elif rest in MODULES:
+                own.add(rest)
+    return frozenset(own), frozenset(foreign)
+
+
+def behind(module: str) -> set[str]:
+    """Everything in the package that is imported, directly or not."""
+    seen: set[str] = set()
+    stack = [module]
+    while stack:
+        for name in imports_of(stack.pop())[0] - seen:
+            seen.add(name)
+            stack.append(name)
+    return seen
+
+
+def test_every_part_of_the_package_has_its_layer() -> None:
+    layers = [part for layer in LAYERS for part in layer]
+    assert len(layers) == len(set(layers))
+    assert {part_of(module) for module in MODULES} <= set(layers)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_imports_point_one_way(module: str) -> None:
+    rank = {part: k for k, layer in enumerate(LAYERS) for part in layer}
+    part = part_of(module)
+    wrong = {
+        name
+        for name in imports_of(module)[0]
+        if part_of(name) != part and rank[part_of(name)] >= rank[part]
+    }
+    assert not wrong, f"{module} imports {sorted(wrong)}, which are not below it"
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    # a package and its own modules see each other by construction
+    for module in sorted(MODULES):
+        if "." in module or MODULES[module].name != "__init__.py":
+            assert module not in behind(module), module
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if part_of(m) in PURE))
+def test_pure_parts_know_no_framework(module: str) -> None:
+    for name in {module, *behind(module)}:
+        found = imports_of(name)[1] & FRAMEWORKS
+        assert not found, f"{module} reaches {sorted(found)} through {name}"
+
+
+@pytest.mark.parametrize("module", sorted(m for m in MODULES if part_of(m) == "kernels"))
+def test_kernels_see_nothing_but_kernels(module: str) -> None:
+    """A kernel is handed queries; it could not find a record if it tried."""
+    assert {part_of(name) for name in behind(module)} <= {"kernels"}
+
+
+def test_only_mechanisms_add_noise_to_records() -> None:
+    """The one door: nobody else sums contributions or draws noise for them."""
+    for module in MODULES:
+        own = imports_of(module)[0]
+        if module not in ("mechanisms", "budget"):  # a budget asks the grid for its limits
+            assert "clipping" not in own, module
+        if module != "mechanisms":
+            assert not {"rows.loops", "exact_normal"} & own or module in ("noise", "rows.engine")
+
+
+def test_steps_are_used_by_nothing_below_them() -> None:
+    users = {m for m in MODULES if any(part_of(n) == "steps" for n in imports_of(m)[0])}
+    assert {part_of(user) for user in users} <= {"steps", "sampling", "__init__"}
+
+
+def test_a_planted_backward_import_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planted = tmp_path / "noise.py"
+    planted.write_text("from pymc_dp.steps import base\nimport pymc as pm\n", encoding="utf-8")
+    monkeypatch.setitem(MODULES, "noise", planted)
+    imports_of.cache_clear()
+    try:
+        with pytest.raises(AssertionError, match="not below it"):
+            test_imports_point_one_way("noise")
+        with pytest.raises(AssertionError, match="pymc"):
+            test_pure_parts_know_no_framework("noise")
+    finally:
+        imports_of.cache_clear()
