@@ -26,7 +26,7 @@ from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.records import private_observed, public_inputs
 from pymc_dp.rows.ancestry import array_of
-from pymc_dp.statement import STATEMENT, make_statement
+from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
 __all__ = [
     "Provenance",
@@ -128,15 +128,6 @@ def releasable(
     return list(var_names)
 
 
-def _refuse_other_types(idata: Any) -> None:
-    if not _compat.is_result(idata):
-        raise UnsafeRelease(
-            f"A {type(idata).__name__} is not a result of sampling and can not be released. "
-            "Results of pm.sample with a private step can; pm.find_MAP, pm.fit and the like use "
-            "the records without privacy."
-        )
-
-
 def _kept(frozen: np.ndarray) -> tuple[np.ndarray, int]:
     """Chains and length of the largest rectangle of draws that are not frozen."""
     lengths = (~frozen).sum(axis=1)
@@ -202,7 +193,7 @@ def release(
         If the draws do not come from a private step of this model, or something else is asked
         for.
     """
-    _refuse_other_types(idata)
+    refuse_other_types(idata)
     if released(idata):
         return idata
     model = pm.modelcontext(model)

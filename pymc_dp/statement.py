@@ -12,10 +12,25 @@ from pymc_dp.errors import UnsafeRelease
 from pymc_dp.events import MU2_UNIT
 from pymc_dp.ledger import Ledger
 
-__all__ = ["STATEMENT", "make_statement", "privacy_statement"]
+__all__ = ["STATEMENT", "make_statement", "privacy_statement", "refuse_other_types"]
 
 #: The attribute of a result that holds its statement.
 STATEMENT = "pymc_dp_statement"
+
+
+def refuse_other_types(idata: Any) -> None:
+    """Refuse what is no result of sampling.
+
+    Raises
+    ------
+    UnsafeRelease
+    """
+    if not _compat.is_result(idata):
+        raise UnsafeRelease(
+            f"A {type(idata).__name__} is not a result of sampling and can not be released. "
+            "Results of pm.sample with a private step can; pm.find_MAP, pm.fit and the like use "
+            "the records without privacy."
+        )
 
 
 def make_statement(
@@ -111,7 +126,7 @@ def privacy_statement(idata: Any) -> str:
     UnsafeRelease
         If the result was not released.
     """
-    _refuse_other_types(idata)
+    refuse_other_types(idata)
     attrs = _compat.attributes(idata)
     if STATEMENT not in attrs:
         raise UnsafeRelease(

@@ -191,7 +191,7 @@ class PrivateStep(BlockedStep):
         self.set_rng(rng)
 
     @property
-    def default_tune_steps(self) -> int:  # type: ignore[override]
+    def default_tune_steps(self) -> int:
         """What PyMC 6 takes for `tune` if ``pm.sample`` is called without it."""
         return self.plan.tune
 

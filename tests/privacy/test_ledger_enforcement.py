@@ -22,7 +22,6 @@ class Looks:
 
     def __init__(self, monkeypatch):
         self.count = 0
-        self.store = RecordStore.read
         for cls, names in (
             (RecordStore, ["read"]),
             (RowEngine, ["columns", "log_likelihood", "scores", "vectors", "work"]),
