@@ -287,6 +287,19 @@ def small_unsigned_labels(d: Data) -> None:
 
 
 @example()
+def labels_computed_in_the_model(d: Data) -> None:
+    year = pm.Data("year", 2018 + d.group)
+    a = pm.Normal("a", 0.0, 1.0, shape=GROUPS)
+    pm.Normal("y", a[year - 2018], 1.0, observed=d.real)
+
+
+@example(public=["public_x"])
+def public_data_by_row_and_by_mean(d: Data) -> None:
+    x = pm.Data("public_x", np.linspace(-1.0, 1.0, d.n) ** 3)
+    pm.Normal("y", pm.Normal("b") * (x - x.mean()), 1.0, observed=d.real)
+
+
+@example()
 def random_slopes(d: Data) -> None:
     slopes = pm.Normal("slopes", 0.0, 1.0, shape=(GROUPS, 3))
     pm.Normal("y", (slopes[d.group] * d.X).sum(axis=1), 1.0, observed=d.real)

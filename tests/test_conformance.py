@@ -122,7 +122,7 @@ def pm_sample(model: pm.Model, step: Any, cores: int, mp_ctx: Any = None) -> Any
         mp_ctx=mp_ctx,
         random_seed=1,
         model=model,
-        progressbar=False,
+        progressbar=True,  # its columns show epsilon: they must not fail
         compute_convergence_checks=False,
     )
 
@@ -131,6 +131,7 @@ def check_raw(idata: Any, step: Any) -> None:
     """Statistics of ours are prefixed, and there are no others."""
     stats = _compat.group(idata, "sample_stats")
     assert {str(name) for name in stats} == {
+        "dp_accept_rate",
         "dp_accepted",
         "dp_epsilon",
         "dp_frozen",

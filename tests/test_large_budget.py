@@ -4,9 +4,10 @@ A logistic regression of 200 records on two coefficients, whose posterior is kno
 The records are bounded, so nothing is ever clipped and the chains are exact.
 
 Tolerance: 0.1 posterior standard deviations for means, 10 % for standard deviations.  The numbers
-of draws below are worth at least 4,000 independent ones for means and 1,900 for standard deviations
-(measured on longer runs), so the tolerances are more than 6 standard errors: all 28 comparisons
-together fail by chance less than once in 10^7 runs.
+of draws below are worth at least 4,000 independent ones for means and 1,900 for standard
+deviations, by the effective sample sizes of runs of 1,000 draws and more, so the tolerances are
+more than 6 standard errors: all 28 comparisons together fail by chance less than once in 10^7
+runs.
 """
 
 from __future__ import annotations

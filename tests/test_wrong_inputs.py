@@ -498,7 +498,7 @@ class TestPmSample:
             f"{name}={value}",
             "pm.sample(draws=20, tune=5, chains=2, step=step)",
         ):
-            sample(model, **{"tune": 5, "step": step, "cores": cores, **call})
+            sample(model, **{"tune": 5, "step": [step], "cores": cores, **call})
 
     @pytest.mark.parametrize("step", [None, "partial"])
     @pytest.mark.parametrize("nuts_sampler", ["pymc", "nutpie", "numpyro"])

@@ -54,6 +54,7 @@ class PrivateStep(BlockedStep):
     name = "private"
     default_blocked = True
     stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
+        "dp_accept_rate": (np.float64, []),
         "dp_accepted": (bool, []),
         "dp_epsilon": (np.float64, []),
         "dp_frozen": (bool, []),
@@ -199,6 +200,7 @@ class PrivateStep(BlockedStep):
         self._state: Any = None
         self._point: dict[str, np.ndarray] | None = None
         self._iteration = 0
+        self._accepted = 0
         self._run = 0
         self._spent_before = 0
         self._warned = False
@@ -245,6 +247,7 @@ class PrivateStep(BlockedStep):
         stats: dict[str, Any] = {
             "dp_plan_id": self.plan.plan_id,
             "dp_epsilon": self._epsilon_now(),
+            "dp_accept_rate": self._accepted / max(self._iteration, 1),
             "dp_accepted": False,
             "dp_frozen": True,
             "warning": None,
@@ -252,7 +255,9 @@ class PrivateStep(BlockedStep):
         if self._state is not None and self.queries.begin_iteration():
             self._state, accepted = self._transition(self._state, self._iteration)
             self._iteration += 1
-            stats.update(dp_accepted=bool(accepted), dp_frozen=False)
+            self._accepted += int(accepted)
+            rate = self._accepted / self._iteration
+            stats.update(dp_accept_rate=rate, dp_accepted=bool(accepted), dp_frozen=False)
             if accepted:
                 self._point = self.parameters.point(self.coordinates.theta(self._state.z))
         elif not self._warned:
@@ -342,16 +347,15 @@ class PrivateStep(BlockedStep):
         self._check_plan()
         columns = [
             TextColumn("{task.fields[dp_epsilon]:.3f}", table_column=Column("ε ≤", ratio=1)),
-            TextColumn("{task.fields[dp_accept]:.2f}", table_column=Column("Accepted", ratio=1)),
+            TextColumn(
+                "{task.fields[dp_accept_rate]:.2f}", table_column=Column("Accepted", ratio=1)
+            ),
         ]
-        return columns, {"dp_epsilon": [0.0] * n_chains, "dp_accept": [0.0] * n_chains}
+        return columns, {"dp_epsilon": [0.0] * n_chains, "dp_accept_rate": [0.0] * n_chains}
 
     def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
         def update(stats: dict[str, Any]) -> dict[str, float]:
-            return {
-                "dp_epsilon": stats["dp_epsilon"],
-                "dp_accept": float(stats["dp_accepted"]),
-            }
+            return {name: stats[name] for name in ("dp_epsilon", "dp_accept_rate")}
 
         return (update,)
 

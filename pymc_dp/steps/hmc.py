@@ -57,7 +57,7 @@ class DPHMC(PrivateStep):
 
     Raises
     ------
-    ValueError, UnsafeModel, NotFactorizable, BudgetExceeded
+    TypeError, ValueError, UnsafeModel, NotFactorizable, BudgetExceeded
         Before anything is spent.
 
     Notes

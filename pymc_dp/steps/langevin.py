@@ -65,7 +65,7 @@ class DPLangevin(PrivateStep):
 
     Raises
     ------
-    ValueError, UnsafeModel, NotFactorizable, BudgetExceeded
+    TypeError, ValueError, UnsafeModel, NotFactorizable, BudgetExceeded
         Before anything is spent.
 
     Notes

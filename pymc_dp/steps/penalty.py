@@ -44,7 +44,7 @@ class DPPenalty(PrivateStep):
 
     Raises
     ------
-    ValueError, UnsafeModel, NotFactorizable, BudgetExceeded
+    TypeError, ValueError, UnsafeModel, NotFactorizable, BudgetExceeded
         Before anything is spent.
 
     Notes

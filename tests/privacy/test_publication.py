@@ -105,7 +105,7 @@ def test_shorter_data_set_after_sampling_do_not_open_the_door():
 
 
 def test_data_of_another_length_than_promised_are_refused():
-    with pm.Model() as model:
+    with pm.Model():
         x, y = pm.Data("x", FLAGS[:10]), pm.Data("y_data", OUTCOME[:10])
         beta = pm.Normal("beta", 0, 1, shape=2)
         pm.Bernoulli("y", logit_p=x @ beta, observed=y)
