@@ -24,8 +24,7 @@ from pytensor.tensor.type import TensorType
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import LedgerError, UnsafeRelease
-from pymc_dp.records import private_observed, public_inputs
-from pymc_dp.rows.ancestry import array_of
+from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
 from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
 __all__ = [
@@ -61,8 +60,7 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     private |= {model.rvs_to_values[rv] for rv in private}
     rows = set(budget.row_counts.values())
     secret = () if budget.neighboring == "replace_one" else (*rows, budget.n_units)
-    lengths = {v for v in model.dim_lengths.values() if int(array_of(v)) in rows}
-    declared = public_inputs(model, public) - lengths
+    declared = public_inputs(model, public) - lengths_equal_to(model, rows)
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)
     found = Provenance.PUBLIC

@@ -41,6 +41,7 @@ __all__ = [
     "Records",
     "count_units",
     "extract",
+    "lengths_equal_to",
     "private_observed",
     "public_inputs",
     "row_counts",
@@ -254,11 +255,25 @@ def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:
     return named | data | set(model.dim_lengths.values())
 
 
+def lengths_equal_to(model: Model, sizes: set[int]) -> set[Variable]:
+    """Lengths of dims that are one of `sizes`, those computed from a shape included."""
+    return {
+        length
+        for length in model.dim_lengths.values()
+        if length.owner is not None or int(array_of(length)) in sizes
+    }
+
+
 # -- extraction -----------------------------------------------------------------------------------
 
 
 def extract(
-    model: Model, *, public: Sequence[str] = (), privacy_unit: Any = None, check: bool = True
+    model: Model,
+    *,
+    public: Sequence[str] = (),
+    privacy_unit: Any = None,
+    count_is_private: bool = False,
+    check: bool = True,
 ) -> Records:
     """Split a model into public terms and one log-likelihood term per record.
 
@@ -269,6 +284,8 @@ def extract(
         Names of ``pm.Data`` and observed variables that are not private.
     privacy_unit
         See :func:`count_units`.
+    count_is_private : bool, default False
+        Refuse models in which the number of rows is used as a number (add or remove one).
     check : bool, default True
         Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
 
@@ -289,7 +306,8 @@ def extract(
     if not values:
         raise UnsafeModel("The model has no free random variable to sample.")
     parameters = ParameterVector.of(values, list(shapes.values()))
-    public_variables = public_inputs(model, public)
+    secret = set(row_counts(model, public).values()) if count_is_private else set()
+    public_variables = public_inputs(model, public) - lengths_equal_to(model, secret)
 
     observed = private_observed(model, public)
     length = private_length(model, public, privacy_unit)
@@ -313,12 +331,12 @@ def extract(
         by_rows.setdefault(key, []).append(rv.name)
     for names in by_rows.values():
         n = _n_rows(model, model[names[0]])
-        graph = lift_rows({name: raw[name] for name in names}, shapes, public_variables, n, length)
+        terms = {name: raw[name] for name in names}
+        graph = lift_rows(terms, shapes, public_variables, n, length, secret)
         groups.append(_Group(graph, _store(graph), units[names[0]]))
         if check:
-            terms = {name: raw[name] for name in names}
             _check_numerically(terms, graph, values, shapes, public_variables)
-    public_logp = _public_logp(model, public, groups, shapes, length)
+    public_logp = _public_logp(model, public, groups, shapes, length, secret)
     initial = parameters.ravel(point)
     return Records(parameters, tuple(groups), public_logp, n_units, initial)
 
@@ -376,6 +394,7 @@ def _public_logp(
     groups: Sequence[_Group],
     shapes: Mapping[Variable, tuple[int, ...]],
     length: int,
+    secret: set[int],
 ) -> Variable:
     """Prior with Jacobian and public likelihoods, minus infinity where a condition fails."""
     rvs = [*model.free_RVs, *[rv for rv in model.observed_RVs if rv.name in set(public)]]
@@ -394,7 +413,7 @@ def _public_logp(
     for group in groups:
         for condition in group.graph.conditions:
             logp = pt.switch(condition, logp, -np.inf)
-    return fixed_shapes([logp], shapes, named)[0]
+    return fixed_shapes([logp], shapes, named, secret_sizes=secret)[0]
 
 
 # -- numerical check ------------------------------------------------------------------------------

@@ -732,3 +732,24 @@ def test_no_data_in_compiled_functions(name: str) -> None:
                     continue
                 assert max(root.data.shape, default=0) < DATA.n
                 assert secret.isdisjoint(np.ravel(root.data).astype(float).tolist())
+
+
+def test_a_private_number_of_rows_may_not_be_used_as_a_number():
+    data = Data()
+    with pm.Model() as uses_it:  # a mean, as in the second model, divides by it
+        x = pm.Data("x", data.x)
+        b = pm.Normal("b")
+        pm.Normal("y", b * x, sigma=1 + 1 / x.shape[0], observed=pm.Data("y_data", data.real))
+    extract(uses_it)
+    for model, options in (
+        (uses_it, {}),
+        (build("public_data_by_row_and_by_mean"), {"public": ["public_x"]}),
+    ):
+        with pytest.raises(NotFactorizable, match="number of rows"):
+            extract(model, count_is_private=True, **options)
+
+
+@pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "public_data_by_row_and_by_mean"])
+def test_no_other_example_uses_its_number_of_rows(name):
+    model = build(name)
+    extract(model, count_is_private=True, check=False, **EXAMPLES[name].options(Data()))

@@ -545,6 +545,7 @@ def lift_rows(
     public: Iterable[Variable],
     n_rows: int,
     private_length: int | None = None,
+    secret_sizes: Iterable[int] = (),
 ) -> RowGraph:
     """Rebuild per-observation log-likelihoods as the log-likelihood of a block of rows.
 
@@ -562,6 +563,8 @@ def lift_rows(
     private_length : int, optional
         Unnamed arrays with an axis of this length or more may hold records and must not reach
         every record.  Default: `n_rows`.
+    secret_sizes : iterable of int
+        Numbers of rows, where they are private: no term may depend on them.
 
     Returns
     -------
@@ -618,6 +621,7 @@ def lift_rows(
             parameters,
             public,
             rows,
+            secret_sizes,
         )
     )
     total = next(found)
@@ -665,6 +669,7 @@ def fixed_shapes(
     parameters: Mapping[Variable, tuple[int, ...]],
     public: Iterable[Variable],
     rows: Iterable[Variable] = (),
+    secret_sizes: Iterable[int] = (),
 ) -> list[Variable]:
     """Sizes and public ``pm.Data`` as numbers, so that no compiled function refers to the model.
 
@@ -680,6 +685,13 @@ def fixed_shapes(
         What was declared public.
     rows : iterable of Variable
         Inputs with an axis of rows, whose sizes are known only when the function runs.
+    secret_sizes : iterable of int
+        Numbers of rows, where they are private: no value may depend on them.
+
+    Raises
+    ------
+    NotFactorizable
+        If a value depends on a secret size.
     """
     now: dict[Variable, Variable] = {
         variable: variable.type.make_constant(variable.get_value())
@@ -698,7 +710,32 @@ def fixed_shapes(
         shape = _static_shape(source, parameters)
         size = shape if isinstance(op, Shape) else shape[op.i]
         sizes[variable] = pt.constant(np.asarray(size, dtype="int64"))
+    _refuse_secret_sizes(outputs, sizes, set(secret_sizes))
     return clone_replace(outputs, sizes, rebuild_strict=False)
+
+
+def _refuse_secret_sizes(
+    outputs: Sequence[Variable], sizes: Mapping[Variable, Variable], secret: set[int]
+) -> None:
+    """Refuse outputs in which a private number of rows is used as a number."""
+    if not secret:
+        return
+    nodes = {variable.owner for variable in ancestors(outputs) if variable.owner is not None}
+    for variable, size in sizes.items():
+        if not secret & set(np.ravel(size.data).tolist()):
+            continue
+        for node in nodes:
+            if variable not in node.inputs:
+                continue
+            picks = isinstance(node.op, Subtensor) and all(
+                isinstance(index, Constant) and size.data[int(index.data)] not in secret
+                for index in node.inputs[1:]
+            )
+            if not (picks and len(node.inputs) == 2):
+                raise NotFactorizable(
+                    "The number of rows enters the likelihood or the prior, and is private under "
+                    "neighboring='add_or_remove_one'. Use a public constant instead."
+                )
 
 
 def _static_shape(

@@ -100,7 +100,12 @@ class PrivateStep(BlockedStep):
 
         per_iteration, at_start = self._releases()
         clip_norms = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
-        records = extract(model, public=self.budget.public, privacy_unit=self.budget.privacy_unit)
+        records = extract(
+            model,
+            public=self.budget.public,
+            privacy_unit=self.budget.privacy_unit,
+            count_is_private=self.budget.neighboring == "add_or_remove_one",
+        )
         self.parameters = records.parameters
         matrix = scaling_matrix(scaling, records.parameters, model)
         self.coordinates = Coordinates(records.initial, matrix)
