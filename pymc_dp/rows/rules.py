@@ -1,0 +1,319 @@
+"""How the record axis passes through each operation: the allow-list.
+
+A rule gets a value, and the position of the record axis in it, and rebuilds the value for a block
+of rows; or it refuses, naming a remedy.  What has no rule is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.logprob.utils import CheckParameterValue
+from pytensor.graph.basic import Constant, Variable
+from pytensor.raise_op import CheckAndRaise
+from pytensor.tensor.basic import (
+    Alloc,
+    ARange,
+    Join,
+    MakeVector,
+    ScalarFromTensor,
+    get_underlying_scalar_constant_value,
+)
+from pytensor.tensor.blockwise import Blockwise
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import All, Dot
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.special import LogSoftmax, Softmax
+from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
+
+from pymc_dp._compat import AdvancedSubtensor1, LogSumExp, advanced_indices, subtensor_indices
+from pymc_dp.rows.lifter import Lifter, Rules
+
+__all__ = ["RULES", "is_row_numbers"]
+
+_AXIS_OPS = (Softmax, LogSoftmax, CumOp)
+
+
+def _elemwise(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    inputs = [lifter.lift_or_share(x, axis) for x in v.owner.inputs]
+    return v.owner.op.make_node(*inputs).outputs[v.owner.outputs.index(v)]
+
+
+def _dimshuffle(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    op, x = v.owner.op, v.owner.inputs[0]
+    source = op.new_order[axis]
+    if source == "x":  # pragma: no cover - lift_or_share never asks for it
+        raise lifter.refuse(
+            "an axis of size one is used as the record axis", "Use two rows or more."
+        )
+    return lifter.lift(x, source).dimshuffle(op.new_order)
+
+
+def _kept_axes(ndim: int, axes: Iterable[int]) -> list[int]:
+    dropped = {a % ndim for a in axes}
+    return [k for k in range(ndim) if k not in dropped]
+
+
+def _reduction(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    op, x = v.owner.op, v.owner.inputs[0]
+    axes = range(x.type.ndim) if op.axis is None else np.atleast_1d(op.axis)
+    if getattr(op, "keepdims", False):
+        source = axis
+    else:
+        kept = _kept_axes(x.type.ndim, axes)
+        source = kept[axis]
+    if source in {a % x.type.ndim for a in axes}:
+        raise lifter.refuse(f"{op} reduces over records", "Keep one term per record.")
+    return op(lifter.lift(x, source))
+
+
+def _along_axis(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    op, x = v.owner.op, v.owner.inputs[0]
+    if op.axis is None or axis in {a % x.type.ndim for a in np.atleast_1d(op.axis)}:
+        raise lifter.refuse(
+            f"{op} mixes records", "Apply it along another axis than that of the records."
+        )
+    return op(lifter.lift(x, axis))
+
+
+def _product(lifter: Lifter, v: Variable, a: Variable, b: Variable, axis: int) -> Variable:
+    """(rows, p) @ (p,) and (rows, p) @ (p, k), or the transposed (k, p) @ (p, rows)."""
+    if axis == 1 and v.type.ndim == 2:
+        return _product(lifter, v.T, b.T, a.T, 0).T
+    if a.type.ndim == 1 and b.type.ndim == 2:  # beta @ X.T
+        return _product(lifter, v, b.T, a, 0)
+    if a.type.ndim != 2 or axis != 0:
+        raise lifter.refuse("a product over the record axis", "Put records on the first axis.")
+    if a.type.broadcastable[0]:
+        raise lifter.refuse("a product whose rows are all the same", "Drop the constant row axis.")
+    rows = lifter.lift(a, 0)
+    lifter.shared.append(b)
+    if not lifter.depends_on_parameters(b):
+        # a fixed matrix, row by row: written as a sum, because a matrix product may round a row
+        # differently according to its place in the block
+        return (rows[:, :, None] * b[None]).sum(1) if b.ndim == 2 else (rows * b[None]).sum(1)
+    if lifter.is_row_data(rows):
+        phi, column = b, False
+        if b.owner is not None and isinstance(b.owner.op, DimShuffle):
+            if tuple(b.owner.op.new_order) == (0, "x"):
+                phi, column = b.owner.inputs[0], True
+        eta = lifter.cut("dot", phi, (lifter.n_rows, *phi.type.shape[1:]), rows)
+        return eta[:, None] if column else eta
+    copies = lifter.cut("copy", b, (lifter.n_rows, *b.type.shape))
+    return (rows[:, :, None] * copies).sum(1) if b.ndim == 2 else (rows * copies).sum(1)
+
+
+def _dot(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    a, b = v.owner.inputs
+    return _product(lifter, v, a, b, axis)
+
+
+def _blockwise(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    node, op = v.owner, v.owner.op
+    batch = op.batch_ndim(node)
+    if axis < batch:
+        inputs = [lifter.lift_or_share(x, axis) for x in node.inputs]
+        return op.make_node(*inputs).outputs[node.outputs.index(v)]
+    if isinstance(op.core_op, Dot) and batch == 0:
+        a, b = node.inputs
+        return _product(lifter, v, a, b, axis)
+    raise lifter.refuse(
+        f"{op} mixes records",
+        "Give each record its own small vector or matrix, records on the first axis.",
+    )
+
+
+def _subtensor(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    x = v.owner.inputs[0]
+    entries = subtensor_indices(v.owner)
+    entries += [slice(None)] * (x.type.ndim - len(entries))
+    kept = [k for k, entry in enumerate(entries) if isinstance(entry, slice)]
+    source = kept[axis]
+    if entries[source] != slice(None):
+        raise lifter.refuse(
+            "it takes a part of the records, or shifts them against each other",
+            "Select the records before the model is built; autoregressive terms couple records.",
+        )
+    for index in v.owner.inputs[1:]:
+        lifter.shared.append(index)
+        if lifter.depends_on_parameters(index):
+            raise lifter.refuse("it is indexed by a parameter", "Index by data.")
+    return lifter.lift(x, source)[tuple(entries)]
+
+
+def _flat_index(phi: Variable, labels: list[Variable]) -> tuple[Variable, Variable]:
+    """Several label columns as one: ``phi[g, h]`` is ``phi.reshape(G*H)[g*H + h]``."""
+    flat = None
+    for k, label in enumerate(labels):
+        size = phi.shape[k]
+        wrapped = pt.switch(label < 0, label + size, label)
+        flat = wrapped if flat is None else flat * size + wrapped
+    rest = [phi.shape[k] for k in range(len(labels), phi.ndim)]
+    return phi.reshape((-1, *rest), ndim=1 + len(rest)), flat
+
+
+def _take(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    x, entries = v.owner.inputs[0], advanced_indices(v.owner)
+    while entries and entries[-1] == slice(None):
+        entries.pop()
+    if any(isinstance(entry, slice) or entry is None for entry in entries) or axis != 0:
+        raise lifter.refuse(
+            "an index that is not on the first axis",
+            "Put the group axis first: alpha[g] for alpha of shape (groups, ...).",
+        )
+    if any(entry.type.dtype == "bool" for entry in entries):
+        raise lifter.refuse(
+            "it is indexed by a mask", "Use integer labels: the number of rows kept is private."
+        )
+    depth = max(entry.type.ndim for entry in entries)
+    if any(entry.type.ndim not in (0, depth) for entry in entries):
+        raise lifter.refuse("it is indexed by a matrix", "Use one column of labels per index.")
+    if is_row_numbers(entries[0]):
+        if not x.type.broadcastable[0]:  # x[arange(n), label]: one entry of each row
+            rows = lifter.lift(x, 0)
+            number = pt.arange(rows.shape[0]).reshape((-1, *[1] * (depth - 1)))
+            return rows[(number, *lifter.labels(entries[1:], x, 1))]
+        x, entries = x[0], entries[1:]  # the only row is that of all records
+    labels = lifter.labels(entries, x, 0)
+    lifter.shared.append(x)
+    if not lifter.depends_on_parameters(x):
+        return x[tuple(labels)]
+    if any(not all(label.type.broadcastable[1:]) for label in labels):
+        raise lifter.refuse("it is indexed by a matrix", "Use one column of labels per index.")
+    columns = [label.dimshuffle(0) if label.type.ndim else label for label in labels]
+    phi, label = (x, columns[0]) if len(columns) == 1 else _flat_index(x, columns)
+    eta = lifter.cut("index", phi, (lifter.n_rows, *phi.type.shape[1:]), label)
+    return eta.dimshuffle(0, *["x"] * (depth - 1), *range(1, eta.type.ndim))
+
+
+def is_row_numbers(index: Variable) -> bool:
+    """True when `index` is 0, 1, ..., m-1 by construction, as a column of any depth."""
+    if isinstance(index, Constant) or not all(index.type.broadcastable[1:]):
+        return False
+    while index.owner is not None and isinstance(index.owner.op, Reshape | DimShuffle):
+        index = index.owner.inputs[0]
+    if index.owner is None or not isinstance(index.owner.op, ARange):
+        return False
+    start, _, step = index.owner.inputs
+    fixed = [isinstance(x, Constant) and int(x.data) == at for x, at in ((start, 0), (step, 1))]
+    return all(fixed)
+
+
+def _alloc(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    x, sizes = v.owner.inputs[0], v.owner.inputs[1:]
+    source = axis - (v.type.ndim - x.type.ndim)
+    if source < 0:
+        padded = x.dimshuffle(*["x"] * (v.type.ndim - x.type.ndim), *range(x.type.ndim))
+        value = lifter.share(padded, axis)
+    elif x.type.broadcastable[source]:
+        value = lifter.share(x, source)
+    else:
+        value = lifter.lift(x, source)
+    shape = [lifter.block_rows if k == axis else size for k, size in enumerate(sizes)]
+    lifter.shared.extend(size for k, size in enumerate(sizes) if k != axis)
+    return pt.alloc(value, *shape)
+
+
+def _join(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    node = v.owner
+    if hasattr(node.op, "axis"):
+        along, parts = node.op.axis, node.inputs
+    else:  # PyTensor 2: the axis is an input
+        parts = node.inputs[1:]
+        try:
+            along = int(get_underlying_scalar_constant_value(node.inputs[0]))
+        except NotScalarConstantError:
+            raise lifter.refuse(
+                "arrays are joined along a computed axis", "Fix the axis."
+            ) from None
+    if along % v.type.ndim == axis:
+        raise lifter.refuse(
+            "records are joined from several arrays", "Use one observed variable for each array."
+        )
+    return pt.concatenate([lifter.lift(part, axis) for part in parts], axis=along)
+
+
+def _reshape(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    x = v.owner.inputs[0]
+    trailing = v.type.shape[1:]
+    if axis != 0 or any(size is None for size in trailing) or x.type.ndim == 0:
+        raise lifter.refuse("a reshape of the record axis", "Keep records on the first axis.")
+    # row-major order: the first axis is untouched exactly when the entries per row are as many
+    inner = x.type.shape[1:]
+    if any(size is None for size in inner) or np.prod(inner, dtype=int) != np.prod(
+        trailing, dtype=int
+    ):
+        raise lifter.refuse("a reshape of the record axis", "Keep records on the first axis.")
+    return lifter.lift(x, 0).reshape((-1, *trailing))
+
+
+def _specify_shape(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    return lifter.lift_or_share(v.owner.inputs[0], axis)
+
+
+def _check(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    """A parameter check, made per record: a bad row is impossible by itself, not for all rows.
+
+    A check of shared values becomes a condition on the parameters (public); a check of row values
+    whose shape is not that of the log-likelihood is left out, and a value that is not a number
+    then counts as no information about the record.
+    """
+    value = lifter.lift(v.owner.inputs[0], axis)
+    for condition in v.owner.inputs[1:]:
+        for part in _conjunction(condition):
+            if not lifter.touches_rows(part):
+                if lifter.depends_on_parameters(part):
+                    lifter.shared.append(part)
+                    lifter.conditions.append(part if part.type.ndim == 0 else pt.all(part))
+            elif _broadcasts_to(part, v) and not part.type.broadcastable[axis]:
+                value = pt.switch(lifter.lift(part, axis), value, -np.inf)
+    return value
+
+
+def _broadcasts_to(x: Variable, y: Variable) -> bool:
+    """True when elementwise use of `x` with `y` keeps the shape of `y`."""
+    return x.type.ndim == y.type.ndim and all(
+        narrow or not wide
+        for narrow, wide in zip(x.type.broadcastable, y.type.broadcastable, strict=True)
+    )
+
+
+def _conjunction(condition: Variable) -> list[Variable]:
+    """The elementwise conditions behind ``all(all(a), all(b), ...)``."""
+    if condition.owner is None:
+        return []
+    op = condition.owner.op
+    if isinstance(op, ScalarFromTensor):
+        return _conjunction(condition.owner.inputs[0])
+    if isinstance(op, All):
+        x = condition.owner.inputs[0]
+        if x.owner is not None and isinstance(x.owner.op, MakeVector):
+            return [part for y in x.owner.inputs for part in _conjunction(y)]
+        if x.owner is not None and isinstance(x.owner.op, All):
+            return _conjunction(x)
+        return [x]
+    return [condition] if isinstance(condition.type, pt.TensorType) else []
+
+
+RULES: Rules = (
+    (Elemwise, _elemwise),
+    (DimShuffle, _dimshuffle),
+    ((CAReduce, *((LogSumExp,) if LogSumExp is not None else ())), _reduction),
+    (_AXIS_OPS, _along_axis),
+    (Dot, _dot),
+    (Blockwise, _blockwise),
+    (Subtensor, _subtensor),
+    (
+        (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ())),
+        _take,
+    ),
+    (Alloc, _alloc),
+    (Join, _join),
+    (Reshape, _reshape),
+    (SpecifyShape, _specify_shape),
+    ((CheckParameterValue, CheckAndRaise), _check),
+)

@@ -1,0 +1,121 @@
+"""Sizes of arrays as numbers, so that no compiled function refers to the data for their shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.shape import Shape
+from pytensor.tensor.subtensor import Subtensor
+
+from pymc_dp.errors import NotFactorizable
+from pymc_dp.rows.ancestry import (
+    SHAPE_OPS,
+    array_of,
+    is_data,
+)
+
+__all__ = ["fixed_shapes", "static_shape"]
+
+#: For functions called once.  Constants of the model stay in the graph: nothing may compile it.
+_INTERPRETED = Mode(linker="py", optimizer=None)
+
+
+def fixed_shapes(
+    outputs: Sequence[Variable],
+    parameters: Mapping[Variable, tuple[int, ...]],
+    public: Iterable[Variable],
+    rows: Iterable[Variable] = (),
+    secret_sizes: Iterable[int] = (),
+) -> list[Variable]:
+    """Sizes and public ``pm.Data`` as numbers, so that no compiled function refers to the model.
+
+    Data arrays would else be reached for their shape, and ``pm.set_data`` would change functions
+    already compiled.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+    parameters : mapping of Variable to tuple of int
+        The value variables of the free random variables, and their shapes.
+    public : iterable of Variable
+        What was declared public.
+    rows : iterable of Variable
+        Inputs with an axis of rows, whose sizes are known only when the function runs.
+    secret_sizes : iterable of int
+        Numbers of rows, where they are private: no value may depend on them.
+
+    Raises
+    ------
+    NotFactorizable
+        If a value depends on a secret size.
+    """
+    now: dict[Variable, Variable] = {
+        variable: variable.type.make_constant(variable.get_value())
+        for variable in public
+        if is_data(variable)
+    }
+    outputs = clone_replace(list(outputs), now)
+    rows = set(rows)
+    sizes: dict[Variable, Variable] = {}
+    for variable in ancestors(outputs):
+        if variable.owner is None or not isinstance(variable.owner.op, SHAPE_OPS):
+            continue
+        op, [source] = variable.owner.op, variable.owner.inputs
+        if not rows.isdisjoint(ancestors([source])):
+            continue  # the size of a block
+        shape = static_shape(source, parameters)
+        size = shape if isinstance(op, Shape) else shape[op.i]
+        sizes[variable] = pt.constant(np.asarray(size, dtype="int64"))
+    _refuse_secret_sizes(outputs, sizes, set(secret_sizes))
+    return clone_replace(outputs, sizes, rebuild_strict=False)
+
+
+def _refuse_secret_sizes(
+    outputs: Sequence[Variable], sizes: Mapping[Variable, Variable], secret: set[int]
+) -> None:
+    """Refuse outputs in which a private number of rows is used as a number."""
+    if not secret:
+        return
+    nodes = {variable.owner for variable in ancestors(outputs) if variable.owner is not None}
+    for variable, size in sizes.items():
+        if not secret & set(np.ravel(size.data).tolist()):
+            continue
+        for node in nodes:
+            if variable not in node.inputs:
+                continue
+            picks = isinstance(node.op, Subtensor) and all(
+                isinstance(index, Constant) and size.data[int(index.data)] not in secret
+                for index in node.inputs[1:]
+            )
+            if not (picks and len(node.inputs) == 2):
+                raise NotFactorizable(
+                    "The number of rows enters the likelihood or the prior, and is private under "
+                    "neighboring='add_or_remove_one'. Use a public constant instead."
+                )
+
+
+def static_shape(
+    variable: Variable, parameters: Mapping[Variable, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """The shape of a value of the full model, computed without reading any data."""
+    if None not in variable.type.shape:
+        return variable.type.shape
+    roots = [v for v in ancestors([variable]) if v.owner is None and not isinstance(v, Constant)]
+    blanks = [root.type() for root in roots]
+    [copy] = clone_replace([variable], dict(zip(roots, blanks, strict=True)), rebuild_strict=False)
+    function = pytensor.function(blanks, copy.shape, mode=_INTERPRETED, on_unused_input="ignore")
+    zeros = [
+        np.zeros(
+            parameters[root] if root in parameters else np.shape(array_of(root)),
+            dtype=root.type.dtype,
+        )
+        for root in roots
+    ]
+    return tuple(int(size) for size in function(*zeros))
