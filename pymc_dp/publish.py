@@ -25,6 +25,7 @@ from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
+from pymc_dp.rows.ancestry import hides_code
 from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
 __all__ = [
@@ -63,6 +64,8 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     declared = public_inputs(model, public) - lengths_equal_to(model, rows)
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)
+    if hides_code([variable]) is not None:
+        return Provenance.PRIVATE
     found = Provenance.PUBLIC
     seen: set[Variable] = set()
     stack = [variable]

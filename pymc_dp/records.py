@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pymc.initial_point import make_initial_point_expression
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
@@ -23,7 +24,13 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
 from pymc_dp.errors import NotFactorizable, UnsafeModel
-from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data, is_long_constant
+from pymc_dp.rows.ancestry import (
+    ancestors_without_shapes,
+    array_of,
+    hides_code,
+    is_data,
+    is_long_constant,
+)
 from pymc_dp.rows.check import check_numerically
 from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
@@ -35,7 +42,7 @@ from pymc_dp.rows.functions import (
 )
 from pymc_dp.rows.lift import lift_rows
 from pymc_dp.rows.sizes import fixed_shapes
-from pymc_dp.rows.unfolded import log_densities
+from pymc_dp.rows.unfolded import log_densities, long_constants_kept
 
 __all__ = [
     "PublicTerms",
@@ -301,6 +308,8 @@ def extract(
     """
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)
+    length = private_length(model, public, privacy_unit)
+    _refuse_private_start(model, public, length)
     point = model.initial_point()
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]
     shapes = {value: np.shape(point[value.name]) for value in values}
@@ -311,7 +320,6 @@ def extract(
     public_variables = public_inputs(model, public) - lengths_equal_to(model, secret)
 
     observed = private_observed(model, public)
-    length = private_length(model, public, privacy_unit)
     raw = dict(
         zip(
             [rv.name for rv in observed],
@@ -334,9 +342,11 @@ def extract(
         n = _n_rows(model, model[names[0]])
         terms = {name: raw[name] for name in names}
         graph = lift_rows(terms, shapes, public_variables, n, length, secret)
+        _refuse_other_axes(model, graph)
         groups.append(_Group(graph, _store(graph), units[names[0]]))
         if check:
             check_numerically(terms, graph, values, shapes, public_variables)
+    _refuse_shared_rows(groups, public_variables)
     public_logp = _public_logp(model, public, groups, shapes, length, secret)
     initial = parameters.ravel(point)
     return Records(parameters, tuple(groups), public_logp, n_units, initial)
@@ -389,6 +399,66 @@ def _refuse_non_finite(data: np.ndarray, name: str) -> None:
     )
 
 
+def _refuse_private(
+    value: Variable, named: set[Variable], leaves: set[Variable], length: int, what: str
+) -> None:
+    """Refuse a public value behind which there are private data."""
+    label = hides_code([value])
+    for variable in ancestors_without_shapes([value]) - named:
+        if variable in leaves or is_data(variable) or is_long_constant(variable, length):
+            label = f"`{variable.name}`" if variable.name else "an array as long as the data"
+    if label is not None:
+        raise UnsafeModel(
+            f"{what} depends on {label}, which is private or may hold private data. Choose it from "
+            "public knowledge, or declare the data in PrivacyBudget(public=...)."
+        )
+
+
+def _refuse_private_start(model: Model, public: Sequence[str], length: int) -> None:
+    """Initial values are where the sampler's coordinates have their origin: they are public."""
+    starts = make_initial_point_expression(
+        free_rvs=model.free_RVs,
+        rvs_to_transforms=model.rvs_to_transforms,
+        initval_strategies=model.rvs_to_initial_values,
+        return_transformed=True,
+    )
+    named = public_inputs(model, public)
+    for rv, start in zip(model.free_RVs, starts, strict=True):
+        _refuse_private(start, named, set(), length, f"The initial value or prior of `{rv.name}`")
+
+
+def _refuse_other_axes(model: Model, graph: RowGraph) -> None:
+    """Records are the first axis of what is observed, also where another axis is as long."""
+    for name in graph.names:
+        observed = ancestors([model.rvs_to_values[model[name]]])
+        if any(leaf.axis != 0 and leaf.source in observed for leaf in graph.leaves):
+            raise NotFactorizable(
+                f"The likelihood of `{name}` runs over another axis of its observed value than the "
+                "first. Put records on the first axis."
+            )
+
+
+def _refuse_shared_rows(groups: Sequence[_Group], public: set[Variable]) -> None:
+    """Data that serve several observed variables must have the same units in all of them."""
+    units: dict[Variable, np.ndarray | None] = {}
+    for group in groups:
+        for leaf in group.graph.leaves:
+            if leaf.source in public:
+                continue
+            earlier = units.setdefault(leaf.source, group.units)
+            same = earlier is group.units or (
+                earlier is not None
+                and group.units is not None
+                and np.array_equal(earlier, group.units)
+            )
+            if not same:
+                label = f"`{leaf.source.name}`" if leaf.source.name else "one array"
+                raise NotFactorizable(
+                    f"{label} is used by several observed variables whose privacy_unit differs "
+                    "from row to row. Give each its own array, or the same ids."
+                )
+
+
 def _public_logp(
     model: Model,
     public: Sequence[str],
@@ -401,16 +471,15 @@ def _public_logp(
     rvs = [*model.free_RVs, *[rv for rv in model.observed_RVs if rv.name in set(public)]]
     terms = log_densities(model, rvs, jacobian=True, length=length)
     logp = pt.sum([pt.sum(term) for term in terms])
-    [logp] = rewrite_graph([logp], include=("local_remove_check_parameter",), clone=False)
     leaves = {leaf.source for group in groups for leaf in group.graph.leaves}
     named = public_inputs(model, public)
-    for variable in ancestors_without_shapes([logp]) - named:
-        if variable in leaves or is_data(variable) or is_long_constant(variable, length):
-            label = f"`{variable.name}`" if variable.name else "an array as long as the data"
-            raise UnsafeModel(
-                f"The prior or a public likelihood depends on {label}, which is private. Choose "
-                "priors from public knowledge, or declare the data in PrivacyBudget(public=...)."
-            )
+    _refuse_private(logp, named, leaves, length, "The prior or a public likelihood")
+    with long_constants_kept(length):
+        [logp] = rewrite_graph(
+            [logp],
+            include=("canonicalize", "local_check_parameter_to_ninf_switch"),
+            clone=False,
+        )
     for group in groups:
         for condition in group.graph.conditions:
             logp = pt.switch(condition, logp, -np.inf)

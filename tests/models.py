@@ -126,9 +126,11 @@ def student_t(d: Data) -> None:
     pm.StudentT("y", nu=4.0, mu=d.X @ coefficients(), sigma=scale(), observed=d.real)
 
 
-@example()
+@example(public=["cov"])
 def mv_normal(d: Data) -> None:
-    cov = np.eye(12) + 0.5  # as large as makes a library routine work on several columns at once
+    # as large as makes a library routine work on several columns at once; with more entries than
+    # there are records it must be declared public
+    cov = pm.Data("cov", np.eye(12) + 0.5)
     pm.MvNormal("y", mu=d.X @ coefficients((3, 12)), cov=cov, observed=d.wide)
 
 

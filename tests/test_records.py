@@ -589,12 +589,12 @@ def nothing_to_sample() -> None:
     observe(0.0)
 
 
-@refused("prior or a public likelihood depends on an array as long as the data.*public knowledge")
+@refused("prior of `b` depends on.*declare the data")
 def prior_from_the_data() -> None:
     observe(pm.Normal("b", fixed(DATA.x).mean(), 1.0))
 
 
-@refused("prior or a public likelihood depends on `x`.*declare the data")
+@refused("prior of `b` depends on `x`.*declare the data")
 def prior_from_named_data() -> None:
     observe(pm.Normal("b", pm.Data("x", DATA.x).mean(), 1.0))
 
@@ -753,3 +753,153 @@ def test_a_private_number_of_rows_may_not_be_used_as_a_number():
 def test_no_other_example_uses_its_number_of_rows(name):
     model = build(name)
     extract(model, count_is_private=True, check=False, **EXAMPLES[name].options(Data()))
+
+
+# -- models made to deceive ------------------------------------------------------------------------
+
+DATA = Data()
+AS_TENSOR = pt.as_tensor_variable(DATA.x)
+PERSON = np.arange(DATA.n) // 2
+OTHER_PERSON = np.random.default_rng(0).permutation(PERSON)
+
+
+def centred_in_a_closure() -> None:
+    def dist(b, size):
+        return pm.Normal.dist(b * (AS_TENSOR - AS_TENSOR.mean()), 1.0)
+
+    pm.CustomDist("y", pm.Normal("b"), dist=dist, observed=DATA.real)
+
+
+def mean_in_a_closure() -> None:
+    def dist(b, size):
+        return pm.Normal.dist(b * AS_TENSOR.mean(), 1.0, size=size)
+
+    pm.CustomDist("y", pm.Normal("b"), dist=dist, observed=DATA.real)
+
+
+def mean_in_a_log_density() -> None:
+    def logp(value, b):
+        return pm.logp(pt.exp(pm.Normal.dist(b * AS_TENSOR.mean(), 1.0)), value)
+
+    pm.CustomDist("y", pm.Normal("b"), logp=logp, observed=DATA.positive)
+
+
+def maximum_in_a_mixture() -> None:
+    def dist(mu, size):
+        return pm.Normal.dist(mu + AS_TENSOR.max(), 1.0, size=size)
+
+    parts = [
+        pm.Normal.dist(pm.Normal("b"), 1.0, shape=(DATA.n,)),
+        pm.CustomDist.dist(0.0, dist=dist, shape=(DATA.n,)),
+    ]
+    pm.Mixture("y", w=[0.4, 0.6], comp_dists=parts, observed=DATA.real)
+
+
+def mean_in_a_prior() -> None:
+    def logp(value, mu):
+        return pm.logp(pm.Normal.dist(mu + AS_TENSOR.mean(), 1.0), value)
+
+    pm.Normal("y", pm.CustomDist("b", 0.0, logp=logp), 1.0, observed=DATA.real)
+
+
+def mean_of_another_layout() -> None:
+    table = pt.as_tensor_variable(DATA.x.reshape(6, -1))
+    pm.Normal("y", pm.Normal("b") * table.mean(), 1.0, observed=DATA.real)
+
+
+def start_at_the_mean_of_data() -> None:
+    x = pm.Data("x", DATA.x)
+    pm.Normal("y", pm.Normal("b", initval=x.mean()) * x, 1.0, observed=DATA.real)
+
+
+def start_at_the_mean_of_a_constant() -> None:
+    pm.Normal("y", pm.Normal("b", initval=AS_TENSOR.mean()), 1.0, observed=DATA.real)
+
+
+def rows_of_two_people() -> None:
+    c = pm.Poisson("c", pt.exp(pm.Normal("a")), observed=DATA.count)
+    pm.Normal("y", pm.Normal("b") * c, 1.0, observed=DATA.real)
+
+
+def sum_over_the_first_axis() -> None:
+    def logp(value, b):
+        return -((value - b) ** 2).sum(0)
+
+    square = np.random.default_rng(0).normal(size=(9, 9))
+    pm.CustomDist("y", pm.Normal("b"), logp=logp, observed=square)
+
+
+def rows_counted_by_data() -> None:
+    k = pm.Data("k", np.array(1))
+    label = pt.as_tensor_variable(2000 + DATA.choice) - 2000
+    chosen = pt.as_tensor_variable(DATA.X)[pt.arange(k), label]
+    pm.Normal("y", pm.Normal("b") * chosen, 1.0, observed=DATA.real)
+
+
+DECEIVING: dict[str, tuple[Callable[[], None], str]] = {
+    f.__name__: (f, words)
+    for f, words in (
+        (centred_in_a_closure, "`y`"),
+        (mean_in_a_closure, "`y`"),
+        (mean_in_a_log_density, "`y`"),
+        (maximum_in_a_mixture, "`y`"),
+        (mean_in_a_prior, "prior"),
+        (mean_of_another_layout, "`y`"),
+        (start_at_the_mean_of_data, "initial value or prior of `b`"),
+        (start_at_the_mean_of_a_constant, "initial value or prior of `b`"),
+        (rows_of_two_people, "`c`"),
+        (sum_over_the_first_axis, "first axis"),
+        (rows_counted_by_data, "`y`"),
+    )
+}
+
+
+@pytest.mark.parametrize("name", DECEIVING)
+def test_models_made_to_deceive_are_refused(name):
+    declare, words = DECEIVING[name]
+    with pm.Model() as model:
+        declare()
+    options: dict[str, Any] = {}
+    if name == "rows_of_two_people":
+        options["privacy_unit"] = {"c": OTHER_PERSON, "y": PERSON}
+    with pytest.raises((NotFactorizable, UnsafeModel), match=words):
+        extract(model, **options)
+    if name == "rows_of_two_people":  # with the same people in both it is a model like others
+        extract(model, privacy_unit={"c": PERSON, "y": PERSON})
+
+
+def linear_probabilities() -> None:
+    a = pm.Normal("a")
+    size = np.abs(DATA.x)
+    pm.Categorical(
+        "y", p=pt.stack([0.5 + a * size, 0.5 - a * size], 1), observed=np.zeros(DATA.n, int)
+    )
+
+
+def cutpoints_out_of_order() -> None:
+    pm.OrderedLogistic(
+        "y", eta=0.0 * DATA.x, cutpoints=pm.Normal("c", 0, 1, shape=2), observed=DATA.choice
+    )
+
+
+@pytest.mark.parametrize(
+    ("declare", "theta"), [(linear_probabilities, [5.0]), (cutpoints_out_of_order, [1.0, -1.0])]
+)
+def test_impossible_parameters_are_impossible_and_not_uninformative(declare, theta):
+    with pm.Model() as model:
+        declare()
+    records = extract(model)
+    d = records.parameters.size
+    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), {"mode": "FAST_COMPILE"})
+    values = engine.log_likelihood(np.asarray(theta))
+    assert not np.isnan(values).any()
+    assert np.isneginf(values).any()
+
+
+def test_a_prior_outside_of_its_support_is_no_error():
+    with pm.Model() as model:
+        pm.Gamma("g", alpha=pm.Normal("a"), beta=1.0)
+        pm.Normal("y", pm.Normal("b"), 1.0, observed=DATA.real)
+    coordinates = Coordinates(np.zeros(3), np.eye(3))
+    terms = extract(model).public_terms(coordinates, {"mode": "FAST_COMPILE"})
+    assert terms.log_density(np.array([-0.5, 0.0, 0.0])) == -np.inf

@@ -7,12 +7,15 @@ are looked behind.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 
 import numpy as np
+from pytensor.compile.ops import FromFunctionOp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Second
 from pytensor.tensor.basic import Alloc, Join
@@ -28,7 +31,14 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp._compat import AdvancedSubtensor1
 
-__all__ = ["SHAPE_OPS", "ancestors_without_shapes", "array_of", "is_data", "is_long_constant"]
+__all__ = [
+    "SHAPE_OPS",
+    "ancestors_without_shapes",
+    "array_of",
+    "hides_code",
+    "is_data",
+    "is_long_constant",
+]
 
 SHAPE_OPS = (Shape, Shape_i)
 #: The shape of the result follows from the shapes of the inputs.
@@ -113,12 +123,27 @@ def is_data(variable: Variable) -> bool:
 
 
 def is_long_constant(variable: Variable, length: int) -> bool:
-    """True for a constant array with an axis of `length` entries or more.
+    """True for a constant array of `length` entries or more, in whatever layout.
 
-    Constants have no name, so they can not be declared public.  One that is as long as the data
-    has room for an entry per record, in whatever layout, and counts as private.
+    Constants have no name, so they can not be declared public.  One that has room for an entry per
+    record counts as private.
     """
-    return (
-        isinstance(variable, Constant)
-        and max(getattr(variable.data, "shape", ()), default=0) >= length
-    )
+    if not isinstance(variable, Constant):
+        return False
+    shape = getattr(variable.data, "shape", ())  # of a sparse matrix too, which has no entries
+    return max(math.prod(shape) if shape else 0, max(shape, default=0)) >= length
+
+
+def hides_code(variables: Iterable[Variable]) -> str | None:
+    """The name of an operation behind `variables` whose code the graph does not show.
+
+    Such an operation may hold data in a Python closure, where no walk over the graph can see them.
+    """
+    for variable in ancestors(variables):
+        if variable.owner is None:
+            continue
+        op = variable.owner.op
+        known = type(op).__module__.split(".")[0] in ("pytensor", "pymc")
+        if not known or isinstance(op, FromFunctionOp):
+            return str(op)
+    return None

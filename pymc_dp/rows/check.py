@@ -52,7 +52,9 @@ def check_numerically(
         terms.append(logp if logp.type.ndim == 1 else logp.sum(tuple(range(1, logp.type.ndim))))
     # clone first: the model's own graph must not be rewritten in place
     terms = clone_replace(terms, dict(zip(sources, blanks, strict=True)), rebuild_strict=False)
-    terms = rewrite_graph(terms, include=("local_remove_check_parameter",), clone=False)
+    terms = rewrite_graph(
+        terms, include=("canonicalize", "local_remove_check_parameter"), clone=False
+    )
     total = terms[0]
     for term in terms[1:]:
         total = total + term

@@ -268,7 +268,9 @@ class RowFunctions:
         ]
         blocks = [graph.leaves[k].block for k in self.block_leaves]
         inputs = [*dot_inputs, *phi_inputs, *label_inputs.values(), *blocks]
-        self._loglik = compile_function(inputs, outputs[0], compile_kwargs)
+        # not a number: an impossible value of the parameters for this record, like minus infinity
+        value = pt.switch(pt.isnan(outputs[0]), -np.inf, outputs[0])
+        self._loglik = compile_function(inputs, value, compile_kwargs)
         self._scores = compile_function(inputs, outputs[1:], compile_kwargs)
 
     def loglik(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> np.ndarray:

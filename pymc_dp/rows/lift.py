@@ -18,6 +18,7 @@ from pytensor.graph.replace import clone_replace
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import (
     ancestors_without_shapes,
+    hides_code,
     is_long_constant,
 )
 from pymc_dp.rows.cuts import Cut, RowGraph, RowLeaf
@@ -139,6 +140,12 @@ def lift_rows(
 
 def _check_shared(lifter: Lifter) -> None:
     """Refuse row data, and private arrays of unknown meaning, that reach every record."""
+    hidden = hides_code(lifter.shared)
+    if hidden is not None:
+        raise lifter.refuse(
+            f"operation {hidden} reaches every record and may hold data that can not be seen",
+            "Write it with PyTensor operations.",
+        )
     for variable in ancestors_without_shapes(lifter.shared):
         if variable in lifter.public or variable.owner is not None:
             continue

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
-from pytensor.graph.replace import clone_replace
 from pytensor.tensor.elemwise import DimShuffle
+from pytensor.tensor.rewriting.ofg import inline_ofg_node
 
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import (
@@ -42,7 +42,7 @@ class Lifter:
 
     def __init__(
         self,
-        parameters: Iterable[Variable],
+        parameters: Mapping[Variable, tuple[int, ...]],
         public: set[Variable],
         n_rows: int,
         private_length: int,
@@ -53,6 +53,7 @@ class Lifter:
         rules: Rules,
     ) -> None:
         self.parameters = set(parameters)
+        self.shapes = parameters
         self.public = public
         self.n_rows = n_rows
         self.private_length = private_length
@@ -236,8 +237,4 @@ class Lifter:
 def _inline(variable: Variable) -> Variable:
     """Replace an op that wraps a graph by that graph."""
     node = variable.owner
-    inner = node.op.inner_outputs[node.outputs.index(variable)]
-    replaced = clone_replace(
-        [inner], dict(zip(node.op.inner_inputs, node.inputs, strict=False)), rebuild_strict=False
-    )[0]
-    return replaced
+    return inline_ofg_node(node)[node.outputs.index(variable)]

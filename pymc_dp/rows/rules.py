@@ -32,6 +32,7 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_dp._compat import AdvancedSubtensor1, LogSumExp, advanced_indices, subtensor_indices
 from pymc_dp.rows.lifter import Lifter, Rules
+from pymc_dp.rows.sizes import static_shape
 
 __all__ = ["RULES", "is_row_numbers"]
 
@@ -173,6 +174,9 @@ def _take(lifter: Lifter, v: Variable, axis: int) -> Variable:
     if any(entry.type.ndim not in (0, depth) for entry in entries):
         raise lifter.refuse("it is indexed by a matrix", "Use one column of labels per index.")
     if is_row_numbers(entries[0]):
+        rows = 1 if x.type.broadcastable[0] else lifter.n_rows
+        if static_shape(entries[0], lifter.shapes)[0] != rows:
+            raise lifter.refuse("an index that counts other than the records", "Index by data.")
         if not x.type.broadcastable[0]:  # x[arange(n), label]: one entry of each row
             rows = lifter.lift(x, 0)
             number = pt.arange(rows.shape[0]).reshape((-1, *[1] * (depth - 1)))
@@ -258,9 +262,8 @@ def _specify_shape(lifter: Lifter, v: Variable, axis: int) -> Variable:
 def _check(lifter: Lifter, v: Variable, axis: int) -> Variable:
     """A parameter check, made per record: a bad row is impossible by itself, not for all rows.
 
-    A check of shared values becomes a condition on the parameters (public); a check of row values
-    whose shape is not that of the log-likelihood is left out, and a value that is not a number
-    then counts as no information about the record.
+    A check of shared values becomes a condition on the parameters (public).  A check of row values
+    with further axes holds where all of its entries do.
     """
     value = lifter.lift(v.owner.inputs[0], axis)
     for condition in v.owner.inputs[1:]:
@@ -271,6 +274,10 @@ def _check(lifter: Lifter, v: Variable, axis: int) -> Variable:
                     lifter.conditions.append(part if part.type.ndim == 0 else pt.all(part))
             elif _broadcasts_to(part, v) and not part.type.broadcastable[axis]:
                 value = pt.switch(lifter.lift(part, axis), value, -np.inf)
+            elif part.type.ndim > v.type.ndim and not part.type.broadcastable[axis]:
+                further = tuple(range(v.type.ndim, part.type.ndim))
+                holds = lifter.lift(part, axis).all(axis=further)
+                value = pt.switch(holds, value, -np.inf)
     return value
 
 

@@ -2,23 +2,45 @@
 
 While PyMC derives a log-density it folds expressions of constants: ``X - X.mean(0)`` with a NumPy
 ``X`` would reach us as one more array with a row per record, and what couples the records would
-never be seen.  Long constants are therefore hidden behind inputs for the time of the derivation.
+never be seen.  Long constants are therefore hidden behind inputs for the time of the derivation,
+and those that appear only meanwhile, captured by a closure of ``pm.CustomDist``, are not folded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from pymc.logprob.basic import transformed_conditional_logp
 from pymc.model import Model
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.rewriting.basic import unconditional_constant_folding
 
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import is_long_constant
 
-__all__ = ["log_densities"]
+__all__ = ["log_densities", "long_constants_kept"]
+
+
+@contextmanager
+def long_constants_kept(length: int) -> Iterator[None]:
+    """Keep PyTensor from folding expressions of constants with `length` entries or more."""
+    rewriter = unconditional_constant_folding
+    fold = rewriter.transform
+
+    def transform(fgraph: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(is_long_constant(x, length) for x in node.inputs):
+            return False
+        return fold(fgraph, node, *args, **kwargs)
+
+    rewriter.transform = transform
+    try:
+        yield
+    finally:
+        del rewriter.transform
 
 
 def log_densities(
@@ -34,7 +56,7 @@ def log_densities(
     jacobian : bool
         Whether to add the log-Jacobian of the transforms.
     length : int
-        Constants with an axis of this length or more are not folded.
+        Constants with this many entries or more are not folded.
 
     Returns
     -------
@@ -56,12 +78,15 @@ def log_densities(
     clones = dict(zip(everything, clone_replace(everything, hidden), strict=True))
     symbols = dict(zip(values, clone_replace(values, hidden), strict=True))
     try:
-        logps = transformed_conditional_logp(
-            [clones[rv] for rv in rvs],
-            rvs_to_values={clones[rv]: symbols[model.rvs_to_values[rv]] for rv in everything},
-            rvs_to_transforms={clones[rv]: model.rvs_to_transforms.get(rv) for rv in everything},
-            jacobian=jacobian,
-        )
+        with long_constants_kept(length):
+            logps = transformed_conditional_logp(
+                [clones[rv] for rv in rvs],
+                rvs_to_values={clones[rv]: symbols[model.rvs_to_values[rv]] for rv in everything},
+                rvs_to_transforms={
+                    clones[rv]: model.rvs_to_transforms.get(rv) for rv in everything
+                },
+                jacobian=jacobian,
+            )
     except ValueError as error:
         names = ", ".join(f"`{rv.name}`" for rv in rvs)
         raise NotFactorizable(
