@@ -404,7 +404,11 @@ def _refuse_private(
 ) -> None:
     """Refuse a public value behind which there are private data."""
     label = hides_code([value])
+    # PyMC copies shared variables for initial values: a copy has the same container
+    containers = {v.container for v in named if isinstance(v, SharedVariable)}
     for variable in ancestors_without_shapes([value]) - named:
+        if isinstance(variable, SharedVariable) and variable.container in containers:
+            continue
         if variable in leaves or is_data(variable) or is_long_constant(variable, length):
             label = f"`{variable.name}`" if variable.name else "an array as long as the data"
     if label is not None:

@@ -903,3 +903,13 @@ def test_a_prior_outside_of_its_support_is_no_error():
     coordinates = Coordinates(np.zeros(3), np.eye(3))
     terms = extract(model).public_terms(coordinates, {"mode": "FAST_COMPILE"})
     assert terms.log_density(np.array([-0.5, 0.0, 0.0])) == -np.inf
+
+
+def test_sizes_and_public_data_may_stand_behind_a_prior():
+    with pm.Model(coords={"effect": ["one", "two", "three"]}) as model:
+        centre = pm.Data("centre", np.arange(3.0), dims="effect")
+        beta = pm.Normal("beta", centre, 1.0, dims="effect")
+        pm.Normal("y", pt.as_tensor_variable(DATA.X) @ beta, 1.0, observed=DATA.real)
+    assert extract(model, public=["centre"]).initial.tolist() == [0.0, 1.0, 2.0]
+    with pytest.raises(UnsafeModel, match="centre"):
+        extract(model)
