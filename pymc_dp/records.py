@@ -192,13 +192,6 @@ def row_counts(model: Model, public: Iterable[str]) -> dict[str, int]:
     return {rv.name: _n_rows(model, rv) for rv in private_observed(model, public)}
 
 
-def private_length(model: Model, public: Iterable[str], privacy_unit: Any = None) -> int:
-    """Length from which on an axis of an unnamed array may be one of records, or of units."""
-    public = tuple(public)
-    n_units, _ = count_units(model, public, privacy_unit)
-    return min(n_units, *row_counts(model, public).values())
-
-
 def count_units(
     model: Model, public: Iterable[str], privacy_unit: Any = None
 ) -> tuple[int, dict[str, np.ndarray | None]]:
@@ -308,7 +301,9 @@ def extract(
     """
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)
-    length = private_length(model, public, privacy_unit)
+    rows = row_counts(model, public)
+    # from this length on, an axis of an unnamed array may be one of records, or of units
+    length = min(n_units, *rows.values())
     _refuse_private_start(model, public, length)
     point = model.initial_point()
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]
@@ -316,7 +311,7 @@ def extract(
     if not values:
         raise UnsafeModel("The model has no free random variable to sample.")
     parameters = ParameterVector.of(values, list(shapes.values()))
-    secret = set(row_counts(model, public).values()) if count_is_private else set()
+    secret = set(rows.values()) if count_is_private else set()
     public_variables = public_inputs(model, public) - lengths_equal_to(model, secret)
 
     observed = private_observed(model, public)
@@ -336,10 +331,10 @@ def extract(
     groups = []
     by_rows: dict[Any, list[str]] = {}
     for rv in observed:
-        key = _n_rows(model, rv) if units[rv.name] is None else rv.name
+        key = rows[rv.name] if units[rv.name] is None else rv.name
         by_rows.setdefault(key, []).append(rv.name)
     for names in by_rows.values():
-        n = _n_rows(model, model[names[0]])
+        n = rows[names[0]]
         terms = {name: raw[name] for name in names}
         graph = lift_rows(terms, shapes, public_variables, n, length, secret)
         _refuse_other_axes(model, graph)

@@ -36,17 +36,20 @@ def budgeted(deterministics=None, **options) -> pm.Model:
 
 
 def sampled(model: pm.Model, draws: int = 6) -> object:
-    with model:
-        step = dp.DPPenalty(draws=draws, tune=0, chains=1, **SETTINGS)
-        return pm.sample(
-            draws=draws,
-            tune=0,
-            chains=1,
-            cores=1,
-            step=step,
-            progressbar=False,
-            compute_convergence_checks=False,
-        )
+    return run(model, dp.DPPenalty(draws=draws, chains=1, model=model, **SETTINGS))
+
+
+def run(model: pm.Model, step: dp.DPPenalty) -> object:
+    return pm.sample(
+        draws=step.plan.draws,
+        tune=0,
+        chains=1,
+        cores=1,
+        step=step,
+        model=model,
+        progressbar=False,
+        compute_convergence_checks=False,
+    )
 
 
 def facts(result: object) -> dict:
@@ -190,15 +193,7 @@ def test_the_epsilon_shown_while_sampling_counts_what_other_steps_spent():
         steps = [
             dp.DPPenalty(draws=5, chains=1, noise_multiplier=8.0, **SETTINGS) for _ in range(2)
         ]
-        for step in steps:
-            idata = pm.sample(
-                draws=5,
-                tune=0,
-                chains=1,
-                cores=1,
-                step=step,
-                progressbar=False,
-                compute_convergence_checks=False,
-            )
+    for step in steps:
+        idata = run(model, step)
     last = float(_compat.group(idata, "sample_stats")["dp_epsilon"][0, -1])
     assert last == pytest.approx(dp.get_budget(model).spent().epsilon, rel=1e-9)
