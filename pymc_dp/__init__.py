@@ -14,6 +14,7 @@ from pymc_dp.errors import (
     UnsafeRelease,
 )
 from pymc_dp.ledger import Ledger
+from pymc_dp.midpoints import posterior_mean
 from pymc_dp.publish import release
 from pymc_dp.sampling import sample, sample_posterior_predictive
 from pymc_dp.statement import privacy_statement
@@ -36,6 +37,7 @@ __all__ = [
     "UnsafeRelease",
     "audit",
     "get_budget",
+    "posterior_mean",
     "privacy_statement",
     "release",
     "sample",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pymc as pm
 import xarray as xr
 from pymc.model import Model
@@ -31,6 +32,7 @@ __all__ = [
     "SampleCall",
     "advanced_indices",
     "attributes",
+    "effective_draws",
     "group",
     "group_names",
     "inference_data",
@@ -154,3 +156,14 @@ def inference_data(groups: Mapping[str, xr.Dataset], attrs: Mapping[str, Any]) -
     tree = xr.DataTree.from_dict({f"/{name}": dataset for name, dataset in marked.items()})
     tree.attrs.update(attrs)
     return tree
+
+
+def effective_draws(values: np.ndarray) -> np.ndarray:
+    """(d,) effective sample sizes of (chains, draws, d) values, over all chains."""
+    n_chains, n_draws, d = values.shape
+    if n_draws < 4:  # ArviZ has no answer
+        return np.full(d, float(n_chains * n_draws))
+    import arviz as az
+
+    found = az.ess(xr.Dataset({"value": (("chain", "draw", "entry"), values)}))
+    return np.asarray(found["value"].values)

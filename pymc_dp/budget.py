@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,7 +22,7 @@ from pymc_dp.accounting import epsilon_from_mu, mu_from_budget, mu_from_units, u
 from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent
-from pymc_dp.ledger import Ledger
+from pymc_dp.ledger import SPENDING, Ledger
 from pymc_dp.records import count_units, private_observed, row_counts
 
 __all__ = [
@@ -280,34 +280,23 @@ class PrivacyBudget:
         Returns
         -------
         pandas.DataFrame
-            One row per plan and mechanism: sampler, mechanism, noise multiplier, releases charged,
-            epsilon of them alone, and their share of the budget; then the totals.
+            One row per plan and mechanism, where a one-off release of a preparation is a mechanism:
+            sampler, mechanism, noise multiplier, releases charged, epsilon of them alone, and their
+            share of the budget; then the totals.
         """
-        charged: dict[tuple[int, str], int] = {}
-        plans: dict[int, dict[str, Any]] = {}
-        for entry in self.ledger.entries():
-            if entry.account != self.account or entry.plan is None:
-                continue
-            if entry.kind == "plan":
-                plans[entry.plan] = entry.payload
-            if entry.kind not in ("lease", "return"):
-                continue
-            sign = 1 if entry.kind == "lease" else -1
-            plan = plans[entry.plan]
-            counts = _counts_of(plan, entry.payload["cost"])
-            for name, count in counts.items():
-                key = (entry.plan, name)
-                charged[key] = charged.get(key, 0) + sign * count * entry.payload["iterations"]
+        charged: dict[tuple[int, GaussianEvent], int] = {}
+        samplers: dict[int, str] = {}
+        for plan_id, plan, event, count in self._releases():
+            samplers[plan_id] = plan["sampler"]
+            charged[plan_id, event] = charged.get((plan_id, event), 0) + count
         cap = self.ledger.account_info(self.account).cap
         rows = []
-        for (plan_id, name), count in charged.items():
-            plan = plans[plan_id]
-            event = GaussianEvent.from_dict(plan["events"][name])
+        for (plan_id, event), count in charged.items():
             units = count * event.cost
             rows.append(
                 [
-                    plan["sampler"],
-                    name,
+                    samplers[plan_id],
+                    event.mechanism,
                     event.noise_multiplier,
                     count,
                     self.epsilon_of(units),
@@ -323,6 +312,24 @@ class PrivacyBudget:
             rows,
             columns=["sampler", "mechanism", "noise_multiplier", "releases", "epsilon", "share"],
         )
+
+    def _releases(self) -> Iterator[tuple[int, dict[str, Any], GaussianEvent, int]]:
+        """Plan, event and number of every charge; the number is negative for a return."""
+        plans: dict[int, dict[str, Any]] = {}
+        for entry in self.ledger.entries():
+            if entry.account != self.account or entry.plan is None:
+                continue
+            if entry.kind == "plan":
+                plans[entry.plan] = entry.payload
+            elif entry.kind == "charge":
+                event = GaussianEvent.from_dict(entry.payload)
+                yield entry.plan, plans[entry.plan], event, 1
+            elif entry.kind in SPENDING:
+                plan = plans[entry.plan]
+                iterations = entry.payload["iterations"] * (-1 if entry.kind == "return" else 1)
+                for name, count in _counts_of(plan, entry.payload["cost"]).items():
+                    event = GaussianEvent.from_dict(plan["events"][name])
+                    yield entry.plan, plan, event, count * iterations
 
     def __repr__(self) -> str:
         return (

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 import numpy as np
@@ -17,7 +18,14 @@ import numpy as np
 from pymc_dp._jit import compiled
 from pymc_dp.errors import PrivacyError
 
-__all__ = ["Grid", "Neighboring", "clip_interval_sum", "clip_norm_sum", "vector_bound"]
+__all__ = [
+    "Grid",
+    "Neighboring",
+    "clip_interval_sum",
+    "clip_norm_sum",
+    "count_norms",
+    "vector_bound",
+]
 
 Neighboring = Literal["replace_one", "add_or_remove_one"]
 
@@ -79,6 +87,28 @@ class Grid:
     def norm_bound(self, neighboring: Neighboring) -> float:
         """Norm bound of one record's integer vector, in units: half the sensitivity if replaced."""
         return self.sensitivity / 2.0 if neighboring == "replace_one" else self.sensitivity
+
+    def count_unit(self, neighboring: Neighboring) -> int:
+        """Size of one count of a histogram, in units.
+
+        Each record counts once in one bin.  Replacing it changes two counts by one, an l2 distance
+        of sqrt(2); adding or removing it changes one.  The largest integer w with
+        ``w * distance <= 2^m / tau`` is found in exact arithmetic.
+
+        Raises
+        ------
+        PrivacyError
+            If the noise is so large that a count is less than one unit.
+        """
+        squared_distance = 2 if neighboring == "replace_one" else 1
+        squared = Fraction(4**self.log2_sigma) / Fraction(self.noise_multiplier) ** 2
+        size = math.isqrt(math.floor(squared / squared_distance))
+        if size < 1:
+            raise PrivacyError(
+                "The noise is so large that the integer grid can not represent a count. Use a "
+                "larger budget, or a larger share of it for this histogram."
+            )
+        return size
 
 
 def vector_bound(norm_bound: float, d: int) -> float:
@@ -187,3 +217,39 @@ def clip_interval_sum(
         else:
             total += np.int64(np.rint(v))
     return total
+
+
+@compiled(error_model="numpy")
+def count_norms(vectors: np.ndarray, squared_edges: np.ndarray, counts: np.ndarray) -> None:
+    """Count each vector once, in the bin of its norm.
+
+    Parameters
+    ----------
+    vectors : (d, n) float64
+        One contribution per column.
+    squared_edges : (k - 1,) float64
+        Squares of the ends between neighbouring bins, increasing; the outer bins are unbounded.
+    counts : (k,) int64
+        Added to in place.
+
+    Notes
+    -----
+    Sensitivity: each column adds 1 to one count, so replacing one moves the counts by sqrt(2) in l2
+    norm, and adding or removing one by 1.  The norm is a function of its column alone.  One that
+    overflows is in the last bin; one that is not a number is in the first, like the zero that
+    :func:`clip_norm_sum` adds for it.
+    """
+    d, n = vectors.shape
+    last = squared_edges.shape[0]
+    for i in range(n):
+        square = 0.0
+        for j in range(d):
+            square += vectors[j, i] * vectors[j, i]
+        low, high = 0, last
+        while low < high:
+            middle = (low + high) // 2
+            if square >= squared_edges[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        counts[low] += 1

@@ -45,7 +45,7 @@ class Meter:
     account, plan_id : int
         Whom to charge, for which recorded plan.
     iteration_cost : int
-        Ledger units of one iteration; positive.
+        Ledger units of one iteration; 0 if it makes no release, and then nothing is leased.
     start_cost : int
         Ledger units charged once when a chain begins; 0 if it begins without a release.
     iterations : int
@@ -64,7 +64,7 @@ class Meter:
         self.ledger = ledger
         self.account = account
         self.plan_id = plan_id
-        self.iteration_cost = check_integer("iteration_cost", iteration_cost, minimum=1)
+        self.iteration_cost = check_integer("iteration_cost", iteration_cost, minimum=0)
         self.start_cost = check_integer("start_cost", start_cost, minimum=0)
         self.iterations = check_integer("iterations", iterations, minimum=0)
         self._reset()
@@ -138,7 +138,7 @@ class Meter:
         unused = self._paid if self._is_mine() else 0
         # Forget the block first: if giving it back fails, it stays charged but cannot be used.
         self._process, self._paid = None, 0
-        if unused > 0:
+        if unused > 0 and self.iteration_cost > 0:
             self.ledger.give_back(self.account, self.plan_id, self.iteration_cost, unused)
 
     def _is_mine(self) -> bool:
@@ -146,6 +146,9 @@ class Meter:
 
     def _lease(self) -> bool:
         want = min(self._lease_size(), self._unleased)
+        if self.iteration_cost == 0:
+            self._paid, self._unleased = self._unleased, 0
+            return self._paid > 0
         if self._frozen or want == 0:
             self._frozen = True
             return False

@@ -124,6 +124,8 @@ def make_plan(
     chains = check_integer("chains", chains, minimum=1)
     runs = check_integer("runs", runs, minimum=1)
     mechanisms = list(dict.fromkeys([*per_iteration, *at_start]))
+    if not mechanisms:  # everything was released before
+        return Plan(sampler, draws, tune, chains, runs, {}, {}, {})
     if noise_multiplier is None:
         assert available is not None
         blank = Plan(sampler, draws, tune, chains, runs, {}, dict(per_iteration), dict(at_start), 0)

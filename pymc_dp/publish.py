@@ -23,6 +23,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget
+from pymc_dp.correction import account_for_noise
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
 from pymc_dp.rows.ancestry import hides_code
@@ -38,7 +39,7 @@ __all__ = [
 ]
 
 #: Sampler statistics that are functions of released values and public settings.
-PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_plan_id")
+PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_newton", "dp_plan_id")
 
 
 class Provenance(Enum):
@@ -188,6 +189,10 @@ def release(
         its attributes.  Frozen draws are dropped; coordinates of dims that were not declared
         public are 0..k-1.  A result that was released before is returned as it is.
 
+        Of an anchored run, ``posterior`` holds noise-aware draws
+        (:func:`pymc_dp.noise_aware.noise_aware`), and ``posterior_raw`` the draws of the chains,
+        on which effective sample sizes and R-hat are to be computed.
+
     Raises
     ------
     UnsafeRelease
@@ -227,14 +232,20 @@ def release(
         for rv in model.deterministics
         if rv.name in names and provenance(model, rv, budget) is Provenance.CONSTANTS
     ]
-    statement = make_statement(budget, plan_id, plan, vouched)
+    posterior = posterior.isel(where)
+    published = {
+        "posterior": posterior[names],
+        "sample_stats": stats[[name for name in PUBLIC_STATS if name in stats]].isel(where),
+    }
+    correction = None
+    if "anchor" in plan["settings"]:
+        published["posterior_raw"] = posterior[names]
+        published["posterior"], correction = account_for_noise(
+            model, budget, plan["settings"], posterior, names, plan_id
+        )
+    statement = make_statement(budget, plan_id, plan, vouched, correction)
     return _compat.inference_data(
-        {
-            "posterior": public_coords(posterior[names].isel(where), budget.public),
-            "sample_stats": public_coords(
-                stats[[name for name in PUBLIC_STATS if name in stats]].isel(where), budget.public
-            ),
-        },
+        {name: public_coords(dataset, budget.public) for name, dataset in published.items()},
         {
             STATEMENT: json.dumps(statement),
             "inference_library": "pymc",

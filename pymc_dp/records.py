@@ -119,6 +119,10 @@ class PublicTerms:
         self._function = function
         self.coordinates = coordinates
 
+    def with_coordinates(self, coordinates: Coordinates) -> PublicTerms:
+        """The same terms in other coordinates."""
+        return PublicTerms(self._function, coordinates)
+
     def log_density(self, z: np.ndarray) -> float:
         """Log-density at z, a (d,) vector."""
         return float(self._function(self.coordinates.theta(z))[0])

@@ -89,7 +89,10 @@ def sample(
         raise ValueError("Private steps move all variables together; blocked=False is refused.")
     # What may not be released is not computed either: PyMC would compile it with the data inside,
     # and PyTensor would write that to its cache.
-    names = kwargs["var_names"] = releasable(model, budget, kwargs.get("var_names"))
+    names = releasable(model, budget, kwargs.get("var_names"))
+    # all free variables, whatever was asked for: publication moves them together
+    free = [rv.name for rv in model.free_RVs]
+    kwargs["var_names"] = [*free, *[name for name in names if name not in free]]
     private = _step(step, draws, tune, chains, dict(step_kwargs or {}), model)
     try:
         idata = pm.sample(

@@ -16,6 +16,8 @@ __all__ = ["STATEMENT", "make_statement", "privacy_statement", "refuse_other_typ
 
 #: The attribute of a result that holds its statement.
 STATEMENT = "pymc_dp_statement"
+#: Settings that are long arrays, or stated otherwise.
+_UNSTATED = ("anchor", "location", "scaling", "secure")
 
 
 def refuse_other_types(idata: Any) -> None:
@@ -34,7 +36,11 @@ def refuse_other_types(idata: Any) -> None:
 
 
 def make_statement(
-    budget: PrivacyBudget, plan_id: int, plan: dict[str, Any], vouched: list[str]
+    budget: PrivacyBudget,
+    plan_id: int,
+    plan: dict[str, Any],
+    vouched: list[str],
+    correction: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The facts that go with a release, machine-readable.
 
@@ -48,6 +54,8 @@ def make_statement(
         The plan's payload in the ledger.
     vouched : list of str
         Released Deterministics whose formulas hold numbers that were taken as public.
+    correction : dict, optional
+        How the noise of an anchored run was taken into account.
     """
     from pymc_dp import __version__
 
@@ -82,12 +90,14 @@ def make_statement(
         "settings": {
             key: value
             for key, value in plan["settings"].items()
-            if key not in ("scaling", "secure") and value is not None
+            if key not in _UNSTATED and value is not None
         },
         "ledger": "temporary" if ledger.is_temporary else "persistent",
         "ledger_head": ledger.head(),
         "pymc_dp_version": __version__,
     }
+    if correction is not None:
+        statement["noise_aware"] = correction
     reserved = ledger.total_reserved()
     if not ledger.is_temporary or reserved > info.cap:
         statement["ledger_total"] = {
@@ -166,6 +176,8 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             + (f", {mechanism['at_start']} at the start" if mechanism["at_start"] else "")
             + "."
         )
+    if "noise_aware" in facts:
+        lines += _correction(facts["noise_aware"], facts["settings"])
     if facts["public"]:
         lines.append(f"Declared public, and not protected: {', '.join(facts['public'])}.")
     if facts["taken_as_public"]:
@@ -192,3 +204,33 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         "it is if the bounds given to the sampler hold for every record.",
     ]
     return lines
+
+
+def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[str]:
+    """What intervals mean, after an anchored run."""
+    if correction["method"] == "none":
+        first = (
+            "Intervals do NOT account for the privacy noise in the released score, and are too "
+            f"narrow: {correction['reason']}."
+        )
+    else:
+        first = "Intervals account for the privacy noise in the released score"
+        if correction["method"] == "resampled":
+            first += (
+                ": the posterior is not near normal, and draws were chosen anew with weights that "
+                "hold for any shape. Approximate in that the law of the noise is taken as Gaussian."
+            )
+        elif correction["normal"]:
+            first += ", which was added to the draws; this is exact for a normal posterior."
+        else:
+            first += ", but only approximately: the posterior is not near normal."
+        first += " The draws of the chains are in the group posterior_raw."
+    if settings.get("clipping") == "huberised":
+        second = (
+            "The likelihood is Huberised: a record's score counts up to the norm "
+            f"{settings['clip_norm']['anchor']:.4g} in the sampler's coordinates, by definition, "
+            "and these are draws from the posterior of that likelihood."
+        )
+    else:
+        second = "Intervals do not account for the bias of clipping scores."
+    return [first, second]

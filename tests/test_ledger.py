@@ -19,6 +19,7 @@ import pytest
 from pymc_dp import metering
 from pymc_dp.accounting.gdp import mu_from_budget, units_from_mu
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
+from pymc_dp.events import GaussianEvent
 from pymc_dp.ledger import Ledger, journal
 from pymc_dp.metering import Meter
 
@@ -357,6 +358,127 @@ class TestLeases:
         ):
             with pytest.raises(ValueError, match=r"cost|want|unused"):
                 call()
+
+
+EVENT = GaussianEvent("score", 2.0**18)  # 16 units
+PREPARED = {"kind": "preparation", "sampler": "DPLangevin", "units": 64, "settings": {"a": (1, 2)}}
+
+
+def prepared(ledger, cap=1000):
+    account = open_account(ledger, cap)
+    ledger.record_plan(account, 7, PREPARED)
+    return account
+
+
+class TestReleases:
+    def test_charge_and_keep(self, ledger):
+        account = prepared(ledger)
+        values = {"value": [0.1, -0.0, 5e-324, 1.7976931348623157e308, 1 / 3], "sd": 2**-0.5}
+        for number in range(2):
+            assert ledger.charge(account, 7, EVENT) == EVENT.cost == 16
+            assert ledger.spent(account) == 16 * (number + 1)
+            ledger.keep(account, 7, "score", values, number)
+        assert ledger.kept(account, 7) == [("score", values)] * 2
+        assert [str(x) for x in ledger.kept(account, 7)[0].values["value"]] == [
+            str(x) for x in values["value"]
+        ]
+        assert ledger.charged(account, 7) == ledger.spent(account) == 32
+        assert ledger.kept(account, 8) == []
+        entries = list(ledger.entries())
+        assert [entry.kind for entry in entries[2:]] == ["plan", *["charge", "release"] * 2]
+        assert [entry.balance for entry in entries[3:]] == [16, 16, 32, 32]
+        assert GaussianEvent.from_dict(entries[3].payload) == EVENT
+        assert ledger.verify() == 7
+
+    def test_the_cap_holds_for_charges_and_leases_together(self, ledger):
+        account = prepared(ledger, cap=50)
+        ledger.charge(account, 7, EVENT)
+        ledger.record_plan(account, 1, {"chains": 1})
+        assert ledger.lease(account, 1, 10, 9) == 3
+        rows = ledger.verify()
+        with pytest.raises(BudgetExceeded, match=r"'score' needs epsilon = .* no record was read"):
+            ledger.charge(account, 7, EVENT)
+        assert (ledger.verify(), ledger.spent(account)) == (rows, 46)
+        with pytest.raises(LedgerError, match="charged for fewer"):
+            ledger.give_back(account, 7, 16, 1)  # a release is never given back
+        ledger.close_account(account)
+        assert ledger.total_reserved() == 46
+        with pytest.raises(LedgerError, match="closed"):
+            ledger.charge(account, 7, EVENT)
+
+    def test_only_what_was_charged_is_kept(self, ledger):
+        account = prepared(ledger)
+        for plan, match in ((7, "not charged"), (8, "no plan number 8")):
+            with pytest.raises(LedgerError, match=match):
+                ledger.keep(account, plan, "score", {}, 0)
+        with pytest.raises(LedgerError, match="no plan number 8"):
+            ledger.charge(account, 8, EVENT)
+        ledger.charge(account, 7, EVENT)
+        with pytest.raises(LedgerError, match="not charged"):
+            ledger.keep(account, 7, "curvature", {}, 0)
+        with pytest.raises(LedgerError, match="two processes"):
+            ledger.keep(account, 7, "score", {}, 1)
+        with pytest.raises(ValueError, match=r"nan|JSON"):
+            ledger.keep(account, 7, "score", {"value": float("nan")}, 0)
+        ledger.keep(account, 7, "score", {}, 0)
+        with pytest.raises(LedgerError, match="not charged"):
+            ledger.keep(account, 7, "score", {}, 1)
+        assert len(ledger.kept(account, 7)) == 1
+
+    def test_plans_are_found_until_they_are_finished(self, ledger):
+        account, other = prepared(ledger), open_account(ledger)
+        facts = {"kind": "preparation", "settings": {"a": (1, 2)}}
+        assert ledger.find_plan(account, facts) == 7
+        assert ledger.find_plan(account, {**facts, "settings": {"a": [1, 3]}}) is None
+        assert ledger.find_plan(account, {"more": None}) is None
+        assert ledger.find_plan(other, facts) is None
+        ledger.record_plan(account, 9, PREPARED)
+        assert ledger.find_plan(account, facts) == 9
+        ledger.finish_plan(account, 9)
+        ledger.finish_plan(account, 9)
+        assert ledger.find_plan(account, facts) == 7
+        with pytest.raises(LedgerError, match="finished"):
+            ledger.charge(account, 9, EVENT)
+        with pytest.raises(LedgerError, match="no plan number 10"):
+            ledger.finish_plan(account, 10)
+        assert [entry.kind for entry in ledger.entries()].count("finish") == 1
+        ledger.verify()
+
+    def test_a_preparation_is_not_run(self, ledger):
+        account = prepared(ledger)
+        with pytest.raises(PlanMismatch, match="preparation"):
+            ledger.begin_run(account, 7, max_runs=1, run_cost=0)
+        with pytest.raises(PlanMismatch):
+            ledger.begin_chain(account, 7)
+
+    def test_tampering_with_a_released_value_is_found(self, ledger):
+        account = prepared(ledger)
+        ledger.charge(account, 7, EVENT)
+        ledger.keep(account, 7, "score", {"value": [0.25]}, 0)
+        tamper(ledger, "UPDATE entries SET payload = replace(payload, '0.25', '0.26')")
+        with pytest.raises(LedgerError, match="altered"):
+            ledger.verify()
+
+    def test_two_processes_never_pass_the_cap(self, temporary):
+        account = prepared(temporary, cap=16 * 21 + 5)
+
+        def spend():
+            count = 0
+            try:
+                while True:
+                    count += temporary.charge(account, 7, EVENT)
+            except BudgetExceeded:
+                return count
+
+        queue = FORK.SimpleQueue()
+        processes = [FORK.Process(target=lambda: queue.put(spend())) for _ in range(2)]
+        for process in processes:
+            process.start()
+        totals = [queue.get() for _ in processes]
+        for process in processes:
+            process.join()
+        assert sum(totals) == temporary.spent(account) == 16 * 21
+        temporary.verify()
 
 
 def tamper(ledger, statement):

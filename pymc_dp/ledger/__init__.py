@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pymc_dp.ledger.accounts import Account
-from pymc_dp.ledger.entry import Entry
+from pymc_dp.ledger.entry import SPENDING, Entry
 from pymc_dp.ledger.ledger import Ledger
+from pymc_dp.ledger.releases import PREPARATION, Release
 
-__all__ = ["Account", "Entry", "Ledger"]
+__all__ = ["PREPARATION", "SPENDING", "Account", "Entry", "Ledger", "Release"]

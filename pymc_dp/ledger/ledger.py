@@ -12,9 +12,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast
 
+import pymc_dp.ledger.releases as releases
 from pymc_dp._checks import check_delta, check_epsilon, check_integer
 from pymc_dp.accounting.gdp import epsilon_from_mu, mu_from_budget, mu_from_units, units_from_mu
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
+from pymc_dp.events import GaussianEvent
 from pymc_dp.ledger.accounts import (
     Account,
     read_account,
@@ -25,6 +27,7 @@ from pymc_dp.ledger.accounts import (
 )
 from pymc_dp.ledger.entry import Entry, as_stored
 from pymc_dp.ledger.journal import Journal
+from pymc_dp.ledger.releases import PREPARATION, Release
 
 __all__ = ["Ledger"]
 
@@ -49,8 +52,8 @@ class Ledger:
     Assumptions
     -----------
     All work on the data set is charged to the same file, nobody with write access is hostile, and
-    file locks work (a local disk). The file grows by about 250 bytes per lease and holds no
-    private value and no time.
+    file locks work (a local disk). The file grows by about 250 bytes per lease. It holds
+    released values, no private one, and no time.
 
     Weaknesses
     ----------
@@ -312,16 +315,19 @@ class Ledger:
             Number of the plan, unique within the account.
         payload : mapping
             Public facts, JSON values only; ``payload["chains"]`` is the number of chains of a run.
+            A plan of one-off releases has ``payload["kind"] == "preparation"`` instead: it can be
+            charged (`charge`) but not run.
 
         Raises
         ------
         LedgerError
             If another plan has that number, or the account is closed.
         ValueError
-            If the payload has no positive integer ``"chains"``.
+            If the payload of a run has no positive integer ``"chains"``.
         """
         plan_id = check_integer("plan_id", plan_id, minimum=0)
-        check_integer("payload['chains']", payload.get("chains"), minimum=1)
+        if payload.get("kind") != PREPARATION:
+            check_integer("payload['chains']", payload.get("chains"), minimum=1)
         with self._journal.transaction() as transaction:
             read_open_account(transaction, account)
             known = transaction.only(*rows_of("plan", account, plan_id))
@@ -369,12 +375,15 @@ class Ledger:
             If all runs were used, or less than `run_cost` remains.
         LedgerError
             If the plan was not recorded, or the account is closed.
+        PlanMismatch
+            If the plan is a preparation.
         """
         max_runs = check_integer("max_runs", max_runs, minimum=1)
         run_cost = check_integer("run_cost", run_cost, minimum=0)
         with self._journal.transaction() as transaction:
             remaining = read_open_account(transaction, account).remaining
-            read_plan(transaction, account, plan_id)
+            if read_plan(transaction, account, plan_id).payload.get("kind") == PREPARATION:
+                raise PlanMismatch(f"plan {plan_id} is a preparation, which no chain can run")
             runs = transaction.count(*rows_of("run", account, plan_id))
             if runs < max_runs and run_cost <= remaining:
                 transaction.append("run", account, 0, {"run": runs}, plan_id)
@@ -400,7 +409,7 @@ class Ledger:
             If no run was authorised, or all of its chains have started.
         """
         with self._journal.transaction() as transaction:
-            chains = read_plan(transaction, account, plan_id).payload["chains"]
+            plan = read_plan(transaction, account, plan_id)
             run = transaction.newest(*rows_of("run", account, plan_id))
             if run is None:
                 raise PlanMismatch(
@@ -409,6 +418,7 @@ class Ledger:
                 )
             condition, values = rows_of("chain", account, plan_id)
             number = transaction.count(f"{condition} AND seq > ?", (*values, run.seq))
+            chains = plan.payload["chains"]
             if number >= chains:
                 raise PlanMismatch(
                     f"this run was planned with {chains} chains and all of them have started; "
@@ -454,6 +464,83 @@ class Ledger:
             if unused > 0:
                 payload = {"cost": cost, "iterations": unused}
                 transaction.append("return", account, -unused * cost, payload, plan_id)
+
+    # One-off releases
+
+    def find_plan(self, account: int, facts: Mapping[str, Any]) -> int | None:
+        """Return the newest unfinished plan whose payload agrees with `facts`, or None.
+
+        Parameters
+        ----------
+        account : int
+        facts : mapping
+            Entries that the plan's payload must have, with equal values as JSON; the payload may
+            have others, such as what remained of the budget when it was recorded.
+        """
+        with self._journal.transaction() as transaction:
+            return releases.find_plan(transaction, account, facts)
+
+    def charge(self, account: int, plan_id: int, event: GaussianEvent) -> int:
+        """Charge one release of a recorded plan and return its cost in ledger units.
+
+        The charge is committed when the method returns: only then may a record be touched. The
+        cost is the event's, so that it can not differ from the noise multiplier that is recorded.
+
+        Parameters
+        ----------
+        account, plan_id : int
+            Whose plan.
+        event : GaussianEvent
+            The release; its `mechanism` is the label under which the values are kept.
+
+        Raises
+        ------
+        BudgetExceeded
+            If the cost would pass the account's cap; nothing is charged.
+        LedgerError
+            If the plan was not recorded or is finished, or the account is closed.
+        """
+        with self._journal.transaction() as transaction:
+            return releases.charge(transaction, account, plan_id, event)
+
+    def keep(
+        self, account: int, plan_id: int, label: str, values: Mapping[str, Any], number: int
+    ) -> None:
+        """Keep the released values of the plan's newest charge.
+
+        Parameters
+        ----------
+        account, plan_id : int
+            Whose plan.
+        label : str
+            The `mechanism` of the event that was charged.
+        values : mapping
+            Released values only, as JSON; finite floats come back exactly.
+        number : int
+            How many releases of the plan were kept before.
+
+        Raises
+        ------
+        LedgerError
+            If no charge pays for the release, or another process has kept one meanwhile.
+        """
+        with self._journal.transaction() as transaction:
+            releases.keep(transaction, account, plan_id, label, values, number)
+
+    def kept(self, account: int, plan_id: int) -> list[Release]:
+        """Return the releases of a plan that were kept, oldest first."""
+        with self._journal.transaction() as transaction:
+            return releases.kept(transaction, account, plan_id)
+
+    def charged(self, account: int, plan_id: int) -> int:
+        """Return the ledger units that one-off releases of a plan were charged, kept or not."""
+        with self._journal.transaction() as transaction:
+            return releases.charged(transaction, account, plan_id)
+
+    def finish_plan(self, account: int, plan_id: int) -> None:
+        """Record that a plan has made all its releases: it is not charged or found again."""
+        with self._journal.transaction() as transaction:
+            releases.finish(transaction, account, plan_id)
 
     # Audit
 

@@ -6,17 +6,18 @@ after the ledger has been charged.  Everything is in the coordinates z of ``thet
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 
 from pymc_dp.rows import loops
-from pymc_dp.rows.cuts import Cut
-from pymc_dp.rows.functions import ParameterVector, RowFunctions
+from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.rows.store import Columns, RecordStore, RowGroup
+from pymc_dp.rows.structure import index_blocks
 
-__all__ = ["BLOCK", "Coordinates", "RecordStore", "RowEngine", "RowGroup", "Scores"]
+__all__ = ["BLOCK", "Coordinates", "Engine", "RecordStore", "RowEngine", "RowGroup", "Scores"]
 
 #: Rows per block: a block of a few tens of columns fits into the cache of one core.
 BLOCK = 8192
@@ -45,56 +46,6 @@ class Coordinates:
         return np.linalg.solve(self.scaling, theta - self.location)
 
 
-class RecordStore:
-    """The private arrays of a model.  `reads` counts how often they were asked for."""
-
-    def __init__(self, arrays: list[np.ndarray]) -> None:
-        self._arrays = arrays
-        self.reads = 0
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of the data."""
-        return len(self._arrays[0])
-
-    def read(self) -> list[np.ndarray]:
-        """The arrays, records first."""
-        self.reads += 1
-        return self._arrays
-
-    def synthetic(self, n_rows: int) -> RecordStore:
-        """Made-up data of the same types and layout; no value is looked at."""
-        arrays = []
-        for array in self._arrays:
-            blank = np.zeros((n_rows, *array.shape[1:]), array.dtype)
-            blank.flags.writeable = array.flags.writeable
-            arrays.append(blank)
-        return RecordStore(arrays)
-
-
-@dataclass(eq=False)
-class RowGroup:
-    """Observed variables that share their rows.
-
-    Attributes
-    ----------
-    functions : RowFunctions
-    store : RecordStore
-        Row data, in the order of ``functions.graph.leaves``.
-    units : (n_rows,) int64 ndarray or None
-        The privacy unit of each row; ``None`` when each row is its own unit.
-    """
-
-    functions: RowFunctions
-    store: RecordStore
-    units: np.ndarray | None
-
-    @property
-    def n_rows(self) -> int:
-        """Number of rows of the data."""
-        return self.store.n_rows
-
-
 @dataclass(eq=False)
 class Scores:
     """Derivatives of every row's log-likelihood at the cuts, at one z.
@@ -110,23 +61,48 @@ class Scores:
     maps: list[list[np.ndarray | None]]
 
 
-class _Columns:
-    """Parameter-free columns of a group, in the layout of the loops; made at the first read."""
+class Engine(Protocol):
+    """What samplers and releases ask of the records; values are private."""
 
-    def __init__(self, group: RowGroup) -> None:
-        arrays = group.store.read()
-        functions = group.functions
-        self.designs: dict[Cut, np.ndarray] = {}
-        self.labels: dict[Cut, np.ndarray] = {}
-        for cut in functions.ordered:
-            if cut.kind == "dot":
-                design = np.asarray(functions.column(cut, arrays))
-                if design.dtype.char not in "fd":
-                    design = design.astype("float64")
-                self.designs[cut] = np.ascontiguousarray(design.T)
-            elif cut.kind == "index":
-                self.labels[cut] = np.ascontiguousarray(functions.column(cut, arrays))
-        self.blocks = [np.ascontiguousarray(arrays[k]) for k in functions.block_leaves]
+    @property
+    def d(self) -> int:
+        """Number of parameters."""
+
+    @property
+    def n_units(self) -> int:
+        """Number of privacy units."""
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The coordinates z."""
+
+    @property
+    def reads(self) -> int:
+        """How often the private arrays were asked for."""
+
+    def constant_maps(self) -> list[list[bool]]:
+        """Per group and cut, whether d phi / d z is the same for all z."""
+
+    def synthetic(self) -> Engine:
+        """The same functions on made-up data."""
+
+    def with_coordinates(self, coordinates: Coordinates) -> Engine:
+        """The same records in other coordinates."""
+
+    def part(self, units: slice) -> Engine:
+        """The records of some units alone, with the same bits."""
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) log-likelihood of every unit, up to a constant of the unit."""
+
+    def scores(self, z: np.ndarray) -> Scores:
+        """Scores at the cuts of every row."""
+
+    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+        """Score vectors of all units, as blocks (units, (d, size of the block))."""
+
+    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """(n_units,) scale_i * g_i . displacement."""
 
 
 class RowEngine:
@@ -152,10 +128,6 @@ class RowEngine:
         self.parameters = parameters
         self.n_units = n_units
         self.coordinates = coordinates
-        self._columns: list[_Columns] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_columns": None}
 
     @property
     def d(self) -> int:
@@ -177,16 +149,36 @@ class RowEngine:
         groups, n_units = [], 0
         for group in self.groups:
             n_rows = min(group.n_rows, BLOCK + 2)  # as many rows as give the same array layouts
-            units = None if group.units is None else np.zeros(n_rows, dtype="int64")
-            groups.append(RowGroup(group.functions, group.store.synthetic(n_rows), units))
+            groups.append(group.synthetic(n_rows))
             n_units = max(n_units, n_rows)
         return RowEngine(groups, self.parameters, n_units, self.coordinates)
 
-    def columns(self) -> list[_Columns]:
+    def with_coordinates(self, coordinates: Coordinates) -> RowEngine:
+        """The same records in other coordinates; parameter-free columns are shared."""
+        return RowEngine(self.groups, self.parameters, self.n_units, coordinates)
+
+    def part(self, units: slice) -> RowEngine:
+        """The records of the units ``units.start <= u < units.stop`` alone, with the same bits."""
+        groups = [group.part(units, self.n_units) for group in self.groups]
+        return RowEngine(groups, self.parameters, units.stop - units.start, self.coordinates)
+
+    def columns(self) -> list[Columns]:
         """The parameter-free columns of every group."""
-        if self._columns is None:
-            self._columns = [_Columns(group) for group in self.groups]
-        return self._columns
+        return [group.columns() for group in self.groups]
+
+    def constant_maps(self) -> list[list[bool]]:
+        """Per group and cut, whether d phi / d z is the same for all z."""
+        return [
+            [jacobian is not None for jacobian in group.functions.constant_jacobians]
+            for group in self.groups
+        ]
+
+    def index_blocks(self, theta: np.ndarray) -> list[np.ndarray]:
+        """Indices of the group effects among the parameters, block by block, read at `theta`.
+
+        See :func:`pymc_dp.rows.structure.index_blocks`.
+        """
+        return index_blocks(self.groups, theta)
 
     # -- evaluation -----------------------------------------------------------------------------
 
@@ -259,41 +251,50 @@ class RowEngine:
                 row_scores, entries, matrix = scores.rows[g][k], compressed[k], scores.maps[g][k]
                 if row_scores is None or entries is None or matrix is None:
                     continue
-                s = row_scores[:, where]
+                at = (row_scores, where.start, *entries)
                 if cut.kind == "dot":
-                    loops.add_products(block, columns.designs[cut][:, where], s, *entries)
+                    loops.add_products(block, columns.designs[cut], *at)
                 elif cut.kind == "index":
-                    size = matrix.shape[0] // s.shape[0]
-                    loops.add_indexed(block, columns.labels[cut][where], size, s, *entries)
+                    size = matrix.shape[0] // row_scores.shape[0]
+                    loops.add_indexed(block, columns.labels[cut], size, *at)
                 else:
-                    loops.add_copies(block, s, *entries)
+                    loops.add_copies(block, *at)
             yield where, block
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """(n_units,) scale_i * g_i . displacement: the work of clipped score vectors."""
         out = np.zeros(self.n_units)
-        for g, (group, columns) in enumerate(zip(self.groups, self.columns(), strict=True)):
+        for g, group in enumerate(self.groups):
             rows = np.zeros(group.n_rows) if group.units is not None else out
-            for k, cut in enumerate(group.functions.ordered):
-                s, matrix = scores.rows[g][k], scores.maps[g][k]
-                if s is None or matrix is None:
-                    continue
-                change = matrix @ displacement
-                if cut.kind == "dot":
-                    phi = change.reshape(-1, s.shape[0])
-                    eta = np.empty_like(s)
-                    loops.linear_predictor(columns.designs[cut], phi, eta)
-                    loops.dot_rows(s, eta, rows)
-                elif cut.kind == "index":
-                    phi = change.reshape(-1, s.shape[0])
-                    loops.gather_dot(s, columns.labels[cut], phi, rows)
-                else:
-                    for j in range(s.shape[0]):
-                        rows += s[j] * change[j]
+            changes = [None if m is None else m @ displacement for m in scores.maps[g]]
+            self._add_products(g, scores.rows[g], changes, rows)
             if group.units is not None:
                 loops.add_to_units(rows[None], group.units, out[None])
         out *= scale
         return out
+
+    def _add_products(
+        self,
+        g: int,
+        rows: Sequence[np.ndarray | None],
+        phis: Sequence[np.ndarray | None],
+        out: np.ndarray,
+    ) -> None:
+        """Add to `out` the products of row values at the cuts with those of flat shared values."""
+        group, columns = self.groups[g], self.groups[g].columns()
+        for cut, s, flat in zip(group.functions.ordered, rows, phis, strict=True):
+            if s is None or flat is None:
+                continue
+            if cut.kind == "dot":
+                eta = np.empty_like(s)
+                loops.linear_predictor(columns.designs[cut], 0, flat.reshape(-1, s.shape[0]), eta)
+                loops.dot_rows(s, eta, out)
+            elif cut.kind == "index":
+                phi = flat.reshape(-1, s.shape[0])
+                loops.gather_dot(s, columns.labels[cut], phi, out)
+            else:
+                for j in range(s.shape[0]):
+                    out += s[j] * flat[j]
 
 
 def _blocks(n_rows: int) -> list[slice]:
@@ -301,7 +302,7 @@ def _blocks(n_rows: int) -> list[slice]:
 
 
 def _inputs(
-    group: RowGroup, columns: _Columns, phis: list[np.ndarray], where: slice
+    group: RowGroup, columns: Columns, phis: list[np.ndarray], where: slice
 ) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
     """The linear predictors, labels and data of a block of rows."""
     functions = group.functions
@@ -310,7 +311,7 @@ def _inputs(
         matrix = np.asarray(phi, dtype="float64")
         eta = np.empty((matrix.size // matrix.shape[0], where.stop - where.start))
         loops.linear_predictor(
-            columns.designs[cut][:, where], matrix.reshape(matrix.shape[0], -1), eta
+            columns.designs[cut], where.start, matrix.reshape(matrix.shape[0], -1), eta
         )
         etas.append(eta[0] if phi.ndim == 1 else np.ascontiguousarray(eta.T))
     labels = [columns.labels[cut][where] for cut in functions.labels]

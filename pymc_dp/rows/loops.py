@@ -20,24 +20,32 @@ __all__ = [
     "add_products",
     "add_to_units",
     "clean",
+    "clip_factors",
     "dot_rows",
     "gather_dot",
     "linear_predictor",
 ]
 
 
+#: Rows of a tile: the columns of a block then stay in the fastest caches.
+_TILE = 512
+
+
 @compiled(error_model="numpy")
-def linear_predictor(design: ndarray, phi: ndarray, out: ndarray) -> None:
-    """out[k, i] = sum_j design[j, i] * phi[j, k]."""
-    p, n = design.shape
-    for k in range(phi.shape[1]):
-        for i in range(n):
-            out[k, i] = 0.0
-        for j in range(p):
-            weight = phi[j, k]
-            if weight != 0.0:
-                for i in range(n):
-                    out[k, i] += design[j, i] * weight
+def linear_predictor(design: ndarray, first: int, phi: ndarray, out: ndarray) -> None:
+    """out[k, i] = sum_j design[j, first + i] * phi[j, k]."""
+    p, n = design.shape[0], out.shape[1]
+    for start in range(0, n, _TILE):
+        stop = min(start + _TILE, n)
+        for k in range(phi.shape[1]):
+            y = out[k, start:stop]
+            y[:] = 0.0
+            for j in range(p):
+                weight = phi[j, k]
+                if weight != 0.0:
+                    x = design[j, first + start : first + stop]
+                    for i in range(stop - start):
+                        y[i] += x[i] * weight
 
 
 @compiled(error_model="numpy")
@@ -51,37 +59,77 @@ def clean(scores: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
+def clip_factors(vectors: ndarray, clip_norm: float, out: ndarray) -> None:
+    """out[i] = min(1, clip_norm / |vectors[:, i]|), 0 where the norm is not finite."""
+    d, n = vectors.shape
+    for i in range(n):
+        out[i] = 0.0
+    for j in range(d):
+        for i in range(n):
+            out[i] += vectors[j, i] * vectors[j, i]
+    for i in range(n):
+        norm = math.sqrt(out[i])
+        if not norm < math.inf:
+            out[i] = 0.0
+        elif norm <= clip_norm:
+            out[i] = 1.0
+        else:
+            out[i] = clip_norm / norm
+
+
+@compiled(error_model="numpy")
 def add_products(
     vectors: ndarray,
     design: ndarray,
     scores: ndarray,
+    first: int,
     starts: ndarray,
     columns: ndarray,
     values: ndarray,
 ) -> None:
-    """vectors[c, i] += design[j, i] * scores[k, i] * B[j*K + k, c], with B in compressed rows."""
-    p, n = design.shape
+    """vectors[c, i] += design[j, first + i] * scores[k, first + i] * B[j*K + k, c].
+
+    B is in compressed rows.
+    """
+    p, n = design.shape[0], vectors.shape[1]
     width = scores.shape[0]
-    for j in range(p):
-        for k in range(width):
-            row = j * width + k
-            for t in range(starts[row], starts[row + 1]):
-                c, value = columns[t], values[t]
-                for i in range(n):
-                    vectors[c, i] += design[j, i] * scores[k, i] * value
+    product = np.empty(_TILE)
+    for start in range(0, n, _TILE):
+        stop = min(start + _TILE, n)
+        for j in range(p):
+            x = design[j, first + start : first + stop]
+            for k in range(width):
+                row = j * width + k
+                if starts[row] == starts[row + 1]:
+                    continue
+                s = scores[k, first + start : first + stop]
+                for i in range(stop - start):
+                    product[i] = x[i] * s[i]
+                for t in range(starts[row], starts[row + 1]):
+                    value = values[t]
+                    y = vectors[columns[t], start:stop]
+                    for i in range(stop - start):
+                        y[i] += product[i] * value
 
 
 @compiled(error_model="numpy")
 def add_copies(
-    vectors: ndarray, scores: ndarray, starts: ndarray, columns: ndarray, values: ndarray
+    vectors: ndarray,
+    scores: ndarray,
+    first: int,
+    starts: ndarray,
+    columns: ndarray,
+    values: ndarray,
 ) -> None:
-    """vectors[c, i] += scores[k, i] * B[k, c], with B in compressed rows."""
-    width, n = scores.shape
-    for k in range(width):
+    """vectors[c, i] += scores[k, first + i] * B[k, c], with B in compressed rows."""
+    n = vectors.shape[1]
+    for k in range(scores.shape[0]):
+        s = scores[k, first : first + n]
         for t in range(starts[k], starts[k + 1]):
-            c, value = columns[t], values[t]
+            value = values[t]
+            y = vectors[columns[t]]
             for i in range(n):
-                vectors[c, i] += scores[k, i] * value
+                y[i] += s[i] * value
 
 
 @compiled(error_model="numpy")
@@ -90,18 +138,21 @@ def add_indexed(
     labels: ndarray,
     size: int,
     scores: ndarray,
+    first: int,
     starts: ndarray,
     columns: ndarray,
     values: ndarray,
 ) -> None:
-    """vectors[c, i] += scores[k, i] * B[label_i*K + k, c], with B in compressed rows."""
-    width, n = scores.shape
+    """vectors[c, i] += scores[k, first + i] * B[label*K + k, c], with B in compressed rows."""
+    width, n = scores.shape[0], vectors.shape[1]
     for i in range(n):
-        label = labels[i] if labels[i] >= 0 else labels[i] + size
+        label = labels[first + i]
+        if label < 0:
+            label += size
         for k in range(width):
             row = label * width + k
             for t in range(starts[row], starts[row + 1]):
-                vectors[columns[t], i] += scores[k, i] * values[t]
+                vectors[columns[t], i] += scores[k, first + i] * values[t]
 
 
 @compiled(error_model="numpy")

@@ -6,6 +6,7 @@ import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,15 +20,17 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_dp import _compat, noise
+from pymc_dp._checks import check_integer
 from pymc_dp.budget import get_budget, require_budget
-from pymc_dp.errors import BudgetExceeded, PlanMismatch, PrivacyError, UnsafeModel
+from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
+from pymc_dp.kernels.interfaces import Prior
+from pymc_dp.ledger import SPENDING
 from pymc_dp.mechanisms import Queries
 from pymc_dp.metering import Meter
 from pymc_dp.plan import Plan, make_plan, per_mechanism
-from pymc_dp.records import PublicTerms, extract
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
+from pymc_dp.steps.source import Design, Source
 
 __all__ = ["PrivateStep"]
 
@@ -85,11 +88,28 @@ class PrivateStep(BlockedStep):
         compile_kwargs: dict[str, Any] | None = None,
         initial_point: Any = None,
         blocked: bool = True,
+        progressbar: bool = True,
         settings: Mapping[str, Any],
     ) -> None:
         sampler = type(self).__name__
-        required(sampler, draws=draws, chains=chains, clip_norm=clip_norm, scaling=scaling)
-        assert draws is not None and chains is not None and clip_norm is not None
+        required(sampler, draws=draws, chains=chains)
+        counts = {
+            name: check_integer(name, value, minimum=least)
+            for name, value, least in (
+                ("draws", draws, 1),
+                ("tune", tune, 0),
+                ("chains", chains, 1),
+                ("runs", runs, 1),
+            )
+        }
+        self.automatic = clip_norm is None and scaling is None
+        if not self.automatic:
+            required(sampler, clip_norm=clip_norm, scaling=scaling)
+        elif noise_multiplier is not None:
+            raise ValueError(
+                f"noise_multiplier sets the noise by hand, and {sampler} then needs clip_norm and "
+                "scaling by hand as well. Leave all three out to have them learned privately."
+            )
         if not blocked:
             raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
         model = pm.modelcontext(model)
@@ -97,42 +117,33 @@ class PrivateStep(BlockedStep):
         self.vars = _all_variables(vars, model, sampler)
         self.rng = get_random_generator(rng)
         self.tune = bool(tune)
-
-        per_iteration, at_start = self._releases()
-        clip_norms = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
-        records = extract(
-            model,
-            public=self.budget.public,
-            privacy_unit=self.budget.privacy_unit,
-            count_is_private=self.budget.neighboring == "add_or_remove_one",
-        )
-        self.parameters = records.parameters
-        matrix = scaling_matrix(scaling, records.parameters, model)
-        self.coordinates = Coordinates(records.initial, matrix)
-        account = self.budget.ledger.account_info(self.budget.account)
-        if account.remaining <= account.cap >> 20:  # what the integers of a used plan leave over
-            raise BudgetExceeded(
-                f"The privacy budget (epsilon={self.budget.epsilon:g}) is used up; no record was "
-                "read. Draws made before can still be released. A new analysis of these data needs "
-                "a new budget, decided by whoever answers for the data."
-            )
-        self.plan: Plan = make_plan(
-            sampler,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            runs=runs,
-            per_iteration=per_iteration,
-            at_start=at_start,
-            available=account.remaining,
-            shares=shares,
-            noise_multiplier=noise_multiplier,
-        )
+        self._model = model
         self._secure = not noise.is_insecure()
         if not self._secure and not self.budget.ledger.is_temporary:
             raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
 
-        self.prior: PublicTerms = records.public_terms(self.coordinates, compile_kwargs)
+        source = Source(model, self.budget, compile_kwargs, counts, progressbar)
+        self.parameters = source.records.parameters
+        self.initial = source.records.initial
+        if self.automatic:
+            design = self._prepare(source)
+        else:
+            assert clip_norm is not None
+            bounds = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
+            design = source.by_hand(scaling_matrix(scaling, self.parameters, model), bounds)
+            design = replace(design, shares=dict(shares))
+        per_iteration, at_start = self._releases()
+        self.plan: Plan = make_plan(
+            sampler,
+            **counts,
+            per_iteration=per_iteration,
+            at_start=at_start,
+            available=source.remaining(),
+            shares=design.shares,
+            noise_multiplier=noise_multiplier,
+        )
+        self.coordinates = design.coordinates
+        self.prior: Prior = design.prior
         meter = Meter(
             self.budget.ledger,
             self.budget.account,
@@ -142,12 +153,12 @@ class PrivateStep(BlockedStep):
             self.plan.iterations,
         )
         self.queries = Queries(
-            records.engine(self.coordinates, compile_kwargs),
+            design.engine,
             meter,
             self.plan.events,
             per_iteration,
             at_start,
-            clip_norms,
+            design.clip_norms,
             self.budget.neighboring,
             self.budget.n_public,
         )
@@ -157,16 +168,22 @@ class PrivateStep(BlockedStep):
             self.budget.account,
             self.plan.plan_id,
             self.plan.payload(
-                clip_norm=clip_norms,
-                scaling=matrix.tolist(),
+                clip_norm=design.clip_norms,
+                location=self.coordinates.location.tolist(),
+                scaling=self.coordinates.scaling.tolist(),
                 secure=self._secure,
                 **settings,
+                **design.settings,
             ),
         )
-        self._model = model
+        source.finish()
         self._forget_chain()
 
     # -- what a sampler defines -----------------------------------------------------------------
+
+    @abstractmethod
+    def _prepare(self, source: Source) -> Design:
+        """Settings learned privately; those of the step itself are set here."""
 
     @abstractmethod
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -226,14 +243,17 @@ class PrivateStep(BlockedStep):
     def _begin_chain(self, point: dict[str, np.ndarray]) -> None:
         if noise.is_insecure() and self._secure:
             raise PrivacyError("Insecure test noise was switched on after the step was built.")
-        z = self.coordinates.z(self.parameters.ravel(point))
+        theta = self.parameters.ravel(point)
+        z = self.coordinates.z(theta)
+        if self.automatic and np.array_equal(theta, self.initial):
+            z = self.rng.standard_normal(len(z))  # about the posterior: chains start apart
         start_log_prior(z, self.prior)  # refuses a start outside of the support, uncharged
         self.queries.begin_chain()
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
         runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)
         self._run = runs - 1
         self._spent_before = sum(
-            e.amount for e in mine if e.kind in ("lease", "return") and e.plan != self.plan.plan_id
+            e.amount for e in mine if e.kind in SPENDING and e.plan != self.plan.plan_id
         )
         if self.queries.meter.frozen:
             return

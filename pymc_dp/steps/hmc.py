@@ -12,6 +12,7 @@ from pymc_dp.kernels import hmc
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
+from pymc_dp.steps.source import Design, Source
 
 __all__ = ["DPHMC"]
 
@@ -166,3 +167,6 @@ class DPHMC(PrivateStep):
             adjusted=not self.tuning,
         )
         return state, bool(info.accepted)
+
+    def _prepare(self, source: Source) -> Design:
+        raise NotImplementedError

@@ -9,10 +9,19 @@ import numpy as np
 
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.kernels import langevin
+from pymc_dp.kernels.basis import InBasis
+from pymc_dp.kernels.interfaces import ClipInterval, PathQueries, Prior
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
+from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
+from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
+from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
+from pymc_dp.steps.source import Design, Source
+from pymc_dp.warmup.langevin import Prepared, prepare_langevin
 
 __all__ = ["DPLangevin"]
 
@@ -28,36 +37,36 @@ class DPLangevin(PrivateStep):
         The plan: what ``pm.sample`` will be called with.  Noise is calibrated to it; another call
         is refused before anything is spent.  Tuning iterations move without the accept test, to
         reach the bulk of the posterior from afar; they are charged like the others.
-    step_size : float
-        h, the step in z.  About 0.5 where z is whitened (posterior standard deviations near 1).
-    n_steps : int, default 1
-        L, gradients per iteration.  1 suits persistent momentum, 2 to 4 fresh momentum.
-    clip_norm : float
-        Bound b on the norm of one record's score in z ("gradient").
-    scaling : float, (d,) array, (d, d) array or dict
-        The A of theta = initial point + A z, in unconstrained space: about the posterior standard
-        deviation of each parameter, from public knowledge.
-    curvature : float, optional
-        Public bound on the spectral norm of the Hessian of one record's log-likelihood in z, for
-        instance ``|A|^2 B^2 / 4`` for logistic regression with rows of norm at most B.  With
-        gradients that are never clipped, no energy error is clipped then, and the chain is exact.
-    log_concave : bool, default False
-        The log-likelihood of a record is concave in z: halves the noise of the accept test.
-    energy_clip : float, optional
-        Clip energy errors to [-c, c] instead, where no bound on curvature is known; about
-        ``0.1 * clip_norm``.  Exactly one of `curvature` and `energy_clip` is needed.
-    momentum : {"persistent", "fresh"}
-        Keep the momentum between iterations (default), or draw it anew.
+    form : {"auto", "anchored", "plain", "quadratic"}
+        What the chains ask of the records (see Notes). By default the form that makes most of the
+        budget, decided from releases.
+    consistent_clipping : bool, optional
+        Huberise the likelihood, so that clipping is exact for a stated target. Default: where each
+        record sees the parameters through one linear predictor and its log-likelihood is concave
+        (logistic, probit, Poisson, normal with known scale, ...).
+    step_size : float, optional
+        h, the step in coordinates in which the posterior is about N(0, I).
+    n_steps : int, optional
+        L, gradients per iteration.
+    momentum : {"persistent", "fresh"}, optional
+        Keep the momentum between iterations, or draw it anew. Default: persistent for the plain
+        form with ``n_steps=1``, else fresh.
     friction : float, default 1.0
-        Least friction, per unit of time in z: public noise is added where the privacy noise is
-        weaker, which with large budgets keeps the chain from moving in circles.
+        Least friction, per unit of time: public noise is added where the privacy noise is weaker.
     jitter : float, default 0.0
         Step sizes vary by this fraction, by a randomised Halton sequence.
-    energy_share : float, default 0.15
-        Part of the budget for accept tests, which are nearly free; the rest pays for gradients.
+    clip_norm, scaling, curvature, log_concave, energy_clip, energy_share
+        For settings by hand, from public knowledge alone: `scaling` is the A of theta = initial
+        point + A z (number, (d,), (d, d) or dict by variable name), `clip_norm` bounds the norm of
+        one record's score in z, `curvature` bounds the spectral norm of the Hessian of one record's
+        log-likelihood there (``|A|^2 B^2 / 4`` for logistic regression with rows of norm at most
+        B; the chain is exact then if gradients are never clipped), halved in effect by
+        `log_concave`; `energy_clip`, about ``0.1 * clip_norm``, is used where no such bound is
+        known. `step_size` is needed too, and nothing is spent on a preparation. Tuning iterations
+        then move without the accept test, to reach the bulk from afar.
     noise_multiplier : float or {"gradient": float, "energy_error": float}, optional
-        Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
-        budget.
+        Noise standard deviation over sensitivity, for settings by hand; default: calibrated so that
+        the plan uses the budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
     model, rng, compile_kwargs, initial_point, blocked
@@ -70,14 +79,27 @@ class DPLangevin(PrivateStep):
 
     Notes
     -----
-    *Guarantee.*  ``n_steps`` Gaussian gradient releases and one energy-error release per iteration;
-    all draws together satisfy the budget.  Stationary distribution: the exact posterior, for any
-    noise, step size and clipping of the gradients, if no energy error is clipped.
+    With nothing but a plan, everything else is learned by private releases when the step is built,
+    in the parent process, all of them charged (`pymc_dp.warmup`); the chains share what is learned.
 
-    *Assumptions.*  Settings are public; `curvature` and `log_concave` hold.
+    - *anchored*: the score at one point is released once, with most of the budget; chains pay for
+      its changes only, which are a thousand times smaller in large data. They target the posterior
+      tilted by the noise of that one release, exactly, and publication corrects for it
+      (:mod:`pymc_dp.noise_aware`).
+    - *plain*: every iteration pays for the whole score; the target is the posterior itself. For
+      posteriors so far from normal that scores change as much as they are.
+    - *quadratic*: for budgets that pay for one score and one curvature only. Chains do not touch
+      the records; the likelihood is its normal approximation, which accounts for the noise.
 
-    *Weaknesses.*  Where gradients are clipped, energy errors are first order in the step, and
-    clipping them biases the posterior.
+    *Guarantee.*  All releases together satisfy the budget.  Stationary distribution: the stated
+    target (exactly the posterior with settings by hand), for any noise, step size and clipping of
+    the gradients, if no energy error is clipped.
+
+    *Assumptions.*  Settings by hand are public; `curvature` and `log_concave` hold.
+
+    *Weaknesses.*  Where gradients are clipped without consistent clipping, energy errors are first
+    order in the step, and clipping them biases the posterior.  The law of the noise in an anchored
+    score is exact, what it does to a posterior that is not near normal is approximated.
 
     References
     ----------
@@ -94,14 +116,16 @@ class DPLangevin(PrivateStep):
         draws: int | None = None,
         tune: int = 0,
         chains: int | None = None,
+        form: Literal["auto", "anchored", "plain", "quadratic"] = "auto",
+        consistent_clipping: bool | None = None,
         step_size: float | None = None,
-        n_steps: int = 1,
+        n_steps: int | None = None,
         clip_norm: float | Mapping[str, float] | None = None,
         scaling: Any = None,
         curvature: float | None = None,
         log_concave: bool = False,
         energy_clip: float | None = None,
-        momentum: Literal["persistent", "fresh"] = "persistent",
+        momentum: Literal["persistent", "fresh"] | None = None,
         friction: float = 1.0,
         jitter: float = 0.0,
         energy_share: float = 0.15,
@@ -109,32 +133,42 @@ class DPLangevin(PrivateStep):
         runs: int = 1,
         **kwargs: Any,
     ) -> None:
-        required(
-            "DPLangevin",
-            draws=draws,
-            chains=chains,
-            step_size=step_size,
-            clip_norm=clip_norm,
-            scaling=scaling,
-        )
-        if (curvature is None) == (energy_clip is None):
+        if form not in ("auto", "anchored", "plain", "quadratic"):
             raise ValueError(
-                "DPLangevin needs exactly one of curvature (a public bound on the curvature of one "
-                "record's log-likelihood in z; exact) and energy_clip (a constant, about "
-                "0.1 * clip_norm, where no such bound is known)."
+                f"form must be 'auto', 'anchored', 'plain' or 'quadratic', got {form!r}."
+            )
+        if momentum not in (None, "persistent", "fresh"):
+            raise ValueError(f"momentum must be 'persistent' or 'fresh', got {momentum!r}.")
+        by_hand = clip_norm is not None or scaling is not None
+        if by_hand:
+            _check_by_hand(draws, chains, step_size, clip_norm, scaling, form)
+            if (curvature is None) == (energy_clip is None):
+                raise ValueError(
+                    "DPLangevin needs exactly one of curvature (a public bound on the curvature of "
+                    "one record's log-likelihood in z; exact) and energy_clip (a constant, about "
+                    "0.1 * clip_norm, where no such bound is known)."
+                )
+        elif curvature is not None or energy_clip is not None:
+            raise ValueError(
+                "curvature and energy_clip go with clip_norm and scaling, which set the "
+                "coordinates they are in. Leave all of them out to have them learned privately."
             )
         if log_concave and curvature is None:
             raise ValueError("log_concave=True narrows the interval of `curvature`; give that.")
-        if momentum not in ("persistent", "fresh"):
-            raise ValueError(f"momentum must be 'persistent' or 'fresh', got {momentum!r}.")
-        self.step_size = positive("step_size", step_size)
-        self.n_steps = check_integer("n_steps", n_steps, minimum=1)
-        self.interval = (
-            ConstantInterval(positive("energy_clip", energy_clip))
-            if curvature is None
-            else CurvatureInterval(positive("curvature", curvature), bool(log_concave))
-        )
+        self.form = "plain" if by_hand else form
+        self.consistent_clipping = consistent_clipping
+        self.step_size = None if step_size is None else positive("step_size", step_size)
+        self.n_steps = None if n_steps is None else check_integer("n_steps", n_steps, minimum=1)
         self.persistent = momentum == "persistent"
+        if by_hand:
+            self.n_steps = self.n_steps or 1
+            self.persistent = momentum != "fresh"
+            self.interval: ClipInterval = (
+                ConstantInterval(positive("energy_clip", energy_clip))
+                if curvature is None
+                else CurvatureInterval(positive("curvature", curvature), bool(log_concave))
+            )
+        self._momentum = momentum
         self.friction = check_number("friction", friction)
         if self.friction < 0:
             raise ValueError(f"friction must not be negative, got {self.friction}.")
@@ -143,6 +177,8 @@ class DPLangevin(PrivateStep):
         share = check_number("energy_share", energy_share)
         if not 0 < share < 1:
             raise ValueError(f"energy_share must be between 0 and 1, got {share}.")
+        self.basis: np.ndarray | None = None
+        self.precision: np.ndarray | None = None
         super().__init__(
             vars,
             draws=draws,
@@ -159,37 +195,144 @@ class DPLangevin(PrivateStep):
                 "curvature": curvature,
                 "log_concave": bool(log_concave),
                 "energy_clip": energy_clip,
-                "momentum": momentum,
+                "momentum": momentum or "persistent",
                 "friction": self.friction,
                 "jitter": self.jitter,
-            },
+            }
+            if by_hand
+            else {},
             **kwargs,
         )
-        self._warn_if_small()
+        if by_hand:
+            self._warn_if_small()
+
+    # -- settings -------------------------------------------------------------------------------
+
+    def _prepare(self, source: Source) -> Design:
+        predictor, reason = recognise(source.engine, source.compile_kwargs)
+        if self.consistent_clipping and predictor is None:
+            raise ValueError(f"consistent_clipping=True is not available: {reason}")
+        huberised = predictor is not None and self.consistent_clipping is not False
+        start = source.start()
+        engine = source.engine
+
+        with source.preparation(
+            type(self).__name__, {"form": self.form, "huberised": huberised}
+        ) as releases:
+
+            def robust(clip: Coordinates, clip_norm: float) -> None:
+                nonlocal engine
+                engine = engine.with_coordinates(clip)
+                if huberised:
+                    assert predictor is not None and isinstance(engine, RowEngine)
+                    engine = HuberEngine(engine, predictor, clip_norm)
+                    releases.ask(engine)
+
+            found = prepare_langevin(
+                releases,
+                source.terms.gradient,
+                start,
+                source.engine.index_blocks,
+                paths=source.paths,
+                sensitivity=source.sensitivity,
+                form=None if self.form == "auto" else self.form,
+                robust=robust,
+            )
+        return self._adopt(found, source, engine, huberised, reason)
+
+    def _adopt(
+        self, found: Prepared, source: Source, engine: Engine, huberised: bool, reason: str
+    ) -> Design:
+        """Take over what was learned."""
+        self.form = found.form
+        self.step_size = self.step_size or found.step_size
+        self.n_steps = self.n_steps or found.n_steps
+        self.persistent = found.persistent if self._momentum is None else self.persistent
+        self.basis = found.basis
+        self.precision = np.ones(len(found.score))
+        terms: Prior = source.terms.with_coordinates(found.coordinates)
+        engine = engine.with_coordinates(found.clip)
+        settings: dict[str, Any] = {
+            "form": found.form,
+            "step_size": self.step_size,
+            "n_steps": self.n_steps,
+            "momentum": "persistent" if self.persistent else "fresh",
+            "friction": self.friction,
+            "jitter": self.jitter,
+            "clipping": "huberised" if huberised else None,
+            "clipping_reason": reason,
+        }
+        if found.form == "quadratic":
+            self.interval = ConstantInterval(1.0)
+            terms = Quadratic(terms, found.score, found.curvature, found.covariance)
+        else:
+            self.interval = ConstantInterval(found.clip_norms["energy_error"])
+        if found.form == "anchored":
+            engine = TiltedEngine(engine)
+            terms = Tilted(terms, found.score)
+            settings["anchor"] = {
+                "score": found.score.tolist(),
+                "covariance": found.covariance.tolist(),
+            }
+        return Design(found.coordinates, engine, terms, found.clip_norms, found.shares, settings)
 
     def _clipped_mechanisms(self) -> list[str]:
         return ["gradient"]
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
+        if self.form == "quadratic":
+            return {}, {}
+        assert self.n_steps is not None
         return langevin.releases(self.n_steps), langevin.start_releases()
+
+    # -- chains ---------------------------------------------------------------------------------
 
     def _initial_state(self, z: np.ndarray) -> langevin.LangevinState:
         self._multiplier = HaltonJitter.random(self.rng, self.jitter)
+        self._asked: PathQueries = self.queries
+        if self.form == "quadratic":
+            self._asked = NoRecords()
+        elif self.basis is not None:
+            self._asked = InBasis(self.queries, self.basis, self.rng)
         return langevin.initial_state(self.rng, z, self.prior)
 
     def _transition(
         self, state: langevin.LangevinState, iteration: int
     ) -> tuple[langevin.LangevinState, bool]:
+        assert self.step_size is not None and self.n_steps is not None
         state, info = langevin.transition(
             self.rng,
             state,
-            self.queries,
+            self._asked,
             self.prior,
             step_size=self.step_size * self._multiplier(iteration),
             n_steps=self.n_steps,
             interval=self.interval,
             persistent=self.persistent,
             friction=self.friction,
-            adjusted=not self.tuning,
+            adjusted=self.automatic or not self.tuning,
         )
         return state, bool(info.accepted)
+
+
+def _check_by_hand(
+    draws: int | None,
+    chains: int | None,
+    step_size: float | None,
+    clip_norm: Any,
+    scaling: Any,
+    form: str,
+) -> None:
+    required(
+        "DPLangevin",
+        draws=draws,
+        chains=chains,
+        step_size=step_size,
+        clip_norm=clip_norm,
+        scaling=scaling,
+    )
+    if form not in ("auto", "plain"):
+        raise ValueError(
+            f"form={form!r} needs what a private preparation learns: leave clip_norm and scaling "
+            "out."
+        )

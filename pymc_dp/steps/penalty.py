@@ -10,6 +10,7 @@ import numpy as np
 from pymc_dp.kernels import penalty
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
+from pymc_dp.steps.source import Design, Source
 
 __all__ = ["DPPenalty"]
 
@@ -127,3 +128,6 @@ class DPPenalty(PrivateStep):
             self.rng, state, self.queries, self.prior, proposal=self.proposal
         )
         return state, bool(info.accepted)
+
+    def _prepare(self, source: Source) -> Design:
+        raise NotImplementedError

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pymc_dp import mechanisms, noise
+from pymc_dp import noise
 from pymc_dp.accounting import mu_from_budget, units_from_mu
 from pymc_dp.audit import audit_scores, gaussian_score, runs_needed
 from pymc_dp.clipping import vector_bound
@@ -29,6 +29,7 @@ from pymc_dp.kernels import hmc, langevin, penalty
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.ledger import Ledger
 from pymc_dp.mechanisms import Queries
+from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.metering import Meter
 from pymc_dp.plan import make_plan
 

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat, mechanisms
+from pymc_dp import _compat
+from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.noise import insecure_noise
 
 from .toy import SETTINGS, logistic_model, sample

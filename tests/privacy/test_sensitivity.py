@@ -15,18 +15,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pymc_dp import mechanisms
 from pymc_dp.clipping import (
     COARSEST,
     FINEST,
     Grid,
     clip_interval_sum,
     clip_norm_sum,
+    count_norms,
     vector_bound,
 )
 from pymc_dp.errors import PrivacyError
+from pymc_dp.mechanisms import oneoff
+from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.records import extract
+from pymc_dp.rows import contributions
 from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows.contributions import Change, Curvature, PathError, Score
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 
 from .toy import LinearRecords, make_queries
@@ -326,10 +330,16 @@ class RealModel:
                 found.append(rng.integers(0, top + 1, shape).astype(array.dtype))
         return found
 
-    def queries(self, arrays, neighboring, units=None, n_public=N):
-        n_units = len(arrays[0]) if units is None else 13
+    def engine(self, arrays, units=None):
+        n_units = len(arrays[0])
+        if units is not None:  # numbered as records are: a unit without rows is none
+            people, units = np.unique(units, return_inverse=True)
+            n_units = len(people)
         group = RowGroup(self.functions, RecordStore(arrays), units)
-        engine = RowEngine([group], self.base.parameters, n_units, self.coordinates)
+        return RowEngine([group], self.base.parameters, n_units, self.coordinates)
+
+    def queries(self, arrays, neighboring, units=None, n_public=N):
+        engine = self.engine(arrays, units)
         return make_queries(engine, TAU, CLIP, neighboring=neighboring, n_public=n_public)
 
 
@@ -363,26 +373,82 @@ def model(request):
     return RealModel(*request.param)
 
 
+def neighbours(model, neighboring, seed):
+    """Wild records, those of a neighbouring data set, and the units of its rows."""
+    rng = np.random.default_rng(seed)
+    wild = model.rows(rng, N)
+    mix = rng.random(N) < 0.2
+    arrays = [np.where(_like(mix, a), w, a) for a, w in zip(model.arrays, wild, strict=True)]
+    units = model.units
+    if units is None:
+        chosen = np.arange(N) == rng.integers(N)
+    else:
+        chosen = units == rng.integers(13)
+    other = model.rows(rng, N)
+    if neighboring == "replace_one":
+        changed = [np.where(_like(chosen, a), o, a) for a, o in zip(arrays, other, strict=True)]
+        others_units = units
+    else:
+        changed = [a[~chosen] for a in arrays]
+        others_units = None if units is None else units[~chosen]
+    return arrays, changed, others_units
+
+
+def one_off_releases(engine, neighboring, seed):
+    """Mechanisms of all kinds of one-off releases, and their integers before noise."""
+    rng = np.random.default_rng(seed)
+    at, d = engine.coordinates, engine.d
+    points, midpoints = rng.normal(size=(3, d)), rng.normal(size=(2, d))
+    specs = [
+        Score(at),
+        Score(at, np.array([d - 1])),
+        Change(at, rng.normal(0, 30, d)),
+        Curvature(at),
+        PathError(at, points, midpoints, 0.4),
+    ]
+    found = []
+
+    def vectors(values, inverse_unit, bound, total, scale):
+        clip_norm_sum(values, inverse_unit, bound, total, scale)
+        found[-1][1] = [int(entry) for entry in total]
+
+    def norms(values, squared_edges, counts):
+        count_norms(values, squared_edges, counts)
+        size = found[-1][0].grid.count_unit(neighboring)
+        found[-1][1] = [int(count) * size for count in counts]
+
+    grid = Grid.finest(0.9, N)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(oneoff, "clip_norm_sum", vectors)
+        patch.setattr(oneoff, "count_norms", norms)
+        for spec in specs:
+            for mechanism in (
+                oneoff.NormHistogram(spec, grid, neighboring),
+                oneoff.ClippedSum(spec, 0.3, grid, neighboring),
+            ):
+                found.append([mechanism, None])
+                mechanism.evaluate(engine)
+    return found
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+def test_one_off_releases_of_neighbouring_data_of_real_models(model, neighboring):
+    for seed in range(4):
+        arrays, changed, others_units = neighbours(model, neighboring, seed)
+        worlds = [model.engine(arrays, model.units), model.engine(changed, others_units)]
+        for (mechanism, left), (_, right) in zip(
+            *(one_off_releases(world, neighboring, seed) for world in worlds), strict=True
+        ):
+            grid = mechanism.grid
+            bound = claimed(grid.noise_multiplier, grid.log2_sigma)
+            assert squared_distance(left, right) <= bound**2, mechanism
+
+
 @pytest.mark.parametrize("neighboring", RELATIONS)
 def test_neighbouring_data_of_real_models(sums, model, neighboring):
     for seed in range(12):
-        rng = np.random.default_rng(seed)
-        wild = model.rows(rng, N)
-        mix = rng.random(N) < 0.2
-        arrays = [np.where(_like(mix, a), w, a) for a, w in zip(model.arrays, wild, strict=True)]
-        units = model.units
-        if units is None:
-            chosen = np.arange(N) == rng.integers(N)
-        else:
-            chosen = units == rng.integers(13)
-        other = model.rows(rng, N)
-        if neighboring == "replace_one":
-            changed = [np.where(_like(chosen, a), o, a) for a, o in zip(arrays, other, strict=True)]
-            others_units = units
-        else:
-            changed = [a[~chosen] for a in arrays]
-            others_units = None if units is None else units[~chosen]
-        here = model.queries(arrays, neighboring, units)
+        arrays, changed, others_units = neighbours(model, neighboring, seed)
+        here = model.queries(arrays, neighboring, model.units)
         there = model.queries(changed, neighboring, others_units)
         with np.errstate(all="ignore"):
             pairs = zip(transcript(sums, here, seed), transcript(sums, there, seed), strict=True)
@@ -401,8 +467,10 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
     arrays = [np.where(_like(mix, a), w, a) for a, w in zip(model.arrays, wild, strict=True)]
     with np.errstate(all="ignore"):
         expected = transcript(sums, model.queries(arrays, "replace_one", model.units), 3)
+        totals = one_off_releases(model.engine(arrays, model.units), "replace_one", 3)
         for block in (8192, 1, 7, 40):
             monkeypatch.setattr(engine_module, "BLOCK", block)
+            monkeypatch.setattr(contributions, "BLOCK", block)
             order = rng.permutation(N)
             units = model.units
             if units is not None:  # the rows of one person stay in order: reals are added there
@@ -410,3 +478,5 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
                 units = units[order]
             queries = model.queries([a[order] for a in arrays], "replace_one", units)
             assert transcript(sums, queries, 3) == expected
+            found = one_off_releases(queries.engine, "replace_one", 3)
+            assert [integers for _, integers in found] == [integers for _, integers in totals]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pymc as pm
@@ -68,6 +69,37 @@ class LinearRecords:
     def work(self, scores, displacement, scale):
         self.reads += 1
         return scale * (scores @ displacement)
+
+
+class VectorRecords:
+    """An engine of one-off releases whose units contribute the rows of a matrix.
+
+    Use it with `vector_blocks` in the place of ``rows.contributions.blocks``; ``reads`` counts the
+    evaluations, those on made-up data not included.
+    """
+
+    def __init__(self, rows, block=3):
+        self.rows = np.asarray(rows, dtype=float)
+        self.n_units, self.d = self.rows.shape
+        self.block = block
+        self.reads = 0
+
+    def synthetic(self) -> VectorRecords:
+        return VectorRecords(np.zeros((2, self.d)))
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The spec of the rows of `VectorRecords`."""
+
+    size: int
+
+
+def vector_blocks(engine: VectorRecords, spec: Rows) -> Iterator[tuple[slice, np.ndarray]]:
+    engine.reads += 1
+    for start in range(0, engine.n_units, engine.block):
+        where = slice(start, min(start + engine.block, engine.n_units))
+        yield where, engine.rows[where].T.copy()  # it may be overwritten
 
 
 class NormalPrior:

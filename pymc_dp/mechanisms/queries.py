@@ -1,14 +1,4 @@
-"""The only door to the records: clip, sum in integers, add noise, all of it charged before.
-
-Every answer of :class:`Queries` is a Gaussian mechanism on an integer grid:
-
-1. each unit's contribution is clipped, rounded to the grid and summed in int64
-   (:mod:`pymc_dp.clipping`), so two neighbouring data sets give sums that differ by at most
-   ``Grid.sensitivity`` units in l2 norm, exactly;
-2. a normal variable of standard deviation ``2**m`` units, rounded to an integer without any
-   other error, is added (:mod:`pymc_dp.noise`).  ``round(x + N) = x + round(N)`` for an integer x,
-   so the answer is a function of the exact Gaussian mechanism's, and (1/tau)-GDP;
-3. the answer is scaled back to natural units, which is post-processing.
+"""Answers for a chain: sums over the records, paid for by whole iterations.
 
 A query raises unless an iteration that pays for it has been started
 (:meth:`Queries.begin_iteration`), so no record is read before the ledger has been charged.
@@ -28,7 +18,7 @@ from pymc_dp.errors import PrivacyError
 from pymc_dp.events import GaussianEvent
 from pymc_dp.metering import Meter
 from pymc_dp.noise import rounded_normal
-from pymc_dp.rows.engine import RowEngine, Scores
+from pymc_dp.rows.engine import Engine, Scores
 
 __all__ = ["Path", "Queries"]
 
@@ -43,7 +33,7 @@ class Queries:
 
     Parameters
     ----------
-    engine : RowEngine
+    engine : Engine
     meter : Meter
         Pays for whole iterations.
     events : mapping of str to GaussianEvent
@@ -70,7 +60,7 @@ class Queries:
 
     def __init__(
         self,
-        engine: RowEngine,
+        engine: Engine,
         meter: Meter,
         events: Mapping[str, GaussianEvent],
         per_iteration: Mapping[str, int],
@@ -101,6 +91,8 @@ class Queries:
 
     def compile(self) -> None:
         """Compile all that a query runs, on made-up data: forked chains inherit the code."""
+        if not self.events:
+            return
         engine, z = self.engine.synthetic(), np.zeros(self.engine.d)
         rounded_normal(0, 0)
         values = engine.log_likelihood(z)

@@ -1,0 +1,121 @@
+"""The noise in an anchored score, taken into account in a run that is about to be published."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from pymc.model import Model
+
+from pymc_dp import _compat
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.noise_aware import noise_aware
+from pymc_dp.records import PublicTerms, extract
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.unconstrained import constrain, unconstrain
+
+__all__ = ["account_for_noise"]
+
+#: Steps of central differences, in posterior sds: the error is of the order of their square.
+_STEP = 1e-3
+
+
+def account_for_noise(
+    model: Model,
+    budget: PrivacyBudget,
+    settings: Mapping[str, Any],
+    posterior: xr.Dataset,
+    names: Sequence[str],
+    plan_id: int,
+) -> tuple[xr.Dataset, dict[str, Any]]:
+    """Noise-aware draws of the variables asked for.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    budget : PrivacyBudget
+    settings : mapping
+        Of the plan: ``location`` and ``scaling`` are the coordinates, and
+        ``anchor["covariance"]`` is that of the noise in the anchored score.
+    posterior : xarray.Dataset
+        Raw draws that were kept.
+    names : sequence of str
+        What is released.  The free variables and public Deterministics of these draws.
+    plan_id : int
+        Seeds the correction, with the draws: released twice, a result is the same.
+
+    Returns
+    -------
+    xarray.Dataset, dict
+        The draws, and the facts for the statement.  Where nothing could be done, the raw draws and
+        the reason.
+    """
+    raw = posterior[list(names)]
+    missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
+    if missing:
+        return raw, _uncorrected(f"the draws of {', '.join(missing)} were not kept")
+    records = extract(
+        model,
+        public=budget.public,
+        privacy_unit=budget.privacy_unit,
+        count_is_private=budget.neighboring == "add_or_remove_one",
+        check=False,
+    )
+    theta = unconstrain(model, records.parameters, posterior)
+    location, scaling = (np.array(settings[name]) for name in ("location", "scaling"))
+    w = np.linalg.solve(scaling, (theta - location)[..., None])[..., 0]
+    d = records.parameters.size
+    pooled = w.reshape(-1, d)
+    if not np.isfinite(pooled).all():
+        return raw, _uncorrected("some draws lie on the boundary of their support")
+    if len(pooled) <= 2 * d or np.linalg.matrix_rank(pooled - pooled.mean(axis=0)) < d:
+        return raw, _uncorrected("there are too few draws")
+    terms = records.public_terms(Coordinates(location, scaling))
+    prior_score, prior_precision = _gaussian(terms, pooled.mean(axis=0), pooled.std(axis=0))
+    found = noise_aware(
+        np.random.default_rng([plan_id, zlib.crc32(w.tobytes())]),
+        w,
+        np.array(settings["anchor"]["covariance"]),
+        prior_precision,
+        prior_score,
+        ess=float(_compat.effective_draws(theta).min()),
+        axes=scaling,
+    )
+    values = constrain(model, records.parameters, location + found.draws @ scaling.T, names)
+    corrected = raw.assign({name: raw[name].copy(data=value) for name, value in values.items()})
+    return corrected, {
+        "method": found.method,
+        "normal": found.normality.near_normal,
+        "largest_skewness": float(np.abs(found.normality.skewness).max()),
+        "largest_excess_kurtosis": float(np.abs(found.normality.excess_kurtosis).max()),
+        "weight_ess": found.weight_ess,
+        "widening": found.widening,
+    }
+
+
+def _uncorrected(reason: str) -> dict[str, Any]:
+    return {"method": "none", "reason": reason}
+
+
+def _gaussian(
+    terms: PublicTerms, centre: np.ndarray, width: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gradient of the public log-density at `centre`, and minus its Hessian without negative part.
+
+    Parameters
+    ----------
+    terms : PublicTerms
+    centre, width : (d,) ndarray
+        Mean and standard deviations of the posterior.
+    """
+    columns = []
+    for j, step in enumerate(_STEP * width):
+        shift = step * np.eye(len(centre))[j]
+        ahead, behind = terms.gradient(centre + shift), terms.gradient(centre - shift)
+        columns.append((behind - ahead) / (2.0 * step))
+    hessian = np.array(columns)
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2.0)
+    return terms.gradient(centre), (vectors * np.maximum(values, 0.0)) @ vectors.T

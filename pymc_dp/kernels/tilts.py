@@ -1,0 +1,94 @@
+"""Public terms with what was released about the records added to them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pymc_dp.kernels.interfaces import Array, Batch, Mask, Prior
+
+__all__ = ["NoRecords", "Quadratic", "Tilted"]
+
+
+class Tilted:
+    """Public terms with a known linear term: an anchored score.
+
+    Parameters
+    ----------
+    prior : Prior
+    score : (d,) ndarray
+        G of log pi0(z) + G . z.
+    """
+
+    def __init__(self, prior: Prior, score: Array) -> None:
+        self.prior = prior
+        self.score = score
+
+    def log_density(self, z: Array) -> Batch:
+        """Log density at ``z`` up to a constant."""
+        return self.prior.log_density(z) + z @ self.score
+
+    def gradient(self, z: Array) -> Array:
+        """Gradient of `log_density`."""
+        return self.prior.gradient(z) + self.score
+
+
+class Quadratic:
+    """Public terms and the likelihood of a noisy score under a quadratic log-likelihood.
+
+    If the log-likelihood is G . z - z'Hz / 2, then G is N(Hz, H) and what was released, with noise
+    of covariance V, is N(Hz, H + V): its likelihood accounts for the noise, with any prior, and
+    adds no more precision than H (H + V)^-1 H.
+
+    Parameters
+    ----------
+    prior : Prior
+    score : (d,) ndarray
+        Released score at z = 0.
+    curvature : (d, d) ndarray
+        H, positive semidefinite.
+    noise : (d, d) ndarray
+        V.
+    """
+
+    def __init__(self, prior: Prior, score: Array, curvature: Array, noise: Array) -> None:
+        self.prior = prior
+        self.score = score
+        self.curvature = curvature
+        self._weight = np.linalg.pinv(curvature + noise, hermitian=True)
+
+    def _residual(self, z: Array) -> Array:
+        return self.score - z @ self.curvature
+
+    def log_density(self, z: Array) -> Batch:
+        """Log density at ``z`` up to a constant."""
+        residual = self._residual(z)
+        square = np.einsum("...i,ij,...j->...", residual, self._weight, residual)
+        return self.prior.log_density(z) - square / 2.0
+
+    def gradient(self, z: Array) -> Array:
+        """Gradient of `log_density`."""
+        return self.prior.gradient(z) + self._residual(z) @ self._weight @ self.curvature
+
+
+class NoRecords:
+    """Path queries of a target that is public altogether."""
+
+    gradient_noise_sd = 0.0
+
+    def path(self, z_start: Array) -> NoRecords:
+        """Begin a trajectory."""
+        return self
+
+    def gradient(self, mid: Array) -> Array:
+        """No score."""
+        return np.zeros_like(mid)
+
+    def advance(self, displacement: Array) -> None:
+        """No accounts."""
+
+    def energy_error(self, z_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:
+        """No error, no noise."""
+        return 0.0, 0.0
+
+    def finish(self, accepted: Mask) -> None:
+        """Nothing to forget."""

@@ -1,0 +1,328 @@
+"""One-off releases before the chains run: noisy histograms of norms and noisy sums of vectors."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pymc_dp import noise
+from pymc_dp._checks import check_integer, check_number
+from pymc_dp.accounting import smallest_noise_multiplier
+from pymc_dp.clipping import Grid, Neighboring
+from pymc_dp.errors import BudgetExceeded, PrivacyError
+from pymc_dp.events import MU2_UNIT, GaussianEvent
+from pymc_dp.ledger import PREPARATION, Ledger
+from pymc_dp.mechanisms.oneoff import EDGES, ClippedSum, NormHistogram
+from pymc_dp.rows.contributions import Contribution
+from pymc_dp.rows.engine import Engine
+
+__all__ = ["Histogram", "Preparation"]
+
+#: Shares are floats, so those of a whole preparation add up to 1 with a rounding error.
+_WHOLE = 1.0 + 1e-9
+
+
+class Histogram(NamedTuple):
+    """A noisy histogram of the norms of all units.
+
+    Attributes
+    ----------
+    edges : (k + 1,) ndarray
+        The same for all data: 0, powers of 2^(1/4) from 2^-60 to 2^60, infinity.  Bin j holds the
+        norms with ``edges[j] <= norm < edges[j + 1]``; the first one also holds the zeros.
+    counts : (k,) ndarray
+        Counts with noise; they may be negative.
+    noise_sd : float
+        Standard deviation of the noise on each count.
+    """
+
+    edges: np.ndarray
+    counts: np.ndarray
+    noise_sd: float
+
+
+class Preparation:
+    """One-off releases of a recorded plan, each charged first and kept in the ledger.
+
+    Built again for the same plan, a preparation answers the same sequence of requests with the kept
+    values, without a charge and without touching a record, and goes on where it was interrupted.
+
+    Parameters
+    ----------
+    engine : Engine
+    ledger : Ledger
+    account, plan_id : int
+        Who pays, for which recorded plan.
+    units : int
+        Ledger units that the preparation plans with; a request says which share of them it costs.
+    neighboring : {"replace_one", "add_or_remove_one"}
+    n_public : int
+        Public number of units, which sets the resolution of the grid.
+
+    Raises
+    ------
+    PrivacyError
+        If the ledger counts losses under another relation.
+
+    Notes
+    -----
+    *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, given
+    everything released before, and its charge is committed before a record is touched.  All shares
+    together are at most 1.  A release that was interrupted between its charge and `Ledger.keep`
+    showed no value to anybody, and is charged again.
+
+    *Assumptions.*  Contributions of different units are computed independently of each other.
+
+    *Weaknesses.*  Interrupted releases make a preparation cost more than `units`; the account's cap
+    holds all the same.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        ledger: Ledger,
+        account: int,
+        plan_id: int,
+        units: int,
+        neighboring: Neighboring,
+        n_public: int,
+    ) -> None:
+        if neighboring != ledger.neighboring:
+            raise PrivacyError(
+                f"A preparation with neighboring={neighboring!r} can not be charged to a ledger "
+                f"that counts {ledger.neighboring!r}."
+            )
+        self.engine = engine
+        self.ledger = ledger
+        self.account = account
+        self.plan_id = plan_id
+        self.units = check_integer("units", units, minimum=1)
+        self.neighboring: Neighboring = neighboring
+        self.n_public = n_public
+        self.resumed = 0  # requests answered from the ledger
+        self.secure = True  # whether all noise so far was secure
+        self._answered = 0
+        self._planned = 0  # units of the requests answered
+        self._shares = 0.0
+        self._rehearsed: set[tuple[Any, ...]] = set()
+        self._process: int | None = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_process": None}
+
+    @classmethod
+    def begin(
+        cls,
+        engine: Engine,
+        ledger: Ledger,
+        account: int,
+        *,
+        sampler: str,
+        settings: Mapping[str, Any],
+        units: int,
+        neighboring: Neighboring,
+        n_public: int,
+    ) -> Preparation:
+        """The unfinished preparation of the same settings, or a new one.
+
+        Parameters
+        ----------
+        sampler : str
+            Who prepares.
+        settings : mapping
+            Public settings, JSON values only, on which the requests depend.
+        units : int
+            For a new preparation; one that is resumed goes on with its own.
+
+        Raises
+        ------
+        BudgetExceeded
+            If a new preparation could not be paid to its end.
+        """
+        facts = {
+            "kind": PREPARATION,
+            "sampler": sampler,
+            "settings": dict(settings),
+            "secure": not noise.is_insecure(),
+        }
+        plan_id = ledger.find_plan(account, facts)
+        if plan_id is None:
+            if units > ledger.remaining(account):
+                raise BudgetExceeded(
+                    "The preparation would cost more than what remains of the budget; no record "
+                    "was read. Give it a smaller part, or use a larger budget."
+                )
+            plan_id = secrets.randbits(53)
+            ledger.record_plan(account, plan_id, {**facts, "units": units})
+        else:
+            units = ledger.plan(account, plan_id)["units"]
+        return cls(engine, ledger, account, plan_id, units, neighboring, n_public)
+
+    def finish(self) -> None:
+        """Record that no release follows: :meth:`begin` with equal settings starts anew."""
+        self.ledger.finish_plan(self.account, self.plan_id)
+
+    @property
+    def units_mu2(self) -> float:
+        """`units` as a squared mu."""
+        return self.units / MU2_UNIT
+
+    @property
+    def spent(self) -> int:
+        """Ledger units charged for the plan so far, in all processes."""
+        return self.ledger.charged(self.account, self.plan_id)
+
+    # -- requests -------------------------------------------------------------------------------
+
+    def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
+        """Noisy histogram of the norms of all units' contributions.
+
+        Parameters
+        ----------
+        label : str
+            Name of the release, shown in the budget's table.
+        spec : Contribution
+            What a unit's vector is.  One that is not finite counts as zero.
+        share : float
+            Fraction of `units` that the release may cost, in (0, 1].
+
+        Returns
+        -------
+        Histogram
+
+        Raises
+        ------
+        BudgetExceeded
+            If the account can not pay; no record was touched.
+        PrivacyError
+            If the shares would pass 1, or the request differs from the one that is replayed.
+        """
+
+        def mechanism(grid: Grid) -> NormHistogram:
+            return NormHistogram(spec, grid, self.neighboring)
+
+        return Histogram(EDGES.copy(), *self._answer(label, share, mechanism))
+
+    def vector_sum(
+        self, label: str, spec: Contribution, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, float]:
+        """Noisy sum of the clipped contributions of all units.
+
+        Parameters
+        ----------
+        label : str
+            Name of the release, shown in the budget's table.
+        spec : Contribution
+            What a unit's vector v_i is.  One that is not finite adds zero.
+        clip_norm : float
+            Bound on the l2 norm of one unit's vector; public, or chosen from earlier releases.
+        share : float
+            Fraction of `units` that the release may cost, in (0, 1].
+
+        Returns
+        -------
+        value : (size,) ndarray
+            sum_i clip(v_i) + N(0, noise_sd^2 I).
+        noise_sd : float
+
+        Raises
+        ------
+        BudgetExceeded
+            If the account can not pay; no record was touched.
+        PrivacyError
+            If the shares would pass 1, or the request differs from the one that is replayed.
+        """
+        clip_norm = check_number("clip_norm", clip_norm)
+
+        def mechanism(grid: Grid) -> ClippedSum:
+            return ClippedSum(spec, clip_norm, grid, self.neighboring)
+
+        return self._answer(label, share, mechanism)
+
+    # -- paying ---------------------------------------------------------------------------------
+
+    def _answer(
+        self, label: str, share: float, make: Callable[[Grid], NormHistogram | ClippedSum]
+    ) -> tuple[np.ndarray, float]:
+        """The kept value of the next request, or that of a release that is charged now."""
+        if self._process != os.getpid():
+            raise PrivacyError(
+                "A preparation was used in another process than the one that began it. Build the "
+                "step in the main process, before the chains are started."
+            )
+        cost = self._cost(share)
+        event = GaussianEvent(label, smallest_noise_multiplier(cost))
+        mechanism = make(Grid.finest(event.noise_multiplier, self.n_public))
+        request = {"share": share, **mechanism.request()}
+        kept = self.ledger.kept(self.account, self.plan_id)
+        if self._answered < len(kept):
+            kept_label, values = kept[self._answered]
+            _refuse_other(label, request, kept_label, values["request"])
+            self.resumed += 1
+        else:
+            values = self._release(event, request, mechanism)
+        self.secure = self.secure and values["secure"]
+        self._answered += 1
+        self._planned += cost
+        self._shares += share
+        return np.array(values["value"]), values["noise_sd"]
+
+    def _cost(self, share: float) -> int:
+        """Ledger units of a share, rounded down so that all together are at most `units`."""
+        share = check_number("share", share)
+        if not (0.0 < share and self._shares + share <= _WHOLE):
+            raise PrivacyError(
+                f"A share of {share:g} was asked for when {self._shares:g} of the preparation was "
+                "used. Shares are positive and add up to at most 1."
+            )
+        cost = min(math.floor(Fraction(share) * self.units), self.units - self._planned)
+        if cost < 1:
+            raise PrivacyError(
+                f"A share of {share:g} of the preparation is less than the smallest charge (2^-40 "
+                "of squared mu). Use a larger budget, or a larger share."
+            )
+        return cost
+
+    def _release(
+        self, event: GaussianEvent, request: dict[str, Any], mechanism: NormHistogram | ClippedSum
+    ) -> dict[str, Any]:
+        secure = not noise.is_insecure()
+        if not secure and not self.ledger.is_temporary:
+            raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+        kind = request["release"], request["of"], request["size"]
+        if kind not in self._rehearsed:  # on made-up data, to compile and to fail uncharged
+            mechanism.evaluate(self.engine.synthetic())
+            self._rehearsed.add(kind)
+        self.ledger.charge(self.account, self.plan_id, event)
+        value = mechanism.evaluate(self.engine)
+        values = {
+            "request": request,
+            "value": value.tolist(),
+            "noise_sd": mechanism.noise_sd,
+            "secure": secure and not noise.is_insecure(),
+        }
+        self.ledger.keep(self.account, self.plan_id, event.mechanism, values, self._answered)
+        return values
+
+
+def _refuse_other(
+    label: str, request: Mapping[str, Any], kept_label: str, kept: Mapping[str, Any]
+) -> None:
+    """Refuse a request that differs from the one whose values were kept.
+
+    Clip norms are computed from released values, which another computer may round differently.
+    """
+    clip_norms = request.get("clip_norm", 0.0), kept.get("clip_norm", 0.0)
+    same = all(kept.get(key) == request[key] for key in request if key != "clip_norm")
+    if label != kept_label or not same or not math.isclose(*clip_norms, rel_tol=1e-9):
+        raise PrivacyError(
+            f"The preparation is resumed with the request {label!r}, but {kept_label!r}, or one of "
+            "the same name with another share, bound or size, was released at this place. Resume "
+            "with the same settings and version, or begin a new preparation."
+        )

@@ -1,0 +1,252 @@
+"""Records that see the parameters through one scalar linear predictor, with a concave term.
+
+:func:`recognise` finds in a row graph the scalar v_i, affine in theta, through which alone the
+parameters reach row i, and the family of its log-likelihood as a function of v:
+
+``logit``   l' = a - b / (1 + exp(-v))   Bernoulli and binomial with a logit link
+``log``     l' = a - b exp(v)            Poisson, exponential, gamma with a log link
+``normal``  l' = a - b v                 normal with a known scale
+``probit``  l = log Phi(a v), b = 1      Bernoulli with a probit link
+
+with numbers a and b of the row, b >= 0: l is concave.  What is not recognised keeps the ordinary
+clipping, whatever the reason; nothing private is looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from scipy.special import expit, log_ndtr
+
+from pymc_dp.rows.affine import linear_predictor
+from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.cuts import RowGraph
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.functions import INTERPRETED, compile_function
+
+__all__ = ["FAMILIES", "Predictor", "recognise"]
+
+FAMILIES = ("logit", "log", "normal", "probit")
+#: Rows and relative tolerance of the numerical check: a few hundred roundings of double precision.
+_ROWS, _TOLERANCE = 512, 1e-9
+
+
+@dataclass(frozen=True, eq=False)
+class Predictor:
+    """The linear predictor of a row graph, and the family of its rows.
+
+    Attributes
+    ----------
+    family : {"logit", "log", "normal", "probit"}
+    sign : float
+        The family holds for the variable of the graph times this sign.
+    affine : callable
+        Offset (rows,) of v, and its derivative (rows, k) by each cut, from zeros for the cuts and
+        the data.
+    slope : callable
+        (rows,) dl/dv of the rows from values of the graph's variable and the data.
+    leaves : tuple of int
+        Which data both need, in the order of the graph's leaves.
+    tails : tuple of tuple of int
+        Shape of one row of each cut.
+    """
+
+    family: str
+    sign: float
+    affine: Callable[..., Any]
+    slope: Callable[..., Any]
+    leaves: tuple[int, ...]
+    tails: tuple[tuple[int, ...], ...]
+
+    def affine_form(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
+        """(rows,) offset of v, and (k, rows) weights of each cut."""
+        data = [np.ascontiguousarray(arrays[k]) for k in self.leaves]
+        n = len(arrays[0])
+        offset, *weights = self.affine(*[np.zeros((n, *tail)) for tail in self.tails], *data)
+        return self.sign * offset, [np.ascontiguousarray(self.sign * w.T) for w in weights]
+
+    def coefficients(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+        """(rows,) numbers a and b of each row; both 0 where the row is impossible."""
+        data = [np.ascontiguousarray(arrays[k]) for k in self.leaves]
+        n = len(arrays[0])
+        at_0, at_1 = (self.sign * self.slope(np.full(n, self.sign * v), *data) for v in (0.0, 1.0))
+        return _solve(self.family, at_0, at_1)
+
+
+def recognise(
+    engine: RowEngine, compile_kwargs: dict[str, Any] | None = None
+) -> tuple[Predictor | None, str]:
+    """The linear predictor of a model, if its rows have one.
+
+    Parameters
+    ----------
+    engine : RowEngine
+    compile_kwargs : dict, optional
+
+    Returns
+    -------
+    predictor : Predictor or None
+    reason : str
+        One public sentence: the family, or why there is none.
+    """
+    if not engine.one_row_per_unit:
+        return None, "A privacy unit may have several rows, whose scores add up."
+    functions = engine.groups[0].functions
+    graph = functions.graph
+    names = ", ".join(f"`{name}`" for name in graph.names)
+    if any(jacobian is None for jacobian in functions.constant_jacobians):
+        return None, (
+            f"Some parameters do not reach {names} linearly (a scale, or a product of parameters)."
+        )
+    variable = linear_predictor(graph)
+    if variable is None:
+        return None, f"The parameters do not reach {names} through one linear predictor per row."
+    etas = [cut.eta for cut in functions.ordered]
+    v = pt.vector("v", dtype="float64")
+    [loglik] = clone_replace([graph.loglik], {variable: v}, rebuild_strict=False)
+    found = _family(loglik, v, graph)
+    if found is None:
+        return None, f"The log-likelihood of {names} is of no known concave family."
+    slope = pytensor.grad(loglik.sum(), v, disconnected_inputs="ignore")
+    weights = pytensor.grad(variable.sum(), etas, disconnected_inputs="ignore")
+    outputs = [variable, *[w.astype("float64").reshape((w.shape[0], -1)) for w in weights]]
+    used = set(ancestors([slope, *outputs]))
+    leaves = tuple(k for k, leaf in enumerate(graph.leaves) if leaf.block in used)
+    blocks = [graph.leaves[k].block for k in leaves]
+    family, sign = found
+    predictor = Predictor(
+        family,
+        sign,
+        compile_function([*etas, *blocks], outputs, compile_kwargs),
+        compile_function([v, *blocks], slope, compile_kwargs),
+        leaves,
+        tuple(tuple(cut.phi.type.shape[cut.kind != "copy" :]) for cut in functions.ordered),
+    )
+    return predictor, f"{names} is of the {family} family in one linear predictor per row."
+
+
+# -- family ---------------------------------------------------------------------------------------
+
+
+def _kernel(family: str, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """K(v) - K(0) and K'(v) of l = a v - b K(v) + const."""
+    if family == "logit":
+        return np.logaddexp(0.0, v) - math.log(2.0), expit(v)
+    if family == "log":
+        return np.expm1(v), np.exp(v)
+    return v * v / 2.0, v
+
+
+def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers a and b of rows from their slopes at v = 0 and v = 1."""
+    if family == "probit":  # the slope at 0 is a phi(0)/Phi(0)
+        a = at_0 * math.sqrt(math.pi / 2.0)
+        b = np.ones_like(a)
+    else:
+        _, (k0, k1) = _kernel(family, np.array([0.0, 1.0]))
+        b = (at_0 - at_1) / (k1 - k0)
+        a = at_0 + b * k0
+        for x in (a, b):  # counts are integers: their scores then vanish where they should
+            nearest = np.rint(x)
+            np.copyto(x, nearest, where=np.abs(x - nearest) <= 1e-13 * (1.0 + np.abs(nearest)))
+    usable = np.isfinite(at_0) & np.isfinite(at_1) & (b > 0.0) & np.isfinite(a) & np.isfinite(b)
+    usable &= (at_0 != 0.0) | (at_1 != 0.0)
+    return np.where(usable, a, 0.0), np.where(usable, b, 0.0)
+
+
+def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:
+    """Made-up row values of the type of a variable."""
+    dtype = np.dtype(variable.type.dtype)
+    if dtype.kind == "f":
+        x = rng.standard_normal(_ROWS)
+        return np.where(rng.uniform(size=_ROWS) < 0.5, np.exp(x), x).astype(dtype)
+    return rng.integers(0, 2 if dtype.kind == "b" else 7, _ROWS).astype(dtype)
+
+
+def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float] | None:
+    """The family and sign that hold for every value of what the data put into the terms in v.
+
+    The data enter through values that do not depend on v.  Each is drawn on its own, conditions
+    included, so that a branch taken by some records only is seen as well.
+    """
+    leaves = {leaf.block for leaf in graph.leaves}
+    doors: list[Variable] = []
+    stack, seen = [loglik], set()
+    while stack:
+        x = stack.pop()
+        if x in seen or isinstance(x, Constant | SharedVariable) or x is v:
+            continue
+        seen.add(x)
+        behind = ancestors_without_shapes([x])
+        if v in behind:
+            assert x.owner is not None
+            stack.extend(x.owner.inputs)
+        elif not leaves.isdisjoint(behind):
+            doors.append(x)
+    if any(door.type.ndim != 1 for door in doors):
+        return None
+    inputs = [door.type() for door in doors]
+    [value] = clone_replace([loglik], dict(zip(doors, inputs, strict=True)), rebuild_strict=False)
+    slope = pytensor.grad(value.sum(), v, disconnected_inputs="ignore")
+    shapes = [leaf.block for leaf in graph.leaves]
+    function = pytensor.function(
+        [v, *inputs, *shapes], [value, slope], mode=INTERPRETED, on_unused_input="ignore"
+    )
+    rng = np.random.default_rng(20260)
+    drawn = [_draw(door, rng) for door in doors]
+    blanks = [
+        np.ones((_ROWS, *[s or 1 for s in block.type.shape[1:]]), block.type.dtype)
+        for block in shapes
+    ]
+
+    def evaluate(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        with np.errstate(all="ignore"):
+            found = [function(np.full(_ROWS, x), *drawn, *blanks) for x in points]
+        return np.array([f[0] for f in found]), np.array([f[1] for f in found])
+
+    points = np.concatenate([[0.0, 1.0], np.linspace(-4.0, 4.0, 11)])
+    for sign in (1.0, -1.0):
+        values, slopes = evaluate(sign * points)
+        slopes *= sign
+        possible = np.isfinite(values)
+        if not np.array_equal(possible.any(axis=0), possible.all(axis=0)):
+            return None
+        rows = possible.all(axis=0)
+        for family in FAMILIES:
+            if _holds(family, points, values[:, rows], slopes[:, rows]):
+                return family, sign
+    return None
+
+
+def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarray) -> bool:
+    """Whether rows (points, rows) are of the family; some of them must be strictly concave."""
+    if values.shape[1] < 16 or not np.isfinite(slopes).all():
+        return False
+    changes = values - values[0]
+    v = points[:, None]
+    if family == "probit":
+        a = slopes[0] * math.sqrt(math.pi / 2.0)
+        expected = log_ndtr(a * v) - math.log(0.5)
+        slope = a * np.exp(-0.5 * (a * v) ** 2 - log_ndtr(a * v)) / math.sqrt(2.0 * math.pi)
+        size = 1.0 + np.abs(a)
+        concave = np.abs(a)
+    else:
+        k, k1 = _kernel(family, v)
+        b = (slopes[0] - slopes[1]) / (k1[1] - k1[0])
+        a = slopes[0] + b * k1[0]
+        expected, slope = a * v - b * k, a - b * k1
+        size = 1.0 + np.abs(a) + np.abs(b)
+        concave = b
+    scale = _TOLERANCE * size * (1.0 + np.abs(v) + np.exp(v))
+    close = (np.abs(changes - expected) <= scale) & (np.abs(slopes - slope) <= scale)
+    return bool(close.all() and np.count_nonzero(concave > 0.0) >= 16)

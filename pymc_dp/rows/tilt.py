@@ -1,0 +1,143 @@
+"""Records measured against a reference point: what is left after the score there was released.
+
+The anchored sampler pays once for the sum of the score vectors g_i(0), and afterwards only for
+changes.  :class:`TiltedEngine` turns the log-likelihood l_i(z) of a unit into l_i(z) - g_i(0) . z,
+and its score vector into g_i(z) - g_i(0), which is exactly 0 at z = 0; samplers do not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.rows.engine import Coordinates, Engine, Scores
+
+__all__ = ["TiltedEngine"]
+
+
+@dataclass(eq=False)
+class _Changes(Scores):
+    """Scores, and those to be subtracted where the maps differ."""
+
+    subtracted: Scores | None = None
+
+
+class TiltedEngine:
+    """The records of an engine, minus their linearisation at z = 0.
+
+    Parameters
+    ----------
+    engine : RowEngine or HuberEngine
+
+    Notes
+    -----
+    Where d phi / d z does not depend on z, as in linear predictors and group effects, scores are
+    subtracted row by row, and a score vector costs what it costs without a reference.  Elsewhere
+    two vectors are made and subtracted.
+
+    The reference is private: it is made at the first use in a process, after the ledger has been
+    charged, and is not pickled.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._reference: Scores | None = None
+        self._varying: Scores | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reference": None, "_varying": None}
+
+    @property
+    def d(self) -> int:
+        """Number of parameters."""
+        return self.engine.d
+
+    @property
+    def n_units(self) -> int:
+        """Number of privacy units."""
+        return self.engine.n_units
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The coordinates z; the reference is their origin."""
+        return self.engine.coordinates
+
+    @property
+    def reads(self) -> int:
+        """How often the private arrays were asked for."""
+        return self.engine.reads
+
+    def constant_maps(self) -> list[list[bool]]:
+        """Per group and cut, whether d phi / d z is the same for all z."""
+        return self.engine.constant_maps()
+
+    def synthetic(self) -> TiltedEngine:
+        """The same functions on made-up data."""
+        return TiltedEngine(self.engine.synthetic())
+
+    def with_coordinates(self, coordinates: Coordinates) -> TiltedEngine:
+        """The same records in other coordinates, whose origin is the new reference."""
+        return TiltedEngine(self.engine.with_coordinates(coordinates))
+
+    def part(self, units: slice) -> TiltedEngine:
+        """The records of some units alone, with the same bits."""
+        return TiltedEngine(self.engine.part(units))
+
+    def reference(self) -> Scores:
+        """Scores at z = 0."""
+        if self._reference is None:
+            found = self.engine.scores(np.zeros(self.d))
+            constant = self.engine.constant_maps()
+            rows = [
+                [None if fixed else s for s, fixed in zip(group, fixed_maps, strict=True)]
+                for group, fixed_maps in zip(found.rows, constant, strict=True)
+            ]
+            if any(s is not None for group in rows for s in group):
+                self._varying = Scores(rows, found.maps)
+            self._reference = found
+        return self._reference
+
+    # -- evaluation -----------------------------------------------------------------------------
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) l_i(z) - g_i(0) . z."""
+        linear = self.engine.work(self.reference(), z, np.ones(1))
+        return np.subtract(self.engine.log_likelihood(z), linear, out=linear)
+
+    def scores(self, z: np.ndarray) -> Scores:
+        """Changes of the scores of every row between 0 and z."""
+        reference = self.reference()
+        found = self.engine.scores(z)
+        for group, at_zero, fixed in zip(
+            found.rows, reference.rows, self.engine.constant_maps(), strict=True
+        ):
+            for s, s0, constant in zip(group, at_zero, fixed, strict=True):
+                if constant and s is not None and s0 is not None:
+                    s -= s0
+        return _Changes(found.rows, found.maps, self._varying)
+
+    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+        """Changes g_i(z) - g_i(0) of all units, as blocks (units, (d, size of the block))."""
+        subtracted = _subtracted(scores)
+        if subtracted is None:
+            yield from self.engine.vectors(scores)
+            return
+        pairs = zip(self.engine.vectors(scores), self.engine.vectors(subtracted), strict=True)
+        for (where, block), (_, at_zero) in pairs:
+            block -= at_zero
+            yield where, block
+
+    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """(n_units,) scale_i * (g_i(z) - g_i(0)) . displacement."""
+        work = self.engine.work(scores, displacement, scale)
+        subtracted = _subtracted(scores)
+        if subtracted is not None:
+            work -= self.engine.work(subtracted, displacement, scale)
+        return work
+
+
+def _subtracted(scores: Scores) -> Scores | None:
+    return scores.subtracted if isinstance(scores, _Changes) else None

@@ -1,0 +1,148 @@
+"""What the settings of a step come from: the model's parts, the budget, a private preparation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from pymc.model import Model
+
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.errors import BudgetExceeded
+from pymc_dp.kernels.interfaces import Prior
+from pymc_dp.mechanisms import Preparation
+from pymc_dp.records import extract
+from pymc_dp.rows.engine import Coordinates, Engine
+from pymc_dp.steps.progress import Shown
+from pymc_dp.steps.start import prior_coordinates
+
+__all__ = ["Design", "Source"]
+
+_log = logging.getLogger("pymc_dp")
+
+
+@dataclass(frozen=True)
+class Design:
+    """How a sampler moves and what it may ask.
+
+    Attributes
+    ----------
+    coordinates : Coordinates
+        Of the chains.
+    engine : Engine
+        The records that queries are about, in the coordinates in which they are clipped.
+    prior : Prior
+        Public terms, in the coordinates of the chains.
+    clip_norms : dict of str to float
+    shares : dict of str to float
+        Relative parts of what is left of the budget.
+    settings : dict
+        What the ledger keeps beside.
+    """
+
+    coordinates: Coordinates
+    engine: Engine
+    prior: Prior
+    clip_norms: dict[str, float]
+    shares: dict[str, float] = field(default_factory=dict)
+    settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Source:
+    """Records, prior and budget of a model, before a sampler has coordinates.
+
+    Raises
+    ------
+    UnsafeModel, NotFactorizable, BudgetExceeded
+        Before anything is spent.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        budget: PrivacyBudget,
+        compile_kwargs: dict[str, Any] | None,
+        counts: Mapping[str, int],
+        progressbar: bool,
+    ) -> None:
+        self.model = model
+        self.budget = budget
+        self.counts = dict(counts)
+        self.progressbar = progressbar
+        self.compile_kwargs = compile_kwargs
+        self.records = extract(
+            model,
+            public=budget.public,
+            privacy_unit=budget.privacy_unit,
+            count_is_private=budget.neighboring == "add_or_remove_one",
+        )
+        account = budget.ledger.account_info(budget.account)
+        if account.remaining <= account.cap >> 20:  # what the integers of a used plan leave over
+            raise BudgetExceeded(
+                f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
+                "Draws made before can still be released. A new analysis of these data needs a new "
+                "budget, decided by whoever answers for the data."
+            )
+        theta = Coordinates(np.zeros(len(self.records.initial)), np.eye(len(self.records.initial)))
+        self.terms = self.records.public_terms(theta, compile_kwargs)
+        self.engine = self.records.engine(theta, compile_kwargs)
+        self._preparation: Preparation | None = None
+
+    @property
+    def paths(self) -> int:
+        """Iterations of all chains and runs."""
+        iterations = self.counts["draws"] + self.counts["tune"]
+        return self.counts["runs"] * self.counts["chains"] * iterations
+
+    @property
+    def sensitivity(self) -> float:
+        """l2 sensitivity of a sum of vectors of norm at most 1."""
+        return 2.0 if self.budget.neighboring == "replace_one" else 1.0
+
+    def remaining(self) -> int:
+        """Ledger units that are left."""
+        return self.budget.ledger.remaining(self.budget.account)
+
+    def by_hand(self, scaling: np.ndarray, clip_norms: dict[str, float]) -> Design:
+        """A design with given coordinates and bounds."""
+        coordinates = Coordinates(self.records.initial, scaling)
+        return Design(
+            coordinates,
+            self.engine.with_coordinates(coordinates),
+            self.terms.with_coordinates(coordinates),
+            clip_norms,
+        )
+
+    def start(self) -> Coordinates:
+        """Location and spread of the prior."""
+        return prior_coordinates(self.model, self.records, self.terms)
+
+    def preparation(self, sampler: str, settings: Mapping[str, Any]) -> Shown:
+        """One-off releases of a new preparation, or of one that was interrupted."""
+        units = self.remaining()
+        preparation = Preparation.begin(
+            self.engine,
+            self.budget.ledger,
+            self.budget.account,
+            sampler=f"{sampler} preparation",
+            settings={**self.counts, **settings},
+            units=units,
+            neighboring=self.budget.neighboring,
+            n_public=self.budget.n_public,
+        )
+        self._preparation = preparation
+        _log.info(
+            "%s prepares: private releases from what is left of the budget, %s, shown one by one "
+            "in budget.table().",
+            sampler,
+            self.budget.describe(units),
+        )
+        return Shown(preparation, self.progressbar)
+
+    def finish(self) -> None:
+        """The step is built: an equal one prepares anew."""
+        if self._preparation is not None:
+            self._preparation.finish()

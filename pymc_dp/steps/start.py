@@ -1,0 +1,68 @@
+"""Where a private preparation starts: location and spread of the prior."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from pymc.model import Model
+
+from pymc_dp.records import PublicTerms, Records
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.unconstrained import unconstrain
+
+__all__ = ["prior_coordinates"]
+
+_DRAWS = 500
+#: Prior draws are public; the same seed makes a resumed preparation ask the same questions.
+_SEED = 20_240_229
+
+
+def prior_coordinates(model: Model, records: Records, terms: PublicTerms) -> Coordinates:
+    """Initial point of the model, and the prior standard deviation of every parameter.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    records : Records
+    terms : PublicTerms
+        In the coordinates theta.
+
+    Returns
+    -------
+    Coordinates
+        With a diagonal scaling, in unconstrained space.  Half the width of the central 68 % of 500
+        prior draws, which heavy tails do not spoil; where the prior can not be drawn from
+        (``pm.Flat``), the inverse root of its curvature at the initial point, or 1.
+    """
+    try:
+        widths = _spread(model, records)
+    except NotImplementedError:
+        widths = np.full(records.parameters.size, np.nan)
+    usable = np.isfinite(widths) & (widths > 0.0)
+    if not usable.all():
+        widths = np.where(usable, widths, _from_curvature(records.initial, terms))
+    return Coordinates(records.initial, np.diag(widths))
+
+
+def _spread(model: Model, records: Records) -> np.ndarray:
+    draws = pm.draw(model.free_RVs, draws=_DRAWS, random_seed=_SEED)
+    dataset = xr.Dataset(
+        {
+            rv.name: (("chain", "draw", *[f"{rv.name}_{k}" for k in range(rv.ndim)]), value[None])
+            for rv, value in zip(model.free_RVs, draws, strict=True)
+        }
+    )
+    theta = unconstrain(model, records.parameters, dataset)[0]
+    low, high = np.quantile(theta, [0.16, 0.84], axis=0)
+    return np.asarray((high - low) / 2.0)
+
+
+def _from_curvature(initial: np.ndarray, terms: PublicTerms, step: float = 1e-3) -> np.ndarray:
+    widths = np.ones(len(initial))
+    for j in range(len(initial)):
+        shift = step * np.eye(len(initial))[j]
+        slope = terms.gradient(initial + shift)[j] - terms.gradient(initial - shift)[j]
+        if slope < 0.0:
+            widths[j] = 1.0 / np.sqrt(-slope / (2.0 * step))
+    return widths

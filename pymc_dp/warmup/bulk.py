@@ -1,0 +1,298 @@
+"""Where the bulk of the posterior is, and how wide: private Newton steps from the prior.
+
+Each round releases what one Newton step needs (a histogram of score norms, the clipped score, a
+histogram of curvature norms, the clipped curvature) in the coordinates that the rounds before have
+learned, so that noise shrinks with the distance (Biswas et al. 2020, CoinPress, for means).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pymc_dp.rows.contributions import Contribution, Curvature, Score
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.warmup.geometry import clip_scaling
+from pymc_dp.warmup.linear import positive_part, within
+from pymc_dp.warmup.quantiles import tail_quantile
+
+#: Up to this many parameters the whole curvature matrix is released, above it the diagonal.
+FULL = 60
+#: Part of a release's budget for the histogram that finds its clip norm.
+LOOK = 0.35
+#: Fraction of the scores that may be clipped while the bulk is looked for.
+TAIL = 0.01
+
+__all__ = ["Bulk", "Gradient", "Releases", "find_bulk", "prior_curvature"]
+
+Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
+
+
+class Releases(Protocol):
+    """One-off private answers; each is charged before a record is touched."""
+
+    @property
+    def n_public(self) -> int:
+        """Public number of units."""
+
+    @property
+    def units_mu2(self) -> float:
+        """Squared mu of which shares are parts."""
+
+    def histogram(
+        self, label: str, spec: Contribution, share: float
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """(edges, noisy counts, noise sd) of the norms of `spec`."""
+
+    def vector_sum(
+        self, label: str, spec: Contribution, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, float]:
+        """Noisy sum of clipped vectors, and the noise sd of each entry."""
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """A released Gaussian approximation of the posterior.
+
+    Attributes
+    ----------
+    location : (d,) ndarray
+        About the posterior mode, in unconstrained space.
+    data_precision : (d, d) ndarray
+        Curvature of the log-likelihood there, positive semidefinite, in theta.
+    prior_precision : (d, d) ndarray
+        Curvature of the public terms there, in theta; may be indefinite.
+    location_noise : (d, d) ndarray
+        Covariance of `location` that the privacy noise of the last step has caused.
+    precision : (d, d) ndarray
+        Of the posterior, positive definite: eigenvalues in absolute value, raised to their noise.
+    trusted : bool
+        False where the noise hid the records, or the search did not arrive.
+    """
+
+    location: np.ndarray
+    data_precision: np.ndarray
+    prior_precision: np.ndarray
+    location_noise: np.ndarray
+    precision: np.ndarray
+    trusted: bool
+
+
+def prior_curvature(gradient: Gradient, at: Coordinates, step: float = 1e-3) -> np.ndarray:
+    """(d, d) minus the Hessian in z of the public log density at z = 0, by central differences."""
+    d = len(at.location)
+    rows = np.empty((d, d))
+    for j in range(d):
+        shift = step * at.scaling[:, j]
+        difference = gradient(at.location + shift) - gradient(at.location - shift)
+        rows[j] = -at.scaling.T @ difference / (2.0 * step)
+    curvature = (rows + rows.T) / 2.0
+    return np.where(np.isfinite(curvature), curvature, 0.0)
+
+
+def find_bulk(
+    releases: Releases,
+    gradient: Gradient,
+    start: Coordinates,
+    blocks: Callable[[np.ndarray], Sequence[np.ndarray]],
+    *,
+    share: float = 0.12,
+) -> Bulk:
+    """Private Newton steps from the prior to the bulk of the posterior.
+
+    Parameters
+    ----------
+    releases : Releases
+    gradient : callable
+        theta -> gradient of the public log density.
+    start : Coordinates
+        Location and standard deviations of the prior.
+    blocks : callable
+        theta -> parameters that reach each unit through an index (see `clip_scaling`).
+    share : float
+        Part of the budget that may be spent. Far from the bulk, where the scores of the records
+        agree, rounds cost little; what they leave over goes to the two last rounds.
+
+    Returns
+    -------
+    Bulk
+
+    Notes
+    -----
+    A round steps by (|H| + lambda D)^-1 (G + prior gradient), with |H| the released curvature of
+    the log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
+    their noise, D the inverse prior variances and lambda such that the step is within a trust
+    region (More 1978). The score at the next place judges the step: one that went too far is
+    shortened, one that left the score as it was is prolonged, both without another curvature.
+    """
+    d, n = len(start.location), releases.n_public
+    search = _Search(releases, gradient, start, blocks)
+    # enough noise-free digits for a step in the right direction while all scores agree
+    cost = min((4e4 + 200.0 * d**2) / n**2 / releases.units_mu2, share / 12.0)
+    k = 0
+    while search.spent + cost <= share / 2.0 and k < 40:
+        k += 1
+        if search.advance(f"round {k}:", cost):
+            if search.known:
+                break
+            cost *= 4.0  # something is hidden by the noise
+    last = (share - search.spent) / 2.0
+    search.advance("refine:", last)
+    search.advance("finish:", last)
+    return search.result()
+
+
+class _Search:
+    """The state of the search: coordinates, the last step, the radius of trust."""
+
+    def __init__(
+        self,
+        releases: Releases,
+        gradient: Gradient,
+        start: Coordinates,
+        blocks: Callable[[np.ndarray], Sequence[np.ndarray]],
+    ) -> None:
+        self.blocks = blocks
+        self.releases = releases
+        self.gradient = gradient
+        self.at = start
+        self.metric = np.diag(np.sum(start.scaling**2, axis=1) ** -1.0)
+        self.radius = math.sqrt(len(start.location))
+        self.spent = 0.0
+        self.trusted = False
+        self.visible = 0.0  # share of a round at which scores could be told from noise
+        self.known = False  # no direction's curvature is hidden by the noise
+        self.step: np.ndarray | None = None  # the last one, in theta
+        self.rise = 0.0  # slope of the log posterior along it, where it began
+        d = len(start.location)
+        self.data_precision = np.zeros((d, d))
+        self.precision = self.metric
+        self.location_noise = np.zeros((d, d))
+        self.converged = False
+
+    @property
+    def d(self) -> int:
+        return len(self.at.location)
+
+    def advance(self, label: str, share: float) -> bool:
+        """One round; True when its step was within the noise."""
+        spec = Score(self.at)
+        clip_norm = self.bound(f"{label} score", spec, TAIL, 0.5 * LOOK * share)
+        if clip_norm is None and (self.step is None or share > self.visible):
+            return True
+        if not clip_norm:
+            # Scores that have overflowed count as zero, or are spread over so many octaves that
+            # none stands out, where they did before: the step went much too far.
+            if self.step is not None:
+                self.shorten(0.25)
+            return False
+        self.visible = share
+        score, noise_sd = self.sum(f"{label} score", spec, clip_norm, 0.5 * (1.0 - LOOK) * share)
+        total = score + self.at.scaling.T @ self.gradient(self.at.location)
+        if self.step is not None:
+            along = np.linalg.solve(self.at.scaling, self.step)
+            slope = float(total @ along)
+            unsure = 3.0 * noise_sd * float(np.linalg.norm(along))
+            if slope < -0.6 * self.rise - unsure:
+                self.shorten(self.rise / (self.rise - slope))
+                return False
+            if slope > 0.6 * self.rise + unsure:
+                self.prolong(slope)
+                return False
+            if self.step @ self.metric @ self.step > 0.5 * self.radius**2:
+                self.radius *= 2.0
+        return self.newton(label, 0.5 * share, total, noise_sd)
+
+    # -- releases -------------------------------------------------------------------------------
+
+    def bound(self, label: str, spec: Score | Curvature, tail: float, share: float) -> float | None:
+        edges, counts, noise_sd = self.releases.histogram(f"{label} norms", spec, share)
+        self.spent += share
+        return tail_quantile(edges, counts, noise_sd, tail, self.releases.n_public)
+
+    def sum(
+        self, label: str, spec: Score | Curvature, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, float]:
+        self.spent += share
+        return self.releases.vector_sum(label, spec, clip_norm, share)
+
+    def curvature(self, label: str, share: float) -> tuple[np.ndarray, float] | None:
+        """Released curvature in z and the spectral norm of its noise; None where hidden."""
+        spec = Curvature(self.at, diagonal=self.d > FULL, step=1e-6)
+        clip_norm = self.bound(f"{label} curvature", spec, 2.0 * TAIL, LOOK * share)
+        if clip_norm is None:
+            return None
+        if clip_norm == 0.0:  # a likelihood that is linear here, or does not see the parameters
+            return np.zeros((self.d, self.d)), 0.0
+        self.trusted = True
+        packed, sd = self.sum(f"{label} curvature", spec, clip_norm, (1.0 - LOOK) * share)
+        return spec.matrix(packed), 3.0 * sd if spec.diagonal else sd * math.sqrt(2.0 * self.d)
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def newton(self, label: str, share: float, total: np.ndarray, noise_sd: float) -> bool:
+        """A step within the radius of trust, and new coordinates."""
+        seen = self.curvature(label, share)
+        if seen is None:
+            self.step = None
+            return True
+        records, floor = seen
+        values, vectors = np.linalg.eigh(records + prior_curvature(self.gradient, self.at))
+        sizes = np.maximum(np.abs(values), max(floor, 1e-10))
+        hessian = (vectors * sizes) @ vectors.T
+        metric = self.at.scaling.T @ self.metric @ self.at.scaling
+        step = within(hessian, metric, total, self.radius)
+        decrement = float(total @ step)
+        noise = float(np.sum(noise_sd**2 / sizes))
+
+        back = np.linalg.inv(self.at.scaling)
+        self.data_precision = back.T @ positive_part(records) @ back
+        widths = self.at.scaling @ (vectors / sizes)
+        self.location_noise = noise_sd**2 * widths @ widths.T
+        in_theta = self.at.scaling @ step
+        self.precision = back.T @ hessian @ back
+        scaling = clip_scaling(
+            self.precision, self.blocks(self.at.location), self.releases.n_public
+        )
+        self.at = Coordinates(self.at.location, scaling)
+        self.move(in_theta, decrement)
+        self.known = float(np.min(np.abs(values))) > floor
+        self.converged = decrement < 8.0 * noise + 4.0 * self.d
+        return decrement < 3.0 * noise + 0.5 * self.d
+
+    def move(self, step: np.ndarray, rise: float) -> None:
+        self.step, self.rise = step, rise
+        self.at = Coordinates(self.at.location + step, self.at.scaling)
+
+    def shorten(self, fraction: float) -> None:
+        """Take a part of the last step back."""
+        fraction = min(max(fraction, 0.1), 0.7)
+        assert self.step is not None
+        origin = self.at.location - self.step
+        self.step = fraction * self.step
+        self.rise *= fraction
+        self.radius = float(np.sqrt(self.step @ self.metric @ self.step))
+        self.at = Coordinates(origin + self.step, self.at.scaling)
+
+    def prolong(self, slope: float) -> None:
+        """Another step the same way, up to three times as long."""
+        assert self.step is not None
+        further = slope / max(self.rise - slope, slope / 3.0)
+        self.radius *= 1.0 + further
+        self.move(further * self.step, further * slope)
+
+    def result(self) -> Bulk:
+        back = np.linalg.inv(self.at.scaling)
+        prior = back.T @ prior_curvature(self.gradient, self.at) @ back
+        return Bulk(
+            self.at.location,
+            self.data_precision,
+            prior,
+            self.location_noise,
+            self.precision,
+            self.trusted and self.converged,
+        )

@@ -1,0 +1,52 @@
+"""Small linear algebra of the warm-up."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.linalg import eigh
+
+__all__ = ["positive_part", "root", "within"]
+
+
+def positive_part(matrix: np.ndarray, floor: float = 0.0) -> np.ndarray:
+    """A symmetric matrix with its eigenvalues raised to at least `floor`."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
+    return (vectors * np.maximum(values, floor)) @ vectors.T
+
+
+def within(hessian: np.ndarray, metric: np.ndarray, slope: np.ndarray, radius: float) -> np.ndarray:
+    """The best step of a quadratic model in a trust region.
+
+    Parameters
+    ----------
+    hessian, metric : (d, d) ndarray
+        Symmetric, positive definite.
+    slope : (d,) ndarray
+        Gradient of what is maximised.
+    radius : float
+
+    Returns
+    -------
+    (d,) ndarray
+        (hessian + lambda metric)^-1 slope with the least lambda >= 0 that makes
+        s' metric s <= radius^2 (More 1978).
+    """
+    values, basis = eigh(hessian, metric)  # basis' metric basis = I
+    inner = basis.T @ slope
+    penalty = 0.0
+    if np.sum((inner / values) ** 2) > radius**2:
+        low, high = 0.0, float(np.linalg.norm(inner)) / radius
+        for _ in range(60):
+            penalty = (low + high) / 2.0
+            if np.sum((inner / (values + penalty)) ** 2) > radius**2:
+                low = penalty
+            else:
+                high = penalty
+        penalty = high
+    return basis @ (inner / (values + penalty))
+
+
+def root(matrix: np.ndarray) -> np.ndarray:
+    """A square root R of a positive semidefinite matrix, R R' = matrix."""
+    values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
+    return np.asarray(vectors * np.sqrt(np.maximum(values, values[-1] * 1e-14)))

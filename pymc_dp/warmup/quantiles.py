@@ -1,0 +1,63 @@
+"""What a noisy histogram says about the tail of a positive quantity."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+__all__ = ["tail_quantile"]
+
+#: Four octaves: about as wide as the norms of one model's scores are spread.
+_WINDOW = 16
+#: How far above the window its tail is looked for: two octaves.
+_MARGIN = 8
+#: The fullest window must stand out of the noise by this many sds; with 480 windows an empty
+#: histogram passes with probability below 2e-4.
+_CLEAR = 5.0
+#: Farthest continuation of the tail, as a factor.
+_FURTHEST = 3.0
+
+
+def tail_quantile(
+    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: int
+) -> float | None:
+    """Upper quantile of a positive quantity from a histogram with noisy counts.
+
+    Parameters
+    ----------
+    edges : (k + 1,) ndarray
+        Ascending bin edges in natural units; the first bin holds zeros.
+    counts : (k,) ndarray
+        Noisy counts.
+    noise_sd : float
+        Standard deviation of the noise on each count.
+    tail : float
+        Fraction of the units that may lie above.
+    n : int
+        Public number of units.
+
+    Returns
+    -------
+    float or None
+        The edge with about ``tail * n`` units above it. 0 where nearly all units
+        are zero; None where nothing stands out of the noise.
+
+    Notes
+    -----
+    Most bins are empty and add nothing but noise, so the tail is summed over the fullest window of
+    16 bins and the 8 bins above it alone. What lies beyond is too rare to be seen. Where the noise
+    hides a tail as thin as asked for, the quantile of a thicker one is continued exponentially.
+    """
+    inner = counts[1:]
+    sums = np.convolve(inner, np.ones(_WINDOW), mode="valid")
+    start = int(np.argmax(sums))
+    if sums[start] < _CLEAR * noise_sd * np.sqrt(_WINDOW):
+        return 0.0 if counts[0] > n / 2 else None
+    top = min(start + _WINDOW + _MARGIN, len(inner) - 1)
+    above = np.cumsum(inner[start:top][::-1])
+    least = max(tail * n, 2.0 * noise_sd * math.sqrt(_MARGIN))
+    enough = np.flatnonzero(above > least)
+    j = top - 1 - int(enough[0])  # the bin in which the tail begins
+    beyond = math.log(1.0 / tail) / math.log(max(n / least, 2.0))
+    return float(edges[j + 2]) * min(max(beyond, 1.0), _FURTHEST)

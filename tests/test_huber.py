@@ -1,0 +1,364 @@
+"""Consistent clipping: recognised families, and likelihoods whose own scores are bounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dp.records import extract
+from pymc_dp.rows import contributions
+from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows.contributions import blocks
+from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predictor import Predictor, recognise
+from pymc_dp.rows.tilt import TiltedEngine
+
+from .models import EXAMPLES, Data
+from .test_contributions import every_kind, long_arrays, values
+from .test_records import QUICK, compiled, evaluate, quick, same_bits, with_data
+
+#: Examples of tests/models.py that have one linear predictor per row, and a concave family.
+RECOGNISED = {
+    **dict.fromkeys(["logistic", "bernoulli_p", "binomial", "public_likelihood"], "logit"),
+    "poisson_groups": "log",
+    **dict.fromkeys(
+        [
+            "boolean_design",
+            "custom_logp",
+            "index_and_constant",
+            "integer_design",
+            "labels_computed_in_the_model",
+            "nested_groups",
+            "one_column",
+            "pandas_inputs",
+            "public_data",
+            "public_data_by_row_and_by_mean",
+            "random_slopes",
+            "random_walk_prior",
+            "scalar_times_column",
+            "single_precision_design",
+            "small_unsigned_labels",
+            "spline",
+            "square_design",
+            "sum_of_products",
+            "two_indices",
+            "vector_times_transpose",
+        ],
+        "normal",
+    ),
+}
+
+
+def coefficients() -> pt.TensorVariable:
+    return pm.Normal("beta", 0.0, 1.0, shape=3)
+
+
+def probit(d: Data) -> None:
+    pm.Bernoulli("y", p=pm.math.invprobit(d.X @ coefficients() + 0.3 * d.x), observed=d.binary)
+
+
+def exposed(d: Data) -> None:
+    pm.Poisson("y", mu=(1.0 + d.half) * pt.exp(d.X @ coefficients()), observed=d.count)
+
+
+def exponential_rate(d: Data) -> None:
+    pm.Exponential("y", lam=pt.exp(d.X @ coefficients()), observed=d.positive)
+
+
+def exponential_scale(d: Data) -> None:
+    pm.Exponential("y", scale=pt.exp(d.X @ coefficients()), observed=d.positive)
+
+
+def gamma_rate(d: Data) -> None:
+    pm.Gamma("y", alpha=2.5, beta=pt.exp(-d.X @ coefficients()), observed=d.positive)
+
+
+def known_scales(d: Data) -> None:
+    slopes = pm.Normal("slopes", 0.0, 1.0, shape=(4, 3))
+    mu = (slopes[d.group] * d.X).sum(axis=1) - d.X @ coefficients() / 2.0
+    pm.Normal("y", mu, 0.5 + np.abs(d.x), observed=d.real)
+
+
+def grouped_binomial(d: Data) -> None:
+    alpha = pm.Normal("alpha", 0.0, 1.0, shape=4)
+    logit_p = 1.5 - (alpha[d.group] + d.X @ coefficients())
+    pm.Binomial("y", n=d.count + 3, logit_p=logit_p, observed=d.count)
+
+
+FAMILY_MODELS: dict[Callable[[Data], None], str] = {
+    probit: "probit",
+    exposed: "log",
+    exponential_rate: "log",
+    exponential_scale: "log",
+    gamma_rate: "log",
+    known_scales: "normal",
+    grouped_binomial: "logit",
+}
+
+
+def student(d: Data) -> None:
+    pm.StudentT("y", nu=4.0, mu=d.X @ coefficients(), sigma=1.0, observed=d.real)
+
+
+def cloglog(d: Data) -> None:
+    pm.Bernoulli("y", p=1.0 - pt.exp(-pt.exp(d.X @ coefficients())), observed=d.binary)
+
+
+def link_by_record(d: Data) -> None:
+    """Another likelihood for some records, which made-up rows must not miss."""
+    eta = d.X @ coefficients()
+    pm.Bernoulli(
+        "y",
+        p=pt.switch(d.x > 1.9, 0.5 + pt.arctan(eta) / np.pi, pm.math.sigmoid(eta)),
+        observed=d.binary,
+    )
+
+
+def quadratic(d: Data) -> None:
+    pm.Normal("y", (d.X @ coefficients()) ** 2, 1.0, observed=d.real)
+
+
+REFUSED = [student, cloglog, link_by_record, quadratic]
+
+
+def engine_of(declare: Callable[[Data], None], **kwargs: object) -> RowEngine:
+    with pm.Model() as model:
+        declare(Data())
+    records = extract(model)
+    rng, d = np.random.default_rng(1), records.parameters.size
+    at = Coordinates(
+        records.initial + 0.1 * rng.standard_normal(d),
+        np.eye(d) + 0.1 * rng.standard_normal((d, d)),
+    )
+    return records.engine(at, kwargs or None)
+
+
+@cache
+def family_engine(declare: Callable[[Data], None]) -> tuple[RowEngine, Predictor]:
+    engine = engine_of(declare, **QUICK)
+    predictor, reason = recognise(engine, QUICK)
+    assert predictor is not None, reason
+    return engine, predictor
+
+
+def found_in(engine: RowEngine) -> Predictor:
+    predictor, reason = recognise(engine)
+    assert predictor is not None, reason
+    return predictor
+
+
+# -- what is recognised ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", sorted(EXAMPLES))
+def test_examples_are_recognised_or_told_why_not(name: str) -> None:
+    engine = with_data(quick(name)[2], lambda a: a)
+    predictor, reason = recognise(engine, QUICK)
+    assert (predictor and predictor.family) == RECOGNISED.get(name)
+    assert reason.endswith(".") and reason.count(".") == 1
+    # no record was looked at
+    assert engine.reads == 0
+
+
+@pytest.mark.parametrize("declare", REFUSED, ids=lambda f: f.__name__)
+def test_look_alikes_are_refused(declare: Callable[[Data], None]) -> None:
+    predictor, reason = recognise(engine_of(declare, **QUICK), QUICK)
+    assert predictor is None, reason
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("declare", FAMILY_MODELS, ids=lambda f: f.__name__)
+def test_far_knots_leave_the_model_as_it_is(declare: Callable[[Data], None]) -> None:
+    engine, predictor = family_engine(declare)
+    assert predictor.family == FAMILY_MODELS[declare]
+    huber = HuberEngine(engine, predictor, clip_norm=1e8)
+    rng = np.random.default_rng(2)
+    origin = evaluate(engine, np.zeros(engine.d))[0], huber.log_likelihood(np.zeros(engine.d))
+    # PyMC loses digits in log(1 - p) of a probit far out
+    reach = 0.3 if predictor.family == "probit" else 1.0
+    for z in reach * rng.standard_normal((4, engine.d)):
+        expected, found = evaluate(engine, z), evaluate(huber, z)
+        size = 1.0 + np.abs(expected[0]) + np.abs(origin[0])
+        assert np.max(np.abs(found[0] - origin[1] - (expected[0] - origin[0])) / size) < 1e-12
+        size = 1.0 + np.linalg.norm(expected[1], axis=1, keepdims=True)
+        assert np.max(np.abs(found[1] - expected[1]) / size) < 1e-12
+
+
+@pytest.mark.parametrize("declare", FAMILY_MODELS, ids=lambda f: f.__name__)
+def test_score_vectors_are_those_of_the_model_clipped(declare: Callable[[Data], None]) -> None:
+    engine, predictor = family_engine(declare)
+    origin = evaluate(engine, np.zeros(engine.d))[1]
+    clip_norm = float(np.median(np.linalg.norm(origin, axis=1)))
+    huber = HuberEngine(engine, predictor, clip_norm)
+    rng = np.random.default_rng(3)
+    for z in rng.standard_normal((4, engine.d)):
+        vectors, found = evaluate(engine, z)[1], evaluate(huber, z)[1]
+        norms = np.linalg.norm(vectors, axis=1)
+        assert 0.1 < np.mean(norms > clip_norm) < 0.95
+        assert np.linalg.norm(found, axis=1).max() <= clip_norm * (1.0 + 1e-12)
+        clipped = vectors * np.minimum(1.0, clip_norm / norms)[:, None]
+        # a knot is where a nearly flat slope meets the bound: rounding of it moves nothing else
+        np.testing.assert_allclose(found, clipped, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("declare", FAMILY_MODELS, ids=lambda f: f.__name__)
+def test_log_likelihood_is_the_integral_of_clipped_scores(
+    declare: Callable[[Data], None],
+) -> None:
+    engine, predictor = family_engine(declare)
+    clip_norm = 0.6
+    huber = HuberEngine(engine, predictor, clip_norm)
+    start, end = 1.5 * np.random.default_rng(4).standard_normal((2, engine.d))
+    steps = 1000
+    work = np.zeros(engine.n_units)
+    for t in (np.arange(steps) + 0.5) / steps:
+        scores = engine.scores(start + t * (end - start))
+        for where, vectors in engine.vectors(scores):
+            norms = np.linalg.norm(vectors, axis=0)
+            scale = np.minimum(1.0, clip_norm / np.maximum(norms, 1e-300))
+            work[where] += scale * ((end - start) @ vectors) / steps
+    change = huber.log_likelihood(end) - huber.log_likelihood(start)
+    # midpoint rule: curvature of a few units, kinks, over steps of 1e-3
+    np.testing.assert_allclose(change, work, rtol=0.0, atol=1e-4)
+
+
+@pytest.mark.parametrize("t", [-60.0, -37.0, -5.0, -4.9999, -1.0, 0.0, 3.0, 9.0])
+def test_probit_tails(t: float) -> None:
+    mpmath = pytest.importorskip("mpmath")
+    from pymc_dp.rows import concave
+
+    with mpmath.workdps(60):
+        value = mpmath.log(mpmath.erfc(-mpmath.mpf(t) / mpmath.sqrt(2)) / 2)
+        slope = mpmath.npdf(t) / (mpmath.erfc(-mpmath.mpf(t) / mpmath.sqrt(2)) / 2)
+    one, far = np.ones(1), np.array([np.inf])
+    for function, expected in (
+        (concave.huber_log_likelihoods, value),
+        (concave.huber_slopes, slope),
+    ):
+        v = np.array([t])
+        function(3, one, one, -far, far, v)
+        np.testing.assert_allclose(v[0], float(expected), rtol=1e-13, atol=1e-16)
+
+
+def test_impossible_records_contribute_nothing() -> None:
+    engine = compiled("poisson_groups")
+
+    def change(array: np.ndarray) -> np.ndarray:
+        array = array.copy()
+        if array.dtype.kind in "iu" and array.max() > 3:  # the counts, not the labels
+            array[[3, 8]] = -1
+        return array
+
+    changed = with_data(engine, change)
+    huber = HuberEngine(changed, found_in(engine), 0.5)
+    values_, vectors = evaluate(huber, np.full(engine.d, 0.7))
+    assert not vectors[[3, 8]].any() and np.count_nonzero(~vectors.any(axis=1)) == 2
+    assert values_[3] == huber.log_likelihood(np.zeros(engine.d))[3]
+
+
+# -- one record concerns no other -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "declare", [probit, known_scales, grouped_binomial], ids=lambda f: f.__name__
+)
+def test_bits_do_not_depend_on_place_or_block(
+    declare: Callable[[Data], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(declare)
+    predictor = found_in(engine)
+    z = np.random.default_rng(5).standard_normal(engine.d)
+    order = np.random.default_rng(3).permutation(engine.n_units)
+    huber = HuberEngine(engine, predictor, 0.5)
+    whole, kinds = evaluate(huber, z), every_kind(engine.coordinates)
+    added = [values(huber, spec) for spec in kinds]
+    for size in (7, 16, 8192):
+        monkeypatch.setattr(engine_module, "BLOCK", size)
+        monkeypatch.setattr(contributions, "BLOCK", size)
+        moved = HuberEngine(with_data(engine, lambda a: a[order]), predictor, 0.5)
+        found = evaluate(moved, z)
+        for k in range(2):
+            assert same_bits(found[k], whole[k][order])
+        for spec, expected in zip(kinds, added, strict=True):
+            assert same_bits(values(moved, spec), expected[order])
+
+
+def test_a_changed_record_leaves_the_bits_of_all_others() -> None:
+    engine = compiled("logistic")
+    predictor = found_in(engine)
+    z = np.random.default_rng(6).standard_normal(engine.d)
+    for bad in (None, np.nan, np.inf, 1e308):
+
+        def change(array: np.ndarray, bad: float | None = bad) -> np.ndarray:
+            array = array.copy()
+            array[11] = array[42] if bad is None or array.dtype.kind != "f" else bad
+            return array
+
+        before = evaluate(HuberEngine(engine, predictor, 0.5), z)
+        after = evaluate(HuberEngine(with_data(engine, change), predictor, 0.5), z)
+        others = np.arange(engine.n_units) != 11
+        for k in range(2):
+            assert same_bits(before[k][others], after[k][others])
+            assert not same_bits(before[k], after[k])
+
+
+# -- with the other parts -------------------------------------------------------------------------
+
+
+def test_tilted_and_released() -> None:
+    engine, predictor = family_engine(known_scales)
+    huber = HuberEngine(engine, predictor, 0.6)
+    tilted = TiltedEngine(huber)
+    z = np.random.default_rng(7).standard_normal(engine.d)
+    at_zero, there = evaluate(huber, np.zeros(engine.d)), evaluate(huber, z)
+    found = evaluate(tilted, z)
+    np.testing.assert_allclose(found[0], there[0] - at_zero[1] @ z, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(found[1], there[1] - at_zero[1], rtol=1e-12, atol=1e-12)
+    assert not evaluate(tilted, np.zeros(engine.d))[1].any()
+    score, _, change, *_ = every_kind(engine.coordinates)
+    assert same_bits(values(huber, score), at_zero[1])
+    assert isinstance(change, contributions.Change)
+    expected = evaluate(tilted, change.z)[1]
+    np.testing.assert_allclose(values(huber, change), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_new_coordinates_bound_the_scores_there() -> None:
+    engine, predictor = family_engine(grouped_binomial)
+    huber = HuberEngine(engine, predictor, 0.6)
+    z = np.random.default_rng(8).standard_normal(engine.d)
+    huber.log_likelihood(z)
+    reads = engine.reads
+    at = Coordinates(engine.coordinates.location + 0.1, 2.0 * np.eye(engine.d))
+    moved = huber.with_coordinates(at, clip_norm=0.3)
+    vectors = evaluate(moved, z)[1]
+    fresh = HuberEngine(engine.with_coordinates(at), predictor, 0.3)
+    assert same_bits(vectors, evaluate(fresh, z)[1])
+    # what does not depend on coordinates was not made again
+    assert moved._rows() is huber._rows()
+    assert reads <= engine.reads <= reads + 1
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1).max(), 0.3, rtol=1e-12)
+    assert huber.with_coordinates(huber.coordinates) is huber
+
+
+def test_nothing_is_read_early_or_pickled() -> None:
+    engine = with_data(compiled("logistic"), lambda a: a)
+    stored = long_arrays(engine, engine.n_units)
+    predictor = found_in(engine)
+    huber = HuberEngine(engine, predictor, 0.5)
+    made_up = huber.synthetic()
+    evaluate(made_up, np.ones(engine.d))
+    assert engine.reads == 0 and long_arrays(huber, engine.n_units) == stored
+    for _ in blocks(huber, every_kind(engine.coordinates)[0]):
+        pass
+    assert long_arrays(huber, engine.n_units) > stored
+    state = huber.__getstate__()
+    assert state["_knots"] is None
+    assert state["_private"].__getstate__() == {"rows": None}
