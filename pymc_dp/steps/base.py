@@ -124,6 +124,7 @@ class PrivateStep(BlockedStep):
 
         source = Source(model, self.budget, compile_kwargs, counts, progressbar)
         self.parameters = source.records.parameters
+        self._check(self.parameters.size)
         self.initial = source.records.initial
         if self.automatic:
             design = self._prepare(source)
@@ -172,14 +173,16 @@ class PrivateStep(BlockedStep):
                 location=self.coordinates.location.tolist(),
                 scaling=self.coordinates.scaling.tolist(),
                 secure=self._secure,
-                **settings,
-                **design.settings,
+                **{**settings, **design.settings},
             ),
         )
         source.finish()
         self._forget_chain()
 
     # -- what a sampler defines -----------------------------------------------------------------
+
+    def _check(self, d: int) -> None:
+        """Refuse settings that do not fit the number of parameters, before anything is spent."""
 
     @abstractmethod
     def _prepare(self, source: Source) -> Design:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -99,23 +101,26 @@ class DPHMC(PrivateStep):
         runs: int = 1,
         **kwargs: Any,
     ) -> None:
-        required(
-            "DPHMC",
-            draws=draws,
-            chains=chains,
-            step_size=step_size,
-            n_steps=n_steps,
-            clip_norm=clip_norm,
-            scaling=scaling,
-        )
+        by_hand = clip_norm is not None or scaling is not None
+        if by_hand:
+            required(
+                "DPHMC",
+                draws=draws,
+                chains=chains,
+                step_size=step_size,
+                n_steps=n_steps,
+                clip_norm=clip_norm,
+                scaling=scaling,
+            )
         if integrator not in hmc.INTEGRATORS:
             raise ValueError(
                 f"integrator must be one of {sorted(hmc.INTEGRATORS)}, got {integrator!r}."
             )
         if reuse_gradient and integrator != "leapfrog":
             raise ValueError("reuse_gradient=True needs integrator='leapfrog'.")
-        self.step_size = positive("step_size", step_size)
-        self.n_steps = check_integer("n_steps", n_steps, minimum=1)
+        self.step_size = None if step_size is None else positive("step_size", step_size)
+        self.n_steps = 5 if n_steps is None else check_integer("n_steps", n_steps, minimum=1)
+        self.share = check_number("gradient_share", gradient_share)
         self.integrator: hmc.Integrator = integrator
         self.reuse_gradient = bool(reuse_gradient)
         self.jitter = check_number("jitter", jitter)
@@ -134,7 +139,7 @@ class DPHMC(PrivateStep):
             noise_multiplier=noise_multiplier,
             runs=runs,
             settings={
-                "step_size": self.step_size,
+                **({"step_size": self.step_size} if by_hand else {}),
                 "n_steps": self.n_steps,
                 "integrator": integrator,
                 "reuse_gradient": self.reuse_gradient,
@@ -142,7 +147,23 @@ class DPHMC(PrivateStep):
             },
             **kwargs,
         )
-        self._warn_if_small()
+        if by_hand:
+            self._warn_if_small()
+
+    def _prepare(self, source: Source) -> Design:
+        found, design = source.scaled("DPHMC")
+        if self.step_size is None:
+            per_iteration = hmc.releases(self.n_steps, self.integrator, self.reuse_gradient)
+            kicks = source.paths * per_iteration["gradient"]
+            noise = source.sensitivity * found.clip_norm * math.sqrt(kicks / found.left)
+            # the noise of the kicks of a trajectory should add up to less than the momentum
+            self.step_size = min(0.3, 0.5 / (noise * math.sqrt(self.n_steps)))
+        return replace(
+            design,
+            clip_norms={"gradient": found.clip_norm, "log_ratio": found.clip_norm},
+            shares={"gradient": self.share, "log_ratio": 1.0 - self.share},
+            settings={"step_size": self.step_size},
+        )
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         return (
@@ -156,6 +177,7 @@ class DPHMC(PrivateStep):
         return hmc.initial_state(z, self.prior, release_gradient=release)
 
     def _transition(self, state: hmc.HMCState, iteration: int) -> tuple[hmc.HMCState, bool]:
+        assert self.step_size is not None
         state, info = hmc.transition(
             self.rng,
             state,
@@ -164,9 +186,6 @@ class DPHMC(PrivateStep):
             step_size=self.step_size * self._multiplier(iteration),
             n_steps=self.n_steps,
             integrator=self.integrator,
-            adjusted=not self.tuning,
+            adjusted=self.automatic or not self.tuning,
         )
         return state, bool(info.accepted)
-
-    def _prepare(self, source: Source) -> Design:
-        raise NotImplementedError

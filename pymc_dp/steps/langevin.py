@@ -238,6 +238,8 @@ class DPLangevin(PrivateStep):
                 form=None if self.form == "auto" else self.form,
                 robust=robust,
             )
+        if not found.trusted:
+            source.warn_untrusted(type(self).__name__)
         return self._adopt(found, source, engine, huberised, reason)
 
     def _adopt(

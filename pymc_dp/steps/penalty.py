@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -82,20 +84,23 @@ class DPPenalty(PrivateStep):
         runs: int = 1,
         **kwargs: Any,
     ) -> None:
-        required(
-            "DPPenalty",
-            draws=draws,
-            chains=chains,
-            step_size=step_size,
-            clip_norm=clip_norm,
-            scaling=scaling,
-        )
+        by_hand = clip_norm is not None or scaling is not None
+        if by_hand:
+            required(
+                "DPPenalty",
+                draws=draws,
+                chains=chains,
+                step_size=step_size,
+                clip_norm=clip_norm,
+                scaling=scaling,
+            )
         if proposal != "gaussian":
             raise ValueError(f"proposal must be 'gaussian', got {proposal!r}.")
-        scale = np.asarray(step_size, dtype="float64")
-        if not (np.isfinite(scale).all() and (scale > 0).all()):
-            raise ValueError("step_size must be positive and finite.")
-        self.proposal = penalty.GaussianProposal(scale)
+        self.step_size: np.ndarray | None = None
+        if step_size is not None:
+            self.step_size = np.asarray(step_size, dtype="float64")
+            if not (np.isfinite(self.step_size).all() and (self.step_size > 0).all()):
+                raise ValueError("step_size must be positive and finite.")
         super().__init__(
             vars,
             draws=draws,
@@ -106,14 +111,32 @@ class DPPenalty(PrivateStep):
             shares={"log_ratio": 1.0},
             noise_multiplier=noise_multiplier,
             runs=runs,
-            settings={"step_size": scale.tolist(), "proposal": proposal},
+            settings={
+                "step_size": None if self.step_size is None else self.step_size.tolist(),
+                "proposal": proposal,
+            },
             **kwargs,
         )
-        if scale.ndim > 0 and scale.shape != (self.parameters.size,):
+
+    def _check(self, d: int) -> None:
+        if self.step_size is not None and self.step_size.shape not in ((), (d,)):
             raise ValueError(
-                f"step_size must be a number or a vector of {self.parameters.size}, got shape "
-                f"{scale.shape}."
+                f"step_size must be a number or a vector of {d}, got shape {self.step_size.shape}."
             )
+
+    def _prepare(self, source: Source) -> Design:
+        found, design = source.scaled("DPPenalty")
+        d = len(found.coordinates.location)
+        if self.step_size is None:
+            # noise of sd 1 in the log ratio, at the usual distance sqrt(d) of a proposal
+            per_unit = source.sensitivity * found.clip_norm * math.sqrt(source.paths / found.left)
+            self.step_size = np.asarray(min(2.38, 1.0 / per_unit) / math.sqrt(d))
+        return replace(
+            design,
+            clip_norms={"log_ratio": found.clip_norm},
+            shares={"log_ratio": 1.0},
+            settings={"step_size": self.step_size.tolist()},
+        )
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         return penalty.releases(), penalty.start_releases()
@@ -124,10 +147,9 @@ class DPPenalty(PrivateStep):
     def _transition(
         self, state: penalty.PenaltyState, iteration: int
     ) -> tuple[penalty.PenaltyState, bool]:
+        assert self.step_size is not None
+        proposal = penalty.GaussianProposal(self.step_size)
         state, info = penalty.transition(
-            self.rng, state, self.queries, self.prior, proposal=self.proposal
+            self.rng, state, self.queries, self.prior, proposal=proposal
         )
         return state, bool(info.accepted)
-
-    def _prepare(self, source: Source) -> Design:
-        raise NotImplementedError

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +19,7 @@ from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine
 from pymc_dp.steps.progress import Shown
 from pymc_dp.steps.start import prior_coordinates
+from pymc_dp.warmup.scaled import Scaled, prepare_scaled
 
 __all__ = ["Design", "Source"]
 
@@ -146,3 +148,29 @@ class Source:
         """The step is built: an equal one prepares anew."""
         if self._preparation is not None:
             self._preparation.finish()
+
+    def scaled(self, sampler: str) -> tuple[Scaled, Design]:
+        """A design in coordinates that were learned privately, with one clip norm for all."""
+        start = self.start()
+        with self.preparation(sampler, {}) as releases:
+            found = prepare_scaled(releases, self.terms.gradient, start, self.engine.index_blocks)
+        if not found.trusted:
+            self.warn_untrusted(sampler)
+        design = Design(
+            found.coordinates,
+            self.engine.with_coordinates(found.coordinates),
+            self.terms.with_coordinates(found.coordinates),
+            {},
+        )
+        return found, design
+
+    def warn_untrusted(self, sampler: str) -> None:
+        """Say that the preparation found nothing."""
+        warnings.warn(
+            f"The budget (epsilon={self.budget.epsilon:g}) is too small for these data and this "
+            f"model: the preparation of {sampler} could not tell the records from the privacy "
+            "noise, and what follows is about the prior. A larger epsilon, more records, fewer "
+            "parameters or a narrower prior would help.",
+            UserWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,1 @@
+"""Private preparation: coordinates, clip norms and anchors, learned from charged releases."""

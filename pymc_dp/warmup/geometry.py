@@ -42,10 +42,10 @@ def clip_scaling(precision: np.ndarray, blocks: Sequence[np.ndarray], n: int) ->
     -----
     With noise of sd proportional to the norm q of a record, the sum over parameters of noise
     variance over posterior variance is the trace of Sigma Q^-1 times q^2, Q = A A'. For block b
-    with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling the blocks by
-    lambda_b with lambda_b^2 = sqrt(e_b) / q_b minimises (sum e_b / lambda_b^2)(sum lambda_b^2 q_b^2)
-    (Cauchy-Schwarz). Within the dense block the same argument gives the geometric mean of Sigma_b
-    and W_b^-1.
+    with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling the blocks
+    by lambda_b, lambda_b^2 = sqrt(e_b) / q_b, minimises the product of sum e_b / lambda_b^2 and
+    sum lambda_b^2 q_b^2 (Cauchy-Schwarz). Within the dense block the same argument gives the
+    geometric mean of Sigma_b and W_b^-1.
     """
     d = len(precision)
     covariance = np.linalg.inv(precision)
