@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from pymc_dp import audit, guard
+from pymc_dp.advice import clip_advice
+from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import (
     BudgetExceeded,
@@ -36,6 +38,8 @@ __all__ = [
     "UnsafeModel",
     "UnsafeRelease",
     "audit",
+    "bounds",
+    "clip_advice",
     "get_budget",
     "posterior_mean",
     "privacy_statement",

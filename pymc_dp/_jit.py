@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
+
+# Intel's vector library rounds exp and log differently from the scalar code at the end of a block;
+# a record would not give the same bits wherever it stands. Read when numba is first imported.
+os.environ.setdefault("NUMBA_DISABLE_INTEL_SVML", "1")
 
 from numba import njit
 

@@ -19,6 +19,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp._checks import check_delta, check_epsilon, check_integer
 from pymc_dp.accounting import epsilon_from_mu, mu_from_budget, mu_from_units, units_from_mu
+from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent
@@ -145,6 +146,7 @@ class PrivacyBudget:
                 f"public names {unknown}, which are no pm.Data, observed variable or dim of the "
                 f"model; those are {sorted(known)}."
             )
+        check_public(model, self.public)
         self._n_units, _ = count_units(model, self.public, privacy_unit)
         self.row_counts = row_counts(model, self.public)
         self.n_public = self._public_size(n_public)
@@ -163,7 +165,11 @@ class PrivacyBudget:
             delta=self.delta,
             neighboring=neighboring,
             unit=self.unit,
-            public_payload={"dataset": dataset, "public": list(self.public)},
+            public_payload={
+                "dataset": dataset,
+                "public": list(self.public),
+                "bounds": stated(model),
+            },
         )
         self._variables = tuple(rv.name for rv in model.basic_RVs)
         self._attach(model)
@@ -198,6 +204,7 @@ class PrivacyBudget:
 
     def _attach(self, model: Model) -> None:
         setattr(model, _ATTRIBUTE, self)
+        seal(model)
         for rv in model.basic_RVs:  # survives copies of the model, which lose its attributes
             setattr(rv.tag, _TAG, self.account)
         MODELS.add(model)

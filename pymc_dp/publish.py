@@ -61,7 +61,11 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     private = {*private_observed(model, public)}
     private |= {model.rvs_to_values[rv] for rv in private}
     rows = set(budget.row_counts.values())
-    secret = () if budget.neighboring == "replace_one" else (*rows, budget.n_units)
+    secret: tuple[int, ...] = ()
+    if budget.neighboring != "replace_one":
+        secret = (*rows, budget.n_units)
+    elif budget.privacy_unit is not None:
+        secret = tuple(rows)
     declared = public_inputs(model, public) - lengths_equal_to(model, rows)
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)

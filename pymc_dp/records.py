@@ -23,6 +23,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
+from pymc_dp.bounds import clamp, source_limits
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.rows.ancestry import (
     ancestors_without_shapes,
@@ -40,6 +41,7 @@ from pymc_dp.rows.functions import (
     RowFunctions,
     compile_parameter_function,
 )
+from pymc_dp.rows.intervals import Interval
 from pymc_dp.rows.lift import lift_rows
 from pymc_dp.rows.sizes import fixed_shapes
 from pymc_dp.rows.unfolded import log_densities, long_constants_kept
@@ -48,6 +50,7 @@ __all__ = [
     "PublicTerms",
     "Records",
     "count_units",
+    "draws_are_public",
     "extract",
     "lengths_equal_to",
     "private_observed",
@@ -279,6 +282,7 @@ def extract(
     privacy_unit: Any = None,
     count_is_private: bool = False,
     check: bool = True,
+    read: bool = True,
 ) -> Records:
     """Split a model into public terms and one log-likelihood term per record.
 
@@ -293,6 +297,9 @@ def extract(
         Refuse models in which the number of rows is used as a number (add or remove one).
     check : bool, default True
         Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
+    read : bool, default True
+        Take the data, clamped to their public bounds (:func:`pymc_dp.bounds.bounds`).  Otherwise
+        the stores hold two rows of zeros, and no private value is looked at.
 
     Returns
     -------
@@ -302,6 +309,8 @@ def extract(
     ------
     NotFactorizable, UnsafeModel
         With the variable and the remedy.
+    ValueError
+        If declared bounds can not be applied.
     """
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)
@@ -315,7 +324,8 @@ def extract(
     if not values:
         raise UnsafeModel("The model has no free random variable to sample.")
     parameters = ParameterVector.of(values, list(shapes.values()))
-    secret = set(rows.values()) if count_is_private else set()
+    # a unit that is replaced may take any number of rows along
+    secret = set(rows.values()) if count_is_private or privacy_unit is not None else set()
     public_variables = public_inputs(model, public) - lengths_equal_to(model, secret)
 
     observed = private_observed(model, public)
@@ -332,6 +342,7 @@ def extract(
                 f"`{name}` has one log-likelihood for all of its data: there is no record axis. "
                 "Give observed data with one row per record, on the first axis."
             )
+    limits = source_limits(model)
     groups = []
     by_rows: dict[Any, list[str]] = {}
     for rv in observed:
@@ -342,16 +353,28 @@ def extract(
         terms = {name: raw[name] for name in names}
         graph = lift_rows(terms, shapes, public_variables, n, length, secret)
         _refuse_other_axes(model, graph)
-        groups.append(_Group(graph, _store(graph), units[names[0]]))
+        _refuse_bounded_labels(graph, limits)
+        store = _store(graph, limits) if read else _blank(graph)
+        groups.append(_Group(graph, store, units[names[0]]))
         if check:
             check_numerically(terms, graph, values, shapes, public_variables)
+    _refuse_unread_bounds(groups, limits)
     _refuse_shared_rows(groups, public_variables)
     public_logp = _public_logp(model, public, groups, shapes, length, secret)
     initial = parameters.ravel(point)
     return Records(parameters, tuple(groups), public_logp, n_units, initial)
 
 
-def _store(graph: RowGraph) -> RecordStore:
+def _blank(graph: RowGraph) -> RecordStore:
+    arrays = []
+    for leaf in graph.leaves:
+        shape = list(np.shape(array_of(leaf.source)))
+        del shape[leaf.axis]
+        arrays.append(np.zeros((2, *shape), leaf.source.type.dtype))
+    return RecordStore(arrays)
+
+
+def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
     arrays = []
     for leaf in graph.leaves:
         source = leaf.source
@@ -359,11 +382,38 @@ def _store(graph: RowGraph) -> RecordStore:
         data = source.get_value() if isinstance(source, SharedVariable) else source.data
         data = np.moveaxis(np.asarray(data), leaf.axis, 0)
         name = f"`{source.name}`" if source.name else f"the data of `{graph.names[0]}`"
+        if source in limits:
+            if leaf.axis:
+                raise ValueError(
+                    f"{name} has bounds, but its records are not on the first axis. Put them there."
+                )
+            data = clamp(data, limits[source])
         if data.dtype.kind == "f":
             _refuse_non_finite(data, name)
         arrays.append(data)
     _refuse_wrong_labels(graph, arrays)
     return RecordStore(arrays)
+
+
+def _refuse_bounded_labels(graph: RowGraph, limits: Mapping[Variable, Interval]) -> None:
+    """A label between two groups is no label."""
+    behind = ancestors_without_shapes([label for label, _ in graph.lookups])
+    for leaf in graph.leaves:
+        if leaf.source in limits and leaf.block in behind and leaf.block.type.dtype[0] not in "iu":
+            raise ValueError(
+                f"`{leaf.source.name}` is used as a label and has bounds, but holds no integers. "
+                "Pass labels as integers, or leave out their bounds."
+            )
+
+
+def _refuse_unread_bounds(groups: Sequence[_Group], limits: Mapping[Variable, Interval]) -> None:
+    """A statement says what is clamped, so nothing may have bounds and be left as it is."""
+    read = {leaf.source for group in groups for leaf in group.graph.leaves}
+    unread = [f"`{source.name}`" for source in limits if source not in read]
+    if unread:
+        raise ValueError(
+            f"{', '.join(unread)} has bounds, but no private likelihood reads it. Leave them out."
+        )
 
 
 def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
@@ -415,6 +465,24 @@ def _refuse_private(
             f"{what} depends on {label}, which is private or may hold private data. Choose it from "
             "public knowledge, or declare the data in PrivacyBudget(public=...)."
         )
+
+
+def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
+    """Whether draws from the prior are shown by the graph to use no private data.
+
+    A log-density that is public does not say so: a ``pm.CustomDist`` draws with other code.
+    """
+    for rv in model.free_RVs:
+        ops = [v.owner.op for v in ancestors([rv]) if v.owner is not None]
+        if any("Custom" in base.__name__ for op in ops for base in type(op).__mro__):
+            return False
+    named = public_inputs(model, public)
+    try:
+        for rv in model.free_RVs:
+            _refuse_private(rv, named, set(), length, f"`{rv.name}`")
+    except UnsafeModel:
+        return False
+    return True
 
 
 def _refuse_private_start(model: Model, public: Sequence[str], length: int) -> None:

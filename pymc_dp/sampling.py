@@ -93,7 +93,10 @@ def sample(
     # all free variables, whatever was asked for: publication moves them together
     free = [rv.name for rv in model.free_RVs]
     kwargs["var_names"] = [*free, *[name for name in names if name not in free]]
-    private = _step(step, draws, tune, chains, dict(step_kwargs or {}), model)
+    settings = dict(step_kwargs or {})
+    if not isinstance(step, PrivateStep):
+        settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
+    private = _step(step, draws, tune, chains, settings, model)
     try:
         idata = pm.sample(
             draws=draws, tune=tune, chains=chains, step=private, model=model, **kwargs

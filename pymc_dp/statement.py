@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import numpy as np
+
 from pymc_dp import _compat, noise
 from pymc_dp.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.budget import PrivacyBudget
@@ -72,6 +74,7 @@ def make_statement(
         "n_units": budget.n_units if info.neighboring == "replace_one" else None,
         "dataset": info.public["dataset"],
         "public": info.public["public"],
+        "bounds": info.public["bounds"],
         "taken_as_public": vouched,
         "spent": {"epsilon": budget.epsilon_of(info.spent), "gdp_mu2": info.spent / MU2_UNIT},
         "plan_id": plan_id,
@@ -92,6 +95,7 @@ def make_statement(
             for key, value in plan["settings"].items()
             if key not in _UNSTATED and value is not None
         },
+        "preparation": _preparation(ledger, budget.account),
         "ledger": "temporary" if ledger.is_temporary else "persistent",
         "ledger_head": ledger.head(),
         "pymc_dp_version": __version__,
@@ -107,6 +111,12 @@ def make_statement(
             "public": _declared_public(ledger),
         }
     return statement
+
+
+def _preparation(ledger: Ledger, account: int) -> dict[str, Any]:
+    """How many one-off releases were charged, and how much for them."""
+    charges = [e.amount for e in ledger.entries() if e.kind == "charge" and e.account == account]
+    return {"releases": len(charges), "gdp_mu2": sum(charges) / MU2_UNIT}
 
 
 def _declared_public(ledger: Ledger) -> list[str]:
@@ -169,6 +179,12 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         f"Sampler: {facts['sampler']}, {facts['chains']} chains of {facts['draws']} draws after "
         f"{facts['tune']} tuning iterations.",
     ]
+    if facts["preparation"]["releases"]:
+        share = facts["preparation"]["gdp_mu2"] / facts["gdp_mu"] ** 2
+        lines.append(
+            f"  Before the chains: {facts['preparation']['releases']} releases with Gaussian "
+            f"noise, {share:.1%} of the budget (in squared mu)."
+        )
     for name, mechanism in facts["mechanisms"].items():
         lines.append(
             f"  {name}: Gaussian noise, multiplier {mechanism['noise_multiplier']:.4g}, "
@@ -180,6 +196,7 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         lines += _correction(facts["noise_aware"], facts["settings"])
     if facts["public"]:
         lines.append(f"Declared public, and not protected: {', '.join(facts['public'])}.")
+    lines += _clamped(facts["bounds"])
     if facts["taken_as_public"]:
         lines.append(
             f"The numbers in the formulas of {', '.join(facts['taken_as_public'])} were taken as "
@@ -197,12 +214,31 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             f"{total['epsilon']:.4g} at the same delta"
             + (f", {', '.join(total['public'])} being public." if total["public"] else ".")
         )
+    lines += _target(facts["settings"])
     lines += [
         f"Ledger head {facts['ledger_head'][:16]}; pymc_dp {facts['pymc_dp_version']}.",
         "It is assumed that model, priors, bounds and settings were chosen without looking at the "
-        "private data. Whether the posterior is exact depends on clipping, which is not reported: "
-        "it is if the bounds given to the sampler hold for every record.",
+        "private data.",
     ]
+    return lines
+
+
+def _clamped(bounds: dict[str, list[Any]]) -> list[str]:
+    """What is replaced by public bounds, one sentence for each array."""
+    lines = []
+    for name, (lower, upper) in bounds.items():
+        lows, highs = np.broadcast_arrays(
+            np.array(lower, dtype="float64"), np.array(upper, dtype="float64")
+        )
+        # None, which JSON has for a side without bound, has become NaN
+        ends = zip(np.where(np.isnan(lows), -np.inf, lows).flat, highs.flat, strict=True)
+        ranges = [f"[{low:.12g}, {np.inf if np.isnan(high) else high:.12g}]" for low, high in ends]
+        if len(set(ranges)) == 1:
+            lines.append(f"{name} is clamped to {ranges[0]}.")
+        elif len(ranges) <= 8:
+            lines.append(f"{name} is clamped, by column, to {', '.join(ranges)}.")
+        else:
+            lines.append(f"{name} is clamped, by column, to {len(ranges)} public ranges.")
     return lines
 
 
@@ -234,3 +270,36 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
     else:
         second = "Intervals do not account for the bias of clipping scores."
     return [first, second]
+
+
+def _target(settings: dict[str, Any]) -> list[str]:
+    """What the draws are draws from."""
+    form = settings.get("form")
+    if settings.get("trusted") is False:
+        return [
+            "THE BUDGET WAS TOO SMALL: the records could not be told from the privacy noise, and "
+            "these are draws from the prior, or about it."
+        ]
+    if form == "quadratic":
+        return [
+            "The chains did not touch the records: the log-likelihood was replaced by a quadratic "
+            "one, from scores and a curvature released once, whose noise the intervals account "
+            "for. Approximate where the posterior is not near normal; the bias of clipping scores "
+            "is not covered."
+        ]
+    if form == "anchored":
+        return [
+            "Changes of scores and energy errors were clipped at bounds learned from noisy "
+            "histograms; the chains are exact as far as no energy error was clipped."
+        ]
+    if settings.get("clipping") == "huberised":
+        return [
+            "The likelihood is Huberised: a record's score counts up to the norm "
+            f"{settings['clip_norm']['gradient']:.4g} in the sampler's coordinates, by definition. "
+            "Energy errors were clipped at a learned bound; the chains are exact as far as none "
+            "was."
+        ]
+    return [
+        "Whether the posterior is exact depends on clipping, which is not reported: it is if the "
+        "bounds of the sampler hold for every record."
+    ]

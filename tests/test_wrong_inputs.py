@@ -16,6 +16,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp._compat import PYMC_MAJOR, group
 from pymc_dp.budget import MODELS
+from pymc_dp.rows.store import RecordStore
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:These data already have a budget:UserWarning",
@@ -34,6 +35,7 @@ X[3, 1] = S[3] = 0.7362819
 X[4, 1] = S[4] = 0.5817263
 SECRETS = ("7362819", "5817263", "48611", "mallory")
 
+READ = RecordStore.read
 BUDGET = {"epsilon": 5.0, "delta": 1e-4}
 SETTINGS = {"step_size": 0.5, "clip_norm": 0.45, "curvature": 0.05, "scaling": 0.3}
 
@@ -54,11 +56,19 @@ def texts(error: BaseException | None) -> Iterator[str]:
 
 @contextmanager
 def refused(error: type[Exception], *words: str) -> Iterator[None]:
-    """Expect exactly this error, with these words, no charge and no planted value."""
-    before = spending()
-    with pytest.raises(error) as caught:
+    """Expect exactly this error, with these words; no charge, no read and no planted value."""
+    before, reads = spending(), []
+
+    def watched(store: RecordStore) -> list[np.ndarray]:
+        arrays = READ(store)
+        reads.extend(True for array in arrays if np.isin([0.7362819, 0.5817263], array).any())
+        return arrays
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(error) as caught:
+        patch.setattr(RecordStore, "read", watched)
         yield
     assert type(caught.value) is error
+    assert not reads
     message = str(caught.value)
     assert [word for word in words if word not in message] == [], message
     assert [s for s in SECRETS for text in texts(caught.value) if s in text] == []
@@ -248,9 +258,17 @@ class TestNestedAndCopied:
 class TestStep:
     @pytest.mark.parametrize("cls", [dp.DPLangevin, dp.DPHMC, dp.DPPenalty])
     def test_nothing_given(self, cls):
-        needed = ["draws", "chains", "step_size", "clip_norm", "scaling"]
-        with refused(ValueError, f"{cls.__name__} needs", "public knowledge", *needed):
+        """The plan is all that is needed: the rest is learned privately."""
+        with refused(ValueError, f"{cls.__name__} needs draws", "chains"):
             cls(model=logistic())
+
+    @pytest.mark.parametrize(
+        ("given", "missing"), [({"clip_norm": 0.45}, "scaling"), ({"scaling": 0.3}, "clip_norm")]
+    )
+    @pytest.mark.parametrize("cls", [dp.DPLangevin, dp.DPHMC, dp.DPPenalty])
+    def test_one_half_of_the_settings_by_hand(self, cls, given, missing):
+        with refused(ValueError, f"{cls.__name__} needs", missing, "public knowledge"):
+            cls(draws=5, chains=1, model=logistic(), **given)
 
     @pytest.mark.parametrize(
         ("arguments", "words"),
@@ -315,6 +333,59 @@ class TestStep:
         model = logistic()
         with refused(ValueError, *words):
             cls(model=model, **settings)
+
+    @pytest.mark.parametrize(
+        ("cls", "arguments", "words"),
+        [
+            (
+                dp.DPLangevin,
+                {"noise_multiplier": 2.0},
+                ["noise_multiplier", "clip_norm", "by hand"],
+            ),
+            (dp.DPHMC, {"noise_multiplier": 2.0}, ["noise_multiplier", "clip_norm", "by hand"]),
+            (dp.DPPenalty, {"noise_multiplier": 2.0}, ["noise_multiplier", "clip_norm", "by hand"]),
+            (dp.DPLangevin, {"form": "anchord"}, ["form must be", "'anchored'", "'anchord'"]),
+            (dp.DPLangevin, {"form": None}, ["form must be 'auto'"]),
+            (dp.DPLangevin, {"curvature": 0.1}, ["curvature", "clip_norm and scaling"]),
+            (dp.DPLangevin, {"energy_clip": 0.1}, ["energy_clip", "clip_norm and scaling"]),
+            (dp.DPLangevin, {"log_concave": True}, ["log_concave", "`curvature`"]),
+            (dp.DPLangevin, {"step_size": 0}, ["step_size must be positive"]),
+            (dp.DPLangevin, {"step_size": [0.1, 0.2]}, ["step_size must be a number"]),
+            (dp.DPLangevin, {"n_steps": 0}, ["n_steps must be an integer of at least 1"]),
+            (dp.DPLangevin, {"momentum": "none"}, ["momentum", "'persistent' or 'fresh'"]),
+            (dp.DPLangevin, {"friction": -1}, ["friction must not be negative"]),
+            (dp.DPLangevin, {"jitter": 1}, ["jitter", "[0, 1)"]),
+            (dp.DPHMC, {"step_size": -1}, ["step_size must be positive"]),
+            (dp.DPHMC, {"n_steps": 1.5}, ["n_steps must be an integer of at least 1"]),
+            (dp.DPHMC, {"gradient_share": 1}, ["gradient_share must be between 0 and 1"]),
+            (dp.DPPenalty, {"step_size": [1, 2, 3]}, ["step_size", "vector of 2", "(3,)"]),
+            (dp.DPPenalty, {"step_size": [[1, 2]]}, ["step_size", "vector of 2", "(1, 2)"]),
+            (dp.DPPenalty, {"step_size": [1, -1]}, ["step_size must be positive"]),
+        ],
+        ids=lambda value: str(value) if isinstance(value, dict) else "",
+    )
+    def test_arguments_of_a_private_preparation(self, cls, arguments, words):
+        with refused(ValueError, *words):
+            cls(draws=5, chains=1, model=logistic(), **arguments)
+
+    @pytest.mark.parametrize("form", ["anchored", "quadratic"])
+    def test_form_that_is_not_for_settings_by_hand(self, form):
+        with refused(ValueError, f"form='{form}'", "clip_norm and scaling"):
+            step_of(logistic(), form=form)
+
+    def test_consistent_clipping_without_one_predictor(self):
+        with pm.Model() as model:
+            a, b = pm.Normal("a"), pm.HalfNormal("b")
+            pm.Normal("s", a * X[:, 1], b, observed=S)
+            dp.PrivacyBudget(**BUDGET)
+        with refused(ValueError, "consistent_clipping=True is not available"):
+            dp.DPLangevin(draws=5, chains=1, model=model, consistent_clipping=True)
+
+    @pytest.mark.parametrize("cls", [dp.DPLangevin, dp.DPHMC, dp.DPPenalty])
+    def test_too_many_draws_for_the_budget(self, cls):
+        """A preparation does not begin if nothing could follow it."""
+        with refused(ValueError, "cannot pay", "fewer draws"):
+            cls(draws=10**13, chains=1, model=logistic(), progressbar=False)
 
     @pytest.mark.parametrize(
         ("typo", "meant"),
@@ -603,7 +674,11 @@ class TestDpSample:
             ({"step": "NUTS"}, ValueError, ["'NUTS'", "DPLangevin"]),
             ({"step": pm.NUTS}, ValueError, ["NUTS is not a private step", "DPLangevin"]),
             ({"step": None}, ValueError, ["not a private step", "DPLangevin"]),
-            ({"step": dp.DPLangevin}, ValueError, ["needs step_size", "clip_norm", "scaling"]),
+            (
+                {"step": dp.DPLangevin, "step_kwargs": {"clip_norm": 0.45}},
+                ValueError,
+                ["needs step_size", "scaling"],
+            ),
             ({"nuts_sampler": "nutpie"}, ValueError, ["nuts_sampler", "not private"]),
             ({"return_inferencedata": False}, ValueError, ["return_inferencedata"]),
             ({"blocked": False}, ValueError, ["blocked=False"]),

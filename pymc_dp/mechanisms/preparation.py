@@ -295,7 +295,7 @@ class Preparation:
         secure = not noise.is_insecure()
         if not secure and not self.ledger.is_temporary:
             raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
-        kind = request["release"], request["of"], request["size"]
+        kind = type(self.engine), request["release"], request["of"], request["size"]
         if kind not in self._rehearsed:  # on made-up data, to compile and to fail uncharged
             mechanism.evaluate(self.engine.synthetic())
             self._rehearsed.add(kind)

@@ -73,9 +73,7 @@ _PLACING = (
 _SUMS = (ps.Add, ps.AND, ps.OR, ps.ScalarMaximum, ps.ScalarMinimum)
 
 
-def enclose(
-    outputs: Sequence[Variable], given: Mapping[Variable, Interval]
-) -> list[Interval]:
+def enclose(outputs: Sequence[Variable], given: Mapping[Variable, Interval]) -> list[Interval]:
     """Enclosures of graphs.
 
     Parameters
@@ -166,14 +164,23 @@ def _ends(node: Apply, inputs: list[Interval]) -> Interval:
 
 def _elemwise(node: Apply, inputs: list[Interval]) -> Interval:
     op = node.op.scalar_op
-    if isinstance(op, _INCREASING) or (
-        isinstance(op, ps.Cast) and node.outputs[0].type.dtype.startswith("float")
-    ):
+    if isinstance(op, _INCREASING):
         return _ends(node, inputs)
+    if isinstance(op, ps.Cast):
+        after = np.dtype(node.outputs[0].type.dtype)
+        if after.kind == "f" or (after.kind in "iu" and _fits(inputs[0], after)):
+            return _ends(node, inputs)
     for kind, rule in _RULES:
         if isinstance(op, kind):
             return rule(*inputs)
     raise NoEnclosure(f"Bounds do not follow through the operation {node.op}.")
+
+
+def _fits(x: Interval, dtype: np.dtype) -> bool:
+    """Whether a cast to an integer type, which cuts off decimals, can not wrap around."""
+    info = np.iinfo(dtype)
+    least, most = np.min(x[0]), np.max(x[1])
+    return bool(least >= max(info.min, -(2**53)) and most <= min(info.max, 2**53))
 
 
 def _negative(x: Interval) -> Interval:
@@ -227,9 +234,8 @@ def _power(x: Interval, exponent: Interval) -> Interval:
 
 
 def _switch(condition: Interval, x: Interval, y: Interval) -> Interval:
-    certain = [np.asarray(end) != 0 for end in condition]
-    true = certain[0] & certain[1] & ((condition[0] > 0) | (condition[1] < 0) | _known(condition))
-    false = (np.asarray(condition[0]) == 0) & (np.asarray(condition[1]) == 0)
+    true = (condition[0] > 0) | (condition[1] < 0)
+    false = (condition[0] == 0) & (condition[1] == 0)
     return (
         np.where(true, x[0], np.where(false, y[0], np.minimum(x[0], y[0]))),
         np.where(true, x[1], np.where(false, y[1], np.maximum(x[1], y[1]))),

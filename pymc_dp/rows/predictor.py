@@ -214,16 +214,19 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
             found = [function(np.full(_ROWS, x), *drawn, *blanks) for x in points]
         return np.array([f[0] for f in found]), np.array([f[1] for f in found])
 
-    points = np.concatenate([[0.0, 1.0], np.linspace(-4.0, 4.0, 11)])
+    near = np.concatenate([[0.0, 1.0], np.linspace(-4.0, 4.0, 11)])
+    # a predictor that is cut off, or bent, far out is none; a probit underflows there
+    far = np.concatenate([near, [5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0]])
+    far = np.concatenate([far, -far[len(near) :]])
     for sign in (1.0, -1.0):
-        values, slopes = evaluate(sign * points)
-        slopes *= sign
-        possible = np.isfinite(values)
-        if not np.array_equal(possible.any(axis=0), possible.all(axis=0)):
-            return None
-        rows = possible.all(axis=0)
         for family in FAMILIES:
-            if _holds(family, points, values[:, rows], slopes[:, rows]):
+            points = near if family == "probit" else far
+            values, slopes = evaluate(sign * points)
+            possible = np.isfinite(values)
+            rows = possible.all(axis=0)
+            if np.array_equal(possible.any(axis=0), rows) and _holds(
+                family, points, values[:, rows], sign * slopes[:, rows]
+            ):
                 return family, sign
     return None
 
@@ -247,6 +250,8 @@ def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarr
         expected, slope = a * v - b * k, a - b * k1
         size = 1.0 + np.abs(a) + np.abs(b)
         concave = b
-    scale = _TOLERANCE * size * (1.0 + np.abs(v) + np.exp(v))
+    # 1 - p of a probability p that was computed first has lost digits
+    growth = np.exp(v) if family == "log" else 1e-6 * np.exp(v)
+    scale = _TOLERANCE * size * (1.0 + np.abs(v) + growth)
     close = (np.abs(changes - expected) <= scale) & (np.abs(slopes - slope) <= scale)
     return bool(close.all() and np.count_nonzero(concave > 0.0) >= 16)

@@ -172,11 +172,13 @@ class PrivateStep(BlockedStep):
                 clip_norm=design.clip_norms,
                 location=self.coordinates.location.tolist(),
                 scaling=self.coordinates.scaling.tolist(),
-                secure=self._secure,
+                secure=self._secure and source.secure,
                 **{**settings, **design.settings},
             ),
         )
         source.finish()
+        self._stats: dict[str, Any] = {}
+        self._blank_stats: dict[str, Any] = {}
         self._forget_chain()
 
     # -- what a sampler defines -----------------------------------------------------------------
@@ -230,6 +232,13 @@ class PrivateStep(BlockedStep):
         self._spent_before = 0
         self._warned = False
 
+    def _add_stat(self, name: str, blank: np.ndarray) -> None:
+        """Declare a vector among the statistics, with its value where no iteration was made."""
+        kind = (np.dtype((np.float64, blank.shape)), list(blank.shape))
+        self.stats_dtypes_shapes = {**self.stats_dtypes_shapes, name: kind}
+        self.stats_dtypes = [{key: of[0] for key, of in self.stats_dtypes_shapes.items()}]
+        self._blank_stats = {**self._blank_stats, name: blank}
+
     @property
     def tuning(self) -> bool:
         """Whether the chain is still in the iterations that are not kept."""
@@ -279,12 +288,14 @@ class PrivateStep(BlockedStep):
             "dp_accepted": False,
             "dp_frozen": True,
             "warning": None,
+            **self._blank_stats,
         }
         if self._state is not None and self.queries.begin_iteration():
             self._state, accepted = self._transition(self._state, self._iteration)
             self._iteration += 1
             self._accepted += int(accepted)
             rate = self._accepted / self._iteration
+            stats.update(self._stats)
             stats.update(dp_accept_rate=rate, dp_accepted=bool(accepted), dp_frozen=False)
             if accepted:
                 self._point = self.parameters.point(self.coordinates.theta(self._state.z))

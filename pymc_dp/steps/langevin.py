@@ -8,14 +8,17 @@ from typing import Any, Literal
 import numpy as np
 
 from pymc_dp._checks import check_integer, check_number
+from pymc_dp.bounds import known_limits
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.interfaces import ClipInterval, PathQueries, Prior
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
+from pymc_dp.midpoints import newton_estimate
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
@@ -51,8 +54,10 @@ class DPLangevin(PrivateStep):
     momentum : {"persistent", "fresh"}, optional
         Keep the momentum between iterations, or draw it anew. Default: persistent for the plain
         form with ``n_steps=1``, else fresh.
-    friction : float, default 1.0
-        Least friction, per unit of time: public noise is added where the privacy noise is weaker.
+    friction : float, optional
+        Least friction, per unit of time: public noise is added where the privacy noise is weaker,
+        which keeps the chain from moving in circles. Default: 0.3 for the forms with fresh
+        momentum, else 1.
     jitter : float, default 0.0
         Step sizes vary by this fraction, by a randomised Halton sequence.
     clip_norm, scaling, curvature, log_concave, energy_clip, energy_share
@@ -126,7 +131,7 @@ class DPLangevin(PrivateStep):
         log_concave: bool = False,
         energy_clip: float | None = None,
         momentum: Literal["persistent", "fresh"] | None = None,
-        friction: float = 1.0,
+        friction: float | None = None,
         jitter: float = 0.0,
         energy_share: float = 0.15,
         noise_multiplier: float | Mapping[str, float] | None = None,
@@ -141,7 +146,7 @@ class DPLangevin(PrivateStep):
             raise ValueError(f"momentum must be 'persistent' or 'fresh', got {momentum!r}.")
         by_hand = clip_norm is not None or scaling is not None
         if by_hand:
-            _check_by_hand(draws, chains, step_size, clip_norm, scaling, form)
+            _check_by_hand(draws, chains, step_size, clip_norm, scaling, form, consistent_clipping)
             if (curvature is None) == (energy_clip is None):
                 raise ValueError(
                     "DPLangevin needs exactly one of curvature (a public bound on the curvature of "
@@ -169,7 +174,8 @@ class DPLangevin(PrivateStep):
                 else CurvatureInterval(positive("curvature", curvature), bool(log_concave))
             )
         self._momentum = momentum
-        self.friction = check_number("friction", friction)
+        self.friction = 1.0 if friction is None else check_number("friction", friction)
+        self._choose_friction = friction is None
         if self.friction < 0:
             raise ValueError(f"friction must not be negative, got {self.friction}.")
         self.jitter = check_number("jitter", jitter)
@@ -205,6 +211,9 @@ class DPLangevin(PrivateStep):
         )
         if by_hand:
             self._warn_if_small()
+        else:
+            d = self.parameters.size
+            self._add_stat("dp_newton", np.full(d, np.nan))
 
     # -- settings -------------------------------------------------------------------------------
 
@@ -214,7 +223,8 @@ class DPLangevin(PrivateStep):
             raise ValueError(f"consistent_clipping=True is not available: {reason}")
         huberised = predictor is not None and self.consistent_clipping is not False
         start = source.start()
-        engine = source.engine
+        limits = known_limits(source.model, source.budget.public)
+        engine: Engine = source.engine
 
         with source.preparation(
             type(self).__name__, {"form": self.form, "huberised": huberised}
@@ -237,6 +247,9 @@ class DPLangevin(PrivateStep):
                 sensitivity=source.sensitivity,
                 form=None if self.form == "auto" else self.form,
                 robust=robust,
+                limit=lambda clip: score_norm_limit(
+                    source.engine, clip, limits, source.compile_kwargs
+                )[0],
             )
         if not found.trusted:
             source.warn_untrusted(type(self).__name__)
@@ -250,18 +263,20 @@ class DPLangevin(PrivateStep):
         self.step_size = self.step_size or found.step_size
         self.n_steps = self.n_steps or found.n_steps
         self.persistent = found.persistent if self._momentum is None else self.persistent
+        self.friction = found.friction if self._choose_friction else self.friction
         self.basis = found.basis
         self.precision = np.ones(len(found.score))
         terms: Prior = source.terms.with_coordinates(found.coordinates)
         engine = engine.with_coordinates(found.clip)
         settings: dict[str, Any] = {
             "form": found.form,
+            "trusted": found.trusted,
             "step_size": self.step_size,
             "n_steps": self.n_steps,
             "momentum": "persistent" if self.persistent else "fresh",
             "friction": self.friction,
             "jitter": self.jitter,
-            "clipping": "huberised" if huberised else None,
+            "clipping": "huberised" if huberised and found.trusted else None,
             "clipping_reason": reason,
         }
         if found.form == "quadratic":
@@ -314,6 +329,9 @@ class DPLangevin(PrivateStep):
             friction=self.friction,
             adjusted=self.automatic or not self.tuning,
         )
+        if self.precision is not None:
+            moved = newton_estimate(info.midpoint, info.gradient, self.precision)
+            self._stats["dp_newton"] = self.coordinates.theta(moved)
         return state, bool(info.accepted)
 
 
@@ -324,6 +342,7 @@ def _check_by_hand(
     clip_norm: Any,
     scaling: Any,
     form: str,
+    consistent_clipping: bool | None,
 ) -> None:
     required(
         "DPLangevin",
@@ -333,6 +352,11 @@ def _check_by_hand(
         clip_norm=clip_norm,
         scaling=scaling,
     )
+    if consistent_clipping:
+        raise ValueError(
+            "consistent_clipping=True needs the bound that a private preparation learns: leave "
+            "clip_norm and scaling out."
+        )
     if form not in ("auto", "plain"):
         raise ValueError(
             f"form={form!r} needs what a private preparation learns: leave clip_norm and scaling "

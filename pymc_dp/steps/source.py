@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -24,6 +26,9 @@ from pymc_dp.warmup.scaled import Scaled, prepare_scaled
 __all__ = ["Design", "Source"]
 
 _log = logging.getLogger("pymc_dp")
+_KEY = os.urandom(32)
+#: Digests of the data that interrupted preparations of this process were about.
+_PREPARED: dict[int, bytes] = {}
 
 
 @dataclass(frozen=True)
@@ -120,21 +125,42 @@ class Source:
 
     def start(self) -> Coordinates:
         """Location and spread of the prior."""
-        return prior_coordinates(self.model, self.records, self.terms)
+        return prior_coordinates(self.model, self.budget, self.records, self.terms)
 
     def preparation(self, sampler: str, settings: Mapping[str, Any]) -> Shown:
-        """One-off releases of a new preparation, or of one that was interrupted."""
+        """One-off releases of a new preparation, or of one that was interrupted.
+
+        Raises
+        ------
+        ValueError
+            If no part of the budget could pay for the chains afterwards; nothing was spent.
+        """
         units = self.remaining()
-        preparation = Preparation.begin(
-            self.engine,
-            self.budget.ledger,
-            self.budget.account,
-            sampler=f"{sampler} preparation",
-            settings={**self.counts, **settings},
-            units=units,
-            neighboring=self.budget.neighboring,
-            n_public=self.budget.n_public,
-        )
+        if 4 * self.paths > units:  # an iteration makes two releases or more, with part of it
+            raise ValueError(
+                f"the budget cannot pay for {self.paths} iterations: each would get less than the "
+                "smallest charge (2^-40 of squared mu). Plan fewer draws or chains, or use a "
+                "larger epsilon."
+            )
+        self._warn_if_another_waits(sampler)
+
+        def begin() -> Preparation:
+            return Preparation.begin(
+                self.engine,
+                self.budget.ledger,
+                self.budget.account,
+                sampler=f"{sampler} preparation",
+                settings={**self.counts, **settings},
+                units=units,
+                neighboring=self.budget.neighboring,
+                n_public=self.budget.n_public,
+            )
+
+        preparation, digest = begin(), self._digest()
+        if _PREPARED.setdefault(preparation.plan_id, digest) != digest:
+            preparation.finish()  # it was interrupted, and the data have changed since
+            preparation = begin()
+            _PREPARED[preparation.plan_id] = digest
         self._preparation = preparation
         _log.info(
             "%s prepares: private releases from what is left of the budget, %s, shown one by one "
@@ -148,6 +174,37 @@ class Source:
         """The step is built: an equal one prepares anew."""
         if self._preparation is not None:
             self._preparation.finish()
+
+    @property
+    def secure(self) -> bool:
+        """Whether all noise of the preparation was secure."""
+        return self._preparation is None or self._preparation.secure
+
+    def _digest(self) -> bytes:
+        """A keyed digest of data and priors, to recognise them within this process."""
+        digest = hashlib.blake2b(key=_KEY)
+        arrays = [array for group in self.records.groups for array in group.store.read()]
+        named = [self.model[name] for name in self.budget.public if name in self.model.named_vars]
+        arrays += [v.get_value() for v in named if hasattr(v, "get_value")]
+        start = self.records.initial
+        arrays += [start, self.terms.gradient(start)]
+        for array in arrays:
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return digest.digest()
+
+    def _warn_if_another_waits(self, sampler: str) -> None:
+        """A preparation plans with all that is left, chains of an earlier step included."""
+        mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        begun = {e.plan for e in mine if e.kind == "run"}
+        waiting = [e for e in mine if e.kind == "plan" and "chains" in e.payload]
+        if any(e.plan not in begun for e in waiting):
+            warnings.warn(
+                f"{sampler} is about to use all that is left of the budget, but another step was "
+                "built on it that has not been run and will not be paid. Run that one first, or "
+                "build each step on its own budget, on one ledger.",
+                UserWarning,
+                stacklevel=5,
+            )
 
     def scaled(self, sampler: str) -> tuple[Scaled, Design]:
         """A design in coordinates that were learned privately, with one clip norm for all."""

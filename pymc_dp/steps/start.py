@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pymc as pm
 import xarray as xr
 from pymc.model import Model
 
-from pymc_dp.records import PublicTerms, Records
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.records import PublicTerms, Records, draws_are_public
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import unconstrain
 
@@ -18,12 +21,15 @@ _DRAWS = 500
 _SEED = 20_240_229
 
 
-def prior_coordinates(model: Model, records: Records, terms: PublicTerms) -> Coordinates:
+def prior_coordinates(
+    model: Model, budget: PrivacyBudget, records: Records, terms: PublicTerms
+) -> Coordinates:
     """Initial point of the model, and the prior standard deviation of every parameter.
 
     Parameters
     ----------
     model : pymc.Model
+    budget : PrivacyBudget
     records : Records
     terms : PublicTerms
         In the coordinates theta.
@@ -33,12 +39,14 @@ def prior_coordinates(model: Model, records: Records, terms: PublicTerms) -> Coo
     Coordinates
         With a diagonal scaling, in unconstrained space.  Half the width of the central 68 % of 500
         prior draws, which heavy tails do not spoil; where the prior can not be drawn from
-        (``pm.Flat``), the inverse root of its curvature at the initial point, or 1.
+        (``pm.Flat``), or draws with code of the user's own, the inverse root of its curvature at
+        the initial point, or 1.
     """
-    try:
-        widths = _spread(model, records)
-    except NotImplementedError:
-        widths = np.full(records.parameters.size, np.nan)
+    widths = np.full(records.parameters.size, np.nan)
+    length = min(records.n_units, *budget.row_counts.values())
+    if draws_are_public(model, budget.public, length):
+        with contextlib.suppress(NotImplementedError):
+            widths = _spread(model, records)
     usable = np.isfinite(widths) & (widths > 0.0)
     if not usable.all():
         widths = np.where(usable, widths, _from_curvature(records.initial, terms))

@@ -22,8 +22,12 @@ from pymc_dp.warmup.quantiles import tail_quantile
 
 #: Up to this many parameters the whole curvature matrix is released, above it the diagonal.
 FULL = 60
+#: More rounds than this before the last ones are not made.
+ROUNDS = 50
 #: Part of a release's budget for the histogram that finds its clip norm.
 LOOK = 0.35
+#: Least share of a round: what it is divided into must be at least one unit of the ledger each.
+LEAST = 1e-8
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
 
@@ -70,8 +74,12 @@ class Bulk:
         Covariance of `location` that the privacy noise of the last step has caused.
     precision : (d, d) ndarray
         Of the posterior, positive definite: eigenvalues in absolute value, raised to their noise.
-    trusted : bool
-        False where the noise hid the records, or the search did not arrive.
+    spent : float
+        Part of the budget that was spent.
+    arrived : bool
+        False where the noise hid the records, or the last steps were still longer than noise.
+    known : bool
+        False where the noise hides the curvature of some direction.
     """
 
     location: np.ndarray
@@ -79,7 +87,9 @@ class Bulk:
     prior_precision: np.ndarray
     location_noise: np.ndarray
     precision: np.ndarray
-    trusted: bool
+    spent: float
+    arrived: bool
+    known: bool
 
 
 def prior_curvature(gradient: Gradient, at: Coordinates, step: float = 1e-3) -> np.ndarray:
@@ -114,8 +124,8 @@ def find_bulk(
     blocks : callable
         theta -> parameters that reach each unit through an index (see `clip_scaling`).
     share : float
-        Part of the budget that may be spent. Far from the bulk, where the scores of the records
-        agree, rounds cost little; what they leave over goes to the two last rounds.
+        Part of the budget to be spent, doubled at most where the search has not arrived. Far from
+        the bulk, where the scores of the records agree, rounds cost little.
 
     Returns
     -------
@@ -133,16 +143,19 @@ def find_bulk(
     search = _Search(releases, gradient, start, blocks)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = min((4e4 + 200.0 * d**2) / n**2 / releases.units_mu2, share / 12.0)
+    cost = max(cost, LEAST)
     k = 0
-    while search.spent + cost <= share / 2.0 and k < 40:
+    while search.spent + 2.0 * cost < share and k < ROUNDS:
         k += 1
         if search.advance(f"round {k}:", cost):
-            if search.known:
-                break
-            cost *= 4.0  # something is hidden by the noise
+            cost *= 6.0  # what is left to learn is hidden by the noise
     last = (share - search.spent) / 2.0
-    search.advance("refine:", last)
-    search.advance("finish:", last)
+    for _ in range(2):
+        k += 1
+        search.advance(f"round {k}:", last)
+    while not (search.arrived and search.known) and search.spent + last < 2.0 * share:
+        k += 1
+        search.advance(f"round {k}:", last)
     return search.result()
 
 
@@ -163,16 +176,15 @@ class _Search:
         self.metric = np.diag(np.sum(start.scaling**2, axis=1) ** -1.0)
         self.radius = math.sqrt(len(start.location))
         self.spent = 0.0
-        self.trusted = False
         self.visible = 0.0  # share of a round at which scores could be told from noise
-        self.known = False  # no direction's curvature is hidden by the noise
         self.step: np.ndarray | None = None  # the last one, in theta
         self.rise = 0.0  # slope of the log posterior along it, where it began
         d = len(start.location)
         self.data_precision = np.zeros((d, d))
         self.precision = self.metric
         self.location_noise = np.zeros((d, d))
-        self.converged = False
+        self.arrived = False
+        self.known = False
 
     @property
     def d(self) -> int:
@@ -228,7 +240,6 @@ class _Search:
             return None
         if clip_norm == 0.0:  # a likelihood that is linear here, or does not see the parameters
             return np.zeros((self.d, self.d)), 0.0
-        self.trusted = True
         packed, sd = self.sum(f"{label} curvature", spec, clip_norm, (1.0 - LOOK) * share)
         return spec.matrix(packed), 3.0 * sd if spec.diagonal else sd * math.sqrt(2.0 * self.d)
 
@@ -260,8 +271,8 @@ class _Search:
         )
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, decrement)
-        self.known = float(np.min(np.abs(values))) > floor
-        self.converged = decrement < 8.0 * noise + 4.0 * self.d
+        self.known = float(np.min(values)) > 0.7 * floor
+        self.arrived = decrement < 8.0 * noise + 4.0 * self.d
         return decrement < 3.0 * noise + 0.5 * self.d
 
     def move(self, step: np.ndarray, rise: float) -> None:
@@ -270,6 +281,7 @@ class _Search:
 
     def shorten(self, fraction: float) -> None:
         """Take a part of the last step back."""
+        self.arrived = False
         fraction = min(max(fraction, 0.1), 0.7)
         assert self.step is not None
         origin = self.at.location - self.step
@@ -280,6 +292,7 @@ class _Search:
 
     def prolong(self, slope: float) -> None:
         """Another step the same way, up to three times as long."""
+        self.arrived = False
         assert self.step is not None
         further = slope / max(self.rise - slope, slope / 3.0)
         self.radius *= 1.0 + further
@@ -294,5 +307,7 @@ class _Search:
             prior,
             self.location_noise,
             self.precision,
-            self.trusted and self.converged,
+            self.spent,
+            self.arrived,
+            self.known,
         )

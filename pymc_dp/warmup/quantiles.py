@@ -16,11 +16,11 @@ _MARGIN = 8
 #: histogram passes with probability below 2e-4.
 _CLEAR = 5.0
 #: Farthest continuation of the tail, as a factor.
-_FURTHEST = 3.0
+_FURTHEST = 2.0
 
 
 def tail_quantile(
-    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: int
+    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
 ) -> float | None:
     """Upper quantile of a positive quantity from a histogram with noisy counts.
 
@@ -33,31 +33,34 @@ def tail_quantile(
     noise_sd : float
         Standard deviation of the noise on each count.
     tail : float
-        Fraction of the units that may lie above.
-    n : int
+        Fraction that may lie above, of the units that are not zero.
+    n : float
         Public number of units.
 
     Returns
     -------
     float or None
-        The edge with about ``tail * n`` units above it. 0 where nearly all units
-        are zero; None where nothing stands out of the noise.
+        The edge with about that fraction above it. 0 where nearly all units are zero, or beyond
+        all bins; None where nothing stands out of the noise.
 
     Notes
     -----
     Most bins are empty and add nothing but noise, so the tail is summed over the fullest window of
     16 bins and the 8 bins above it alone. What lies beyond is too rare to be seen. Where the noise
-    hides a tail as thin as asked for, the quantile of a thicker one is continued exponentially.
+    hides a tail as thin as asked for, the quantile of a thicker one is continued like a normal one.
     """
     inner = counts[1:]
     sums = np.convolve(inner, np.ones(_WINDOW), mode="valid")
     start = int(np.argmax(sums))
     if sums[start] < _CLEAR * noise_sd * np.sqrt(_WINDOW):
         return 0.0 if counts[0] > n / 2 else None
-    top = min(start + _WINDOW + _MARGIN, len(inner) - 1)
+    top = min(start + _WINDOW + _MARGIN, len(inner))
     above = np.cumsum(inner[start:top][::-1])
+    n = min(n, max(float(above[-1]), 0.0))  # of those that are not zero
     least = max(tail * n, 2.0 * noise_sd * math.sqrt(_MARGIN))
     enough = np.flatnonzero(above > least)
+    if not enough.size or top - 1 - enough[0] >= len(inner) - 1:
+        return 0.0 if enough.size else None
     j = top - 1 - int(enough[0])  # the bin in which the tail begins
-    beyond = math.log(1.0 / tail) / math.log(max(n / least, 2.0))
+    beyond = math.sqrt(math.log(1.0 / tail) / math.log(max(n / least, 2.0)))
     return float(edges[j + 2]) * min(max(beyond, 1.0), _FURTHEST)

@@ -62,8 +62,8 @@ def prepare_scaled(
     at = Coordinates(bulk.location, root(np.linalg.inv(bulk.precision)))
     edges, counts, noise_sd = releases.histogram("scores", Score(at), LOOK)
     found = tail_quantile(edges, counts, noise_sd, tail_of_scores(n), n)
-    left = (1.0 - WARM_UP - LOOK) * releases.units_mu2
-    if not bulk.trusted or not found:
+    left = (1.0 - bulk.spent - LOOK) * releases.units_mu2
+    if not bulk.arrived or not found:
         # scores of a prior's width are about this long if n records add up to its precision
         return Scaled(start, 3.5 * math.sqrt(d / n), left, False)
     return Scaled(at, found, left, True)

@@ -174,6 +174,46 @@ class Anchored(Target):
         return self.base.gradient(z) + self.score
 
 
+class Moved(Target):
+    """A target in coordinates w, z = basis @ w."""
+
+    half_range = 10.0
+
+    def __init__(self, base, basis):
+        self.base, self.basis = base, basis
+
+    def log_likelihood(self, w):
+        return self.base.log_likelihood(w @ self.basis.T)
+
+    def log_density(self, w):
+        return self.base.log_density(w @ self.basis.T)
+
+    def gradient(self, w):
+        return self.base.gradient(w @ self.basis.T) @ self.basis
+
+
+class Public(Target):
+    """A target without private records: all terms of a target, or of public terms, are public."""
+
+    def __init__(self, base):
+        self.base = base
+
+    def log_likelihood(self, z):
+        return np.zeros((*z.shape[:-1], 1))
+
+    def log_density(self, z):
+        value = self.base.log_density(z)
+        if isinstance(self.base, Target):
+            value = value + self.base.log_likelihood(z).sum(-1)
+        return value
+
+    def gradient(self, z):
+        value = self.base.gradient(z)
+        if isinstance(self.base, Target):
+            value = value + self.base.record_gradients(z).sum(-2)
+        return value
+
+
 @dataclass
 class NoisyQueries:
     """Queries with known noise on the records of a target; counts its answers.

@@ -6,17 +6,29 @@ False alarms: at most 1e-6 per test (see `harness.Z_LIMIT`), and none at all for
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pymc_dp.kernels import hmc, langevin, penalty
+from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
+from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
 
-from .harness import Z_LIMIT, Anchored, Banana, Logistic, NoisyQueries, RecordPath, run
+from .harness import (
+    Z_LIMIT,
+    Anchored,
+    Banana,
+    Logistic,
+    Moved,
+    NoisyQueries,
+    Public,
+    RecordPath,
+    run,
+)
 
 CHAINS = 2000
 FAULT_LIMIT = 8.0
@@ -338,6 +350,209 @@ def test_planted_fault_is_rejected(name, planted):
     else:
         assert queries.clipped == 0
         assert abs(report.worst[1]) < Z_LIMIT, report
+
+
+# Chains that move in w, z = B w, with a released score or likelihood among the public terms.
+
+SKEW = np.array([[1.2, 0.5], [-0.3, 0.45]])  # neither symmetric nor orthogonal
+
+
+class BendingClip(NoisyQueries):
+    """Residual scores clipped to a norm that grows with the distance from the origin."""
+
+    path_class: type[RecordPath]
+
+    def path(self, z_start):
+        super().path(z_start)
+        return self.path_class(self)
+
+
+class ClipAtMidpoint(RecordPath):
+    """The bound is taken at the mid-point, which the reversed path shares."""
+
+    def gradient(self, mid):
+        self.g = self.clipped(mid, mid)
+        return self.queries.noisy_gradient(mid, self.g)
+
+    def clipped(self, mid, where):
+        g = self.queries.target.record_gradients(mid)
+        bound = 0.15 * np.sqrt((where**2).sum(-1))[..., None, None]
+        norm = np.maximum(np.sqrt((g**2).sum(-1, keepdims=True)), 1e-300)
+        return g * np.minimum(1.0, bound / norm)
+
+
+class ClipAtStart(ClipAtMidpoint):
+    """The bound is taken at z_j, from where the step began."""
+
+    def gradient(self, mid):
+        self.where = getattr(self, "where", self.start)
+        self.g = self.clipped(mid, self.where)
+        return self.queries.noisy_gradient(mid, self.g)
+
+    def advance(self, displacement):
+        super().advance(displacement)
+        self.where = self.where + displacement
+
+
+class MidpointQueries(BendingClip):
+    path_class = ClipAtMidpoint
+
+
+class StartQueries(BendingClip):
+    path_class = ClipAtStart
+
+
+class WithoutExtraNoise(InBasis):
+    """The noise in w keeps the shape that the basis gives it."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self._extra = None
+
+
+class WithoutTranspose(InBasis):
+    """Scores in w are B g, not B' g."""
+
+    def path(self, w_start):
+        path = super().path(w_start)
+        inner = path._path
+
+        class Slip:
+            def __getattr__(self, name):
+                return getattr(inner, name)
+
+            def gradient(self, mid):
+                return inner.gradient(mid) @ SKEW.T @ np.linalg.inv(SKEW)
+
+        path._path = Slip()
+        return path
+
+
+class TiltNotTested(Tilted):
+    """The accept test does not know of the released score."""
+
+    def log_density(self, z):
+        return self.prior.log_density(z)
+
+
+TILT = Tilted(LOGISTIC, ANCHORED.score)
+WIDE = ConstantInterval(8.0)
+CURVATURE = np.array([[2.0, 0.7], [0.7, 0.5]])
+SCORE_NOISE = np.array([[0.6, -0.2], [-0.2, 0.9]])
+QUADRATIC = Quadratic(Public(LOGISTIC), np.array([1.5, -0.4]), CURVATURE, SCORE_NOISE)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """A kernel's view of a target, and the slip that spoils it, if there is one.
+
+    The chain targets `target` in w; queries are about `records` in z, the rest is in `prior`.
+    """
+
+    target: Any
+    records: Any
+    prior: Any
+    settings: dict[str, Any]
+    noise: dict[str, float]
+    basis: np.ndarray | None = None
+    queries: Callable[..., Any] = NoisyQueries
+    wrapper: Callable[..., Any] = InBasis
+    slip: dict[str, Any] = field(default_factory=dict)
+
+    def run(self, iterations: int, seed: int = 3):
+        rng = np.random.default_rng(seed)
+        asked = self.queries(self.records, np.random.default_rng(seed + 1), **self.noise)
+        state = langevin.initial_state(rng, self.target.draw(rng, CHAINS), self.prior)
+        wrapped = asked if self.basis is None else self.wrapper(asked, self.basis, rng)
+
+        def step(state, iteration):
+            return langevin.transition(rng, state, wrapped, self.prior, **self.settings)
+
+        return run(step, state, self.target, iterations=iterations), asked
+
+
+WEAK_NOISE = {"gradient_noise_sd": 1.5, "noise_multiplier": 0.06}
+ARRANGEMENTS = {
+    "basis": Arrangement(
+        Moved(LOGISTIC, SKEW),
+        LOGISTIC,
+        Moved(LOGISTIC, SKEW),
+        langevin_settings(interval=WIDE),
+        {"gradient_noise_sd": 2.0, "noise_multiplier": 0.06},
+        basis=SKEW,
+        slip={"wrapper": WithoutExtraNoise},
+    ),
+    "basis, several fresh steps": Arrangement(
+        Moved(LOGISTIC, SKEW),
+        LOGISTIC,
+        Moved(LOGISTIC, SKEW),
+        langevin_settings(n_steps=3, persistent=False, interval=WIDE, friction=0.5),
+        WEAK_NOISE,
+        basis=SKEW,
+        slip={"wrapper": WithoutTranspose},
+    ),
+    "tilt": Arrangement(
+        ANCHORED,
+        ANCHORED,
+        TILT,
+        langevin_settings(n_steps=4, persistent=False, interval=WIDE, friction=0.3),
+        {"gradient_noise_sd": 1.0, "noise_multiplier": 0.06},
+        slip={"prior": TiltNotTested(LOGISTIC, ANCHORED.score)},
+    ),
+    "tilt in a basis": Arrangement(
+        Moved(ANCHORED, SKEW),
+        ANCHORED,
+        Tilted(Moved(LOGISTIC, SKEW), SKEW.T @ ANCHORED.score),
+        langevin_settings(n_steps=2, interval=WIDE),
+        WEAK_NOISE,
+        basis=SKEW,
+    ),
+    "residual clip at the mid-point": Arrangement(
+        ANCHORED,
+        ANCHORED,
+        TILT,
+        langevin_settings(interval=WIDE, step_size=0.8),
+        WEAK_NOISE,
+        queries=MidpointQueries,
+        slip={"queries": StartQueries},
+    ),
+    "quadratic without records": Arrangement(
+        Public(QUADRATIC),
+        None,
+        QUADRATIC,
+        langevin_settings(n_steps=4, persistent=False, friction=0.3),
+        {},
+        queries=lambda records, rng: NoRecords(),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARRANGEMENTS)
+def test_arrangement_is_stationary(name):
+    report, queries = ARRANGEMENTS[name].run(iterations=400)
+    assert getattr(queries, "clipped", 0) == 0, "the setting must clip nothing to be exact"
+    assert 0.05 < report.acceptance < 0.97, "the accept test must matter"
+    assert abs(report.worst[1]) < Z_LIMIT, report
+
+
+@pytest.mark.parametrize("name", [name for name, a in ARRANGEMENTS.items() if a.slip])
+def test_slip_in_an_arrangement_is_rejected(name):
+    """A sound kernel would be beyond this limit in one of 10^14 runs."""
+    report, _ = replace(ARRANGEMENTS[name], **ARRANGEMENTS[name].slip).run(iterations=250)
+    assert abs(report.worst[1]) > FAULT_LIMIT, report
+
+
+def test_quadratic_matches_closed_form():
+    # prior N(0, I): z has precision I + W, W = H (H + V)^-1 H, and mean (I + W)^-1 H (H + V)^-1 G
+    class Normal(Logistic):
+        def log_likelihood(self, z):
+            return np.zeros((*z.shape[:-1], 1))
+
+    target = Public(Quadratic(Normal(), QUADRATIC.score, CURVATURE, SCORE_NOISE))
+    gain = CURVATURE @ np.linalg.inv(CURVATURE + SCORE_NOISE)
+    covariance = np.linalg.inv(np.eye(2) + gain @ CURVATURE)
+    np.testing.assert_allclose(target.mean, covariance @ gain @ QUADRATIC.score, atol=1e-6)
+    np.testing.assert_allclose(target.sd**2, np.diag(covariance), rtol=1e-5)
 
 
 def test_banana_quadrature_matches_closed_form():

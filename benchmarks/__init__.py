@@ -1,0 +1,1 @@
+"""How much accuracy a budget buys: models, reference posteriors, and runs of every sampler."""

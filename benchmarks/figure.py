@@ -1,0 +1,66 @@
+"""Methods by epsilon: accuracy, distance from the exact posterior, effective draws."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+__all__ = ["draw"]
+
+_COLOURS = {
+    "DPLangevin": "#0072B2",
+    "quadratic": "#56B4E9",
+    "DPHMC": "#D55E00",
+    "DPPenalty": "#009E73",
+    "one-shot": "#000000",
+}
+_PANELS = (("rmse", "RMSE of the mean (sds)"), ("mmd", "MMD"), ("ess", "effective draws"))
+
+
+def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure:
+    """One row of panels for each model.
+
+    Parameters
+    ----------
+    cells : sequence of mapping
+        Summaries with ``model``, ``method``, ``epsilon`` and the quantities of the panels.
+    paper : mapping
+        model -> method -> epsilon -> MMD of the published code, drawn in grey.
+    """
+    models = list(dict.fromkeys(cell["model"] for cell in cells))
+    figure = Figure(figsize=(10.0, 2.7 * len(models) + 0.6), layout="constrained")
+    panels = figure.subplots(len(models), len(_PANELS), squeeze=False)
+    lines: dict[str, Any] = {}
+    for row, model in zip(panels, models, strict=True):
+        for panel, (key, label) in zip(row, _PANELS, strict=True):
+            for method, colour in _COLOURS.items():
+                points = sorted(
+                    (cell["epsilon"], cell[key])
+                    for cell in cells
+                    if (cell["model"], cell["method"]) == (model, method) and key in cell
+                )
+                if points and not (key == "ess" and method in ("one-shot", "quadratic")):
+                    [lines[method]] = panel.plot(*zip(*points, strict=True), "o-", color=colour)
+            limit = sorted(
+                {(c["epsilon"], c["sigma0"]) for c in cells if c["model"] == model and "rmse" in c}
+            )
+            if key == "rmse" and limit:
+                [lines["limit: noise of an anchor"]] = panel.plot(
+                    *zip(*limit, strict=True), "--", color="0.4"
+                )
+            if key == "mmd":
+                for published in paper.get(model, {}).values():
+                    points = sorted(published.items())
+                    [lines["the paper's four methods"]] = panel.plot(
+                        *zip(*points, strict=True), "s:", color="0.65", markersize=4
+                    )
+            panel.set_xscale("log")
+            panel.set_yscale("log")
+            panel.set_title(f"{model}: {label}", loc="left", fontsize=9)
+            panel.set_xlabel("ε", fontsize=9)
+            panel.spines[["top", "right"]].set_visible(False)
+    handles, labels = list(lines.values()), list(lines)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+    return figure

@@ -1,0 +1,354 @@
+"""The private search for location, coordinates and bounds, on real engines with seeded noise.
+
+Float noise from fixed seeds stands in for the privacy noise, so that nothing here fails by chance.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+
+from pymc_dp.mechanisms.oneoff import EDGES
+from pymc_dp.records import PublicTerms, extract
+from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
+from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.warmup.bulk import find_bulk, prior_curvature
+from pymc_dp.warmup.geometry import clip_scaling
+from pymc_dp.warmup.langevin import Prepared, prepare_langevin
+from pymc_dp.warmup.linear import positive_part, root, within
+from pymc_dp.warmup.quantiles import tail_quantile
+from pymc_dp.warmup.scaled import prepare_scaled
+
+N = 20_000
+
+
+def precision_matrix(d: int, seed: int = 0, spread: float = 2.0) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    rotation = np.linalg.qr(rng.normal(size=(d, d)))[0]
+    return (rotation * 10.0 ** rng.uniform(-spread, spread, d)) @ rotation.T
+
+
+# -- tails ----------------------------------------------------------------------------------------
+
+
+def histogram_of(norms: np.ndarray, noise_sd: float = 0.0, seed: int = 0) -> np.ndarray:
+    counts = np.histogram(norms, EDGES)[0].astype(float)
+    return counts + noise_sd * np.random.default_rng(seed).standard_normal(len(counts))
+
+
+def norms_of(kind: str, n: int) -> np.ndarray:
+    rng = np.random.default_rng(1)
+    if kind == "chi":
+        return 3e-3 * np.sqrt(rng.chisquare(8, n))
+    if kind == "constant":
+        return np.full(n, 0.7)
+    if kind == "half normal":
+        return 50.0 * np.abs(rng.normal(size=n))
+    return rng.pareto(2.0, n) + 1.0  # "heavy"
+
+
+@pytest.mark.parametrize("tail", [0.1, 0.01, 0.001])
+@pytest.mark.parametrize("kind", ["chi", "constant", "half normal", "heavy"])
+def test_tail_of_exact_counts(kind, tail):
+    norms = norms_of(kind, N)
+    found = tail_quantile(EDGES, histogram_of(norms), 0.0, tail, N)
+    exact = np.quantile(norms, 1.0 - tail)
+    assert np.mean(norms > found) <= tail
+    assert exact <= found <= exact * 2.0**0.5, "two bins of the histogram at most"
+
+
+@pytest.mark.parametrize("kind", ["chi", "half normal", "heavy"])
+@pytest.mark.parametrize("noise_sd", [10.0, 100.0, 400.0])
+def test_tail_of_noisy_counts(kind, noise_sd):
+    """The noise can hide a thin tail, which is continued then, but never moves it far."""
+    norms = norms_of(kind, N)
+    found = [tail_quantile(EDGES, histogram_of(norms, noise_sd, k), noise_sd, 0.01, N) for k in range(50)]
+    assert None not in found and 0.0 not in found
+    exact = np.quantile(norms, 0.99)
+    assert all(0.4 * exact < value < 5.0 * exact for value in found)
+    assert np.mean([np.mean(norms > value) for value in found]) < 0.03
+
+
+def test_zeros_and_noise():
+    zeros = histogram_of(np.zeros(N))
+    assert tail_quantile(EDGES, zeros, 0.0, 0.01, N) == 0.0
+    for seed in range(50):
+        noise = 100.0 * np.random.default_rng(seed).standard_normal(len(EDGES) - 1)
+        assert tail_quantile(EDGES, noise, 100.0, 0.01, N) is None
+        assert tail_quantile(EDGES, zeros + noise, 100.0, 0.01, N) == 0.0
+    few = histogram_of(np.r_[np.zeros(N - 2000), np.full(2000, 0.1)], 20.0)
+    assert 0.1 <= tail_quantile(EDGES, few, 20.0, 0.01, N) < 0.5
+
+
+def test_tail_scales_with_what_is_measured():
+    norms = norms_of("chi", N)
+    one = tail_quantile(EDGES, histogram_of(norms), 0.0, 0.01, N)
+    other = tail_quantile(EDGES, histogram_of(2.0**10 * norms), 0.0, 0.01, N)
+    assert other == 2.0**10 * one
+
+
+# -- coordinates ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("d", [1, 4, 9])
+def test_dense_parameters_are_whitened(d):
+    precision = precision_matrix(d)
+    scaling = clip_scaling(precision, [], N)
+    np.testing.assert_allclose(scaling.T @ precision @ scaling, np.eye(d), atol=1e-8)
+
+
+def test_an_index_block_has_one_scale():
+    sizes = np.array([12_000.0, 6_000.0, 1_900.0, 100.0])
+    precision = np.diag(np.r_[400.0, sizes / 4.0])
+    scaling = clip_scaling(precision, [np.arange(1, 5)], N)
+    block = scaling[1:, 1:]
+    np.testing.assert_allclose(block, block[0, 0] * np.eye(4), rtol=1e-12)
+    assert not scaling[0, 1:].any() and not scaling[1:, 0].any()
+    widths = np.linalg.solve(scaling, np.linalg.inv(precision)) @ np.linalg.inv(scaling).T
+    np.testing.assert_allclose(np.trace(widths), 5.0)
+
+
+def test_scales_of_blocks_balance_noise_and_norms():
+    """No other scale of a block makes noise, times the size of scores, smaller."""
+    precision = precision_matrix(9, seed=3, spread=1.0)
+    index = [np.array([2, 5, 6]), np.array([3, 8])]
+    scaling = clip_scaling(precision, index, N)
+
+    def noise(a: np.ndarray) -> float:
+        q = a @ a.T
+        blocks_of = [np.array([0, 1, 4, 7]), *index]
+        spread = sum(
+            np.trace(np.linalg.solve(q[np.ix_(b, b)], np.linalg.inv(precision)[np.ix_(b, b)]))
+            for b in blocks_of
+        )
+        return float(spread * np.trace(q @ precision))
+
+    least = noise(scaling)
+    for block in ([0, 1, 4, 7], *index):
+        for factor in (0.8, 0.97, 1.03, 1.25):
+            other = scaling.copy()
+            other[:, block] *= factor
+            assert noise(other) > least
+    rotated = scaling.copy()
+    rotated[np.ix_([0, 1, 4, 7], [0, 1, 4, 7])] @= np.diag([1.1, 1.0, 1.0, 0.9])
+    assert noise(rotated) > least
+
+
+def test_units_of_parameters_do_not_matter():
+    precision, index = precision_matrix(6, seed=4), [np.array([1, 2, 4])]
+    rng = np.random.default_rng(5)
+    units = np.zeros((6, 6))  # any linear map of the dense ones, one unit for a block
+    units[np.ix_([0, 3, 5], [0, 3, 5])] = rng.normal(size=(3, 3))
+    units[index[0], index[0]] = 1e-3
+    back = np.linalg.inv(units)
+    one = clip_scaling(precision, index, N)
+    other = clip_scaling(back.T @ precision @ back, index, N)
+    np.testing.assert_allclose(
+        back @ other @ other.T @ back.T, one @ one.T, rtol=1e-6, atol=1e-6 * np.abs(one).max() ** 2
+    )
+
+
+def test_roots_and_positive_parts():
+    matrix = precision_matrix(5, seed=6)
+    np.testing.assert_allclose(root(matrix) @ root(matrix).T, matrix, rtol=1e-9, atol=1e-9)
+    singular = matrix[:, :2] @ matrix[:2]
+    np.testing.assert_allclose(root(singular) @ root(singular).T, singular, rtol=1e-6, atol=1e-6)
+    indefinite = np.array([[1.0, 2.0], [2.0, 1.0]])  # eigenvalues 3 and -1
+    np.testing.assert_allclose(positive_part(indefinite), 1.5 * np.ones((2, 2)), atol=1e-12)
+    assert np.linalg.eigvalsh(positive_part(indefinite, 0.5))[0] == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("radius", [0.01, 0.5, 1e6])
+def test_step_within_a_radius_is_the_best_of_all(radius):
+    rng = np.random.default_rng(7)
+    hessian, metric = precision_matrix(4, seed=7), precision_matrix(4, seed=8, spread=0.5)
+    slope = rng.normal(size=4)
+
+    def rise(step):
+        return slope @ step - 0.5 * step @ hessian @ step
+
+    step = within(hessian, metric, slope, radius)
+    length = np.sqrt(step @ metric @ step)
+    newton = np.linalg.solve(hessian, slope)
+    if np.sqrt(newton @ metric @ newton) <= radius:
+        np.testing.assert_allclose(step, newton, rtol=1e-9)
+    else:
+        assert length == pytest.approx(radius, rel=1e-6)
+    for other in rng.normal(size=(200, 4)):
+        other *= min(length, radius) / np.sqrt(other @ metric @ other)
+        assert rise(other) <= rise(step) * (1.0 + 1e-9)
+
+
+# -- the search -----------------------------------------------------------------------------------
+
+
+# Each declares a model, and returns the widths of its prior in unconstrained space.
+
+
+def odd_scales() -> list[float]:
+    """Logistic regression; features in units from 0.01 to 200, one vague prior for all."""
+    rng = np.random.default_rng(10)
+    scales = np.array([0.01, 0.3, 5.0, 200.0])
+    x = np.c_[np.ones(N), rng.normal(size=(N, 4)) * scales]
+    beta = np.r_[0.4, np.array([0.8, -0.5, 0.3, -1.0]) / scales]
+    y = (rng.random(N) < 1.0 / (1.0 + np.exp(-x @ beta))).astype(int)
+    pm.Bernoulli("y", logit_p=x @ pm.Normal("beta", 0.0, 50.0, shape=5), observed=y)
+    return [50.0] * 5
+
+
+def far_counts() -> list[float]:
+    """Counts of about 400, from a start at a rate of 1."""
+    rng = np.random.default_rng(11)
+    x = rng.normal(size=(N, 2))
+    y = rng.poisson(np.exp(6.0 + x @ [0.3, -0.2]))
+    a, b = pm.Normal("a", 0.0, 3.0), pm.Normal("b", 0.0, 1.0, shape=2)
+    pm.Poisson("y", pt.exp(a + x @ b), observed=y)
+    return [3.0, 1.0, 1.0]
+
+
+def far_normal() -> list[float]:
+    """Location and scale unknown, and both far from where the search starts."""
+    y = np.random.default_rng(12).normal(900.0, 30.0, N)
+    mu, sigma = pm.Normal("mu", 0.0, 500.0), pm.HalfNormal("sigma", 100.0)
+    pm.Normal("y", mu, sigma, observed=y)
+    return [500.0, 1.0]
+
+
+def unequal_groups() -> list[float]:
+    rng = np.random.default_rng(13)
+    group = rng.choice(8, N, p=np.array([40, 20, 16, 10, 6, 4, 3, 1]) / 100.0)
+    x = rng.normal(size=(N, 2))
+    effects = rng.normal(size=8)
+    y = (rng.random(N) < 1.0 / (1.0 + np.exp(-effects[group] - x @ [0.5, -0.3]))).astype(int)
+    a, b = pm.Normal("a", 0.0, 2.0, shape=8), pm.Normal("b", 0.0, 2.0, shape=2)
+    pm.Bernoulli("y", logit_p=a[group] + x @ b, observed=y)
+    return [2.0] * 10
+
+
+MODELS: dict[str, Callable[[], list[float]]] = {
+    declare.__name__: declare for declare in (odd_scales, far_counts, far_normal, unequal_groups)
+}
+
+
+@dataclass
+class Problem:
+    engine: RowEngine
+    terms: PublicTerms
+    start: Coordinates
+
+    def total(self, spec: Contribution) -> np.ndarray:
+        return sum(values.sum(axis=1) for _, values in blocks(self.engine, spec))
+
+    @cache  # noqa: B019 - there are four problems
+    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
+        """Mode and curvature there, by Newton steps with exact sums."""
+        releases = Releases(self, 1e12, seed=None)
+        theta = find_bulk(releases, self.terms.gradient, self.start, self.engine.index_blocks).location
+        d = len(theta)
+        for _ in range(20):
+            at = Coordinates(theta, np.diag(1e-3 * np.diag(self.start.scaling)))
+            spec = Curvature(at, step=1e-4)
+            hessian = spec.matrix(self.total(spec)) + prior_curvature(self.terms.gradient, at)
+            slope = self.total(Score(at)) + at.scaling.T @ self.terms.gradient(theta)
+            theta = theta + at.scaling @ np.linalg.solve(hessian, slope)
+        back = np.linalg.inv(at.scaling)
+        precision = back.T @ hessian @ back
+        assert np.linalg.eigvalsh(hessian)[0] > 0 and d == len(precision)
+        return theta, precision
+
+    def __hash__(self) -> int:
+        return id(self)
+
+
+@dataclass
+class Releases:
+    """One-off answers with Gaussian float noise for records that are replaced, from a seed."""
+
+    problem: Problem
+    units_mu2: float
+    seed: int | None
+    n_public: int = N
+    shares: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.rng = np.random.default_rng(self.seed)
+
+    def contributions(self, spec: Contribution) -> tuple[np.ndarray, np.ndarray]:
+        values = np.concatenate([v.copy() for _, v in blocks(self.problem.engine, spec)], axis=1)
+        assert values.shape == (spec.size, N)
+        with np.errstate(over="ignore"):
+            norms = np.sqrt((values**2).sum(axis=0))
+        return values, norms
+
+    def noise(self, share: float, sensitivity: float, size: int) -> tuple[np.ndarray, float]:
+        self.shares.append(share)
+        assert share > 0.0 and sum(self.shares) < 1.0 + 1e-9
+        sd = sensitivity / np.sqrt(share * self.units_mu2)
+        return (0.0 if self.seed is None else sd) * self.rng.standard_normal(size), sd
+
+    def histogram(
+        self, label: str, spec: Contribution, share: float
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        counts = np.histogram(self.contributions(spec)[1], EDGES)[0]
+        noise, sd = self.noise(share, np.sqrt(2.0), len(counts))
+        return EDGES, counts + noise, sd
+
+    def vector_sum(
+        self, label: str, spec: Contribution, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, float]:
+        assert label and 0.0 < clip_norm < np.inf
+        values, norms = self.contributions(spec)
+        factor = np.minimum(1.0, clip_norm / np.maximum(norms, 1e-300))
+        noise, sd = self.noise(share, 2.0 * clip_norm, spec.size)
+        return (values * factor).sum(axis=1) + noise, sd
+
+
+@cache
+def problem(name: str) -> Problem:
+    with pm.Model() as model:
+        widths = MODELS[name]()
+    records = extract(model)
+    d = len(records.initial)
+    theta = Coordinates(np.zeros(d), np.eye(d))
+    start = Coordinates(records.initial, np.diag(widths))
+    return Problem(records.engine(theta), records.public_terms(theta), start)
+
+
+@cache
+def prepared(name: str, mu2: float, seed: int, **options) -> tuple[Prepared, Releases]:
+    asked, own = problem(name), dict(options)
+    releases = Releases(asked, mu2, seed)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = prepare_langevin(
+            releases,
+            asked.terms.gradient,
+            asked.start,
+            asked.engine.index_blocks,
+            paths=4000,
+            sensitivity=2.0,
+            **own,
+        )
+    return found, releases
+
+
+if __name__ == "__main__":
+    import time
+    for name in MODELS:
+        p = problem(name)
+        t=time.time(); mode, prec = p.posterior(); print(name, mode, 1/np.sqrt(np.diag(prec)), time.time()-t)
+        for mu2 in (1.0, 4.0, 30.):
+            for seed in range(3):
+                t=time.time()
+                f, r = prepared(name, mu2, seed)
+                A=f.coordinates
+                e=np.linalg.eigvalsh(A.scaling.T@prec@A.scaling)
+                dist=np.linalg.norm(root(prec).T@(A.location-mode))/np.sqrt(len(mode))
+                print(name, mu2, seed, f.form, f.trusted, 'eig', e.min().round(3), e.max().round(3), 'dist', dist.round(2), 'shares', sum(r.shares), len(r.shares), time.time()-t, f.clip_norms)
