@@ -1,4 +1,4 @@
-"""Reference posteriors, not private: exact draws, or Metropolis around a Laplace approximation."""
+"""Reference posteriors, not private: exact draws, or Metropolis near a Laplace approximation."""
 
 from __future__ import annotations
 
@@ -197,4 +197,32 @@ def bend(u: np.ndarray) -> np.ndarray:
     return np.column_stack([u[:, 0], u[:, 1] - BANANA.a * u[:, 0] ** 2])
 
 
-_EXACT = {"gauss": _gauss, "banana": _banana}
+def _hierarchical_normal(rng: np.random.Generator, data: Data, k: int) -> np.ndarray:
+    """Gibbs sampling of the group means, which data of this size know better than their prior."""
+    y, group = data.arrays["y"], data.arrays["group"]
+    counts = np.bincount(group)
+    means = np.bincount(group, weights=y) / counts
+    within = float(np.sum((y - means[group]) ** 2))
+    groups, alpha, mu, tau, sigma = len(counts), means, means.mean(), means.std(), y.std()
+    grid = np.exp(np.linspace(-3.0, 3.0, 4000))  # of tau and sigma; uniform in their logarithms
+
+    def scale(squares: float, size: float) -> float:
+        """A draw of a half-normal scale (sd 5) given a sum of squares of normals."""
+        log_density = -(size - 1.0) * np.log(grid) - squares / (2.0 * grid**2) - grid**2 / 50.0
+        weights = np.cumsum(np.exp(log_density - log_density.max()))
+        return float(grid[np.searchsorted(weights, rng.random() * weights[-1])])
+
+    draws = []
+    for _ in range(k):
+        precision = counts / sigma**2 + 1.0 / tau**2
+        alpha = (counts * means / sigma**2 + mu / tau**2) / precision
+        alpha = alpha + rng.standard_normal(groups) / np.sqrt(precision)
+        precision_mu = groups / tau**2 + 1.0 / 100.0
+        mu = alpha.sum() / tau**2 / precision_mu + rng.standard_normal() / np.sqrt(precision_mu)
+        tau = scale(float(np.sum((alpha - mu) ** 2)), groups)
+        sigma = scale(within + float(np.sum(counts * (means - alpha) ** 2)), len(y))
+        draws.append(np.concatenate([[mu, np.log(tau)], (alpha - mu) / tau, [np.log(sigma)]]))
+    return np.array(draws)
+
+
+_EXACT = {"gauss": _gauss, "banana": _banana, "hierarchical_normal": _hierarchical_normal}

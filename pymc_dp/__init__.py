@@ -15,6 +15,7 @@ from pymc_dp.errors import (
     UnsafeModel,
     UnsafeRelease,
 )
+from pymc_dp.laplace import find_MAP, laplace
 from pymc_dp.ledger import Ledger
 from pymc_dp.midpoints import posterior_mean
 from pymc_dp.publish import release
@@ -40,7 +41,9 @@ __all__ = [
     "audit",
     "bounds",
     "clip_advice",
+    "find_MAP",
     "get_budget",
+    "laplace",
     "posterior_mean",
     "privacy_statement",
     "release",

@@ -7,7 +7,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent
+from pymc_dp.forecast import Forecast, forecast
 from pymc_dp.ledger import SPENDING, Ledger
 from pymc_dp.records import count_units, private_observed, row_counts
 
@@ -280,6 +281,58 @@ class PrivacyBudget:
         """
         units = self.ledger.remaining(self.account)
         return Spending(self.epsilon_of(units), units / MU2_UNIT)
+
+    def plan(
+        self,
+        draws: int | Literal["auto"] = 1000,
+        tune: int = 0,
+        chains: int = 4,
+        step: Any = "DPLangevin",
+        model: Model | None = None,
+    ) -> Forecast:
+        """What the rest of the budget will buy; nothing is spent and no record is read.
+
+        Parameters
+        ----------
+        draws : int or "auto"
+            "auto" chooses how many iterations the budget should be cut into.
+        tune, chains : int
+        step : class or name, default "DPLangevin"
+            A private step method.
+        model : pymc.Model, optional
+            Default: the model of the context.
+
+        Returns
+        -------
+        Forecast
+            Prints what to expect: noise multipliers, privacy noise in the posterior mean,
+            effective draws, and what would help if the budget is too small.
+
+        Raises
+        ------
+        ValueError, UnsafeModel
+
+        Notes
+        -----
+        Rules of thumb for a near-normal posterior with learned settings, from public numbers alone:
+        n, the number of parameters and the budget.
+        """
+        model = pm.modelcontext(model)
+        if get_budget(model) is not self:
+            raise UnsafeModel("The budget belongs to another model than the one given.")
+        start = model.initial_point()
+        sizes = [np.size(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs]
+        return forecast(
+            step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__),
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            n=self.n_public,
+            d=int(sum(sizes)),
+            mu2=max(self.remaining().gdp_mu2, 2.0**-30),
+            delta=self.delta,
+            sensitivity=2.0 if self.neighboring == "replace_one" else 1.0,
+        )
 
     def table(self) -> pd.DataFrame:
         """What was charged for what.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import pymc as pm
 from pymc.model import Model
@@ -32,7 +32,7 @@ _REFUSED = {
 
 
 def sample(
-    draws: int = 1000,
+    draws: int | Literal["auto"] = 1000,
     *,
     tune: int = 0,
     chains: int = 4,
@@ -45,7 +45,9 @@ def sample(
 
     Parameters
     ----------
-    draws, tune, chains : int
+    draws : int or "auto"
+        As in ``pm.sample``; "auto" asks ``budget.plan`` how many the budget should be cut into.
+    tune, chains : int
         As in ``pm.sample``.  All chains share the budget; tuning draws cost as much as others and
         are not kept.
     step : class, name or instance, default DPLangevin
@@ -93,6 +95,8 @@ def sample(
     # all free variables, whatever was asked for: publication moves them together
     free = [rv.name for rv in model.free_RVs]
     kwargs["var_names"] = [*free, *[name for name in names if name not in free]]
+    if draws == "auto":
+        draws = budget.plan("auto", tune, chains, step, model).draws
     settings = dict(step_kwargs or {})
     if not isinstance(step, PrivateStep):
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))

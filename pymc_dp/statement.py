@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import numpy as np
+import xarray as xr
 
 from pymc_dp import _compat, noise
 from pymc_dp.accounting import epsilon_from_mu, mu_from_units
@@ -133,8 +134,9 @@ def privacy_statement(idata: Any) -> str:
 
     Parameters
     ----------
-    idata : arviz.InferenceData or xarray.DataTree
-        From :func:`release` or :func:`pymc_dp.sample`, or read back from a netCDF file.
+    idata : arviz.InferenceData, xarray.DataTree or xarray.Dataset
+        From :func:`release`, :func:`pymc_dp.sample`, :func:`pymc_dp.laplace` or
+        :func:`pymc_dp.find_MAP`, or read back from a netCDF file.
 
     Returns
     -------
@@ -146,8 +148,11 @@ def privacy_statement(idata: Any) -> str:
     UnsafeRelease
         If the result was not released.
     """
-    refuse_other_types(idata)
-    attrs = _compat.attributes(idata)
+    if isinstance(idata, xr.Dataset):
+        attrs = idata.attrs
+    else:
+        refuse_other_types(idata)
+        attrs = _compat.attributes(idata)
     if STATEMENT not in attrs:
         raise UnsafeRelease(
             "This result carries no privacy statement. Make one with dp.release(idata, model)."
@@ -176,8 +181,7 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         f"{size and ','}{size and ' in a data set' + size}.",
         f"Equivalently {facts['gdp_mu']:.4g}-Gaussian differential privacy (the guarantee holds at "
         f"every delta). Charged so far: epsilon = {facts['spent']['epsilon']:.4g}.",
-        f"Sampler: {facts['sampler']}, {facts['chains']} chains of {facts['draws']} draws after "
-        f"{facts['tune']} tuning iterations.",
+        _method(facts),
     ]
     if facts["preparation"]["releases"]:
         share = facts["preparation"]["gdp_mu2"] / facts["gdp_mu"] ** 2
@@ -272,6 +276,15 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
     return [first, second]
 
 
+def _method(facts: dict[str, Any]) -> str:
+    if facts["sampler"] == "find_MAP":
+        return "Method: find_MAP, a posterior mode with its uncertainty."
+    return (
+        f"Sampler: {facts['sampler']}, {facts['chains']} chains of {facts['draws']} draws after "
+        f"{facts['tune']} tuning iterations."
+    )
+
+
 def _target(settings: dict[str, Any]) -> list[str]:
     """What the draws are draws from."""
     form = settings.get("form")
@@ -279,6 +292,12 @@ def _target(settings: dict[str, Any]) -> list[str]:
         return [
             "THE BUDGET WAS TOO SMALL: the records could not be told from the privacy noise, and "
             "these are draws from the prior, or about it."
+        ]
+    if form == "laplace":
+        return [
+            "No chains were run: the posterior was replaced by a normal one, from scores and a "
+            "curvature released once, whose noise the intervals account for. Approximate where the "
+            "posterior is not near normal; the bias of clipping scores is not covered."
         ]
     if form == "quadratic":
         return [

@@ -17,7 +17,7 @@ LAYERS = (
     {"_checks", "_compat", "_jit", "errors"},
     {"events", "exact_normal", "audit_bounds", "noise_aware"},
     {"accounting", "clipping", "noise"},
-    {"audit", "ledger", "plan"},
+    {"audit", "forecast", "ledger", "plan"},
     {"metering", "rows"},
     {"bounds"},
     {"records", "unconstrained"},
@@ -25,7 +25,7 @@ LAYERS = (
     {"correction", "guard", "kernels", "simulation", "statement", "warmup"},
     {"midpoints", "publish"},
     {"steps"},
-    {"advice", "sampling"},
+    {"advice", "laplace", "sampling"},
     {"__init__"},
 )
 #: What an auditor, or a reader of the algorithms, can read without knowing PyMC.
@@ -39,6 +39,7 @@ PURE = {
     "errors",
     "events",
     "exact_normal",
+    "forecast",
     "kernels",
     "ledger",
     "metering",

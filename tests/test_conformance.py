@@ -127,17 +127,12 @@ def pm_sample(model: pm.Model, step: Any, cores: int, mp_ctx: Any = None) -> Any
     )
 
 
-def check_raw(idata: Any, step: Any) -> None:
+def check_raw(idata: Any, step: Any, newton: bool = False) -> None:
     """Statistics of ours are prefixed, and there are no others."""
     stats = _compat.group(idata, "sample_stats")
-    assert {str(name) for name in stats} == {
-        "dp_accept_rate",
-        "dp_accepted",
-        "dp_epsilon",
-        "dp_frozen",
-        "dp_plan_id",
-    }
-    assert all(variable.dims == ("chain", "draw") for variable in stats.values())
+    names = {"dp_accept_rate", "dp_accepted", "dp_epsilon", "dp_frozen", "dp_plan_id"}
+    assert {str(name) for name in stats} == names | ({"dp_newton"} if newton else set())
+    assert all(stats[name].dims == ("chain", "draw") for name in names)
     assert not stats["dp_frozen"].values.any()
     assert (stats["dp_plan_id"] == step.plan.plan_id).all()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from pymc_dp.kernels.interfaces import Array, Batch, Mask, Prior
@@ -10,22 +12,27 @@ __all__ = ["NoRecords", "Quadratic", "Tilted"]
 
 
 class Tilted:
-    """Public terms with a known linear term: an anchored score.
+    r"""Public terms with a known linear term: an anchored score.
 
     Parameters
     ----------
     prior : Prior
     score : (d,) ndarray
         G of log pi0(z) + G . z.
+    radius : float
+        The target is restricted to \|z\| <= radius: a tilt by noise need not be proper where the
+        prior has heavy tails and the likelihood is flat.
     """
 
-    def __init__(self, prior: Prior, score: Array) -> None:
+    def __init__(self, prior: Prior, score: Array, radius: float = math.inf) -> None:
         self.prior = prior
         self.score = score
+        self.radius = radius
 
     def log_density(self, z: Array) -> Batch:
-        """Log density at ``z`` up to a constant."""
-        return self.prior.log_density(z) + z @ self.score
+        """Log density at ``z`` up to a constant; minus infinity outside of the ball."""
+        inside = np.einsum("...i,...i->...", z, z) <= self.radius**2
+        return np.where(inside, self.prior.log_density(z) + z @ self.score, -np.inf)
 
     def gradient(self, z: Array) -> Array:
         """Gradient of `log_density`."""

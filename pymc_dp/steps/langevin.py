@@ -286,7 +286,8 @@ class DPLangevin(PrivateStep):
             self.interval = ConstantInterval(found.clip_norms["energy_error"])
         if found.form == "anchored":
             engine = TiltedEngine(engine)
-            terms = Tilted(terms, found.score)
+            terms = Tilted(terms, found.score, found.radius)
+            settings["radius"] = found.radius
             settings["anchor"] = {
                 "score": found.score.tolist(),
                 "covariance": found.covariance.tolist(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import os
 import warnings
 from collections.abc import Mapping
@@ -15,6 +16,8 @@ from pymc.model import Model
 
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded
+from pymc_dp.events import MU2_UNIT
+from pymc_dp.forecast import SAMPLERS, forecast
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.mechanisms import Preparation
 from pymc_dp.records import extract
@@ -127,15 +130,23 @@ class Source:
         """Location and spread of the prior."""
         return prior_coordinates(self.model, self.budget, self.records, self.terms)
 
-    def preparation(self, sampler: str, settings: Mapping[str, Any]) -> Shown:
+    def preparation(self, sampler: str, settings: Mapping[str, Any], share: float = 1.0) -> Shown:
         """One-off releases of a new preparation, or of one that was interrupted.
+
+        Parameters
+        ----------
+        sampler : str
+        settings : mapping
+            Public settings on which the requests depend.
+        share : float, default 1.0
+            Part of what is left of the budget that shares are parts of.
 
         Raises
         ------
         ValueError
             If no part of the budget could pay for the chains afterwards; nothing was spent.
         """
-        units = self.remaining()
+        units = math.floor(share * self.remaining())
         if 4 * self.paths > units:  # an iteration makes two releases or more, with part of it
             raise ValueError(
                 f"the budget cannot pay for {self.paths} iterations: each would get less than the "
@@ -143,6 +154,7 @@ class Source:
                 "larger epsilon."
             )
         self._warn_if_another_waits(sampler)
+        self._warn_if_too_small(sampler, units)
 
         def begin() -> Preparation:
             return Preparation.begin(
@@ -192,11 +204,27 @@ class Source:
             digest.update(np.ascontiguousarray(array).tobytes())
         return digest.digest()
 
+    def _warn_if_too_small(self, sampler: str, units: int) -> None:
+        """Before anything is spent: will the result be mostly noise?"""
+        expected = forecast(
+            sampler if sampler in SAMPLERS else "DPLangevin",
+            draws=self.counts["draws"],
+            tune=self.counts["tune"],
+            chains=self.counts["chains"] * self.counts["runs"],
+            n=self.budget.n_public,
+            d=self.records.parameters.size,
+            mu2=units / MU2_UNIT,
+            delta=self.budget.delta,
+            sensitivity=self.sensitivity,
+        )
+        if not expected.enough:
+            warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=5)
+
     def _warn_if_another_waits(self, sampler: str) -> None:
         """A preparation plans with all that is left, chains of an earlier step included."""
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
         begun = {e.plan for e in mine if e.kind == "run"}
-        waiting = [e for e in mine if e.kind == "plan" and "chains" in e.payload]
+        waiting = [e for e in mine if e.kind == "plan" and e.payload.get("events")]
         if any(e.plan not in begun for e in waiting):
             warnings.warn(
                 f"{sampler} is about to use all that is left of the budget, but another step was "

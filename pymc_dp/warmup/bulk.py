@@ -124,8 +124,8 @@ def find_bulk(
     blocks : callable
         theta -> parameters that reach each unit through an index (see `clip_scaling`).
     share : float
-        Part of the budget to be spent, doubled at most where the search has not arrived. Far from
-        the bulk, where the scores of the records agree, rounds cost little.
+        Part of the budget to be spent; up to four times as much where the search has not arrived.
+        Far from the bulk, where the scores of the records agree, rounds cost little.
 
     Returns
     -------
@@ -153,8 +153,9 @@ def find_bulk(
     for _ in range(2):
         k += 1
         search.advance(f"round {k}:", last)
-    while not (search.arrived and search.known) and search.spent + last < 2.0 * share:
+    while not (search.arrived and search.known) and search.spent + 1.5 * last < 4.0 * share:
         k += 1
+        last *= 1.5
         search.advance(f"round {k}:", last)
     return search.result()
 

@@ -43,7 +43,7 @@ WORTH = 0.86
 #: Fewer are not worth a chain that touches records.
 LEAST = 200.0
 #: With more noise than this, in posterior sds, the noise is the shape of what is published.
-WIDE = 1.0
+WIDE = 0.6
 #: Where scores change by more than this part of themselves, an anchor saves nothing.
 NONLINEAR = 0.4
 
@@ -95,6 +95,11 @@ class Prepared:
     persistent: bool
     effective_draws: float
     trusted: bool
+
+    @property
+    def radius(self) -> float:
+        """Of the ball in w that anchored chains stay in: no normal draw comes near its edge."""
+        return 8.0 * math.sqrt(len(self.score)) + 20.0
 
     @property
     def coordinates(self) -> Coordinates:

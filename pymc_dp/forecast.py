@@ -1,0 +1,209 @@
+"""What a budget will buy, before anything is spent: arithmetic on public numbers."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from pymc_dp._checks import check_integer
+from pymc_dp.accounting import epsilon_from_mu
+
+__all__ = ["SAMPLERS", "Forecast", "forecast"]
+
+#: Norm of nearly all scores where the posterior is whitened, in units of sqrt(d/n).
+_SCORE = 3.0
+#: Norm of nearly all changes of a score over the posterior, in units of d/n.
+_CHANGE = 6.0
+#: Part of the budget for the anchored score, for all scores of chains without an anchor.
+_ANCHOR, _CHAINS = 0.7, 0.85
+#: Effective draws per squared mu of a release of norm bound 1/2, for plain Langevin chains, and for
+#: the others relative to these (measured side by side on whitened logistic regression).
+_WORTH = {"DPLangevin": 0.86, "DPPenalty": 0.45, "DPHMC": 0.1}
+SAMPLERS = tuple(_WORTH)
+"""Step methods that have a forecast."""
+#: As in the preparation of DPLangevin.
+_WIDE, _LEAST = 0.6, 200.0
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a plan can be expected to give, if the posterior is near normal.
+
+    Attributes
+    ----------
+    sampler : str
+    draws, tune, chains : int
+    n, d : int
+        Privacy units, parameters.
+    epsilon, delta : float
+        What is left of the budget.
+    form : str
+        What DPLangevin will probably do: "anchored" or "quadratic"; else "chains".
+    noise_multipliers : dict of str to float
+        About what each mechanism will get.
+    noise_sd : float
+        Standard deviation of the privacy noise in the posterior mean, in posterior standard
+        deviations.
+    effective_draws : float
+        Of all chains together.
+    monte_carlo_error : float
+        Of the posterior mean, in posterior standard deviations.
+    advice : str
+    """
+
+    sampler: str
+    draws: int
+    tune: int
+    chains: int
+    n: int
+    d: int
+    epsilon: float
+    delta: float
+    form: str
+    noise_multipliers: dict[str, float]
+    noise_sd: float
+    effective_draws: float
+    monte_carlo_error: float
+    advice: str
+
+    @property
+    def enough(self) -> bool:
+        """Whether the result will be more than mostly noise."""
+        return self.error <= (1.0 if self.form != "chains" else 1.0 / 3.0)
+
+    @property
+    def error(self) -> float:
+        """Expected error of the posterior mean, in posterior standard deviations."""
+        return math.hypot(self.noise_sd, self.monte_carlo_error)
+
+    def __str__(self) -> str:
+        noise = ", ".join(f"{name} {value:.3g}" for name, value in self.noise_multipliers.items())
+        return "\n".join(
+            [
+                f"{self.sampler} ({self.form}), epsilon = {self.epsilon:.3g}, delta = "
+                f"{self.delta:.3g}, n = {self.n:,}, d = {self.d}: {self.chains} chains of "
+                f"{self.draws} draws after {self.tune} tuning iterations.",
+                f"Noise multipliers: {noise}.",
+                f"Privacy noise in the posterior mean: {self.noise_sd:.2g} posterior sds.",
+                f"Effective draws: about {self.effective_draws:.0f}; Monte-Carlo error of the mean "
+                f"{self.monte_carlo_error:.2g} posterior sds.",
+                self.advice,
+            ]
+        )
+
+    __repr__ = __str__
+
+
+def forecast(
+    sampler: str,
+    *,
+    draws: int | str,
+    tune: int,
+    chains: int,
+    n: int,
+    d: int,
+    mu2: float,
+    delta: float,
+    sensitivity: float,
+) -> Forecast:
+    """Forecast of one run.
+
+    Parameters
+    ----------
+    sampler : {"DPLangevin", "DPHMC", "DPPenalty"}
+    draws : int or "auto"
+        "auto": as many as the budget should be cut into.
+    tune, chains : int
+    n, d : int
+    mu2 : float
+        Squared GDP mu that is left.
+    delta : float
+    sensitivity : float
+        Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument.
+    """
+    if sampler not in _WORTH:
+        raise ValueError(f"step must be one of {sorted(_WORTH)}, got {sampler!r}.")
+    chains = check_integer("chains", chains, minimum=1)
+    tune = check_integer("tune", tune, minimum=0)
+    if draws != "auto":
+        draws = check_integer("draws", draws, minimum=1)
+    score = sensitivity * _SCORE * math.sqrt(d / n)
+    worth = _WORTH[sampler] * _CHAINS * mu2 / score**2
+    noise_sd, form = 0.0, "chains"
+    if sampler == "DPLangevin":
+        noise_sd = score / math.sqrt(_ANCHOR * mu2)
+        worth = _WORTH[sampler] * 0.25 * mu2 / (sensitivity * _CHANGE * d / n) ** 2
+        form = "anchored" if noise_sd < _WIDE and worth > _LEAST else "quadratic"
+        if form == "quadratic":
+            worth = math.inf
+    if draws == "auto":
+        # 16 iterations per effective draw where the noise is the friction
+        draws = 1000 if form != "chains" else min(max(round(16 * worth / chains), 20), 1000)
+    iterations = chains * (int(draws) + tune)
+    effective = min(0.5 * chains * int(draws), worth)
+    error = 1.0 / math.sqrt(max(effective, 1e-3))
+    multipliers = _multipliers(sampler, form, iterations, mu2)
+    return Forecast(
+        sampler,
+        int(draws),
+        tune,
+        chains,
+        n,
+        d,
+        epsilon_from_mu(math.sqrt(mu2), delta),
+        delta,
+        form,
+        multipliers,
+        noise_sd,
+        effective,
+        error,
+        _advice(math.hypot(noise_sd, error), noise_sd, effective, form, mu2, delta),
+    )
+
+
+def _multipliers(sampler: str, form: str, iterations: int, mu2: float) -> dict[str, float]:
+    if form == "quadratic":
+        return {"score": 1.0 / math.sqrt(_ANCHOR * mu2), "curvature": 1.0 / math.sqrt(0.17 * mu2)}
+    if form == "anchored":
+        return {
+            "anchor": 1.0 / math.sqrt(_ANCHOR * mu2),
+            "gradient": math.sqrt(4 * iterations / (0.05 * mu2)),
+            "energy_error": math.sqrt(iterations / (0.02 * mu2)),
+        }
+    if sampler == "DPHMC":
+        half = 0.5 * _CHAINS * mu2
+        return {
+            "gradient": math.sqrt(6 * iterations / half),
+            "log_ratio": math.sqrt(iterations / half),
+        }
+    return {"log_ratio": math.sqrt(iterations / (_CHAINS * mu2))}
+
+
+def _advice(
+    error: float, noise_sd: float, effective: float, form: str, mu2: float, delta: float
+) -> str:
+    """What to do about it, in words."""
+    wanted = 1.0 if form != "chains" else 1.0 / 3.0
+    if error <= wanted:
+        if form == "quadratic":
+            return (
+                "The privacy noise is a large part of the result, so the likelihood will be "
+                "replaced by its normal approximation; dp.laplace gives about the same."
+            )
+        return "The budget is large enough for these data and this model."
+    factor = (error / wanted) ** 2
+    epsilon = epsilon_from_mu(math.sqrt(mu2 * factor), delta)
+    first = (
+        f"About {effective:.2g} effective draws: "
+        if form == "chains"
+        else f"The privacy noise is about {noise_sd:.1f} posterior sds, and intervals will be wide: "
+    )
+    return first + (
+        f"to bring the error down to {wanted:.2g} posterior sds, raise epsilon to {epsilon:.2g} or "
+        f"collect {factor:.1f}x the records, or use fewer parameters."
+    )

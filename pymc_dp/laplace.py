@@ -1,0 +1,250 @@
+"""The normal approximation of a posterior, from one preparation: no chains, any number of draws."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import xarray as xr
+from pymc.model import Model
+
+from pymc_dp import _compat, noise
+from pymc_dp._checks import check_integer, check_number
+from pymc_dp.budget import PrivacyBudget, require_budget
+from pymc_dp.kernels.interfaces import Prior
+from pymc_dp.kernels.tilts import Quadratic
+from pymc_dp.plan import make_plan
+from pymc_dp.publish import public_coords, releasable
+from pymc_dp.statement import STATEMENT, make_statement
+from pymc_dp.steps.source import Source
+from pymc_dp.unconstrained import constrain
+from pymc_dp.warmup.langevin import prepare_langevin
+from pymc_dp.warmup.linear import root, within
+
+__all__ = ["find_MAP", "laplace"]
+
+_SPREAD_DRAWS = 2000
+#: In posterior standard deviations per parameter: the quadratic holds no farther.
+_FURTHEST = 5.0
+
+
+class _Normal:
+    """Mean and root of the covariance in unconstrained space, and what they were learned under."""
+
+    def __init__(
+        self, sampler: str, model: Model, share: float, draws: int, chains: int, progressbar: bool
+    ) -> None:
+        self.model = model
+        self.budget: PrivacyBudget = require_budget(model, sampler)
+        share = check_number("share", share)
+        if not 0.0 < share <= 1.0:
+            raise ValueError(f"share must be in (0, 1], got {share}.")
+        counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
+        source = Source(model, self.budget, None, counts, progressbar)
+        self.parameters = source.records.parameters
+        start = source.start()
+        with source.preparation(sampler, {"share": share}, share=share) as releases:
+            found = prepare_langevin(
+                releases,
+                source.terms.gradient,
+                start,
+                source.engine.index_blocks,
+                paths=1,
+                sensitivity=source.sensitivity,
+                form="quadratic",
+            )
+        if not found.trusted:
+            source.warn_untrusted(sampler)
+        at = found.coordinates
+        prior: Prior = source.terms.with_coordinates(at)
+        target = Quadratic(prior, found.score, found.curvature, found.covariance)
+        mode, precision = _climb(target, len(found.score))
+        widths = root(np.linalg.inv(precision))
+        self.mean = at.theta(mode)
+        self.root = at.scaling @ widths
+        plan = make_plan(
+            sampler,
+            draws=draws,
+            tune=0,
+            chains=chains,
+            per_iteration={},
+            at_start={},
+            available=None,
+            shares={},
+        )
+        payload = plan.payload(
+            form="laplace",
+            trusted=found.trusted,
+            clip_norm=found.clip_norms,
+            location=self.mean.tolist(),
+            scaling=self.root.tolist(),
+            secure=not noise.is_insecure() and source.secure,
+        )
+        ledger = self.budget.ledger
+        ledger.record_plan(self.budget.account, plan.plan_id, payload)
+        source.finish()
+        self.plan_id = plan.plan_id
+        self.facts = make_statement(self.budget, plan.plan_id, payload, [])
+
+    def draw(self, rng: np.random.Generator, chains: int, draws: int) -> np.ndarray:
+        """(chains, draws, d) unconstrained draws."""
+        return self.mean + rng.standard_normal((chains, draws, len(self.mean))) @ self.root.T
+
+    def dataset(self, theta: np.ndarray, names: list[str]) -> xr.Dataset:
+        """Variables at (chains, draws, d) unconstrained parameters."""
+        columns = {}
+        for name, values in constrain(self.model, self.parameters, theta, names).items():
+            dims = self.model.named_vars_to_dims.get(name) or [
+                f"{name}_dim_{k}" for k in range(values.ndim - 2)
+            ]
+            columns[name] = (("chain", "draw", *map(str, dims)), values)
+        coords = {
+            name: list(values)
+            for name, values in self.model.coords.items()
+            if values is not None and name in self.budget.public
+        }
+        used = {dim for dims, _ in columns.values() for dim in dims}
+        dataset = xr.Dataset(
+            columns, coords={name: values for name, values in coords.items() if name in used}
+        )
+        return public_coords(dataset, self.budget.public)
+
+
+def _climb(target: Quadratic, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mode of a public target and the precision there, by Newton steps in a trust region."""
+    z, radius = np.zeros(d), math.sqrt(d)
+    for _ in range(200):
+        precision = _precision(target, z)
+        slope = np.asarray(target.gradient(z))
+        step = within(precision, np.eye(d), slope, radius)
+        gain = float(target.log_density(z + step) - target.log_density(z))
+        far = float(np.linalg.norm(z + step)) > _FURTHEST * math.sqrt(d)
+        if far or not gain > -1e-9:  # a scale in the prior may have its mode at 0
+            radius /= 4.0
+            if radius < 1e-10:
+                break
+            continue
+        z, radius = z + step, radius * 2.0
+        if float(np.linalg.norm(step)) < 1e-6:
+            break
+    return z, _precision(target, z)
+
+
+def _precision(target: Quadratic, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
+    """Minus the Hessian, eigenvalues in absolute value."""
+    d = len(z)
+    rows = [
+        (target.gradient(z - step * e) - target.gradient(z + step * e)) / (2.0 * step)
+        for e in np.eye(d)
+    ]
+    hessian = np.array(rows)
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2.0)
+    return np.asarray((vectors * np.maximum(np.abs(values), 1e-8)) @ vectors.T)
+
+
+def laplace(
+    draws: int = 1000,
+    *,
+    chains: int = 4,
+    share: float = 1.0,
+    model: Model | None = None,
+    var_names: list[str] | None = None,
+    random_seed: Any = None,
+    progressbar: bool = True,
+) -> Any:
+    """Draws from a normal approximation of the posterior that accounts for the privacy noise.
+
+    Parameters
+    ----------
+    draws, chains : int
+        Independent draws; they cost nothing beyond the preparation.
+    share : float, default 1.0
+        Part of what remains of the budget.
+    model : pymc.Model, optional
+        Default: the model of the context.
+    var_names : list of str, optional
+        As in :func:`pymc_dp.release`.
+    random_seed : int or Generator, optional
+        Of the draws.  Privacy noise always comes from the operating system.
+    progressbar : bool, default True
+
+    Returns
+    -------
+    arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+        Released: group ``posterior`` with the privacy statement.
+
+    Raises
+    ------
+    UnsafeModel, NotFactorizable, BudgetExceeded, ValueError
+        Before anything is spent.
+
+    Notes
+    -----
+    The log-likelihood is replaced by a quadratic one, from two released scores and a released
+    curvature at the mode; the released score is N(H z, H + V) given the parameters, V the privacy
+    noise, so the draws are wider than the posterior by what the noise hides, and never wider than
+    the prior.  In unconstrained space the result is normal about the mode of that and the prior.
+
+    *Guarantee.*  The releases of the preparation satisfy the budget.
+
+    *Weaknesses.*  Approximate where the posterior is not near normal; ``DPLangevin`` is better
+    there.  The bias of clipping is not covered.  It is the honest choice for near-normal
+    posteriors and for budgets too small for chains.
+    """
+    draws = check_integer("draws", draws, minimum=1)
+    chains = check_integer("chains", chains, minimum=1)
+    model = pm.modelcontext(model)
+    names = releasable(model, require_budget(model, "dp.laplace"), var_names)
+    normal = _Normal("laplace", model, share, draws, chains, progressbar)
+    theta = normal.draw(np.random.default_rng(random_seed), chains, draws)
+    return _compat.inference_data(
+        {"posterior": normal.dataset(theta, names)},
+        {
+            STATEMENT: json.dumps(normal.facts),
+            "inference_library": "pymc",
+            "inference_library_version": pm.__version__,
+        },
+    )
+
+
+def find_MAP(
+    *, share: float = 1.0, model: Model | None = None, progressbar: bool = True
+) -> xr.Dataset:
+    """Private posterior mode, with its uncertainty.
+
+    Parameters
+    ----------
+    share : float, default 1.0
+        Part of what remains of the budget.
+    model : pymc.Model, optional
+        Default: the model of the context.
+    progressbar : bool, default True
+
+    Returns
+    -------
+    xarray.Dataset
+        For each free variable and each Deterministic that may be released, ``estimate`` "mode" and
+        "sd": the standard deviation of the approximate posterior, privacy noise included.  The
+        privacy statement is in its attributes: ``dp.privacy_statement(dataset)``.
+
+    Raises
+    ------
+    UnsafeModel, NotFactorizable, BudgetExceeded, ValueError
+        Before anything is spent.
+
+    Notes
+    -----
+    The mode is that of the unconstrained parameters, under the likelihood of :func:`laplace`.
+    """
+    model = pm.modelcontext(model)
+    names = releasable(model, require_budget(model, "dp.find_MAP"))
+    normal = _Normal("find_MAP", model, share, 1, 1, progressbar)
+    mode = normal.dataset(normal.mean[None, None], names).isel(chain=0, draw=0, drop=True)
+    theta = normal.draw(np.random.default_rng(normal.plan_id), 1, _SPREAD_DRAWS)
+    spread = normal.dataset(theta, names).std(("chain", "draw"))
+    found = xr.concat([mode, spread], dim="estimate").assign_coords(estimate=["mode", "sd"])
+    found.attrs[STATEMENT] = json.dumps(normal.facts)
+    return found
