@@ -5,6 +5,7 @@
     python -m benchmarks.efficiency --quick
     python -m benchmarks.efficiency --models gauss banana --epsilon 1 4 10 15 --repeats 3 \\
         --json efficiency.json --figure docs/figures/efficiency.png
+    python -m benchmarks.figure efficiency.json more.json --out docs/figures/efficiency.png
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PAPER_MMD: dict[str, dict[str, dict[float, float]]] = {
     },
 }
 EPSILONS = (1.0, 4.0, 10.0, 15.0)
-QUICK_MODELS = ("gauss", "logistic10_20k")
+QUICK_MODELS = ("banana", "logistic10_20k")
 GROUPS = {"paper": PAPER, "regressions": REGRESSIONS, "zoo": ZOO, "all": MODELS}
 
 
@@ -126,7 +127,7 @@ def _pooled(runs: list[dict[str, Any]]) -> dict[str, Any]:
         return {**first, "errors": len(runs), "error": runs[0]["error"]}
 
     def median(key: str) -> float | None:
-        values = [run[key] for run in done if run[key] is not None]
+        values = [run[key] for run in done if run[key] is not None and np.isfinite(run[key])]
         return float(np.median(values)) if values else None
 
     covered = [run["coverage"] for run in done if run["coverage"] is not None]
@@ -148,6 +149,15 @@ def _pooled(runs: list[dict[str, Any]]) -> dict[str, Any]:
         "repeats": len(done),
         "errors": len(runs) - len(done),
     }
+
+
+def _finite(value: Any) -> Any:
+    """The same with null where JSON has no number."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value
 
 
 _HEADER = (
@@ -186,7 +196,7 @@ def _row(cell: dict[str, Any]) -> str:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two models, epsilon 4, short chains")
+    parser.add_argument("--quick", action="store_true", help="two models, epsilon 4, 2 x 300 draws")
     parser.add_argument("--models", nargs="+", help=f"of {', '.join([*GROUPS, *MODELS])}")
     parser.add_argument("--epsilon", nargs="+", type=float, help="default: 1 4 10 15")
     parser.add_argument("--own-epsilon", action="store_true", help="that of each model")
@@ -223,7 +233,7 @@ def main() -> None:
             for method in methods:
                 if method == "one-shot" and name not in ONE_SHOT:
                     continue
-                draws = args.draws or (400 if args.quick else None)
+                draws = args.draws or (300 if args.quick else None)
                 cell = [
                     measure(name, method, epsilon, seed, chains, draws)
                     for seed in range(1, args.repeats + 1)
@@ -237,7 +247,7 @@ def main() -> None:
                     print(f"{head} {'MMD in the paper':>37s} {row[epsilon]:6.3f}")
         if args.json:
             report = {"cells": cells, "runs": runs, "paper_mmd": PAPER_MMD}
-            args.json.write_text(json.dumps(report, indent=1))
+            args.json.write_text(json.dumps(_finite(report), indent=1))
     if args.figure:
         args.figure.parent.mkdir(parents=True, exist_ok=True)
         draw(cells, PAPER_MMD).savefig(args.figure, dpi=150)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 __all__ = ["draw"]
 
@@ -48,7 +52,7 @@ def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure
             )
             if key == "rmse" and limit:
                 [lines["limit: noise of an anchor"]] = panel.plot(
-                    *zip(*limit, strict=True), "--", color="0.4"
+                    *zip(*limit, strict=True), ".--", color="0.4"
                 )
             if key == "mmd":
                 for published in paper.get(model, {}).values():
@@ -58,9 +62,39 @@ def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure
                     )
             panel.set_xscale("log")
             panel.set_yscale("log")
+            panel.set_xlim(0.9, 17.0)
+            panel.set_xticks([1, 4, 10, 15], ["1", "4", "10", "15"], minor=False)
+            panel.xaxis.set_minor_formatter(NullFormatter())
+            panel.yaxis.set_major_formatter("{x:g}")
+            panel.yaxis.set_minor_formatter(NullFormatter())
             panel.set_title(f"{model}: {label}", loc="left", fontsize=9)
             panel.set_xlabel("ε", fontsize=9)
             panel.spines[["top", "right"]].set_visible(False)
     handles, labels = list(lines.values()), list(lines)
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     return figure
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("reports", nargs="+", type=Path, help="JSON of benchmarks.efficiency")
+    parser.add_argument("--out", type=Path, default=Path("docs/figures/efficiency.png"))
+    args = parser.parse_args()
+    cells: list[dict[str, Any]] = []
+    for report in (json.loads(path.read_text()) for path in args.reports):
+        cells += report["cells"]
+        paper = report["paper_mmd"]
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    # JSON has no numbers for keys
+    numbers = {
+        model: {
+            method: {float(epsilon): value for epsilon, value in row.items()}
+            for method, row in rows.items()
+        }
+        for model, rows in paper.items()
+    }
+    draw(cells, numbers).savefig(args.out, dpi=150)
+
+
+if __name__ == "__main__":
+    main()

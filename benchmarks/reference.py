@@ -20,8 +20,10 @@ from pymc_dp.warmup.linear import root
 
 __all__ = ["Reference", "bend", "reference", "unconstrained_truth"]
 
-#: Moves of the Metropolis chain, and how much of the last state a proposal keeps, in turn.
-MOVES, KEPT = 3000, (0.0, 0.8)
+#: Moves of the Metropolis chain, half as many where a move takes tens of milliseconds, and how much
+#: of the last state a proposal keeps, in turn: jumps where the approximation is good, short steps
+#: where it is not.
+MOVES, LARGE, KEPT = 3000, 3_000_000, (0.0, 0.0, 0.8)
 #: Part of the scores that the limit of accuracy takes for clipped, and of the budget for an anchor.
 TAIL, ANCHOR = 0.003, 0.7
 
@@ -39,7 +41,8 @@ class Reference:
         Effective number of these draws.
     noise : float
         Error of the posterior mean, in posterior sds, that one score of sensitivity 2 b and noise
-        multiplier 1 leaves: b is the norm that 0.3 % of the scores exceed at the mean.
+        multiplier 1 leaves: b is the norm that 0.3 % of the scores exceed at the mean.  A limit
+        where the posterior is near normal; a curved ridge (banana) can be known better.
     """
 
     draws: np.ndarray
@@ -158,7 +161,7 @@ class _Target:
         scale = root(covariance)
         w, draws = np.zeros(self.d), []
         excess = self.log_density(mode)  # of the log density over that of the approximation
-        for move in range(MOVES):
+        for move in range(MOVES if self.n * self.d < LARGE else MOVES // 2):
             kept = KEPT[move % len(KEPT)]
             proposal = kept * w + np.sqrt(1.0 - kept**2) * rng.standard_normal(self.d)
             found = self.log_density(mode + scale @ proposal) + 0.5 * proposal @ proposal

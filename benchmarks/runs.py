@@ -89,7 +89,6 @@ def private_run(
                 epsilon=epsilon, delta=problem.delta, privacy_unit=data.arrays.get("unit")
             )
             begin = time.perf_counter()
-            # the seed of the sampler's public randomness; privacy noise can not be seeded
             step = step_type(draws=draws, chains=chains, progressbar=False, **options)
             built = time.perf_counter()
             released = dp.sample(

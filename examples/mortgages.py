@@ -1,28 +1,17 @@
-"""Home ownership of 214,144 men: data, public design, and model of the quickstart.
+"""Home ownership of 214,144 men: data and model of the quickstart.
 
 Source: D. K. Fetter (2013), "How do mortgage subsidies affect home ownership? Evidence from the
 mid-century GI bills", American Economic Journal: Economic Policy 5(2), 111-147; distributed with
 the Python package ``causaldata``. The data are public. The quickstart treats them as if they were
-not: every number that a sampler is given could be written down without opening the file.
+not: every number in this file could be written down without opening the data.
 """
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pymc as pm
 
-__all__ = [
-    "BOX",
-    "FEATURES",
-    "N_PEOPLE",
-    "PRIOR_SD",
-    "design_scaling",
-    "load",
-    "logistic_model",
-    "norm_bound",
-]
+__all__ = ["FEATURES", "N_PEOPLE", "PRIOR_SD", "load", "logistic_model"]
 
 FEATURES = ("intercept", "veteran", "nonwhite", "age")
 
@@ -33,15 +22,12 @@ N_PEOPLE = 214_144
 # after the cohort at which eligibility for the Korean War mortgage subsidy changes.
 FIRST_COHORT, LAST_COHORT = -54.5, 28.5
 
-# Range of each feature, by construction of the features in `load`.
-BOX = {"intercept": (1.0, 1.0), "veteran": (-0.5, 0.5), "nonwhite": (0.0, 1.0), "age": (-1.0, 1.0)}
-
 # Standard deviation of the normal priors: odds ratios from 1/50 to 50 are within two of them.
 PRIOR_SD = 2.0
 
 
 def load() -> tuple[np.ndarray, np.ndarray]:
-    """Read one row per person, with features inside `BOX` whatever the file holds.
+    """Read one row per person.
 
     Returns
     -------
@@ -54,8 +40,8 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     Notes
     -----
     The features are centred and scaled with constants of the study design, never with means or
-    ranges of the data, and clipped to the design range: the bound on a row's norm then holds for
-    every possible record, which is what a sensitivity needs.
+    ranges of the data: what is computed before the model is built is not covered by any privacy
+    statement.
     """
     from causaldata import mortgages
 
@@ -65,7 +51,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     birth = (frame["qob_minus_kw"].to_numpy(dtype=np.float64) - centre) / half_width
     veteran = np.where(frame["vet_wwko"].to_numpy() == 1, 0.5, -0.5)
     nonwhite = np.where(frame["nonwhite"].to_numpy() == 1, 1.0, 0.0)
-    x = np.column_stack([np.ones(len(frame)), veteran, nonwhite, -np.clip(birth, -1.0, 1.0)])
+    x = np.column_stack([np.ones(len(frame)), veteran, nonwhite, -birth])
     y = np.where(frame["home_ownership"].to_numpy() == 1, 1, 0)
     return x, y
 
@@ -76,31 +62,3 @@ def logistic_model(x: np.ndarray, y: np.ndarray) -> pm.Model:
         beta = pm.Normal("beta", 0.0, PRIOR_SD, dims="feature")
         pm.Bernoulli("owns_home", logit_p=x @ beta, observed=y)
     return model
-
-
-def design_scaling() -> np.ndarray:
-    r"""Public guess A of the posterior's scale, beta = A z, from the study design alone.
-
-    Returns
-    -------
-    np.ndarray, float64, shape (4, 4)
-        Lower Cholesky factor of the inverse of the Fisher information one expects,
-        :math:`n\,p(1-p)\,E[x x^\top]`, with cohorts of equal size, veterans one half, nonwhite men
-        one tenth, the three unrelated, and p(1 - p) = 1/5 (28 or 72 % own a home). These are round
-        figures. A wrong guess costs accuracy, never privacy or correctness.
-    """
-    nonwhite = 0.1
-    second_moment = np.diag([1.0, 0.25, nonwhite, 1.0 / 3.0])
-    second_moment[0, 2] = second_moment[2, 0] = nonwhite
-    information = N_PEOPLE * 0.2 * second_moment
-    return np.linalg.cholesky(np.linalg.inv(information))
-
-
-def norm_bound(scaling: np.ndarray) -> float:
-    r"""Largest :math:`\|A^\top x\|_2` over `BOX`, hence of a record's gradient in z.
-
-    The gradient of one record is :math:`(y - p) A^\top x` with :math:`|y - p| \le 1`. The norm is
-    convex in x, so a corner of the box attains the largest value.
-    """
-    corners = np.array(list(itertools.product(*BOX.values())))
-    return float(np.linalg.norm(corners @ scaling, axis=1).max())

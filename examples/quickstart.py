@@ -1,7 +1,8 @@
 """A private posterior of home ownership among 214,144 men, at epsilon = 1 and epsilon = 3.
 
-Run with ``make demo`` or ``python examples/quickstart.py``. Prints the budget, a summary and the
-privacy statement of each fit, and writes to ``quickstart_output/``:
+Run with ``make demo`` or ``python examples/quickstart.py``. Prints what each budget can be expected
+to buy, what it was spent on, a summary and the privacy statement of each fit, and writes to
+``quickstart_output/``:
 
 ``posterior_eps1.nc``, ``posterior_eps3.nc``
     What may be published: private draws with their statement.
@@ -13,74 +14,43 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import arviz as az
 import numpy as np
+import pandas as pd
 import pymc as pm
 from matplotlib.figure import Figure
-from mortgages import (
-    FEATURES,
-    N_PEOPLE,
-    PRIOR_SD,
-    design_scaling,
-    load,
-    logistic_model,
-    norm_bound,
-)
+from mortgages import FEATURES, N_PEOPLE, PRIOR_SD, load, logistic_model
 from scipy.stats import gaussian_kde
 
 import pymc_dp as dp
 
 OUTPUT = Path("quickstart_output")
+EPSILONS = (1.0, 3.0)
 DELTA = 1e-6  # well below 1 / N_PEOPLE
-CHAINS = 2
-
-# Settings of the sampler, from public knowledge only. Nothing here was computed from the data.
-SCALING = design_scaling()
-# No gradient can be longer, so nothing is clipped and the chain targets the exact posterior. The
-# slack of 1e-6 is wider than the mechanism's rounding allowance.
-CLIP_NORM = norm_bound(SCALING) * (1 + 1e-6)
-# A record's log-likelihood has second derivative p (1 - p) (x' A v)^2 <= |A' x|^2 / 4 in z.
-CURVATURE = CLIP_NORM**2 / 4
-# In units of z, where the posterior has standard deviations of about one: half of one per step.
-STEP_SIZE = 0.5
-
-
-class Length(NamedTuple):
-    """Draws and tuning steps of each chain."""
-
-    draws: int
-    tune: int
-
-
-# The budget buys a number of effective draws that does not grow with the chain: about M / (4 b^2),
-# with M the squared GDP mu and b the clip norm, here 43 at epsilon = 1 and 320 at epsilon = 3 if
-# SCALING were exact. Roughly ten steps for each are enough.
-LENGTHS = {1.0: Length(draws=200, tune=80), 3.0: Length(draws=1000, tune=80)}
+DRAWS, CHAINS = 500, 2
 
 
 def private_fit(x: np.ndarray, y: np.ndarray, epsilon: float, ledger: dp.Ledger) -> Any:
     """Sample privately; return what may be published."""
-    draws, tune = LENGTHS[epsilon]
     with logistic_model(x, y):
         budget = dp.PrivacyBudget(epsilon=epsilon, delta=DELTA, public=("feature",), ledger=ledger)
-        released = dp.sample(
-            draws=draws,
-            tune=tune,
-            chains=CHAINS,
-            cores=CHAINS,
-            step=dp.DPLangevin,
-            step_kwargs={
-                "clip_norm": CLIP_NORM,
-                "curvature": CURVATURE,
-                "log_concave": True,
-                "scaling": SCALING,
-                "step_size": STEP_SIZE,
-            },
-        )
-    print(budget.table())
+        print(budget.plan(draws=DRAWS, chains=CHAINS))
+        released = dp.sample(draws=DRAWS, chains=CHAINS, cores=CHAINS)
+    print(spending(budget).to_string())
     return released
+
+
+def spending(budget: dp.PrivacyBudget) -> pd.DataFrame:
+    """The budget's table with the rounds of the search for the posterior in one line."""
+    table = budget.table()
+    table["mechanism"] = table["mechanism"].str.replace(
+        r"^round \d+: .*", "search for the posterior", regex=True
+    )
+    table["releases"] = pd.to_numeric(table["releases"], errors="coerce")
+    grouped = table.groupby(["sampler", "mechanism"], sort=False)[["releases", "share"]].sum()
+    return grouped.astype({"releases": int}).round({"share": 4})
 
 
 def reference_fit(x: np.ndarray, y: np.ndarray) -> Any:
@@ -117,7 +87,7 @@ def comparison_figure(private: dict[float, np.ndarray], reference: np.ndarray) -
     Parameters
     ----------
     private : dict of float to np.ndarray, shape (draws, 4)
-        Draws of ``beta`` by epsilon.
+        Noise-aware draws of ``beta`` by epsilon.
     reference : np.ndarray, shape (draws, 4)
         Draws that are not private.
     """
@@ -164,7 +134,7 @@ def main() -> None:
     # make a file that outlives the session: dp.Ledger.create("study.sqlite", epsilon=..., ...).
     ledger = dp.Ledger.temporary()
     private = {}
-    for epsilon in LENGTHS:
+    for epsilon in EPSILONS:
         print(f"\n=== Private posterior, epsilon = {epsilon:g}, delta = {DELTA:g} ===\n")
         released = private_fit(x, y, epsilon, ledger)
         print(az.summary(released, var_names=["beta"]).to_string())
@@ -175,12 +145,14 @@ def main() -> None:
     reference = coefficient_draws(reference_fit(x, y))
     mean, sd = reference.mean(axis=0), reference.std(axis=0)
     for epsilon, draws in private.items():
-        print(f"\nepsilon = {epsilon:g} against NUTS (errors in NUTS standard deviations)")
+        # A private sd holds the privacy noise, so it is larger; the error should be within 2 of it.
+        print(f"\nepsilon = {epsilon:g} against NUTS (error in NUTS standard deviations)")
         for j, name in enumerate(FEATURES):
             error = (draws[:, j].mean() - mean[j]) / sd[j]
             print(
                 f"  {name:<10} mean {draws[:, j].mean():7.3f} ({mean[j]:7.3f}, error {error:5.2f})"
-                f"   sd {draws[:, j].std():6.4f} ({sd[j]:6.4f})"
+                f"   sd {draws[:, j].std():6.4f} ({sd[j]:6.4f}, "
+                f"ratio {draws[:, j].std() / sd[j]:4.2f})"
             )
 
     comparison_figure(private, reference).savefig(OUTPUT / "comparison.png", dpi=150)

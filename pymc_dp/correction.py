@@ -21,6 +21,8 @@ __all__ = ["account_for_noise"]
 
 #: Steps of central differences, in posterior sds: the error is of the order of their square.
 _STEP = 1e-3
+#: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
+_EDGE = 0.9
 
 
 def account_for_noise(
@@ -73,6 +75,12 @@ def account_for_noise(
         return raw, _uncorrected("some draws lie on the boundary of their support")
     if len(pooled) <= 2 * d or np.linalg.matrix_rank(pooled - pooled.mean(axis=0)) < d:
         return raw, _uncorrected("there are too few draws")
+    if np.linalg.norm(pooled, axis=1).max() > _EDGE * settings.get("radius", np.inf):
+        return raw, _uncorrected(
+            "the chains came to the edge of the public ball that they are restricted to, so the "
+            "posterior with this noise in its score has no end; use form='plain' or a prior with "
+            "lighter tails"
+        )
     terms = records.public_terms(Coordinates(location, scaling))
     prior_score, prior_precision = _gaussian(terms, pooled.mean(axis=0), pooled.std(axis=0))
     found = noise_aware(

@@ -201,7 +201,7 @@ def _advice(
     first = (
         f"About {effective:.2g} effective draws: "
         if form == "chains"
-        else f"The privacy noise is about {noise_sd:.1f} posterior sds, and intervals will be wide: "
+        else f"The privacy noise is about {noise_sd:.1f} posterior sds (wide intervals): "
     )
     return first + (
         f"to bring the error down to {wanted:.2g} posterior sds, raise epsilon to {epsilon:.2g} or "

@@ -272,8 +272,16 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
             "and these are draws from the posterior of that likelihood."
         )
     else:
-        second = "Intervals do not account for the bias of clipping scores."
+        second = f"Intervals do not account for the bias of clipping scores. {_clipped(settings)}"
     return [first, second]
+
+
+def _clipped(settings: dict[str, Any]) -> str:
+    """A noisy count of the scores that were clipped."""
+    fraction, sd = settings.get("clipped") or (0.0, 0.0)
+    return (
+        f"By a noisy count, {100 * fraction:.2g} % (sd {100 * sd:.2g}) of the scores were clipped."
+    )
 
 
 def _method(facts: dict[str, Any]) -> str:
@@ -304,7 +312,7 @@ def _target(settings: dict[str, Any]) -> list[str]:
             "The chains did not touch the records: the log-likelihood was replaced by a quadratic "
             "one, from scores and a curvature released once, whose noise the intervals account "
             "for. Approximate where the posterior is not near normal; the bias of clipping scores "
-            "is not covered."
+            f"is not covered. {_clipped(settings)}"
         ]
     if form == "anchored":
         return [

@@ -241,7 +241,7 @@ def test_step(step_name):
 @pytest.mark.parametrize(
     ("model_name", "step_name"),
     [(m, s) for m in MODELS if m != "logistic" for s in ("langevin", "penalty")]
-    + [("banana", "langevin-anchored"), ("banana", "langevin-plain"), ("users", "hmc")],
+    + [("banana", "langevin-anchored"), ("users", "hmc")],
 )
 def test_model(model_name, step_name):
     model, budget = build(model_name)
@@ -403,8 +403,9 @@ def kept(budget: dp.PrivacyBudget) -> list[str]:
     return [e.payload["label"] for e in budget.ledger.entries() if e.kind == "release"]
 
 
-@pytest.mark.parametrize("call", [1, 4, 7])
-@pytest.mark.parametrize("step_name", ["langevin-anchored", "hmc"])
+@pytest.mark.parametrize(
+    ("step_name", "call"), [("langevin-anchored", 1), ("langevin-anchored", 7), ("hmc", 4)]
+)
 def test_an_interrupted_preparation_goes_on(step_name, call, monkeypatch):
     model, budget = build("logistic")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

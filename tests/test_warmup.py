@@ -22,7 +22,8 @@ from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
 from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.warmup.bulk import find_bulk, prior_curvature
 from pymc_dp.warmup.geometry import clip_scaling
-from pymc_dp.warmup.langevin import Prepared, prepare_langevin
+from pymc_dp.warmup.langevin import prepare_langevin
+from pymc_dp.warmup.prepared import Prepared
 from pymc_dp.warmup.linear import positive_part, root, within
 from pymc_dp.warmup.quantiles import tail_quantile
 from pymc_dp.warmup.scaled import prepare_scaled
@@ -245,36 +246,17 @@ MODELS: dict[str, Callable[[], list[float]]] = {
 }
 
 
-@dataclass
+@dataclass(frozen=True, eq=False)
 class Problem:
+    """A model's records, its public terms in theta, and where a search starts."""
+
     engine: RowEngine
     terms: PublicTerms
     start: Coordinates
 
     def total(self, spec: Contribution) -> np.ndarray:
+        """Sum over the records, exact and private."""
         return sum(values.sum(axis=1) for _, values in blocks(self.engine, spec))
-
-    @cache  # noqa: B019 - there are four problems
-    def posterior(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mode and curvature there, by Newton steps with exact sums."""
-        releases = Releases(self, 1e12, seed=None)
-        theta = find_bulk(
-            releases, self.terms.gradient, self.start, self.engine.index_blocks
-        ).location
-        d = len(theta)
-        for _ in range(20):
-            at = Coordinates(theta, np.diag(1e-3 * np.diag(self.start.scaling)))
-            spec = Curvature(at, step=1e-4)
-            hessian = spec.matrix(self.total(spec)) + prior_curvature(self.terms.gradient, at)
-            slope = self.total(Score(at)) + at.scaling.T @ self.terms.gradient(theta)
-            theta = theta + at.scaling @ np.linalg.solve(hessian, slope)
-        back = np.linalg.inv(at.scaling)
-        precision = back.T @ hessian @ back
-        assert np.linalg.eigvalsh(hessian)[0] > 0 and d == len(precision)
-        return theta, precision
-
-    def __hash__(self) -> int:
-        return id(self)
 
 
 @dataclass
@@ -331,6 +313,26 @@ def problem(name: str) -> Problem:
     return Problem(records.engine(theta), records.public_terms(theta), start)
 
 
+@cache
+def posterior(name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Mode and curvature there, by Newton steps with exact sums."""
+    asked = problem(name)
+    gradient = asked.terms.gradient
+    releases = Releases(asked, 1e12, seed=None)
+    theta = find_bulk(releases, gradient, asked.start, asked.engine.index_blocks).location
+    for _ in range(20):
+        at = Coordinates(theta, 1e-3 * asked.start.scaling)
+        spec = Curvature(at, step=1e-4)
+        hessian = spec.matrix(asked.total(spec)) + prior_curvature(gradient, at)
+        slope = asked.total(Score(at)) + at.scaling.T @ gradient(theta)
+        step = np.linalg.solve(hessian, slope)
+        theta = theta + at.scaling @ step
+    assert np.linalg.eigvalsh(hessian)[0] > 0.0
+    assert step @ hessian @ step < 1e-8, "the mode is found"
+    back = np.linalg.inv(at.scaling)
+    return theta, back.T @ hessian @ back
+
+
 def prepare(releases: Releases, name: str, **options: Any) -> Prepared:
     asked = problem(name)
     with warnings.catch_warnings():
@@ -358,12 +360,12 @@ ACCURACY = {1.0: (0.4, 1.7, 3.0), 30.0: (0.8, 1.25, 1.0)}  # epsilon about 4 and
 
 
 def precision_in(coordinates: Coordinates, name: str) -> np.ndarray:
-    _, precision = problem(name).posterior()
+    _, precision = posterior(name)
     return coordinates.scaling.T @ precision @ coordinates.scaling
 
 
 def distance(coordinates: Coordinates, name: str) -> float:
-    mode, precision = problem(name).posterior()
+    mode, precision = posterior(name)
     return float(
         np.linalg.norm(root(precision).T @ (coordinates.location - mode)) / len(mode) ** 0.5
     )
@@ -434,7 +436,7 @@ def test_quadratic_form_says_how_wrong_it_is(name):
         prior = prior_curvature(problem(name).terms.gradient, at)
         precision = prior + gain @ h
         slope = at.scaling.T @ problem(name).terms.gradient(at.location) + gain @ found.score
-        off = np.linalg.solve(precision, slope) - at.z(problem(name).posterior()[0])
+        off = np.linalg.solve(precision, slope) - at.z(posterior(name)[0])
         assert np.sqrt(off @ precision @ off / len(off)) < 3.0
         # at most as precise as the posterior itself, up to the noise in the curvature
         widest = np.linalg.eigvals(np.linalg.solve(precision_in(at, name), precision)).real.max()
@@ -494,7 +496,7 @@ def test_bulk_is_a_normal_approximation(name):
     bulk = find_bulk(
         releases, asked.terms.gradient, asked.start, asked.engine.index_blocks, share=0.5
     )
-    mode, precision = asked.posterior()
+    mode, precision = posterior(name)
     assert distance(Coordinates(bulk.location, np.eye(len(mode))), name) < 1.0
     back = np.linalg.inv(root(precision))
     for part in (bulk.precision, bulk.data_precision + bulk.prior_precision):

@@ -20,7 +20,7 @@ class Tilted:
     score : (d,) ndarray
         G of log pi0(z) + G . z.
     radius : float
-        The target is restricted to \|z\| <= radius: a tilt by noise need not be proper where the
+        The target is restricted to norm(z) <= radius: a tilt by noise need not be proper where the
         prior has heavy tails and the likelihood is flat.
     """
 

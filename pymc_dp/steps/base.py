@@ -252,13 +252,17 @@ class PrivateStep(BlockedStep):
         """Return what was charged for iterations that were not begun."""
         self.queries.meter.close()
 
+    def _start(self, d: int) -> np.ndarray:
+        """Where a chain begins if the user gave no start: about the posterior, chains apart."""
+        return self.rng.standard_normal(d)
+
     def _begin_chain(self, point: dict[str, np.ndarray]) -> None:
         if noise.is_insecure() and self._secure:
             raise PrivacyError("Insecure test noise was switched on after the step was built.")
         theta = self.parameters.ravel(point)
         z = self.coordinates.z(theta)
-        if self.automatic and np.array_equal(theta, self.initial):
-            z = self.rng.standard_normal(len(z))  # about the posterior: chains start apart
+        if self.automatic and np.allclose(theta, self.initial, rtol=1e-6, atol=1e-9):
+            z = self._start(len(z))
         start_log_prior(z, self.prior)  # refuses a start outside of the support, uncharged
         self.queries.begin_chain()
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]

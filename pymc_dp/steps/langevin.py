@@ -24,7 +24,8 @@ from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
-from pymc_dp.warmup.langevin import Prepared, prepare_langevin
+from pymc_dp.warmup.langevin import prepare_langevin
+from pymc_dp.warmup.prepared import Prepared
 
 __all__ = ["DPLangevin"]
 
@@ -227,7 +228,13 @@ class DPLangevin(PrivateStep):
         engine: Engine = source.engine
 
         with source.preparation(
-            type(self).__name__, {"form": self.form, "huberised": huberised}
+            type(self).__name__,
+            {
+                "form": self.form,
+                "huberised": huberised,
+                "step_size": self.step_size,
+                "n_steps": self.n_steps,
+            },
         ) as releases:
 
             def robust(clip: Coordinates, clip_norm: float) -> None:
@@ -246,6 +253,8 @@ class DPLangevin(PrivateStep):
                 paths=source.paths,
                 sensitivity=source.sensitivity,
                 form=None if self.form == "auto" else self.form,
+                step_size=self.step_size,
+                n_steps=self.n_steps,
                 robust=robust,
                 limit=lambda clip: score_norm_limit(
                     source.engine, clip, limits, source.compile_kwargs
@@ -260,8 +269,7 @@ class DPLangevin(PrivateStep):
     ) -> Design:
         """Take over what was learned."""
         self.form = found.form
-        self.step_size = self.step_size or found.step_size
-        self.n_steps = self.n_steps or found.n_steps
+        self.step_size, self.n_steps = found.step_size, found.n_steps
         self.persistent = found.persistent if self._momentum is None else self.persistent
         self.friction = found.friction if self._choose_friction else self.friction
         self.basis = found.basis
@@ -278,6 +286,7 @@ class DPLangevin(PrivateStep):
             "jitter": self.jitter,
             "clipping": "huberised" if huberised and found.trusted else None,
             "clipping_reason": reason,
+            "clipped": None if found.form == "plain" and huberised else list(found.clipped),
         }
         if found.form == "quadratic":
             self.interval = ConstantInterval(1.0)
@@ -304,6 +313,10 @@ class DPLangevin(PrivateStep):
         return langevin.releases(self.n_steps), langevin.start_releases()
 
     # -- chains ---------------------------------------------------------------------------------
+
+    def _start(self, d: int) -> np.ndarray:
+        # far from normal, the width that was learned is no guide to where the bulk ends
+        return (0.1 if self.form == "plain" else 1.0) * super()._start(d)
 
     def _initial_state(self, z: np.ndarray) -> langevin.LangevinState:
         self._multiplier = HaltonJitter.random(self.rng, self.jitter)

@@ -11,8 +11,10 @@ import numpy as np
 from pymc_dp.rows.contributions import Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.bulk import Gradient, Releases, find_bulk
-from pymc_dp.warmup.langevin import LOOK, WARM_UP, tail_of_scores
+from pymc_dp.warmup.langevin import WARM_UP
 from pymc_dp.warmup.linear import root
+from pymc_dp.warmup.paths import LOOK
+from pymc_dp.warmup.prepared import tail_of_scores
 from pymc_dp.warmup.quantiles import tail_quantile
 
 __all__ = ["Scaled", "prepare_scaled"]

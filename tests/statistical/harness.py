@@ -192,6 +192,27 @@ class Moved(Target):
         return self.base.gradient(w @ self.basis.T) @ self.basis
 
 
+class Ball(Target):
+    """A target restricted to a ball about the origin."""
+
+    def __init__(self, base, radius):
+        self.base, self.radius = base, radius
+        self.half_range = radius
+
+    def log_likelihood(self, z):
+        return self.base.log_likelihood(z)
+
+    def log_density(self, z):
+        return np.where(self.inside(z), self.base.log_density(z), -np.inf)
+
+    def inside(self, z):
+        return (z**2).sum(-1) <= self.radius**2
+
+    def draw(self, rng, size):
+        z = super().draw(rng, 2 * size)
+        return z[self.inside(z)][:size]
+
+
 class Public(Target):
     """A target without private records: all terms of a target, or of public terms, are public."""
 

@@ -21,6 +21,7 @@ from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
 from .harness import (
     Z_LIMIT,
     Anchored,
+    Ball,
     Banana,
     Logistic,
     Moved,
@@ -506,6 +507,14 @@ ARRANGEMENTS = {
         langevin_settings(n_steps=2, interval=WIDE),
         WEAK_NOISE,
         basis=SKEW,
+    ),
+    "tilt in a ball": Arrangement(
+        Ball(ANCHORED, 1.2),
+        ANCHORED,
+        Tilted(LOGISTIC, ANCHORED.score, radius=1.2),
+        langevin_settings(n_steps=2, persistent=False, interval=WIDE, friction=0.3),
+        WEAK_NOISE,
+        slip={"prior": TILT},
     ),
     "residual clip at the mid-point": Arrangement(
         ANCHORED,

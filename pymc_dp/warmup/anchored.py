@@ -1,0 +1,71 @@
+"""The anchored form: one score for most of the budget, then only its changes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from pymc_dp.rows.contributions import Change, Score
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.warmup.bulk import Gradient
+from pymc_dp.warmup.paths import energy_clip
+from pymc_dp.warmup.prepared import Prepared, Shares, pooled
+
+__all__ = ["anchored"]
+
+#: Part for the first of the two scores that an anchor is made of, and to move the origin.
+FIRST, RECENTRE = 0.25, 0.02
+#: Least and largest parts for accept tests.
+TESTS = (0.01, 0.10)
+
+
+def anchored(
+    blank: Prepared,
+    budget: Shares,
+    bound: float,
+    change: float,
+    kicks: float,
+    gradient: Gradient,
+    paths: int,
+    sensitivity: float,
+    step_size: float | None,
+) -> Prepared:
+    """One score, released in two parts; what is left pays for changes.
+
+    The first part moves the origin to the mode that it implies, from where changes are smallest;
+    the second is taken there, and the first joins it by a released change, whose noise is small.
+    """
+    basis, total = blank.basis, budget.total
+    rng = np.random.default_rng(1)
+    score, sd = budget.sum("first score", Score(blank.clip), bound, FIRST)
+    first, first_noise = basis.T @ score, sd**2 * basis.T @ basis
+    at = blank.coordinates
+    step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
+    spec = Change(blank.clip, basis @ step)
+    moved = replace(blank, form="anchored", clip=Coordinates(at.theta(step), blank.clip.scaling))
+    reach = budget.tail("move of the origin", spec, 0.001, 0.25 * RECENTRE)
+    joined = None
+    if reach:
+        difference, sd = budget.sum("move of the origin", spec, 1.1 * reach, 0.75 * RECENTRE)
+        joined = first + basis.T @ difference
+        first_noise = first_noise + sd**2 * basis.T @ basis
+
+    noise = sensitivity * change * float(np.linalg.norm(basis, 2))
+    noise *= math.sqrt(paths * blank.n_steps / (kicks * total))
+    moved = replace(moved, step_size=step_size or min(blank.step_size, 2.0 / noise))
+    error = energy_clip(moved, budget, noise, change, rng)
+    tests = (5.0 * sensitivity * error) ** 2 * paths / total  # noise of 0.2 in the log ratio
+    tests = min(max(tests, TESTS[0]), TESTS[1])
+    score, sd = budget.sum("anchor", Score(moved.clip), bound, 1.0 - budget.spent - kicks - tests)
+    final, covariance = basis.T @ score, sd**2 * basis.T @ basis
+    if joined is not None:
+        final, covariance = pooled(joined, first_noise, final, covariance)
+    return replace(
+        moved,
+        score=final,
+        covariance=covariance,
+        clip_norms={"anchor": bound, "gradient": change, "energy_error": error},
+        shares={"gradient": kicks, "energy_error": tests},
+    )

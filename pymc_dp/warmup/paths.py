@@ -1,0 +1,41 @@
+"""How large the energy errors of records are along a path."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from pymc_dp.rows.contributions import PathError
+from pymc_dp.warmup.prepared import Prepared, Shares
+
+__all__ = ["energy_clip"]
+
+#: Part of the budget for the look.
+LOOK = 0.008
+
+
+def energy_clip(
+    prepared: Prepared, budget: Shares, noise: float, clip_norm: float, rng: np.random.Generator
+) -> float:
+    """Bound on the energy errors of the records, from one path of the dynamics of N(0, I)."""
+    d, h = len(prepared.score), prepared.step_size
+    noise = max(noise, math.sqrt(2.0 * prepared.friction / h))
+    kappa = (h * noise) ** 2 / 4.0
+    w, p = rng.standard_normal((2, d))
+    points, midpoints = [w], []
+    for _ in range(prepared.n_steps):
+        middle = w + h * p / 2.0
+        force = noise * rng.standard_normal(d) - middle
+        kicked = ((1.0 - kappa) * p + h * force) / (1.0 + kappa)
+        w, p = w + h * (p + kicked) / 2.0, kicked
+        points.append(w)
+        midpoints.append(middle)
+    spec = PathError(
+        prepared.clip,
+        np.array(points) @ prepared.basis.T,
+        np.array(midpoints) @ prepared.basis.T,
+        clip_norm,
+    )
+    found = budget.tail("energy errors", spec, 0.001, LOOK)
+    return 2.0 * found if found else 0.1 * clip_norm
