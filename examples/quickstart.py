@@ -39,18 +39,29 @@ def private_fit(x: np.ndarray, y: np.ndarray, epsilon: float, ledger: dp.Ledger)
         print(budget.plan(draws=DRAWS, chains=CHAINS))
         released = dp.sample(draws=DRAWS, chains=CHAINS, cores=CHAINS)
     print(spending(budget).to_string())
+    print(f"Spent: epsilon = {budget.spent().epsilon:.4g} of {budget.epsilon:g}.\n")
     return released
 
 
+def summary(released: Any) -> pd.DataFrame:
+    """Noise-aware means and intervals; diagnostics of the chains as they ran."""
+    raw = "posterior_raw" if "posterior_raw" in released else "posterior"  # only anchored runs
+    stats = az.summary(released, var_names=["beta"], kind="stats", round_to="none")
+    chains = az.summary(
+        released, var_names=["beta"], group=raw, kind="diagnostics", round_to="none"
+    )
+    return stats.round(4).join(chains[["ess_bulk", "ess_tail", "r_hat"]].round(2))
+
+
 def spending(budget: dp.PrivacyBudget) -> pd.DataFrame:
-    """The budget's table with the rounds of the search for the posterior in one line."""
+    """The budget's table, with all rounds of the search for the posterior in one line."""
     table = budget.table()
-    table["mechanism"] = table["mechanism"].str.replace(
+    charged = table[table["mechanism"] != ""]  # the others are totals
+    stage = charged["mechanism"].str.replace(
         r"^round \d+: .*", "search for the posterior", regex=True
     )
-    table["releases"] = pd.to_numeric(table["releases"], errors="coerce")
-    grouped = table.groupby(["sampler", "mechanism"], sort=False)[["releases", "share"]].sum()
-    return grouped.astype({"releases": int}).round({"share": 4})
+    by_stage = charged.groupby([charged["sampler"], stage], sort=False)
+    return by_stage[["releases", "share"]].sum().round({"share": 3})
 
 
 def reference_fit(x: np.ndarray, y: np.ndarray) -> Any:
@@ -137,7 +148,7 @@ def main() -> None:
     for epsilon in EPSILONS:
         print(f"\n=== Private posterior, epsilon = {epsilon:g}, delta = {DELTA:g} ===\n")
         released = private_fit(x, y, epsilon, ledger)
-        print(az.summary(released, var_names=["beta"]).to_string())
+        print(summary(released).to_string())
         print(dp.privacy_statement(released))
         released.to_netcdf(str(OUTPUT / f"posterior_eps{epsilon:g}.nc"))
         private[epsilon] = coefficient_draws(released)

@@ -23,8 +23,8 @@ from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.warmup.bulk import find_bulk, prior_curvature
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.langevin import prepare_langevin
-from pymc_dp.warmup.prepared import Prepared
 from pymc_dp.warmup.linear import positive_part, root, within
+from pymc_dp.warmup.prepared import Prepared
 from pymc_dp.warmup.quantiles import tail_quantile
 from pymc_dp.warmup.scaled import prepare_scaled
 

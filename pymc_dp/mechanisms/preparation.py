@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -299,16 +302,33 @@ class Preparation:
         if kind not in self._rehearsed:  # on made-up data, to compile and to fail uncharged
             mechanism.evaluate(self.engine.synthetic())
             self._rehearsed.add(kind)
-        self.ledger.charge(self.account, self.plan_id, event)
-        value = mechanism.evaluate(self.engine)
-        values = {
-            "request": request,
-            "value": value.tolist(),
-            "noise_sd": mechanism.noise_sd,
-            "secure": secure and not noise.is_insecure(),
-        }
-        self.ledger.keep(self.account, self.plan_id, event.mechanism, values, self._answered)
+        with _interrupts_wait():  # what was charged is also kept
+            self.ledger.charge(self.account, self.plan_id, event)
+            value = mechanism.evaluate(self.engine)
+            values = {
+                "request": request,
+                "value": value.tolist(),
+                "noise_sd": mechanism.noise_sd,
+                "secure": secure and not noise.is_insecure(),
+            }
+            self.ledger.keep(self.account, self.plan_id, event.mechanism, values, self._answered)
         return values
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Let a keyboard interrupt come after the block: it lasts one pass over the records."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came and callable(handler):
+        handler(*came[0])
 
 
 def _refuse_other(

@@ -169,8 +169,8 @@ class Source:
             )
 
         preparation, digest = begin(), self._digest()
-        if _PREPARED.setdefault(preparation.plan_id, digest) != digest:
-            preparation.finish()  # it was interrupted, and the data have changed since
+        if _PREPARED.setdefault(preparation.plan_id, digest) != digest or self._lost(preparation):
+            preparation.finish()  # it was interrupted; the data have changed, or a release was lost
             preparation = begin()
             _PREPARED[preparation.plan_id] = digest
         self._preparation = preparation
@@ -181,6 +181,13 @@ class Source:
             self.budget.describe(units),
         )
         return Shown(preparation, self.progressbar)
+
+    def _lost(self, preparation: Preparation) -> bool:
+        """Whether a release was charged and not kept, so that the rest can not be paid."""
+        of = preparation.plan_id
+        mine = [e for e in self.budget.ledger.entries() if e.plan == of]
+        kinds = [e.kind for e in mine if e.account == self.budget.account]
+        return kinds.count("charge") > kinds.count("release")
 
     def finish(self) -> None:
         """The step is built: an equal one prepares anew."""

@@ -45,7 +45,7 @@ def anchored(
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
     spec = Change(blank.clip, basis @ step)
     moved = replace(blank, form="anchored", clip=Coordinates(at.theta(step), blank.clip.scaling))
-    reach = budget.tail("move of the origin", spec, 0.001, 0.25 * RECENTRE)
+    reach = budget.tail("norms of the move", spec, 0.001, 0.25 * RECENTRE)
     joined = None
     if reach:
         difference, sd = budget.sum("move of the origin", spec, 1.1 * reach, 0.75 * RECENTRE)
