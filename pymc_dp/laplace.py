@@ -51,7 +51,7 @@ class _Normal:
                 releases,
                 source.terms.gradient,
                 start,
-                source.engine.index_blocks,
+                source.engine.effects,
                 paths=1,
                 sensitivity=source.sensitivity,
                 form="quadratic",

@@ -8,6 +8,7 @@ is not on it.
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
@@ -38,6 +39,8 @@ __all__ = [
     "released",
 ]
 
+#: Acceptance below which draws are no sample.
+_HARDLY_MOVED = 0.05
 #: Sampler statistics that are functions of released values and public settings.
 PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_newton", "dp_plan_id")
 
@@ -237,6 +240,15 @@ def release(
         if rv.name in names and provenance(model, rv, budget) is Provenance.CONSTANTS
     ]
     posterior = posterior.isel(where)
+    accepted = float(stats["dp_accepted"].isel(where).mean())
+    if accepted < _HARDLY_MOVED:
+        warnings.warn(
+            f"Only {accepted:.1%} of the proposals were accepted: the chains hardly moved, and the "
+            "draws do not represent the posterior. Another form, more records or a larger budget "
+            "would help.",
+            UserWarning,
+            stacklevel=2,
+        )
     published = {
         "posterior": posterior[names],
         "sample_stats": stats[[name for name in PUBLIC_STATS if name in stats]].isel(where),

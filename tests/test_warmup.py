@@ -319,7 +319,7 @@ def posterior(name: str) -> tuple[np.ndarray, np.ndarray]:
     asked = problem(name)
     gradient = asked.terms.gradient
     releases = Releases(asked, 1e12, seed=None)
-    theta = find_bulk(releases, gradient, asked.start, asked.engine.index_blocks).location
+    theta = find_bulk(releases, gradient, asked.start, asked.engine.effects).location
     for _ in range(20):
         at = Coordinates(theta, 1e-3 * asked.start.scaling)
         spec = Curvature(at, step=1e-4)
@@ -341,7 +341,7 @@ def prepare(releases: Releases, name: str, **options: Any) -> Prepared:
             releases,
             asked.terms.gradient,
             asked.start,
-            asked.engine.index_blocks,
+            asked.engine.effects,
             paths=4000,
             sensitivity=2.0,
             **options,
@@ -456,7 +456,7 @@ def test_too_small_a_budget_leaves_the_prior(name, form):
         Releases(problem(name), 1e-7, 0),
         problem(name).terms.gradient,
         start,
-        problem(name).engine.index_blocks,
+        problem(name).engine.effects,
     )
     assert not scaled.trusted
     np.testing.assert_array_equal(scaled.coordinates.scaling, start.scaling)
@@ -479,7 +479,7 @@ def test_the_anchor_is_announced_before_what_is_made_with_it(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_scaled_preparation_finds_the_posterior(name, mu2):
     asked, releases = problem(name), Releases(problem(name), mu2, 5)
-    found = prepare_scaled(releases, asked.terms.gradient, asked.start, asked.engine.index_blocks)
+    found = prepare_scaled(releases, asked.terms.gradient, asked.start, asked.engine.effects)
     low, high, far = ACCURACY[mu2]
     assert found.trusted
     values = np.linalg.eigvalsh(precision_in(found.coordinates, name))
@@ -494,7 +494,7 @@ def test_scaled_preparation_finds_the_posterior(name, mu2):
 def test_bulk_is_a_normal_approximation(name):
     asked, releases = problem(name), Releases(problem(name), 30.0, 2)
     bulk = find_bulk(
-        releases, asked.terms.gradient, asked.start, asked.engine.index_blocks, share=0.5
+        releases, asked.terms.gradient, asked.start, asked.engine.effects, share=0.5
     )
     mode, precision = posterior(name)
     assert distance(Coordinates(bulk.location, np.eye(len(mode))), name) < 1.0

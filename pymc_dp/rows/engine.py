@@ -15,7 +15,7 @@ import numpy as np
 from pymc_dp.rows import loops
 from pymc_dp.rows.functions import ParameterVector
 from pymc_dp.rows.store import Columns, RecordStore, RowGroup
-from pymc_dp.rows.structure import index_blocks
+from pymc_dp.rows.structure import effects, index_blocks
 
 __all__ = ["BLOCK", "Coordinates", "Engine", "RecordStore", "RowEngine", "RowGroup", "Scores"]
 
@@ -179,6 +179,13 @@ class RowEngine:
         See :func:`pymc_dp.rows.structure.index_blocks`.
         """
         return index_blocks(self.groups, theta)
+
+    def effects(self, theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        """Index blocks, and coordinates in which their entries are what rows see.
+
+        See :func:`pymc_dp.rows.structure.effects`.
+        """
+        return effects(self.groups, theta)
 
     # -- evaluation -----------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from pymc_dp.rows.store import RowGroup
 
-__all__ = ["index_blocks"]
+__all__ = ["effects", "index_blocks"]
 
 
 def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarray]:
@@ -58,3 +58,45 @@ def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarr
         if len(labels[j]) == len({(g, k) for g, k, _ in labels[j]}):
             found.setdefault(frozenset(columns[j]), []).append(j)
     return [np.array(block, dtype=np.int64) for block in found.values() if len(block) > 1]
+
+
+def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+    """Index blocks, and coordinates in which their entries are the effects that rows see.
+
+    Parameters
+    ----------
+    groups : sequence of RowGroup
+    theta : (d,) ndarray
+        A public point.
+
+    Returns
+    -------
+    blocks : list of (k,) int64 ndarray
+        From :func:`index_blocks`.
+    effects : (d, d) ndarray
+        T of theta' = T theta: the identity, but for a parameter z_l of a block, whose row is the
+        derivative of the effect phi_l by theta. For ``(mu + tau * z)[g]`` theta' has the group
+        means themselves in place of the ``z``: a row that sees one of them has no score in ``mu``
+        and ``tau`` then, and the ridge along which only these can move needs no noise.
+    """
+    blocks = index_blocks(groups, theta)
+    change = np.eye(theta.size)
+    rows: dict[int, list[np.ndarray]] = {}
+    members = {int(j) for block in blocks for j in block}
+    for group in groups:
+        _, jacobians = group.functions.shared(theta)
+        for k, cut in enumerate(group.functions.ordered):
+            jacobian = jacobians[k]
+            if cut.kind != "index" or jacobian is None:
+                continue
+            for j in members:
+                for entry in np.flatnonzero(jacobian[:, j]):
+                    rows.setdefault(j, []).append(jacobian[entry])
+    for block in blocks:
+        # an effect that is seen through several cuts has no one row that stands for it
+        if all(len(rows.get(int(j), [])) == 1 for j in block):
+            for j in map(int, block):
+                change[j] = rows[j][0]
+    if not np.linalg.cond(change) < 1e8:
+        change = np.eye(theta.size)
+    return blocks, change

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -28,6 +29,9 @@ from pymc_dp.warmup.langevin import prepare_langevin
 from pymc_dp.warmup.prepared import Prepared
 
 __all__ = ["DPLangevin"]
+
+#: From which the draws of a run are taken that learned nothing.
+_PRIOR_DRAWS = 4000
 
 
 class DPLangevin(PrivateStep):
@@ -185,6 +189,7 @@ class DPLangevin(PrivateStep):
         if not 0 < share < 1:
             raise ValueError(f"energy_share must be between 0 and 1, got {share}.")
         self.basis: np.ndarray | None = None
+        self._prior_draws: np.ndarray | None = None
         self.precision: np.ndarray | None = None
         super().__init__(
             vars,
@@ -249,7 +254,7 @@ class DPLangevin(PrivateStep):
                 releases,
                 source.terms.gradient,
                 start,
-                source.engine.index_blocks,
+                source.engine.effects,
                 paths=source.paths,
                 sensitivity=source.sensitivity,
                 form=None if self.form == "auto" else self.form,
@@ -269,6 +274,8 @@ class DPLangevin(PrivateStep):
     ) -> Design:
         """Take over what was learned."""
         self.form = found.form
+        if not found.trusted:  # a chain may not reach all of the prior of a hierarchy
+            self._prior_draws = source.prior_draws(_PRIOR_DRAWS, secrets.randbits(32))
         self.step_size, self.n_steps = found.step_size, found.n_steps
         self.persistent = found.persistent if self._momentum is None else self.persistent
         self.friction = found.friction if self._choose_friction else self.friction
@@ -331,6 +338,10 @@ class DPLangevin(PrivateStep):
         self, state: langevin.LangevinState, iteration: int
     ) -> tuple[langevin.LangevinState, bool]:
         assert self.step_size is not None and self.n_steps is not None
+        if self._prior_draws is not None:
+            drawn = self._prior_draws[self.rng.integers(len(self._prior_draws))]
+            z = self.coordinates.z(drawn)
+            return langevin.initial_state(self.rng, z, self.prior), True
         state, info = langevin.transition(
             self.rng,
             state,

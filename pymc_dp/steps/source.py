@@ -130,6 +130,14 @@ class Source:
         """Location and spread of the prior."""
         return prior_coordinates(self.model, self.budget, self.records, self.terms)
 
+    def prior_draws(self, size: int, seed: int) -> np.ndarray | None:
+        """Unconstrained draws of all that is public, if that is the prior and it can be drawn."""
+        public = set(self.budget.public)
+        if any(rv.name in public for rv in self.model.observed_RVs):
+            return None
+        draws = prior_draws(self.model, self.budget, self.records, size, seed)
+        return draws if draws is not None and np.isfinite(draws).all() else None
+
     def preparation(self, sampler: str, settings: Mapping[str, Any], share: float = 1.0) -> Shown:
         """One-off releases of a new preparation, or of one that was interrupted.
 
@@ -245,7 +253,7 @@ class Source:
         """A design in coordinates that were learned privately, with one clip norm for all."""
         start = self.start()
         with self.preparation(sampler, {}) as releases:
-            found = prepare_scaled(releases, self.terms.gradient, start, self.engine.index_blocks)
+            found = prepare_scaled(releases, self.terms.gradient, start, self.engine.effects)
         if not found.trusted:
             self.warn_untrusted(sampler)
         design = Design(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import numpy as np
 import pymc as pm
 import xarray as xr
@@ -14,7 +12,7 @@ from pymc_dp.records import PublicTerms, Records, draws_are_public
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import unconstrain
 
-__all__ = ["prior_coordinates"]
+__all__ = ["prior_coordinates", "prior_draws"]
 
 _DRAWS = 500
 #: Prior draws are public; the same seed makes a resumed preparation ask the same questions.
@@ -43,27 +41,44 @@ def prior_coordinates(
         the initial point, or 1.
     """
     widths = np.full(records.parameters.size, np.nan)
-    length = min(records.n_units, *budget.row_counts.values())
-    if draws_are_public(model, budget.public, length):
-        with contextlib.suppress(NotImplementedError):
-            widths = _spread(model, records)
+    draws = prior_draws(model, budget, records, _DRAWS, _SEED)
+    if draws is not None:
+        low, high = np.quantile(draws, [0.16, 0.84], axis=0)
+        widths = (high - low) / 2.0
     usable = np.isfinite(widths) & (widths > 0.0)
     if not usable.all():
         widths = np.where(usable, widths, _from_curvature(records.initial, terms))
     return Coordinates(records.initial, np.diag(widths))
 
 
-def _spread(model: Model, records: Records) -> np.ndarray:
-    draws = pm.draw(model.free_RVs, draws=_DRAWS, random_seed=_SEED)
+def prior_draws(
+    model: Model, budget: PrivacyBudget, records: Records, size: int, seed: int
+) -> np.ndarray | None:
+    """(size, d) draws from the prior in unconstrained space; None where it can not be drawn from.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    budget : PrivacyBudget
+    records : Records
+    size : int
+    seed : int
+        Public.
+    """
+    length = min(records.n_units, *budget.row_counts.values())
+    if not draws_are_public(model, budget.public, length):
+        return None
+    try:
+        draws = pm.draw(model.free_RVs, draws=size, random_seed=seed)
+    except NotImplementedError:
+        return None
     dataset = xr.Dataset(
         {
             rv.name: (("chain", "draw", *[f"{rv.name}_{k}" for k in range(rv.ndim)]), value[None])
             for rv, value in zip(model.free_RVs, draws, strict=True)
         }
     )
-    theta = unconstrain(model, records.parameters, dataset)[0]
-    low, high = np.quantile(theta, [0.16, 0.84], axis=0)
-    return np.asarray((high - low) / 2.0)
+    return unconstrain(model, records.parameters, dataset)[0]
 
 
 def _from_curvature(initial: np.ndarray, terms: PublicTerms, step: float = 1e-3) -> np.ndarray:

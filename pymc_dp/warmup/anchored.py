@@ -15,8 +15,9 @@ from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 
 __all__ = ["anchored"]
 
-#: Part for the first of the two scores that an anchor is made of, and to move the origin.
-FIRST, RECENTRE = 0.25, 0.02
+#: Part of what is left for the first of the two scores that an anchor is made of, and part of the
+#: budget to move the origin.
+FIRST, RECENTRE = 0.3, 0.02
 #: Least and largest parts for accept tests.
 TESTS = (0.01, 0.10)
 
@@ -39,7 +40,7 @@ def anchored(
     """
     basis, total = blank.basis, budget.total
     rng = np.random.default_rng(1)
-    score, sd = budget.sum("first score", Score(blank.clip), bound, FIRST)
+    score, sd = budget.sum("first score", Score(blank.clip), bound, FIRST * (1.0 - budget.spent))
     first, first_noise = basis.T @ score, sd**2 * basis.T @ basis
     at = blank.coordinates
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
@@ -57,7 +58,7 @@ def anchored(
     moved = replace(moved, step_size=step_size or min(blank.step_size, 2.0 / noise))
     error = energy_clip(moved, budget, noise, change, rng)
     tests = (5.0 * sensitivity * error) ** 2 * paths / total  # noise of 0.2 in the log ratio
-    tests = min(max(tests, TESTS[0]), TESTS[1])
+    tests = min(max(tests, TESTS[0]), TESTS[1] * (1.0 - budget.spent))
     score, sd = budget.sum("anchor", Score(moved.clip), bound, 1.0 - budget.spent - kicks - tests)
     final, covariance = basis.T @ score, sd**2 * basis.T @ basis
     if joined is not None:

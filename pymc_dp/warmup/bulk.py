@@ -8,7 +8,7 @@ learned, so that noise shrinks with the distance (Biswas et al. 2020, CoinPress,
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,8 +31,9 @@ LEAST = 1e-8
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
 
-__all__ = ["Bulk", "Gradient", "Releases", "find_bulk", "prior_curvature"]
+__all__ = ["Bulk", "Gradient", "Releases", "Structure", "find_bulk", "prior_curvature"]
 
+Structure = Callable[[np.ndarray], tuple[list[np.ndarray], np.ndarray]]
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
 
 
@@ -108,7 +109,7 @@ def find_bulk(
     releases: Releases,
     gradient: Gradient,
     start: Coordinates,
-    blocks: Callable[[np.ndarray], Sequence[np.ndarray]],
+    structure: Structure,
     *,
     share: float = 0.12,
 ) -> Bulk:
@@ -121,8 +122,9 @@ def find_bulk(
         theta -> gradient of the public log density.
     start : Coordinates
         Location and standard deviations of the prior.
-    blocks : callable
-        theta -> parameters that reach each unit through an index (see `clip_scaling`).
+    structure : callable
+        theta -> parameters that reach each unit through an index, block by block, and coordinates
+        in which they are what units see (see `clip_scaling`).
     share : float
         Part of the budget to be spent; up to four times as much where the search has not arrived.
         Far from the bulk, where the scores of the records agree, rounds cost little.
@@ -140,7 +142,7 @@ def find_bulk(
     shortened, one that left the score as it was is prolonged, both without another curvature.
     """
     d, n = len(start.location), releases.n_public
-    search = _Search(releases, gradient, start, blocks)
+    search = _Search(releases, gradient, start, structure)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = min((4e4 + 200.0 * d**2) / n**2 / releases.units_mu2, share / 12.0)
     cost = max(cost, LEAST)
@@ -168,9 +170,9 @@ class _Search:
         releases: Releases,
         gradient: Gradient,
         start: Coordinates,
-        blocks: Callable[[np.ndarray], Sequence[np.ndarray]],
+        structure: Structure,
     ) -> None:
-        self.blocks = blocks
+        self.structure = structure
         self.releases = releases
         self.gradient = gradient
         self.at = start
@@ -267,9 +269,8 @@ class _Search:
         self.location_noise = noise_sd**2 * widths @ widths.T
         in_theta = self.at.scaling @ step
         self.precision = back.T @ hessian @ back
-        scaling = clip_scaling(
-            self.precision, self.blocks(self.at.location), self.releases.n_public
-        )
+        blocks, effects = self.structure(self.at.location)
+        scaling = clip_scaling(self.precision, blocks, self.releases.n_public, effects)
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, decrement)
         self.known = float(np.min(values)) > 0.7 * floor

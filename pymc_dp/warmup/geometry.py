@@ -21,7 +21,12 @@ from pymc_dp.warmup.linear import root
 __all__ = ["clip_scaling"]
 
 
-def clip_scaling(precision: np.ndarray, blocks: Sequence[np.ndarray], n: int) -> np.ndarray:
+def clip_scaling(
+    precision: np.ndarray,
+    blocks: Sequence[np.ndarray],
+    n: int,
+    effects: np.ndarray | None = None,
+) -> np.ndarray:
     """The scaling A of the coordinates theta = m + A z in which contributions are clipped.
 
     Parameters
@@ -32,6 +37,8 @@ def clip_scaling(precision: np.ndarray, blocks: Sequence[np.ndarray], n: int) ->
         Parameters that reach each unit through an index, block by block; the rest is dense.
     n : int
         Number of units.
+    effects : (d, d) ndarray, optional
+        T of theta' = T theta, in which the entries of the blocks are what units see.
 
     Returns
     -------
@@ -48,6 +55,9 @@ def clip_scaling(precision: np.ndarray, blocks: Sequence[np.ndarray], n: int) ->
     geometric mean of Sigma_b and W_b^-1.
     """
     d = len(precision)
+    if effects is not None:
+        back = np.linalg.inv(effects)
+        return np.asarray(back @ clip_scaling(back.T @ precision @ back, blocks, n))
     covariance = np.linalg.inv(precision)
     covariance = (covariance + covariance.T) / 2.0
     indexed = np.concatenate(blocks) if blocks else np.empty(0, dtype=int)

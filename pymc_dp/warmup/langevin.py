@@ -8,7 +8,7 @@ budget pays for the chains.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
-from pymc_dp.warmup.bulk import Bulk, Gradient, Releases, find_bulk
+from pymc_dp.warmup.bulk import Bulk, Gradient, Releases, Structure, find_bulk
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.linear import root
 from pymc_dp.warmup.paths import LOOK
@@ -55,7 +55,7 @@ def prepare_langevin(
     releases: Releases,
     gradient: Gradient,
     start: Coordinates,
-    blocks: Callable[[np.ndarray], Sequence[np.ndarray]],
+    structure: Structure,
     *,
     paths: int,
     sensitivity: float,
@@ -74,8 +74,8 @@ def prepare_langevin(
         theta -> gradient of the public log density.
     start : Coordinates
         Location and standard deviations of the prior.
-    blocks : callable
-        theta -> parameters that reach each unit through an index.
+    structure : callable
+        As for `find_bulk`.
     paths : int
         Iterations of all chains and runs together.
     sensitivity : float
@@ -96,10 +96,11 @@ def prepare_langevin(
     -------
     Prepared
     """
-    bulk = find_bulk(releases, gradient, start, blocks, share=WARM_UP)
+    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP)
     budget = Shares(releases, bulk.spent)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
-    clip = Coordinates(bulk.location, clip_scaling(bulk.precision, blocks(bulk.location), n))
+    blocks, effects = structure(bulk.location)
+    clip = Coordinates(bulk.location, clip_scaling(bulk.precision, blocks, n, effects))
     basis = np.linalg.solve(clip.scaling, root(np.linalg.inv(bulk.precision)))
     stretch = float(np.linalg.norm(basis, 2))  # of noise, from z to w
     rng = np.random.default_rng(0)  # public: places at which norms are looked at
@@ -137,18 +138,22 @@ def prepare_langevin(
         """Effective draws that residual scores with a share of the budget are worth."""
         return WORTH * share * total / (sensitivity * change * stretch) ** 2
 
-    kicks = min(max(KICKS[0], WANTED / worth(1.0)), KICKS[1])
-    unanchored = WORTH * 0.85 * (1.0 - budget.spent) * total / (sensitivity * bound * stretch) ** 2
-    spread = sensitivity * bound * stretch / math.sqrt(0.7 * total)  # sd of the anchor's noise
+    left = 1.0 - budget.spent
+    kicks = min(max(KICKS[0], WANTED / worth(1.0)), KICKS[1] * left)
+    unanchored = WORTH * 0.85 * left * total / (sensitivity * bound * stretch) ** 2
+    spread = (
+        sensitivity * bound * stretch / math.sqrt(0.8 * left * total)
+    )  # sd of the anchor's noise
     if form is None:
-        normal = bulk.known and spread < WIDE and worth(kicks) > LEAST
+        affordable = spread < WIDE and worth(kicks) > LEAST
         if change > NONLINEAR * bound and unanchored > FEWEST:
             form = "plain"
         else:
-            form = "anchored" if normal else "quadratic"
+            form = "anchored" if affordable else "quadratic"
 
     if form == "quadratic":
-        return quadratic(blank, budget, bound, gradient)
+        found = quadratic(blank, budget, bound, gradient)
+        return found if found.trusted else _prior_only(blank, start, bulk)
     if form == "plain":
         return plain(blank, budget, bound, paths, sensitivity, step_size, n_steps, rng)
     ready = replace(blank, effective_draws=worth(kicks))

@@ -15,6 +15,16 @@ from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 __all__ = ["quadratic"]
 
 
+def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
+    """Whether two measurements of one vector differ by no more than their noise explains.
+
+    Five standard deviations of chi-square: a sound one fails with probability below 1e-4.
+    """
+    d = len(difference)
+    square = float(difference @ np.linalg.solve(covariance, difference))
+    return square < d + 5.0 * math.sqrt(2.0 * d) + 10.0
+
+
 def quadratic(blank: Prepared, budget: Shares, bound: float, gradient: Gradient) -> Prepared:
     """The whole rest for scores at two places and one curvature: the form for small budgets.
 
@@ -44,6 +54,8 @@ def quadratic(blank: Prepared, budget: Shares, bound: float, gradient: Gradient)
 
     transported = first - curvature @ step
     noise = noise + error**2 * float(step @ step) * np.eye(d)
+    if not _consistent(second - transported, noise + rest):
+        return replace(blank, trusted=False)
     final, covariance = pooled(transported, noise, second, rest)
     prior = moved.coordinates.scaling.T @ gradient(moved.clip.location)
     ahead = np.linalg.solve(curvature + np.eye(d), final + prior)

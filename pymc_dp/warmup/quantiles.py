@@ -62,5 +62,7 @@ def tail_quantile(
     if not enough.size or top - 1 - enough[0] >= len(inner) - 1:
         return 0.0 if enough.size else None
     j = top - 1 - int(enough[0])  # the bin in which the tail begins
+    inside = (float(above[enough[0]]) - least) / max(float(inner[j]), 1.0)
+    edge = edges[j + 2] * (edges[j + 1] / edges[j + 2]) ** (1.0 - min(max(inside, 0.0), 1.0))
     beyond = math.sqrt(math.log(1.0 / tail) / math.log(max(n / least, 2.0)))
-    return float(edges[j + 2]) * min(max(beyond, 1.0), _FURTHEST)
+    return float(edge) * min(max(beyond, 1.0), _FURTHEST)

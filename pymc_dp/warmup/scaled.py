@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from pymc_dp.rows.contributions import Score
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.bulk import Gradient, Releases, find_bulk
+from pymc_dp.warmup.bulk import Gradient, Releases, Structure, find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
 from pymc_dp.warmup.linear import root
 from pymc_dp.warmup.paths import LOOK
@@ -46,13 +45,13 @@ def prepare_scaled(
     releases: Releases,
     gradient: Gradient,
     start: Coordinates,
-    blocks: Callable[[np.ndarray], Sequence[np.ndarray]],
+    structure: Structure,
 ) -> Scaled:
     """The same search as for DPLangevin, and one look at the scores where it ended.
 
     Parameters
     ----------
-    releases, gradient, start, blocks
+    releases, gradient, start, structure
         As for `pymc_dp.warmup.langevin.prepare_langevin`.
 
     Returns
@@ -60,7 +59,7 @@ def prepare_scaled(
     Scaled
     """
     n, d = releases.n_public, len(start.location)
-    bulk = find_bulk(releases, gradient, start, blocks, share=WARM_UP)
+    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP)
     at = Coordinates(bulk.location, root(np.linalg.inv(bulk.precision)))
     edges, counts, noise_sd = releases.histogram("scores", Score(at), LOOK)
     found = tail_quantile(edges, counts, noise_sd, tail_of_scores(n), n)
