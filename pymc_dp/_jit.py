@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,9 +11,20 @@ from typing import Any, TypeVar
 # a record would not give the same bits wherever it stands. Read when numba is first imported.
 os.environ.setdefault("NUMBA_DISABLE_INTEL_SVML", "1")
 
+import numba
 from numba import njit
 
 __all__ = ["compiled"]
+
+if getattr(numba.config, "USING_SVML", False):
+    warnings.warn(
+        "numba was imported before pymc_dp and uses Intel's vector mathematics, with which a "
+        "record may be rounded differently according to its place. Set NUMBA_DISABLE_INTEL_SVML=1 "
+        "before Python starts: without it, guarantees for users with several rows and for "
+        "neighboring='add_or_remove_one' hold up to rounding only.",
+        UserWarning,
+        stacklevel=2,
+    )
 
 F = TypeVar("F", bound=Callable[..., Any])
 

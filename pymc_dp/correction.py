@@ -17,7 +17,7 @@ from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import constrain, unconstrain
 
-__all__ = ["account_for_noise"]
+__all__ = ["account_for_noise", "far_from_origin"]
 
 #: Steps of central differences, in posterior sds: the error is of the order of their square.
 _STEP = 1e-3
@@ -102,6 +102,28 @@ def account_for_noise(
         "weight_ess": found.weight_ess,
         "widening": found.widening,
     }
+
+
+def far_from_origin(
+    model: Model, budget: PrivacyBudget, settings: Mapping[str, Any], posterior: xr.Dataset
+) -> float:
+    """Fraction of the draws that lie where a quadratic likelihood is an extrapolation.
+
+    Draws of a normal posterior have a norm of about sqrt(d) in the sampler's coordinates.
+    """
+    if any(rv.name not in posterior for rv in model.free_RVs):
+        return 0.0
+    records = extract(
+        model,
+        public=budget.public,
+        privacy_unit=budget.privacy_unit,
+        count_is_private=budget.neighboring == "add_or_remove_one",
+        check=False,
+    )
+    theta = unconstrain(model, records.parameters, posterior)
+    location, scaling = (np.array(settings[name]) for name in ("location", "scaling"))
+    w = np.linalg.solve(scaling, (theta - location)[..., None])[..., 0]
+    return float((np.linalg.norm(w, axis=-1) > 2.0 * np.sqrt(len(location)) + 4.0).mean())
 
 
 def _uncorrected(reason: str) -> dict[str, Any]:

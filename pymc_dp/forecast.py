@@ -11,7 +11,7 @@ from pymc_dp.accounting import epsilon_from_mu
 __all__ = ["SAMPLERS", "Forecast", "forecast"]
 
 #: Norm of nearly all scores where the posterior is whitened, in units of sqrt(d/n).
-_SCORE = 3.0
+_SCORE = 3.5
 #: Norm of nearly all changes of a score over the posterior, in units of d/n.
 _CHANGE = 6.0
 #: Part of the budget for the anchored score, for all scores of chains without an anchor.

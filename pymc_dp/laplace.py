@@ -21,7 +21,6 @@ from pymc_dp.publish import public_coords, releasable
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
 from pymc_dp.unconstrained import constrain
-from pymc_dp.warmup.langevin import prepare_langevin
 from pymc_dp.warmup.linear import root, within
 
 __all__ = ["find_MAP", "laplace"]
@@ -45,19 +44,7 @@ class _Normal:
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
         source = Source(model, self.budget, None, counts, progressbar)
         self.parameters = source.records.parameters
-        start = source.start()
-        with source.preparation(sampler, {"share": share}, share=share) as releases:
-            found = prepare_langevin(
-                releases,
-                source.terms.gradient,
-                start,
-                source.engine.effects,
-                paths=1,
-                sensitivity=source.sensitivity,
-                form="quadratic",
-            )
-        if not found.trusted:
-            source.warn_untrusted(sampler)
+        found, _, huberised, _ = source.learn(sampler, share=share, form="quadratic")
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)
@@ -79,6 +66,8 @@ class _Normal:
             form="laplace",
             trusted=found.trusted,
             clip_norm=found.clip_norms,
+            clipping="huberised" if huberised else None,
+            clipped=list(found.clipped),
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
             secure=not noise.is_insecure() and source.secure,

@@ -24,7 +24,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget
-from pymc_dp.correction import account_for_noise
+from pymc_dp.correction import account_for_noise, far_from_origin
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
 from pymc_dp.rows.ancestry import hides_code
@@ -260,6 +260,17 @@ def release(
             model, budget, plan["settings"], posterior, names, plan_id
         )
     statement = make_statement(budget, plan_id, plan, vouched, correction)
+    if plan["settings"].get("form") == "quadratic" and plan["settings"].get("trusted"):
+        statement["far"] = far_from_origin(model, budget, plan["settings"], posterior)
+        if statement["far"] > 0.1:
+            warnings.warn(
+                f"{statement['far']:.0%} of the draws lie far from where the likelihood was "
+                "approximated: the posterior is not near normal, and these draws are unreliable. "
+                "A centred hierarchy instead of a non-centred one (or the reverse), a larger "
+                "budget, or form='plain' may help.",
+                UserWarning,
+                stacklevel=2,
+            )
     return _compat.inference_data(
         {name: public_coords(dataset, budget.public) for name, dataset in published.items()},
         {

@@ -196,6 +196,11 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             + (f", {mechanism['at_start']} at the start" if mechanism["at_start"] else "")
             + "."
         )
+    if facts.get("far", 0.0) > 0.1:
+        lines.append(
+            f"UNRELIABLE: {facts['far']:.0%} of the draws lie far from where the likelihood was "
+            "approximated; the posterior is not near normal, and this form can not describe it."
+        )
     if "noise_aware" in facts:
         lines += _correction(facts["noise_aware"], facts["settings"])
     if facts["public"]:
@@ -276,6 +281,16 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
     return [first, second]
 
 
+def _bias(settings: dict[str, Any]) -> str:
+    """What clipping did to the target."""
+    if settings.get("clipping") == "huberised":
+        return (
+            "The likelihood is Huberised: a record's score counts up to the norm "
+            f"{settings['clip_norm']['anchor']:.4g} in the sampler's coordinates, by definition."
+        )
+    return f"The bias of clipping scores is not covered. {_clipped(settings)}"
+
+
 def _clipped(settings: dict[str, Any]) -> str:
     """A noisy count of the scores that were clipped."""
     fraction, sd = settings.get("clipped") or (0.0, 0.0)
@@ -305,14 +320,13 @@ def _target(settings: dict[str, Any]) -> list[str]:
         return [
             "No chains were run: the posterior was replaced by a normal one, from scores and a "
             "curvature released once, whose noise the intervals account for. Approximate where the "
-            "posterior is not near normal; the bias of clipping scores is not covered."
+            f"posterior is not near normal. {_bias(settings)}"
         ]
     if form == "quadratic":
         return [
             "The chains did not touch the records: the log-likelihood was replaced by a quadratic "
             "one, from scores and a curvature released once, whose noise the intervals account "
-            "for. Approximate where the posterior is not near normal; the bias of clipping scores "
-            f"is not covered. {_clipped(settings)}"
+            f"for. Approximate where the posterior is not near normal. {_bias(settings)}"
         ]
     if form == "anchored":
         return [

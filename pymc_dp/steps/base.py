@@ -274,12 +274,14 @@ class PrivateStep(BlockedStep):
         if self.queries.meter.frozen:
             return
         self._state = self._initial_state(z)
+        self._point = self.parameters.point(self.coordinates.theta(self._state.z))
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
         """One iteration from a PyMC point."""
         if self._point is None:
             self._begin_chain(point)
-            self._point = {name: np.array(value) for name, value in point.items()}
+            if self._point is None:  # frozen from the beginning
+                self._point = {name: np.array(value) for name, value in point.items()}
         elif any(not np.array_equal(point[name], value) for name, value in self._point.items()):
             raise UnsafeModel(
                 "Another step method has moved the variables between two iterations of "

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 
 from pymc_dp._checks import check_integer, check_number
-from pymc_dp.bounds import known_limits
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.interfaces import ClipInterval, PathQueries, Prior
@@ -17,16 +16,10 @@ from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
 from pymc_dp.midpoints import newton_estimate
-from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
-from pymc_dp.rows.huber import HuberEngine
-from pymc_dp.rows.limits import score_norm_limit
-from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
-from pymc_dp.warmup.langevin import prepare_langevin
-from pymc_dp.warmup.prepared import Prepared
 
 __all__ = ["DPLangevin"]
 
@@ -224,55 +217,13 @@ class DPLangevin(PrivateStep):
     # -- settings -------------------------------------------------------------------------------
 
     def _prepare(self, source: Source) -> Design:
-        predictor, reason = recognise(source.engine, source.compile_kwargs)
-        if self.consistent_clipping and predictor is None:
-            raise ValueError(f"consistent_clipping=True is not available: {reason}")
-        huberised = predictor is not None and self.consistent_clipping is not False
-        start = source.start()
-        limits = known_limits(source.model, source.budget.public)
-        engine: Engine = source.engine
-
-        with source.preparation(
+        found, engine, huberised, reason = source.learn(
             type(self).__name__,
-            {
-                "form": self.form,
-                "huberised": huberised,
-                "step_size": self.step_size,
-                "n_steps": self.n_steps,
-            },
-        ) as releases:
-
-            def robust(clip: Coordinates, clip_norm: float) -> None:
-                nonlocal engine
-                engine = engine.with_coordinates(clip)
-                if huberised:
-                    assert predictor is not None and isinstance(engine, RowEngine)
-                    engine = HuberEngine(engine, predictor, clip_norm)
-                    releases.ask(engine)
-
-            found = prepare_langevin(
-                releases,
-                source.terms.gradient,
-                start,
-                source.engine.effects,
-                paths=source.paths,
-                sensitivity=source.sensitivity,
-                form=None if self.form == "auto" else self.form,
-                step_size=self.step_size,
-                n_steps=self.n_steps,
-                robust=robust,
-                limit=lambda clip: score_norm_limit(
-                    source.engine, clip, limits, source.compile_kwargs
-                )[0],
-            )
-        if not found.trusted:
-            source.warn_untrusted(type(self).__name__)
-        return self._adopt(found, source, engine, huberised, reason)
-
-    def _adopt(
-        self, found: Prepared, source: Source, engine: Engine, huberised: bool, reason: str
-    ) -> Design:
-        """Take over what was learned."""
+            form=None if self.form == "auto" else self.form,
+            consistent_clipping=self.consistent_clipping,
+            step_size=self.step_size,
+            n_steps=self.n_steps,
+        )
         self.form = found.form
         if not found.trusted:  # a chain may not reach all of the prior of a hierarchy
             self._prior_draws = source.prior_draws(_PRIOR_DRAWS, secrets.randbits(32))
@@ -282,7 +233,6 @@ class DPLangevin(PrivateStep):
         self.basis = found.basis
         self.precision = np.ones(len(found.score))
         terms: Prior = source.terms.with_coordinates(found.coordinates)
-        engine = engine.with_coordinates(found.clip)
         settings: dict[str, Any] = {
             "form": found.form,
             "trusted": found.trusted,
@@ -291,7 +241,7 @@ class DPLangevin(PrivateStep):
             "momentum": "persistent" if self.persistent else "fresh",
             "friction": self.friction,
             "jitter": self.jitter,
-            "clipping": "huberised" if huberised and found.trusted else None,
+            "clipping": "huberised" if huberised else None,
             "clipping_reason": reason,
             "clipped": None if found.form == "plain" and huberised else list(found.clipped),
         }

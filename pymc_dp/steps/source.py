@@ -9,11 +9,12 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from pymc.model import Model
 
+from pymc_dp.bounds import known_limits
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import MU2_UNIT
@@ -22,11 +23,16 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.mechanisms import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine
+from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.limits import score_norm_limit
+from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.progress import Shown
-from pymc_dp.steps.start import prior_coordinates
+from pymc_dp.steps.start import prior_coordinates, prior_draws
+from pymc_dp.warmup.langevin import prepare_langevin
+from pymc_dp.warmup.prepared import Form, Prepared
 from pymc_dp.warmup.scaled import Scaled, prepare_scaled
 
-__all__ = ["Design", "Source"]
+__all__ = ["Design", "Learned", "Source"]
 
 _log = logging.getLogger("pymc_dp")
 _KEY = os.urandom(32)
@@ -59,6 +65,25 @@ class Design:
     clip_norms: dict[str, float]
     shares: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+
+
+class Learned(NamedTuple):
+    """What a preparation of DPLangevin gave.
+
+    Attributes
+    ----------
+    found : Prepared
+    engine : Engine
+        The records, Huberised or not, in the coordinates in which they are clipped.
+    huberised : bool
+    reason : str
+        Why consistent clipping was, or was not, available.
+    """
+
+    found: Prepared
+    engine: Engine
+    huberised: bool
+    reason: str
 
 
 class Source:
@@ -129,6 +154,67 @@ class Source:
     def start(self) -> Coordinates:
         """Location and spread of the prior."""
         return prior_coordinates(self.model, self.budget, self.records, self.terms)
+
+    def learn(
+        self,
+        sampler: str,
+        *,
+        share: float = 1.0,
+        form: Form | None = None,
+        consistent_clipping: bool | None = None,
+        step_size: float | None = None,
+        n_steps: int | None = None,
+    ) -> Learned:
+        """The private preparation of DPLangevin, consistently clipped where that is possible.
+
+        Raises
+        ------
+        ValueError
+            If consistent clipping is asked for and not available.
+        """
+        predictor, reason = recognise(self.engine, self.compile_kwargs)
+        if consistent_clipping and predictor is None:
+            raise ValueError(f"consistent_clipping=True is not available: {reason}")
+        huberised = predictor is not None and consistent_clipping is not False
+        limits = known_limits(self.model, self.budget.public)
+        start = self.start()
+        engine: Engine = self.engine
+        settings = {
+            "form": form,
+            "huberised": huberised,
+            "step_size": step_size,
+            "n_steps": n_steps,
+            "share": share,
+        }
+        with self.preparation(sampler, settings, share) as releases:
+
+            def robust(clip: Coordinates, clip_norm: float) -> None:
+                nonlocal engine
+                engine = self.engine.with_coordinates(clip)
+                if huberised:
+                    assert predictor is not None
+                    engine = HuberEngine(self.engine.with_coordinates(clip), predictor, clip_norm)
+                    releases.ask(engine)
+
+            found = prepare_langevin(
+                releases,
+                self.terms.gradient,
+                start,
+                self.engine.effects,
+                paths=self.paths,
+                sensitivity=self.sensitivity,
+                form=form,
+                step_size=step_size,
+                n_steps=n_steps,
+                robust=robust,
+                limit=lambda clip: score_norm_limit(self.engine, clip, limits, self.compile_kwargs)[
+                    0
+                ],
+            )
+        if not found.trusted:
+            self.warn_untrusted(sampler)
+        engine = engine.with_coordinates(found.clip)
+        return Learned(found, engine, huberised and found.trusted, reason)
 
     def prior_draws(self, size: int, seed: int) -> np.ndarray | None:
         """Unconstrained draws of all that is public, if that is the prior and it can be drawn."""

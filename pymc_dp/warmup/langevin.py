@@ -30,8 +30,9 @@ __all__ = ["prepare_langevin"]
 WARM_UP = 0.12
 #: Most that the look at the scores may cost: a bound that is too long costs more.
 LONG_LOOK = 0.04
-#: A bound that nothing passes is used if it is not longer than this much of the learned one.
-WORTH_IT = 1.2
+#: A bound that nothing passes is used if it is longer than the learned one by no more than this,
+#: or if what it adds to the noise is less than half of this in posterior sds.
+WORTH_IT = 0.2
 #: Least and largest part for the changes of scores that anchored chains ask for.
 KICKS = (0.02, 0.25)
 #: Effective draws that these are to be worth, over all chains.
@@ -106,10 +107,12 @@ def prepare_langevin(
     rng = np.random.default_rng(0)  # public: places at which norms are looked at
     away = rng.standard_normal(d)
     away *= (math.sqrt(d) + 1.5) / np.linalg.norm(away)
-    bound = budget.tail("scores", Score(clip), tail_of_scores(n), _look(n, total))
+    noise = sensitivity * 3.5 * math.sqrt(d / n / (0.7 * total))  # about, of the anchor
+    bound = budget.tail("scores", Score(clip), tail_of_scores(n, noise), _look(n, total))
     clipped = budget.above
     rigorous = limit(clip)
-    if bound and rigorous is not None and rigorous < WORTH_IT * bound:
+    longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
+    if bound and rigorous is not None and rigorous < longest * bound:
         bound, clipped = rigorous, (0.0, 0.0)
     change = budget.tail("changes", Change(clip, basis @ away), 0.002, LOOK)
     blank = Prepared(

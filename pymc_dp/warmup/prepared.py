@@ -88,13 +88,20 @@ class Prepared:
         return Coordinates(self.clip.location, self.clip.scaling @ self.basis)
 
 
-def tail_of_scores(n: int) -> float:
+def tail_of_scores(n: int, noise: float = math.inf) -> float:
     """Fraction of the scores that an anchor may clip.
+
+    Parameters
+    ----------
+    n : int
+    noise : float
+        About the standard deviation of the anchor's noise, in posterior standard deviations: where
+        it is small, the bias must be smaller.
 
     With 0.3 % clipped at n = 1e5 the bias was below 0.05 posterior sds in logistic regression; it
     grows like sqrt(n) for a fixed fraction, while posterior sds shrink.
     """
-    return 0.003 * min(1.0, math.sqrt(1e5 / n))
+    return 0.003 * min(1.0, math.sqrt(1e5 / n)) * min(1.0, noise / 0.2)
 
 
 class Shares:

@@ -46,7 +46,8 @@ def tail_quantile(
     Notes
     -----
     Most bins are empty and add nothing but noise, so the tail is summed over the fullest window of
-    16 bins and the 8 bins above it alone. What lies beyond is too rare to be seen. Where the noise
+    16 bins, up to the highest 8 bins that stand out of the noise, and 8 above. What lies beyond is
+    too rare to be seen. Where the noise
     hides a tail as thin as asked for, the quantile of a thicker one is continued like a normal one.
     """
     inner = counts[1:]
@@ -54,7 +55,13 @@ def tail_quantile(
     start = int(np.argmax(sums))
     if sums[start] < _CLEAR * noise_sd * np.sqrt(_WINDOW):
         return 0.0 if counts[0] > n / 2 else None
-    top = min(start + _WINDOW + _MARGIN, len(inner))
+    top = start + _WINDOW
+    seen = np.convolve(inner, np.ones(_MARGIN), mode="valid") > _CLEAR * noise_sd * math.sqrt(
+        _MARGIN
+    )
+    if seen.any():  # records far above the fullest window, if they stand out too
+        top = max(top, int(np.flatnonzero(seen)[-1]) + _MARGIN)
+    top = min(top + _MARGIN, len(inner))
     above = np.cumsum(inner[start:top][::-1])
     n = min(n, max(float(above[-1]), 0.0))  # of those that are not zero
     least = max(tail * n, 2.0 * noise_sd * math.sqrt(_MARGIN))
