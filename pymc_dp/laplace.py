@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from typing import Any
 
 import numpy as np
@@ -21,13 +20,12 @@ from pymc_dp.publish import public_coords, releasable
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
 from pymc_dp.unconstrained import constrain
-from pymc_dp.warmup.linear import root, within
+from pymc_dp.warmup.climb import climb
+from pymc_dp.warmup.linear import root
 
 __all__ = ["find_MAP", "laplace"]
 
 _SPREAD_DRAWS = 2000
-#: In posterior standard deviations per parameter: the quadratic holds no farther.
-_FURTHEST = 5.0
 
 
 class _Normal:
@@ -48,7 +46,7 @@ class _Normal:
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)
-        mode, precision = _climb(target, len(found.score))
+        mode, precision = climb(target, len(found.score))
         widths = root(np.linalg.inv(precision))
         self.mean = at.theta(mode)
         self.root = at.scaling @ widths
@@ -100,38 +98,6 @@ class _Normal:
             columns, coords={name: values for name, values in coords.items() if name in used}
         )
         return public_coords(dataset, self.budget.public)
-
-
-def _climb(target: Quadratic, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mode of a public target and the precision there, by Newton steps in a trust region."""
-    z, radius = np.zeros(d), math.sqrt(d)
-    for _ in range(200):
-        precision = _precision(target, z)
-        slope = np.asarray(target.gradient(z))
-        step = within(precision, np.eye(d), slope, radius)
-        gain = float(target.log_density(z + step) - target.log_density(z))
-        far = float(np.linalg.norm(z + step)) > _FURTHEST * math.sqrt(d)
-        if far or not gain > -1e-9:  # a scale in the prior may have its mode at 0
-            radius /= 4.0
-            if radius < 1e-10:
-                break
-            continue
-        z, radius = z + step, radius * 2.0
-        if float(np.linalg.norm(step)) < 1e-6:
-            break
-    return z, _precision(target, z)
-
-
-def _precision(target: Quadratic, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
-    """Minus the Hessian, eigenvalues in absolute value."""
-    d = len(z)
-    rows = [
-        (target.gradient(z - step * e) - target.gradient(z + step * e)) / (2.0 * step)
-        for e in np.eye(d)
-    ]
-    hessian = np.array(rows)
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2.0)
-    return np.asarray((vectors * np.maximum(np.abs(values), 1e-8)) @ vectors.T)
 
 
 def laplace(

@@ -274,7 +274,7 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
         second = (
             "The likelihood is Huberised: a record's score counts up to the norm "
             f"{settings['clip_norm']['anchor']:.4g} in the sampler's coordinates, by definition, "
-            "and these are draws from the posterior of that likelihood."
+            f"and these are draws from the posterior of that likelihood. {_clipped(settings)}"
         )
     else:
         second = f"Intervals do not account for the bias of clipping scores. {_clipped(settings)}"
@@ -293,7 +293,11 @@ def _bias(settings: dict[str, Any]) -> str:
 
 def _clipped(settings: dict[str, Any]) -> str:
     """A noisy count of the scores that were clipped."""
-    fraction, sd = settings.get("clipped") or (0.0, 0.0)
+    if not settings.get("clipped"):
+        return ""
+    fraction, sd = settings["clipped"]
+    if sd == 0.0:
+        return "A bound that no score can pass was used."
     return (
         f"By a noisy count, {100 * fraction:.2g} % (sd {100 * sd:.2g}) of the scores were clipped."
     )
@@ -340,6 +344,8 @@ def _target(settings: dict[str, Any]) -> list[str]:
             "Energy errors were clipped at a learned bound; the chains are exact as far as none "
             "was."
         ]
+    if form == "plain" and settings.get("clipped"):
+        return [f"The chains are exact as far as nothing was clipped. {_clipped(settings)}"]
     return [
         "Whether the posterior is exact depends on clipping, which is not reported: it is if the "
         "bounds of the sampler hold for every record."

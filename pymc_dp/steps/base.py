@@ -263,6 +263,8 @@ class PrivateStep(BlockedStep):
         z = self.coordinates.z(theta)
         if self.automatic and np.allclose(theta, self.initial, rtol=1e-6, atol=1e-9):
             z = self._start(len(z))
+        if self.automatic and not np.isfinite(self.prior.log_density(z)):
+            z = self._start(len(z))  # outside of the public ball: too far from the posterior
         start_log_prior(z, self.prior)  # refuses a start outside of the support, uncharged
         self.queries.begin_chain()
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]

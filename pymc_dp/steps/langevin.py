@@ -16,10 +16,14 @@ from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
 from pymc_dp.midpoints import newton_estimate
+from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
+from pymc_dp.warmup.climb import climb
+from pymc_dp.warmup.linear import root
+from pymc_dp.warmup.prepared import Prepared
 
 __all__ = ["DPLangevin"]
 
@@ -232,7 +236,8 @@ class DPLangevin(PrivateStep):
         self.friction = found.friction if self._choose_friction else self.friction
         self.basis = found.basis
         self.precision = np.ones(len(found.score))
-        terms: Prior = source.terms.with_coordinates(found.coordinates)
+        at = found.coordinates
+        terms: Prior = source.terms.with_coordinates(at)
         settings: dict[str, Any] = {
             "form": found.form,
             "trusted": found.trusted,
@@ -247,7 +252,7 @@ class DPLangevin(PrivateStep):
         }
         if found.form == "quadratic":
             self.interval = ConstantInterval(1.0)
-            terms = Quadratic(terms, found.score, found.curvature, found.covariance)
+            at, terms = _whitened(found, terms, source)
         else:
             self.interval = ConstantInterval(found.clip_norms["energy_error"])
         if found.form == "anchored":
@@ -258,7 +263,7 @@ class DPLangevin(PrivateStep):
                 "score": found.score.tolist(),
                 "covariance": found.covariance.tolist(),
             }
-        return Design(found.coordinates, engine, terms, found.clip_norms, found.shares, settings)
+        return Design(at, engine, terms, found.clip_norms, found.shares, settings)
 
     def _clipped_mechanisms(self) -> list[str]:
         return ["gradient"]
@@ -308,6 +313,23 @@ class DPLangevin(PrivateStep):
             moved = newton_estimate(info.midpoint, info.gradient, self.precision)
             self._stats["dp_newton"] = self.coordinates.theta(moved)
         return state, bool(info.accepted)
+
+
+def _whitened(found: Prepared, terms: Prior, source: Source) -> tuple[Coordinates, Prior]:
+    """The quadratic target in coordinates in which it is about N(0, I) itself.
+
+    Those of the preparation know nothing of the noise, which may leave directions to the prior.
+    """
+    at, d = found.coordinates, len(found.score)
+    mode, precision = climb(Quadratic(terms, found.score, found.curvature, found.covariance), d)
+    basis = root(np.linalg.inv(precision))
+    moved = Coordinates(at.theta(mode), at.scaling @ basis)
+    return moved, Quadratic(
+        source.terms.with_coordinates(moved),
+        basis.T @ (found.score - found.curvature @ mode),
+        basis.T @ found.curvature @ basis,
+        basis.T @ found.covariance @ basis,
+    )
 
 
 def _check_by_hand(

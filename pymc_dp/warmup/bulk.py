@@ -24,10 +24,12 @@ from pymc_dp.warmup.quantiles import tail_quantile
 FULL = 60
 #: More rounds than this before the last ones are not made.
 ROUNDS = 50
+#: A step is not shortened more often than this before a new one is made.
+PATIENCE = 2
 #: Part of a release's budget for the histogram that finds its clip norm.
 LOOK = 0.35
-#: Least share of a round: what it is divided into must be at least one unit of the ledger each.
-LEAST = 1e-8
+#: Least share of a round: histograms that hide a few per cent of the records hide rare events.
+LEAST = 0.002
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
 
@@ -144,8 +146,8 @@ def find_bulk(
     d, n = len(start.location), releases.n_public
     search = _Search(releases, gradient, start, structure)
     # enough noise-free digits for a step in the right direction while all scores agree
-    cost = min((4e4 + 200.0 * d**2) / n**2 / releases.units_mu2, share / 12.0)
-    cost = max(cost, LEAST)
+    cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
+    cost = min(max(cost, LEAST), share / 12.0)
     k = 0
     while search.spent + 2.0 * cost < share and k < ROUNDS:
         k += 1
@@ -155,10 +157,12 @@ def find_bulk(
     for _ in range(2):
         k += 1
         search.advance(f"round {k}:", last)
-    while not (search.arrived and search.known) and search.spent + 1.5 * last < 4.0 * share:
+    cost = max(cost, share / 6.0)
+    while not (search.arrived and search.known) and search.spent + cost < 4.0 * share:
         k += 1
-        last *= 1.5
-        search.advance(f"round {k}:", last)
+        hidden = search.advance(f"round {k}:", cost)
+        if hidden and not search.known:  # within the noise, which is too much
+            cost = min(1.5 * cost, max(4.0 * share - search.spent, cost))
     return search.result()
 
 
@@ -181,6 +185,7 @@ class _Search:
         self.spent = 0.0
         self.visible = 0.0  # share of a round at which scores could be told from noise
         self.step: np.ndarray | None = None  # the last one, in theta
+        self.shortened = 0  # times in a row
         self.rise = 0.0  # slope of the log posterior along it, where it began
         d = len(start.location)
         self.data_precision = np.zeros((d, d))
@@ -203,6 +208,7 @@ class _Search:
             # Scores that have overflowed count as zero, or are spread over so many octaves that
             # none stands out, where they did before: the step went much too far.
             if self.step is not None:
+                self.shortened = 0
                 self.shorten(0.25)
             return False
         self.visible = share
@@ -212,12 +218,16 @@ class _Search:
             along = np.linalg.solve(self.at.scaling, self.step)
             slope = float(total @ along)
             unsure = 3.0 * noise_sd * float(np.linalg.norm(along))
-            if slope < -0.6 * self.rise - unsure:
+            if slope < -0.6 * self.rise - unsure and self.shortened < PATIENCE:
                 self.shorten(self.rise / (self.rise - slope))
                 return False
             if slope > 0.6 * self.rise + unsure:
                 self.prolong(slope)
                 return False
+            if self.shortened == PATIENCE:
+                # not the length was wrong but the direction, taken before rare records were seen
+                self.radius = math.sqrt(self.d)
+            self.shortened = 0
             if self.step @ self.metric @ self.step > 0.5 * self.radius**2:
                 self.radius *= 2.0
         return self.newton(label, 0.5 * share, total, noise_sd)
@@ -283,6 +293,7 @@ class _Search:
 
     def shorten(self, fraction: float) -> None:
         """Take a part of the last step back."""
+        self.shortened += 1
         self.arrived = False
         fraction = min(max(fraction, 0.1), 0.7)
         assert self.step is not None

@@ -9,7 +9,8 @@ import numpy as np
 
 from pymc_dp.rows.contributions import Curvature, Score
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.bulk import FULL, Gradient
+from pymc_dp.warmup.bulk import FULL, Gradient, prior_curvature
+from pymc_dp.warmup.linear import positive_part
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 
 __all__ = ["quadratic"]
@@ -57,8 +58,10 @@ def quadratic(blank: Prepared, budget: Shares, bound: float, gradient: Gradient)
     if not _consistent(second - transported, noise + rest):
         return replace(blank, trusted=False)
     final, covariance = pooled(transported, noise, second, rest)
-    prior = moved.coordinates.scaling.T @ gradient(moved.clip.location)
-    ahead = np.linalg.solve(curvature + np.eye(d), final + prior)
+    here = moved.coordinates
+    prior = here.scaling.T @ gradient(here.location)
+    precision = positive_part(curvature + prior_curvature(gradient, here), 1e-3)
+    ahead = np.linalg.solve(precision, final + prior)
     covariance = covariance + error**2 * float(ahead @ ahead) * np.eye(d)
     return replace(
         moved,

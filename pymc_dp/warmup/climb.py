@@ -1,0 +1,57 @@
+"""Mode of a public target, and the precision there."""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import numpy as np
+
+from pymc_dp.warmup.linear import within
+
+__all__ = ["climb"]
+
+#: In posterior standard deviations per parameter: the quadratic holds no farther.
+_FURTHEST = 5.0
+
+
+class Target(Protocol):
+    """A public log density."""
+
+    def log_density(self, z: np.ndarray) -> float | np.ndarray:
+        """Log density at z, (d,)."""
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        """(d,) gradient."""
+
+
+def climb(target: Target, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Mode of a public target and the precision there, by Newton steps in a trust region."""
+    z, radius = np.zeros(d), math.sqrt(d)
+    for _ in range(200):
+        precision = _precision(target, z)
+        slope = np.asarray(target.gradient(z))
+        step = within(precision, np.eye(d), slope, radius)
+        gain = float(target.log_density(z + step) - target.log_density(z))
+        far = float(np.linalg.norm(z + step)) > _FURTHEST * math.sqrt(d)
+        if far or not gain > -1e-9:  # a scale in the prior may have its mode at 0
+            radius /= 4.0
+            if radius < 1e-10:
+                break
+            continue
+        z, radius = z + step, radius * 2.0
+        if float(np.linalg.norm(step)) < 1e-6:
+            break
+    return z, _precision(target, z)
+
+
+def _precision(target: Target, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
+    """Minus the Hessian, eigenvalues in absolute value."""
+    d = len(z)
+    rows = [
+        (target.gradient(z - step * e) - target.gradient(z + step * e)) / (2.0 * step)
+        for e in np.eye(d)
+    ]
+    hessian = np.array(rows)
+    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2.0)
+    return np.asarray((vectors * np.maximum(np.abs(values), 1e-8)) @ vectors.T)
