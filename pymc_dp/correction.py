@@ -73,7 +73,7 @@ def account_for_noise(
     pooled = w.reshape(-1, d)
     if not np.isfinite(pooled).all():
         return raw, _uncorrected("some draws lie on the boundary of their support")
-    if len(pooled) <= 10 * d or np.linalg.matrix_rank(pooled - pooled.mean(axis=0)) < d:
+    if len(pooled) <= 4 * d or np.linalg.matrix_rank(pooled - pooled.mean(axis=0)) < d:
         return raw, _uncorrected("there are too few draws")
     if np.linalg.norm(pooled, axis=1).max() > _EDGE * settings.get("radius", np.inf):
         return raw, _uncorrected(

@@ -163,6 +163,8 @@ def find_bulk(
         hidden = search.advance(f"round {k}:", cost)
         if hidden and not search.known:  # within the noise, which is too much
             cost = min(1.5 * cost, max(4.0 * share - search.spent, cost))
+    if not search.arrived:
+        search.confirm("last look:", share / 3.0)
     return search.result()
 
 
@@ -214,7 +216,7 @@ class _Search:
         self.visible = share
         score, noise_sd = self.sum(f"{label} score", spec, clip_norm, 0.5 * (1.0 - LOOK) * share)
         total = score + self.at.scaling.T @ self.gradient(self.at.location)
-        if self.step is not None:
+        if self.step is not None and not self.near(total, noise_sd):
             along = np.linalg.solve(self.at.scaling, self.step)
             slope = float(total @ along)
             unsure = 3.0 * noise_sd * float(np.linalg.norm(along))
@@ -231,6 +233,22 @@ class _Search:
             if self.step @ self.metric @ self.step > 0.5 * self.radius**2:
                 self.radius *= 2.0
         return self.newton(label, 0.5 * share, total, noise_sd)
+
+    def confirm(self, label: str, share: float) -> None:
+        """Whether the place where the search ended is the right one after all."""
+        spec = Score(self.at)
+        clip_norm = self.bound(f"{label} score", spec, TAIL, LOOK * share)
+        if clip_norm:
+            score, sd = self.sum(f"{label} score", spec, clip_norm, (1.0 - LOOK) * share)
+            total = score + self.at.scaling.T @ self.gradient(self.at.location)
+            self.arrived = self.near(total, sd)
+
+    def near(self, total: np.ndarray, noise_sd: float) -> bool:
+        """Whether a score is no more than its noise, in what is known of the curvature."""
+        hessian = self.at.scaling.T @ self.precision @ self.at.scaling
+        decrement = float(total @ np.linalg.solve(hessian, total))
+        noise = noise_sd**2 * float(np.trace(np.linalg.inv(hessian)))
+        return decrement < 4.0 * noise + self.d
 
     # -- releases -------------------------------------------------------------------------------
 
