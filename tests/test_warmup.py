@@ -353,7 +353,7 @@ def prepared(name: str, mu2: float, seed: int, **options: Any) -> tuple[Prepared
 
 #: Squared mu; eigenvalues of the true precision in the learned coordinates, where 1 is perfect;
 #: distance of the origin from the mode, per coordinate, in posterior sds.
-ACCURACY = {1.5: (0.4, 1.7, 3.0), 30.0: (0.8, 1.25, 1.0)}  # epsilon about 4 and 40
+ACCURACY = {1.0: (0.4, 1.7, 3.0), 30.0: (0.8, 1.25, 1.5)}  # epsilon about 4 and 40
 
 
 def precision_in(coordinates: Coordinates, name: str) -> np.ndarray:
