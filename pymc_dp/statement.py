@@ -337,7 +337,7 @@ def _target(settings: dict[str, Any]) -> list[str]:
             "Changes of scores and energy errors were clipped at bounds learned from noisy "
             "histograms; the chains are exact as far as no energy error was clipped."
         ]
-    if settings.get("clipping") == "huberised":
+    if form == "plain" and settings.get("clipping") == "huberised":
         return [
             "The likelihood is Huberised: a record's score counts up to the norm "
             f"{settings['clip_norm']['gradient']:.4g} in the sampler's coordinates, by definition. "

@@ -378,7 +378,7 @@ def test_preparation_finds_the_posterior(name, mu2, seed):
     values = np.linalg.eigvalsh(precision_in(found.coordinates, name))
     assert low < values[0] and values[-1] < high
     assert distance(found.coordinates, name) < far
-    assert sum(releases.shares) + (found.form != "quadratic") * 0.02 < 1.5 + 1e-9
+    assert sum(releases.shares) + (found.form != "quadratic") * 0.02 < 1.0 + 1e-9
 
     # what may be clipped at the anchor is a small part, and the noise in the score is as stated
     asked, clip = problem(name), found.clip
@@ -388,7 +388,7 @@ def test_preparation_finds_the_posterior(name, mu2, seed):
     covariance = found.covariance
     assert np.linalg.eigvalsh(covariance)[0] > 0.0
     if found.form == "anchored":
-        bounded = scores * np.minimum(1.5, found.clip_norms["anchor"] / norms)
+        bounded = scores * np.minimum(1.0, found.clip_norms["anchor"] / norms)
         rest = found.score - found.basis.T @ bounded.sum(axis=1)
         # moving the origin adds clipped changes, whose bias is below a posterior sd
         assert np.sqrt(rest @ np.linalg.solve(covariance, rest) / len(rest)) < 4.0
