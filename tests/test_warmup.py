@@ -490,9 +490,7 @@ def test_scaled_preparation_finds_the_posterior(name, mu2):
 @pytest.mark.parametrize("name", MODELS)
 def test_bulk_is_a_normal_approximation(name):
     asked, releases = problem(name), Releases(problem(name), 30.0, 2)
-    bulk = find_bulk(
-        releases, asked.terms.gradient, asked.start, asked.engine.effects, share=0.5
-    )
+    bulk = find_bulk(releases, asked.terms.gradient, asked.start, asked.engine.effects, share=0.5)
     mode, precision = posterior(name)
     assert distance(Coordinates(bulk.location, np.eye(len(mode))), name) < 1.0
     back = np.linalg.inv(root(precision))

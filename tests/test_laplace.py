@@ -1,0 +1,156 @@
+"""Point estimates and normal approximations without chains, and the forecast before them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+
+import pymc_dp as dp
+from pymc_dp import _compat
+from pymc_dp.errors import UnsafeModel
+from pymc_dp.forecast import forecast
+
+N, D = 6000, 3
+TRUTH = np.array([0.3, -0.5, 0.8])
+FACTS = "pymc_dp_statement"
+
+
+def model_of(epsilon: float, **options) -> tuple[pm.Model, dp.PrivacyBudget]:
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(N, D))
+    y = x @ TRUTH + rng.normal(size=N)
+    with pm.Model(coords={"feature": ["a", "b", "c"]}) as model:
+        beta = pm.Normal("beta", 0, 2, dims="feature")
+        sigma = pm.HalfNormal("sigma", 2)
+        pm.Deterministic("ratio", beta / sigma, dims="feature")
+        pm.Normal("y", x @ beta, sigma, observed=y)
+        budget = dp.PrivacyBudget(epsilon, 1e-6, **options)
+    return model, budget
+
+
+def test_laplace_is_near_the_truth_and_spends_the_budget():
+    model, budget = model_of(20.0, public=["feature"])
+    with model:
+        idata = dp.laplace(500, chains=2, random_seed=1, progressbar=False)
+    posterior = _compat.group(idata, "posterior")
+    assert posterior.sizes["chain"] == 2 and posterior.sizes["draw"] == 500
+    assert list(posterior["feature"].values) == ["a", "b", "c"]
+    assert set(posterior) == {"beta", "sigma", "ratio"}
+    draws = posterior["beta"].values.reshape(-1, D)
+    # least squares has standard errors of .013; at 12 of them a false alarm is out of the question
+    assert np.abs(draws.mean(axis=0) - TRUTH).max() < 12 * 0.013
+    assert 0.7 * 0.013 < draws.std(axis=0).min() and draws.std(axis=0).max() < 3 * 0.013
+    cap = budget.ledger.account_info(budget.account).cap
+    left = budget.ledger.remaining(budget.account)
+    assert 0 <= left < cap / 2**20
+    text = dp.privacy_statement(idata)
+    assert "No chains were run" in text and "laplace" in text
+    ratio = posterior["beta"] / posterior["sigma"]
+    assert np.abs(posterior["ratio"] - ratio).max() < 1e-9
+
+
+def test_find_map_leaves_the_rest_of_the_budget():
+    model, budget = model_of(20.0)
+    with model:
+        found = dp.find_MAP(share=0.5, progressbar=False)
+    assert isinstance(found, xr.Dataset)
+    assert list(found["estimate"].values) == ["mode", "sd"]
+    mode, sd = (found["beta"].sel(estimate=name).values for name in ("mode", "sd"))
+    assert np.abs(mode - TRUTH).max() < 12 * 0.013 and (sd > 0.7 * 0.013).all()
+    assert budget.spent().gdp_mu2 == pytest.approx(0.5 * budget_mu2(budget), rel=1e-6)
+    facts = json.loads(found.attrs[FACTS])
+    assert facts["sampler"] == "find_MAP" and facts["preparation"]["releases"] > 5
+    assert "find_MAP" in dp.privacy_statement(found)
+
+
+def budget_mu2(budget: dp.PrivacyBudget) -> float:
+    return budget.spent().gdp_mu2 + budget.remaining().gdp_mu2
+
+
+@pytest.mark.parametrize("share", [0.0, 1.5, float("nan")])
+def test_share_out_of_range(share):
+    model, budget = model_of(1.0)
+    with model, pytest.raises(ValueError, match="share"):
+        dp.laplace(10, share=share, progressbar=False)
+    assert budget.spent().gdp_mu2 == 0
+
+
+def test_laplace_needs_a_budget():
+    with pm.Model() as model:
+        pm.Normal("mu")
+    with model, pytest.raises(UnsafeModel, match="needs a privacy budget"):
+        dp.laplace(10)
+
+
+# -- forecast --------------------------------------------------------------------------------------
+
+
+def forecast_of(**changes):
+    known = {
+        "draws": 1000,
+        "tune": 0,
+        "chains": 4,
+        "n": 100_000,
+        "d": 10,
+        "mu2": 0.7,
+        "delta": 1e-6,
+        "sensitivity": 2.0,
+    }
+    return forecast(changes.pop("sampler", "DPLangevin"), **{**known, **changes})
+
+
+def test_noise_falls_with_records_and_budget():
+    base = forecast_of()
+    assert base.form == "anchored" and base.enough
+    assert forecast_of(n=400_000).noise_sd == pytest.approx(base.noise_sd / 2)
+    assert forecast_of(mu2=0.7 * 4).noise_sd == pytest.approx(base.noise_sd / 2)
+    assert forecast_of(sensitivity=1.0).noise_sd == pytest.approx(base.noise_sd / 2)
+
+
+def test_small_budgets_are_said_to_be_small():
+    small = forecast_of(n=1000, mu2=0.05)
+    assert small.form == "quadratic" and not small.enough
+    assert "raise epsilon to" in str(small) and "x the records" in str(small)
+    chains = forecast_of(sampler="DPHMC", mu2=0.05)
+    assert not chains.enough and "effective draws" in chains.advice
+
+
+def test_the_advice_is_enough():
+    small = forecast_of(n=2000, mu2=0.05)
+    factor = float(small.advice.split("collect ")[1].split("x")[0])
+    assert forecast_of(n=round(2000 * factor * 1.1), mu2=0.05).enough
+
+
+def test_draws_auto():
+    assert forecast_of(draws="auto").draws == 1000
+    few = forecast_of(draws="auto", sampler="DPHMC", mu2=0.05)
+    many = forecast_of(draws="auto", sampler="DPHMC", mu2=50.0)
+    assert 20 <= few.draws < many.draws <= 1000
+
+
+def test_budget_plan_spends_nothing():
+    model, budget = model_of(1.0)
+    with model:
+        plan = budget.plan(draws=200, chains=2, step=dp.DPPenalty)
+        assert plan.d == D + 1 and plan.n == N and plan.sampler == "DPPenalty"
+        with pytest.raises(ValueError, match="step must be one of"):
+            budget.plan(step="NUTS")
+    assert budget.spent().gdp_mu2 == 0
+    with pm.Model() as other:
+        pm.Normal("mu")
+    with pytest.raises(UnsafeModel, match="another model"):
+        budget.plan(model=other)
+
+
+def test_sample_takes_draws_auto():
+    model, budget = model_of(20.0)
+    with model:
+        expected = budget.plan("auto", chains=1, step=dp.DPPenalty).draws
+        idata = dp.sample(
+            "auto", chains=1, cores=1, step=dp.DPPenalty, progressbar=False, random_seed=1
+        )
+    assert _compat.group(idata, "posterior").sizes["draw"] == expected
