@@ -64,14 +64,17 @@ def tail_quantile(
     top = min(top + _MARGIN, len(inner))
     above = np.cumsum(inner[start:top][::-1])
     n = min(n, max(float(above[-1]), 0.0))  # of those that are not zero
-    # the noise of a sum over k bins grows like sqrt(k): 2.2 of its sds are no tail yet
-    hidden = 2.2 * noise_sd * np.sqrt(np.arange(1.0, len(above) + 1.0))
-    enough = np.flatnonzero(above > np.maximum(tail * n, hidden))
-    if not enough.size or top - 1 - enough[0] >= len(inner) - 1:
-        return 0.0 if enough.size else None
-    least = max(tail * n, float(hidden[enough[0]]))
-    j = top - 1 - int(enough[0])  # the bin in which the tail begins
-    inside = (float(above[enough[0]]) - least) / max(float(inner[j]), 1.0)
+    # the noise of a sum over k bins grows like sqrt(k): two of its sds are no tail
+    hidden = 2.0 * noise_sd * np.sqrt(np.arange(1.0, len(above) + 1.0))
+    below = np.flatnonzero(above <= np.maximum(tail * n, hidden))
+    first = int(below[-1]) + 1 if below.size else 0  # from here on the sums stay above
+    if first == len(above):
+        return None
+    if top - 1 - first >= len(inner) - 1:
+        return 0.0
+    least = max(tail * n, float(hidden[first]))
+    j = top - 1 - first  # the bin in which the tail begins
+    inside = (float(above[first]) - least) / max(float(inner[j]), 1.0)
     edge = edges[j + 2] * (edges[j + 1] / edges[j + 2]) ** (1.0 - min(max(inside, 0.0), 1.0))
     beyond = math.sqrt(math.log(1.0 / tail) / math.log(max(n / least, 2.0)))
     return float(edge) * min(max(beyond, 1.0), _FURTHEST)
