@@ -13,7 +13,7 @@ from pymc.model import Model
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.noise_aware import noise_aware
-from pymc_dp.records import PublicTerms, extract
+from pymc_dp.records import PublicTerms, Records, extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import constrain, unconstrain
 
@@ -59,16 +59,10 @@ def account_for_noise(
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         return raw, _uncorrected(f"the draws of {', '.join(missing)} were not kept")
-    records = extract(
-        model,
-        public=budget.public,
-        privacy_unit=budget.privacy_unit,
-        count_is_private=budget.neighboring == "add_or_remove_one",
-        check=False,
-    )
+    records = _records(model, budget)
     theta = unconstrain(model, records.parameters, posterior)
-    location, scaling = (np.array(settings[name]) for name in ("location", "scaling"))
-    w = np.linalg.solve(scaling, (theta - location)[..., None])[..., 0]
+    at = Coordinates(*(np.array(settings[name]) for name in ("location", "scaling")))
+    w = _in_coordinates(theta, at)
     d = records.parameters.size
     pooled = w.reshape(-1, d)
     if not np.isfinite(pooled).all():
@@ -81,7 +75,7 @@ def account_for_noise(
             "posterior with this noise in its score has no end; use form='plain' or a prior with "
             "lighter tails"
         )
-    terms = records.public_terms(Coordinates(location, scaling))
+    terms = records.public_terms(at)
     prior_score, prior_precision = _gaussian(terms, pooled.mean(axis=0), pooled.std(axis=0))
     found = noise_aware(
         np.random.default_rng([plan_id, zlib.crc32(w.tobytes())]),
@@ -90,9 +84,9 @@ def account_for_noise(
         prior_precision,
         prior_score,
         ess=float(_compat.effective_draws(theta).min()),
-        axes=scaling,
+        axes=at.scaling,
     )
-    values = constrain(model, records.parameters, location + found.draws @ scaling.T, names)
+    values = constrain(model, records.parameters, at.location + found.draws @ at.scaling.T, names)
     corrected = raw.assign({name: raw[name].copy(data=value) for name, value in values.items()})
     return corrected, {
         "method": found.method,
@@ -113,17 +107,26 @@ def far_from_origin(
     """
     if any(rv.name not in posterior for rv in model.free_RVs):
         return 0.0
-    records = extract(
+    theta = unconstrain(model, _records(model, budget).parameters, posterior)
+    at = Coordinates(*(np.array(settings[name]) for name in ("location", "scaling")))
+    w = _in_coordinates(theta, at)
+    return float((np.linalg.norm(w, axis=-1) > 2.0 * np.sqrt(len(at.location)) + 4.0).mean())
+
+
+def _records(model: Model, budget: PrivacyBudget) -> Records:
+    """The model's parts; no value of a record is looked at."""
+    return extract(
         model,
         public=budget.public,
         privacy_unit=budget.privacy_unit,
         count_is_private=budget.neighboring == "add_or_remove_one",
         check=False,
     )
-    theta = unconstrain(model, records.parameters, posterior)
-    location, scaling = (np.array(settings[name]) for name in ("location", "scaling"))
-    w = np.linalg.solve(scaling, (theta - location)[..., None])[..., 0]
-    return float((np.linalg.norm(w, axis=-1) > 2.0 * np.sqrt(len(location)) + 4.0).mean())
+
+
+def _in_coordinates(theta: np.ndarray, at: Coordinates) -> np.ndarray:
+    """(..., d) draws in the coordinates of the sampler."""
+    return np.linalg.solve(at.scaling, (theta - at.location)[..., None])[..., 0]
 
 
 def _uncorrected(reason: str) -> dict[str, Any]:
