@@ -73,8 +73,6 @@ class Bulk:
         Curvature of the log-likelihood there, positive semidefinite, in theta.
     prior_precision : (d, d) ndarray
         Curvature of the public terms there, in theta; may be indefinite.
-    location_noise : (d, d) ndarray
-        Covariance of `location` that the privacy noise of the last step has caused.
     precision : (d, d) ndarray
         Of the posterior, positive definite: eigenvalues in absolute value, raised to their noise.
     spent : float
@@ -88,7 +86,6 @@ class Bulk:
     location: np.ndarray
     data_precision: np.ndarray
     prior_precision: np.ndarray
-    location_noise: np.ndarray
     precision: np.ndarray
     spent: float
     arrived: bool
@@ -192,7 +189,6 @@ class _Search:
         d = len(start.location)
         self.data_precision = np.zeros((d, d))
         self.precision = self.metric
-        self.location_noise = np.zeros((d, d))
         self.arrived = False
         self.known = False
 
@@ -293,8 +289,6 @@ class _Search:
 
         back = np.linalg.inv(self.at.scaling)
         self.data_precision = back.T @ positive_part(records) @ back
-        widths = self.at.scaling @ (vectors / sizes)
-        self.location_noise = noise_sd**2 * widths @ widths.T
         in_theta = self.at.scaling @ step
         self.precision = back.T @ hessian @ back
         blocks, effects = self.structure(self.at.location)
@@ -336,7 +330,6 @@ class _Search:
             self.at.location,
             self.data_precision,
             prior,
-            self.location_noise,
             self.precision,
             self.spent,
             self.arrived,
