@@ -42,7 +42,8 @@ class _Normal:
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
         source = Source(model, self.budget, None, counts, progressbar)
         self.parameters = source.records.parameters
-        found, _, huberised, _ = source.learn(sampler, share=share, form="quadratic")
+        learned = source.learn(sampler, share=share, form="quadratic")
+        found, huberised = learned.found, learned.huberised
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)

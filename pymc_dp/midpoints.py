@@ -88,8 +88,9 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
     stats = _compat.group(idata, "sample_stats")
     if "dp_newton" not in stats:
         raise ValueError(
-            "idata has no dp_newton: it was not made by DPLangevin, which alone releases scores "
-            "whose mean estimates that of the posterior. Average the draws instead."
+            "idata has no dp_newton: its chains released no scores whose mean estimates that of "
+            "the posterior. Only those of DPLangevin do, unless they draw from a target that is public "
+            "as a whole. Average the draws instead."
         )
     posterior = _compat.group(idata, "posterior")
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]

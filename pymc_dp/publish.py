@@ -261,7 +261,10 @@ def release(
         )
     statement = make_statement(budget, plan_id, plan, vouched, correction)
     if plan["settings"].get("form") == "quadratic" and plan["settings"].get("trusted"):
-        statement["far"] = far_from_origin(model, budget, plan["settings"], posterior)
+        far = plan["settings"].get("far")
+        if far is None:
+            far = far_from_origin(model, budget, plan["settings"], posterior)
+        statement["far"] = far
         if statement["far"] > 0.1:
             warnings.warn(
                 f"{statement['far']:.0%} of the draws lie far from where the likelihood was "

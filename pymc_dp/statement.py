@@ -326,6 +326,14 @@ def _target(settings: dict[str, Any]) -> list[str]:
             "curvature released once, whose noise the intervals account for. Approximate where the "
             f"posterior is not near normal. {_bias(settings)}"
         ]
+    if form == "quadratic" and settings.get("effects"):
+        return [
+            "The chains did not touch the records: the log-likelihood, as a function of the "
+            "effects that the records see (group means, say), was replaced by a quadratic one, "
+            "from scores and a curvature released once, whose noise the intervals account for. "
+            "Prior, and how the parameters follow from the effects, are exact. Approximate where "
+            f"the likelihood of the effects is not near normal. {_bias(settings)}"
+        ]
     if form == "quadratic":
         return [
             "The chains did not touch the records: the log-likelihood was replaced by a quadratic "

@@ -19,6 +19,7 @@ from pymc_dp.midpoints import newton_estimate
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.effects import spread, target_draws
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.warmup.climb import climb
@@ -27,8 +28,9 @@ from pymc_dp.warmup.prepared import Prepared
 
 __all__ = ["DPLangevin"]
 
-#: From which the draws of a run are taken that learned nothing.
-_PRIOR_DRAWS = 4000
+#: From which the draws of a run are taken whose target is public: the prior where nothing was
+#: learned, or the prior times a released likelihood.
+_PUBLIC_DRAWS = 4000
 
 
 class DPLangevin(PrivateStep):
@@ -97,6 +99,8 @@ class DPLangevin(PrivateStep):
       posteriors so far from normal that scores change as much as they are.
     - *quadratic*: for budgets that pay for one score and one curvature only. Chains do not touch
       the records; the likelihood is its normal approximation, which accounts for the noise.
+      Also where what records see is non-linear in the parameters (group means of a non-centred
+      hierarchy, products): the likelihood of these *effects* is approximated, the rest is exact.
 
     *Guarantee.*  All releases together satisfy the budget.  Stationary distribution: the stated
     target (exactly the posterior with settings by hand), for any noise, step size and clipping of
@@ -186,7 +190,7 @@ class DPLangevin(PrivateStep):
         if not 0 < share < 1:
             raise ValueError(f"energy_share must be between 0 and 1, got {share}.")
         self.basis: np.ndarray | None = None
-        self._prior_draws: np.ndarray | None = None
+        self._public_draws: np.ndarray | None = None
         self.precision: np.ndarray | None = None
         super().__init__(
             vars,
@@ -214,14 +218,14 @@ class DPLangevin(PrivateStep):
         )
         if by_hand:
             self._warn_if_small()
-        else:
+        elif self._public_draws is None:
             d = self.parameters.size
             self._add_stat("dp_newton", np.full(d, np.nan))
 
     # -- settings -------------------------------------------------------------------------------
 
     def _prepare(self, source: Source) -> Design:
-        found, engine, huberised, reason = source.learn(
+        found, engine, huberised, reason, effects = source.learn(
             type(self).__name__,
             form=None if self.form == "auto" else self.form,
             consistent_clipping=self.consistent_clipping,
@@ -230,17 +234,25 @@ class DPLangevin(PrivateStep):
         )
         self.form = found.form
         if not found.trusted:  # a chain may not reach all of the prior of a hierarchy
-            self._prior_draws = source.prior_draws(_PRIOR_DRAWS, secrets.randbits(32))
+            self._public_draws = source.prior_draws(_PUBLIC_DRAWS, secrets.randbits(32))
         self.step_size, self.n_steps = found.step_size, found.n_steps
         self.persistent = found.persistent if self._momentum is None else self.persistent
         self.friction = found.friction if self._choose_friction else self.friction
         self.basis = found.basis
-        self.precision = np.ones(len(found.score))
+        self.precision = np.ones(self.parameters.size)
         at = found.coordinates
+        far = None
+        if effects is not None:  # what follows is public
+            drawn = target_draws(
+                source.records, effects, found, _PUBLIC_DRAWS, secrets.randbits(32)
+            )
+            self._public_draws, at, far = drawn, spread(drawn), effects.far(drawn, found)
         terms: Prior = source.terms.with_coordinates(at)
         settings: dict[str, Any] = {
             "form": found.form,
             "trusted": found.trusted,
+            "effects": effects is not None,
+            "far": far,
             "step_size": self.step_size,
             "n_steps": self.n_steps,
             "momentum": "persistent" if self.persistent else "fresh",
@@ -252,7 +264,8 @@ class DPLangevin(PrivateStep):
         }
         if found.form == "quadratic":
             self.interval = ConstantInterval(1.0)
-            at, terms = _whitened(found, terms, source)
+            if effects is None:
+                at, terms = _whitened(found, terms, source)
         else:
             self.interval = ConstantInterval(found.clip_norms["energy_error"])
         if found.form == "anchored":
@@ -293,8 +306,8 @@ class DPLangevin(PrivateStep):
         self, state: langevin.LangevinState, iteration: int
     ) -> tuple[langevin.LangevinState, bool]:
         assert self.step_size is not None and self.n_steps is not None
-        if self._prior_draws is not None:
-            drawn = self._prior_draws[self.rng.integers(len(self._prior_draws))]
+        if self._public_draws is not None:
+            drawn = self._public_draws[self.rng.integers(len(self._public_draws))]
             z = self.coordinates.z(drawn)
             return langevin.initial_state(self.rng, z, self.prior), True
         state, info = langevin.transition(

@@ -22,13 +22,14 @@ from pymc_dp.forecast import SAMPLERS, forecast
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.mechanisms import Preparation
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates, Engine
+from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
+from pymc_dp.steps.effects import Effects, effects_of
 from pymc_dp.steps.progress import Shown
-from pymc_dp.steps.start import prior_coordinates, prior_draws
-from pymc_dp.warmup.langevin import prepare_langevin
+from pymc_dp.steps.start import few_prior_draws, prior_coordinates, prior_draws
+from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.prepared import Form, Prepared
 from pymc_dp.warmup.scaled import Scaled, prepare_scaled
 
@@ -78,12 +79,15 @@ class Learned(NamedTuple):
     huberised : bool
     reason : str
         Why consistent clipping was, or was not, available.
+    effects : Effects or None
+        In terms of which `found` is, if not in unconstrained parameters.
     """
 
     found: Prepared
     engine: Engine
     huberised: bool
     reason: str
+    effects: Effects | None
 
 
 class Source:
@@ -167,54 +171,64 @@ class Source:
     ) -> Learned:
         """The private preparation of DPLangevin, consistently clipped where that is possible.
 
+        Where no form is asked for and the shared values of the likelihood are non-linear in the
+        parameters, the records are asked about these.
+
         Raises
         ------
         ValueError
             If consistent clipping is asked for and not available.
         """
-        predictor, reason = recognise(self.engine, self.compile_kwargs)
+        records, effects = self.engine, None
+        if form is None:
+            draws = few_prior_draws(self.model, self.budget, self.records)
+            effects = effects_of(self.records, self.engine, draws, self.compile_kwargs)
+        if effects is not None:
+            form, records = "quadratic", effects.engine
+        predictor, reason = recognise(records, self.compile_kwargs)
         if consistent_clipping and predictor is None:
             raise ValueError(f"consistent_clipping=True is not available: {reason}")
         huberised = predictor is not None and consistent_clipping is not False
         limits = known_limits(self.model, self.budget.public)
         start = self.start()
-        engine: Engine = self.engine
+        engine: Engine = records
         settings = {
             "form": form,
+            "effects": effects is not None,
             "huberised": huberised,
             "step_size": step_size,
             "n_steps": n_steps,
             "share": share,
         }
-        with self.preparation(sampler, settings, share) as releases:
+        with self.preparation(sampler, settings, share, records) as releases:
 
             def robust(clip: Coordinates, clip_norm: float) -> None:
                 nonlocal engine
-                engine = self.engine.with_coordinates(clip)
+                engine = records.with_coordinates(clip)
                 if huberised:
                     assert predictor is not None
-                    engine = HuberEngine(self.engine.with_coordinates(clip), predictor, clip_norm)
+                    engine = HuberEngine(records.with_coordinates(clip), predictor, clip_norm)
                     releases.ask(engine)
 
             found = prepare_langevin(
                 releases,
-                self.terms.gradient,
-                start,
-                self.engine.effects,
+                self.terms.gradient if effects is None else effects.gradient,
+                start if effects is None else effects.start,
+                records.effects,
                 paths=self.paths,
                 sensitivity=self.sensitivity,
                 form=form,
                 step_size=step_size,
                 n_steps=n_steps,
                 robust=robust,
-                limit=lambda clip: score_norm_limit(self.engine, clip, limits, self.compile_kwargs)[
-                    0
-                ],
+                limit=lambda clip: score_norm_limit(records, clip, limits, self.compile_kwargs)[0],
             )
         if not found.trusted:
             self.warn_untrusted(sampler)
+            if effects is not None:
+                return Learned(prior_only(found, start), self.engine, False, reason, None)
         engine = engine.with_coordinates(found.clip)
-        return Learned(found, engine, huberised and found.trusted, reason)
+        return Learned(found, engine, huberised and found.trusted, reason, effects)
 
     def prior_draws(self, size: int, seed: int) -> np.ndarray | None:
         """Unconstrained draws of all that is public, if that is the prior and it can be drawn."""
@@ -224,7 +238,13 @@ class Source:
         draws = prior_draws(self.model, self.budget, self.records, size, seed)
         return draws if draws is not None and np.isfinite(draws).all() else None
 
-    def preparation(self, sampler: str, settings: Mapping[str, Any], share: float = 1.0) -> Shown:
+    def preparation(
+        self,
+        sampler: str,
+        settings: Mapping[str, Any],
+        share: float = 1.0,
+        engine: RowEngine | None = None,
+    ) -> Shown:
         """One-off releases of a new preparation, or of one that was interrupted.
 
         Parameters
@@ -234,6 +254,8 @@ class Source:
             Public settings on which the requests depend.
         share : float, default 1.0
             Part of what is left of the budget that shares are parts of.
+        engine : RowEngine, optional
+            The records to ask about; default: in unconstrained parameters.
 
         Raises
         ------
@@ -252,7 +274,7 @@ class Source:
 
         def begin() -> Preparation:
             return Preparation.begin(
-                self.engine,
+                engine or self.engine,
                 self.budget.ledger,
                 self.budget.account,
                 sampler=f"{sampler} preparation",
@@ -339,7 +361,13 @@ class Source:
         """A design in coordinates that were learned privately, with one clip norm for all."""
         start = self.start()
         with self.preparation(sampler, {}) as releases:
-            found = prepare_scaled(releases, self.terms.gradient, start, self.engine.effects)
+            found = prepare_scaled(
+                releases,
+                self.terms.gradient,
+                start,
+                self.engine.effects,
+                sensitivity=self.sensitivity,
+            )
         if not found.trusted:
             self.warn_untrusted(sampler)
         design = Design(

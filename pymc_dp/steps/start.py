@@ -12,7 +12,7 @@ from pymc_dp.records import PublicTerms, Records, draws_are_public
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import unconstrain
 
-__all__ = ["prior_coordinates", "prior_draws"]
+__all__ = ["few_prior_draws", "prior_coordinates", "prior_draws"]
 
 _DRAWS = 500
 #: Prior draws are public; the same seed makes a resumed preparation ask the same questions.
@@ -41,7 +41,7 @@ def prior_coordinates(
         the initial point, or 1.
     """
     widths = np.full(records.parameters.size, np.nan)
-    draws = prior_draws(model, budget, records, _DRAWS, _SEED)
+    draws = few_prior_draws(model, budget, records)
     if draws is not None:
         low, high = np.quantile(draws, [0.16, 0.84], axis=0)
         widths = (high - low) / 2.0
@@ -49,6 +49,11 @@ def prior_coordinates(
     if not usable.all():
         widths = np.where(usable, widths, _from_curvature(records.initial, terms))
     return Coordinates(records.initial, np.diag(widths))
+
+
+def few_prior_draws(model: Model, budget: PrivacyBudget, records: Records) -> np.ndarray | None:
+    """Always the same (500, d) draws; see `prior_draws`."""
+    return prior_draws(model, budget, records, _DRAWS, _SEED)
 
 
 def prior_draws(

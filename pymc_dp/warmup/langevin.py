@@ -16,7 +16,7 @@ import numpy as np
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
-from pymc_dp.warmup.bulk import Bulk, Gradient, Releases, Structure, find_bulk
+from pymc_dp.warmup.bulk import Gradient, Releases, Structure, find_bulk
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.linear import root
 from pymc_dp.warmup.paths import LOOK
@@ -24,7 +24,7 @@ from pymc_dp.warmup.plain import plain
 from pymc_dp.warmup.prepared import WORTH, Form, Prepared, Shares, tail_of_scores
 from pymc_dp.warmup.quadratic import quadratic
 
-__all__ = ["prepare_langevin"]
+__all__ = ["prepare_langevin", "prior_only"]
 
 #: Part of the budget for the search of the bulk.
 WARM_UP = 0.12
@@ -133,7 +133,7 @@ def prepare_langevin(
         trusted=bulk.arrived and bound is not None,
     )
     if not blank.trusted or not bound:
-        return _prior_only(blank, start, bulk)
+        return prior_only(blank, start)
     robust(clip, bound)
     change = 1.1 * change if change else bound
 
@@ -156,13 +156,23 @@ def prepare_langevin(
 
     if form == "quadratic":
         found = quadratic(blank, budget, bound, gradient)
-        return found if found.trusted else _prior_only(blank, start, bulk)
+        return found if found.trusted else prior_only(blank, start)
     if form == "plain":
         return plain(blank, budget, bound, paths, sensitivity, step_size, n_steps, rng)
     ready = replace(blank, effective_draws=worth(kicks))
     return anchored(ready, budget, bound, change, kicks, gradient, paths, sensitivity, step_size)
 
 
-def _prior_only(blank: Prepared, start: Coordinates, bulk: Bulk) -> Prepared:
+def prior_only(found: Prepared, start: Coordinates) -> Prepared:
     """Nothing could be learned: the prior, which is honest, and says so."""
-    return replace(blank, clip=start, basis=np.eye(len(start.location)), trusted=False)
+    d = len(start.location)
+    return replace(
+        found,
+        form="quadratic",
+        clip=start,
+        basis=np.eye(d),
+        score=np.zeros(d),
+        covariance=np.zeros((d, d)),
+        curvature=np.zeros((d, d)),
+        trusted=False,
+    )
