@@ -241,14 +241,15 @@ def count_norms(vectors: np.ndarray, squared_edges: np.ndarray, counts: np.ndarr
     """
     d, n = vectors.shape
     last = squared_edges.shape[0]
+    squares = np.zeros(n)
+    for j in range(d):
+        for i in range(n):
+            squares[i] += vectors[j, i] * vectors[j, i]
     for i in range(n):
-        square = 0.0
-        for j in range(d):
-            square += vectors[j, i] * vectors[j, i]
         low, high = 0, last
         while low < high:
             middle = (low + high) // 2
-            if square >= squared_edges[middle]:
+            if squares[i] >= squared_edges[middle]:
                 low = middle + 1
             else:
                 high = middle

@@ -10,17 +10,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pymc_dp.rows import contributions, store
+from pymc_dp.rows import contributions, hessians, store
 from pymc_dp.rows import engine as engine_module
 from pymc_dp.rows.contributions import (
     Change,
     Contribution,
     Curvature,
+    OuterProduct,
     PathError,
     Score,
     blocks,
 )
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
 
 from .test_records import compiled, evaluate, quick, records_of, same_bits, with_data
@@ -59,6 +62,7 @@ def every_kind(at: Coordinates) -> list[Contribution]:
         PathError(
             at, 0.2 * rng.standard_normal((4, d)), 0.2 * rng.standard_normal((3, d)), clip_norm=0.1
         ),
+        OuterProduct(at),
     ]
 
 
@@ -66,31 +70,17 @@ def every_kind(at: Coordinates) -> list[Contribution]:
 def test_values_against_whole_score_vectors(name: str) -> None:
     engine, at = quick(name)[2], coordinates(name)
     moved, d = engine.with_coordinates(at), at.location.size
-    score, part, change, curvature, diagonal, path = every_kind(at)
+    score, part, change, _, _, path, product = every_kind(at)
     at_zero = evaluate(moved, np.zeros(d))[1]
     tight = {"rtol": 1e-12, "atol": 1e-12}  # sums of a few products of size one
     assert same_bits(values(engine, score), at_zero)
     assert same_bits(values(engine, part), at_zero[:, [d - 1, 0]])
     assert isinstance(change, Change) and isinstance(path, PathError)
+    assert isinstance(product, OuterProduct)
+    for packed, g in zip(values(engine, product), at_zero, strict=True):
+        np.testing.assert_allclose(product.matrix(packed), np.outer(g, g), **tight)
     np.testing.assert_allclose(
         values(engine, change), evaluate(moved, change.z)[1] - at_zero, **tight
-    )
-
-    h = 0.01
-    hessians = np.stack(
-        [(at_zero - evaluate(moved, h * axis)[1]) / h for axis in np.eye(d)], axis=2
-    )
-    hessians = (hessians + hessians.transpose(0, 2, 1)) / 2
-    close = {"rtol": 1e-9, "atol": 1e-9}  # rounding, divided by the step
-    packed = values(engine, curvature)
-    assert isinstance(curvature, Curvature)
-    for unit in range(engine.n_units):
-        np.testing.assert_allclose(curvature.matrix(packed[unit]), hessians[unit], **close)
-    np.testing.assert_allclose(
-        np.linalg.norm(packed, axis=1), np.linalg.norm(hessians, axis=(1, 2)), **close
-    )
-    np.testing.assert_allclose(
-        values(engine, diagonal), np.diagonal(hessians, axis1=1, axis2=2), **close
     )
 
     displacements = np.diff(path.points, axis=0)
@@ -104,6 +94,100 @@ def test_values_against_whole_score_vectors(name: str) -> None:
         error -= path.clip_norm / np.maximum(norms, path.clip_norm) * (moves @ displacement)
     assert clipped
     np.testing.assert_allclose(values(engine, path)[:, 0], error, **tight)
+
+
+def differences(engine: RowEngine, spec: Curvature) -> np.ndarray:
+    """(n_units, size) curvatures by differences of whole score vectors along the axes of z."""
+    moved = engine.with_coordinates(spec.coordinates)
+    return contributions._curvature(TiltedEngine(moved), spec).T
+
+
+def repeated(name: str, times: int) -> RowEngine:
+    """Each unit has several rows, in several groups."""
+    engine = compiled(name)
+    [group] = engine.groups
+    rng = np.random.default_rng(11)
+    units = [rng.permutation(np.arange(group.n_rows) % 17) for _ in range(times)]
+    groups = [RowGroup(group.functions, group.store, u) for u in units]
+    return RowEngine(groups, engine.parameters, 17, engine.coordinates)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_differences_along_axes(name: str) -> None:
+    engine, at = quick(name)[2], coordinates(name)
+    moved, d, h = engine.with_coordinates(at), at.location.size, 0.01
+    at_zero = evaluate(moved, np.zeros(d))[1]
+    hessians = np.stack(
+        [(at_zero - evaluate(moved, h * axis)[1]) / h for axis in np.eye(d)], axis=2
+    )
+    hessians = (hessians + hessians.transpose(0, 2, 1)) / 2
+    close = {"rtol": 1e-9, "atol": 1e-9}  # rounding, divided by the step
+    curvature = Curvature(at, step=h)
+    packed = differences(engine, curvature)
+    for unit in range(engine.n_units):
+        np.testing.assert_allclose(curvature.matrix(packed[unit]), hessians[unit], **close)
+    np.testing.assert_allclose(
+        np.linalg.norm(packed, axis=1), np.linalg.norm(hessians, axis=(1, 2)), **close
+    )
+    np.testing.assert_allclose(
+        differences(engine, Curvature(at, True, h)),
+        np.diagonal(hessians, axis1=1, axis2=2),
+        **close,
+    )
+
+
+#: Whether rows see z through a few numbers that are affine in it.
+FEW = {
+    "logistic": True,
+    "poisson_groups": True,  # a predictor and a group effect
+    "random_slopes": True,  # three effects of one label
+    "mv_normal": True,  # twelve predictors
+    "categorical": True,
+    "neural_network": True,  # predictors and weights that all rows share
+    "custom_logp": True,
+    "non_centred_groups": False,
+    "persons": False,
+    "two_lengths": False,
+}
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("name", FEW)
+def test_curvature_through_what_rows_see(name: str, diagonal: bool) -> None:
+    engine, at = quick(name)[2], coordinates(name)
+    assert hessians.sees_few(engine) == FEW[name]
+    spec = Curvature(at, diagonal, step=1e-6)
+    # two forward differences: step times third derivatives up to 1e2; cancellation 1e-16/1e-6
+    close = {"rtol": 0.0, "atol": 1e-4}
+    found = values(engine, spec)
+    np.testing.assert_allclose(found, differences(engine, spec), **close)
+    assert np.abs(found).max() > 0.1
+
+
+@pytest.mark.parametrize("diagonal", [False, True])
+@pytest.mark.parametrize("name", ["logistic", "poisson_groups"])
+def test_curvature_of_consistently_clipped_records(name: str, diagonal: bool) -> None:
+    engine, at = compiled(name), coordinates(name)
+    predictor, _ = recognise(engine)
+    assert predictor is not None
+    huber = HuberEngine(engine.with_coordinates(at), predictor, clip_norm=0.9)
+    spec = Curvature(at, diagonal, step=1e-6)
+    found = values(huber, spec)
+    np.testing.assert_allclose(found, differences(huber, spec), rtol=0.0, atol=1e-4)
+    flat = ~found.any(axis=1)  # beyond a knot, where the log-likelihood is linear
+    assert 0.05 < np.mean(flat) < 0.95
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_curvature_of_units_of_several_rows(times: int) -> None:
+    engine, spec = repeated("poisson_groups", times), Curvature(coordinates("poisson_groups"))
+    assert hessians.sees_few(engine)
+    alone = values(compiled("poisson_groups"), spec)
+    expected = np.zeros((17, spec.size))
+    for group in engine.groups:
+        assert group.units is not None
+        np.add.at(expected, group.units, alone)
+    np.testing.assert_allclose(values(engine, spec), expected, rtol=1e-12, atol=1e-12)
 
 
 def test_curvature_is_that_of_the_log_likelihood() -> None:
@@ -132,7 +216,7 @@ def test_a_packed_matrix_has_the_frobenius_norm(diagonal: bool) -> None:
 # -- one unit concerns no other -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["logistic", "neural_network"])
+@pytest.mark.parametrize("name", ["logistic", "neural_network", "poisson_groups", "categorical"])
 def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, at = compiled(name), coordinates(name)
     order = np.random.default_rng(3).permutation(engine.n_units)
@@ -143,6 +227,9 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
             for size in (7, 16):
                 patch.setattr(engine_module, "BLOCK", size)
                 patch.setattr(contributions, "BLOCK", 2 * size + 1)
+                patch.setattr(hessians, "_DIRECTIONS", 2000)
+                patch.setattr(hessians, "_SHORTEST", size - 2)
+                patch.setattr(hessians, "_PACKED", 1)
                 assert same_bits(values(engine, spec), whole)
                 assert same_bits(values(permuted, spec), whole[order])
 
@@ -169,7 +256,7 @@ def test_units_of_several_rows_keep_their_bits(name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, 1e308])
-@pytest.mark.parametrize("name", ["logistic", "neural_network", "persons"])
+@pytest.mark.parametrize("name", ["logistic", "neural_network", "poisson_groups", "persons"])
 def test_a_changed_record_changes_its_own_contribution_alone(name: str, bad: float | None) -> None:
     engine, at = compiled(name), coordinates(name)
     rows = 11

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows import moves
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
@@ -56,8 +57,26 @@ def test_gradient_is_that_of_the_log_likelihood(name: str) -> None:
     np.testing.assert_allclose(evaluate(tilted, z)[1] @ direction, slope, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["logistic", "neural_network"])
-def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", ["logistic", "mv_normal", "poisson_groups", "neural_network"])
+def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    z = np.random.default_rng(8).standard_normal(compiled(name).d)
+    found = []
+    for worth in (0, 10**9):
+        monkeypatch.setattr(moves, "_WORTH", worth)
+        engine = compiled(name).with_coordinates(coordinates(name))
+        found.append(evaluate(TiltedEngine(engine), z))
+        assert bool(engine._designs) == (worth == 0)
+        assert engine.__getstate__()["_designs"] == {}
+    for k in range(2):
+        np.testing.assert_allclose(*(values[k] for values in found), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("worth", [0, 10**9])
+@pytest.mark.parametrize("name", ["logistic", "poisson_groups", "neural_network"])
+def test_bits_do_not_depend_on_place_or_block(
+    name: str, worth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moves, "_WORTH", worth)
     engine = compiled(name).with_coordinates(coordinates(name))
     z = np.random.default_rng(8).standard_normal(engine.d)
     order = np.random.default_rng(3).permutation(engine.n_units)
@@ -102,10 +121,16 @@ def test_records_are_read_at_the_first_question_and_the_reference_stays() -> Non
     assert TiltedEngine(engine).with_coordinates(coordinates("logistic"))._reference is None
 
 
-def test_a_part_has_the_bits_of_the_whole() -> None:
+@pytest.mark.parametrize("worth", [0, 10**9])
+def test_a_part_has_the_bits_of_the_whole(worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(moves, "_WORTH", worth)
     engine = compiled("logistic").with_coordinates(coordinates("logistic"))
     z = np.random.default_rng(8).standard_normal(engine.d)
     whole = evaluate(TiltedEngine(engine), z)
     part = evaluate(TiltedEngine(engine).part(slice(13, 40)), z)
     for k in range(2):
         assert same_bits(part[k], whole[k][13:40])
+    monkeypatch.setattr(moves, "_LARGEST", 0)  # nothing is kept: the number of rows may be private
+    found = evaluate(TiltedEngine(engine.with_coordinates(engine.coordinates)), z)
+    for k in range(2):
+        assert same_bits(found[k], whole[k])

@@ -271,7 +271,9 @@ class Path:
         queries = self._queries
         queries._use("energy_error")
         with np.errstate(invalid="ignore"):
-            errors = queries._log_likelihood(z_end) - queries._log_likelihood(self._start)
+            # the end last: it is what the next path begins with, if it is accepted
+            start = queries._log_likelihood(self._start)
+            errors = queries._log_likelihood(z_end) - start
             errors -= self._work
         return queries._interval_sum("energy_error", errors, float(lower), float(upper))
 

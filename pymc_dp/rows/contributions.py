@@ -15,10 +15,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_dp.rows import loops
-from pymc_dp.rows.engine import BLOCK, Coordinates, Engine
+from pymc_dp.rows.engine import BLOCK, Coordinates, Engine, RowEngine
+from pymc_dp.rows.hessians import outer_products, packed_curvatures, sees_few
 from pymc_dp.rows.tilt import TiltedEngine
 
-__all__ = ["Change", "Contribution", "Curvature", "PathError", "Score", "blocks"]
+__all__ = ["Change", "Contribution", "Curvature", "OuterProduct", "PathError", "Score", "blocks"]
 
 #: Numbers held at once: 64 MB of float64.
 _LARGEST = 2**23
@@ -70,6 +71,10 @@ class Curvature:
     Symmetrised and packed: the entries (j, k) with j <= k of (H_i + H_i')/2, row by row, with those
     off the diagonal times sqrt(2), so that the l2 norm is the Frobenius norm of the matrix.
 
+    Where rows see z through a few numbers that are affine in it (:mod:`pymc_dp.rows.hessians`), the
+    differences are taken along these numbers, each over the change that `step` makes to it along
+    its own gradient; both are the same up to the error of a difference.
+
     Attributes
     ----------
     coordinates : Coordinates
@@ -104,6 +109,15 @@ class Curvature:
 
 
 @dataclass(frozen=True, eq=False)
+class OuterProduct(Curvature):
+    """The outer product g_i g_i' of the score at z = 0, packed like a curvature.
+
+    Its mean is that of the curvature if the model is true, also where log-likelihoods are piecewise
+    linear and have none (Laplace, quantile regression).
+    """
+
+
+@dataclass(frozen=True, eq=False)
 class PathError:
     """The energy error of a public path of the anchored Langevin sampler.
 
@@ -131,7 +145,7 @@ class PathError:
         return 1
 
 
-Contribution = Score | Change | Curvature | PathError
+Contribution = Score | Change | Curvature | OuterProduct | PathError
 
 
 def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarray]]:
@@ -141,7 +155,7 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
     ----------
     engine : RowEngine
         In any coordinates: those of `spec` are used.
-    spec : Score, Change, Curvature or PathError
+    spec : Score, Change, Curvature, OuterProduct or PathError
 
     Yields
     ------
@@ -154,23 +168,33 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
     per_unit = spec.size + 4 * engine.d
     step = max(1, min(BLOCK, _LARGEST // per_unit))
     for start in range(0, engine.n_units, step):
-        where = slice(start, min(start + step, engine.n_units))
-        with np.errstate(invalid="ignore", over="ignore"):
-            values = _values(engine.part(where), spec)
-        loops.clean(values)
-        yield where, values
+        part = engine.part(slice(start, min(start + step, engine.n_units)))
+        with np.errstate(all="ignore"):
+            for where, values in _values(part, spec):
+                loops.clean(values)
+                yield slice(start + where.start, start + where.stop), values
 
 
-def _values(engine: Engine, spec: Contribution) -> np.ndarray:
+def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarray]]:
+    everyone = slice(0, engine.n_units)
     if isinstance(spec, Score):
         vectors = _vectors(engine, np.zeros(engine.d))
-        return vectors if spec.part is None else vectors[spec.part]
+        yield everyone, vectors if spec.part is None else vectors[spec.part]
+        return
+    if isinstance(spec, OuterProduct):
+        yield from outer_products(_vectors(engine, np.zeros(engine.d)), spec.diagonal)
+        return
     tilted = TiltedEngine(engine)
     if isinstance(spec, Change):
-        return _vectors(tilted, spec.z)
-    if isinstance(spec, Curvature):
-        return _curvature(tilted, spec)
-    return _path_error(tilted, spec)
+        yield everyone, _vectors(tilted, spec.z)
+    elif isinstance(spec, PathError):
+        yield everyone, _path_error(tilted, spec)
+    else:
+        rows = engine.engine if isinstance(engine, TiltedEngine) else engine
+        if isinstance(rows, RowEngine) and sees_few(rows):
+            yield from packed_curvatures(rows, spec.step, spec.diagonal)
+        else:
+            yield everyone, _curvature(tilted, spec)
 
 
 def _vectors(engine: Engine, z: np.ndarray) -> np.ndarray:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from pymc_dp.rows import etas as through
 from pymc_dp.rows import loops
+from pymc_dp.rows.etas import inputs
 from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.rows.moves import ScaledDesign
 from pymc_dp.rows.store import Columns, RecordStore, RowGroup
 from pymc_dp.rows.structure import effects, index_blocks
 
@@ -128,6 +131,11 @@ class RowEngine:
         self.parameters = parameters
         self.n_units = n_units
         self.coordinates = coordinates
+        self._keeps = True  # whether it will be asked more than once
+        self._designs: dict[tuple[int, int], ScaledDesign] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_designs": {}}
 
     @property
     def d(self) -> int:
@@ -160,7 +168,9 @@ class RowEngine:
     def part(self, units: slice) -> RowEngine:
         """The records of the units ``units.start <= u < units.stop`` alone, with the same bits."""
         groups = [group.part(units, self.n_units) for group in self.groups]
-        return RowEngine(groups, self.parameters, units.stop - units.start, self.coordinates)
+        part = RowEngine(groups, self.parameters, units.stop - units.start, self.coordinates)
+        part._keeps = False
+        return part
 
     def columns(self) -> list[Columns]:
         """The parameter-free columns of every group."""
@@ -187,6 +197,47 @@ class RowEngine:
         """
         return effects(self.groups, theta)
 
+    # -- what rows see --------------------------------------------------------------------------
+
+    def eta_counts(self) -> list[int] | None:
+        """How many numbers the rows of each group see; None where one is not affine in z."""
+        counts = []
+        for group in self.groups:
+            functions = group.functions
+            jacobians = functions.constant_jacobians
+            smooth = [j for j, s in zip(jacobians, functions.differentiable, strict=True) if s]
+            if any(jacobian is None for jacobian in smooth):
+                return None
+            counts.append(len(through.seen(group, *self._shared(group))))
+        return counts
+
+    def _shared(self, group: RowGroup) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Shared values and their derivatives by z, per cut, at z = 0."""
+        phis, jacobians = group.functions.shared(self.coordinates.location)
+        return phis, [None if j is None else j @ self.coordinates.scaling for j in jacobians]
+
+    def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
+        """How the numbers that rows of a group see move with z, where they are affine in it.
+
+        Returns
+        -------
+        seen : (K, d) bool ndarray
+            Which coordinates matter to which number, whatever the row.
+        directions : (K, d, rows) ndarray
+        """
+        group = self.groups[g]
+        shared = self._shared(group)
+        found = through.directions(group, group.columns(), *shared, where)
+        return through.seen(group, *shared), found
+
+    def second_derivatives(
+        self, g: int, where: slice, step: float, norms: np.ndarray
+    ) -> np.ndarray:
+        """(K, K, rows) second derivatives of log-likelihoods by the numbers seen, at z = 0."""
+        group = self.groups[g]
+        shared = self._shared(group)
+        return through.second_derivatives(group, group.columns(), *shared, where, step, norms)
+
     # -- evaluation -----------------------------------------------------------------------------
 
     def log_likelihood(self, z: np.ndarray) -> np.ndarray:
@@ -196,7 +247,7 @@ class RowEngine:
         for group, columns in zip(self.groups, self.columns(), strict=True):
             phis, _ = group.functions.shared(theta)
             for where in _blocks(group.n_rows):
-                etas, labels, blocks = _inputs(group, columns, phis, where)
+                etas, labels, blocks = inputs(group, columns, phis, where)
                 value = group.functions.loglik(etas, phis, labels, blocks)
                 if group.units is None:
                     out[where] += value
@@ -213,7 +264,7 @@ class RowEngine:
             phis, jacobians = functions.shared(theta)
             rows: list[np.ndarray | None] = [None] * len(phis)
             for where in _blocks(group.n_rows):
-                etas, labels, blocks = _inputs(group, columns, phis, where)
+                etas, labels, blocks = inputs(group, columns, phis, where)
                 for k, block in enumerate(functions.scores(etas, phis, labels, blocks)):
                     if block is None:
                         continue
@@ -260,13 +311,38 @@ class RowEngine:
                     continue
                 at = (row_scores, where.start, *entries)
                 if cut.kind == "dot":
-                    loops.add_products(block, columns.designs[cut], *at)
+                    scaled = self._design(g, k, matrix, len(row_scores), where)
+                    if scaled is None:
+                        loops.add_products(block, columns.designs[cut], *at)
+                    else:
+                        design, first = scaled
+                        loops.add_scaled(block, *design, first, row_scores, where.start)
                 elif cut.kind == "index":
                     size = matrix.shape[0] // row_scores.shape[0]
                     loops.add_indexed(block, columns.labels[cut], size, *at)
                 else:
                     loops.add_copies(block, *at)
             yield where, block
+
+    def _design(
+        self, g: int, k: int, matrix: np.ndarray, width: int, where: slice
+    ) -> tuple[ScaledDesign, int] | None:
+        """The design of a cut in z, and at which of its rows a block begins; None if it never pays.
+
+        Kept, where the map is the same for all z and there is room, or made for the block: the
+        same bits.
+        """
+        if not ScaledDesign.pays(matrix, width):
+            return None
+        group = self.groups[g]
+        design = group.columns().designs[group.functions.ordered[k]]
+        constant = group.functions.constant_jacobians[k] is not None
+        if not (self._keeps and constant and ScaledDesign.fits(matrix, width, group.n_rows)):
+            return ScaledDesign.of(design, matrix, width, where), 0
+        if (g, k) not in self._designs:
+            everything = slice(0, group.n_rows)
+            self._designs[g, k] = ScaledDesign.of(design, matrix, width, everything)
+        return self._designs[g, k], where.start
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """(n_units,) scale_i * g_i . displacement: the work of clipped score vectors."""
@@ -306,20 +382,3 @@ class RowEngine:
 
 def _blocks(n_rows: int) -> list[slice]:
     return [slice(start, min(start + BLOCK, n_rows)) for start in range(0, n_rows, BLOCK)]
-
-
-def _inputs(
-    group: RowGroup, columns: Columns, phis: list[np.ndarray], where: slice
-) -> tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]:
-    """The linear predictors, labels and data of a block of rows."""
-    functions = group.functions
-    etas = []
-    for cut, phi in zip(functions.ordered[: functions.n_dots], phis, strict=False):
-        matrix = np.asarray(phi, dtype="float64")
-        eta = np.empty((matrix.size // matrix.shape[0], where.stop - where.start))
-        loops.linear_predictor(
-            columns.designs[cut], where.start, matrix.reshape(matrix.shape[0], -1), eta
-        )
-        etas.append(eta[0] if phi.ndim == 1 else np.ascontiguousarray(eta.T))
-    labels = [columns.labels[cut][where] for cut in functions.labels]
-    return etas, labels, [block[where] for block in columns.blocks]

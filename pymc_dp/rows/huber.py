@@ -10,6 +10,7 @@ that robust posterior exactly.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,12 +18,13 @@ import numpy as np
 
 from pymc_dp.rows import concave, loops
 from pymc_dp.rows.engine import Coordinates, RowEngine, Scores
+from pymc_dp.rows.moves import Moves
 from pymc_dp.rows.predictor import FAMILIES, Predictor
 
 __all__ = ["HuberEngine"]
 
-#: Rows at once while the numbers of the rows are found.
-_BLOCK = 8192
+#: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
+_BLOCK, _CACHED = 8192, 2**16
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,14 +47,16 @@ class _Rows:
 
 @dataclass(frozen=True, eq=False)
 class _Knots:
-    """The predictor at z = 0, and where each row is continued linearly."""
+    """The predictor at z = 0, where each row is continued linearly, and how it moves with z."""
 
     origin: np.ndarray
     lower: np.ndarray
     upper: np.ndarray
+    moves: Moves
 
     def part(self, rows: slice) -> _Knots:
-        return _Knots(self.origin[rows], self.lower[rows], self.upper[rows])
+        moves = self.moves.part(rows)
+        return _Knots(self.origin[rows], self.lower[rows], self.upper[rows], moves)
 
 
 class _Private:
@@ -89,9 +93,10 @@ class HuberEngine(RowEngine):
         self._family = FAMILIES.index(predictor.family)
         self._private = _Private()
         self._knots: _Knots | None = None
+        self._last: tuple[bytes, np.ndarray] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_knots": None}
+        return {**super().__getstate__(), "_knots": None, "_last": None}
 
     def synthetic(self) -> HuberEngine:
         """The same functions on made-up data."""
@@ -144,45 +149,104 @@ class HuberEngine(RowEngine):
 
     def _knot_values(self) -> _Knots:
         if self._knots is None:
-            rows = self._rows()
-            phis, _ = self.groups[0].functions.shared(self.coordinates.location)
+            rows, group = self._rows(), self.groups[0]
+            phis, maps = self._shared(group)
             origin = rows.offset.copy()
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
-            bounds = np.empty(self.n_units)
-            for where, vectors in self.vectors(self._directions()):
+            moves = Moves.of(group, group.columns(), rows.weights, maps)
+            bounds, ones = np.empty(self.n_units), np.ones(self.n_units)
+            for where, vectors in self._times(moves, ones):
                 concave.norms(vectors, bounds[where])
             with np.errstate(divide="ignore"):
                 np.divide(self.clip_norm, bounds, out=bounds)
             lower, upper = np.empty(self.n_units), np.empty(self.n_units)
             concave.knots(self._family, rows.a, rows.b, bounds, lower, upper)
-            self._knots = _Knots(origin, lower, upper)
+            self._knots = _Knots(origin, lower, upper, moves)
         return self._knots
 
-    def _directions(self) -> Scores:
-        """The derivatives of v at the cuts, in the place of scores."""
-        jacobians = self.groups[0].functions.constant_jacobians
-        maps = [None if j is None else j @ self.coordinates.scaling for j in jacobians]
-        return Scores([self._rows().weights], [maps])
+    def _times(self, moves: Moves, factors: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """factors_i u_i, block by block; a block is valid until the next one."""
+        step = max(1, min(_BLOCK, _CACHED // self.d))
+        buffer = np.empty(self.d * step)
+        for start in range(0, self.n_units, step):
+            where = slice(start, min(start + step, self.n_units))
+            block = buffer[: self.d * (where.stop - start)].reshape(self.d, -1)
+            moves.times(factors, where, block)
+            yield where, block
 
-    def _predictors(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) v_i at z."""
-        v = self.work(self._directions(), z, np.ones(1))
-        v += self._knot_values().origin
-        return v
+    def _along(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) u_i . z; asked twice in a row for the end of a path."""
+        key = z.tobytes()
+        if self._last is None or self._last[0] != key:
+            self._last = key, self._knot_values().moves.along(z)
+        return self._last[1]
+
+    # -- what rows see --------------------------------------------------------------------------
+
+    def constant_maps(self) -> list[list[bool]]:
+        """The one number that rows see, v, is affine in z."""
+        return [[True]]
+
+    def eta_counts(self) -> list[int]:
+        """One number, v."""
+        return [1]
+
+    def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
+        """Which coordinates matter to v, (1, d), and u_i for a block of rows, (1, d, rows)."""
+        moves = self._knot_values().moves
+        found = np.empty((1, self.d, where.stop - where.start))
+        moves.times(np.ones(self.n_units), where, found[0])
+        return moves.seen[None], found
+
+    def second_derivatives(
+        self, g: int, where: slice, step: float, norms: np.ndarray
+    ) -> np.ndarray:
+        """(1, 1, rows) second derivatives by v at z = 0, by differences of length step |u_i|."""
+        start = self._knot_values().origin[where]
+        end = start + step * norms[0]
+        length = end - start
+        start = start.copy()
+        for v in (start, end):
+            self._slopes(v, where)
+        found = np.empty((1, 1, len(length)))
+        loops.slopes(start[None], end[None], length, found[0])
+        return found
+
+    def _slopes(self, v: np.ndarray, where: slice) -> None:
+        """Turn the predictors of a block of rows into slopes."""
+        rows, knots = self._rows(), self._knot_values()
+        ends = knots.lower[where], knots.upper[where]
+        concave.huber_slopes(self._family, rows.a[where], rows.b[where], *ends, v)
+        loops.clean(v[None])
 
     # -- evaluation -----------------------------------------------------------------------------
 
     def log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) Huberised log-likelihood of every unit at z, up to a constant of the unit."""
-        rows, knots, v = self._rows(), self._knot_values(), self._predictors(z)
+        rows, knots = self._rows(), self._knot_values()
+        v = knots.origin + self._along(z)
         concave.huber_log_likelihoods(self._family, rows.a, rows.b, knots.lower, knots.upper, v)
         return v
 
     def scores(self, z: np.ndarray) -> Scores:
-        """Scores at the cuts of every row at z."""
-        rows, knots, v = self._rows(), self._knot_values(), self._predictors(z)
-        concave.huber_slopes(self._family, rows.a, rows.b, knots.lower, knots.upper, v)
-        loops.clean(v[None])
-        return Scores(
-            [[None if w is None else w * v for w in rows.weights]], self._directions().maps
-        )
+        """The slope of every row at z, as its score at the one number that it sees."""
+        v = self._knot_values().origin + self._along(z)
+        self._slopes(v, slice(0, self.n_units))
+        return Scores([[v[None]]], [[None]])
+
+    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+        """Score vectors g_i in z of all units, as blocks (units, (d, size of the block))."""
+        yield from self._times(self._knot_values().moves, _slopes_in(scores))
+
+    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """(n_units,) scale_i * g_i . displacement: the work of clipped score vectors."""
+        work = self._along(displacement) * _slopes_in(scores)
+        work *= scale
+        return work
+
+
+def _slopes_in(scores: Scores) -> np.ndarray:
+    """(n_units,) slopes, from :meth:`HuberEngine.scores`."""
+    slopes = scores.rows[0][0]
+    assert slopes is not None
+    return np.asarray(slopes[0])

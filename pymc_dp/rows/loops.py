@@ -18,12 +18,14 @@ __all__ = [
     "add_copies",
     "add_indexed",
     "add_products",
+    "add_scaled",
     "add_to_units",
     "clean",
     "clip_factors",
     "dot_rows",
     "gather_dot",
     "linear_predictor",
+    "slopes",
 ]
 
 
@@ -54,8 +56,8 @@ def clean(scores: ndarray) -> None:
     k, n = scores.shape
     for j in range(k):
         for i in range(n):
-            if not math.fabs(scores[j, i]) < math.inf:
-                scores[j, i] = 0.0
+            value = scores[j, i]
+            scores[j, i] = value if math.fabs(value) < math.inf else 0.0
 
 
 @compiled(error_model="numpy")
@@ -156,6 +158,21 @@ def add_indexed(
 
 
 @compiled(error_model="numpy")
+def add_scaled(
+    vectors: ndarray, moves: ndarray, columns: ndarray, begin: int, scores: ndarray, first: int
+) -> None:
+    """vectors[columns[c], i] += sum_k moves[k, c, begin + i] * scores[k, first + i]."""
+    n = vectors.shape[1]
+    for c in range(columns.shape[0]):
+        y = vectors[columns[c]]
+        for k in range(scores.shape[0]):
+            u = moves[k, c, begin : begin + n]
+            s = scores[k, first : first + n]
+            for i in range(n):
+                y[i] += u[i] * s[i]
+
+
+@compiled(error_model="numpy")
 def dot_rows(scores: ndarray, etas: ndarray, out: ndarray) -> None:
     """out[i] += sum_k scores[k, i] * etas[k, i]."""
     width, n = scores.shape
@@ -172,6 +189,16 @@ def gather_dot(scores: ndarray, labels: ndarray, phi: ndarray, out: ndarray) -> 
         label = labels[i] if labels[i] >= 0 else labels[i] + size
         for k in range(width):
             out[i] += scores[k, i] * phi[label, k]
+
+
+@compiled(error_model="numpy")
+def slopes(start: ndarray, end: ndarray, length: ndarray, out: ndarray) -> None:
+    """out[k, i] = (end[k, i] - start[k, i]) / length[i], or by the one length; 0 where it is 0."""
+    width, n = start.shape
+    for k in range(width):
+        for i in range(n):
+            by = length[i] if length.shape[0] > 1 else length[0]
+            out[k, i] = (end[k, i] - start[k, i]) / by if by != 0.0 else 0.0
 
 
 @compiled(error_model="numpy")

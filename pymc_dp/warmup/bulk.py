@@ -14,7 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pymc_dp.rows.contributions import Contribution, Curvature, Score
+from pymc_dp.rows.contributions import Contribution, Curvature, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.linear import positive_part, within
@@ -111,6 +111,7 @@ def find_bulk(
     structure: Structure,
     *,
     share: float = 0.12,
+    flat: bool = False,
 ) -> Bulk:
     """Private Newton steps from the prior to the bulk of the posterior.
 
@@ -127,6 +128,8 @@ def find_bulk(
     share : float
         Part of the budget to be spent; up to four times as much where the search has not arrived.
         Far from the bulk, where the scores of the records agree, rounds cost little.
+    flat : bool
+        Log-likelihoods are piecewise linear: outer products of scores stand for their curvature.
 
     Returns
     -------
@@ -141,7 +144,7 @@ def find_bulk(
     shortened, one that left the score as it was is prolonged, both without another curvature.
     """
     d, n = len(start.location), releases.n_public
-    search = _Search(releases, gradient, start, structure)
+    search = _Search(releases, gradient, start, structure, OuterProduct if flat else Curvature)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
     cost = min(max(cost, LEAST), share / 12.0)
@@ -174,8 +177,10 @@ class _Search:
         gradient: Gradient,
         start: Coordinates,
         structure: Structure,
+        kind: type[Curvature],
     ) -> None:
         self.structure = structure
+        self.kind = kind
         self.releases = releases
         self.gradient = gradient
         self.at = start
@@ -261,7 +266,7 @@ class _Search:
 
     def curvature(self, label: str, share: float) -> tuple[np.ndarray, float] | None:
         """Released curvature in z and the spectral norm of its noise; None where hidden."""
-        spec = Curvature(self.at, diagonal=self.d > FULL, step=1e-6)
+        spec = self.kind(self.at, diagonal=self.d > FULL, step=1e-6)
         clip_norm = self.bound(f"{label} curvature", spec, 2.0 * TAIL, LOOK * share)
         if clip_norm is None:
             return None

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_dp.rows.contributions import Curvature, Score
+from pymc_dp.rows.contributions import Curvature, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.bulk import FULL, Gradient, prior_curvature
 from pymc_dp.warmup.linear import positive_part
@@ -26,7 +26,9 @@ def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
     return square < d + 5.0 * math.sqrt(2.0 * d) + 10.0
 
 
-def quadratic(blank: Prepared, budget: Shares, bound: float, gradient: Gradient) -> Prepared:
+def quadratic(
+    blank: Prepared, budget: Shares, bound: float, gradient: Gradient, flat: bool = False
+) -> Prepared:
     """The whole rest for scores at two places and one curvature: the form for small budgets.
 
     The first score moves the origin to where the second and the curvature are taken; it then counts
@@ -41,7 +43,8 @@ def quadratic(blank: Prepared, budget: Shares, bound: float, gradient: Gradient)
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
     moved = replace(blank, clip=Coordinates(at.theta(step), blank.clip.scaling))
 
-    spec = Curvature(moved.clip, diagonal=d > FULL, step=1e-6)
+    kind = OuterProduct if flat else Curvature
+    spec = kind(moved.clip, diagonal=d > FULL, step=1e-6)
     clip_norm = budget.tail("curvature norms", spec, 0.01, 0.04 * left)
     if not clip_norm:
         return replace(blank, trusted=False)

@@ -28,10 +28,13 @@ from pymc_dp.errors import PrivacyError
 from pymc_dp.mechanisms import oneoff
 from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.records import extract
-from pymc_dp.rows import contributions
+from pymc_dp.rows import contributions, hessians, moves
 from pymc_dp.rows import engine as engine_module
 from pymc_dp.rows.contributions import Change, Curvature, PathError, Score
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.tilt import TiltedEngine
 
 from .toy import LinearRecords, make_queries
 
@@ -476,7 +479,55 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
             if units is not None:  # the rows of one person stay in order: reals are added there
                 order = np.argsort(rng.permutation(13)[units], kind="stable")
                 units = units[order]
-            queries = model.queries([a[order] for a in arrays], "replace_one", units)
+            permuted = [a[order] for a in arrays]
+            queries = model.queries(permuted, "replace_one", units)
             assert transcript(sums, queries, 3) == expected
-            found = one_off_releases(queries.engine, "replace_one", 3)
+            found = one_off_releases(model.engine(permuted, units), "replace_one", 3)
             assert [integers for _, integers in found] == [integers for _, integers in totals]
+
+
+@pytest.fixture(params=["kept_designs", "consistently_clipped"])
+def fast_model(request, monkeypatch):
+    """Models whose rows keep how they move with z, here for any scaling of it."""
+    monkeypatch.setattr(moves, "_WORTH", 0)
+    monkeypatch.setattr(hessians, "_SHORTEST", 3)
+    monkeypatch.setattr(hessians, "_PACKED", 1)
+    model = RealModel(_poisson_groups, False)
+    if request.param == "consistently_clipped":
+        predictor, _ = recognise(model.base)
+        plain = model.engine
+
+        def robust(arrays, units=None):
+            return HuberEngine(plain(arrays, units), predictor, 1.1)
+
+        model.engine = robust
+    queries = model.queries
+
+    def tilted(*arguments):
+        found = queries(*arguments)
+        found.engine = TiltedEngine(found.engine)
+        return found
+
+    model.queries = tilted
+    return model
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+def test_neighbouring_data_where_moves_are_kept(sums, fast_model, neighboring):
+    for seed in range(6):
+        arrays, changed, _ = neighbours(fast_model, neighboring, seed)
+        with np.errstate(all="ignore"):
+            here, there = (fast_model.queries(a, neighboring) for a in (arrays, changed))
+            pairs = zip(transcript(sums, here, seed), transcript(sums, there, seed), strict=True)
+            for (mechanism, left), (_, right) in pairs:
+                assert within(left, right, here, mechanism), mechanism
+            worlds = [fast_model.engine(a) for a in (arrays, changed)]
+            releases = (one_off_releases(world, neighboring, seed) for world in worlds)
+            for (mechanism, left), (_, right) in zip(*releases, strict=True):
+                grid = mechanism.grid
+                bound = claimed(grid.noise_multiplier, grid.log2_sigma)
+                assert squared_distance(left, right) <= bound**2, mechanism
+
+
+def test_order_and_blocking_do_not_matter_where_moves_are_kept(sums, fast_model, monkeypatch):
+    test_order_and_blocking_do_not_matter(sums, fast_model, monkeypatch)
