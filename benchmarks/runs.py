@@ -20,11 +20,12 @@ from pymc_dp.unconstrained import unconstrain
 
 __all__ = ["METHODS", "ONE_SHOT", "Run", "mu2", "one_shot", "private_run", "quiet"]
 
-#: Step, its arguments, draws per chain.  All chains share a budget: where every iteration pays for
-#: a whole trajectory (DPHMC) more of them only make each noisier; a random walk needs length.
+#: Step, its arguments, draws per chain.  All chains share a budget, and DPHMC and DPPenalty make
+#: moves as long as it allows: more and shorter ones gain little beyond these numbers, fewer chains
+#: nothing, because all start from about the posterior.
 METHODS: dict[str, tuple[type, dict[str, Any], int]] = {
     "DPLangevin": (dp.DPLangevin, {}, 1000),
-    "DPHMC": (dp.DPHMC, {}, 250),
+    "DPHMC": (dp.DPHMC, {}, 500),
     "DPPenalty": (dp.DPPenalty, {}, 2000),
     "quadratic": (dp.DPLangevin, {"form": "quadratic"}, 1000),
 }

@@ -14,13 +14,17 @@ __all__ = ["SAMPLERS", "Forecast", "forecast"]
 _SCORE = 3.5
 #: Norm of nearly all changes of a score over the posterior, in units of d/n.
 _CHANGE = 6.0
-#: Part of the budget for the anchored score, for all scores of chains without an anchor.
-_ANCHOR, _CHAINS = 0.7, 0.85
-#: Effective draws per squared mu of a release of norm bound 1/2, for plain Langevin chains, and for
-#: the others relative to these (measured side by side on whitened logistic regression).
-_WORTH = {"DPLangevin": 0.86, "DPPenalty": 0.45, "DPHMC": 0.1}
-SAMPLERS = tuple(_WORTH)
+#: Norm of all but one per cent of the scores, in the same units as `_SCORE`, and of nearly all
+#: projections of scores on a direction, in units of 1/sqrt(n).
+_KICK, _PROJECTION = 2.5, 4.5
+#: Part of the budget for the anchored score, for the chains of the other samplers.
+_ANCHOR, _CHAINS = 0.7, 0.8
+#: Effective draws of anchored chains per squared mu of a release of norm bound 1/2.
+_WORTH = 0.86
+SAMPLERS = ("DPLangevin", "DPHMC", "DPPenalty")
 """Step methods that have a forecast."""
+#: Least and largest number of draws per chain that "auto" chooses.
+_FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}
 #: As in the preparation of DPLangevin.
 _WIDE, _LEAST = 0.6, 200.0
 
@@ -126,26 +130,34 @@ def forecast(
     ValueError
         Naming the argument.
     """
-    if sampler not in _WORTH:
-        raise ValueError(f"step must be one of {sorted(_WORTH)}, got {sampler!r}.")
+    if sampler not in SAMPLERS:
+        raise ValueError(f"step must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
     chains = check_integer("chains", chains, minimum=1)
     tune = check_integer("tune", tune, minimum=0)
     if draws != "auto":
         draws = check_integer("draws", draws, minimum=1)
-    score = sensitivity * _SCORE * math.sqrt(d / n)
-    worth = _WORTH[sampler] * _CHAINS * mu2 / score**2
     noise_sd, form = 0.0, "chains"
     if sampler == "DPLangevin":
-        noise_sd = score / math.sqrt(_ANCHOR * mu2)
-        worth = _WORTH[sampler] * 0.25 * mu2 / (sensitivity * _CHANGE * d / n) ** 2
+        noise_sd = sensitivity * _SCORE * math.sqrt(d / n) / math.sqrt(_ANCHOR * mu2)
+        worth = _WORTH * 0.25 * mu2 / (sensitivity * _CHANGE * d / n) ** 2
         form = "anchored" if noise_sd < _WIDE and worth > _LEAST else "quadratic"
-        if form == "quadratic":
-            worth = math.inf
-    if draws == "auto":
-        # 16 iterations per effective draw where the noise is the friction
-        draws = 1000 if form != "chains" else min(max(round(16 * worth / chains), 20), 1000)
+        draws = 1000 if draws == "auto" else draws
+        effective = 0.5 * chains * int(draws)
+        effective = effective if form == "quadratic" else min(effective, worth)
+    else:
+        jumps = _jumps(sampler, n, d, mu2, sensitivity)
+        if draws == "auto":
+            # a walk with four times as many iterations comes to 80 % of what the budget is worth,
+            # trajectories of half a sd per coordinate to all of it
+            enough = 4.0 * jumps if sampler == "DPPenalty" else 23.0 * jumps / d
+            draws = min(max(round(enough / chains), _FEWEST), _MOST[sampler])
+        kept = chains * int(draws)
+        effective = (
+            0.33 * kept * jumps / (d * (kept + jumps))
+            if sampler == "DPPenalty"
+            else min(0.33 * jumps / d, 0.3 * kept)
+        )
     iterations = chains * (int(draws) + tune)
-    effective = min(0.5 * chains * int(draws), worth)
     error = 1.0 / math.sqrt(max(effective, 1e-3))
     multipliers = _multipliers(sampler, form, iterations, mu2)
     return Forecast(
@@ -166,6 +178,16 @@ def forecast(
     )
 
 
+def _jumps(sampler: str, n: int, d: int, mu2: float, sensitivity: float) -> float:
+    """Squared distance over which all log-likelihood ratios together have noise of variance 1.
+
+    Gradients have their part of the budget in DPHMC, and two half kicks to a trajectory.  See
+    `pymc_dp.warmup.scaled.random_walk` and `pymc_dp.warmup.scaled.trajectory`.
+    """
+    bounds = _PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
+    return _CHAINS * mu2 * n / (sensitivity * bounds) ** 2
+
+
 def _multipliers(sampler: str, form: str, iterations: int, mu2: float) -> dict[str, float]:
     if form == "quadratic":
         return {"score": 1.0 / math.sqrt(_ANCHOR * mu2), "curvature": 1.0 / math.sqrt(0.17 * mu2)}
@@ -178,7 +200,7 @@ def _multipliers(sampler: str, form: str, iterations: int, mu2: float) -> dict[s
     if sampler == "DPHMC":
         half = 0.5 * _CHAINS * mu2
         return {
-            "gradient": math.sqrt(6 * iterations / half),
+            "gradient": math.sqrt(iterations / half),
             "log_ratio": math.sqrt(iterations / half),
         }
     return {"log_ratio": math.sqrt(iterations / (_CHAINS * mu2))}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from typing import Any
 
 import numpy as np
@@ -42,6 +43,15 @@ class _Normal:
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
         source = Source(model, self.budget, None, counts, progressbar)
         self.parameters = source.records.parameters
+        if source.effects() is not None:
+            warnings.warn(
+                "What the records see is non-linear in the parameters (a product of parameters, "
+                "say), so the posterior is curved and its mode may be far from its mean: a normal "
+                "approximation is poor. dp.DPLangevin handles such models. Nothing has been spent "
+                "yet.",
+                UserWarning,
+                stacklevel=4,
+            )
         learned = source.learn(sampler, share=share, form="quadratic")
         found, huberised = learned.found, learned.huberised
         at = found.coordinates

@@ -89,8 +89,8 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
     if "dp_newton" not in stats:
         raise ValueError(
             "idata has no dp_newton: its chains released no scores whose mean estimates that of "
-            "the posterior. Only those of DPLangevin do, unless they draw from a target that is public "
-            "as a whole. Average the draws instead."
+            "the posterior. Only those of DPLangevin do, unless they draw from a target that is "
+            "public as a whole. Average the draws instead."
         )
     posterior = _compat.group(idata, "posterior")
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]

@@ -142,12 +142,17 @@ def spent_by_entries(budget: dp.PrivacyBudget) -> int:
             total += math.ceil(MU2_UNIT / tau**2)
         elif entry.kind in ("lease", "return"):
             plan = budget.ledger.plan(budget.account, entry.plan)
-            per_iteration = sum(
-                count * math.ceil(MU2_UNIT / Fraction(plan["events"][k]["noise_multiplier"]) ** 2)
-                for k, count in plan["per_iteration"].items()
-            )
-            assert entry.payload["cost"] == per_iteration
-            total += per_iteration * entry.payload["iterations"] * (-1) ** (entry.kind == "return")
+            costs = [
+                sum(
+                    count
+                    * math.ceil(MU2_UNIT / Fraction(plan["events"][k]["noise_multiplier"]) ** 2)
+                    for k, count in plan[part].items()
+                )
+                for part in ("per_iteration", "at_start")
+            ]
+            cost, iterations = entry.payload["cost"], entry.payload["iterations"]
+            assert cost == costs[0] or (cost, iterations) == (costs[1], 1)
+            total += cost * iterations * (-1) ** (entry.kind == "return")
         else:
             assert entry.amount == 0 or entry.kind == "account"
         assert total <= budget.ledger.cap(budget.account)
@@ -176,7 +181,8 @@ def check_result(safe: Any, budget: dp.PrivacyBudget) -> None:
     groups = ["posterior", "posterior_raw", "sample_stats"]
     assert sorted(_compat.group_names(safe)) == [g for g in groups if anchored or "raw" not in g]
     posterior, stats = _compat.group(safe, "posterior"), _compat.group(safe, "sample_stats")
-    newton = {"dp_newton"} if sampler == "DPLangevin" else set()
+    scores = sampler == "DPLangevin" and not plan["settings"]["effects"]
+    newton = {"dp_newton"} if scores else set()
     assert {str(name) for name in stats} == {"dp_accepted", "dp_epsilon", "dp_plan_id"} | newton
     raw = _compat.group(safe, "posterior_raw") if anchored else posterior
     for dataset in (posterior, raw):

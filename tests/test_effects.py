@@ -195,3 +195,11 @@ def test_a_form_that_is_asked_for_is_used() -> None:
         dp.PrivacyBudget(epsilon=20.0, delta=1e-5)
         step = dp.DPLangevin(draws=10, chains=1, form="plain", progressbar=False)
         assert step.form == "plain" and step._public_draws is None
+
+
+def test_laplace_warns_of_a_curved_posterior() -> None:
+    with pm.Model(), insecure_noise(3):
+        banana()
+        dp.PrivacyBudget(epsilon=20.0, delta=1e-5)
+        with pytest.warns(UserWarning, match="posterior is curved"):
+            dp.laplace(draws=10, chains=1, progressbar=False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -16,6 +16,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from pymc_dp.kernels import hmc, penalty
 from pymc_dp.mechanisms.oneoff import EDGES
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
@@ -26,7 +27,7 @@ from pymc_dp.warmup.langevin import prepare_langevin
 from pymc_dp.warmup.linear import positive_part, root, within
 from pymc_dp.warmup.prepared import Prepared
 from pymc_dp.warmup.quantiles import tail_quantile
-from pymc_dp.warmup.scaled import prepare_scaled
+from pymc_dp.warmup.scaled import Trajectory, prepare_scaled, random_walk, trajectory
 
 N = 20_000
 
@@ -457,6 +458,7 @@ def test_too_small_a_budget_leaves_the_prior(name, form):
     )
     assert not scaled.trusted
     np.testing.assert_array_equal(scaled.coordinates.scaling, start.scaling)
+    assert all(norm > 0 for norm in scaled.clip_norms.values())
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -482,9 +484,128 @@ def test_scaled_preparation_finds_the_posterior(name, mu2):
     values = np.linalg.eigvalsh(precision_in(found.coordinates, name))
     assert low < values[0] and values[-1] < high
     assert distance(found.coordinates, name) < far
-    _, norms = releases.contributions(Score(found.coordinates))
-    assert np.mean(norms > found.clip_norm) < 0.03
+    scores, norms = releases.contributions(Score(found.coordinates))
+    assert np.mean(norms > found.clip_norms["gradient"]) < 0.03
+    directions = np.random.default_rng(3).normal(size=(len(scores), 50))
+    projected = np.abs(scores.T @ (directions / np.linalg.norm(directions, axis=0)))
+    assert np.mean(projected > found.clip_norms["log_ratio"]) < 0.015
     assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
+
+
+# -- moves of DPPenalty and DPHMC ------------------------------------------------------------------
+
+
+class NoisyNormal:
+    """Answers about N(0, I), with noise in proportion to what iterations have of the budget."""
+
+    def __init__(self, rng, gradient_sd: float, ratio_sd: float) -> None:
+        self.rng, self.gradient_sd, self.ratio_sd = rng, gradient_sd, ratio_sd
+
+    def gradient(self, z):
+        return -z + self.gradient_sd * self.rng.standard_normal(z.shape)
+
+    def log_ratio(self, z, z_new):
+        noise_sd = self.ratio_sd * np.linalg.norm(z_new - z, axis=-1)
+        value = 0.5 * np.sum(z**2 - z_new**2, axis=-1)
+        return value + noise_sd * self.rng.standard_normal(value.shape), noise_sd
+
+
+class Flat:
+    """A prior that says nothing."""
+
+    def log_density(self, z):
+        return np.zeros(z.shape[:-1])
+
+    def gradient(self, z):
+        return np.zeros_like(z)
+
+
+def jumps(transition, state, iterations: int) -> float:
+    """Mean squared jump of many stationary chains on N(0, I)."""
+    total = 0.0
+    for _ in range(iterations):
+        before = state.z
+        state, _ = transition(state)
+        total += float(np.mean(np.sum((state.z - before) ** 2, axis=-1)))
+    return total / iterations
+
+
+@pytest.mark.parametrize("planned", [10, 1000, 100_000])
+@pytest.mark.parametrize("d", [1, 10])
+def test_random_walks_jump_farthest(d, planned):
+    """The step is within 4 % of the best: a maximum is flat, and so is its error of 1 %."""
+    noise, chains = 0.1, 2000
+
+    def squared_jump(step: float) -> float:
+        rng = np.random.default_rng(1)
+        queries = NoisyNormal(rng, 0.0, noise * np.sqrt(planned))
+        state = penalty.initial_state(rng.standard_normal((chains, d)), Flat())
+        proposal = penalty.GaussianProposal(step)
+
+        def transition(state):
+            return penalty.transition(rng, state, queries, Flat(), proposal=proposal)
+
+        return jumps(transition, state, 40)
+
+    step = random_walk(d, planned, noise)
+    assert squared_jump(step) > 0.96 * max(squared_jump(step * k) for k in (0.6, 0.8, 1.25, 1.6))
+
+
+@pytest.mark.parametrize("planned", [10, 300, 3000])
+@pytest.mark.parametrize("d", [2, 10])
+def test_trajectories_jump_farthest(d, planned):
+    """No other length or share is better by more than a tenth."""
+    gradient_noise, ratio_noise, chains = 0.05, 0.03, 2000
+
+    def squared_jump(chosen: Trajectory) -> float:
+        rng = np.random.default_rng(1)
+        paid = planned * chosen.n_steps
+        queries = NoisyNormal(
+            rng,
+            gradient_noise * np.sqrt(paid / chosen.gradient_share),
+            ratio_noise * np.sqrt(planned / (1.0 - chosen.gradient_share)),
+        )
+        start = rng.standard_normal((chains, d))
+        state = hmc.initial_state(start, Flat(), release_gradient=queries.gradient)
+
+        def transition(state):
+            return hmc.transition(
+                rng,
+                state,
+                queries,
+                Flat(),
+                step_size=chosen.step_size,
+                n_steps=chosen.n_steps,
+            )
+
+        return jumps(transition, state, 40)
+
+    def weight(n_steps: int) -> float:
+        return n_steps * (n_steps - 0.5) / n_steps**2  # leapfrog that reuses gradients
+
+    best = trajectory(d, planned, gradient_noise, ratio_noise, weight)
+    assert best.n_steps * best.step_size <= np.pi / 2.0 + 1e-12
+    assert best.step_size <= 1.1 * d**-0.25 + 1e-12
+    others = [replace(best, step_size=best.step_size * k) for k in (0.6, 0.8)]
+    if best.n_steps * best.step_size < 1.5:
+        others += [replace(best, step_size=best.step_size * k) for k in (1.25, 1.6)]
+    others += [replace(best, gradient_share=share) for share in (0.2, 0.8)]
+    assert squared_jump(best) > 0.9 * max(squared_jump(other) for other in others)
+
+
+def test_trajectories_keep_what_is_given():
+    def weight(n_steps: int) -> float:
+        return 1.0
+
+    both = trajectory(10, 100, 0.1, 0.1, weight, n_steps=7, step_size=0.2, gradient_share=0.3)
+    assert both == Trajectory(7, 0.2, 0.3)
+    assert trajectory(10, 100, 0.1, 0.1, weight, n_steps=7).n_steps == 7
+    free = trajectory(10, 100, 0.1, 0.1, weight)
+    finer = trajectory(10, 100, 0.1, 0.1, weight, step_size=free.step_size / 4.0)
+    length = free.n_steps * free.step_size
+    assert finer.n_steps * finer.step_size == pytest.approx(length, rel=0.3)
+    # a tiny step does not make a chain take for ever
+    assert trajectory(10, 100, 0.1, 0.1, weight, step_size=1e-6).n_steps == 20
 
 
 @pytest.mark.parametrize("name", MODELS)

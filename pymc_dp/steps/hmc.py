@@ -15,6 +15,7 @@ from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
+from pymc_dp.warmup.scaled import trajectory
 
 __all__ = ["DPHMC"]
 
@@ -30,26 +31,31 @@ class DPHMC(PrivateStep):
         The plan: what ``pm.sample`` will be called with.  Noise is calibrated to it; another call
         is refused before anything is spent.  Tuning iterations move without the accept test, to
         reach the bulk of the posterior from afar; they are charged like the others.
-    step_size : float
-        Leapfrog step in z.
-    n_steps : int
-        L, leapfrog steps per iteration.
-    clip_norm : float or {"gradient": float, "log_ratio": float}
+    step_size : float, optional
+        Leapfrog step in z.  Default (automatic settings only): so that trajectories are as long as
+        the noise of the plan allows, see Notes.
+    n_steps : int, optional
+        L, leapfrog steps per iteration.  Default (automatic settings only): as few as keep the
+        energy error of a step small, often 1, because the noise of a trajectory does not depend on
+        how many steps it is cut into.
+    clip_norm : float or {"gradient": float, "log_ratio": float}, optional
         Bound b on the norm of one record's score in z, and on how fast its log-likelihood changes
-        per unit of distance in z.  One number serves for both.
-    scaling : float, (d,) array, (d, d) array or dict
+        per unit of distance in z.  One number serves for both.  Default: learned privately.
+    scaling : float, (d,) array, (d, d) array or dict, optional
         The A of theta = initial point + A z, in unconstrained space: about the posterior standard
-        deviation of each parameter, from public knowledge.
+        deviation of each parameter, from public knowledge.  Default: learned privately.
     integrator : {"leapfrog", "position"}
         "leapfrog" is the paper's; "position" starts with half a drift and saves a gradient.
-    reuse_gradient : bool, default False
+    reuse_gradient : bool, optional
         Use the last gradient of an iteration as the first of the next (leapfrog only): L gradients
-        an iteration instead of L + 1.
+        an iteration instead of L + 1.  Default: where settings are automatic and the integrator is
+        leapfrog, because one step of two half kicks then has half of the noise of a whole kick.
     jitter : float, default 0.1
         Step sizes vary by this fraction around `step_size`, by a randomised Halton sequence, so
         that trajectories do not return to where they started.
-    gradient_share : float, default 0.5
-        Part of the budget for gradients; the rest pays for accept tests.
+    gradient_share : float, optional
+        Part of the budget for gradients; the rest pays for accept tests.  Default: .5 by hand, else
+        what makes the noise of both together least.
     noise_multiplier : float or {"gradient": float, "log_ratio": float}, optional
         Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
         budget.
@@ -69,6 +75,11 @@ class DPHMC(PrivateStep):
     `reuse_gradient`) and one log-likelihood ratio per iteration; all draws together satisfy the
     budget.  Stationary distribution: the exact posterior for any gradient noise and clipping, if
     no log-likelihood ratio is clipped.
+
+    *Automatic settings.*  On N(0, I) a trajectory of length T = L h moves by about T d^(1/2), and
+    the noise of its gradients and of its ratio adds (T c)^2 d K to the variance of the log
+    acceptance ratio, with K iterations in all and c known from the clip norms and the budget.  Mean
+    squared jumps are longest where that is 2.38^2 (23 % accepted), or at T = pi/2.
 
     *Assumptions.*  Settings are public; ``clip_norm`` of the ratio is a valid Lipschitz bound.
 
@@ -94,9 +105,9 @@ class DPHMC(PrivateStep):
         clip_norm: float | Mapping[str, float] | None = None,
         scaling: Any = None,
         integrator: hmc.Integrator = "leapfrog",
-        reuse_gradient: bool = False,
+        reuse_gradient: bool | None = None,
         jitter: float = 0.1,
-        gradient_share: float = 0.5,
+        gradient_share: float | None = None,
         noise_multiplier: float | Mapping[str, float] | None = None,
         runs: int = 1,
         **kwargs: Any,
@@ -119,15 +130,19 @@ class DPHMC(PrivateStep):
         if reuse_gradient and integrator != "leapfrog":
             raise ValueError("reuse_gradient=True needs integrator='leapfrog'.")
         self.step_size = None if step_size is None else positive("step_size", step_size)
-        self.n_steps = 5 if n_steps is None else check_integer("n_steps", n_steps, minimum=1)
-        self.share = check_number("gradient_share", gradient_share)
+        self.n_steps = None if n_steps is None else check_integer("n_steps", n_steps, minimum=1)
         self.integrator: hmc.Integrator = integrator
+        if reuse_gradient is None:
+            reuse_gradient = not by_hand and integrator == "leapfrog"
         self.reuse_gradient = bool(reuse_gradient)
         self.jitter = check_number("jitter", jitter)
         HaltonJitter(self.jitter)  # refuses a width outside [0, 1)
-        share = check_number("gradient_share", gradient_share)
-        if not 0 < share < 1:
-            raise ValueError(f"gradient_share must be between 0 and 1, got {share}.")
+        self.share = None
+        if gradient_share is not None:
+            self.share = check_number("gradient_share", gradient_share)
+            if not 0 < self.share < 1:
+                raise ValueError(f"gradient_share must be between 0 and 1, got {self.share}.")
+        share = 0.5 if self.share is None else self.share
         super().__init__(
             vars,
             draws=draws,
@@ -152,20 +167,37 @@ class DPHMC(PrivateStep):
 
     def _prepare(self, source: Source) -> Design:
         found, design = source.scaled("DPHMC")
-        if self.step_size is None:
-            per_iteration = hmc.releases(self.n_steps, self.integrator, self.reuse_gradient)
-            kicks = source.paths * per_iteration["gradient"]
-            noise = source.sensitivity * found.clip_norm * math.sqrt(kicks / found.left)
-            # the noise of the kicks of a trajectory should add up to less than the momentum
-            self.step_size = min(0.3, 0.5 / (noise * math.sqrt(self.n_steps)))
+        noise = {
+            name: source.sensitivity * norm / math.sqrt(found.left)
+            for name, norm in found.clip_norms.items()
+        }
+        chosen = trajectory(
+            len(found.coordinates.location),
+            source.paths,
+            noise["gradient"],
+            noise["log_ratio"],
+            self._kick_noise,
+            n_steps=self.n_steps,
+            step_size=self.step_size,
+            gradient_share=self.share,
+        )
+        self.step_size, self.n_steps = chosen.step_size, chosen.n_steps
+        share = chosen.gradient_share
         return replace(
             design,
-            clip_norms={"gradient": found.clip_norm, "log_ratio": found.clip_norm},
-            shares={"gradient": self.share, "log_ratio": 1.0 - self.share},
-            settings={"step_size": self.step_size},
+            clip_norms=found.clip_norms,
+            shares={"gradient": share, "log_ratio": 1.0 - share},
+            settings={"step_size": self.step_size, "n_steps": self.n_steps},
         )
 
+    def _kick_noise(self, n_steps: int) -> float:
+        """Noise variance of all kicks of a trajectory, relative to one of its length."""
+        paid = hmc.releases(n_steps, self.integrator, self.reuse_gradient)["gradient"]
+        stages = hmc.INTEGRATORS[self.integrator](n_steps)
+        return paid * sum(kick**2 for kick, _ in stages) / n_steps**2
+
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
+        assert self.n_steps is not None
         return (
             hmc.releases(self.n_steps, self.integrator, self.reuse_gradient),
             hmc.start_releases(self.reuse_gradient),
@@ -177,7 +209,7 @@ class DPHMC(PrivateStep):
         return hmc.initial_state(z, self.prior, release_gradient=release)
 
     def _transition(self, state: hmc.HMCState, iteration: int) -> tuple[hmc.HMCState, bool]:
-        assert self.step_size is not None
+        assert self.step_size is not None and self.n_steps is not None
         state, info = hmc.transition(
             self.rng,
             state,

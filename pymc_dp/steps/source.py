@@ -23,6 +23,7 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.mechanisms import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
+from pymc_dp.rows.flat import is_flat
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
@@ -179,12 +180,12 @@ class Source:
         ValueError
             If consistent clipping is asked for and not available.
         """
-        records, effects = self.engine, None
-        if form is None:
-            draws = few_prior_draws(self.model, self.budget, self.records)
-            effects = effects_of(self.records, self.engine, draws, self.compile_kwargs)
-        if effects is not None:
+        effects = self.effects() if form is None else None
+        if effects is None:
+            records = self.engine
+        else:
             form, records = "quadratic", effects.engine
+        flat = self._is_flat(records)
         predictor, reason = recognise(records, self.compile_kwargs)
         if consistent_clipping and predictor is None:
             raise ValueError(f"consistent_clipping=True is not available: {reason}")
@@ -222,6 +223,8 @@ class Source:
                 n_steps=n_steps,
                 robust=robust,
                 limit=lambda clip: score_norm_limit(records, clip, limits, self.compile_kwargs)[0],
+                flat=flat,
+                huberised=huberised,
             )
         if not found.trusted:
             self.warn_untrusted(sampler)
@@ -229,6 +232,17 @@ class Source:
                 return Learned(prior_only(found, start), self.engine, False, reason, None)
         engine = engine.with_coordinates(found.clip)
         return Learned(found, engine, huberised and found.trusted, reason, effects)
+
+    def effects(self) -> Effects | None:
+        """What records see of the parameters, where it is non-linear in them."""
+        draws = few_prior_draws(self.model, self.budget, self.records)
+        return effects_of(self.records, self.engine, draws, self.compile_kwargs)
+
+    def _is_flat(self, records: RowEngine) -> bool:
+        """Whether log-likelihoods are piecewise linear; looked at near the start."""
+        at = records.coordinates.location
+        nearby = np.random.default_rng(0).normal(0.0, 0.3, (2, len(at)))
+        return is_flat(records.groups, [at + move for move in nearby])
 
     def prior_draws(self, size: int, seed: int) -> np.ndarray | None:
         """Unconstrained draws of all that is public, if that is the prior and it can be drawn."""
@@ -331,7 +345,8 @@ class Source:
         """Before anything is spent: will the result be mostly noise?"""
         expected = forecast(
             sampler if sampler in SAMPLERS else "DPLangevin",
-            draws=self.counts["draws"],
+            # laplace and find_MAP make one preparation, and draws for nothing
+            draws=self.counts["draws"] if sampler in SAMPLERS else 1000,
             tune=self.counts["tune"],
             chains=self.counts["chains"] * self.counts["runs"],
             n=self.budget.n_public,
@@ -367,6 +382,7 @@ class Source:
                 start,
                 self.engine.effects,
                 sensitivity=self.sensitivity,
+                flat=self._is_flat(self.engine),
             )
         if not found.trusted:
             self.warn_untrusted(sampler)

@@ -21,7 +21,14 @@ from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.linear import root
 from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.plain import plain
-from pymc_dp.warmup.prepared import WORTH, Form, Prepared, Shares, tail_of_scores
+from pymc_dp.warmup.prepared import (
+    WORTH,
+    Form,
+    Prepared,
+    Shares,
+    harmless_tail,
+    tail_of_scores,
+)
 from pymc_dp.warmup.quadratic import quadratic
 
 __all__ = ["prepare_langevin", "prior_only"]
@@ -65,6 +72,8 @@ def prepare_langevin(
     n_steps: int | None = None,
     robust: Callable[[Coordinates, float], None] = lambda at, clip_norm: None,
     limit: Callable[[Coordinates], float | None] = lambda at: None,
+    flat: bool = False,
+    huberised: bool = False,
 ) -> Prepared:
     """Everything that the chains of DPLangevin need.
 
@@ -92,12 +101,16 @@ def prepare_langevin(
     limit : callable
         Clip coordinates -> a bound that no record's score at the origin can pass, where one follows
         from declared bounds.
+    flat : bool
+        As for `find_bulk`.
+    huberised : bool
+        Clipping is exact for a stated target, see `robust`.
 
     Returns
     -------
     Prepared
     """
-    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP)
+    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, flat=flat)
     budget = Shares(releases, bulk.spent)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     blocks, effects = structure(bulk.location)
@@ -107,8 +120,10 @@ def prepare_langevin(
     rng = np.random.default_rng(0)  # public: places at which norms are looked at
     away = rng.standard_normal(d)
     away *= (math.sqrt(d) + 1.5) / np.linalg.norm(away)
-    noise = sensitivity * 3.5 * math.sqrt(d / n / (0.7 * total))  # about, of the anchor
-    bound = budget.tail("scores", Score(clip), tail_of_scores(n, noise), _look(n, total))
+    relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
+    noise = relative * 3.5 * math.sqrt(d / n)  # in posterior sds
+    tail = tail_of_scores(n, noise) if huberised else harmless_tail(n, relative)
+    bound = budget.tail("scores", Score(clip), tail, _look(n, total), heavy=not huberised)
     clipped = budget.above
     rigorous = limit(clip)
     longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
@@ -149,13 +164,15 @@ def prepare_langevin(
     )  # sd of the anchor's noise
     if form is None:
         affordable = spread < WIDE and worth(kicks) > LEAST
-        if change > NONLINEAR * bound and unanchored > FEWEST:
+        if (flat or change > NONLINEAR * bound) and unanchored > FEWEST:
             form = "plain"
+        elif flat:  # few records change their score, by all of it: clipping would hide them
+            form = "quadratic"
         else:
             form = "anchored" if affordable else "quadratic"
 
     if form == "quadratic":
-        found = quadratic(blank, budget, bound, gradient)
+        found = quadratic(blank, budget, bound, gradient, flat)
         return found if found.trusted else prior_only(blank, start)
     if form == "plain":
         return plain(blank, budget, bound, paths, sensitivity, step_size, n_steps, rng)

@@ -13,7 +13,7 @@ from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.bulk import Releases
 from pymc_dp.warmup.quantiles import tail_quantile
 
-__all__ = ["WORTH", "Form", "Prepared", "Shares", "pooled", "tail_of_scores"]
+__all__ = ["WORTH", "Form", "Prepared", "Shares", "harmless_tail", "pooled", "tail_of_scores"]
 
 Form = Literal["anchored", "plain", "quadratic"]
 """What the chains ask of the records."""
@@ -104,6 +104,22 @@ def tail_of_scores(n: int, noise: float = math.inf) -> float:
     return 0.003 * min(1.0, math.sqrt(1e5 / n)) * min(1.0, noise / 0.2)
 
 
+def harmless_tail(n: int, noise: float) -> float:
+    """Fraction of the scores that may be clipped where clipping changes the target.
+
+    Parameters
+    ----------
+    n : int
+    noise : float
+        Noise sd over clip norm of the sum in question.
+
+    Scores above the clip norm b are longer than it by about 0.15 b on average, and may all point
+    the same way (squares of residuals do), so that a fraction t of them moves the sum by up to
+    0.15 n t b. Half of the noise is harmless.
+    """
+    return min(0.003, 0.5 * noise / (0.15 * n))
+
+
 class Shares:
     """Releases by their share of the budget, and what was spent so far.
 
@@ -123,11 +139,13 @@ class Shares:
         """Squared mu of which shares are parts."""
         return self.releases.units_mu2
 
-    def tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
+    def tail(
+        self, label: str, spec: Contribution, tail: float, share: float, heavy: bool = False
+    ) -> float | None:
         """Upper quantile of the norms of `spec`; see `tail_quantile`."""
         self.spent += share
         edges, counts, noise_sd = self.releases.histogram(label, spec, share)
-        found = tail_quantile(edges, counts, noise_sd, tail, self.releases.n_public)
+        found = tail_quantile(edges, counts, noise_sd, tail, self.releases.n_public, heavy)
         if found:
             beyond = edges[:-1] >= found
             top = np.flatnonzero(beyond)[:_TAIL_BINS]

@@ -20,7 +20,12 @@ _FURTHEST = 2.0
 
 
 def tail_quantile(
-    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
+    edges: np.ndarray,
+    counts: np.ndarray,
+    noise_sd: float,
+    tail: float,
+    n: float,
+    heavy: bool = False,
 ) -> float | None:
     """Upper quantile of a positive quantity from a histogram with noisy counts.
 
@@ -36,6 +41,8 @@ def tail_quantile(
         Fraction that may lie above, of the units that are not zero.
     n : float
         Public number of units.
+    heavy : bool
+        Continue a hidden tail like that of an exponential law, not like that of a normal one.
 
     Returns
     -------
@@ -48,7 +55,7 @@ def tail_quantile(
     Most bins are empty and add nothing but noise, so the tail is summed over the fullest window of
     16 bins, up to the highest 8 bins that stand out of the noise, and 8 above. What lies beyond is
     too rare to be seen. Where the noise
-    hides a tail as thin as asked for, the quantile of a thicker one is continued like a normal one.
+    hides a tail as thin as asked for, the quantile of a thicker one is continued.
     """
     inner = counts[1:]
     sums = np.convolve(inner, np.ones(_WINDOW), mode="valid")
@@ -76,5 +83,6 @@ def tail_quantile(
     j = top - 1 - first  # the bin in which the tail begins
     inside = (float(above[first]) - least) / max(float(inner[j]), 1.0)
     edge = edges[j + 2] * (edges[j + 1] / edges[j + 2]) ** (1.0 - min(max(inside, 0.0), 1.0))
-    beyond = math.sqrt(math.log(1.0 / tail) / math.log(max(n / least, 2.0)))
+    beyond = math.log(1.0 / tail) / math.log(max(n / least, 2.0))
+    beyond = beyond if heavy else math.sqrt(beyond)
     return float(edge) * min(max(beyond, 1.0), _FURTHEST)
