@@ -16,6 +16,7 @@ from pymc_dp.noise_aware import noise_aware
 from pymc_dp.records import PublicTerms, Records, extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import constrain, unconstrain
+from pymc_dp.warmup.linear import minus_hessian, positive_part
 
 __all__ = ["account_for_noise", "far_from_origin"]
 
@@ -144,11 +145,5 @@ def _gaussian(
     centre, width : (d,) ndarray
         Mean and standard deviations of the posterior.
     """
-    columns = []
-    for j, step in enumerate(_STEP * width):
-        shift = step * np.eye(len(centre))[j]
-        ahead, behind = terms.gradient(centre + shift), terms.gradient(centre - shift)
-        columns.append((behind - ahead) / (2.0 * step))
-    hessian = np.array(columns)
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2.0)
-    return terms.gradient(centre), (vectors * np.maximum(values, 0.0)) @ vectors.T
+    hessian = minus_hessian(terms.gradient, centre, _STEP * width)
+    return terms.gradient(centre), positive_part(hessian)

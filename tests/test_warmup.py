@@ -84,6 +84,18 @@ def test_tail_of_noisy_counts(kind, low, above, noise_sd):
     assert np.mean([np.mean(norms > value) for value in found]) < above
 
 
+def test_few_values_are_not_lost():
+    """Norms of a binary record take two values; sums of empty bins may hide neither.
+
+    300 of 1000 units in one bin, with noise of 22 on each count, are 13 sds: none of 3000 is
+    below, but for a chance of less than 1e-6.
+    """
+    norms = np.r_[np.full(700, 0.0145), np.full(300, 0.053)]
+    for seed in range(3000):
+        found = tail_quantile(EDGES, histogram_of(norms, 22.5, seed), 22.5, 0.003, 1000)
+        assert 0.053 <= found < 0.5
+
+
 def test_zeros_and_noise():
     zeros = histogram_of(np.zeros(N))
     for seed in range(50):
@@ -354,7 +366,7 @@ def prepared(name: str, mu2: float, seed: int, **options: Any) -> tuple[Prepared
 
 #: Squared mu; eigenvalues of the true precision in the learned coordinates, where 1 is perfect;
 #: distance of the origin from the mode, per coordinate, in posterior sds.
-ACCURACY = {1.0: (0.4, 1.7, 3.0), 30.0: (0.8, 1.25, 1.5)}  # epsilon about 4 and 40
+ACCURACY = {1.0: (0.4, 2.0, 3.0), 30.0: (0.8, 1.25, 1.5)}  # epsilon about 4 and 40
 
 
 def precision_in(coordinates: Coordinates, name: str) -> np.ndarray:

@@ -17,7 +17,7 @@ import numpy as np
 from pymc_dp.rows.contributions import Contribution, Curvature, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.geometry import clip_scaling
-from pymc_dp.warmup.linear import positive_part, within
+from pymc_dp.warmup.linear import minus_hessian, positive_part, within
 from pymc_dp.warmup.quantiles import tail_quantile
 
 #: Up to this many parameters the whole curvature matrix is released, above it the diagonal.
@@ -95,12 +95,9 @@ class Bulk:
 def prior_curvature(gradient: Gradient, at: Coordinates, step: float = 1e-3) -> np.ndarray:
     """(d, d) minus the Hessian in z of the public log density at z = 0, by central differences."""
     d = len(at.location)
-    rows = np.empty((d, d))
-    for j in range(d):
-        shift = step * at.scaling[:, j]
-        difference = gradient(at.location + shift) - gradient(at.location - shift)
-        rows[j] = -at.scaling.T @ difference / (2.0 * step)
-    curvature = (rows + rows.T) / 2.0
+    curvature = minus_hessian(
+        lambda z: at.scaling.T @ gradient(at.theta(z)), np.zeros(d), np.full(d, step)
+    )
     return np.where(np.isfinite(curvature), curvature, 0.0)
 
 

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pymc_dp.warmup.linear import within
+from pymc_dp.warmup.linear import minus_hessian, within
 
 __all__ = ["climb"]
 
@@ -47,11 +47,6 @@ def climb(target: Target, d: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _precision(target: Target, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
     """Minus the Hessian, eigenvalues in absolute value."""
-    d = len(z)
-    rows = [
-        (target.gradient(z - step * e) - target.gradient(z + step * e)) / (2.0 * step)
-        for e in np.eye(d)
-    ]
-    hessian = np.array(rows)
-    values, vectors = np.linalg.eigh((hessian + hessian.T) / 2.0)
+    hessian = minus_hessian(target.gradient, z, np.full(len(z), step))
+    values, vectors = np.linalg.eigh(hessian)
     return np.asarray((vectors * np.maximum(np.abs(values), 1e-8)) @ vectors.T)

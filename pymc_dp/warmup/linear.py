@@ -2,10 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy.linalg import eigh
 
-__all__ = ["positive_part", "root", "within"]
+__all__ = ["minus_hessian", "positive_part", "root", "within"]
+
+
+def minus_hessian(
+    gradient: Callable[[np.ndarray], np.ndarray], at: np.ndarray, steps: np.ndarray
+) -> np.ndarray:
+    """(d, d) minus the Hessian of a function with the given gradient, by central differences.
+
+    Parameters
+    ----------
+    gradient : callable
+        (d,) -> (d,)
+    at, steps : (d,) ndarray
+        The place, and half the length of the difference along each axis.
+    """
+    rows = [
+        (gradient(at - step * axis) - gradient(at + step * axis)) / (2.0 * step)
+        for step, axis in zip(steps, np.eye(len(at)), strict=True)
+    ]
+    hessian = np.array(rows)
+    return (hessian + hessian.T) / 2.0
 
 
 def positive_part(matrix: np.ndarray, floor: float = 0.0) -> np.ndarray:

@@ -8,13 +8,14 @@ import numpy as np
 
 __all__ = ["tail_quantile"]
 
-#: Four octaves: about as wide as the norms of one model's scores are spread.
-_WINDOW = 16
-#: How far above the window its tail is looked for: two octaves.
+#: Widths of the windows, in bins, in which norms are looked for. The norms of one model's scores are
+#: spread over four octaves, or are a few values alone.
+_WINDOWS = (1, 2, 4, 8, 16)
+#: How far above the highest bin that is seen its tail is looked for: two octaves.
 _MARGIN = 8
-#: The fullest window must stand out of the noise by this many sds; with 480 windows an empty
-#: histogram passes with probability below 2e-4.
-_CLEAR = 5.0
+#: A window must stand out of the noise by this many sds; with 480 windows of each width an empty
+#: histogram passes with probability below 3e-4.
+_CLEAR = 5.2
 #: Farthest continuation of the tail, as a factor.
 _FURTHEST = 2.0
 
@@ -52,23 +53,26 @@ def tail_quantile(
 
     Notes
     -----
-    Most bins are empty and add nothing but noise, so the tail is summed over the fullest window of
-    16 bins, up to the highest 8 bins that stand out of the noise, and 8 above. What lies beyond is
-    too rare to be seen. Where the noise
-    hides a tail as thin as asked for, the quantile of a thicker one is continued.
+    Most bins are empty and add nothing but noise, so the tail is summed from 8 bins above the
+    highest that are seen; what lies beyond is too rare to be seen. The
+    quantile is not below the first bin of the highest window that is thicker than the tail. Where the noise hides a tail as thin as
+    asked for, the quantile of a thicker one is continued.
     """
     inner = counts[1:]
-    sums = np.convolve(inner, np.ones(_WINDOW), mode="valid")
-    start = int(np.argmax(sums))
-    if sums[start] < _CLEAR * noise_sd * np.sqrt(_WINDOW):
+    highest, least_edge = 0, 0.0
+    for width in _WINDOWS:
+        sums = np.convolve(inner, np.ones(width), mode="valid")
+        noise = _CLEAR * noise_sd * math.sqrt(width)
+        # the window one bin higher does not stand out, so the first bin is not empty
+        seen = np.flatnonzero(sums > noise)
+        highest = max(highest, int(seen[-1]) + 1) if seen.size else highest
+        thick = np.flatnonzero(sums > max(noise, tail * n))
+        if thick.size:
+            least_edge = max(least_edge, float(edges[min(thick[-1] + 2, len(edges) - 2)]))
+    if highest == 0:
         return 0.0 if counts[0] > n / 2 else None
-    top = start + _WINDOW
-    seen = np.convolve(inner, np.ones(_MARGIN), mode="valid") > _CLEAR * noise_sd * math.sqrt(
-        _MARGIN
-    )
-    if seen.any():  # records far above the fullest window, if they stand out too
-        top = max(top, int(np.flatnonzero(seen)[-1]) + _MARGIN)
-    top = min(top + _MARGIN, len(inner))
+    start = min(int(np.argmax(sums)), max(highest - _WINDOWS[-1], 0))
+    top = min(highest + _MARGIN, len(inner))
     above = np.cumsum(inner[start:top][::-1])
     n = min(n, max(float(above[-1]), 0.0))  # of those that are not zero
     # the noise of a sum over k bins grows like sqrt(k): two of its sds are no tail
@@ -83,6 +87,7 @@ def tail_quantile(
     j = top - 1 - first  # the bin in which the tail begins
     inside = (float(above[first]) - least) / max(float(inner[j]), 1.0)
     edge = edges[j + 2] * (edges[j + 1] / edges[j + 2]) ** (1.0 - min(max(inside, 0.0), 1.0))
+    edge = max(float(edge), least_edge)
     beyond = math.log(1.0 / tail) / math.log(max(n / least, 2.0))
     beyond = beyond if heavy else math.sqrt(beyond)
-    return float(edge) * min(max(beyond, 1.0), _FURTHEST)
+    return edge * min(max(beyond, 1.0), _FURTHEST)

@@ -1,0 +1,93 @@
+"""Coordinates, and what samplers and releases ask of records in them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+__all__ = ["Coordinates", "Engine", "Scores"]
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """The affine coordinates of a sampler: theta = location + scaling @ z.
+
+    Attributes
+    ----------
+    location : (d,) ndarray
+    scaling : (d, d) ndarray
+        Invertible.
+    """
+
+    location: np.ndarray
+    scaling: np.ndarray
+
+    def theta(self, z: np.ndarray) -> np.ndarray:
+        """(d,) unconstrained parameters at z."""
+        return self.location + self.scaling @ z
+
+    def z(self, theta: np.ndarray) -> np.ndarray:
+        """(d,) coordinates of unconstrained parameters."""
+        return np.linalg.solve(self.scaling, theta - self.location)
+
+
+@dataclass(eq=False)
+class Scores:
+    """Derivatives of every row's log-likelihood at the cuts, at one z.
+
+    Attributes
+    ----------
+    rows : list (per group) of list (per cut) of (k, n_rows) ndarray or None
+    maps : list (per group) of list (per cut) of (entries of phi, d) ndarray or None
+        d phi / d z.
+    """
+
+    rows: list[list[np.ndarray | None]]
+    maps: list[list[np.ndarray | None]]
+
+
+class Engine(Protocol):
+    """What samplers and releases ask of the records; values are private."""
+
+    @property
+    def d(self) -> int:
+        """Number of parameters."""
+
+    @property
+    def n_units(self) -> int:
+        """Number of privacy units."""
+
+    @property
+    def coordinates(self) -> Coordinates:
+        """The coordinates z."""
+
+    @property
+    def reads(self) -> int:
+        """How often the private arrays were asked for."""
+
+    def constant_maps(self) -> list[list[bool]]:
+        """Per group and cut, whether d phi / d z is the same for all z."""
+
+    def synthetic(self) -> Engine:
+        """The same functions on made-up data."""
+
+    def with_coordinates(self, coordinates: Coordinates) -> Engine:
+        """The same records in other coordinates."""
+
+    def part(self, units: slice) -> Engine:
+        """The records of some units alone, with the same bits."""
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) log-likelihood of every unit, up to a constant of the unit."""
+
+    def scores(self, z: np.ndarray) -> Scores:
+        """Scores at the cuts of every row."""
+
+    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+        """Score vectors of all units, as blocks (units, (d, size of the block))."""
+
+    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
+        """(n_units,) scale_i * g_i . displacement."""
