@@ -12,11 +12,11 @@ from pymc.model import Model
 
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget
+from pymc_dp.matrices import minus_hessian, positive_part
 from pymc_dp.noise_aware import noise_aware
 from pymc_dp.records import PublicTerms, Records, extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import constrain, unconstrain
-from pymc_dp.warmup.linear import minus_hessian, positive_part
 
 __all__ = ["account_for_noise", "far_from_origin"]
 

@@ -16,13 +16,13 @@ from pymc_dp._checks import check_integer, check_number
 from pymc_dp.budget import PrivacyBudget, require_budget
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.tilts import Quadratic
+from pymc_dp.matrices import root
 from pymc_dp.plan import make_plan
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
 from pymc_dp.unconstrained import constrain
 from pymc_dp.warmup.climb import climb
-from pymc_dp.warmup.linear import root
 
 __all__ = ["find_MAP", "laplace"]
 

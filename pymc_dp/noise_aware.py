@@ -13,6 +13,8 @@ from typing import Literal
 import numpy as np
 from scipy.linalg import pinvh
 
+from pymc_dp.matrices import positive_part
+
 __all__ = [
     "NoiseAware",
     "NoiseLaw",
@@ -63,8 +65,7 @@ def _symmetric(matrix: np.ndarray) -> np.ndarray:
 
 def likelihood_curvature(covariance: np.ndarray, prior_precision: np.ndarray) -> np.ndarray:
     """H = inverse posterior covariance less the prior precision, negative eigenvalues set to 0."""
-    values, vectors = np.linalg.eigh(_symmetric(pinvh(covariance) - prior_precision))
-    return (vectors * np.maximum(values, 0.0)) @ vectors.T
+    return positive_part(pinvh(covariance) - prior_precision)
 
 
 def _terms(

@@ -17,6 +17,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_dp.kernels import hmc, penalty
+from pymc_dp.matrices import positive_part, root, within
 from pymc_dp.mechanisms.oneoff import EDGES
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
@@ -24,7 +25,6 @@ from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.warmup.bulk import find_bulk, prior_curvature
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.langevin import prepare_langevin
-from pymc_dp.warmup.linear import positive_part, root, within
 from pymc_dp.warmup.prepared import Prepared
 from pymc_dp.warmup.quantiles import tail_quantile
 from pymc_dp.warmup.scaled import Trajectory, prepare_scaled, random_walk, trajectory

@@ -21,12 +21,12 @@ from pytensor.graph.replace import graph_replace
 from scipy.optimize import minimize
 
 from pymc_dp import _compat
+from pymc_dp.matrices import root
 from pymc_dp.records import Records
 from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.rows.functions import RowFunctions, compile_parameter_function
 from pymc_dp.rows.seen import Seen, see
 from pymc_dp.rows.store import RowGroup
-from pymc_dp.warmup.linear import root
 from pymc_dp.warmup.prepared import Prepared
 
 __all__ = ["Effects", "effects_of", "spread", "target_draws"]

@@ -15,6 +15,7 @@ from pymc_dp.kernels.interfaces import ClipInterval, PathQueries, Prior
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
+from pymc_dp.matrices import root
 from pymc_dp.midpoints import newton_estimate
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.tilt import TiltedEngine
@@ -23,7 +24,6 @@ from pymc_dp.steps.effects import spread, target_draws
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.warmup.climb import climb
-from pymc_dp.warmup.linear import root
 from pymc_dp.warmup.prepared import Prepared
 
 __all__ = ["DPLangevin"]

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
+from pymc_dp.matrices import minus_hessian, positive_part, within
 from pymc_dp.rows.contributions import Contribution, Curvature, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.geometry import clip_scaling
-from pymc_dp.warmup.linear import minus_hessian, positive_part, within
 from pymc_dp.warmup.quantiles import tail_quantile
 
 #: Up to this many parameters the whole curvature matrix is released, above it the diagonal.

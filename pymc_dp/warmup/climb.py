@@ -7,7 +7,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pymc_dp.warmup.linear import minus_hessian, within
+from pymc_dp.matrices import minus_hessian, within
 
 __all__ = ["climb"]
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy.linalg import sqrtm
 
-from pymc_dp.warmup.linear import root
+from pymc_dp.matrices import root
 
 __all__ = ["clip_scaling"]
 

@@ -13,12 +13,12 @@ from dataclasses import replace
 
 import numpy as np
 
+from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
 from pymc_dp.warmup.bulk import Gradient, Releases, Structure, find_bulk
 from pymc_dp.warmup.geometry import clip_scaling
-from pymc_dp.warmup.linear import root
 from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.plain import plain
 from pymc_dp.warmup.prepared import (

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
+from pymc_dp.matrices import positive_part
 from pymc_dp.rows.contributions import Curvature, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.bulk import FULL, Gradient, prior_curvature
-from pymc_dp.warmup.linear import positive_part
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 
 __all__ = ["quadratic"]

@@ -8,8 +8,8 @@ import numpy as np
 
 __all__ = ["tail_quantile"]
 
-#: Widths of the windows, in bins, in which norms are looked for. The norms of one model's scores are
-#: spread over four octaves, or are a few values alone.
+#: Widths of the windows, in bins, in which norms are looked for: the norms of one model's scores
+#: are spread over four octaves, or are a few values alone.
 _WINDOWS = (1, 2, 4, 8, 16)
 #: How far above the highest bin that is seen its tail is looked for: two octaves.
 _MARGIN = 8
@@ -54,9 +54,9 @@ def tail_quantile(
     Notes
     -----
     Most bins are empty and add nothing but noise, so the tail is summed from 8 bins above the
-    highest that are seen; what lies beyond is too rare to be seen. The
-    quantile is not below the first bin of the highest window that is thicker than the tail. Where the noise hides a tail as thin as
-    asked for, the quantile of a thicker one is continued.
+    highest that are seen; what lies beyond is too rare to be seen. The quantile is not below the
+    first bin of the highest window that is thicker than the tail. Where the noise hides a tail as
+    thin as asked for, the quantile of a thicker one is continued.
     """
     inner = counts[1:]
     highest, least_edge = 0, 0.0

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.bulk import Gradient, Releases, Structure, find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
-from pymc_dp.warmup.linear import root
 from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.prepared import tail_of_scores
 from pymc_dp.warmup.quantiles import tail_quantile

@@ -1,4 +1,4 @@
-"""Small linear algebra of the warm-up."""
+"""Small linear algebra: roots, positive parts, trust regions, differences of gradients."""
 
 from __future__ import annotations
 
