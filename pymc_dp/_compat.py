@@ -25,11 +25,17 @@ try:  # PyTensor 2
 except ImportError:  # PyTensor 3 merged it into AdvancedSubtensor
     AdvancedSubtensor1 = None
 
+try:  # PyTensor 3
+    from pytensor.tensor.linalg import SolveTriangular
+except ImportError:  # PyTensor 2
+    from pytensor.tensor.slinalg import SolveTriangular
+
 __all__ = [
     "PYMC_MAJOR",
     "AdvancedSubtensor1",
     "LogSumExp",
     "SampleCall",
+    "SolveTriangular",
     "advanced_indices",
     "attributes",
     "effective_draws",

@@ -22,6 +22,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.rows.solves import constant_solves
 
 __all__ = [
     "INTERPRETED",
@@ -237,6 +238,7 @@ class RowFunctions:
             if cut.row_data is not None
         }
         loglik = rewrite_graph(graph.loglik, include=("canonicalize", "stabilize"), clone=False)
+        loglik = constant_solves(loglik)
         scores = pytensor.grad(
             loglik.sum(),
             [eta for eta, smooth in zip(etas, self.differentiable, strict=True) if smooth],
