@@ -275,6 +275,7 @@ def lengths_equal_to(model: Model, sizes: set[int]) -> set[Variable]:
 # -- extraction -----------------------------------------------------------------------------------
 
 
+@np.errstate(all="ignore")  # a warning would tell of an extreme record
 def extract(
     model: Model,
     *,

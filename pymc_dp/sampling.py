@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import pymc as pm
 from pymc.model import Model
 
@@ -102,9 +103,10 @@ def sample(
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
     private = _step(step, draws, tune, chains, settings, model)
     try:
-        idata = pm.sample(
-            draws=draws, tune=tune, chains=chains, step=private, model=model, **kwargs
-        )
+        with np.errstate(all="ignore"):  # PyTensor's sums over constants tell of extreme records
+            idata = pm.sample(
+                draws=draws, tune=tune, chains=chains, step=private, model=model, **kwargs
+            )
     finally:
         private.close()
     return release(idata, model, var_names=names)

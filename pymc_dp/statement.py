@@ -297,7 +297,7 @@ def _clipped(settings: dict[str, Any]) -> str:
         return ""
     fraction, sd = settings["clipped"]
     if sd == 0.0:
-        return "A bound that no score can pass was used."
+        return "A bound was used that no score can pass at the first origin."
     return (
         f"By a noisy count, {100 * fraction:.2g} % (sd {100 * sd:.2g}) of the scores were clipped."
     )

@@ -304,7 +304,8 @@ class Preparation:
             self._rehearsed.add(kind)
         with _interrupts_wait():  # what was charged is also kept
             self.ledger.charge(self.account, self.plan_id, event)
-            value = mechanism.evaluate(self.engine)
+            with np.errstate(all="ignore"):  # a warning would tell of an extreme record
+                value = mechanism.evaluate(self.engine)
             values = {
                 "request": request,
                 "value": value.tolist(),

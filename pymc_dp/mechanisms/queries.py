@@ -22,6 +22,9 @@ from pymc_dp.rows.engine import Engine, Scores
 
 __all__ = ["Path", "Queries"]
 
+#: A floating-point warning would tell of an extreme record.
+_QUIET = np.errstate(all="ignore")
+
 #: Relative slack for the rounding of interval ends: 8 units in the last place, for 4 roundings.
 _SLACK = 1.0 - 2.0**-50
 #: Below this, a unit or its inverse would lose relative accuracy or overflow.
@@ -166,6 +169,7 @@ class Queries:
         self._use("gradient")
         return self._gradient(z)[0]
 
+    @_QUIET
     def _gradient(self, z: np.ndarray) -> tuple[np.ndarray, Scores, np.ndarray]:
         clip_norm = self.clip_norms["gradient"]
         grid = self.grids["gradient"]
@@ -179,6 +183,7 @@ class Queries:
         total += rounded_normal(self.engine.d, grid.log2_sigma)
         return total * unit, scores, scale
 
+    @_QUIET
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
         """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019).
 
@@ -192,8 +197,7 @@ class Queries:
         """
         self._use("log_ratio")
         c = self.clip_norms["log_ratio"] * float(np.linalg.norm(z_to - z_from))
-        with np.errstate(invalid="ignore"):
-            ratios = self._log_likelihood(z_to) - self._log_likelihood(z_from)
+        ratios = self._log_likelihood(z_to) - self._log_likelihood(z_from)
         return self._interval_sum("log_ratio", ratios, -c, c)
 
     def path(self, z_start: np.ndarray) -> Path:
@@ -247,12 +251,14 @@ class Path:
         noisy, self._scores, self._scale = self._queries._gradient(midpoint)
         return noisy
 
+    @_QUIET
     def advance(self, displacement: np.ndarray) -> None:
         """Add every unit's work clip(g_i(midpoint)) . displacement; nothing is released."""
         if self._scores is None:
             raise PrivacyError("advance() follows gradient(): there is no midpoint yet.")
         self._work += self._queries.engine.work(self._scores, displacement, self._scale)
 
+    @_QUIET
     def energy_error(
         self, z_end: np.ndarray, lower: float | np.ndarray, upper: float | np.ndarray
     ) -> tuple[float, float]:
@@ -270,11 +276,10 @@ class Path:
         """
         queries = self._queries
         queries._use("energy_error")
-        with np.errstate(invalid="ignore"):
-            # the end last: it is what the next path begins with, if it is accepted
-            start = queries._log_likelihood(self._start)
-            errors = queries._log_likelihood(z_end) - start
-            errors -= self._work
+        # the end last: it is what the next path begins with, if it is accepted
+        start = queries._log_likelihood(self._start)
+        errors = queries._log_likelihood(z_end) - start
+        errors -= self._work
         return queries._interval_sum("energy_error", errors, float(lower), float(upper))
 
     def finish(self, accepted: bool | np.bool_ | np.ndarray) -> None:

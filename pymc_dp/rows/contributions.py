@@ -168,8 +168,8 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
     per_unit = spec.size + 4 * engine.d
     step = max(1, min(BLOCK, _LARGEST // per_unit))
     for start in range(0, engine.n_units, step):
-        part = engine.part(slice(start, min(start + step, engine.n_units)))
         with np.errstate(all="ignore"):
+            part = engine.part(slice(start, min(start + step, engine.n_units)))
             for where, values in _values(part, spec):
                 loops.clean(values)
                 yield slice(start + where.start, start + where.stop), values

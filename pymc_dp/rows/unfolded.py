@@ -71,12 +71,13 @@ def log_densities(
     everything = model.basic_RVs
     values = [model.rvs_to_values[rv] for rv in everything]
     hidden = {
-        variable: variable.type(name=variable.name)
+        variable: _without_lengths(variable, length)
         for variable in ancestors([*everything, *values])
         if is_long_constant(variable, length)
     }
-    clones = dict(zip(everything, clone_replace(everything, hidden), strict=True))
-    symbols = dict(zip(values, clone_replace(values, hidden), strict=True))
+    symbolic = clone_replace(everything, hidden, rebuild_strict=False)
+    clones = dict(zip(everything, symbolic, strict=True))
+    symbols = dict(zip(values, clone_replace(values, hidden, rebuild_strict=False), strict=True))
     try:
         with long_constants_kept(length):
             logps = transformed_conditional_logp(
@@ -93,4 +94,15 @@ def log_densities(
             f"PyMC could not derive the log-density of {names}, most often because lengths "
             "disagree. Give every column of one likelihood the same number of rows."
         ) from error
-    return clone_replace(logps, {symbol: constant for constant, symbol in hidden.items()})
+    data = {symbol: constant for constant, symbol in hidden.items()}
+    return clone_replace(logps, data, rebuild_strict=False)
+
+
+def _without_lengths(variable: Variable, length: int) -> Variable:
+    """An input like a long constant, whose lengths are not known.
+
+    PyTensor moves an index into a product where this makes it shorter, so that the form of a
+    likelihood would tell whether there are more rows, which may be secret, or more groups.
+    """
+    shape = tuple(None if k is None or k >= length else k for k in variable.type.shape)
+    return variable.type.clone(shape=shape)(name=variable.name)
