@@ -24,6 +24,8 @@ __all__ = ["account_for_noise", "far_from_origin"]
 _STEP = 1e-3
 #: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
 _EDGE = 0.9
+#: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
+_WIDEST = 2.5
 
 
 def account_for_noise(
@@ -71,11 +73,13 @@ def account_for_noise(
     if len(pooled) <= 4 * d or np.linalg.matrix_rank(pooled - pooled.mean(axis=0)) < d:
         return raw, _uncorrected("there are too few draws")
     if np.linalg.norm(pooled, axis=1).max() > _EDGE * settings.get("radius", np.inf):
-        return raw, _uncorrected(
+        reason = (
             "the chains came to the edge of the public ball that they are restricted to, so the "
-            "posterior with this noise in its score has no end; use form='plain' or a prior with "
-            "lighter tails"
+            "posterior with this noise in its score has no end; use form='quadratic' or 'plain', "
+            "or a prior with lighter tails"
         )
+        return raw, {**_uncorrected(reason), "unreliable": reason}
+    widest = float(np.linalg.eigvalsh(np.cov(pooled.T).reshape(d, d))[-1])
     terms = records.public_terms(at)
     prior_score, prior_precision = _gaussian(terms, pooled.mean(axis=0), pooled.std(axis=0))
     found = noise_aware(
@@ -89,7 +93,15 @@ def account_for_noise(
     )
     values = constrain(model, records.parameters, at.location + found.draws @ at.scaling.T, names)
     corrected = raw.assign({name: raw[name].copy(data=value) for name, value in values.items()})
+    facts = {}
+    if widest > _WIDEST**2:
+        facts["unreliable"] = (
+            f"the chains are {np.sqrt(widest):.1f} times as wide in some direction as the released "
+            "curvature says; changes of scores or energy errors were clipped, or the posterior has "
+            "heavy tails. form='quadratic' may be better"
+        )
     return corrected, {
+        **facts,
         "method": found.method,
         "normal": found.normality.near_normal,
         "largest_skewness": float(np.abs(found.normality.skewness).max()),

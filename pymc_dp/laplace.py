@@ -77,6 +77,7 @@ class _Normal:
             clip_norm=found.clip_norms,
             clipping="huberised" if huberised else None,
             clipped=list(found.clipped),
+            heavy_tails=found.heavy_tails,
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
             secure=not noise.is_insecure() and source.secure,

@@ -240,12 +240,12 @@ def release(
         if rv.name in names and provenance(model, rv, budget) is Provenance.CONSTANTS
     ]
     posterior = posterior.isel(where)
-    accepted = float(stats["dp_accepted"].isel(where).mean())
+    accepted = float(stats["dp_accepted"].isel(where).mean("draw").min())
     if accepted < _HARDLY_MOVED:
         warnings.warn(
-            f"Only {accepted:.1%} of the proposals were accepted: the chains hardly moved, and the "
-            "draws do not represent the posterior. Another form, more records or a larger budget "
-            "would help.",
+            f"Only {accepted:.1%} of the proposals of a chain were accepted: it hardly moved, and "
+            "its draws do not represent the posterior. Another form, more records or a larger "
+            "budget would help.",
             UserWarning,
             stacklevel=2,
         )
@@ -259,6 +259,12 @@ def release(
         published["posterior"], correction = account_for_noise(
             model, budget, plan["settings"], posterior, names, plan_id
         )
+        if "unreliable" in correction:
+            warnings.warn(
+                f"These draws are unreliable: {correction['unreliable']}.",
+                UserWarning,
+                stacklevel=2,
+            )
     statement = make_statement(budget, plan_id, plan, vouched, correction)
     if plan["settings"].get("form") == "quadratic" and plan["settings"].get("trusted"):
         far = plan["settings"].get("far")

@@ -287,6 +287,7 @@ def _bias(settings: dict[str, Any]) -> str:
         return (
             "The likelihood is Huberised: a record's score counts up to the norm "
             f"{settings['clip_norm']['anchor']:.4g} in the sampler's coordinates, by definition."
+            f"{_heavy(settings)}"
         )
     return f"The bias of clipping scores is not covered. {_clipped(settings)}"
 
@@ -299,7 +300,18 @@ def _clipped(settings: dict[str, Any]) -> str:
     if sd == 0.0:
         return "A bound was used that no score can pass at the first origin."
     return (
-        f"By a noisy count, {100 * fraction:.2g} % (sd {100 * sd:.2g}) of the scores were clipped."
+        f"By a noisy count, {100 * fraction:.2g} % (sd {100 * sd:.2g}) of the scores were clipped: "
+        "such records, and outliers too few to be seen, count for less than the model says."
+        f"{_heavy(settings)}"
+    )
+
+
+def _heavy(settings: dict[str, Any]) -> str:
+    if not settings.get("heavy_tails"):
+        return ""
+    return (
+        " THE SCORES HAVE HEAVY TAILS: the posterior of the model as written may lie farther away "
+        "than the intervals say."
     )
 
 

@@ -173,6 +173,10 @@ def plan_of(safe: Any, budget: dp.PrivacyBudget) -> dict[str, Any]:
     return budget.ledger.plan(budget.account, plan_id)
 
 
+def _releases_scores(step: Any) -> bool:
+    return isinstance(step, dp.DPLangevin) and step.form != "quadratic"
+
+
 def check_result(safe: Any, budget: dp.PrivacyBudget) -> None:
     """Groups, statistics and words of a released result."""
     plan = plan_of(safe, budget)
@@ -181,7 +185,7 @@ def check_result(safe: Any, budget: dp.PrivacyBudget) -> None:
     groups = ["posterior", "posterior_raw", "sample_stats"]
     assert sorted(_compat.group_names(safe)) == [g for g in groups if anchored or "raw" not in g]
     posterior, stats = _compat.group(safe, "posterior"), _compat.group(safe, "sample_stats")
-    scores = sampler == "DPLangevin" and not plan["settings"]["effects"]
+    scores = sampler == "DPLangevin" and form != "quadratic"
     newton = {"dp_newton"} if scores else set()
     assert {str(name) for name in stats} == {"dp_accepted", "dp_epsilon", "dp_plan_id"} | newton
     raw = _compat.group(safe, "posterior_raw") if anchored else posterior
@@ -227,7 +231,7 @@ def test_step(step_name):
         pm.sample(draws=DRAWS + 1, tune=TUNE, chains=CHAINS, step=step, cores=1, model=model)
     for run, cores in enumerate([1, 2], start=1):
         idata = pm_sample(model, step, cores, multiprocessing.get_context("fork"))
-        check_raw(idata, step, newton=isinstance(step, dp.DPLangevin))
+        check_raw(idata, step, newton=_releases_scores(step))
         assert spent_by_entries(budget) == prepared + run * step.plan.run_cost
     safe = dp.sample(
         DRAWS, tune=TUNE, chains=CHAINS, step=step, cores=1, model=model, progressbar=False
@@ -281,7 +285,7 @@ def test_new_interpreters():
     model, budget = build("logistic")
     step = automatic("langevin-anchored", model)
     idata = pm_sample(model, step, cores=2, mp_ctx=context)
-    check_raw(idata, step, newton=isinstance(step, dp.DPLangevin))
+    check_raw(idata, step, newton=_releases_scores(step))
     check_all_spent(budget)
     check_result(dp.release(idata, model), budget)
 

@@ -26,7 +26,7 @@ from pymc_dp.warmup.bulk import find_bulk, prior_curvature
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.langevin import prepare_langevin
 from pymc_dp.warmup.prepared import Prepared
-from pymc_dp.warmup.quantiles import tail_quantile
+from pymc_dp.warmup.quantiles import heavy_quantile, tail_quantile
 from pymc_dp.warmup.scaled import Trajectory, prepare_scaled, random_walk, trajectory
 
 N = 20_000
@@ -82,6 +82,27 @@ def test_tail_of_noisy_counts(kind, low, above, noise_sd):
     exact = np.quantile(norms, 0.99)
     assert all(low * exact < value < 6.0 * exact for value in found)
     assert np.mean([np.mean(norms > value) for value in found]) < above
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(
+    ("kind", "low", "high"),
+    [("half normal", 0.0, 0.35), ("squares", 0.1, 0.55), ("student", 0.45, 1.0)],
+)
+def test_heavy_tails_are_told_from_light_ones(kind, low, high, seed):
+    """Squares of Student's t with 3 degrees of freedom have index 2/3, those of normals 0.2."""
+    rng = np.random.default_rng(seed)
+    norms = {
+        "half normal": np.abs(rng.normal(size=N)),
+        "squares": rng.normal(size=N) ** 2,
+        "student": rng.standard_t(3, N) ** 2,
+    }[kind]
+    tail = 2e-4
+    found, index = heavy_quantile(EDGES, histogram_of(norms, 10.0, seed), 10.0, tail, N)
+    assert low <= index <= high
+    excess = np.sum(np.maximum(norms - found, 0.0))
+    assert excess < 0.15 * tail * N * found * (6.0 if kind == "student" else 2.0)
+    assert found < 12.0 * np.quantile(norms, 1.0 - tail)
 
 
 def test_few_values_are_not_lost():

@@ -14,17 +14,13 @@ from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.interfaces import ClipInterval, PathQueries, Prior
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
-from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
-from pymc_dp.matrices import root
+from pymc_dp.kernels.tilts import NoRecords, Tilted
 from pymc_dp.midpoints import newton_estimate
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.effects import spread, target_draws
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
-from pymc_dp.warmup.climb import climb
-from pymc_dp.warmup.prepared import Prepared
+from pymc_dp.steps.target import far, spread, target_draws
 
 __all__ = ["DPLangevin"]
 
@@ -241,18 +237,18 @@ class DPLangevin(PrivateStep):
         self.basis = found.basis
         self.precision = np.ones(self.parameters.size)
         at = found.coordinates
-        far = None
-        if effects is not None:  # what follows is public
-            drawn = target_draws(
-                source.records, effects, found, _PUBLIC_DRAWS, secrets.randbits(32)
-            )
-            self._public_draws, at, far = drawn, spread(drawn), effects.far(drawn, found)
+        beyond = None
+        if found.form == "quadratic" and found.trusted:  # what follows is public
+            few = source.few_prior_draws()
+            drawn = target_draws(source.records, effects, found, few, secrets.randbits(32))
+            self._public_draws, at = drawn, spread(drawn)
+            beyond = far(drawn, effects, found)
         terms: Prior = source.terms.with_coordinates(at)
         settings: dict[str, Any] = {
             "form": found.form,
             "trusted": found.trusted,
             "effects": effects is not None,
-            "far": far,
+            "far": beyond,
             "step_size": self.step_size,
             "n_steps": self.n_steps,
             "momentum": "persistent" if self.persistent else "fresh",
@@ -260,12 +256,11 @@ class DPLangevin(PrivateStep):
             "jitter": self.jitter,
             "clipping": "huberised" if huberised else None,
             "clipping_reason": reason,
+            "heavy_tails": found.heavy_tails,
             "clipped": None if found.form == "plain" and huberised else list(found.clipped),
         }
         if found.form == "quadratic":
             self.interval = ConstantInterval(1.0)
-            if effects is None:
-                at, terms = _whitened(found, terms, source)
         else:
             self.interval = ConstantInterval(found.clip_norms["energy_error"])
         if found.form == "anchored":
@@ -296,6 +291,8 @@ class DPLangevin(PrivateStep):
     def _initial_state(self, z: np.ndarray) -> langevin.LangevinState:
         self._multiplier = HaltonJitter.random(self.rng, self.jitter)
         self._asked: PathQueries = self.queries
+        if self._public_draws is not None:  # in random order
+            self._first_draw = int(self.rng.integers(len(self._public_draws)))
         if self.form == "quadratic":
             self._asked = NoRecords()
         elif self.basis is not None:
@@ -307,9 +304,10 @@ class DPLangevin(PrivateStep):
     ) -> tuple[langevin.LangevinState, bool]:
         assert self.step_size is not None and self.n_steps is not None
         if self._public_draws is not None:
-            drawn = self._public_draws[self.rng.integers(len(self._public_draws))]
-            z = self.coordinates.z(drawn)
-            return langevin.initial_state(self.rng, z, self.prior), True
+            which = (self._first_draw + iteration) % len(self._public_draws)
+            z = self.coordinates.z(self._public_draws[which])
+            moved = not np.array_equal(z, state.z)
+            return langevin.initial_state(self.rng, z, self.prior), moved
         state, info = langevin.transition(
             self.rng,
             state,
@@ -326,23 +324,6 @@ class DPLangevin(PrivateStep):
             moved = newton_estimate(info.midpoint, info.gradient, self.precision)
             self._stats["dp_newton"] = self.coordinates.theta(moved)
         return state, bool(info.accepted)
-
-
-def _whitened(found: Prepared, terms: Prior, source: Source) -> tuple[Coordinates, Prior]:
-    """The quadratic target in coordinates in which it is about N(0, I) itself.
-
-    Those of the preparation know nothing of the noise, which may leave directions to the prior.
-    """
-    at, d = found.coordinates, len(found.score)
-    mode, precision = climb(Quadratic(terms, found.score, found.curvature, found.covariance), d)
-    basis = root(np.linalg.inv(precision))
-    moved = Coordinates(at.theta(mode), at.scaling @ basis)
-    return moved, Quadratic(
-        source.terms.with_coordinates(moved),
-        basis.T @ (found.score - found.curvature @ mode),
-        basis.T @ found.curvature @ basis,
-        basis.T @ found.covariance @ basis,
-    )
 
 
 def _check_by_hand(

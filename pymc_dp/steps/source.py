@@ -226,6 +226,8 @@ class Source:
                 flat=flat,
                 huberised=huberised,
             )
+        if found.trusted and found.heavy_tails:
+            self._warn_heavy(sampler)
         if not found.trusted:
             self.warn_untrusted(sampler)
             if effects is not None:
@@ -235,8 +237,12 @@ class Source:
 
     def effects(self) -> Effects | None:
         """What records see of the parameters, where it is non-linear in them."""
-        draws = few_prior_draws(self.model, self.budget, self.records)
+        draws = self.few_prior_draws()
         return effects_of(self.records, self.engine, draws, self.compile_kwargs)
+
+    def few_prior_draws(self) -> np.ndarray | None:
+        """Always the same (500, d) unconstrained draws from the prior, if it can be drawn from."""
+        return few_prior_draws(self.model, self.budget, self.records)
 
     def _is_flat(self, records: RowEngine) -> bool:
         """Whether log-likelihoods are piecewise linear; looked at near the start."""
@@ -393,6 +399,17 @@ class Source:
             {},
         )
         return found, design
+
+    def _warn_heavy(self, sampler: str) -> None:
+        """Say that clipping may matter; from a released histogram."""
+        warnings.warn(
+            f"{sampler} found heavy tails in the scores of the records: some records hold much of "
+            "the information, and clipping them may bias the posterior by more than its intervals "
+            "say. A likelihood with heavier tails (StudentT instead of Normal), or public bounds "
+            "of the data (dp.bounds), would help.",
+            UserWarning,
+            stacklevel=4,
+        )
 
     def warn_untrusted(self, sampler: str) -> None:
         """Say that the preparation found nothing."""

@@ -123,13 +123,17 @@ def prepare_langevin(
     relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
     noise = relative * 3.5 * math.sqrt(d / n)  # in posterior sds
     tail = tail_of_scores(n, noise) if huberised else harmless_tail(n, relative)
-    bound = budget.tail("scores", Score(clip), tail, _look(n, total), heavy=not huberised)
+    bound, index = budget.scores(Score(clip), tail, _look(n, total), huberised)
     clipped = budget.above
     rigorous = limit(clip)
     longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
     if bound and rigorous is not None and rigorous < longest * bound:
-        bound, clipped = rigorous, (0.0, 0.0)
-    change = budget.tail("changes", Change(clip, basis @ away), 0.002, LOOK)
+        bound, clipped, index = rigorous, (0.0, 0.0), 0.0
+    displaced = Change(clip, basis @ away)
+    if huberised:
+        change = budget.tail("changes", displaced, 0.002, LOOK)
+    else:
+        change = budget.heavy_tail("changes", displaced, 0.002, LOOK)
     blank = Prepared(
         form="quadratic",
         clip=clip,
@@ -146,6 +150,8 @@ def prepare_langevin(
         effective_draws=math.inf,
         clipped=clipped,
         trusted=bulk.arrived and bound is not None,
+        tail_index=index,
+        huberised=huberised,
     )
     if not blank.trusted or not bound:
         return prior_only(blank, start)
@@ -162,7 +168,9 @@ def prepare_langevin(
     spread = (
         sensitivity * bound * stretch / math.sqrt(0.8 * left * total)
     )  # sd of the anchor's noise
-    if form is None:
+    if form is None and not bulk.known:
+        form = "quadratic"  # what noise hides of the curvature is left to the prior
+    elif form is None:
         affordable = spread < WIDE and worth(kicks) > LEAST
         if (flat or change > NONLINEAR * bound) and unanchored > FEWEST:
             form = "plain"

@@ -37,5 +37,8 @@ def energy_clip(
         np.array(midpoints) @ prepared.basis.T,
         clip_norm,
     )
-    found = budget.tail("energy errors", spec, 0.001, LOOK)
+    if prepared.huberised:
+        found = budget.tail("energy errors", spec, 0.001, LOOK)
+    else:
+        found = budget.heavy_tail("energy errors", spec, 0.001, LOOK)
     return 2.0 * found if found else 0.1 * clip_norm

@@ -1,0 +1,204 @@
+"""Targets that are public as a whole: the prior times a released likelihood, sampled by NUTS.
+
+Chains of the quadratic form never touch a record, so nothing speaks for a sampler of our own.
+"""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.replace import graph_replace
+from scipy.optimize import minimize
+
+from pymc_dp import _compat
+from pymc_dp.matrices import root
+from pymc_dp.records import Records
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.functions import compile_parameter_function
+from pymc_dp.steps.effects import Effects
+from pymc_dp.warmup.prepared import Prepared
+
+__all__ = ["far", "spread", "target_draws"]
+
+#: Chains, tuning iterations and draws of NUTS.
+_CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
+#: Effective draws that are enough.
+_ENOUGH = 400.0
+
+
+def target_draws(
+    records: Records,
+    effects: Effects | None,
+    found: Prepared,
+    prior_draws: np.ndarray | None,
+    seed: int,
+) -> np.ndarray:
+    """(4000, d) unconstrained draws, in random order, of prior times released likelihood.
+
+    Parameters
+    ----------
+    records : Records
+    effects : Effects or None
+        What `found` is about, if not unconstrained parameters.
+    found : Prepared
+        What was released.
+    prior_draws : (m, d) ndarray or None
+        Public points near which chains start, so that several modes are seen.
+    seed : int
+        Public.
+
+    Notes
+    -----
+    The target is p(theta) N(G; H w, H + V), w the whitened parameters, or effects, of theta, G the
+    released score, H the released curvature and V the noise in G.  Where effects can take the place
+    of parameters NUTS moves in these (the centred parametrisation, which informative data ask for);
+    if it does not mix well there, in the parameters themselves, and the better one is kept.
+    """
+    theta = records.parameters.theta
+    [public] = records.parameters.substitute([records.public_logp])
+    flat = theta if effects is None else effects.seen.symbolic(records.parameters)
+    target = public + _log_likelihood(flat, found)
+    starts = _starts(records, found, prior_draws, seed, about=effects is None)
+
+    best, most = np.empty((0, records.parameters.size)), -1.0
+    if effects is not None and effects.solved is not None:
+        moved, inside = _in_effects(theta, flat, target, effects.solved)
+        places, entries = effects.solved
+        begin = starts.copy()
+        begin[:, places] = found.clip.location[entries]
+        drawn, most = _nuts(theta, inside, begin, seed)
+        best = _evaluated(theta, moved, drawn)
+    if most < _ENOUGH:
+        begin = starts if effects is None else _tops(theta, target, starts)
+        drawn, ess = _nuts(theta, target, begin, seed + 1)
+        if ess > most:
+            best, most = drawn, ess
+    if most < _ENOUGH:
+        warnings.warn(
+            "Prior and released likelihood make a posterior in which NUTS did not mix well, or "
+            f"that has several modes (about {most:.0f} effective draws): results are less reliable "
+            "than they look. Narrower priors, or one that breaks a symmetry, may help.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return best[np.random.default_rng(seed).permutation(len(best))]
+
+
+def _log_likelihood(flat: Any, found: Prepared) -> Any:
+    """Log N(G; H w, H + V), up to a constant; released values are inputs, so that it is cached."""
+    at = found.coordinates
+    weight = np.linalg.pinv(found.curvature + found.covariance, hermitian=True)
+    inverse, curvature, weight, location, score = (
+        pytensor.shared(np.ascontiguousarray(array))
+        for array in (
+            np.linalg.inv(at.scaling),
+            found.curvature,
+            weight,
+            at.location,
+            found.score,
+        )
+    )
+    residual = score - pt.dot(curvature, pt.dot(inverse, flat - location))
+    return -pt.dot(residual, pt.dot(weight, residual)) / 2.0
+
+
+def _starts(
+    records: Records, found: Prepared, prior_draws: np.ndarray | None, seed: int, about: bool
+) -> np.ndarray:
+    """(chains, d) points: about the released place, or draws from the prior."""
+    rng = np.random.default_rng(seed)
+    if about:
+        at, d = found.coordinates, len(records.initial)
+        inside = rng.standard_normal((_CHAINS, d)) * np.arange(_CHAINS)[:, None] / _CHAINS
+        return np.array([at.theta(w) for w in inside])
+    starts = np.tile(records.initial, (_CHAINS, 1))
+    if prior_draws is not None:
+        starts[1:] = prior_draws[rng.choice(len(prior_draws), _CHAINS - 1, replace=False)]
+    return starts
+
+
+def _in_effects(
+    theta: Any, flat: Any, target: Any, solved: tuple[np.ndarray, np.ndarray]
+) -> tuple[Any, Any]:
+    """Parameters, and the target, as functions of a vector with effects in place of parameters.
+
+    Effect j is offset_j + slope_j theta_s(j); the density is that of the effects.
+    """
+    places, entries = solved
+    offset = graph_replace(flat, {theta: pt.set_subtensor(theta[places], 0.0)})[entries]
+    ahead = graph_replace(flat, {theta: pt.set_subtensor(theta[places], 1.0)})[entries]
+    slope = ahead - offset
+    moved = pt.set_subtensor(theta[places], (theta[places] - offset) / slope)
+    inside = graph_replace(target, {theta: moved}) - pt.sum(pt.log(pt.abs(slope)))
+    return moved, inside
+
+
+def _nuts(theta: Any, target: Any, starts: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
+    """(draws, d) draws of a public log density, and how many they are worth."""
+    quiet = logging.getLogger("pymc")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    d = starts.shape[1]
+    try:
+        with warnings.catch_warnings(), pm.Model(model=None):
+            warnings.simplefilter("ignore")  # PyMC calls the dense mass matrix experimental
+            x = pm.Flat("theta", shape=d)
+            pm.Potential("target", graph_replace(target, {theta: x}, strict=False))
+            result = pm.sample(
+                _DRAWS,
+                tune=_TUNE,
+                chains=_CHAINS,
+                cores=1,
+                init="adapt_full",
+                target_accept=0.9,
+                initvals=[{"theta": start} for start in starts],
+                random_seed=seed,
+                progressbar=False,
+                compute_convergence_checks=False,
+                compile_kwargs={"mode": "NUMBA"},
+            )
+    finally:
+        quiet.setLevel(level)
+    drawn = _compat.group(result, "posterior")["theta"].values
+    return drawn.reshape(-1, d), float(_compat.effective_draws(drawn).min())
+
+
+def _evaluated(theta: Any, moved: Any, drawn: np.ndarray) -> np.ndarray:
+    """(draws, d) values of a function of the parameters."""
+    function = compile_parameter_function([theta], moved)
+    return np.array([function(row) for row in drawn])
+
+
+def _tops(theta: Any, target: Any, starts: np.ndarray) -> np.ndarray:
+    """About the modes of the target near `starts`, from where NUTS finds the bulk."""
+    gradient = pytensor.grad(target, theta, disconnected_inputs="ignore")
+    function = compile_parameter_function([theta], [target, gradient])
+
+    def negative(at: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = function(at)
+        return (-float(value), -slope) if np.isfinite(value) else (1e300, np.zeros_like(at))
+
+    return np.array([minimize(negative, at, jac=True, method="L-BFGS-B").x for at in starts])
+
+
+def spread(drawn: np.ndarray) -> Coordinates:
+    """Coordinates in which (m, d) draws are about N(0, I)."""
+    covariance = np.cov(drawn.T).reshape(drawn.shape[1], drawn.shape[1])
+    return Coordinates(drawn.mean(axis=0), root(covariance))
+
+
+def far(drawn: np.ndarray, effects: Effects | None, found: Prepared) -> float:
+    """Fraction of (m, d) draws at which the released likelihood is an extrapolation.
+
+    In widths of the draws themselves: those of a normal posterior lie within 2 sqrt(d) + 4 of where
+    its curvature was taken.
+    """
+    seen = drawn if effects is None else np.array([effects.seen.function(t) for t in drawn])
+    w = np.linalg.solve(spread(seen).scaling, (seen - found.clip.location).T)
+    return float((np.linalg.norm(w, axis=0) > 2.0 * np.sqrt(len(w)) + 4.0).mean())
