@@ -29,9 +29,9 @@ Form = Literal["anchored", "plain", "quadratic"]
 #: Bins above a quantile in which what it cuts off is counted: two octaves.
 _TAIL_BINS = 8
 #: Tail index from which on a few records hold much of the information: 0.35 is that of lognormal
-#: features, and more than that of any light-tailed score but the squares of residuals, which come
-#: to 0.4 where noise hides all but the last two per cent.
-_HEAVY, _HEAVY_SQUARES = 0.35, 0.5
+#: features, and more than that of any light-tailed score but the squares of residuals, which seem
+#: to come to 0.5 where noise hides all but the last few per cent.
+_HEAVY, _HEAVY_SQUARES = 0.35, 0.6
 #: Effective draws per squared mu of a score of norm bound 1/2, where its noise is the friction:
 #: measured on N(0, I), per kick .86 / sigma^2.
 WORTH = 0.86
