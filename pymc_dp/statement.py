@@ -338,20 +338,22 @@ def _target(settings: dict[str, Any]) -> list[str]:
             "curvature released once, whose noise the intervals account for. Approximate where the "
             f"posterior is not near normal. {_bias(settings)}"
         ]
-    if form == "quadratic" and settings.get("effects"):
-        return [
-            "The chains did not touch the records: the log-likelihood, as a function of the "
-            "effects that the records see (group means, say), was replaced by a quadratic one, "
-            "from scores and a curvature released once, whose noise the intervals account for. "
-            "Prior, and how the parameters follow from the effects, are exact. Approximate where "
-            f"the likelihood of the effects is not near normal. {_bias(settings)}"
-        ]
     if form == "quadratic":
-        return [
-            "The chains did not touch the records: the log-likelihood was replaced by a quadratic "
-            "one, from scores and a curvature released once, whose noise the intervals account "
-            f"for. Approximate where the posterior is not near normal. {_bias(settings)}"
-        ]
+        what = (
+            "log-likelihood, as a function of the effects that the records see (group means, say), "
+            "was replaced"
+            if settings.get("effects")
+            else "log-likelihood was replaced"
+        )
+        text = (
+            f"The chains did not touch the records: the {what} by a quadratic one, from scores and "
+            "a curvature released once, whose noise the intervals account for; the prior is exact. "
+            f"Approximate where that likelihood is not near normal. {_bias(settings)}"
+        )
+        untouched = settings.get("about_prior")
+        if untouched:
+            text += f" ABOUT AS WIDE AS THEIR PRIOR: {', '.join(untouched)}."
+        return [text]
     if form == "anchored":
         return [
             "Changes of scores and energy errors were clipped at bounds learned from noisy "

@@ -68,6 +68,15 @@ def unknown_scale() -> None:
     pm.Normal("y", (mu + tau * z)[R.group], sigma, observed=R.y)
 
 
+def noncentred_row_by_row() -> None:
+    """The same in the other way of writing it, with an unknown scale."""
+    mu = pm.Normal("mu", 0.0, 5.0)
+    tau = pm.HalfNormal("tau", 3.0)
+    z = pm.Normal("z", 0.0, 1.0, shape=GROUPS)
+    sigma = pm.HalfNormal("sigma", 2.0)
+    pm.Normal("y", mu + tau * z[R.group], sigma, observed=R.y)
+
+
 def centred() -> None:
     mu = pm.Normal("mu", 0.0, 5.0)
     tau = pm.HalfNormal("tau", 3.0)
@@ -107,7 +116,13 @@ def parts(declare: Any) -> tuple[Any, RowEngine, Effects | None, np.ndarray]:
 
 @pytest.mark.parametrize(
     ("declare", "size"),
-    [(noncentred, GROUPS), (banana, 2), (shrinkage, 4), (unknown_scale, GROUPS + 1)],
+    [
+        (noncentred, GROUPS),
+        (banana, 2),
+        (shrinkage, 4),
+        (unknown_scale, GROUPS + 1),
+        (noncentred_row_by_row, GROUPS + 1),
+    ],
 )
 def test_effects_are_found_and_carry_the_whole_likelihood(declare: Any, size: int) -> None:
     """Likelihood and score of every record are those of the parameters, by the chain rule."""
@@ -203,3 +218,16 @@ def test_laplace_warns_of_a_curved_posterior() -> None:
         dp.PrivacyBudget(epsilon=20.0, delta=1e-5)
         with pytest.warns(UserWarning, match="posterior is curved"):
             dp.laplace(draws=10, chains=1, progressbar=False)
+
+
+def test_what_the_records_did_not_say_is_named() -> None:
+    """Two records of a thousand are in the last group; its mean stays with the prior."""
+    rng = np.random.default_rng(2)
+    group = np.r_[np.zeros(998, dtype=int), 1, 1]
+    y = rng.normal(size=1000)
+    with pm.Model(), insecure_noise(4):
+        pm.Normal("y", pm.Normal("mean", 0.0, 1.0, shape=2)[group], 1.0, observed=y)
+        dp.PrivacyBudget(epsilon=2.0, delta=1e-5)
+        step = dp.DPLangevin(draws=50, chains=1, form="quadratic", progressbar=False)
+    plan = step.budget.ledger.plan(step.budget.account, step.plan.plan_id)
+    assert plan["settings"]["about_prior"] == ["mean (1 of 2 entries)"]

@@ -20,7 +20,7 @@ from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
-from pymc_dp.steps.target import far, spread, target_draws
+from pymc_dp.steps.target import about_prior, far, spread, target_draws
 
 __all__ = ["DPLangevin"]
 
@@ -237,18 +237,20 @@ class DPLangevin(PrivateStep):
         self.basis = found.basis
         self.precision = np.ones(self.parameters.size)
         at = found.coordinates
-        beyond = None
+        beyond, untouched = None, []
         if found.form == "quadratic" and found.trusted:  # what follows is public
             few = source.few_prior_draws()
             drawn = target_draws(source.records, effects, found, few, secrets.randbits(32))
             self._public_draws, at = drawn, spread(drawn)
             beyond = far(drawn, effects, found)
+            untouched = about_prior(drawn, few, source.names())
         terms: Prior = source.terms.with_coordinates(at)
         settings: dict[str, Any] = {
             "form": found.form,
             "trusted": found.trusted,
             "effects": effects is not None,
             "far": beyond,
+            "about_prior": untouched,
             "step_size": self.step_size,
             "n_steps": self.n_steps,
             "momentum": "persistent" if self.persistent else "fresh",
@@ -306,8 +308,8 @@ class DPLangevin(PrivateStep):
         if self._public_draws is not None:
             which = (self._first_draw + iteration) % len(self._public_draws)
             z = self.coordinates.z(self._public_draws[which])
-            moved = not np.array_equal(z, state.z)
-            return langevin.initial_state(self.rng, z, self.prior), moved
+            changed = not np.array_equal(z, state.z)
+            return langevin.initial_state(self.rng, z, self.prior), changed
         state, info = langevin.transition(
             self.rng,
             state,

@@ -240,6 +240,14 @@ class Source:
         draws = self.few_prior_draws()
         return effects_of(self.records, self.engine, draws, self.compile_kwargs)
 
+    def names(self) -> list[tuple[str, slice]]:
+        """The free variables, and where their entries are among the parameters."""
+        parameters = self.records.parameters
+        return [
+            (self.model.values_to_rvs[value].name, where)
+            for value, where in zip(parameters.values, parameters.slices, strict=True)
+        ]
+
     def few_prior_draws(self) -> np.ndarray | None:
         """Always the same (500, d) unconstrained draws from the prior, if it can be drawn from."""
         return few_prior_draws(self.model, self.budget, self.records)

@@ -24,12 +24,14 @@ from pymc_dp.rows.functions import compile_parameter_function
 from pymc_dp.steps.effects import Effects
 from pymc_dp.warmup.prepared import Prepared
 
-__all__ = ["far", "spread", "target_draws"]
+__all__ = ["about_prior", "far", "spread", "target_draws"]
 
 #: Chains, tuning iterations and draws of NUTS.
 _CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 #: Effective draws that are enough.
 _ENOUGH = 400.0
+#: Of the prior's width, from which on the records have said next to nothing.
+_UNTOUCHED = 0.9
 
 
 def target_draws(
@@ -202,3 +204,33 @@ def far(drawn: np.ndarray, effects: Effects | None, found: Prepared) -> float:
     seen = drawn if effects is None else np.array([effects.seen.function(t) for t in drawn])
     w = np.linalg.solve(spread(seen).scaling, (seen - found.clip.location).T)
     return float((np.linalg.norm(w, axis=0) > 2.0 * np.sqrt(len(w)) + 4.0).mean())
+
+
+def about_prior(
+    drawn: np.ndarray, prior_draws: np.ndarray | None, names: list[tuple[str, slice]]
+) -> list[str]:
+    """Variables about which the draws say no more than the prior.
+
+    Parameters
+    ----------
+    drawn, prior_draws : (m, d) ndarray
+        Unconstrained.
+    names : list of (str, slice)
+        Variables, and where their entries are.
+
+    Returns
+    -------
+    list of str
+        A name, with the number of entries where these are not all.
+    """
+    if prior_draws is None:
+        return []
+    low, high = np.quantile(drawn, [0.16, 0.84], axis=0)
+    least, most = np.quantile(prior_draws, [0.16, 0.84], axis=0)
+    untouched = high - low > _UNTOUCHED * (most - least)
+    found = []
+    for name, where in names:
+        count, size = int(untouched[where].sum()), len(untouched[where])
+        if count:
+            found.append(name if count == size else f"{name} ({count} of {size} entries)")
+    return found
