@@ -231,3 +231,14 @@ def test_what_the_records_did_not_say_is_named() -> None:
         step = dp.DPLangevin(draws=50, chains=1, form="quadratic", progressbar=False)
     plan = step.budget.ledger.plan(step.budget.account, step.plan.plan_id)
     assert plan["settings"]["about_prior"] == ["mean (1 of 2 entries)"]
+
+
+def test_a_product_of_scales_beside_does_not_hide_group_means() -> None:
+    def declare() -> None:
+        mu, tau = pm.Normal("mu", 0.0, 5.0), pm.HalfNormal("tau", 3.0)
+        z = pm.Normal("z", 0.0, 1.0, shape=GROUPS)
+        s, w = pm.HalfNormal("s", 2.0), pm.LogNormal("w", 0.0, 0.3, shape=GROUPS)
+        pm.Normal("y", (mu + tau * z)[R.group], s * w[R.group], observed=R.y)
+
+    effects = parts(declare)[2]
+    assert effects is not None and effects.engine.d == 2 * GROUPS + 1

@@ -30,6 +30,7 @@ __all__ = [
     "RowFunctions",
     "compile_function",
     "compile_parameter_function",
+    "jacobian_of",
 ]
 
 #: Operations from which on a function of the parameters is interpreted.
@@ -135,7 +136,7 @@ class ParameterVector:
         }
 
 
-def _jacobian(phi: Variable, theta: Variable) -> Variable:
+def jacobian_of(phi: Variable, theta: Variable) -> Variable:
     """(entries of phi, d) Jacobian, without a scan."""
     flat = phi.astype("float64").flatten()
     try:
@@ -206,7 +207,7 @@ class RowFunctions:
         for k, phi in enumerate(phis):
             constant = None
             if self.differentiable[k]:
-                matrix = _jacobian(phi, theta)
+                matrix = jacobian_of(phi, theta)
                 if theta in ancestors_without_shapes([matrix]):
                     jacobians.append(matrix)
                     self.varying.append(k)

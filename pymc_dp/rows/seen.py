@@ -5,12 +5,13 @@ the group means of a non-centred hierarchy ``(mu + tau * z)[g]``, coefficients `
 shared scale, a curve ``b + a**2``.  The posterior is then curved, whatever the data say, although
 the likelihood of the shared values themselves is near normal in large data.  Here these *effects*
 replace the parameters, so that records are asked about something simple; how the parameters follow
-from the effects is public.
+from the effects is public.  In whichever way a model is written: shared values that meet in the
+rows alone are merged first (:mod:`pymc_dp.rows.merged`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +21,8 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import ParameterVector, compile_parameter_function
+from pymc_dp.rows.functions import ParameterVector, compile_parameter_function, jacobian_of
+from pymc_dp.rows.merged import merged
 from pymc_dp.rows.store import RowGroup
 
 __all__ = ["Seen", "see"]
@@ -70,6 +72,8 @@ def see(
     parameters: ParameterVector,
     places: np.ndarray,
     compile_kwargs: dict[str, Any] | None = None,
+    *,
+    merge: bool = True,
 ) -> Seen | None:
     """The effects of a likelihood that is non-linear in its parameters.
 
@@ -81,26 +85,96 @@ def see(
     parameters : ParameterVector
     places : (m, d) ndarray
         Public points at which derivatives are looked at: draws from the prior.
+    compile_kwargs : dict, optional
+    merge : bool, default True
+        Whether to look at merged graphs first.
 
     Returns
     -------
     Seen or None
         None where no shared value is non-linear in several parameters, or where effects are
         redundant (more of them than parameters, functions of each other).
+
+    Notes
+    -----
+    Shared values of `graphs` themselves are looked at where those of the merged graphs will not do.
     """
-    mixed = _mixed(groups, places)
-    if not mixed:
-        return None
+    known = _known(groups, places)
+    together = tuple(merged(graph) for graph in graphs) if merge else tuple(graphs)
+    if any(new is not old for new, old in zip(together, graphs, strict=True)):
+        phis = {cut.phi: None for graph in together for cut in graph.cuts}
+        new = _evaluated([p for p in phis if p not in known], parameters, places, compile_kwargs)
+        seen = _seen(together, {**known, **new}, parameters, places, compile_kwargs)
+        if seen is not None:
+            return seen
+    return _seen(graphs, known, parameters, places, compile_kwargs)
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """The shape of a shared value, and whether it is non-linear in several parameters."""
+
+    shape: tuple[int, ...]
+    mixed: bool
+
+
+def _known(groups: Sequence[RowGroup], places: np.ndarray) -> dict[Variable, _Shape]:
+    """What the compiled functions of groups tell of shared values."""
+    found = {}
+    for group in groups:
+        at = [group.functions.shared(theta) for theta in places]
+        for k, cut in enumerate(group.functions.ordered):
+            varies = k in group.functions.varying
+            mixed = varies and any(_mixes(jacobians[k]) for _, jacobians in at)
+            found[cut.phi] = _Shape(np.shape(at[0][0][k]), mixed)
+    return found
+
+
+def _evaluated(
+    phis: Sequence[Variable],
+    parameters: ParameterVector,
+    places: np.ndarray,
+    compile_kwargs: dict[str, Any] | None,
+) -> dict[Variable, _Shape]:
+    """The same for differentiable shared values that no group has."""
+    theta = parameters.theta
+    values = parameters.substitute(phis)
+    matrices = [jacobian_of(value, theta) for value in values]
+    varies = [theta in ancestors_without_shapes([matrix]) for matrix in matrices]
+    moving = [matrix for matrix, varying in zip(matrices, varies, strict=True) if varying]
+    function = compile_parameter_function([theta], [*values, *moving], compile_kwargs)
+    at = [function(place) for place in places]
+    found, j = {}, len(phis)
+    for k, (phi, varying) in enumerate(zip(phis, varies, strict=True)):
+        found[phi] = _Shape(np.shape(at[0][k]), varying and any(_mixes(row[j]) for row in at))
+        j += varying
+    return found
+
+
+def _mixes(jacobian: np.ndarray | None) -> bool:
+    """Whether some entry of a shared value moves with several parameters."""
+    return jacobian is not None and bool(np.any(np.count_nonzero(jacobian, axis=1) > 1))
+
+
+def _seen(
+    graphs: Sequence[RowGraph],
+    known: Mapping[Variable, _Shape],
+    parameters: ParameterVector,
+    places: np.ndarray,
+    compile_kwargs: dict[str, Any] | None,
+) -> Seen | None:
+    """The effects of a likelihood as its graphs are cut."""
     leaves: dict[Variable, Variable] = {}  # shared value -> the input that takes its place
     direct: list[Variable] = []
-    for group, graph in zip(groups, graphs, strict=True):
-        sizes = group.functions.shared(places[0])[0]
-        for phi, value in zip((c.phi for c in group.functions.ordered), sizes, strict=True):
-            if phi in mixed and phi not in leaves:
-                kind = pt.TensorType("float64", shape=np.shape(value))
-                leaves[phi] = kind(name=f"effect{len(leaves)}")
-        behind = ancestors_without_shapes([c.phi for c in graph.cuts if c.phi not in mixed])
+    for graph in graphs:
+        for cut in graph.cuts:
+            if known[cut.phi].mixed and cut.phi not in leaves:
+                kind = pt.TensorType("float64", shape=known[cut.phi].shape)
+                leaves[cut.phi] = kind(name=f"effect{len(leaves)}")
+        behind = ancestors_without_shapes([c.phi for c in graph.cuts if not known[c.phi].mixed])
         direct += [v for v in parameters.values if v in behind and v not in direct]
+    if not leaves:
+        return None
     shapes = dict(zip(parameters.values, parameters.shapes, strict=True))
     inputs = [*direct, *leaves.values()]
     vector = ParameterVector.of(
@@ -120,18 +194,6 @@ def see(
     )
     n_direct = sum(int(np.prod(shapes[v], dtype=int)) for v in direct)
     return Seen(effects, vector, rebuilt, n_direct, lambda theta: np.asarray(function(theta)))
-
-
-def _mixed(groups: Sequence[RowGroup], places: np.ndarray) -> set[Variable]:
-    """Shared values with entries that are non-linear functions of several parameters."""
-    mixed = set()
-    for group in groups:
-        for k in group.functions.varying:
-            for theta in places:
-                jacobian = group.functions.shared(theta)[1][k]
-                if jacobian is not None and np.any(np.count_nonzero(jacobian, axis=1) > 1):
-                    mixed.add(group.functions.ordered[k].phi)
-    return mixed
 
 
 def _independent(

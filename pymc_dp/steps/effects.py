@@ -80,9 +80,23 @@ def effects_of(
     """
     if prior_draws is None:
         return None
+    for merge in (True, False):  # a product of scales has a boundary, its factors may have none
+        found = _effects(records, engine, prior_draws, compile_kwargs, merge)
+        if found is not None:
+            return found
+    return None
+
+
+def _effects(
+    records: Records,
+    engine: RowEngine,
+    prior_draws: np.ndarray,
+    compile_kwargs: dict[str, Any] | None,
+    merge: bool,
+) -> Effects | None:
     graphs = [group.functions.graph for group in engine.groups]
     places = prior_draws[:_PLACES]
-    seen = see(engine.groups, graphs, records.parameters, places, compile_kwargs)
+    seen = see(engine.groups, graphs, records.parameters, places, compile_kwargs, merge=merge)
     if seen is None:
         return None
     drawn = np.array([seen.function(theta) for theta in prior_draws])

@@ -31,7 +31,7 @@ _CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 #: Effective draws that are enough.
 _ENOUGH = 400.0
 #: Of the prior's width, from which on the records have said next to nothing.
-_UNTOUCHED = 0.9
+_UNTOUCHED = 0.8
 
 
 def target_draws(
