@@ -114,15 +114,30 @@ def _starts(
     records: Records, found: Prepared, prior_draws: np.ndarray | None, seed: int, about: bool
 ) -> np.ndarray:
     """(chains, d) points: about the released place, or draws from the prior."""
-    rng = np.random.default_rng(seed)
     if about:
+        rng = np.random.default_rng(seed)
         at, d = found.coordinates, len(records.initial)
         inside = rng.standard_normal((_CHAINS, d)) * np.arange(_CHAINS)[:, None] / _CHAINS
         return np.array([at.theta(w) for w in inside])
-    starts = np.tile(records.initial, (_CHAINS, 1))
-    if prior_draws is not None:
-        starts[1:] = prior_draws[rng.choice(len(prior_draws), _CHAINS - 1, replace=False)]
-    return starts
+    if prior_draws is None:
+        return np.tile(records.initial, (_CHAINS, 1))
+    return _apart(records.initial, prior_draws)
+
+
+def _apart(initial: np.ndarray, prior_draws: np.ndarray) -> np.ndarray:
+    """(chains, d) the initial point, and draws from the middle of the prior far from each other."""
+    low, median, high = np.quantile(prior_draws, [0.16, 0.5, 0.84], axis=0)
+    widths = (high - low) / 2.0
+    scaled = (prior_draws - median) / widths
+    norms = np.linalg.norm(scaled, axis=1)
+    middle = prior_draws[norms <= np.median(norms)]
+    chosen = [initial]
+    for _ in range(_CHAINS - 1):
+        nearest = np.min(
+            [np.linalg.norm((middle - place) / widths, axis=1) for place in chosen], axis=0
+        )
+        chosen.append(middle[np.argmax(nearest)])
+    return np.array(chosen)
 
 
 def _in_effects(
