@@ -30,6 +30,8 @@ __all__ = ["about_prior", "far", "spread", "target_draws"]
 _CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 #: Effective draws that are enough.
 _ENOUGH = 400.0
+#: Variance between chains over that within, from which on they are in different places.
+_APART = 0.5
 #: Of the prior's width, from which on the records have said next to nothing.
 _UNTOUCHED = 0.8
 
@@ -68,20 +70,21 @@ def target_draws(
     target = public + _log_likelihood(flat, found)
     starts = _starts(records, found, prior_draws, seed, about=effects is None)
 
-    best, most = np.empty((0, records.parameters.size)), -1.0
+    best, most, apart = np.empty((0, records.parameters.size)), -1.0, False
     if effects is not None and effects.solved is not None:
         moved, inside = _in_effects(theta, flat, target, effects.solved)
         places, entries = effects.solved
         begin = starts.copy()
         begin[:, places] = found.clip.location[entries]
-        drawn, most = _nuts(theta, inside, begin, seed)
+        drawn, most, apart = _nuts(theta, inside, begin, seed)
         best = _evaluated(theta, moved, drawn)
     if most < _ENOUGH:
         begin = starts if effects is None else _tops(theta, target, starts)
-        drawn, ess = _nuts(theta, target, begin, seed + 1)
+        drawn, ess, again = _nuts(theta, target, begin, seed + 1)
+        apart = apart or again  # modes may be seen from one place only
         if ess > most:
             best, most = drawn, ess
-    if most < _ENOUGH:
+    if most < _ENOUGH or apart:
         warnings.warn(
             "Prior and released likelihood make a posterior in which NUTS did not mix well, or "
             f"that has several modes (about {most:.0f} effective draws): results are less reliable "
@@ -156,8 +159,8 @@ def _in_effects(
     return moved, inside
 
 
-def _nuts(theta: Any, target: Any, starts: np.ndarray, seed: int) -> tuple[np.ndarray, float]:
-    """(draws, d) draws of a public log density, and how many they are worth."""
+def _nuts(theta: Any, target: Any, starts: np.ndarray, seed: int) -> tuple[np.ndarray, float, bool]:
+    """(draws, d) draws of a public log density, what they are worth, and if chains disagree."""
     quiet = logging.getLogger("pymc")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -183,7 +186,9 @@ def _nuts(theta: Any, target: Any, starts: np.ndarray, seed: int) -> tuple[np.nd
     finally:
         quiet.setLevel(level)
     drawn = _compat.group(result, "posterior")["theta"].values
-    return drawn.reshape(-1, d), float(_compat.effective_draws(drawn).min())
+    between, within = drawn.mean(axis=1).var(axis=0, ddof=1), drawn.var(axis=1, ddof=1).mean(axis=0)
+    apart = bool(np.any(between > _APART * within))
+    return drawn.reshape(-1, d), float(_compat.effective_draws(drawn).min()), apart
 
 
 def _evaluated(theta: Any, moved: Any, drawn: np.ndarray) -> np.ndarray:
