@@ -14,11 +14,11 @@ from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.matrices import minus_hessian, positive_part
 from pymc_dp.noise_aware import noise_aware
-from pymc_dp.records import PublicTerms, Records, extract
+from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import constrain, unconstrain
 
-__all__ = ["account_for_noise", "far_from_origin"]
+__all__ = ["account_for_noise"]
 
 #: Steps of central differences, in posterior sds: the error is of the order of their square.
 _STEP = 1e-3
@@ -62,10 +62,16 @@ def account_for_noise(
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         return raw, _uncorrected(f"the draws of {', '.join(missing)} were not kept")
-    records = _records(model, budget)
+    records = extract(
+        model,
+        public=budget.public,
+        privacy_unit=budget.privacy_unit,
+        count_is_private=budget.neighboring == "add_or_remove_one",
+        check=False,
+    )
     theta = unconstrain(model, records.parameters, posterior)
     at = Coordinates(*(np.array(settings[name]) for name in ("location", "scaling")))
-    w = _in_coordinates(theta, at)
+    w = np.linalg.solve(at.scaling, (theta - at.location)[..., None])[..., 0]
     d = records.parameters.size
     pooled = w.reshape(-1, d)
     if not np.isfinite(pooled).all():
@@ -109,37 +115,6 @@ def account_for_noise(
         "weight_ess": found.weight_ess,
         "widening": found.widening,
     }
-
-
-def far_from_origin(
-    model: Model, budget: PrivacyBudget, settings: Mapping[str, Any], posterior: xr.Dataset
-) -> float:
-    """Fraction of the draws that lie where a quadratic likelihood is an extrapolation.
-
-    Draws of a normal posterior have a norm of about sqrt(d) in the sampler's coordinates.
-    """
-    if any(rv.name not in posterior for rv in model.free_RVs):
-        return 0.0
-    theta = unconstrain(model, _records(model, budget).parameters, posterior)
-    at = Coordinates(*(np.array(settings[name]) for name in ("location", "scaling")))
-    w = _in_coordinates(theta, at)
-    return float((np.linalg.norm(w, axis=-1) > 2.0 * np.sqrt(len(at.location)) + 4.0).mean())
-
-
-def _records(model: Model, budget: PrivacyBudget) -> Records:
-    """The model's parts; no value of a record is looked at."""
-    return extract(
-        model,
-        public=budget.public,
-        privacy_unit=budget.privacy_unit,
-        count_is_private=budget.neighboring == "add_or_remove_one",
-        check=False,
-    )
-
-
-def _in_coordinates(theta: np.ndarray, at: Coordinates) -> np.ndarray:
-    """(..., d) draws in the coordinates of the sampler."""
-    return np.linalg.solve(at.scaling, (theta - at.location)[..., None])[..., 0]
 
 
 def _uncorrected(reason: str) -> dict[str, Any]:

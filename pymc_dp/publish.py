@@ -24,7 +24,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget
-from pymc_dp.correction import account_for_noise, far_from_origin
+from pymc_dp.correction import account_for_noise
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
 from pymc_dp.rows.ancestry import hides_code
@@ -267,10 +267,7 @@ def release(
             )
     statement = make_statement(budget, plan_id, plan, vouched, correction)
     if plan["settings"].get("form") == "quadratic" and plan["settings"].get("trusted"):
-        far = plan["settings"].get("far")
-        if far is None:
-            far = far_from_origin(model, budget, plan["settings"], posterior)
-        statement["far"] = far
+        statement["far"] = plan["settings"]["far"]
         if statement["far"] > 0.1:
             warnings.warn(
                 f"{statement['far']:.0%} of the draws lie far from where the likelihood was "

@@ -11,7 +11,7 @@ rows alone are merged first (:mod:`pymc_dp.rows.merged`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,9 +72,7 @@ def see(
     parameters: ParameterVector,
     places: np.ndarray,
     compile_kwargs: dict[str, Any] | None = None,
-    *,
-    merge: bool = True,
-) -> Seen | None:
+) -> Iterator[Seen]:
     """The effects of a likelihood that is non-linear in its parameters.
 
     Parameters
@@ -86,28 +84,26 @@ def see(
     places : (m, d) ndarray
         Public points at which derivatives are looked at: draws from the prior.
     compile_kwargs : dict, optional
-    merge : bool, default True
-        Whether to look at merged graphs first.
 
-    Returns
-    -------
-    Seen or None
-        None where no shared value is non-linear in several parameters, or where effects are
-        redundant (more of them than parameters, functions of each other).
-
-    Notes
-    -----
-    Shared values of `graphs` themselves are looked at where those of the merged graphs will not do.
+    Yields
+    ------
+    Seen
+        Those of the merged graphs, then those of `graphs` as they are cut. None where no shared
+        value is non-linear in several parameters, or where effects are redundant (more of them than
+        parameters, functions of each other).
     """
     known = _known(groups, places)
-    together = tuple(merged(graph) for graph in graphs) if merge else tuple(graphs)
+    together = tuple(merged(graph) for graph in graphs)
+    candidates = [tuple(graphs)]
     if any(new is not old for new, old in zip(together, graphs, strict=True)):
         phis = {cut.phi: None for graph in together for cut in graph.cuts}
-        new = _evaluated([p for p in phis if p not in known], parameters, places, compile_kwargs)
-        seen = _seen(together, {**known, **new}, parameters, places, compile_kwargs)
+        new = [phi for phi in phis if phi not in known]
+        known |= _evaluated(new, parameters, places, compile_kwargs)
+        candidates.insert(0, together)
+    for candidate in candidates:
+        seen = _seen(candidate, known, parameters, places, compile_kwargs)
         if seen is not None:
-            return seen
-    return _seen(graphs, known, parameters, places, compile_kwargs)
+            yield seen
 
 
 @dataclass(frozen=True)

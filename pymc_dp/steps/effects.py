@@ -80,25 +80,23 @@ def effects_of(
     """
     if prior_draws is None:
         return None
-    for merge in (True, False):  # a product of scales has a boundary, its factors may have none
-        found = _effects(records, engine, prior_draws, compile_kwargs, merge)
-        if found is not None:
+    graphs = [group.functions.graph for group in engine.groups]
+    places = prior_draws[:_PLACES]
+    for seen in see(engine.groups, graphs, records.parameters, places, compile_kwargs):
+        found = _effects(seen, records, engine, prior_draws, compile_kwargs)
+        if found is not None:  # a product of scales has a boundary, its factors may have none
             return found
     return None
 
 
 def _effects(
+    seen: Seen,
     records: Records,
     engine: RowEngine,
     prior_draws: np.ndarray,
     compile_kwargs: dict[str, Any] | None,
-    merge: bool,
 ) -> Effects | None:
-    graphs = [group.functions.graph for group in engine.groups]
-    places = prior_draws[:_PLACES]
-    seen = see(engine.groups, graphs, records.parameters, places, compile_kwargs, merge=merge)
-    if seen is None:
-        return None
+    """The records in terms of `seen`; None where these can not be drawn, or have a boundary."""
     drawn = np.array([seen.function(theta) for theta in prior_draws])
     low, median, high = np.quantile(drawn, [0.16, 0.5, 0.84], axis=0)
     widths = (high - low) / 2.0
@@ -119,7 +117,7 @@ def _effects(
     correlation = 0.99 * correlation + 0.01 * np.eye(k)
     precision = np.linalg.inv(widths[:, None] * correlation * widths)
     precision = (precision + precision.T) / 2.0
-    return Effects(seen, in_effects, start, median, precision, _solved(seen, places))
+    return Effects(seen, in_effects, start, median, precision, _solved(seen, prior_draws[:_PLACES]))
 
 
 def _solved(seen: Seen, places: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:

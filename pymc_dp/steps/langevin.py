@@ -239,7 +239,7 @@ class DPLangevin(PrivateStep):
         at = found.coordinates
         beyond, untouched = None, []
         if found.form == "quadratic" and found.trusted:  # what follows is public
-            few = source.few_prior_draws()
+            few = source.few_prior_draws
             drawn = target_draws(source.records, effects, found, few, secrets.randbits(32))
             self._public_draws, at = drawn, spread(drawn)
             beyond = far(drawn, effects, found)

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,7 +159,7 @@ class Source:
 
     def start(self) -> Coordinates:
         """Location and spread of the prior."""
-        return prior_coordinates(self.model, self.budget, self.records, self.terms)
+        return prior_coordinates(self.records, self.terms, self.few_prior_draws)
 
     def learn(
         self,
@@ -237,7 +238,7 @@ class Source:
 
     def effects(self) -> Effects | None:
         """What records see of the parameters, where it is non-linear in them."""
-        draws = self.few_prior_draws()
+        draws = self.few_prior_draws
         return effects_of(self.records, self.engine, draws, self.compile_kwargs)
 
     def names(self) -> list[tuple[str, slice]]:
@@ -248,6 +249,7 @@ class Source:
             for value, where in zip(parameters.values, parameters.slices, strict=True)
         ]
 
+    @cached_property
     def few_prior_draws(self) -> np.ndarray | None:
         """Always the same (500, d) unconstrained draws from the prior, if it can be drawn from."""
         return few_prior_draws(self.model, self.budget, self.records)

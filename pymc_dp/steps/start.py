@@ -20,17 +20,17 @@ _SEED = 20_240_229
 
 
 def prior_coordinates(
-    model: Model, budget: PrivacyBudget, records: Records, terms: PublicTerms
+    records: Records, terms: PublicTerms, draws: np.ndarray | None
 ) -> Coordinates:
     """Initial point of the model, and the prior standard deviation of every parameter.
 
     Parameters
     ----------
-    model : pymc.Model
-    budget : PrivacyBudget
     records : Records
     terms : PublicTerms
         In the coordinates theta.
+    draws : (m, d) ndarray or None
+        From `few_prior_draws`.
 
     Returns
     -------
@@ -41,7 +41,6 @@ def prior_coordinates(
         the initial point, or 1.
     """
     widths = np.full(records.parameters.size, np.nan)
-    draws = few_prior_draws(model, budget, records)
     if draws is not None:
         low, high = np.quantile(draws, [0.16, 0.84], axis=0)
         widths = (high - low) / 2.0

@@ -14,7 +14,7 @@ from pymc_dp import _compat
 from pymc_dp.mechanisms import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.steps.start import prior_coordinates
+from pymc_dp.steps.start import few_prior_draws, prior_coordinates
 
 FACTS = "pymc_dp_statement"
 
@@ -62,7 +62,7 @@ def test_prior_draws_with_code_of_their_own_are_not_used():
         budget = dp.PrivacyBudget(50.0, 1e-5)
     records = extract(model)
     terms = records.public_terms(Coordinates(np.zeros(1), np.eye(1)))
-    start = prior_coordinates(model, budget, records, terms)
+    start = prior_coordinates(records, terms, few_prior_draws(model, budget, records))
     assert start.scaling[0, 0] == pytest.approx(1.0, rel=1e-3), "of the density, not of the draws"
 
 
