@@ -22,7 +22,7 @@ from benchmarks.figure import draw
 from benchmarks.metrics import diagnostics, mmd
 from benchmarks.models import MODELS, PAPER, REGRESSIONS, ZOO
 from benchmarks.reference import reference
-from benchmarks.runs import METHODS, ONE_SHOT, Run, mu2, one_shot, private_run, quiet
+from benchmarks.runs import LAPLACE, METHODS, ONE_SHOT, Run, mu2, one_shot, private_run, quiet
 
 __all__ = ["PAPER_MMD", "measure"]
 
@@ -200,7 +200,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--models", nargs="+", help=f"of {', '.join([*GROUPS, *MODELS])}")
     parser.add_argument("--epsilon", nargs="+", type=float, help="default: 1 4 10 15")
     parser.add_argument("--own-epsilon", action="store_true", help="that of each model")
-    parser.add_argument("--methods", nargs="+", choices=[*METHODS, "one-shot"])
+    parser.add_argument("--methods", nargs="+", choices=[*METHODS, LAPLACE, "one-shot"])
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--chains", type=int)
     parser.add_argument("--draws", type=int, help="per chain, of every method")
@@ -222,7 +222,7 @@ def main() -> None:
     args = _arguments()
     quiet()
     begin = time.perf_counter()
-    methods = args.methods or [*METHODS, "one-shot"]
+    methods = args.methods or ["DPLangevin", "DPHMC", "DPPenalty", LAPLACE, "one-shot"]
     epsilons = args.epsilon or ([4.0] if args.quick else EPSILONS)
     chains = args.chains or (2 if args.quick else 4)
     runs: list[dict[str, Any]] = []

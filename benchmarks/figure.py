@@ -15,7 +15,7 @@ __all__ = ["draw"]
 
 _COLOURS = {
     "DPLangevin": "#0072B2",
-    "quadratic": "#56B4E9",
+    "laplace": "#56B4E9",
     "DPHMC": "#D55E00",
     "DPPenalty": "#009E73",
     "one-shot": "#000000",
@@ -45,7 +45,7 @@ def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure
                     for cell in cells
                     if (cell["model"], cell["method"]) == (model, method) and key in cell
                 )
-                if points and not (key == "ess" and method in ("one-shot", "quadratic")):
+                if points and not (key == "ess" and method in ("one-shot", "laplace")):
                     [lines[method]] = panel.plot(*zip(*points, strict=True), "o-", color=colour)
             limit = sorted(
                 {(c["epsilon"], c["sigma0"]) for c in cells if c["model"] == model and "rmse" in c}

@@ -16,9 +16,10 @@ from benchmarks.models import BANANA, GAUSS, Data, Problem
 from benchmarks.reference import bend, unconstrained_truth
 from pymc_dp import _compat
 from pymc_dp.accounting import mu_from_budget
+from pymc_dp.records import extract
 from pymc_dp.unconstrained import unconstrain
 
-__all__ = ["METHODS", "ONE_SHOT", "Run", "mu2", "one_shot", "private_run", "quiet"]
+__all__ = ["LAPLACE", "METHODS", "ONE_SHOT", "Run", "mu2", "one_shot", "private_run", "quiet"]
 
 #: Step, its arguments, draws per chain.  All chains share a budget, and DPHMC and DPPenalty make
 #: moves as long as it allows: more and shorter ones gain little beyond these numbers, fewer chains
@@ -29,6 +30,8 @@ METHODS: dict[str, tuple[type, dict[str, Any], int]] = {
     "DPPenalty": (dp.DPPenalty, {}, 2000),
     "quadratic": (dp.DPLangevin, {"form": "quadratic"}, 1000),
 }
+#: The normal approximation, from the same private preparation and without chains.
+LAPLACE = "laplace"
 #: Problems with a sufficient statistic of fixed size, a sum over records.
 ONE_SHOT = ("gauss", "banana")
 
@@ -81,39 +84,50 @@ def private_run(
     seed: int = 0,
 ) -> Run:
     """Build the model, attach a budget, sample with default arguments, release."""
-    step_type, options, length = METHODS[method]
-    draws = draws or length
+    step, settings = None, {"form": LAPLACE}
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with problem.model(data) as model:
-            dp.PrivacyBudget(
+            budget = dp.PrivacyBudget(
                 epsilon=epsilon, delta=problem.delta, privacy_unit=data.arrays.get("unit")
             )
             begin = time.perf_counter()
-            step = step_type(draws=draws, chains=chains, progressbar=False, **options)
-            built = time.perf_counter()
-            released = dp.sample(
-                draws,
-                chains=chains,
-                step=step,
-                cores=1,
-                random_seed=seed,
-                progressbar=False,
-                compute_convergence_checks=False,
-            )
-            end = time.perf_counter()
+            if method == LAPLACE:
+                released = dp.laplace(
+                    draws or 1000, chains=chains, random_seed=seed, progressbar=False
+                )
+                end = built = time.perf_counter()
+            else:
+                step_type, options, length = METHODS[method]
+                draws = draws or length
+                step = step_type(draws=draws, chains=chains, progressbar=False, **options)
+                built = time.perf_counter()
+                released = dp.sample(
+                    draws,
+                    chains=chains,
+                    step=step,
+                    cores=1,
+                    random_seed=seed,
+                    progressbar=False,
+                    compute_convergence_checks=False,
+                )
+                end = time.perf_counter()
     posterior = _compat.group(released, "posterior")
     groups = _compat.group_names(released)
     raw = _compat.group(released, "posterior_raw") if "posterior_raw" in groups else posterior
-    settings = step.budget.ledger.plan(step.budget.account, step.plan.plan_id)["settings"]
+    if step is not None:
+        settings = budget.ledger.plan(budget.account, step.plan.plan_id)["settings"]
+        accepted = _compat.group(released, "sample_stats")["dp_accepted"].values.mean()
+    parameters = extract(model, privacy_unit=data.arrays.get("unit"), check=False).parameters
+    table = budget.table()
     return Run(
-        theta=unconstrain(model, step.parameters, posterior),
-        raw=unconstrain(model, step.parameters, raw),
+        theta=unconstrain(model, parameters, posterior),
+        raw=unconstrain(model, parameters, raw),
         covered=_covered(posterior, data.truth),
         covered_raw=_covered(raw, data.truth),
-        truth=unconstrained_truth(model, step.parameters, data),
-        form=settings.get("form", step.name),
-        acceptance=float(_compat.group(released, "sample_stats")["dp_accepted"].values.mean()),
+        truth=unconstrained_truth(model, parameters, data),
+        form=settings.get("form", method),
+        acceptance=float(accepted) if step is not None else np.nan,
         build_seconds=built - begin,
         sample_seconds=end - built,
         warned=sorted({str(w.message) for w in caught if _matters(w)}),
@@ -122,12 +136,11 @@ def private_run(
             "clipping": settings.get("clipping"),
             "shares": {
                 row.mechanism: round(float(row.share), 4)
-                for row in step.budget.table().itertuples()
+                for row in table.itertuples()
                 if row.mechanism and not row.mechanism.startswith("round")
             },
             "rounds": sum(
-                str(m).endswith("score") and str(m).startswith("round")
-                for m in step.budget.table()["mechanism"]
+                str(m).endswith("score") and str(m).startswith("round") for m in table["mechanism"]
             ),
         },
     )

@@ -23,6 +23,7 @@ __all__ = [
     "Neighboring",
     "clip_interval_sum",
     "clip_norm_sum",
+    "clip_sparse_sum",
     "count_norms",
     "vector_bound",
 ]
@@ -156,6 +157,61 @@ def clip_norm_sum(
     Sensitivity: each column adds an integer vector of norm at most ``norm_bound`` (see
     :func:`vector_bound`), and a column that is not finite, or whose norm overflows, adds 0.
     """
+    _scale(vectors, inverse_unit, bound, scale)
+    d, n = vectors.shape
+    for j in range(d):
+        sum_j = np.int64(0)
+        for i in range(n):
+            if scale[i] > 0.0:
+                sum_j += np.int64(np.rint(vectors[j, i] * scale[i]))
+        total[j] += sum_j
+
+
+@compiled(error_model="numpy")
+def clip_sparse_sum(
+    values: np.ndarray,
+    common: np.ndarray,
+    moving: np.ndarray,
+    inverse_unit: float,
+    bound: float,
+    total: np.ndarray,
+    scale: np.ndarray,
+) -> None:
+    """The same for vectors of which only some entries are held; the others are 0.
+
+    Parameters
+    ----------
+    values : (w, n) float64
+        Entries of one contribution per column, in natural units.  Overwritten.
+    common : (q,) int64
+        Places of the first q entries in `total`.
+    moving : (w - q, n) int64
+        Places of the others.  Those of a column are distinct where its entries are not 0.
+    inverse_unit, bound, total, scale
+        As in :func:`clip_norm_sum`.
+
+    Notes
+    -----
+    Sensitivity: zeros change neither a norm nor an integer, so each column adds what
+    :func:`clip_norm_sum` adds for the whole vector.
+    """
+    _scale(values, inverse_unit, bound, scale)
+    n, q = values.shape[1], common.shape[0]
+    for j in range(q):
+        sum_j = np.int64(0)
+        for i in range(n):
+            if scale[i] > 0.0:
+                sum_j += np.int64(np.rint(values[j, i] * scale[i]))
+        total[common[j]] += sum_j
+    for j in range(moving.shape[0]):
+        for i in range(n):
+            if scale[i] > 0.0:
+                total[moving[j, i]] += np.int64(np.rint(values[q + j, i] * scale[i]))
+
+
+@compiled(error_model="numpy")
+def _scale(vectors: np.ndarray, inverse_unit: float, bound: float, scale: np.ndarray) -> None:
+    """Turn vectors into grid units, and find the factor of each."""
     d, n = vectors.shape
     scale[:] = 0.0
     for j in range(d):
@@ -171,12 +227,6 @@ def clip_norm_sum(
             scale[i] = 1.0
         else:
             scale[i] = bound / norm
-    for j in range(d):
-        sum_j = np.int64(0)
-        for i in range(n):
-            if scale[i] > 0.0:
-                sum_j += np.int64(np.rint(vectors[j, i] * scale[i]))
-        total[j] += sum_j
 
 
 @compiled(error_model="numpy")

@@ -13,12 +13,20 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.clipping import Grid, Neighboring, clip_interval_sum, clip_norm_sum, vector_bound
+from pymc_dp.clipping import (
+    Grid,
+    Neighboring,
+    clip_interval_sum,
+    clip_norm_sum,
+    clip_sparse_sum,
+    vector_bound,
+)
 from pymc_dp.errors import PrivacyError
 from pymc_dp.events import GaussianEvent
 from pymc_dp.metering import Meter
 from pymc_dp.noise import rounded_normal
 from pymc_dp.rows.engine import Engine, Scores
+from pymc_dp.rows.sparse import SparseBlock
 
 __all__ = ["Path", "Queries"]
 
@@ -103,8 +111,8 @@ class Queries:
         if "gradient" in self.events:
             scores = engine.scores(z)
             scale, total = np.empty(engine.n_units), np.zeros(engine.d, dtype=np.int64)
-            for where, vectors in engine.vectors(scores):
-                clip_norm_sum(vectors, 1.0, 1.0, total, scale[where])
+            for where, block in engine.sparse_vectors(scores):
+                _add_clipped(block, 1.0, 1.0, total, scale[where])
             engine.work(scores, z, scale)
 
     # -- paying ---------------------------------------------------------------------------------
@@ -178,8 +186,8 @@ class Queries:
         scale = np.empty(self.engine.n_units)
         bound = vector_bound(grid.norm_bound(self.neighboring), self.engine.d)
         scores = self.engine.scores(z)
-        for where, vectors in self.engine.vectors(scores):
-            clip_norm_sum(vectors, 1.0 / unit, bound, total, scale[where])
+        for where, block in self.engine.sparse_vectors(scores):
+            _add_clipped(block, 1.0 / unit, bound, total, scale[where])
         total += rounded_normal(self.engine.d, grid.log2_sigma)
         return total * unit, scores, scale
 
@@ -233,6 +241,15 @@ class Queries:
         else:  # the point was used: it is now the newer one
             self._likelihoods[key] = self._likelihoods.pop(key)
         return self._likelihoods[key]
+
+
+def _add_clipped(
+    block: SparseBlock, inverse_unit: float, bound: float, total: np.ndarray, scale: np.ndarray
+) -> None:
+    if len(block.common) == len(total):
+        clip_norm_sum(block.values, inverse_unit, bound, total, scale)
+    else:
+        clip_sparse_sum(*block, inverse_unit, bound, total, scale)
 
 
 class Path:

@@ -12,10 +12,11 @@ import math
 from numpy import ndarray
 
 from pymc_dp._jit import compiled
+from pymc_dp.rows import elementary
 
 __all__ = ["huber_log_likelihoods", "huber_slopes", "knots", "norms"]
 
-_LOGIT, _LOG, _NORMAL = 0, 1, 2
+_LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
 
@@ -47,31 +48,47 @@ def _log_phi_slope(t: float) -> float:
     return 1.0 / _mills(-t)
 
 
-@compiled(error_model="numpy")
-def _value(family: int, v: float, a: float, b: float) -> float:
+@compiled(error_model="numpy", inline="always")
+def _value_and_slope(family: int, v: float, a: float, b: float) -> tuple[float, float]:
+    """l(v) up to a constant, and l'(v); without branches for the first three families."""
     if family == _LOGIT:
         # a v - b log(1 + exp(v)), without cancellation where a is 0 or b
-        tail = b * math.log1p(math.exp(-math.fabs(v)))
-        return -a * -v - tail if v < 0.0 else -(b - a) * v - tail
+        tail = elementary.exp(-math.fabs(v))
+        high = v >= 0.0
+        slope = a - b if high else a
+        value = slope * v - b * elementary.log1p(tail)
+        part = b * (tail / (1.0 + tail))
+        return value, slope + (part if high else -part)
     if family == _LOG:
-        return a * v - b * math.exp(v)
+        rate = b * elementary.exp(v)
+        return a * v - rate, a - rate
     if family == _NORMAL:
-        return v * (a - 0.5 * b * v)
-    return _log_phi(a * v) if b > 0.0 else 0.0
+        return v * (a - 0.5 * b * v), a - b * v
+    if b > 0.0:
+        return _log_phi(a * v), a * _log_phi_slope(a * v)
+    return 0.0, 0.0
 
 
-@compiled(error_model="numpy")
-def _slope(family: int, v: float, a: float, b: float) -> float:
-    if family == _LOGIT:
-        tail = math.exp(-math.fabs(v))
-        if v < 0.0:
-            return a - b * (tail / (1.0 + tail))
-        return (a - b) + b * (tail / (1.0 + tail))
-    if family == _LOG:
-        return a - b * math.exp(v)
-    if family == _NORMAL:
-        return a - b * v
-    return a * _log_phi_slope(a * v) if b > 0.0 else 0.0
+@compiled(error_model="numpy", inline="always")
+def _log_likelihoods(
+    family: int, a: ndarray, b: ndarray, lower: ndarray, upper: ndarray, v: ndarray
+) -> None:
+    for i in range(v.shape[0]):
+        x = v[i]
+        inside = min(max(x, lower[i]), upper[i])
+        value, slope = _value_and_slope(family, inside, a[i], b[i])
+        beyond = slope * (x - inside)
+        v[i] = value + (beyond if x != inside else 0.0)
+
+
+@compiled(error_model="numpy", inline="always")
+def _slopes(
+    family: int, a: ndarray, b: ndarray, lower: ndarray, upper: ndarray, v: ndarray
+) -> None:
+    for i in range(v.shape[0]):
+        inside = min(max(v[i], lower[i]), upper[i])
+        slope = _value_and_slope(family, inside, a[i], b[i])[1]
+        v[i] = slope if math.fabs(slope) < math.inf else 0.0
 
 
 @compiled(error_model="numpy")
@@ -79,25 +96,30 @@ def huber_log_likelihoods(
     family: int, a: ndarray, b: ndarray, lower: ndarray, upper: ndarray, v: ndarray
 ) -> None:
     """v[i] <- Huberised log-likelihood at v[i], up to a constant of the row."""
-    for i in range(v.shape[0]):
-        x = v[i]
-        if x < lower[i]:
-            knot = lower[i]
-        elif x > upper[i]:
-            knot = upper[i]
-        else:
-            v[i] = _value(family, x, a[i], b[i])
-            continue
-        v[i] = _value(family, knot, a[i], b[i]) + _slope(family, knot, a[i], b[i]) * (x - knot)
+    # a constant in each call, so that every loop has the formulas of one family only
+    if family == _LOGIT:
+        _log_likelihoods(_LOGIT, a, b, lower, upper, v)
+    elif family == _LOG:
+        _log_likelihoods(_LOG, a, b, lower, upper, v)
+    elif family == _NORMAL:
+        _log_likelihoods(_NORMAL, a, b, lower, upper, v)
+    else:
+        _log_likelihoods(_PROBIT, a, b, lower, upper, v)
 
 
 @compiled(error_model="numpy")
 def huber_slopes(
     family: int, a: ndarray, b: ndarray, lower: ndarray, upper: ndarray, v: ndarray
 ) -> None:
-    """v[i] <- derivative of the Huberised log-likelihood at v[i]."""
-    for i in range(v.shape[0]):
-        v[i] = _slope(family, min(max(v[i], lower[i]), upper[i]), a[i], b[i])
+    """v[i] <- derivative of the Huberised log-likelihood at v[i], 0 where it is not finite."""
+    if family == _LOGIT:
+        _slopes(_LOGIT, a, b, lower, upper, v)
+    elif family == _LOG:
+        _slopes(_LOG, a, b, lower, upper, v)
+    elif family == _NORMAL:
+        _slopes(_NORMAL, a, b, lower, upper, v)
+    else:
+        _slopes(_PROBIT, a, b, lower, upper, v)
 
 
 @compiled(error_model="numpy")

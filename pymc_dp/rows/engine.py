@@ -17,13 +17,15 @@ from pymc_dp.rows.etas import inputs
 from pymc_dp.rows.functions import ParameterVector
 from pymc_dp.rows.interfaces import Coordinates, Engine, Scores
 from pymc_dp.rows.moves import ScaledDesign
+from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RecordStore, RowGroup
 from pymc_dp.rows.structure import effects, index_blocks
 
 __all__ = ["BLOCK", "Coordinates", "Engine", "RecordStore", "RowEngine", "RowGroup", "Scores"]
 
-#: Rows per block: a block of a few tens of columns fits into the cache of one core.
-BLOCK = 8192
+#: Rows per block of the compiled functions of rows, at most, and numbers of a block of vectors:
+#: half of a second-level cache.
+BLOCK, _CACHED = 8192, 2**16
 
 
 class RowEngine:
@@ -50,7 +52,8 @@ class RowEngine:
         self.n_units = n_units
         self.coordinates = coordinates
         self._keeps = True  # whether it will be asked more than once
-        self._designs: dict[tuple[int, int], ScaledDesign] = {}
+        self._designs: dict[tuple[int, int, int], ScaledDesign] = {}
+        self._layouts: dict[int, Layout] = {}
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_designs": {}}
@@ -207,24 +210,59 @@ class RowEngine:
         if not self.one_row_per_unit:
             total = np.zeros((self.d, self.n_units))
             for k, group in enumerate(self.groups):
-                for where, block in self._row_vectors(k, scores):
+                for where, block in self._row_vectors(k, scores, self._full(k)):
                     if group.units is None:
-                        total[:, where] += block
+                        total[:, where] += block.values
                     else:
-                        loops.add_to_units(block, group.units[where], total)
+                        loops.add_to_units(block.values, group.units[where], total)
             yield slice(0, self.n_units), total
         else:
-            yield from self._row_vectors(0, scores)
+            for where, block in self._row_vectors(0, scores, self._full(0)):
+                yield where, block.values
 
-    def _row_vectors(self, g: int, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+    def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
+        """The same without the coordinates in which they are 0, where these are many."""
+        if self.one_row_per_unit:
+            yield from self._row_vectors(0, scores, self._layout(0, scores))
+        else:
+            for where, block in self.vectors(scores):
+                yield where, SparseBlock.full(block)
+
+    def _full(self, g: int) -> Layout:
+        return Layout.full(len(self.groups[g].functions.ordered), self.d)
+
+    def _layout(self, g: int, scores: Scores) -> Layout:
+        """Which coordinates rows of a group touch; kept where maps are the same for all z."""
+        functions = self.groups[g].functions
+        if g in self._layouts:
+            return self._layouts[g]
+        kinds = [cut.kind for cut in functions.ordered]
+        rows, maps = scores.rows[g], scores.maps[g]
+        present = [None if s is None else m for s, m in zip(rows, maps, strict=True)]
+        widths = [1 if s is None else len(s) for s in rows]
+        layout = Layout.of(kinds, widths, present, self.d)
+        fixed = zip(functions.constant_jacobians, functions.differentiable, strict=True)
+        if all(constant is not None for constant, smooth in fixed if smooth):
+            self._layouts[g] = layout
+        return layout
+
+    def _row_vectors(
+        self, g: int, scores: Scores, layout: Layout
+    ) -> Iterator[tuple[slice, SparseBlock]]:
         group, columns = self.groups[g], self.columns()[g]
-        compressed = [
-            None if matrix is None else loops.compressed_rows(matrix) for matrix in scores.maps[g]
+        maps = [
+            None if matrix is None else np.ascontiguousarray(matrix[:, layout.common])
+            for matrix in scores.maps[g]
         ]
-        for where in _blocks(group.n_rows):
-            block = np.zeros((self.d, where.stop - where.start))
+        compressed = [None if matrix is None else loops.compressed_rows(matrix) for matrix in maps]
+        width = len(layout.common) + layout.moving
+        for where in _blocks(group.n_rows, max(1, min(BLOCK, _CACHED // max(1, width)))):
+            found = layout.empty(where.stop - where.start)
+            block = found.values[: len(layout.common)]
+            labels: list[np.ndarray | None] = [None] * len(maps)
+            parts: list[np.ndarray | None] = [None] * len(maps)
             for k, cut in enumerate(group.functions.ordered):
-                row_scores, entries, matrix = scores.rows[g][k], compressed[k], scores.maps[g][k]
+                row_scores, entries, matrix = scores.rows[g][k], compressed[k], maps[k]
                 if row_scores is None or entries is None or matrix is None:
                     continue
                 at = (row_scores, where.start, *entries)
@@ -238,9 +276,11 @@ class RowEngine:
                 elif cut.kind == "index":
                     size = matrix.shape[0] // row_scores.shape[0]
                     loops.add_indexed(block, columns.labels[cut], size, *at)
+                    labels[k], parts[k] = columns.labels[cut][where], row_scores[:, where]
                 else:
                     loops.add_copies(block, *at)
-            yield where, block
+            layout.fill(found, labels, parts)
+            yield where, found
 
     def _design(
         self, g: int, k: int, matrix: np.ndarray, width: int, where: slice
@@ -257,10 +297,11 @@ class RowEngine:
         constant = group.functions.constant_jacobians[k] is not None
         if not (self._keeps and constant and ScaledDesign.fits(matrix, width, group.n_rows)):
             return ScaledDesign.of(design, matrix, width, where), 0
-        if (g, k) not in self._designs:
+        key = (g, k, matrix.shape[1])
+        if key not in self._designs:
             everything = slice(0, group.n_rows)
-            self._designs[g, k] = ScaledDesign.of(design, matrix, width, everything)
-        return self._designs[g, k], where.start
+            self._designs[key] = ScaledDesign.of(design, matrix, width, everything)
+        return self._designs[key], where.start
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """(n_units,) scale_i * g_i . displacement: the work of clipped score vectors."""
@@ -298,5 +339,5 @@ class RowEngine:
                     out += s[j] * flat[j]
 
 
-def _blocks(n_rows: int) -> list[slice]:
-    return [slice(start, min(start + BLOCK, n_rows)) for start in range(0, n_rows, BLOCK)]
+def _blocks(n_rows: int, size: int = BLOCK) -> list[slice]:
+    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]

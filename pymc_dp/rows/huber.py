@@ -20,6 +20,7 @@ from pymc_dp.rows import concave, loops
 from pymc_dp.rows.engine import Coordinates, RowEngine, Scores
 from pymc_dp.rows.moves import Moves
 from pymc_dp.rows.predictor import FAMILIES, Predictor
+from pymc_dp.rows.sparse import SparseBlock
 
 __all__ = ["HuberEngine"]
 
@@ -155,8 +156,8 @@ class HuberEngine(RowEngine):
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
             moves = Moves.of(group, group.columns(), rows.weights, maps)
             bounds, ones = np.empty(self.n_units), np.ones(self.n_units)
-            for where, vectors in self._times(moves, ones):
-                concave.norms(vectors, bounds[where])
+            for where, block in self._times(moves, ones):
+                concave.norms(block.values, bounds[where])
             with np.errstate(divide="ignore"):
                 np.divide(self.clip_norm, bounds, out=bounds)
             lower, upper = np.empty(self.n_units), np.empty(self.n_units)
@@ -164,15 +165,12 @@ class HuberEngine(RowEngine):
             self._knots = _Knots(origin, lower, upper, moves)
         return self._knots
 
-    def _times(self, moves: Moves, factors: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
-        """factors_i u_i, block by block; a block is valid until the next one."""
-        step = max(1, min(_BLOCK, _CACHED // self.d))
-        buffer = np.empty(self.d * step)
+    def _times(self, moves: Moves, factors: np.ndarray) -> Iterator[tuple[slice, SparseBlock]]:
+        """factors_i u_i, block by block."""
+        step = max(1, min(_BLOCK, _CACHED // max(1, moves.width)))
         for start in range(0, self.n_units, step):
             where = slice(start, min(start + step, self.n_units))
-            block = buffer[: self.d * (where.stop - start)].reshape(self.d, -1)
-            moves.times(factors, where, block)
-            yield where, block
+            yield where, moves.times(factors, where)
 
     def _along(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) u_i . z; asked twice in a row for the end of a path."""
@@ -194,9 +192,8 @@ class HuberEngine(RowEngine):
     def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
         """Which coordinates matter to v, (1, d), and u_i for a block of rows, (1, d, rows)."""
         moves = self._knot_values().moves
-        found = np.empty((1, self.d, where.stop - where.start))
-        moves.times(np.ones(self.n_units), where, found[0])
-        return moves.seen[None], found
+        found = moves.times(np.ones(self.n_units), where).dense(self.d)
+        return moves.seen[None], found[None]
 
     def second_derivatives(
         self, g: int, where: slice, step: float, norms: np.ndarray
@@ -217,7 +214,6 @@ class HuberEngine(RowEngine):
         rows, knots = self._rows(), self._knot_values()
         ends = knots.lower[where], knots.upper[where]
         concave.huber_slopes(self._family, rows.a[where], rows.b[where], *ends, v)
-        loops.clean(v[None])
 
     # -- evaluation -----------------------------------------------------------------------------
 
@@ -236,6 +232,11 @@ class HuberEngine(RowEngine):
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
         """Score vectors g_i in z of all units, as blocks (units, (d, size of the block))."""
+        for where, block in self.sparse_vectors(scores):
+            yield where, block.dense(self.d)
+
+    def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
+        """The same without the coordinates in which they are 0."""
         yield from self._times(self._knot_values().moves, _slopes_in(scores))
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -8,6 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
+from pymc_dp.rows.sparse import SparseBlock
+
 __all__ = ["Coordinates", "Engine", "Scores"]
 
 
@@ -88,6 +90,9 @@ class Engine(Protocol):
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
         """Score vectors of all units, as blocks (units, (d, size of the block))."""
+
+    def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
+        """The same without the coordinates in which they are 0, where these are many."""
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """(n_units,) scale_i * g_i . displacement."""

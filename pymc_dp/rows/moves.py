@@ -16,12 +16,11 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 from pymc_dp.rows import loops
+from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RowGroup
 
 __all__ = ["Moves", "ScaledDesign"]
 
-#: A coordinate that more than this part of all labels touch is held for every row.
-_COMMON = 0.25
 #: Entries of a map for each entry of its product with a design from which on the product is made,
 #: and how many numbers may be kept: 1 GB of float64.
 _WORTH, _LARGEST = 4, 2**27
@@ -67,37 +66,27 @@ class ScaledDesign(NamedTuple):
         return bool(width * matrix.any(axis=0).sum() * n <= _LARGEST)
 
 
-class _Effect(NamedTuple):
-    """Coordinates that rows touch according to their label: weights_i . matrix[label_i]."""
-
-    labels: ndarray  # (n,)
-    weights: ndarray  # (k, n)
-    size: int  # labels
-    matrix: ndarray  # (size * k, d), 0 in coordinates that are held for every row
-    entries: tuple[ndarray, ndarray, ndarray]  # the same in compressed rows
-
-    def part(self, rows: slice) -> _Effect:
-        weights = np.ascontiguousarray(self.weights[:, rows])
-        return self._replace(labels=self.labels[rows], weights=weights)
-
-
 @dataclass(frozen=True, eq=False)
 class Moves:
     """The derivatives u_i of one number of each row by z.
 
     Attributes
     ----------
-    place : (d,) int64 ndarray
-        Where a coordinate stands in `common`, -1 if it does not; public.
+    d : int
+        Number of coordinates.
+    layout : Layout
+        Which of them a row touches; public.
     common : (q, n) ndarray
-        The coordinates that many rows touch.
-    effects : list of _Effect
-        The others.
+        Entries at the common coordinates.
+    labels, weights : list of ndarray or None
+        Per cut, (n,) labels and (k, n) weights; None where nothing depends on a label.
     """
 
-    place: ndarray
+    d: int
+    layout: Layout
     common: ndarray
-    effects: list[_Effect]
+    labels: list[ndarray | None]
+    weights: list[ndarray | None]
 
     @classmethod
     def of(
@@ -114,69 +103,76 @@ class Moves:
             if w is not None and matrix is not None
         ]
         d = max(matrix.shape[1] for _, _, matrix in cuts)
-        touched = np.zeros(d, dtype=bool)
+        kinds, widths = [cut.kind for cut, _, _ in cuts], [len(w) for _, w, _ in cuts]
+        layout = Layout.of(kinds, widths, [matrix for _, _, matrix in cuts], d)
+        common = np.zeros((len(layout.common), group.n_rows))
         for cut, w, matrix in cuts:
-            labels = np.count_nonzero(np.any(matrix.reshape(-1, len(w), d), axis=1), axis=0)
-            rare = max(2.0, _COMMON * len(matrix) / len(w)) if cut.kind == "index" else 0
-            touched |= labels > rare
-        where = np.flatnonzero(touched)
-        place = np.full(d, -1)
-        place[where] = np.arange(len(where))
-        common = np.zeros((len(where), group.n_rows))
-        effects = []
-        for cut, w, matrix in cuts:
-            at = (w, 0, *loops.compressed_rows(np.ascontiguousarray(matrix[:, where])))
+            part = np.ascontiguousarray(matrix[:, layout.common])
+            at = (w, 0, *loops.compressed_rows(part))
             if cut.kind == "dot":
                 loops.add_products(common, columns.designs[cut], *at)
             elif cut.kind == "copy":
                 loops.add_copies(common, *at)
             else:
-                labels, size = columns.labels[cut], len(matrix) // len(w)
-                loops.add_indexed(common, labels, size, *at)
-                rest = matrix * ~touched
-                if rest.any():
-                    effects.append(_Effect(labels, w, size, rest, loops.compressed_rows(rest)))
-        return cls(place, common, effects)
+                loops.add_indexed(common, columns.labels[cut], len(matrix) // len(w), *at)
+        used = [part is not None for part in layout.labelled]
+        labels = [columns.labels[c] if u else None for (c, _, _), u in zip(cuts, used, strict=True)]
+        return cls(
+            d,
+            layout,
+            common,
+            labels,
+            [w if u else None for (_, w, _), u in zip(cuts, used, strict=True)],
+        )
+
+    @property
+    def width(self) -> int:
+        """Entries that are held of each row."""
+        return len(self.layout.common) + self.layout.moving
 
     @property
     def seen(self) -> ndarray:
         """(d,) which coordinates matter to some row, by the structure of the model."""
-        rest = [effect.matrix.any(axis=0) for effect in self.effects]
-        return np.asarray(np.any([self.place >= 0, *rest], axis=0))
+        return self.layout.seen(self.d)
 
     def part(self, rows: slice) -> Moves:
         """Those of some rows."""
-        common = np.ascontiguousarray(self.common[:, rows])
-        return Moves(self.place, common, [effect.part(rows) for effect in self.effects])
+        return Moves(
+            self.d,
+            self.layout,
+            np.ascontiguousarray(self.common[:, rows]),
+            [None if x is None else x[rows] for x in self.labels],
+            [None if w is None else np.ascontiguousarray(w[:, rows]) for w in self.weights],
+        )
 
     def along(self, displacement: ndarray) -> ndarray:
         """(n,) u_i . displacement."""
         out = np.empty((1, self.common.shape[1]))
-        common = displacement[self.place >= 0][:, None]
-        loops.linear_predictor(self.common, 0, common, out)
-        for effect in self.effects:
-            flat = effect.matrix @ displacement
-            loops.gather_dot(effect.weights, effect.labels, flat.reshape(effect.size, -1), out[0])
+        loops.linear_predictor(self.common, 0, displacement[self.layout.common][:, None], out)
+        for k, (labels, weights) in enumerate(zip(self.labels, self.weights, strict=True)):
+            if labels is not None and weights is not None:
+                moved = self.layout.along(k, displacement)
+                loops.gather_dot(weights, labels, moved, out[0])
         return out[0]
 
-    def times(self, factors: ndarray, where: slice, out: ndarray) -> None:
-        """out[:, i] <- factors_i u_i for a block of rows, factors (n,), out (d, rows)."""
-        _times(self.common, self.place, factors, where.start, out)
-        for effect in self.effects:
-            scores = effect.weights[:, where] * factors[where]
-            loops.add_indexed(out, effect.labels[where], effect.size, scores, 0, *effect.entries)
+    def times(self, factors: ndarray, where: slice) -> SparseBlock:
+        """factors_i u_i for a block of rows, factors (n,)."""
+        block = self.layout.empty(where.stop - where.start)
+        _times(self.common, factors, where.start, block.values)
+        self.layout.fill(
+            block,
+            [None if x is None else x[where] for x in self.labels],
+            [None if w is None else w[:, where] * factors[where] for w in self.weights],
+        )
+        return block
 
 
 @compiled(error_model="numpy")
-def _times(common: ndarray, place: ndarray, factors: ndarray, first: int, out: ndarray) -> None:
-    """out[c, i] = common[place_c, first + i] * factors[first + i], 0 where the place is -1."""
-    d, n = out.shape
+def _times(common: ndarray, factors: ndarray, first: int, out: ndarray) -> None:
+    """out[c, i] = common[c, first + i] * factors[first + i]."""
+    n = out.shape[1]
     f = factors[first : first + n]
-    for c in range(d):
-        y = out[c]
-        if place[c] < 0:
-            y[:] = 0.0
-            continue
-        x = common[place[c], first : first + n]
+    for c in range(common.shape[0]):
+        x, y = common[c, first : first + n], out[c]
         for i in range(n):
             y[i] = x[i] * f[i]

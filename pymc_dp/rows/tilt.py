@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.rows.engine import Coordinates, Engine, Scores
+from pymc_dp.rows.sparse import SparseBlock
 
 __all__ = ["TiltedEngine"]
 
@@ -129,6 +130,14 @@ class TiltedEngine:
         for (where, block), (_, at_zero) in pairs:
             block -= at_zero
             yield where, block
+
+    def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
+        """The same without the coordinates in which they are 0, where these are many."""
+        if _subtracted(scores) is None:
+            yield from self.engine.sparse_vectors(scores)
+        else:
+            for where, block in self.vectors(scores):
+                yield where, SparseBlock.full(block)
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """(n_units,) scale_i * (g_i(z) - g_i(0)) . displacement."""

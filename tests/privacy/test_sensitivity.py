@@ -21,6 +21,7 @@ from pymc_dp.clipping import (
     Grid,
     clip_interval_sum,
     clip_norm_sum,
+    clip_sparse_sum,
     count_norms,
     vector_bound,
 )
@@ -55,12 +56,17 @@ class Sums:
             clip_norm_sum(values, inverse_unit, bound, total, scale)
             self.last = [int(entry) for entry in total]
 
+        def sparse(values, common, moving, inverse_unit, bound, total, scale):
+            clip_sparse_sum(values, common, moving, inverse_unit, bound, total, scale)
+            self.last = [int(entry) for entry in total]
+
         def interval(*arguments):
             total = clip_interval_sum(*arguments)
             self.last = [int(total)]
             return total
 
         monkeypatch.setattr(mechanisms, "clip_norm_sum", vectors)
+        monkeypatch.setattr(mechanisms, "clip_sparse_sum", sparse)
         monkeypatch.setattr(mechanisms, "clip_interval_sum", interval)
 
     def of(self, ask, *arguments):
@@ -168,6 +174,48 @@ def test_vectors_of_any_floats_stay_within_the_norm_bound(rows, tau, clip, neigh
     np.testing.assert_array_equal(total, np.sum(columns, axis=0))  # no term sees another
     assert np.all((factors >= 0) & (factors <= 1))
     assert np.all(factors[~np.isfinite(rows).all(axis=1)] == 0)
+
+
+@FEW
+@given(
+    rows=finite_rows,
+    tau=st.floats(1e-6, 1e4),
+    clip=st.floats(1e-8, 1e8),
+    neighboring=st.sampled_from(RELATIONS),
+    scale=st.sampled_from([1e-300, 1.0, 1e300]),
+    held=st.integers(0, 5),
+    seed=st.integers(0, 99),
+)
+def test_vectors_without_their_zeros_stay_within_the_norm_bound(
+    rows, tau, clip, neighboring, scale, held, seed
+):
+    with np.errstate(over="ignore", under="ignore"):
+        rows = rows * scale
+    n, w = rows.shape
+    q, d = min(held, w), 2 * w + 3
+    common = np.arange(d - q, d)
+    rng = np.random.default_rng(seed)
+    moving = np.array([rng.permutation(d - q)[: w - q] for _ in range(n)], dtype=np.int64).T
+    moving = np.ascontiguousarray(moving.reshape(w - q, n))
+    grid = Grid.finest(tau, n)
+    relative = 2.0 if neighboring == "replace_one" else 1.0
+    limit = claimed(tau, grid.log2_sigma) / Fraction(relative)
+    bound = vector_bound(grid.norm_bound(neighboring), d)
+    inverse_unit = 1.0 / grid.unit(relative * clip)
+    total, expected = np.zeros(d, np.int64), np.zeros(d, np.int64)
+    for i, row in enumerate(rows):
+        alone, whole = np.zeros(d, np.int64), np.zeros(w, np.int64)
+        column, places = row[:, None].copy(), np.ascontiguousarray(moving[:, i : i + 1])
+        with np.errstate(over="ignore"):
+            clip_sparse_sum(column, common, places, inverse_unit, bound, alone, np.empty(1))
+            clip_norm_sum(row[:, None].copy(), inverse_unit, bound, whole, np.empty(1))
+        assert sum(int(entry) ** 2 for entry in alone) <= limit**2
+        np.testing.assert_array_equal(alone[[*common, *moving[:, i]]], whole)
+        assert np.count_nonzero(alone) == np.count_nonzero(whole)
+        expected += alone
+    columns = np.ascontiguousarray(rows.T)
+    clip_sparse_sum(columns, common, moving, inverse_unit, bound, total, np.empty(n))
+    np.testing.assert_array_equal(total, expected)
 
 
 @pytest.mark.parametrize("neighboring", RELATIONS)

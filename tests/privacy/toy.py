@@ -13,6 +13,7 @@ import pymc as pm
 import pymc_dp as dp
 from pymc_dp.events import GaussianEvent
 from pymc_dp.mechanisms import Queries
+from pymc_dp.rows.sparse import SparseBlock
 
 DELTA = 1e-6
 #: Settings that make a step valid; the samplers need not mix here.
@@ -65,6 +66,10 @@ class LinearRecords:
 
     def vectors(self, scores: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield slice(0, self.n_units), np.ascontiguousarray(scores.T)
+
+    def sparse_vectors(self, scores: np.ndarray) -> Iterator[tuple[slice, SparseBlock]]:
+        for where, block in self.vectors(scores):
+            yield where, SparseBlock.full(block)
 
     def work(self, scores, displacement, scale):
         self.reads += 1

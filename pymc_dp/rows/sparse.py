@@ -1,0 +1,204 @@
+"""Vectors of rows that are zero in most coordinates: only the others are held.
+
+A record of group g touches the effect of g among dozens.  Which coordinates its score vector can
+touch is known from the structure of the model and its label: some are common to all rows, one or a
+few depend on the label.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
+
+__all__ = ["Layout", "SparseBlock"]
+
+#: A coordinate that more than this part of all labels touch is held for every row.
+_COMMON = 0.25
+#: Held entries per coordinate from which on the zeros are held as well.
+_DENSE = 0.6
+
+
+class SparseBlock(NamedTuple):
+    """Vectors of a block of rows.
+
+    Attributes
+    ----------
+    values : (w, rows) float64 ndarray
+        May be overwritten.
+    common : (q,) int64 ndarray
+        The coordinates of the first q entries, the same for all rows.
+    moving : (w - q, rows) int64 ndarray
+        Those of the others.  The coordinates of a row are distinct wherever an entry is not 0.
+    """
+
+    values: ndarray
+    common: ndarray
+    moving: ndarray
+
+    @classmethod
+    def full(cls, vectors: ndarray) -> SparseBlock:
+        """(d, rows) vectors of which every entry is held."""
+        nothing = np.empty((0, vectors.shape[1]), dtype=np.int64)
+        return cls(vectors, np.arange(len(vectors)), nothing)
+
+    def dense(self, d: int) -> ndarray:
+        """(d, rows) vectors with their zeros."""
+        if len(self.common) == d:
+            return self.values
+        out = np.zeros((d, self.values.shape[1]))
+        out[self.common] = self.values[: len(self.common)]
+        _scatter(self.values[len(self.common) :], self.moving, out)
+        return out
+
+
+class _Labelled(NamedTuple):
+    """What labels of a cut add: entry t of label l is weights[l, t] . scores, at its place."""
+
+    places: ndarray  # (labels, c) int64
+    weights: ndarray  # (labels, c, k)
+
+
+class Layout(NamedTuple):
+    """Where the entries of the vectors of a group of rows stand.
+
+    Attributes
+    ----------
+    common : (q,) int64 ndarray
+        Coordinates held for every row.
+    labelled : list of _Labelled or None
+        Per cut.
+    """
+
+    common: ndarray
+    labelled: list[_Labelled | None]
+
+    @classmethod
+    def full(cls, cuts: int, d: int) -> Layout:
+        """All coordinates are held for every row."""
+        return cls(np.arange(d), [None] * cuts)
+
+    @classmethod
+    def of(
+        cls, kinds: Sequence[str], widths: Sequence[int], maps: Sequence[ndarray | None], d: int
+    ) -> Layout:
+        """For cuts of these kinds, with `widths` numbers per row and maps d phi / d z.
+
+        All coordinates are common where rows touch most of them.
+
+        Notes
+        -----
+        Coordinates that labels of two cuts touch are held for every row, so that no coordinate
+        stands twice in a row.
+        """
+        held = np.zeros(d, dtype=bool)
+        claimed = np.zeros(d, dtype=bool)
+        touched: list[ndarray | None] = []
+        for kind, width, matrix in zip(kinds, widths, maps, strict=True):
+            if matrix is None or kind != "index":
+                touched.append(None)
+                if matrix is not None:
+                    held |= matrix.any(axis=0)
+                continue
+            by_label = np.asarray(matrix.reshape(-1, width, d).any(axis=1))
+            counts = by_label.sum(axis=0)
+            held |= counts > max(1.0, _COMMON * len(by_label))
+            held |= claimed & (counts > 0)
+            claimed |= counts > 0
+            touched.append(by_label)
+        common = np.flatnonzero(held)
+        labelled: list[_Labelled | None] = []
+        size = len(common)
+        for labels, width, matrix in zip(touched, widths, maps, strict=True):
+            labelled.append(None)
+            if labels is None or matrix is None:
+                continue
+            own = labels & ~held
+            c = int(own.sum(axis=1).max(initial=0))
+            if c == 0:
+                continue
+            # coordinates of a label first, in order; places beyond its own have weight 0
+            places = np.argsort(~own, axis=1, kind="stable")[:, :c].astype(np.int64)
+            inside = np.take_along_axis(own, places, axis=1)
+            weights = np.take_along_axis(
+                matrix.reshape(len(own), width, d), places[:, None, :], axis=2
+            )
+            weights = np.where(inside[:, None, :], weights, 0.0).transpose(0, 2, 1)
+            labelled[-1] = _Labelled(places, np.ascontiguousarray(weights))
+            size += c
+        return cls(common, labelled) if size <= _DENSE * d else cls.full(len(maps), d)
+
+    @property
+    def moving(self) -> int:
+        """Number of entries of a row whose coordinates depend on its labels."""
+        return sum(part.places.shape[1] for part in self.labelled if part is not None)
+
+    def empty(self, rows: int) -> SparseBlock:
+        """A block of zeros."""
+        values = np.zeros((len(self.common) + self.moving, rows))
+        return SparseBlock(values, self.common, np.zeros((self.moving, rows), dtype=np.int64))
+
+    def fill(
+        self,
+        block: SparseBlock,
+        labels: Sequence[ndarray | None],
+        scores: Sequence[ndarray | None],
+    ) -> None:
+        """Set the entries that depend on labels, from (rows,) labels and (k, rows) scores."""
+        at = 0
+        for part, label, s in zip(self.labelled, labels, scores, strict=True):
+            if part is None or label is None or s is None:
+                continue
+            c = part.places.shape[1]
+            values = block.values[len(self.common) + at : len(self.common) + at + c]
+            _fill(values, block.moving[at : at + c], part.places, part.weights, label, s)
+            at += c
+
+    def along(self, k: int, displacement: ndarray) -> ndarray:
+        """(labels, width) changes of the values at cut `k` by coordinates that are not common."""
+        part = self.labelled[k]
+        assert part is not None
+        moved = displacement[part.places][:, :, None] * part.weights
+        return np.ascontiguousarray(moved.sum(axis=1))
+
+    def seen(self, d: int) -> ndarray:
+        """(d,) which coordinates are not 0 for all rows, by the structure of the model."""
+        found = np.zeros(d, dtype=bool)
+        found[self.common] = True
+        for part in self.labelled:
+            if part is not None:
+                found[part.places[part.weights.any(axis=2)]] = True
+        return found
+
+
+@compiled(error_model="numpy")
+def _fill(
+    values: ndarray,
+    moving: ndarray,
+    places: ndarray,
+    weights: ndarray,
+    labels: ndarray,
+    scores: ndarray,
+) -> None:
+    size, c, width = weights.shape
+    for i in range(values.shape[1]):
+        label = labels[i]
+        if label < 0:
+            label += size
+        for t in range(c):
+            value = 0.0
+            for k in range(width):
+                value += scores[k, i] * weights[label, t, k]
+            values[t, i] = value
+            moving[t, i] = places[label, t]
+
+
+@compiled(error_model="numpy")
+def _scatter(values: ndarray, moving: ndarray, out: ndarray) -> None:
+    for t in range(values.shape[0]):
+        for i in range(values.shape[1]):
+            out[moving[t, i], i] += values[t, i]

@@ -1,0 +1,133 @@
+"""Score vectors without their zeros, and the functions that rows are computed with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from pymc_dp._jit import compiled as jit
+from pymc_dp.rows import elementary
+from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.sparse import Layout
+from pymc_dp.rows.tilt import TiltedEngine
+
+from .test_records import point, quick, records_of
+
+#: One index, shared maps, nested and crossed indices, several numbers for each label, users.
+INDEXED = ["poisson_groups", "nested_groups", "two_indices", "index_and_constant"]
+INDEXED += ["small_unsigned_labels", "random_slopes", "non_centred_groups", "persons"]
+OTHERS = ["logistic", "mv_normal", "two_observed"]
+
+
+def by_blocks(name: str, diagonal: bool) -> RowEngine:
+    """An engine in coordinates that keep groups apart, or that mix them all."""
+    engine = quick(name)[2]
+    rng, d = np.random.default_rng(3), engine.d
+    scaling = np.diag(rng.uniform(0.5, 2.0, d))
+    if not diagonal:
+        scaling += 0.1 * rng.standard_normal((d, d))
+    return engine.with_coordinates(Coordinates(point(records_of(name)[1], 5), scaling))
+
+
+@pytest.mark.parametrize("diagonal", [True, False])
+@pytest.mark.parametrize("name", INDEXED + OTHERS)
+def test_sparse_vectors_are_the_vectors(name: str, diagonal: bool) -> None:
+    engine = by_blocks(name, diagonal)
+    z = 0.3 * np.random.default_rng(8).standard_normal(engine.d)
+    engines: list[RowEngine | HuberEngine | TiltedEngine] = [engine, TiltedEngine(engine)]
+    predictor, _ = recognise(engine)
+    if predictor is not None:
+        engines.append(HuberEngine(engine, predictor, 0.7))
+    for each in engines:
+        scores = each.scores(z)
+        dense = [block.copy() for _, block in each.vectors(scores)]
+        sparse = []
+        for where, block in each.sparse_vectors(scores):
+            assert block.values.shape[1] == where.stop - where.start
+            for i, column in enumerate(block.moving.T):
+                held = column[block.values[len(block.common) :, i] != 0.0]
+                places = [*block.common, *held]
+                assert len(set(places)) == len(places), "a coordinate stands twice"
+            sparse.append(block.dense(engine.d).copy())
+        # sums over predictors may be added in another order
+        np.testing.assert_allclose(
+            np.concatenate(sparse, axis=1), np.concatenate(dense, axis=1), rtol=1e-13, atol=1e-13
+        )
+
+
+@pytest.mark.parametrize("name", ["nested_groups", "two_indices", "small_unsigned_labels"])
+def test_groups_leave_out_each_other(name: str) -> None:
+    engine = by_blocks(name, True)
+    scores = engine.scores(np.zeros(engine.d))
+    widths = [len(block.values) for _, block in engine.sparse_vectors(scores)]
+    assert max(widths) <= 0.6 * engine.d
+
+
+def test_a_coordinate_of_two_indices_is_held_for_every_row() -> None:
+    one, other = np.eye(5, 12), np.eye(5, 12, k=4)  # both have coordinate 4
+    layout = Layout.of(["index", "index"], [1, 1], [one, other], 12)
+    assert list(layout.common) == [4]
+    first, second = layout.labelled
+    assert first is not None and second is not None
+    assert not first.weights[4].any() and not second.weights[0].any()
+
+
+def test_a_coordinate_of_most_labels_is_held_for_every_row() -> None:
+    maps = np.eye(8, 20)
+    maps[:, 19] = 1.0
+    layout = Layout.of(["index"], [1], [maps], 20)
+    assert list(layout.common) == [19] and layout.moving == 1
+    assert list(np.flatnonzero(layout.seen(20))) == [*range(8), 19]
+
+
+def evaluated(function: Callable[[float], float], x: np.ndarray) -> np.ndarray:
+    @jit(error_model="numpy")
+    def loop(x, out):  # type: ignore[no-untyped-def]
+        for i in range(x.shape[0]):
+            out[i] = function(x[i])
+
+    out = np.empty_like(x)
+    loop(x, out)
+    return out
+
+
+def test_exponential() -> None:
+    mpmath = pytest.importorskip("mpmath")
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.uniform(-708.0, 709.7, 500), rng.normal(0.0, 1.0, 500), [0.0, -0.0]])
+    found = evaluated(elementary.exp, x)
+    for value, result in zip(x, found, strict=True):
+        exact = mpmath.exp(mpmath.mpf(value))
+        assert abs(mpmath.mpf(result) - exact) <= exact * 2.0**-51
+    ends = np.array([-math.inf, -746.0, -745.2, 709.782712893384, 709.79, math.inf, math.nan])
+    with np.errstate(over="ignore"):
+        expected = np.exp(ends)
+    found = evaluated(elementary.exp, ends)
+    np.testing.assert_allclose(found, expected, rtol=2.0**-51, atol=5e-324)
+    small = np.linspace(-745.0, -708.5, 200)  # less than a normal number: to the last place
+    np.testing.assert_allclose(evaluated(elementary.exp, small), np.exp(small), rtol=0, atol=1e-323)
+
+
+def test_logarithm() -> None:
+    mpmath = pytest.importorskip("mpmath")
+    rng = np.random.default_rng(1)
+    t = np.concatenate([rng.uniform(0.0, 1.0, 500), 10.0 ** rng.uniform(-300, 0, 200), [0.0, 1.0]])
+    found = evaluated(elementary.log1p, t)
+    with mpmath.workdps(340):
+        for value, result in zip(t, found, strict=True):
+            exact = mpmath.log1p(mpmath.mpf(value))
+            assert abs(mpmath.mpf(result) - exact) <= exact * 2.0**-50
+
+
+@pytest.mark.parametrize("name", ["exp", "log1p"])
+def test_vector_instructions_change_no_bit(name: str) -> None:
+    x = np.random.default_rng(2).uniform(0.0, 1.0, 1003)
+    function = getattr(elementary, name)
+    whole = evaluated(function, x)
+    assert whole.tobytes() == np.array([function(value) for value in x]).tobytes()
+    assert whole[1:].tobytes() == evaluated(function, x[1:].copy()).tobytes()
