@@ -286,8 +286,8 @@ def _bias(settings: dict[str, Any]) -> str:
     if settings.get("clipping") == "huberised":
         return (
             "The likelihood is Huberised: a record's score counts up to the norm "
-            f"{settings['clip_norm']['anchor']:.4g} in the sampler's coordinates, by definition."
-            f"{_heavy(settings)}"
+            f"{settings['clip_norm']['anchor']:.4g} in the sampler's coordinates, by definition. "
+            f"{_clipped(settings)}"
         )
     return f"The bias of clipping scores is not covered. {_clipped(settings)}"
 
@@ -364,7 +364,7 @@ def _target(settings: dict[str, Any]) -> list[str]:
             "The likelihood is Huberised: a record's score counts up to the norm "
             f"{settings['clip_norm']['gradient']:.4g} in the sampler's coordinates, by definition. "
             "Energy errors were clipped at a learned bound; the chains are exact as far as none "
-            "was."
+            f"was. {_clipped(settings)}"
         ]
     if form == "plain" and settings.get("clipped"):
         return [f"The chains are exact as far as nothing was clipped. {_clipped(settings)}"]

@@ -248,6 +248,36 @@ def test_probit_tails(t: float) -> None:
         np.testing.assert_allclose(v[0], float(expected), rtol=1e-13, atol=1e-16)
 
 
+@pytest.mark.parametrize("family", ["logit", "probit", "log"])
+def test_longest_scores_are_those_of_the_worst_outcome(family: str) -> None:
+    from pymc_dp.rows import concave
+
+    rng = np.random.default_rng(5)
+    v = rng.normal(0.0, 4.0, 300)
+    code = ["logit", "log", "normal", "probit"].index(family)
+    trials = rng.integers(1, 6, 300).astype(float) if family == "logit" else np.ones(300)
+    a = np.ones(300)
+    found, likely = v.copy(), v.copy()
+    concave.steepest(code, a, trials, found, False)
+    concave.steepest(code, a, trials, likely, True)
+    if family == "logit":
+        outcomes = [np.zeros(300), trials]
+    else:
+        outcomes = [-a, a] if family == "probit" else [0.0 * a, np.where(v < 0.0, a, 0.0)]
+    far, worst = np.full(300, np.inf), np.zeros(300)
+    for outcome in outcomes:
+        slopes = v.copy()
+        concave.huber_slopes(code, outcome, trials, -far, far, slopes)
+        worst = np.maximum(worst, np.abs(slopes))
+    np.testing.assert_allclose(found, worst, rtol=1e-12)
+    assert np.all(likely <= found * (1.0 + 1e-12))
+    rare = (found > 0.9) & (trials == 1.0) & (v < 0.0)
+    np.testing.assert_allclose(likely[rare], found[rare], rtol=1e-12)
+    normal = v.copy()
+    concave.steepest(2, a, trials, normal, False)
+    assert not normal.any()
+
+
 def test_impossible_records_contribute_nothing() -> None:
     engine = compiled("poisson_groups")
 

@@ -14,7 +14,7 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 from pymc_dp.rows import elementary
 
-__all__ = ["huber_log_likelihoods", "huber_slopes", "knots", "norms"]
+__all__ = ["huber_log_likelihoods", "huber_slopes", "knots", "norms", "steepest"]
 
 _LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -120,6 +120,39 @@ def huber_slopes(
         _slopes(_NORMAL, a, b, lower, upper, v)
     else:
         _slopes(_PROBIT, a, b, lower, upper, v)
+
+
+@compiled(error_model="numpy")
+def _likely(mean: float, variance: float) -> float:
+    """The largest deviation of a count that is to be expected: one where none is, or 4 sds."""
+    return max(1.0 - mean, min(mean, 4.0 * math.sqrt(variance)))
+
+
+@compiled(error_model="numpy")
+def steepest(family: int, a: ndarray, b: ndarray, v: ndarray, likely: bool) -> None:
+    """v[i] <- a bound on |l'(v[i])| whatever the outcome of the row; 0 where there is none.
+
+    Of counts: on how much they fall short of their mean, or exceed it if they are at most 1.  With
+    `likely`, on deviations that many rows like this one would show.
+    """
+    for i in range(v.shape[0]):
+        x = v[i]
+        if family == _LOGIT:
+            successes = -_value_and_slope(family, x, 0.0, b[i])[1]
+            failures = _value_and_slope(family, x, b[i], b[i])[1]
+            v[i] = max(successes, failures)
+            if likely and b[i] > 0.0:
+                variance = successes * failures / b[i]
+                v[i] = max(_likely(successes, variance), _likely(failures, variance))
+        elif family == _LOG:
+            mean = -_value_and_slope(family, x, 0.0, b[i])[1]
+            v[i] = _likely(mean, mean) if likely else max(mean, 1.0 - mean)
+        elif family == _PROBIT:
+            one = _value_and_slope(family, x, a[i], b[i])[1]
+            other = _value_and_slope(family, x, -a[i], b[i])[1]
+            v[i] = max(math.fabs(one), math.fabs(other))
+        else:
+            v[i] = 0.0
 
 
 @compiled(error_model="numpy")

@@ -17,9 +17,19 @@ import numpy as np
 from pymc_dp.rows import loops
 from pymc_dp.rows.engine import BLOCK, Coordinates, Engine, RowEngine
 from pymc_dp.rows.hessians import outer_products, packed_curvatures, sees_few
+from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
-__all__ = ["Change", "Contribution", "Curvature", "OuterProduct", "PathError", "Score", "blocks"]
+__all__ = [
+    "Change",
+    "Contribution",
+    "Curvature",
+    "LongestScore",
+    "OuterProduct",
+    "PathError",
+    "Score",
+    "blocks",
+]
 
 #: Numbers held at once: 64 MB of float64.
 _LARGEST = 2**23
@@ -43,6 +53,30 @@ class Score:
     def size(self) -> int:
         """Entries per unit."""
         return len(self.coordinates.location) if self.part is None else len(self.part)
+
+
+@dataclass(frozen=True, eq=False)
+class LongestScore:
+    """The norm that the score of a unit would have at z = 0 with the outcome that fits worst.
+
+    For engines of one concave predictor.  All units have one, so that noise hides none: the scores
+    of an outcome that few units have may be many times as long as the others, and too few to be
+    seen.
+
+    Attributes
+    ----------
+    coordinates : Coordinates
+    likely : bool, default False
+        Only outcomes that many records like this one would show now and then.
+    """
+
+    coordinates: Coordinates
+    likely: bool = False
+
+    @property
+    def size(self) -> int:
+        """Entries per unit: 1."""
+        return 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,7 +179,7 @@ class PathError:
         return 1
 
 
-Contribution = Score | Change | Curvature | OuterProduct | PathError
+Contribution = Score | LongestScore | Change | Curvature | OuterProduct | PathError
 
 
 def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarray]]:
@@ -155,7 +189,7 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
     ----------
     engine : RowEngine
         In any coordinates: those of `spec` are used.
-    spec : Score, Change, Curvature, OuterProduct or PathError
+    spec : Score, LongestScore, Change, Curvature, OuterProduct or PathError
 
     Yields
     ------
@@ -180,6 +214,11 @@ def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndar
     if isinstance(spec, Score):
         vectors = _vectors(engine, np.zeros(engine.d))
         yield everyone, vectors if spec.part is None else vectors[spec.part]
+        return
+    if isinstance(spec, LongestScore):
+        if not isinstance(engine, HuberEngine):
+            raise TypeError("The longest score is known for one concave predictor per row alone.")
+        yield from engine.longest_scores(spec.likely)
         return
     if isinstance(spec, OuterProduct):
         yield from outer_products(_vectors(engine, np.zeros(engine.d)), spec.diagonal)

@@ -79,7 +79,8 @@ class HuberEngine(RowEngine):
     predictor : Predictor
         From :func:`pymc_dp.rows.predictor.recognise`.
     clip_norm : float
-        Bound on the l2 norm of a score vector in z, up to rounding.
+        Bound on the l2 norm of a score vector in z, up to rounding; infinite for the likelihood as
+        it is.
 
     Notes
     -----
@@ -95,9 +96,10 @@ class HuberEngine(RowEngine):
         self._private = _Private()
         self._knots: _Knots | None = None
         self._last: tuple[bytes, np.ndarray] | None = None
+        self._moved: HuberEngine | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_knots": None, "_last": None}
+        return {**super().__getstate__(), "_knots": None, "_last": None, "_moved": None}
 
     def synthetic(self) -> HuberEngine:
         """The same functions on made-up data."""
@@ -117,8 +119,12 @@ class HuberEngine(RowEngine):
         clip_norm = self.clip_norm if clip_norm is None else clip_norm
         if coordinates is self.coordinates and clip_norm == self.clip_norm:
             return self
+        last = self._moved  # several releases in turn ask for the same
+        if last is not None and last.coordinates is coordinates and last.clip_norm == clip_norm:
+            return last
         moved = HuberEngine(super().with_coordinates(coordinates), self.predictor, clip_norm)
         moved._private = self._private
+        self._moved = moved
         return moved
 
     def part(self, units: slice) -> HuberEngine:
@@ -214,6 +220,19 @@ class HuberEngine(RowEngine):
         rows, knots = self._rows(), self._knot_values()
         ends = knots.lower[where], knots.upper[where]
         concave.huber_slopes(self._family, rows.a[where], rows.b[where], *ends, v)
+
+    def longest_scores(self, likely: bool) -> Iterator[tuple[slice, np.ndarray]]:
+        """Norms that scores would have at z = 0 with the outcome that fits worst, (1, rows).
+
+        See :func:`pymc_dp.rows.concave.steepest` for `likely`.
+        """
+        rows, knots = self._rows(), self._knot_values()
+        slopes = knots.origin.copy()
+        concave.steepest(self._family, rows.a, rows.b, slopes, likely)
+        for where, block in self._times(knots.moves, slopes):
+            out = np.empty((1, where.stop - where.start))
+            concave.norms(block.values, out[0])
+            yield where, out
 
     # -- evaluation -----------------------------------------------------------------------------
 

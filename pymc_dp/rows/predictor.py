@@ -68,6 +68,11 @@ class Predictor:
     leaves: tuple[int, ...]
     tails: tuple[tuple[int, ...], ...]
 
+    @property
+    def counts(self) -> bool:
+        """Whether rows are counts or choices, of which some outcome may be rare."""
+        return self.family != "normal"
+
     def affine_form(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, list[np.ndarray]]:
         """(rows,) offset of v, and (k, rows) weights of each cut."""
         data = [np.ascontiguousarray(arrays[k]) for k in self.leaves]

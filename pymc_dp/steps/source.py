@@ -194,6 +194,10 @@ class Source:
         limits = known_limits(self.model, self.budget.public)
         start = self.start()
         engine: Engine = records
+        as_it_is = None
+        if huberised:
+            assert predictor is not None
+            as_it_is = HuberEngine(records, predictor, math.inf)
         settings = {
             "form": form,
             "effects": effects is not None,
@@ -207,11 +211,12 @@ class Source:
             def robust(clip: Coordinates, clip_norm: float) -> None:
                 nonlocal engine
                 engine = records.with_coordinates(clip)
-                if huberised:
-                    assert predictor is not None
-                    engine = HuberEngine(records.with_coordinates(clip), predictor, clip_norm)
+                if as_it_is is not None:
+                    engine = as_it_is.with_coordinates(clip, clip_norm)
                     releases.ask(engine)
 
+            if as_it_is is not None:
+                releases.ask(as_it_is)
             found = prepare_langevin(
                 releases,
                 self.terms.gradient if effects is None else effects.gradient,
@@ -226,6 +231,7 @@ class Source:
                 limit=lambda clip: score_norm_limit(records, clip, limits, self.compile_kwargs)[0],
                 flat=flat,
                 huberised=huberised,
+                counts=huberised and predictor is not None and predictor.counts,
             )
         if found.trusted and found.heavy_tails:
             self._warn_heavy(sampler)

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.matrices import minus_hessian, positive_part, within
-from pymc_dp.rows.contributions import Contribution, Curvature, OuterProduct, Score
+from pymc_dp.rows.contributions import Contribution, Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.quantiles import tail_quantile
@@ -109,6 +109,7 @@ def find_bulk(
     *,
     share: float = 0.12,
     flat: bool = False,
+    counts: bool = False,
 ) -> Bulk:
     """Private Newton steps from the prior to the bulk of the posterior.
 
@@ -127,6 +128,10 @@ def find_bulk(
         Far from the bulk, where the scores of the records agree, rounds cost little.
     flat : bool
         Log-likelihoods are piecewise linear: outer products of scores stand for their curvature.
+    counts : bool
+        Rows are counts or choices, so that the longest score that any outcome would give is known
+        (`LongestScore`): bounds on scores are taken from it, or the scores of an outcome that few
+        units have would not be seen, and clipped to those of the others.
 
     Returns
     -------
@@ -141,7 +146,8 @@ def find_bulk(
     shortened, one that left the score as it was is prolonged, both without another curvature.
     """
     d, n = len(start.location), releases.n_public
-    search = _Search(releases, gradient, start, structure, OuterProduct if flat else Curvature)
+    kind = OuterProduct if flat else Curvature
+    search = _Search(releases, gradient, start, structure, kind, counts)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
     cost = min(max(cost, LEAST), share / 12.0)
@@ -175,9 +181,11 @@ class _Search:
         start: Coordinates,
         structure: Structure,
         kind: type[Curvature],
+        counts: bool,
     ) -> None:
         self.structure = structure
         self.kind = kind
+        self.norms = LongestScore if counts else Score
         self.releases = releases
         self.gradient = gradient
         self.at = start
@@ -201,7 +209,8 @@ class _Search:
     def advance(self, label: str, share: float) -> bool:
         """One round; True when its step was within the noise."""
         spec = Score(self.at)
-        clip_norm = self.bound(f"{label} score", spec, TAIL, 0.5 * LOOK * share)
+        looked_at = self.norms(self.at)
+        clip_norm = self.bound(f"{label} score", looked_at, TAIL, 0.5 * LOOK * share)
         if clip_norm is None and (self.step is None or share > self.visible):
             return True
         if not clip_norm:
@@ -235,7 +244,7 @@ class _Search:
     def confirm(self, label: str, share: float) -> None:
         """Whether the place where the search ended is the right one after all."""
         spec = Score(self.at)
-        clip_norm = self.bound(f"{label} score", spec, TAIL, LOOK * share)
+        clip_norm = self.bound(f"{label} score", self.norms(self.at), TAIL, LOOK * share)
         if clip_norm:
             score, sd = self.sum(f"{label} score", spec, clip_norm, (1.0 - LOOK) * share)
             total = score + self.at.scaling.T @ self.gradient(self.at.location)
@@ -250,7 +259,7 @@ class _Search:
 
     # -- releases -------------------------------------------------------------------------------
 
-    def bound(self, label: str, spec: Score | Curvature, tail: float, share: float) -> float | None:
+    def bound(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
         edges, counts, noise_sd = self.releases.histogram(f"{label} norms", spec, share)
         self.spent += share
         return tail_quantile(edges, counts, noise_sd, tail, self.releases.n_public)

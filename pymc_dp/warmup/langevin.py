@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_dp.matrices import root
-from pymc_dp.rows.contributions import Change, Score
+from pymc_dp.rows.contributions import Change, LongestScore, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
 from pymc_dp.warmup.bulk import Gradient, Releases, Structure, find_bulk
@@ -37,6 +37,8 @@ __all__ = ["prepare_langevin", "prior_only"]
 WARM_UP = 0.12
 #: Most that the look at the scores may cost: a bound that is too long costs more.
 LONG_LOOK = 0.04
+#: Where scores of some outcome are so many times as long as those that are seen, it is rare.
+RARE = 1.5
 #: A bound that nothing passes is used if it is longer than the learned one by no more than this,
 #: or if what it adds to the noise is less than half of this in posterior sds.
 WORTH_IT = 0.2
@@ -74,6 +76,7 @@ def prepare_langevin(
     limit: Callable[[Coordinates], float | None] = lambda at: None,
     flat: bool = False,
     huberised: bool = False,
+    counts: bool = False,
 ) -> Prepared:
     """Everything that the chains of DPLangevin need.
 
@@ -105,12 +108,14 @@ def prepare_langevin(
         As for `find_bulk`.
     huberised : bool
         Clipping is exact for a stated target, see `robust`.
+    counts : bool
+        As for `find_bulk`.
 
     Returns
     -------
     Prepared
     """
-    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, flat=flat)
+    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, flat=flat, counts=counts)
     budget = Shares(releases, bulk.spent)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     blocks, effects = structure(bulk.location)
@@ -125,6 +130,11 @@ def prepare_langevin(
     tail = tail_of_scores(n, noise) if huberised else harmless_tail(n, relative)
     bound, index = budget.scores(Score(clip), tail, _look(n, total), huberised)
     clipped = budget.above
+    if counts and bound:
+        # the scores of a rare outcome weigh as much as all others, and noise hides them
+        longest_score = budget.tail("longest scores", LongestScore(clip, likely=True), tail, LOOK)
+        if longest_score and longest_score > RARE * bound:
+            bound, clipped, index = longest_score, budget.above, 0.0
     rigorous = limit(clip)
     longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
     if bound and rigorous is not None and rigorous < longest * bound:
@@ -180,7 +190,7 @@ def prepare_langevin(
             form = "anchored" if affordable else "quadratic"
 
     if form == "quadratic":
-        found = quadratic(blank, budget, bound, gradient, flat)
+        found = quadratic(blank, budget, bound, gradient, bulk.data_precision, flat)
         return found if found.trusted else prior_only(blank, start)
     if form == "plain":
         return plain(blank, budget, bound, paths, sensitivity, step_size, n_steps, rng)

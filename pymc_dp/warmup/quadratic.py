@@ -8,12 +8,20 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_dp.matrices import positive_part
-from pymc_dp.rows.contributions import Curvature, OuterProduct, Score
+from pymc_dp.rows.contributions import Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.bulk import FULL, Gradient, prior_curvature
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 
 __all__ = ["quadratic"]
+
+#: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:
+#: scores change at kinks alone, and so many records must pass one that the noise does not hide
+#: them. The density of Laplace residuals falls by 14 % on the way, so intervals are 7 % wider.
+_FLAT_STEP = 0.3
+#: Parts of what is left for the curvature, and for one more or two where it is not steady: where it
+#: changes by a factor over the step that it was meant for.
+_CURVATURES, _STEADY = (0.24, 0.06, 0.06), 0.6
 
 
 def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
@@ -27,13 +35,36 @@ def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
 
 
 def quadratic(
-    blank: Prepared, budget: Shares, bound: float, gradient: Gradient, flat: bool = False
+    blank: Prepared,
+    budget: Shares,
+    bound: float,
+    gradient: Gradient,
+    seen: np.ndarray,
+    flat: bool = False,
 ) -> Prepared:
-    """The whole rest for scores at two places and one curvature: the form for small budgets.
+    """The whole rest for scores at two places and a curvature: the form for small budgets.
 
     The first score moves the origin to where the second and the curvature are taken; it then counts
     there, too. What the noise in the curvature adds to the score, over the distance to the mode, is
-    noise like any other.
+    noise like any other. Where the curvature changes much on the way, the origin moves again, by
+    the first score less what the curvature at both ends of the way took from it.
+
+    Parameters
+    ----------
+    blank : Prepared
+    budget : Shares
+    bound : float
+        Of the norms of scores.
+    gradient : callable
+        theta -> gradient of the public log density.
+    seen : (d, d) ndarray
+        Curvature of the log-likelihood in theta, as the search left it.
+    flat : bool
+        Log-likelihoods are piecewise linear.
+
+    Returns
+    -------
+    Prepared
     """
     d, basis = len(blank.score), blank.basis
     left = 1.0 - budget.spent
@@ -41,33 +72,43 @@ def quadratic(
     first, noise = basis.T @ score, sd**2 * basis.T @ basis
     at = blank.coordinates
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
-    moved = replace(blank, clip=Coordinates(at.theta(step), blank.clip.scaling))
-
-    kind = OuterProduct if flat else Curvature
-    spec = kind(moved.clip, diagonal=d > FULL, step=1e-6)
-    clip_norm = budget.tail("curvature norms", spec, 0.01, 0.04 * left)
-    if not clip_norm:
-        return replace(blank, trusted=False)
-    packed, error = budget.sum("curvature", spec, clip_norm, 0.2 * left)
-    error *= float(np.linalg.norm(basis, 2)) ** 2
-    floor = 3.0 * error if spec.diagonal else error * math.sqrt(2.0 * d)
-    values, vectors = np.linalg.eigh(basis.T @ spec.matrix(packed) @ basis)
-    curvature = (vectors * np.where(values > floor, values, 0.0)) @ vectors.T
-    score, sd = budget.sum("anchor", Score(moved.clip), bound, 1.0 - budget.spent)
+    here, before = at, at.scaling.T @ seen @ at.scaling
+    length = _FLAT_STEP * math.sqrt(budget.releases.n_public / d) if flat else 1e-6
+    for k, share in enumerate(_CURVATURES):
+        here = Coordinates(here.theta(step), at.scaling)
+        clip = Coordinates(here.location, blank.clip.scaling)
+        spec = Curvature(clip, diagonal=d > FULL, step=length)
+        again = f" {k + 1}" if k else ""
+        clip_norm = budget.tail(f"curvature norms{again}", spec, 0.01, share * left / 6.0)
+        if not clip_norm:
+            return replace(blank, trusted=False)
+        packed, error = budget.sum(f"curvature{again}", spec, clip_norm, share * left * 5.0 / 6.0)
+        error *= float(np.linalg.norm(basis, 2)) ** 2
+        floor = 3.0 * error if spec.diagonal else error * math.sqrt(2.0 * d)
+        values, vectors = np.linalg.eigh(basis.T @ spec.matrix(packed) @ basis)
+        curvature = (vectors * np.where(values > floor, values, 0.0)) @ vectors.T
+        noise = noise + error**2 * float(step @ step) * np.eye(d)
+        now, then = float(step @ curvature @ step), float(step @ before @ step)
+        if _STEADY * then < now < then / _STEADY:
+            first = first - curvature @ step
+            break
+        first = first - 0.5 * (before + curvature) @ step
+        before = curvature
+        precision = positive_part(curvature + prior_curvature(gradient, here), 1e-3)
+        step = np.linalg.solve(precision, first + here.scaling.T @ gradient(here.location))
+    score, sd = budget.sum("anchor", Score(clip), bound, 1.0 - budget.spent)
     second, rest = basis.T @ score, sd**2 * basis.T @ basis
 
-    transported = first - curvature @ step
-    noise = noise + error**2 * float(step @ step) * np.eye(d)
-    if not _consistent(second - transported, noise + rest):
+    if not _consistent(second - first, noise + rest):
         return replace(blank, trusted=False)
-    final, covariance = pooled(transported, noise, second, rest)
-    here = moved.coordinates
+    final, covariance = pooled(first, noise, second, rest)
     prior = here.scaling.T @ gradient(here.location)
     precision = positive_part(curvature + prior_curvature(gradient, here), 1e-3)
     ahead = np.linalg.solve(precision, final + prior)
     covariance = covariance + error**2 * float(ahead @ ahead) * np.eye(d)
     return replace(
-        moved,
+        blank,
+        clip=clip,
         score=final,
         covariance=covariance,
         curvature=curvature,

@@ -31,7 +31,7 @@ from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.records import extract
 from pymc_dp.rows import contributions, hessians, moves
 from pymc_dp.rows import engine as engine_module
-from pymc_dp.rows.contributions import Change, Curvature, PathError, Score
+from pymc_dp.rows.contributions import Change, Curvature, LongestScore, PathError, Score
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.predictor import recognise
@@ -457,6 +457,8 @@ def one_off_releases(engine, neighboring, seed):
         Curvature(at),
         PathError(at, points, midpoints, 0.4),
     ]
+    if isinstance(engine, HuberEngine):
+        specs += [LongestScore(at), LongestScore(at, likely=True)]
     found = []
 
     def vectors(values, inverse_unit, bound, total, scale):

@@ -65,6 +65,26 @@ def test_a_small_regression_is_not_wider_than_its_prior(seed: int) -> None:
     assert np.all(np.abs(draws.mean(axis=0) - [1.0, 0.5, 1.0]) < 4.0 * draws.std(axis=0))
 
 
+@pytest.mark.parametrize(
+    ("n", "epsilon", "intercept"), [(1500, 3.0, -3.3), (2000, 4.0, -3.3), (20_000, 4.0, -5.2)]
+)
+@pytest.mark.parametrize("seed", [3, 4, 5])
+def test_rare_events_are_not_clipped_away(
+    n: int, epsilon: float, intercept: float, seed: int
+) -> None:
+    """5 or 1 % of events, too few for a histogram, hold half of all that scores say."""
+    rng = np.random.default_rng(seed)
+    x, slopes = rng.normal(size=(n, 3)), np.array([1.0, -0.5, 0.3])
+    y = (rng.random(n) < 1.0 / (1.0 + np.exp(-intercept - x @ slopes))).astype(int)
+
+    def declare() -> None:
+        a, b = pm.Normal("a", 0.0, 2.0), pm.Normal("b", 0.0, 1.0, shape=3)
+        pm.Bernoulli("y", logit_p=a + x @ b, observed=y)
+
+    draws, _ = drawn(declare, epsilon, seed, ["a", "b"])
+    assert np.all(np.abs(draws.mean(axis=0) - [intercept, *slopes]) < 4.0 * draws.std(axis=0))
+
+
 def test_two_modes_are_sampled_or_said() -> None:
     """Only the product of two parameters is known, and both may change their sign."""
     rng = np.random.default_rng(0)
