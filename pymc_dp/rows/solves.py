@@ -7,22 +7,82 @@ longer than the arithmetic.  Where the matrix is constant, its inverse is comput
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
+from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 from pytensor.tensor.blockwise import Blockwise
 from scipy.linalg import solve_triangular
 
 from pymc_dp._compat import SolveTriangular
+from pymc_dp._jit import compiled
 
 __all__ = ["constant_solves"]
 
-#: Sums are written out up to this length; longer ones would take long to compile.
-_LONGEST = 20
+#: Rows at once.
+_TILE = 256
+#: Of the compiled routine: PyTensor's cache on disk does not look at its text.
+_VERSION = 1
+
+
+class _RowsTimes(Op):
+    """(rows, k) @ (k, m), each row by the same sums of products; no matrix library."""
+
+    __props__ = ()
+
+    def make_node(self, rows: Variable, matrix: Variable) -> Apply:
+        rows, matrix = pt.as_tensor(rows), pt.as_tensor(matrix)
+        shape = (rows.type.shape[0], matrix.type.shape[1])
+        return Apply(self, [rows, matrix], [pt.TensorType("float64", shape=shape)()])
+
+    def perform(self, node: Apply, inputs: list[np.ndarray], outputs: list[list[Any]]) -> None:
+        outputs[0][0] = _rows_times(*inputs)
+
+    def pullback(self, inputs: Any, outputs: Any, cotangents: Any) -> list[Variable]:
+        return [self(cotangents[0], inputs[1].T), disconnected_type()]
+
+    L_op = pullback  # its name in PyTensor 2
+
+    def connection_pattern(self, node: Apply) -> list[list[bool]]:
+        return [[True], [False]]
+
+
+@compiled(error_model="numpy")
+def _rows_times(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    n, k = rows.shape
+    m = matrix.shape[1]
+    out = np.empty((n, m))
+    x, y = np.empty((k, _TILE)), np.empty((m, _TILE))  # columns of rows, so that loops vectorise
+    for start in range(0, n, _TILE):
+        size = min(_TILE, n - start)
+        for i in range(size):
+            for j in range(k):
+                x[j, i] = rows[start + i, j]
+        for c in range(m):
+            column = y[c]
+            column[:size] = 0.0
+            for j in range(k):
+                weight, entries = matrix[j, c], x[j]
+                if weight != 0.0:
+                    for i in range(size):
+                        column[i] += entries[i] * weight
+        for i in range(size):
+            for c in range(m):
+                out[start + i, c] = y[c, i]
+    return out
+
+
+@register_funcify_default_op_cache_key(_RowsTimes)
+def _numba_rows_times(op: _RowsTimes, node: Apply, **kwargs: Any) -> Any:
+    return _rows_times, _VERSION
 
 
 def constant_solves(value: Variable) -> Variable:
@@ -43,9 +103,10 @@ def constant_solves(value: Variable) -> Variable:
     for node in nodes:
         inverse = _inverse(node)
         if inverse is not None:
-            b = node.inputs[1]
-            terms = [b[..., j : j + 1] * inverse[:, j] for j in range(len(inverse))]
-            replaced[node.outputs[0]] = pt.add(*terms) if len(terms) > 1 else terms[0]
+            b = node.inputs[1].astype("float64")
+            rows = b if b.type.ndim == 2 else b.reshape((-1, len(inverse)))
+            found = _RowsTimes()(rows, inverse.T.copy())
+            replaced[node.outputs[0]] = found if b.type.ndim == 2 else found.reshape(b.shape)
     return graph_replace(value, replaced, strict=False) if replaced else value
 
 
@@ -56,7 +117,7 @@ def _inverse(node: Apply) -> np.ndarray | None:
         return None
     matrix, b = node.inputs
     k = matrix.type.shape[-1]
-    if op.core_op.b_ndim != 1 or b.type.ndim < 2 or k is None or k > _LONGEST:
+    if op.core_op.b_ndim != 1 or b.type.ndim < 2 or k is None:
         return None
     if any(matrix.type.shape[i] != 1 for i in range(matrix.type.ndim - 2)):
         return None

@@ -8,7 +8,6 @@ and its score vector into g_i(z) - g_i(0), which is exactly 0 at z = 0; samplers
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,13 +16,6 @@ from pymc_dp.rows.engine import Coordinates, Engine, Scores
 from pymc_dp.rows.sparse import SparseBlock
 
 __all__ = ["TiltedEngine"]
-
-
-@dataclass(eq=False)
-class _Changes(Scores):
-    """Scores, and those to be subtracted where the maps differ."""
-
-    subtracted: Scores | None = None
 
 
 class TiltedEngine:
@@ -36,8 +28,8 @@ class TiltedEngine:
     Notes
     -----
     Where d phi / d z does not depend on z, as in linear predictors and group effects, scores are
-    subtracted row by row, and a score vector costs what it costs without a reference.  Elsewhere
-    two vectors are made and subtracted.
+    subtracted row by row, and a score vector costs what it costs without a reference.  Elsewhere a
+    row has the scores s and -s0 at twice as many shared values, those at z and those at 0.
 
     The reference is private: it is made at the first use in a process, after the ledger has been
     charged, and is not pickled.
@@ -46,10 +38,9 @@ class TiltedEngine:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._reference: Scores | None = None
-        self._varying: Scores | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reference": None, "_varying": None}
+        return {**self.__dict__, "_reference": None}
 
     @property
     def d(self) -> int:
@@ -90,15 +81,7 @@ class TiltedEngine:
     def reference(self) -> Scores:
         """Scores at z = 0."""
         if self._reference is None:
-            found = self.engine.scores(np.zeros(self.d))
-            constant = self.engine.constant_maps()
-            rows = [
-                [None if fixed else s for s, fixed in zip(group, fixed_maps, strict=True)]
-                for group, fixed_maps in zip(found.rows, constant, strict=True)
-            ]
-            if any(s is not None for group in rows for s in group):
-                self._varying = Scores(rows, found.maps)
-            self._reference = found
+            self._reference = self.engine.scores(np.zeros(self.d))
         return self._reference
 
     # -- evaluation -----------------------------------------------------------------------------
@@ -112,41 +95,35 @@ class TiltedEngine:
         """Changes of the scores of every row between 0 and z."""
         reference = self.reference()
         found = self.engine.scores(z)
-        for group, at_zero, fixed in zip(
-            found.rows, reference.rows, self.engine.constant_maps(), strict=True
-        ):
-            for s, s0, constant in zip(group, at_zero, fixed, strict=True):
-                if constant and s is not None and s0 is not None:
+        for g, fixed in enumerate(self.engine.constant_maps()):
+            rows, maps = found.rows[g], found.maps[g]
+            for k, constant in enumerate(fixed):
+                s, s0 = rows[k], reference.rows[g][k]
+                if s is None or s0 is None:
+                    continue
+                if constant:
                     s -= s0
-        return _Changes(found.rows, found.maps, self._varying)
+                else:
+                    rows[k] = np.concatenate([s, -s0])
+                    maps[k] = _side_by_side(maps[k], reference.maps[g][k], len(s))
+        return found
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
         """Changes g_i(z) - g_i(0) of all units, as blocks (units, (d, size of the block))."""
-        subtracted = _subtracted(scores)
-        if subtracted is None:
-            yield from self.engine.vectors(scores)
-            return
-        pairs = zip(self.engine.vectors(scores), self.engine.vectors(subtracted), strict=True)
-        for (where, block), (_, at_zero) in pairs:
-            block -= at_zero
-            yield where, block
+        return self.engine.vectors(scores)
 
     def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
         """The same without the coordinates in which they are 0, where these are many."""
-        if _subtracted(scores) is None:
-            yield from self.engine.sparse_vectors(scores)
-        else:
-            for where, block in self.vectors(scores):
-                yield where, SparseBlock.full(block)
+        return self.engine.sparse_vectors(scores)
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """(n_units,) scale_i * (g_i(z) - g_i(0)) . displacement."""
-        work = self.engine.work(scores, displacement, scale)
-        subtracted = _subtracted(scores)
-        if subtracted is not None:
-            work -= self.engine.work(subtracted, displacement, scale)
-        return work
+        return self.engine.work(scores, displacement, scale)
 
 
-def _subtracted(scores: Scores) -> Scores | None:
-    return scores.subtracted if isinstance(scores, _Changes) else None
+def _side_by_side(here: np.ndarray | None, there: np.ndarray | None, width: int) -> np.ndarray:
+    """The maps of `width` numbers per row at two places, as one of twice as many."""
+    assert here is not None and there is not None
+    d = here.shape[1]
+    parts = [matrix.reshape(-1, width, d) for matrix in (here, there)]
+    return np.concatenate(parts, axis=1).reshape(-1, d)

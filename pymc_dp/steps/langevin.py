@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -244,6 +245,14 @@ class DPLangevin(PrivateStep):
             self._public_draws, at = drawn, spread(drawn)
             beyond = far(drawn, effects, found)
             untouched = about_prior(drawn, few, source.names())
+            if {name for name, _ in source.names()} <= set(untouched):
+                warnings.warn(
+                    "These draws are about as wide as the prior in every variable: the budget told "
+                    "next to nothing of these records under this model. A larger epsilon, more "
+                    "records or fewer parameters would help.",
+                    UserWarning,
+                    stacklevel=4,
+                )
         terms: Prior = source.terms.with_coordinates(at)
         settings: dict[str, Any] = {
             "form": found.form,
@@ -259,7 +268,7 @@ class DPLangevin(PrivateStep):
             "clipping": "huberised" if huberised else None,
             "clipping_reason": reason,
             "heavy_tails": found.heavy_tails,
-            "clipped": None if found.form == "plain" and huberised else list(found.clipped),
+            "clipped": list(found.clipped),
         }
         if found.form == "quadratic":
             self.interval = ConstantInterval(1.0)
