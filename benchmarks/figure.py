@@ -1,4 +1,9 @@
-"""Methods by epsilon: accuracy, distance from the exact posterior, effective draws."""
+"""Methods by epsilon: accuracy, distance from the exact posterior, effective draws.
+
+::
+
+    python -m benchmarks.figure a.json b.json --out efficiency.png --table efficiency.txt
+"""
 
 from __future__ import annotations
 
@@ -11,7 +16,7 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-__all__ = ["draw"]
+__all__ = ["draw", "table"]
 
 _COLOURS = {
     "DPLangevin": "#0072B2",
@@ -75,15 +80,53 @@ def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure
     return figure
 
 
+_HEAD = """\
+| ε | method | form | RMSE (σ₀) | sd ratios: least, mean, most | coverage | MMD | ESS per 1000 | R-hat |
+|---|---|---|---|---|---|---|---|---|"""
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return ""
+    return f"{value:.2f}" if abs(value) < 10.0 else f"{value:.0f}"
+
+
+def table(cells: Sequence[Mapping[str, Any]]) -> str:
+    """The same in Markdown, one table for each model."""
+    text = []
+    for model in dict.fromkeys(cell["model"] for cell in cells):
+        rows = [cell for cell in cells if cell["model"] == model and "rmse" in cell]
+        text += [f"**{model}**, {rows[0]['repeats']} repeats:", "", _HEAD]
+        for cell in sorted(rows, key=lambda c: (c["epsilon"], list(_COLOURS).index(c["method"]))):
+            ratios = ", ".join(_short(cell["sd_ratio"][key]) for key in ("min", "mean", "max"))
+            entries = [
+                f"{cell['epsilon']:g}",
+                cell["method"],
+                ", ".join(cell["forms"]) if cell["method"] == "DPLangevin" else "",
+                f"{_short(cell['rmse'])} ({_short(cell['sigma0'])})",
+                ratios,
+                _short(cell["coverage"]),
+                f"{cell['mmd']:.3f}",
+                f"{cell['ess_per_1000']:.0f}",
+                _short(cell["rhat"]),
+            ]
+            text.append("| " + " | ".join(entries) + " |")
+        text.append("")
+    return "\n".join(text)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reports", nargs="+", type=Path, help="JSON of benchmarks.efficiency")
     parser.add_argument("--out", type=Path, default=Path("docs/figures/efficiency.png"))
+    parser.add_argument("--table", type=Path, help="write Markdown tables, too")
     args = parser.parse_args()
     cells: list[dict[str, Any]] = []
     for report in (json.loads(path.read_text()) for path in args.reports):
         cells += report["cells"]
         paper = report["paper_mmd"]
+    if args.table:
+        args.table.write_text(table(cells))
     args.out.parent.mkdir(parents=True, exist_ok=True)
     # JSON has no numbers for keys
     numbers = {

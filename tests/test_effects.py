@@ -60,6 +60,22 @@ def shrinkage() -> None:
     pm.Poisson("y", pt.exp(intercept + R.x @ (tau * z)), observed=R.count)
 
 
+def varying_slopes() -> None:
+    """Two columns of one matrix, each of which is asked for by itself."""
+    mu, tau = pm.Normal("mu", 0.0, 1.0, shape=2), pm.HalfNormal("tau", 1.0, shape=2)
+    b = mu + tau * pm.Normal("z", 0.0, 1.0, shape=(GROUPS, 2))
+    eta = b[R.group, 0] + b[R.group, 1] * R.x[:, 0]
+    pm.Normal("y", eta, pm.HalfNormal("sigma", 2.0), observed=R.y)
+
+
+def two_likelihoods() -> None:
+    """Both see the same group means."""
+    mu, tau = pm.Normal("mu", 0.0, 1.0), pm.HalfNormal("tau", 1.0)
+    a = mu + tau * pm.Normal("z", 0.0, 1.0, shape=GROUPS)
+    pm.Normal("y", a[R.group], 1.0, observed=R.y)
+    pm.Poisson("n", pt.exp(a[R.group] + 0.2 * R.x[:, 0]), observed=R.count)
+
+
 def unknown_scale() -> None:
     mu = pm.Normal("mu", 0.0, 5.0)
     tau = pm.HalfNormal("tau", 3.0)
@@ -122,6 +138,8 @@ def parts(declare: Any) -> tuple[Any, RowEngine, Effects | None, np.ndarray]:
         (shrinkage, 4),
         (unknown_scale, GROUPS + 1),
         (noncentred_row_by_row, GROUPS + 1),
+        (varying_slopes, 2 * GROUPS + 1),
+        (two_likelihoods, GROUPS),
     ],
 )
 def test_effects_are_found_and_carry_the_whole_likelihood(declare: Any, size: int) -> None:

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import MergeOptimizer
 
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import RowGraph
@@ -160,13 +162,15 @@ def _seen(
     compile_kwargs: dict[str, Any] | None,
 ) -> Seen | None:
     """The effects of a likelihood as its graphs are cut."""
+    first = _equal([cut.phi for graph in graphs for cut in graph.cuts])
     leaves: dict[Variable, Variable] = {}  # shared value -> the input that takes its place
     direct: list[Variable] = []
     for graph in graphs:
         for cut in graph.cuts:
-            if known[cut.phi].mixed and cut.phi not in leaves:
+            phi = first[cut.phi]
+            if known[cut.phi].mixed and phi not in leaves:
                 kind = pt.TensorType("float64", shape=known[cut.phi].shape)
-                leaves[cut.phi] = kind(name=f"effect{len(leaves)}")
+                leaves[phi] = kind(name=f"effect{len(leaves)}")
         behind = ancestors_without_shapes([c.phi for c in graph.cuts if not known[c.phi].mixed])
         direct += [v for v in parameters.values if v in behind and v not in direct]
     if not leaves:
@@ -184,12 +188,26 @@ def _seen(
     rebuilt = tuple(
         replace(
             graph,
-            cuts=tuple(replace(cut, phi=leaves.get(cut.phi, cut.phi)) for cut in graph.cuts),
+            cuts=tuple(replace(cut, phi=leaves.get(first[cut.phi], cut.phi)) for cut in graph.cuts),
         )
         for graph in graphs
     )
     n_direct = sum(int(np.prod(shapes[v], dtype=int)) for v in direct)
     return Seen(effects, vector, rebuilt, n_direct, lambda theta: np.asarray(function(theta)))
+
+
+def _equal(phis: Sequence[Variable]) -> dict[Variable, Variable]:
+    """For each shared value the first of those that are computed alike.
+
+    Likelihoods that share parameters, and predictors that take two columns of one matrix, have each
+    a copy.
+    """
+    graph = FunctionGraph(outputs=list(phis), clone=True)
+    MergeOptimizer().rewrite(graph)
+    firsts: dict[Variable, Variable] = {}
+    for phi, merged_phi in zip(phis, graph.outputs, strict=True):
+        firsts.setdefault(merged_phi, phi)
+    return {p: firsts[m] for p, m in zip(phis, graph.outputs, strict=True)}
 
 
 def _independent(
