@@ -241,13 +241,13 @@ def main() -> None:
                 runs += cell
                 cells.append(_pooled(cell))
                 print(_row(cells[-1]), flush=True)
+                if args.json:  # after each cell, so that an interrupted run is not lost
+                    report = {"cells": cells, "runs": runs, "paper_mmd": PAPER_MMD}
+                    args.json.write_text(json.dumps(_finite(report), indent=1))
             for method, row in PAPER_MMD.get(name, {}).items():
                 if epsilon in row:
                     head = f"{name:20s} {epsilon:4g} {method:11s}"
                     print(f"{head} {'MMD in the paper':>37s} {row[epsilon]:6.3f}")
-        if args.json:
-            report = {"cells": cells, "runs": runs, "paper_mmd": PAPER_MMD}
-            args.json.write_text(json.dumps(_finite(report), indent=1))
     if args.figure:
         args.figure.parent.mkdir(parents=True, exist_ok=True)
         draw(cells, PAPER_MMD).savefig(args.figure, dpi=150)

@@ -81,7 +81,7 @@ def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure
 
 
 _HEAD = """\
-| ε | method | form | RMSE (σ₀) | sd ratios: least, mean, most | coverage | MMD | ESS per 1000 | R-hat |
+| ε | method | form | RMSE (σ₀) | sd ratios | coverage | MMD | ESS per 1000 | R-hat |
 |---|---|---|---|---|---|---|---|---|"""
 
 

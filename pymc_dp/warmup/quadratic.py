@@ -22,6 +22,8 @@ _FLAT_STEP = 0.3
 #: Parts of what is left for the curvature, and for one more or two where it is not steady: where it
 #: changes by a factor over the step that it was meant for.
 _CURVATURES, _STEADY = (0.24, 0.06, 0.06), 0.6
+#: And by more than so many sds of its noise; that of the search, which cost less, is larger.
+_UNSURE = 8.0
 
 
 def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
@@ -85,11 +87,13 @@ def quadratic(
         packed, error = budget.sum(f"curvature{again}", spec, clip_norm, share * left * 5.0 / 6.0)
         error *= float(np.linalg.norm(basis, 2)) ** 2
         floor = 3.0 * error if spec.diagonal else error * math.sqrt(2.0 * d)
-        values, vectors = np.linalg.eigh(basis.T @ spec.matrix(packed) @ basis)
+        released = basis.T @ spec.matrix(packed) @ basis
+        values, vectors = np.linalg.eigh(released)
         curvature = (vectors * np.where(values > floor, values, 0.0)) @ vectors.T
         noise = noise + error**2 * float(step @ step) * np.eye(d)
-        now, then = float(step @ curvature @ step), float(step @ before @ step)
-        if _STEADY * then < now < then / _STEADY:
+        now, then = float(step @ released @ step), float(step @ before @ step)
+        unsure = _UNSURE * error * float(step @ step)
+        if _STEADY * then - unsure < now < then / _STEADY + unsure:
             first = first - curvature @ step
             break
         first = first - 0.5 * (before + curvature) @ step
