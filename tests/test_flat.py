@@ -62,6 +62,12 @@ def poisson_identity() -> None:
     pm.Poisson("y", pm.HalfNormal("rate", 5.0), observed=R.count)
 
 
+def softmax() -> None:
+    """What is added to the predictors of all classes changes nothing."""
+    eta = pm.Normal("a", 0.0, 2.0, shape=3) + R.x @ pm.Normal("b", 0.0, 2.0, shape=(2, 3))
+    pm.Categorical("y", p=pm.math.softmax(eta, axis=1), observed=R.count % 3)
+
+
 def student() -> None:
     mu, sigma = pm.Normal("a", 0.0, 5.0), pm.HalfNormal("s", 2.0)
     pm.StudentT("y", nu=4.0, mu=mu, sigma=sigma, observed=R.y)
@@ -85,6 +91,7 @@ def _engine(declare: Any) -> RowEngine:
         (poisson, False),
         (poisson_identity, False),
         (student, False),
+        (softmax, False),
     ],
 )
 def test_flat_likelihoods_are_recognised(declare: Any, expected: bool) -> None:

@@ -54,7 +54,9 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
                         continue
                     moved_etas, moved_phis = list(etas), list(phis)
                     moved = moved_etas if k < functions.n_dots else moved_phis
-                    moved[k] = np.ascontiguousarray(moved[k] + _STEP)
+                    # not all by the same: choices do not see what is added to all of them
+                    move = _STEP * rng.uniform(0.5, 1.5, np.shape(moved[k]))
+                    moved[k] = np.ascontiguousarray((moved[k] + move).astype(moved[k].dtype))
                     with np.errstate(all="ignore"):
                         here = functions.scores(etas, phis, labels, blocks)[k]
                         there = functions.scores(moved_etas, moved_phis, labels, blocks)[k]
