@@ -6,17 +6,19 @@ import math
 from collections.abc import Callable
 
 import numpy as np
+import pymc as pm
 import pytest
 
 from pymc_dp._jit import compiled as jit
-from pymc_dp.rows import elementary
+from pymc_dp.records import extract
+from pymc_dp.rows import elementary, moves
 from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.sparse import Layout
 from pymc_dp.rows.tilt import TiltedEngine
 
-from .test_records import point, quick, records_of
+from .test_records import QUICK, point, quick, records_of
 
 #: One index, shared maps, nested and crossed indices, several numbers for each label, users.
 INDEXED = ["poisson_groups", "nested_groups", "two_indices", "index_and_constant"]
@@ -66,6 +68,34 @@ def test_groups_leave_out_each_other(name: str) -> None:
     scores = engine.scores(np.zeros(engine.d))
     widths = [len(block.values) for _, block in engine.sparse_vectors(scores)]
     assert max(widths) <= 0.6 * engine.d
+
+
+def test_coordinates_that_rows_touch_may_change_with_z(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`maximum(a, b)` moves with one of its arguments, on either side of the coefficients."""
+    monkeypatch.setattr(moves, "_WORTH", 0)  # designs are kept
+    rng = np.random.default_rng(0)
+    n, groups = 300, 8
+    x, group, y = rng.normal(size=(n, 3)), rng.integers(0, groups, n), rng.normal(size=n)
+    with pm.Model() as model:
+        a = pm.Normal("a")
+        beta = pm.Normal("beta", shape=3)
+        b = pm.Normal("b")
+        effect = pm.Normal("effect", shape=groups)
+        pm.Normal("y", x @ beta + pm.math.maximum(a, b) + effect[group], 1.0, observed=y)
+    records = extract(model, check=False)
+    d = records.parameters.size
+    scaling = np.eye(d)
+    scaling[1:4, 1:4] += 0.3 * rng.standard_normal((3, 3))
+    engine = records.engine(Coordinates(np.zeros(d), scaling), QUICK)
+    for larger in (0, 4, 0):
+        z = 0.1 * rng.standard_normal(d)
+        z[larger] = 2.0
+        scores = engine.scores(z)
+        dense = np.concatenate([block.copy() for _, block in engine.vectors(scores)], axis=1)
+        sparse = [block.dense(d).copy() for _, block in engine.sparse_vectors(scores)]
+        np.testing.assert_allclose(np.concatenate(sparse, axis=1), dense, atol=1e-13)
+        work = engine.work(scores, z, np.ones(n))
+        np.testing.assert_allclose(work, z @ dense, rtol=1e-10, atol=1e-12)
 
 
 def test_a_coordinate_of_two_indices_is_held_for_every_row() -> None:

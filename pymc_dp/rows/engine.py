@@ -52,7 +52,7 @@ class RowEngine:
         self.n_units = n_units
         self.coordinates = coordinates
         self._keeps = True  # whether it will be asked more than once
-        self._designs: dict[tuple[int, int, int], ScaledDesign] = {}
+        self._designs: dict[tuple[int, int, bool], tuple[bytes, ScaledDesign]] = {}
         self._layouts: dict[int, Layout] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -267,7 +267,7 @@ class RowEngine:
                     continue
                 at = (row_scores, where.start, *entries)
                 if cut.kind == "dot":
-                    scaled = self._design(g, k, matrix, len(row_scores), where)
+                    scaled = self._design(g, k, matrix, layout, len(row_scores), where)
                     if scaled is None:
                         loops.add_products(block, columns.designs[cut], *at)
                     else:
@@ -283,7 +283,7 @@ class RowEngine:
             yield where, found
 
     def _design(
-        self, g: int, k: int, matrix: np.ndarray, width: int, where: slice
+        self, g: int, k: int, matrix: np.ndarray, layout: Layout, width: int, where: slice
     ) -> tuple[ScaledDesign, int] | None:
         """The design of a cut in z, and at which of its rows a block begins; None if it never pays.
 
@@ -297,11 +297,14 @@ class RowEngine:
         constant = group.functions.constant_jacobians[k] is not None
         if not (self._keeps and constant and ScaledDesign.fits(matrix, width, group.n_rows)):
             return ScaledDesign.of(design, matrix, width, where), 0
-        key = (g, k, matrix.shape[1])
-        if key not in self._designs:
+        # one with all columns, and one with those that rows touch, which may change with z
+        key = (g, k, len(layout.common) == self.d)
+        columns = layout.common.tobytes()
+        if key not in self._designs or self._designs[key][0] != columns:
             everything = slice(0, group.n_rows)
-            self._designs[key] = ScaledDesign.of(design, matrix, width, everything)
-        return self._designs[key], where.start
+            made = ScaledDesign.of(design, matrix, width, everything)
+            self._designs[key] = columns, made
+        return self._designs[key][1], where.start
 
     def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
         """(n_units,) scale_i * g_i . displacement: the work of clipped score vectors."""

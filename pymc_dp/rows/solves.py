@@ -30,7 +30,7 @@ __all__ = ["constant_solves"]
 #: Rows at once.
 _TILE = 256
 #: Of the compiled routine: PyTensor's cache on disk does not look at its text.
-_VERSION = 1
+_VERSION = 2
 
 
 class _RowsTimes(Op):
@@ -59,6 +59,8 @@ class _RowsTimes(Op):
 def _rows_times(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
     n, k = rows.shape
     m = matrix.shape[1]
+    if matrix.shape[0] != k:
+        raise ValueError("Rows and the matrix of a solve have other lengths.")
     out = np.empty((n, m))
     x, y = np.empty((k, _TILE)), np.empty((m, _TILE))  # columns of rows, so that loops vectorise
     for start in range(0, n, _TILE):

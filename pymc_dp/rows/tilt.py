@@ -104,7 +104,7 @@ class TiltedEngine:
                 if constant:
                     s -= s0
                 else:
-                    rows[k] = np.concatenate([s, -s0])
+                    rows[k] = np.stack([s, -s0], axis=1).reshape(2 * len(s), -1)
                     maps[k] = _side_by_side(maps[k], reference.maps[g][k], len(s))
         return found
 
@@ -122,8 +122,8 @@ class TiltedEngine:
 
 
 def _side_by_side(here: np.ndarray | None, there: np.ndarray | None, width: int) -> np.ndarray:
-    """The maps of `width` numbers per row at two places, as one of twice as many."""
+    """The maps of `width` numbers per row at two places, as one of pairs of them."""
     assert here is not None and there is not None
     d = here.shape[1]
     parts = [matrix.reshape(-1, width, d) for matrix in (here, there)]
-    return np.concatenate(parts, axis=1).reshape(-1, d)
+    return np.stack(parts, axis=2).reshape(-1, d)

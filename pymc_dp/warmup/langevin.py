@@ -134,7 +134,8 @@ def prepare_langevin(
         # the scores of a rare outcome weigh as much as all others, and noise hides them
         longest_score = budget.tail("longest scores", LongestScore(clip, likely=True), tail, LOOK)
         if longest_score and longest_score > RARE * bound:
-            bound, clipped, index = longest_score, budget.above, 0.0
+            bound, index = longest_score, 0.0
+            clipped = budget.scores_above(bound)
     rigorous = limit(clip)
     longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
     if bound and rigorous is not None and rigorous < longest * bound:

@@ -155,6 +155,7 @@ class Shares:
     def __init__(self, releases: Releases, spent: float) -> None:
         self.releases = releases
         self.spent = spent
+        self._of_scores = (np.empty(0), np.empty(0), 0.0)  # the histogram of the scores
         self.above = (0.0, 0.0)  # noisy fraction above the last quantile, and its sd
 
     @property
@@ -177,11 +178,16 @@ class Shares:
         self, spec: Contribution, tail: float, share: float, huberised: bool
     ) -> tuple[float | None, float]:
         """Bound on the scores, and the index of their tail."""
-        histogram = self._histogram("scores", spec, share)
+        histogram = self._of_scores = self._histogram("scores", spec, share)
         found, index = heavy_quantile(*histogram, tail, self.releases.n_public)
         if huberised:
             found = tail_quantile(*histogram, tail, self.releases.n_public)
         return self._counted(histogram, found), index
+
+    def scores_above(self, bound: float) -> tuple[float, float]:
+        """Noisy fraction of the scores that are longer than another bound, and its sd."""
+        self._counted(self._of_scores, bound)
+        return self.above
 
     def _histogram(
         self, label: str, spec: Contribution, share: float

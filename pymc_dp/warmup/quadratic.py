@@ -93,7 +93,7 @@ def quadratic(
         noise = noise + error**2 * float(step @ step) * np.eye(d)
         now, then = float(step @ released @ step), float(step @ before @ step)
         unsure = _UNSURE * error * float(step @ step)
-        if _STEADY * then - unsure < now < then / _STEADY + unsure:
+        if _STEADY * then - unsure <= now <= then / _STEADY + unsure:
             first = first - curvature @ step
             break
         first = first - 0.5 * (before + curvature) @ step
