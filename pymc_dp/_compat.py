@@ -31,6 +31,7 @@ except ImportError:  # PyTensor 2
     from pytensor.tensor.slinalg import SolveTriangular
 
 __all__ = [
+    "OWN_INNER_GRAPHS",
     "PYMC_MAJOR",
     "AdvancedSubtensor1",
     "LogSumExp",
@@ -48,6 +49,10 @@ __all__ = [
 ]
 
 PYMC_MAJOR = int(pm.__version__.split(".")[0])
+
+#: For a copy that shares no graph within an operation.  PyTensor 2 rewrites these in place, with
+#: the lengths of constants as numbers; those of PyTensor 3 do not change.
+OWN_INNER_GRAPHS = {"clone_inner_graphs": True} if PYMC_MAJOR < 6 else {}
 
 
 def _as_index(entry: Any) -> Any:

@@ -108,7 +108,14 @@ def clip_advice(
     budget = get_budget(model)
     public = () if budget is None else budget.public
     unit = None if budget is None else budget.privacy_unit
-    records = extract(model, public=public, privacy_unit=unit, check=False, read=False)
+    records = extract(
+        model,
+        public=public,
+        privacy_unit=unit,
+        count_is_private=budget is not None and budget.neighboring == "add_or_remove_one",
+        check=False,
+        read=False,
+    )
     matrix = scaling_matrix(scaling, records.parameters, model)
     rng = np.random.default_rng(random_seed)
     features = Features(model, records, public, dict(data or {}))

@@ -33,6 +33,7 @@ from pymc_dp.rows.ancestry import (
     is_long_constant,
 )
 from pymc_dp.rows.check import check_numerically
+from pymc_dp.rows.counts import RowCounts
 from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.functions import (
@@ -43,7 +44,8 @@ from pymc_dp.rows.functions import (
 )
 from pymc_dp.rows.intervals import Interval
 from pymc_dp.rows.lift import lift_rows
-from pymc_dp.rows.sizes import fixed_shapes
+from pymc_dp.rows.sizes import counts_rows, fixed_shapes
+from pymc_dp.rows.total import without_errors
 from pymc_dp.rows.unfolded import log_densities, long_constants_kept
 
 __all__ = [
@@ -295,7 +297,8 @@ def extract(
     privacy_unit
         See :func:`count_units`.
     count_is_private : bool, default False
-        Refuse models in which the number of rows is used as a number (add or remove one).
+        The number of rows is private (add or remove one), as it is with a `privacy_unit`: refuse
+        models in which a value, or the shape of a parameter, depends on it.
     check : bool, default True
         Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
     read : bool, default True
@@ -318,18 +321,22 @@ def extract(
     rows = row_counts(model, public)
     # from this length on, an axis of an unnamed array may be one of records, or of units
     length = min(n_units, *rows.values())
-    _refuse_private_start(model, public, length)
+    # a unit that is replaced may take any number of rows along
+    secret = set(rows.values()) if count_is_private or privacy_unit is not None else set()
+    public_variables = public_inputs(model, public) - lengths_equal_to(model, secret)
+    counts = RowCounts(public_variables, length, secret) if secret else None
+    _refuse_private_start(model, public, length, counts)
     point = model.initial_point()
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]
     shapes = {value: np.shape(point[value.name]) for value in values}
     if not values:
         raise UnsafeModel("The model has no free random variable to sample.")
     parameters = ParameterVector.of(values, list(shapes.values()))
-    # a unit that is replaced may take any number of rows along
-    secret = set(rows.values()) if count_is_private or privacy_unit is not None else set()
-    public_variables = public_inputs(model, public) - lengths_equal_to(model, secret)
 
     observed = private_observed(model, public)
+    if counts is not None:
+        for rv in model.observed_RVs:
+            _refuse_counted(counts.inside([rv]), f"The likelihood of `{rv.name}`")
     raw = dict(
         zip(
             [rv.name for rv in observed],
@@ -361,7 +368,7 @@ def extract(
             check_numerically(terms, graph, values, shapes, public_variables)
     _refuse_unread_bounds(groups, limits)
     _refuse_shared_rows(groups, public_variables)
-    public_logp = _public_logp(model, public, groups, shapes, length, secret)
+    public_logp = _public_logp(model, public, groups, shapes, length, counts)
     initial = parameters.ravel(point)
     return Records(parameters, tuple(groups), public_logp, n_units, initial)
 
@@ -423,7 +430,7 @@ def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
         return
     function = pytensor.function(
         [leaf.block for leaf in graph.leaves],
-        [label for label, _ in graph.lookups],
+        without_errors([label for label, _ in graph.lookups], interpreted=True),
         mode=INTERPRETED,
         on_unused_input="ignore",
     )
@@ -486,8 +493,19 @@ def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
     return True
 
 
-def _refuse_private_start(model: Model, public: Sequence[str], length: int) -> None:
-    """Initial values are where the sampler's coordinates have their origin: they are public."""
+def _refuse_counted(found: Variable | None, what: str) -> None:
+    """Refuse what depends on the number of rows of a private array."""
+    if found is not None:
+        raise UnsafeModel(counts_rows(what, found))
+
+
+def _refuse_private_start(
+    model: Model, public: Sequence[str], length: int, counts: RowCounts | None
+) -> None:
+    """Initial values are where the sampler's coordinates have their origin: they are public.
+
+    Their shapes are those of what is released.
+    """
     starts = make_initial_point_expression(
         free_rvs=model.free_RVs,
         rvs_to_transforms=model.rvs_to_transforms,
@@ -497,6 +515,10 @@ def _refuse_private_start(model: Model, public: Sequence[str], length: int) -> N
     named = public_inputs(model, public)
     for rv, start in zip(model.free_RVs, starts, strict=True):
         _refuse_private(start, named, set(), length, f"The initial value or prior of `{rv.name}`")
+        if counts is not None:
+            what = f"The initial value or shape of `{rv.name}`"
+            _refuse_counted(counts.behind([start], [start]), what)
+            _refuse_counted(counts.behind([rv], [rv]), f"The prior or shape of `{rv.name}`")
 
 
 def _refuse_other_axes(model: Model, graph: RowGraph) -> None:
@@ -537,7 +559,7 @@ def _public_logp(
     groups: Sequence[_Group],
     shapes: Mapping[Variable, tuple[int, ...]],
     length: int,
-    secret: set[int],
+    counts: RowCounts | None,
 ) -> Variable:
     """Prior with Jacobian and public likelihoods, minus infinity where a condition fails."""
     rvs = [*model.free_RVs, *[rv for rv in model.observed_RVs if rv.name in set(public)]]
@@ -545,7 +567,10 @@ def _public_logp(
     logp = pt.sum([pt.sum(term) for term in terms])
     leaves = {leaf.source for group in groups for leaf in group.graph.leaves}
     named = public_inputs(model, public)
-    _refuse_private(logp, named, leaves, length, "The prior or a public likelihood")
+    what = "The prior or a public likelihood"
+    _refuse_private(logp, named, leaves, length, what)
+    if counts is not None:  # before the lengths of constants are folded
+        _refuse_counted(counts.behind([logp]), what)
     with long_constants_kept(length):
         [logp] = rewrite_graph(
             [logp],
@@ -555,4 +580,4 @@ def _public_logp(
     for group in groups:
         for condition in group.graph.conditions:
             logp = pt.switch(condition, logp, -np.inf)
-    return fixed_shapes([logp], shapes, named, secret_sizes=secret)[0]
+    return fixed_shapes([logp], shapes, named, secret_sizes=counts.sizes if counts else ())[0]

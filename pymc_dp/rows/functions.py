@@ -23,6 +23,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.solves import constant_solves
+from pymc_dp.rows.total import without_errors
 
 __all__ = [
     "INTERPRETED",
@@ -51,9 +52,17 @@ INTERPRETED = Mode(linker="py", optimizer=None)
 def compile_function(
     inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
 ) -> Any:
-    """Compile with numba (a C++ compiler is not assumed) and exact floating-point semantics."""
+    """Compile with numba (a C++ compiler is not assumed) and exact floating-point semantics.
+
+    No value of an input stops the function with an error (:mod:`pymc_dp.rows.total`).
+    """
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
+    interpreted = kwargs["mode"] != "NUMBA"
     kwargs["mode"] = get_mode(kwargs["mode"]).excluding(*_GATHERING)
+    if isinstance(outputs, Variable):
+        [outputs] = without_errors([outputs], interpreted=interpreted)
+    else:
+        outputs = without_errors(outputs, interpreted=interpreted)
     with pytensor.config.change_flags(numba__fastmath=False):
         function = pytensor.function(inputs, outputs, on_unused_input="ignore", **kwargs)
     function.trust_input = True
@@ -186,8 +195,9 @@ class RowFunctions:
             if cut.row_data in blocks:
                 self.column_of[cut] = blocks.index(cut.row_data)
             else:
+                [column] = without_errors([cut.row_data], interpreted=True)
                 self.column_of[cut] = pytensor.function(
-                    blocks, cut.row_data, mode=INTERPRETED, on_unused_input="ignore"
+                    blocks, column, mode=INTERPRETED, on_unused_input="ignore"
                 )
 
     def column(self, cut: Cut, arrays: Sequence[np.ndarray]) -> np.ndarray:

@@ -21,10 +21,11 @@ from pymc_dp.rows.ancestry import (
     hides_code,
     is_long_constant,
 )
+from pymc_dp.rows.counts import RowCounts
 from pymc_dp.rows.cuts import Cut, RowGraph, RowLeaf
 from pymc_dp.rows.lifter import Lifter, describe
 from pymc_dp.rows.rules import RULES
-from pymc_dp.rows.sizes import fixed_shapes, static_shape
+from pymc_dp.rows.sizes import counts_rows, fixed_shapes, static_shape
 
 __all__ = ["lift_rows"]
 
@@ -54,7 +55,8 @@ def lift_rows(
         Unnamed arrays with an axis of this length or more may hold records and must not reach
         every record.  Default: `n_rows`.
     secret_sizes : iterable of int
-        Numbers of rows, where they are private: no term may depend on them.
+        Numbers of rows, where they are private: no term may depend on them
+        (:class:`~pymc_dp.rows.counts.RowCounts`).
 
     Returns
     -------
@@ -107,21 +109,22 @@ def lift_rows(
         total = value if total is None else total + value
     assert total is not None
     rows = {leaf.block for leaf in leaves.values()} | {cut.eta for cut in cuts.values()}
-    found = iter(
-        fixed_shapes(
-            [
-                total,
-                *[cut.row_data for cut in cuts.values() if cut.row_data is not None],
-                *[cut.phi for cut in cuts.values()],
-                *[label for label, _ in lookups],
-                *conditions,
-            ],
-            parameters,
-            public,
-            rows,
-            secret_sizes,
-        )
-    )
+    phis = [cut.phi for cut in cuts.values()]
+    outputs = [
+        total,
+        *[cut.row_data for cut in cuts.values() if cut.row_data is not None],
+        *phis,
+        *[label for label, _ in lookups],
+        *conditions,
+    ]
+    secret = set(secret_sizes)
+    if secret:
+        counts = RowCounts({*public, *parameters, *rows}, private_length or n_rows, secret)
+        counted = counts.behind(outputs, phis)
+        if counted is not None:
+            names = ", ".join(f"`{name}`" for name in logps)
+            raise NotFactorizable(counts_rows(f"The likelihood of {names}", counted))
+    found = iter(fixed_shapes(outputs, parameters, public, rows, secret))
     total = next(found)
     row_data = [None if cut.row_data is None else next(found) for cut in cuts.values()]
     return RowGraph(

@@ -37,9 +37,23 @@ from pymc_dp.rows.sizes import static_shape
 __all__ = ["RULES", "is_row_numbers"]
 
 _AXIS_OPS = (Softmax, LogSoftmax, CumOp)
+#: What may be done with the vector or matrix of a record, as it never fails.  An inverse or a
+#: singular value decomposition stops with an error for some matrices, which would tell of a record.
+_NEVER_FAIL = {
+    "Cholesky",
+    "CholeskySolve",
+    "Det",
+    "Dot",
+    "QR",
+    "SLogDet",
+    "Solve",
+    "SolveTriangular",
+}
 
 
 def _elemwise(lifter: Lifter, v: Variable, axis: int) -> Variable:
+    if v.type.dtype.startswith("complex"):  # a negative modulus of one record is an error
+        raise lifter.refuse("it uses complex numbers", "Write real and imaginary parts apart.")
     inputs = [lifter.lift_or_share(x, axis) for x in v.owner.inputs]
     return v.owner.op.make_node(*inputs).outputs[v.owner.outputs.index(v)]
 
@@ -117,6 +131,11 @@ def _blockwise(lifter: Lifter, v: Variable, axis: int) -> Variable:
     node, op = v.owner, v.owner.op
     batch = op.batch_ndim(node)
     if axis < batch:
+        if type(op.core_op).__name__ not in _NEVER_FAIL:
+            raise lifter.refuse(
+                f"{op} acts on the matrix of each record, and may fail for some",
+                "Compute it before the model is built, or use pt.linalg.solve.",
+            )
         inputs = [lifter.lift_or_share(x, axis) for x in node.inputs]
         return op.make_node(*inputs).outputs[node.outputs.index(v)]
     if isinstance(op.core_op, Dot) and batch == 0:

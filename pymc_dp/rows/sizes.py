@@ -21,7 +21,7 @@ from pymc_dp.rows.ancestry import (
     is_data,
 )
 
-__all__ = ["fixed_shapes", "static_shape"]
+__all__ = ["counts_rows", "fixed_shapes", "static_shape"]
 
 #: For functions called once.  Constants of the model stay in the graph: nothing may compile it.
 _INTERPRETED = Mode(linker="py", optimizer=None)
@@ -77,10 +77,24 @@ def fixed_shapes(
     return clone_replace(outputs, sizes, rebuild_strict=False)
 
 
+def counts_rows(what: str, source: Variable) -> str:
+    """The message where `what` depends on the number of rows of `source`, which is private."""
+    label = f"`{source.name}`" if source.name else "an array as long as the data"
+    return (
+        f"{what} depends on the number of rows of {label}, which is private under "
+        "neighboring='add_or_remove_one' and with a privacy_unit. Use a public constant instead, "
+        "or declare public data in PrivacyBudget(public=...)."
+    )
+
+
 def _refuse_secret_sizes(
     outputs: Sequence[Variable], sizes: Mapping[Variable, Variable], secret: set[int]
 ) -> None:
-    """Refuse outputs in which a private number of rows is used as a number."""
+    """Refuse outputs in which a size that equals a private number of rows is used as a number.
+
+    :class:`pymc_dp.rows.counts.RowCounts` follows the numbers of rows of private arrays.  This is
+    about those of public ones as well, which may be records too.
+    """
     if not secret:
         return
     nodes = {variable.owner for variable in ancestors(outputs) if variable.owner is not None}
@@ -96,8 +110,9 @@ def _refuse_secret_sizes(
             )
             if not (picks and len(node.inputs) == 2):
                 raise NotFactorizable(
-                    "The number of rows enters the likelihood or the prior, and is private under "
-                    "neighboring='add_or_remove_one'. Use a public constant instead."
+                    "A size that equals the number of rows enters the likelihood or the prior, and "
+                    "the number of rows is private under neighboring='add_or_remove_one' and with "
+                    "a privacy_unit. Use a public constant instead."
                 )
 
 

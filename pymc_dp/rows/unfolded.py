@@ -19,6 +19,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.rewriting.basic import unconditional_constant_folding
 
+from pymc_dp._compat import OWN_INNER_GRAPHS
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import is_long_constant
 
@@ -75,7 +76,7 @@ def log_densities(
         for variable in ancestors([*everything, *values])
         if is_long_constant(variable, length)
     }
-    symbolic = clone_replace(everything, hidden, rebuild_strict=False)
+    symbolic = clone_replace(everything, hidden, rebuild_strict=False, **OWN_INNER_GRAPHS)
     clones = dict(zip(everything, symbolic, strict=True))
     symbols = dict(zip(values, clone_replace(values, hidden, rebuild_strict=False), strict=True))
     try:
@@ -88,8 +89,16 @@ def log_densities(
                 },
                 jacobian=jacobian,
             )
-    except ValueError as error:
+    except (AttributeError, ValueError) as error:
         names = ", ".join(f"`{rv.name}`" for rv in rvs)
+        if isinstance(error, AttributeError):
+            if error.name != "ndim_supp":  # PyMC takes a shape that it must assert for a variable
+                raise
+            raise NotFactorizable(
+                f"PyMC could not derive the log-density of {names} without the lengths of its "
+                "arrays, which may be numbers of rows: some have as many entries as there are "
+                "records. Give the components of a mixture as a list, one distribution each."
+            ) from error
         raise NotFactorizable(
             f"PyMC could not derive the log-density of {names}, most often because lengths "
             "disagree. Give every column of one likelihood the same number of rows."

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 
@@ -14,9 +15,14 @@ from pymc_dp import _compat
 from pymc_dp.mechanisms import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.total import without_errors
 from pymc_dp.steps.start import few_prior_draws, prior_coordinates
 
 FACTS = "pymc_dp_statement"
+
+
+EXTREME = np.array([0, -1, 1, 2, -3, 63, -(2**63), 2**63 - 1])
 
 
 def logistic(n: int, beta: np.ndarray, seed: int = 3) -> tuple[np.ndarray, np.ndarray]:
@@ -89,6 +95,97 @@ def test_an_interrupted_preparation_does_not_go_on_with_other_data(monkeypatch):
     plans = [e for e in budget.ledger.entries() if e.kind == "plan" and "kind" in e.payload]
     assert len(plans) == 2, "begun anew"
     assert step.coordinates.location[1] > 0.5, "about the data of now"
+
+
+def powers(b, k, x):
+    return pt.stack([pt.power(k, k), k], axis=1) @ b
+
+
+def integers_of(b, k, x):
+    return pt.stack([pt.cast(x, "int32"), pt.cast(pt.log(x), "int64")], axis=1) @ b
+
+
+def small_integers(b, k, x):
+    return pt.stack([pt.cast(k, "int8"), pt.cast(pt.cast(k, "uint16"), "int64")], axis=1) @ b
+
+
+def constant_power(b, k, x):
+    return pt.stack([k**-2, k**2], axis=1) @ b
+
+
+def powers_by_row(b, k, x):
+    return pt.exp(b[0]) * pt.power(k, k) + b[1] * pt.cast(pt.log(x), "int32")
+
+
+def quotients_by_row(b, k, x):
+    """The processor traps where the least integer is divided by -1."""
+    by = pt.switch(pt.eq(k, EXTREME.min()), -1, k)
+    return pt.exp(b[0]) * (k % by) + b[1] * (k // by)
+
+
+@pytest.mark.parametrize(
+    "predictor",
+    [powers, integers_of, small_integers, constant_power, powers_by_row, quotients_by_row],
+)
+def test_no_record_stops_a_release_that_was_charged(predictor):
+    """Python refuses some integer powers and casts; an error after a charge would tell of them."""
+    n = 64
+    x = np.array([1e300, -1e300, 0.0, -1.0, 3.7, -(2.0**63), 5e-324, 40000.0])
+    scores = []
+    for extreme in (False, True):
+        k, real = np.full(n, 2), np.full(n, 2.5)
+        if extreme:
+            k[: len(EXTREME)], real[: len(x)] = EXTREME, x
+        with pm.Model() as model:
+            b = pm.Normal("b", shape=2)
+            mu = predictor(b, pt.as_tensor(k), pt.as_tensor(real))
+            pm.Normal("y", mu, 1.0, observed=np.ones(n))
+        engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
+        found = np.zeros((2, n))
+        for units, block in engine.vectors(engine.scores(np.zeros(2))):
+            found[:, units] = block
+        scores.append(found)
+    others = slice(len(EXTREME), None)
+    assert np.array_equal(scores[0][:, others], scores[1][:, others])
+    assert np.isfinite(scores[0]).all()
+
+
+def test_casts_and_powers_are_as_python_has_them_where_it_has_any():
+    k, x = pt.lvector("k"), pt.dvector("x")
+    outputs = without_errors(
+        [k**k, pt.cast(x, "int16"), pt.cast(pt.cast(x, "int64"), "uint8")], interpreted=True
+    )
+    function = pytensor.function([k, x], outputs, mode=INTERPRETED)
+    power, short, byte = function(
+        np.array([-3, -1, 0, 1, 2, 5, -(2**63)]),
+        np.array([np.nan, np.inf, -np.inf, -3.9, 300.7, 1e300, -(2.0**63)]),
+    )
+    assert power.tolist() == [0, -1, 1, 1, 4, 3125, 0]
+    assert short.tolist() == [-(2**15), 2**15 - 1, -(2**15), -3, 300, 2**15 - 1, -(2**15)]
+    assert byte.tolist() == [0, 255, 0, 253, 44, 255, 0]
+    assert [output.dtype for output in (power, short, byte)] == ["int64", "int16", "uint8"]
+
+
+def test_labels_that_are_no_numbers_are_refused_like_wrong_ones():
+    x = np.linspace(-1.0, 1.0, 50)
+    with pm.Model() as model:
+        a = pm.Normal("a", shape=5)
+        pm.Normal("y", a[pt.cast(pt.log(pt.as_tensor(x)) + 2, "int64")], 1.0, observed=x)
+    with pytest.raises(dp.UnsafeModel, match="labels in the likelihood of `y` are outside"):
+        extract(model)
+
+
+@pytest.mark.parametrize("name", ["inv", "pinv", "svd", "expm"])
+def test_matrices_of_records_that_may_have_no_inverse_are_refused(name):
+    """A singular matrix of one record would stop a charged release."""
+    rng = np.random.default_rng(0)
+    matrices = rng.normal(size=(50, 2, 2)) + 3 * np.eye(2)
+    with pm.Model() as model:
+        found = getattr(pt.linalg, name)(pt.as_tensor(matrices))
+        found = found[0] if isinstance(found, list | tuple) else found
+        pm.Normal("y", found[:, 0] @ pm.Normal("b", shape=2), 1.0, observed=rng.normal(size=50))
+    with pytest.raises(dp.NotFactorizable, match="may fail for some"):
+        extract(model)
 
 
 @pytest.mark.parametrize("epsilon", [5.0, 40.0])

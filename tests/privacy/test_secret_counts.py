@@ -1,7 +1,12 @@
-"""Where the number of rows is secret, nothing that is decided from the graph depends on it."""
+"""Where the number of rows is secret, nothing that is decided from the graph depends on it.
+
+Nor does a prior, a shape, an initial value or a likelihood that is public for all else.
+"""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -9,6 +14,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+import pymc_dp as dp
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.predictor import recognise
@@ -62,3 +68,219 @@ def test_form_of_the_likelihood(declare: Any, data: bool) -> None:
             )
         )
     assert all(one == found[0] for one in found)
+
+
+# -- numbers of rows, in whatever way they are counted --------------------------------------------
+
+ROWS, COLUMNS = 37, 3
+SECRET = {"units": {"privacy_unit": np.arange(ROWS) // 2}, "rows": {"count_is_private": True}}
+
+Number = Callable[[Any, Any], Any]
+
+COUNTS: dict[str, Number] = {
+    "shape": lambda y, x: y.shape[0],
+    "size": lambda y, x: x.size,
+    "first_sizes": lambda y, x: pt.prod(x.shape[:-1]),
+    "part": lambda y, x: y[1:].shape[0],
+    "strided": lambda y, x: y[::2].shape[0],
+    "joined": lambda y, x: pt.concatenate([y, y]).shape[0],
+    "reshaped": lambda y, x: x.reshape((-1,)).shape[0],
+    "flattened": lambda y, x: pt.cumsum(x.T).shape[0],
+    "ones": lambda y, x: pt.sum(pt.ones_like(y)),
+    "zeros": lambda y, x: pt.sum(pt.zeros_like(y) + 1.0),
+    "cumulative": lambda y, x: pt.cumsum(pt.ones_like(y))[-1],
+    "outer": lambda y, x: pt.sum(pt.outer(pt.ones_like(y), pt.ones(2))),
+    "product": lambda y, x: (pt.ones_like(x).T @ pt.ones_like(x))[0, 0],
+    "largest": lambda y, x: pt.max(pt.arange(y.shape[0])),
+    "last": lambda y, x: pt.concatenate([pt.zeros_like(y), pt.arange(5.0)])[-1],
+    "threshold": lambda y, x: pt.switch(y.shape[0] > 30, 2.0, 1.0),
+}
+WIDTHS: dict[str, Number] = {
+    "shape": lambda y, x: x.shape[1],
+    "shapes": lambda y, x: pt.prod(x.shape[1:]),
+    "transposed": lambda y, x: x.T.shape[0],
+    "ones": lambda y, x: pt.sum(pt.ones_like(x[0])),
+    "eye": lambda y, x: pt.sum(pt.eye(x.shape[-1])),
+    "product": lambda y, x: pt.sum(pt.ones((1, x.shape[1])) @ pt.ones((x.shape[1], 1))),
+}
+
+
+def in_the_prior(y: Any, x: Any, number: Any) -> None:
+    pm.Normal("y", pm.Normal("b", 0.0, 1.0 + number), 1.0, observed=y)
+
+
+def in_the_likelihood(y: Any, x: Any, number: Any) -> None:
+    pm.Normal("y", pm.Normal("b"), 1.0 + number, observed=y)
+
+
+def in_the_predictor(y: Any, x: Any, number: Any) -> None:
+    b = pm.Normal("b", shape=COLUMNS)
+    pm.Normal("y", x @ (b * number), 1.0, observed=y)
+
+
+def in_the_shape(y: Any, x: Any, number: Any) -> None:
+    b = pm.Normal("b", shape=(pt.cast(number, "int64") + 1,))
+    pm.Normal("y", b[0], 1.0, observed=y)
+
+
+def in_the_initial_value(y: Any, x: Any, number: Any) -> None:
+    b = pm.Normal("b", initval=pt.cast(number, "float64"))
+    pm.Normal("y", b, 1.0, observed=y)
+
+
+PLACES = (in_the_prior, in_the_likelihood, in_the_predictor, in_the_shape, in_the_initial_value)
+
+
+def counting(place: Callable[..., None], number: Number, data: bool) -> pm.Model:
+    rng = np.random.default_rng(0)
+    y, x = rng.normal(size=ROWS), rng.normal(size=(ROWS, COLUMNS))
+    with pm.Model() as model:
+        if data:
+            rows, columns = pm.Data("rows", y), pm.Data("columns", x)
+        else:
+            rows, columns = pt.as_tensor(y), pt.as_tensor(x)
+        place(rows if data else y, columns, number(rows, columns))
+    return model
+
+
+def refuse_as_secret(model: pm.Model, **options: Any) -> str:
+    """The message of the refusal, which names no private number."""
+    with pytest.raises((dp.UnsafeModel, dp.NotFactorizable), match="number of rows") as refused:
+        extract(model, check=False, **options)
+    text = str(refused.value)
+    assert re.search(r"\d", text) is None
+    assert "Use a public constant" in text
+    return text
+
+
+@pytest.mark.parametrize("data", [False, True], ids=["numpy", "data"])
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_number_of_rows_is_refused_where_it_is_secret(name: str, place: Any, data: bool) -> None:
+    model = counting(place, COUNTS[name], data)
+    text = refuse_as_secret(model, **SECRET["rows"])
+    assert "`rows`" in text or "`columns`" in text or not data
+    assert "`y`" in text or "`b`" in text or place is in_the_prior
+    refuse_as_secret(model, **SECRET["units"])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["shape", "part", "ones"])
+def test_a_number_of_rows_is_a_number_where_it_is_public(name: str, place: Any) -> None:
+    for data in (False, True):
+        extract(counting(place, COUNTS[name], data), check=False)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", WIDTHS)
+def test_a_number_of_columns_is_public(name: str, place: Any) -> None:
+    """And what is computed with it does not depend on the number of rows."""
+    for data in (False, True):
+        model = counting(place, WIDTHS[name], data)
+        known, secret = extract(model, check=False), extract(model, check=False, **SECRET["rows"])
+        d = known.parameters.size
+        at = Coordinates(np.zeros(d), np.eye(d))
+        theta = np.full(d, 0.3)
+        assert np.array_equal(known.initial, secret.initial)
+        assert known.public_terms(at).log_density(theta) == pytest.approx(
+            secret.public_terms(at).log_density(theta), rel=1e-12
+        )
+
+
+def shape_of_the_rows(y: Any) -> None:
+    pm.Normal("b", shape=(y.shape[0],))
+
+
+def implied_by_a_scale(y: Any) -> None:
+    pm.Normal("b", 0.0, pt.ones_like(y[1:]))
+
+
+def implied_by_a_column(y: Any) -> None:
+    pm.Normal("b", pt.zeros_like(y)[:, None], 1.0)
+
+
+def of_a_simplex(y: Any) -> None:
+    pm.Dirichlet("b", pt.ones_like(y))
+
+
+def with_a_start(y: Any) -> None:
+    pm.Normal("b", shape=(y.shape[0] - 30,), initval=np.zeros(ROWS - 30))
+
+
+def of_a_dimension(y: Any) -> None:
+    pm.Normal("b", dims="row")
+
+
+def scaled_by_a_dimension(y: Any) -> None:
+    pm.Normal("b", 0.0, 1.0 / pt.sqrt(pm.modelcontext(None).dim_lengths["row"]))
+
+
+@pytest.mark.parametrize("data", [False, True], ids=["numpy", "data"])
+@pytest.mark.parametrize(
+    "declare",
+    [
+        shape_of_the_rows,
+        implied_by_a_scale,
+        implied_by_a_column,
+        of_a_simplex,
+        with_a_start,
+        of_a_dimension,
+        scaled_by_a_dimension,
+    ],
+)
+def test_shapes_of_parameters_do_not_count_rows(declare: Any, data: bool) -> None:
+    y = np.random.default_rng(0).normal(size=ROWS)
+    with pm.Model(coords=None if data else {"row": range(ROWS)}) as model:
+        rows = pm.Data("rows", y, dims="row") if data else pt.as_tensor(y)
+        declare(rows)
+        pm.Normal("y", model["b"].flatten()[0], 1.0, observed=y)
+    for options in SECRET.values():
+        with pytest.raises(dp.UnsafeModel) as refused:
+            extract(model, check=False, **options)
+        assert "`b`" in str(refused.value)
+        assert re.search(r"\d", str(refused.value)) is None
+
+
+@pytest.mark.parametrize("free", [False, True], ids=["likelihood", "prior"])
+@pytest.mark.parametrize("name", ["shape", "part", "size", "ones"])
+def test_graphs_within_graphs_do_not_count_rows(name: str, free: bool) -> None:
+    """Constants of a ``CustomDist`` are inside of its operation."""
+    rng = np.random.default_rng(0)
+    y, x = rng.normal(size=ROWS), rng.normal(size=(ROWS, COLUMNS))
+
+    def dist(mu: Any, size: Any) -> Any:
+        return pm.Normal.dist(mu, 1.0 + COUNTS[name](pt.as_tensor(y), pt.as_tensor(x)), size=size)
+
+    with pm.Model() as model:
+        b = pm.CustomDist("b", 0.0, dist=dist) if free else pm.Normal("b")
+        if free:
+            pm.Normal("y", b, 1.0, observed=y)
+        else:
+            pm.CustomDist("y", b, dist=dist, observed=y)
+    extract(model, check=False)
+    refuse_as_secret(model, **SECRET["rows"])
+
+
+def test_nothing_is_spent_on_a_shape_that_counts_rows() -> None:
+    """The shape of a released array would tell how many rows a user has."""
+    rng = np.random.default_rng(1)
+    n = 403
+    with pm.Model():
+        y = pm.Data("rows", rng.normal(size=n))
+        a = pm.Normal("a", 0.0, 1.0, shape=(y.shape[0] - 399,))
+        pm.Normal("y", a[rng.integers(0, 4, n)], 1.0, observed=y)
+        budget = dp.PrivacyBudget(4.0, 1e-6, privacy_unit=np.r_[np.arange(400), 0, 0, 0])
+        with pytest.raises(dp.UnsafeModel, match=r"shape of `a`.*number of rows of `rows`"):
+            dp.laplace(10, progressbar=False)
+    assert budget.spent().gdp_mu2 == 0
+
+
+def test_a_mixture_with_as_many_components_as_records_is_refused_by_name() -> None:
+    """PyMC can not derive it without the lengths of its arrays."""
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        weights = pt.special.softmax(rng.normal(size=(3, 3)) * pm.Normal("b", shape=3), axis=1)
+        components = pm.Normal.dist(pt.as_tensor(np.arange(3.0)), 1.0)
+        pm.Mixture("y", w=weights, comp_dists=components, observed=rng.normal(size=3))
+    with pytest.raises(dp.NotFactorizable, match=r"`y`.*as a list"):
+        extract(model)
