@@ -28,7 +28,8 @@ import numpy as np
 
 from benchmarks.hand import CASES, Case
 from benchmarks.machine import description
-from pymc_dp.clipping import Grid, clip_norm_sum, clip_sparse_sum, vector_bound
+from pymc_dp.clipping import Grid, vector_bound
+from pymc_dp.mechanisms.queries import add_clipped
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.huber import HuberEngine
@@ -41,11 +42,11 @@ __all__ = ["clipped_sum", "measure", "private_engine"]
 _TAIL = 0.01
 
 
-def private_engine(case: Case) -> tuple[RowEngine, np.ndarray]:
-    """The engine of a model in the coordinates theta, and the origin of z."""
+def private_engine(case: Case) -> RowEngine:
+    """The engine of a model in the coordinates theta."""
     records = extract(case.build(), check=False)
     d = records.parameters.size
-    return records.engine(Coordinates(np.zeros(d), np.eye(d))), np.zeros(d)
+    return records.engine(Coordinates(np.zeros(d), np.eye(d)))
 
 
 def clipped_sum(engine: Engine, z: np.ndarray, bound: float) -> np.ndarray:
@@ -56,10 +57,7 @@ def clipped_sum(engine: Engine, z: np.ndarray, bound: float) -> np.ndarray:
     limit = vector_bound(grid.norm_bound("replace_one"), engine.d)
     scale = np.empty(engine.n_units)
     for where, block in engine.sparse_vectors(engine.scores(z)):
-        if len(block.common) == engine.d:
-            clip_norm_sum(block.values, 1.0 / unit, limit, total, scale[where])
-        else:
-            clip_sparse_sum(*block, 1.0 / unit, limit, total, scale[where])
+        add_clipped(block, 1.0 / unit, limit, total, scale[where])
     return total * unit
 
 
@@ -77,7 +75,7 @@ def _milliseconds(rivals: dict[str, Callable[[], Any]], repeats: int) -> dict[st
 def measure(name: str, repeats: int, jax: bool) -> list[dict[str, Any]]:
     """Rows of the table for one model."""
     case = CASES[name]()
-    engine, _ = private_engine(case)
+    engine = private_engine(case)
     theta, rng = case.theta, np.random.default_rng(1)
     scores = np.concatenate(
         [np.linalg.norm(block, axis=0) for _, block in engine.vectors(engine.scores(theta))]

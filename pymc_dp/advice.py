@@ -107,15 +107,8 @@ def clip_advice(
     model = pm.modelcontext(model)
     budget = get_budget(model)
     public = () if budget is None else budget.public
-    unit = None if budget is None else budget.privacy_unit
-    records = extract(
-        model,
-        public=public,
-        privacy_unit=unit,
-        count_is_private=budget is not None and budget.neighboring == "add_or_remove_one",
-        check=False,
-        read=False,
-    )
+    secrecy = {} if budget is None else budget.secrecy
+    records = extract(model, **secrecy, check=False, read=False)
     matrix = scaling_matrix(scaling, records.parameters, model)
     rng = np.random.default_rng(random_seed)
     features = Features(model, records, public, dict(data or {}))

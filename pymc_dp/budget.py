@@ -256,6 +256,15 @@ class PrivacyBudget:
         return "row" if self.privacy_unit is None else "group of rows with one id"
 
     @property
+    def secrecy(self) -> dict[str, Any]:
+        """What `pymc_dp.records.extract` is told of what is public and what is secret."""
+        return {
+            "public": self.public,
+            "privacy_unit": self.privacy_unit,
+            "count_is_private": self.neighboring == "add_or_remove_one",
+        }
+
+    @property
     def n_units(self) -> int:
         """Number of privacy units; private under ``add_or_remove_one``."""
         return self._n_units

@@ -158,13 +158,8 @@ def clip_norm_sum(
     :func:`vector_bound`), and a column that is not finite, or whose norm overflows, adds 0.
     """
     _scale(vectors, inverse_unit, bound, scale)
-    d, n = vectors.shape
-    for j in range(d):
-        sum_j = np.int64(0)
-        for i in range(n):
-            if scale[i] > 0.0:
-                sum_j += np.int64(np.rint(vectors[j, i] * scale[i]))
-        total[j] += sum_j
+    for j in range(vectors.shape[0]):
+        total[j] += _rounded_sum(vectors[j], scale)
 
 
 @compiled(error_model="numpy")
@@ -198,15 +193,21 @@ def clip_sparse_sum(
     _scale(values, inverse_unit, bound, scale)
     n, q = values.shape[1], common.shape[0]
     for j in range(q):
-        sum_j = np.int64(0)
-        for i in range(n):
-            if scale[i] > 0.0:
-                sum_j += np.int64(np.rint(values[j, i] * scale[i]))
-        total[common[j]] += sum_j
+        total[common[j]] += _rounded_sum(values[j], scale)
     for j in range(moving.shape[0]):
         for i in range(n):
             if scale[i] > 0.0:
                 total[moving[j, i]] += np.int64(np.rint(values[q + j, i] * scale[i]))
+
+
+@compiled(error_model="numpy")
+def _rounded_sum(entries: np.ndarray, scale: np.ndarray) -> np.int64:
+    """Sum of one entry of all scaled vectors, rounded one by one."""
+    total = np.int64(0)
+    for i in range(entries.shape[0]):
+        if scale[i] > 0.0:
+            total += np.int64(np.rint(entries[i] * scale[i]))
+    return total
 
 
 @compiled(error_model="numpy")

@@ -62,13 +62,7 @@ def account_for_noise(
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         return raw, _uncorrected(f"the draws of {', '.join(missing)} were not kept")
-    records = extract(
-        model,
-        public=budget.public,
-        privacy_unit=budget.privacy_unit,
-        count_is_private=budget.neighboring == "add_or_remove_one",
-        check=False,
-    )
+    records = extract(model, **budget.secrecy, check=False)
     theta = unconstrain(model, records.parameters, posterior)
     at = Coordinates(*(np.array(settings[name]) for name in ("location", "scaling")))
     w = np.linalg.solve(at.scaling, (theta - at.location)[..., None])[..., 0]

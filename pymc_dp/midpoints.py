@@ -100,15 +100,8 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
             "together. Release without var_names."
         )
     budget = get_budget(model)
-    public = () if budget is None else budget.public
-    unit = None if budget is None else budget.privacy_unit
-    parameters = extract(
-        model,
-        public=public,
-        privacy_unit=unit,
-        count_is_private=budget is not None and budget.neighboring == "add_or_remove_one",
-        check=False,
-    ).parameters
+    secrecy = {} if budget is None else budget.secrecy
+    parameters = extract(model, **secrecy, check=False).parameters
 
     newton = stats["dp_newton"].transpose("chain", "draw", ...).values
     theta = unconstrain(model, parameters, posterior)

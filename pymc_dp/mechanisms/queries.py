@@ -28,7 +28,7 @@ from pymc_dp.noise import rounded_normal
 from pymc_dp.rows.engine import Engine, Scores
 from pymc_dp.rows.sparse import SparseBlock
 
-__all__ = ["Path", "Queries"]
+__all__ = ["Path", "Queries", "add_clipped"]
 
 #: A floating-point warning would tell of an extreme record.
 _QUIET = np.errstate(all="ignore")
@@ -112,7 +112,7 @@ class Queries:
             scores = engine.scores(z)
             scale, total = np.empty(engine.n_units), np.zeros(engine.d, dtype=np.int64)
             for where, block in engine.sparse_vectors(scores):
-                _add_clipped(block, 1.0, 1.0, total, scale[where])
+                add_clipped(block, 1.0, 1.0, total, scale[where])
             engine.work(scores, z, scale)
 
     # -- paying ---------------------------------------------------------------------------------
@@ -187,7 +187,7 @@ class Queries:
         bound = vector_bound(grid.norm_bound(self.neighboring), self.engine.d)
         scores = self.engine.scores(z)
         for where, block in self.engine.sparse_vectors(scores):
-            _add_clipped(block, 1.0 / unit, bound, total, scale[where])
+            add_clipped(block, 1.0 / unit, bound, total, scale[where])
         total += rounded_normal(self.engine.d, grid.log2_sigma)
         return total * unit, scores, scale
 
@@ -243,9 +243,10 @@ class Queries:
         return self._likelihoods[key]
 
 
-def _add_clipped(
+def add_clipped(
     block: SparseBlock, inverse_unit: float, bound: float, total: np.ndarray, scale: np.ndarray
 ) -> None:
+    """Add the clipped, rounded vectors of a block to an integer total: `clip_norm_sum`."""
     if len(block.common) == len(total):
         clip_norm_sum(block.values, inverse_unit, bound, total, scale)
     else:

@@ -114,12 +114,7 @@ class Source:
         self.counts = dict(counts)
         self.progressbar = progressbar
         self.compile_kwargs = compile_kwargs
-        self.records = extract(
-            model,
-            public=budget.public,
-            privacy_unit=budget.privacy_unit,
-            count_is_private=budget.neighboring == "add_or_remove_one",
-        )
+        self.records = extract(model, **budget.secrecy)
         account = budget.ledger.account_info(budget.account)
         if account.remaining <= account.cap >> 20:  # what the integers of a used plan leave over
             raise BudgetExceeded(
@@ -195,8 +190,7 @@ class Source:
         start = self.start()
         engine: Engine = records
         as_it_is = None
-        if huberised:
-            assert predictor is not None
+        if predictor is not None and huberised:
             as_it_is = HuberEngine(records, predictor, math.inf)
         settings = {
             "form": form,
