@@ -29,14 +29,14 @@ import numpy as np
 from benchmarks.hand import CASES, Case
 from benchmarks.machine import description
 from pymc_dp.clipping import Grid, vector_bound
-from pymc_dp.mechanisms.queries import add_clipped
+from pymc_dp.mechanisms.sums import clipped_sum
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
 
-__all__ = ["clipped_sum", "measure", "private_engine"]
+__all__ = ["measure", "private_engine", "private_sum"]
 
 #: Part of the scores that the bound clips.
 _TAIL = 0.01
@@ -49,16 +49,12 @@ def private_engine(case: Case) -> RowEngine:
     return records.engine(Coordinates(np.zeros(d), np.eye(d)))
 
 
-def clipped_sum(engine: Engine, z: np.ndarray, bound: float) -> np.ndarray:
+def private_sum(engine: Engine, z: np.ndarray, bound: float) -> np.ndarray:
     """What a gradient release adds up before the noise, in natural units."""
     grid = Grid.finest(1.0, engine.n_units)
     unit = grid.unit(2.0 * bound)
-    total = np.zeros(engine.d, dtype=np.int64)
     limit = vector_bound(grid.norm_bound("replace_one"), engine.d)
-    scale = np.empty(engine.n_units)
-    for where, block in engine.sparse_vectors(engine.scores(z)):
-        add_clipped(block, 1.0 / unit, limit, total, scale[where])
-    return total * unit
+    return clipped_sum(engine, z, 1.0 / unit, limit)[0] * unit
 
 
 def _milliseconds(rivals: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
@@ -91,7 +87,7 @@ def measure(name: str, repeats: int, jax: bool) -> list[dict[str, Any]]:
         with_jax = case.jax()
         rivals["JAX"] = lambda: with_jax(theta, bound)
     for kind, own in engines.items():
-        rivals[kind] = lambda own=own: clipped_sum(own, theta, bound)
+        rivals[kind] = lambda own=own: private_sum(own, theta, bound)
     expected = case.gradients["numpy"](theta, bound)
     for kind, call in rivals.items():
         found = np.asarray(call())
@@ -115,8 +111,8 @@ def measure(name: str, repeats: int, jax: bool) -> list[dict[str, Any]]:
     for kind, own in engines.items():
         moved = own.with_coordinates(Coordinates(theta, np.eye(len(theta))))
         tilted = TiltedEngine(moved)
-        rivals[kind] = lambda own=moved: clipped_sum(own, next(points) - theta, bound)
-        rivals[f"{kind}, anchored"] = lambda own=tilted: clipped_sum(
+        rivals[kind] = lambda own=moved: private_sum(own, next(points) - theta, bound)
+        rivals[f"{kind}, anchored"] = lambda own=tilted: private_sum(
             own, next(points) - theta, bound
         )
         for call in rivals.values():

@@ -30,16 +30,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def compiled(**options: Any) -> Callable[[F], F]:
-    """``numba.njit(cache=True, **options)``, but without a cache where none can be written.
+    """``numba.njit(cache=True, nogil=True, **options)``, uncached where nothing can be written.
 
-    In a read-only installation without a writable user cache directory ``cache=True`` raises at
-    decoration, and the package could not be imported.
+    Threads may run it side by side (:mod:`pymc_dp.mechanisms.threads`).  In a read-only
+    installation without a writable user cache directory ``cache=True`` raises at decoration, and
+    the package could not be imported.
     """
 
     def decorate(function: F) -> F:
         try:
-            return njit(cache=True, **options)(function)
+            return njit(cache=True, nogil=True, **options)(function)
         except RuntimeError:
-            return njit(**options)(function)
+            return njit(nogil=True, **options)(function)
 
     return decorate

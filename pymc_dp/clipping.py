@@ -22,6 +22,7 @@ __all__ = [
     "Grid",
     "Neighboring",
     "clip_interval_sum",
+    "clip_multiples_sum",
     "clip_norm_sum",
     "clip_sparse_sum",
     "count_norms",
@@ -198,6 +199,74 @@ def clip_sparse_sum(
         for i in range(n):
             if scale[i] > 0.0:
                 total[moving[j, i]] += np.int64(np.rint(values[q + j, i] * scale[i]))
+
+
+@compiled(error_model="numpy")
+def clip_multiples_sum(
+    common_values: np.ndarray,
+    common: np.ndarray,
+    moving_values: np.ndarray,
+    moving: np.ndarray,
+    lengths: np.ndarray,
+    first: int,
+    factors: np.ndarray,
+    inverse_unit: float,
+    bound: float,
+    total: np.ndarray,
+    scale: np.ndarray,
+    multiples: np.ndarray,
+) -> None:
+    """The same for multiples f_i u_i of vectors whose lengths are known: they are never made.
+
+    Parameters
+    ----------
+    common_values : (q, N) float64
+        Entries of the vectors u_i, one per column.
+    common : (q,) int64
+        Places of these entries in `total`.
+    moving_values : (m, N) float64
+        Further entries.
+    moving : (m, N) int64
+        Their places.  Those of a column are distinct where its entries are not 0.
+    lengths : (N,) float64
+        At least the l2 norm of each column, from :func:`pymc_dp.rows.loops.lengths`.
+    first : int
+        The contributions are those of the columns first, ..., first + n - 1.
+    factors : (n,) float64
+        f_i, in natural units.
+    inverse_unit, bound, total, scale
+        As in :func:`clip_norm_sum`; scale is 0 where the length, or the norm, is not finite.
+    multiples : (n,) float64
+        Receives what the columns were multiplied by, in grid units.
+
+    Notes
+    -----
+    Sensitivity: with w = f_i / unit and N = |w| lengths_i, in floating point, a column is
+    multiplied by |w| min(1, bound / N).  The four roundings there, and one of each entry, are
+    relative; the slack of :func:`vector_bound` covers them, as it covers those of
+    :func:`clip_norm_sum`.  No contribution is the sum of several vectors, so nothing cancels.
+    """
+    n = factors.shape[0]
+    length = lengths[first : first + n]
+    for i in range(n):
+        w = factors[i] * inverse_unit
+        norm = math.fabs(w) * length[i]
+        s = 1.0 if norm <= bound else bound / norm
+        s = s if norm < math.inf else 0.0  # also not a number
+        scale[i] = s
+        multiples[i] = w * s if s > 0.0 else 0.0
+    for j in range(common.shape[0]):
+        x = common_values[j, first : first + n]
+        sum_j = np.int64(0)
+        for i in range(n):
+            entry = np.rint(x[i] * multiples[i])
+            sum_j += np.int64(entry if multiples[i] != 0.0 else 0.0)
+        total[common[j]] += sum_j
+    for j in range(moving.shape[0]):
+        x, places = moving_values[j, first : first + n], moving[j, first : first + n]
+        for i in range(n):
+            if multiples[i] != 0.0:
+                total[places[i]] += np.int64(np.rint(x[i] * multiples[i]))
 
 
 @compiled(error_model="numpy")

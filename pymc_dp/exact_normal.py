@@ -30,7 +30,7 @@ State = NDArray[np.int64]
 
 # The parts of one draw own no memory: without reference counts on the arrays they share, which
 # numba would keep at every call, and inlined, a draw takes 0.07 us instead of 1.2 (numba 0.68).
-_part = compiled(_nrt=False, forceinline=True, nogil=True)
+_part = compiled(_nrt=False, forceinline=True)
 
 
 @_part
@@ -146,7 +146,7 @@ def _draw(words: Words, digits: Words, state: State, log2_sigma: int) -> int:
     return 0
 
 
-@compiled(nogil=True)
+@compiled()
 def fill(
     draws: NDArray[np.int64], done: int, log2_sigma: int, words: Words, position: int
 ) -> tuple[int, int]:

@@ -150,7 +150,7 @@ def test_work_is_the_product_of_score_and_displacement(name: str) -> None:
     scale = rng.uniform(size=engine.n_units)
     _, vectors = evaluate(engine, z)
     np.testing.assert_allclose(
-        engine.work(engine.scores(z), displacement, scale),
+        engine.work(engine.scores(z), z, z + displacement, scale),
         scale * (vectors @ displacement),
         rtol=1e-10,
         atol=1e-10,

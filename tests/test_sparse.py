@@ -94,7 +94,7 @@ def test_coordinates_that_rows_touch_may_change_with_z(monkeypatch: pytest.Monke
         dense = np.concatenate([block.copy() for _, block in engine.vectors(scores)], axis=1)
         sparse = [block.dense(d).copy() for _, block in engine.sparse_vectors(scores)]
         np.testing.assert_allclose(np.concatenate(sparse, axis=1), dense, atol=1e-13)
-        work = engine.work(scores, z, np.ones(n))
+        work = engine.work(scores, np.zeros_like(z), z, np.ones(n))
         np.testing.assert_allclose(work, z @ dense, rtol=1e-10, atol=1e-12)
 
 

@@ -36,7 +36,7 @@ def test_linearisation_is_taken_away(name: str) -> None:
     np.testing.assert_allclose(found_values, values - at_zero @ z, **tight)
     np.testing.assert_allclose(found, vectors - at_zero, **tight)
     np.testing.assert_allclose(
-        tilted.work(tilted.scores(z), displacement, scale),
+        tilted.work(tilted.scores(z), z, z + displacement, scale),
         scale * ((vectors - at_zero) @ displacement),
         **tight,
     )

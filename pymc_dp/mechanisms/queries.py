@@ -17,18 +17,16 @@ from pymc_dp.clipping import (
     Grid,
     Neighboring,
     clip_interval_sum,
-    clip_norm_sum,
-    clip_sparse_sum,
     vector_bound,
 )
 from pymc_dp.errors import PrivacyError
 from pymc_dp.events import GaussianEvent
+from pymc_dp.mechanisms.sums import clipped_sum
 from pymc_dp.metering import Meter
 from pymc_dp.noise import rounded_normal
 from pymc_dp.rows.engine import Engine, Scores
-from pymc_dp.rows.sparse import SparseBlock
 
-__all__ = ["Path", "Queries", "add_clipped"]
+__all__ = ["Path", "Queries"]
 
 #: A floating-point warning would tell of an extreme record.
 _QUIET = np.errstate(all="ignore")
@@ -109,11 +107,8 @@ class Queries:
         values = engine.log_likelihood(z)
         clip_interval_sum(values, 1.0, np.int64(-1), np.int64(1))
         if "gradient" in self.events:
-            scores = engine.scores(z)
-            scale, total = np.empty(engine.n_units), np.zeros(engine.d, dtype=np.int64)
-            for where, block in engine.sparse_vectors(scores):
-                add_clipped(block, 1.0, 1.0, total, scale[where])
-            engine.work(scores, z, scale)
+            _, scores, scale = clipped_sum(engine, z, 1.0, 1.0)
+            engine.work(scores, z, z, scale)
 
     # -- paying ---------------------------------------------------------------------------------
 
@@ -182,12 +177,8 @@ class Queries:
         clip_norm = self.clip_norms["gradient"]
         grid = self.grids["gradient"]
         unit = grid.unit(self._sensitivity(-clip_norm, clip_norm))
-        total = np.zeros(self.engine.d, dtype=np.int64)
-        scale = np.empty(self.engine.n_units)
         bound = vector_bound(grid.norm_bound(self.neighboring), self.engine.d)
-        scores = self.engine.scores(z)
-        for where, block in self.engine.sparse_vectors(scores):
-            add_clipped(block, 1.0 / unit, bound, total, scale[where])
+        total, scores, scale = clipped_sum(self.engine, z, 1.0 / unit, bound)
         total += rounded_normal(self.engine.d, grid.log2_sigma)
         return total * unit, scores, scale
 
@@ -243,22 +234,13 @@ class Queries:
         return self._likelihoods[key]
 
 
-def add_clipped(
-    block: SparseBlock, inverse_unit: float, bound: float, total: np.ndarray, scale: np.ndarray
-) -> None:
-    """Add the clipped, rounded vectors of a block to an integer total: `clip_norm_sum`."""
-    if len(block.common) == len(total):
-        clip_norm_sum(block.values, inverse_unit, bound, total, scale)
-    else:
-        clip_sparse_sum(*block, inverse_unit, bound, total, scale)
-
-
 class Path:
     """One trajectory of the Langevin sampler and its private per-unit accumulators."""
 
     def __init__(self, queries: Queries, z_start: np.ndarray) -> None:
         self._queries = queries
-        self._start = z_start
+        self._start = self._at = z_start
+        self._next: np.ndarray | None = None
         self._work = np.zeros(queries.engine.n_units)
         self._scores: Scores | None = None
         self._scale = np.empty(0)
@@ -266,15 +248,24 @@ class Path:
     def gradient(self, midpoint: np.ndarray) -> np.ndarray:
         """(d,) noisy sum of clipped scores at a midpoint."""
         self._queries._use("gradient")
+        self._arrive(self._next)
         noisy, self._scores, self._scale = self._queries._gradient(midpoint)
         return noisy
 
-    @_QUIET
     def advance(self, displacement: np.ndarray) -> None:
         """Add every unit's work clip(g_i(midpoint)) . displacement; nothing is released."""
         if self._scores is None:
             raise PrivacyError("advance() follows gradient(): there is no midpoint yet.")
-        self._work += self._queries.engine.work(self._scores, displacement, self._scale)
+        self._arrive(self._next)
+        self._next = self._at + displacement
+
+    @_QUIET
+    def _arrive(self, end: np.ndarray | None) -> None:
+        """Account for the step that was announced; its end is known to rounding until then."""
+        if self._next is None or self._scores is None or end is None:
+            return
+        self._work += self._queries.engine.work(self._scores, self._at, end, self._scale)
+        self._at, self._next = end, None
 
     @_QUIET
     def energy_error(
@@ -294,6 +285,7 @@ class Path:
         """
         queries = self._queries
         queries._use("energy_error")
+        self._arrive(z_end)
         # the end last: it is what the next path begins with, if it is accepted
         start = queries._log_likelihood(self._start)
         errors = queries._log_likelihood(z_end) - start

@@ -14,7 +14,7 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 from pymc_dp.rows import elementary
 
-__all__ = ["huber_log_likelihoods", "huber_slopes", "knots", "norms", "steepest"]
+__all__ = ["huber_log_likelihoods", "huber_slopes", "knots", "steepest"]
 
 _LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
@@ -203,16 +203,3 @@ def knots(
             lower[i] = _where_steep(bound / a[i]) / a[i]
         elif a[i] < 0.0:
             upper[i] = _where_steep(bound / -a[i]) / a[i]
-
-
-@compiled(error_model="numpy")
-def norms(vectors: ndarray, out: ndarray) -> None:
-    """out[i] = |vectors[:, i]|."""
-    d, n = vectors.shape
-    for i in range(n):
-        out[i] = 0.0
-    for j in range(d):
-        for i in range(n):
-            out[i] += vectors[j, i] * vectors[j, i]
-    for i in range(n):
-        out[i] = math.sqrt(out[i])

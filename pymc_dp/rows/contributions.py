@@ -267,9 +267,10 @@ def _curvature(tilted: TiltedEngine, spec: Curvature) -> np.ndarray:
 def _path_error(tilted: TiltedEngine, spec: PathError) -> np.ndarray:
     error = tilted.log_likelihood(spec.points[-1]) - tilted.log_likelihood(spec.points[0])
     factor = np.empty(tilted.n_units)
-    for midpoint, displacement in zip(spec.midpoints, np.diff(spec.points, axis=0), strict=True):
+    ends = zip(spec.points[:-1], spec.points[1:], strict=True)
+    for midpoint, (start, end) in zip(spec.midpoints, ends, strict=True):
         scores = tilted.scores(midpoint)
         for where, vectors in tilted.vectors(scores):
             loops.clip_factors(vectors, spec.clip_norm, factor[where])
-        error -= tilted.work(scores, displacement, factor)
+        error -= tilted.work(scores, start, end, factor)
     return error[None]

@@ -16,6 +16,7 @@ from pymc_dp.rows import loops
 from pymc_dp.rows.etas import inputs
 from pymc_dp.rows.functions import ParameterVector
 from pymc_dp.rows.interfaces import Coordinates, Engine, Scores
+from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.moves import ScaledDesign
 from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RecordStore, RowGroup
@@ -306,8 +307,15 @@ class RowEngine:
             self._designs[key] = columns, made
         return self._designs[key][1], where.start
 
-    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """(n_units,) scale_i * g_i . displacement: the work of clipped score vectors."""
+    def linear(self) -> LinearRows | None:
+        """Not known here: score vectors may be sums of several vectors."""
+        return None
+
+    def work(
+        self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+    ) -> np.ndarray:
+        """(n_units,) scale_i * g_i . (end - start): the work of clipped score vectors."""
+        displacement = end - start
         out = np.zeros(self.n_units)
         for g, group in enumerate(self.groups):
             rows = np.zeros(group.n_rows) if group.units is not None else out

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.rows import concave, loops
+from pymc_dp.rows import concave, linear, loops
 from pymc_dp.rows.engine import Coordinates, RowEngine, Scores
-from pymc_dp.rows.moves import Moves
+from pymc_dp.rows.linear import LinearRows
+from pymc_dp.rows.moves import Moves, predict
 from pymc_dp.rows.predictor import FAMILIES, Predictor
 from pymc_dp.rows.sparse import SparseBlock
 
-__all__ = ["HuberEngine"]
+__all__ = ["HuberEngine", "slopes_in"]
 
 #: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
 _BLOCK, _CACHED = 8192, 2**16
@@ -44,20 +45,6 @@ class _Rows:
             self.offset[rows],
             [None if w is None else np.ascontiguousarray(w[:, rows]) for w in self.weights],
         )
-
-
-@dataclass(frozen=True, eq=False)
-class _Knots:
-    """The predictor at z = 0, where each row is continued linearly, and how it moves with z."""
-
-    origin: np.ndarray
-    lower: np.ndarray
-    upper: np.ndarray
-    moves: Moves
-
-    def part(self, rows: slice) -> _Knots:
-        moves = self.moves.part(rows)
-        return _Knots(self.origin[rows], self.lower[rows], self.upper[rows], moves)
 
 
 class _Private:
@@ -94,12 +81,13 @@ class HuberEngine(RowEngine):
         self.clip_norm = clip_norm
         self._family = FAMILIES.index(predictor.family)
         self._private = _Private()
-        self._knots: _Knots | None = None
-        self._last: tuple[bytes, np.ndarray] | None = None
+        self._linear: LinearRows | None = None
+        self._seen: np.ndarray | None = None
+        self._moved_by: dict[bytes, np.ndarray] = {}
         self._moved: HuberEngine | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_knots": None, "_last": None, "_moved": None}
+        return {**super().__getstate__(), "_linear": None, "_moved_by": {}, "_moved": None}
 
     def synthetic(self) -> HuberEngine:
         """The same functions on made-up data."""
@@ -131,7 +119,7 @@ class HuberEngine(RowEngine):
         """The records of some units alone, with the same bits."""
         part = HuberEngine(super().part(units), self.predictor, self.clip_norm)
         part._private.rows = self._rows().part(units)
-        part._knots = self._knot_values().part(units)
+        part._linear, part._seen = self.linear().part(units), self._seen
         return part
 
     # -- records --------------------------------------------------------------------------------
@@ -154,36 +142,43 @@ class HuberEngine(RowEngine):
             self._private.rows = _Rows(a, b, offset, list(weights))
         return self._private.rows
 
-    def _knot_values(self) -> _Knots:
-        if self._knots is None:
+    def linear(self) -> LinearRows:
+        """The rows as multiples of vectors that do not depend on z."""
+        if self._linear is None:
             rows, group = self._rows(), self.groups[0]
             phis, maps = self._shared(group)
             origin = rows.offset.copy()
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
-            moves = Moves.of(group, group.columns(), rows.weights, maps)
-            bounds, ones = np.empty(self.n_units), np.ones(self.n_units)
-            for where, block in self._times(moves, ones):
-                concave.norms(block.values, bounds[where])
+            moves, self._seen = Moves.of(group, group.columns(), rows.weights, maps)
             with np.errstate(divide="ignore"):
-                np.divide(self.clip_norm, bounds, out=bounds)
+                bounds = self.clip_norm / moves.lengths
             lower, upper = np.empty(self.n_units), np.empty(self.n_units)
             concave.knots(self._family, rows.a, rows.b, bounds, lower, upper)
-            self._knots = _Knots(origin, lower, upper, moves)
-        return self._knots
+            knots = (lower, upper, origin)
+            self._linear = LinearRows(self._family, rows.a, rows.b, *knots, np.empty(0), moves)
+        return self._linear
 
-    def _times(self, moves: Moves, factors: np.ndarray) -> Iterator[tuple[slice, SparseBlock]]:
+    def _times(self, factors: np.ndarray) -> Iterator[tuple[slice, SparseBlock]]:
         """factors_i u_i, block by block."""
+        moves = self.linear().moves
         step = max(1, min(_BLOCK, _CACHED // max(1, moves.width)))
         for start in range(0, self.n_units, step):
             where = slice(start, min(start + step, self.n_units))
             yield where, moves.times(factors, where)
 
     def _along(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) u_i . z; asked twice in a row for the end of a path."""
+        """(n_units,) u_i . z; those of the last two points are kept, the ends of a path."""
+        if not z.any():
+            return np.zeros(self.n_units)
         key = z.tobytes()
-        if self._last is None or self._last[0] != key:
-            self._last = key, self._knot_values().moves.along(z)
-        return self._last[1]
+        found = self._moved_by.pop(key, None)
+        if found is None:
+            found = np.empty(self.n_units)
+            predict(self.linear().moves, z, 0, found)
+        self._moved_by[key] = found  # the newest last
+        while len(self._moved_by) > 2:
+            del self._moved_by[next(iter(self._moved_by))]
+        return found
 
     # -- what rows see --------------------------------------------------------------------------
 
@@ -197,57 +192,49 @@ class HuberEngine(RowEngine):
 
     def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
         """Which coordinates matter to v, (1, d), and u_i for a block of rows, (1, d, rows)."""
-        moves = self._knot_values().moves
-        found = moves.times(np.ones(self.n_units), where).dense(self.d)
-        return moves.seen[None], found[None]
+        found = self.linear().moves.times(np.ones(self.n_units), where).dense(self.d)
+        assert self._seen is not None
+        return self._seen[None], found[None]
 
     def second_derivatives(
         self, g: int, where: slice, step: float, norms: np.ndarray
     ) -> np.ndarray:
         """(1, 1, rows) second derivatives by v at z = 0, by differences of length step |u_i|."""
-        start = self._knot_values().origin[where]
+        rows = self.linear()
+        start = rows.origin[where].copy()
         end = start + step * norms[0]
         length = end - start
-        start = start.copy()
+        a, b, lower, upper = (x[where] for x in (rows.a, rows.b, rows.lower, rows.upper))
         for v in (start, end):
-            self._slopes(v, where)
+            concave.huber_slopes(self._family, a, b, lower, upper, v)
         found = np.empty((1, 1, len(length)))
         loops.slopes(start[None], end[None], length, found[0])
         return found
-
-    def _slopes(self, v: np.ndarray, where: slice) -> None:
-        """Turn the predictors of a block of rows into slopes."""
-        rows, knots = self._rows(), self._knot_values()
-        ends = knots.lower[where], knots.upper[where]
-        concave.huber_slopes(self._family, rows.a[where], rows.b[where], *ends, v)
 
     def longest_scores(self, likely: bool) -> Iterator[tuple[slice, np.ndarray]]:
         """Norms that scores would have at z = 0 with the outcome that fits worst, (1, rows).
 
         See :func:`pymc_dp.rows.concave.steepest` for `likely`.
         """
-        rows, knots = self._rows(), self._knot_values()
-        slopes = knots.origin.copy()
-        concave.steepest(self._family, rows.a, rows.b, slopes, likely)
-        for where, block in self._times(knots.moves, slopes):
-            out = np.empty((1, where.stop - where.start))
-            concave.norms(block.values, out[0])
-            yield where, out
+        rows = self.linear()
+        found = rows.origin.copy()
+        concave.steepest(self._family, rows.a, rows.b, found, likely)
+        found *= rows.moves.lengths
+        yield slice(0, self.n_units), found[None]
 
     # -- evaluation -----------------------------------------------------------------------------
 
     def log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) Huberised log-likelihood of every unit at z, up to a constant of the unit."""
-        rows, knots = self._rows(), self._knot_values()
-        v = knots.origin + self._along(z)
-        concave.huber_log_likelihoods(self._family, rows.a, rows.b, knots.lower, knots.upper, v)
-        return v
+        out = np.empty(self.n_units)
+        linear.log_likelihoods(self.linear(), self._along(z), out)
+        return out
 
     def scores(self, z: np.ndarray) -> Scores:
         """The slope of every row at z, as its score at the one number that it sees."""
-        v = self._knot_values().origin + self._along(z)
-        self._slopes(v, slice(0, self.n_units))
-        return Scores([[v[None]]], [[None]])
+        out = np.empty(self.n_units)
+        linear.slopes(self.linear(), z, 0, out)
+        return Scores([[out[None]]], [[None]])
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
         """Score vectors g_i in z of all units, as blocks (units, (d, size of the block))."""
@@ -256,16 +243,19 @@ class HuberEngine(RowEngine):
 
     def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
         """The same without the coordinates in which they are 0."""
-        yield from self._times(self._knot_values().moves, _slopes_in(scores))
+        yield from self._times(slopes_in(scores))
 
-    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """(n_units,) scale_i * g_i . displacement: the work of clipped score vectors."""
-        work = self._along(displacement) * _slopes_in(scores)
+    def work(
+        self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+    ) -> np.ndarray:
+        """(n_units,) scale_i * g_i . (end - start): the work of clipped score vectors."""
+        work = self._along(end) - self._along(start)
+        work *= slopes_in(scores)
         work *= scale
         return work
 
 
-def _slopes_in(scores: Scores) -> np.ndarray:
+def slopes_in(scores: Scores) -> np.ndarray:
     """(n_units,) slopes, from :meth:`HuberEngine.scores`."""
     slopes = scores.rows[0][0]
     assert slopes is not None

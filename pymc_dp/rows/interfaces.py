@@ -8,6 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
+from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.sparse import SparseBlock
 
 __all__ = ["Coordinates", "Engine", "Scores"]
@@ -94,5 +95,10 @@ class Engine(Protocol):
     def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
         """The same without the coordinates in which they are 0, where these are many."""
 
-    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """(n_units,) scale_i * g_i . displacement."""
+    def linear(self) -> LinearRows | None:
+        """The rows as multiples of vectors that do not depend on z; None if they are not."""
+
+    def work(
+        self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+    ) -> np.ndarray:
+        """(n_units,) scale_i * g_i . (end - start)."""

@@ -24,6 +24,7 @@ __all__ = [
     "clip_factors",
     "dot_rows",
     "gather_dot",
+    "lengths",
     "linear_predictor",
     "slopes",
 ]
@@ -58,6 +59,25 @@ def clean(scores: ndarray) -> None:
         for i in range(n):
             value = scores[j, i]
             scores[j, i] = value if math.fabs(value) < math.inf else 0.0
+
+
+@compiled(error_model="numpy")
+def lengths(common: ndarray, moving: ndarray, out: ndarray) -> None:
+    """out[i] = a number that is at least the l2 norm of column i of both arrays together.
+
+    With d entries it exceeds the norm by at most (d + 9) 2^-52 of it, and d 2^-536: the sum of the
+    squares has a relative error of at most d 2^-53, and what underflows is d 2^-1075 in all, at
+    most.  Infinite or not a number where the column, or a square, is.
+    """
+    n, d = out.shape[0], common.shape[0] + moving.shape[0]
+    for i in range(n):
+        out[i] = 0.0
+    for part in (common, moving):
+        for j in range(part.shape[0]):
+            for i in range(n):
+                out[i] += part[j, i] * part[j, i]
+    for i in range(n):
+        out[i] = math.sqrt(out[i]) * (1.0 + (d + 8) * 2.0**-53) + d * 2.0**-536
 
 
 @compiled(error_model="numpy")

@@ -8,7 +8,6 @@ scaling for every row.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from pymc_dp.rows import loops
 from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RowGroup
 
-__all__ = ["Moves", "ScaledDesign"]
+__all__ = ["Moves", "ScaledDesign", "predict"]
 
 #: Entries of a map for each entry of its product with a design from which on the product is made,
 #: and how many numbers may be kept: 1 GB of float64.
@@ -66,27 +65,27 @@ class ScaledDesign(NamedTuple):
         return bool(width * matrix.any(axis=0).sum() * n <= _LARGEST)
 
 
-@dataclass(frozen=True, eq=False)
-class Moves:
+class Moves(NamedTuple):
     """The derivatives u_i of one number of each row by z.
 
     Attributes
     ----------
-    d : int
-        Number of coordinates.
-    layout : Layout
-        Which of them a row touches; public.
-    common : (q, n) ndarray
-        Entries at the common coordinates.
-    labels, weights : list of ndarray or None
-        Per cut, (n,) labels and (k, n) weights; None where nothing depends on a label.
+    common : (q,) int64 ndarray
+        Coordinates that every row touches.
+    common_values : (q, n) ndarray
+        Entries there.
+    moving : (m, n) int64 ndarray
+        Further coordinates of each row.
+    moving_values : (m, n) ndarray
+    lengths : (n,) ndarray
+        Of u_i, rounded up: see :func:`pymc_dp.rows.loops.lengths`.
     """
 
-    d: int
-    layout: Layout
     common: ndarray
-    labels: list[ndarray | None]
-    weights: list[ndarray | None]
+    common_values: ndarray
+    moving: ndarray
+    moving_values: ndarray
+    lengths: ndarray
 
     @classmethod
     def of(
@@ -95,8 +94,15 @@ class Moves:
         columns: Columns,
         weights: Sequence[ndarray | None],
         maps: Sequence[ndarray | None],
-    ) -> Moves:
-        """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z."""
+    ) -> tuple[Moves, ndarray]:
+        """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z.
+
+        Returns
+        -------
+        moves : Moves
+        seen : (d,) bool ndarray
+            Which coordinates matter to some row, by the structure of the model: public.
+        """
         cuts = [
             (cut, w, matrix)
             for cut, w, matrix in zip(group.functions.ordered, weights, maps, strict=True)
@@ -105,9 +111,11 @@ class Moves:
         d = max(matrix.shape[1] for _, _, matrix in cuts)
         kinds, widths = [cut.kind for cut, _, _ in cuts], [len(w) for _, w, _ in cuts]
         layout = Layout.of(kinds, widths, [matrix for _, _, matrix in cuts], d)
-        common = np.zeros((len(layout.common), group.n_rows))
+        block = layout.empty(group.n_rows)
+        places, moving = block.common, block.moving
+        common, values = block.values[: len(places)], block.values[len(places) :]
         for cut, w, matrix in cuts:
-            part = np.ascontiguousarray(matrix[:, layout.common])
+            part = np.ascontiguousarray(matrix[:, places])
             at = (w, 0, *loops.compressed_rows(part))
             if cut.kind == "dot":
                 loops.add_products(common, columns.designs[cut], *at)
@@ -116,63 +124,64 @@ class Moves:
             else:
                 loops.add_indexed(common, columns.labels[cut], len(matrix) // len(w), *at)
         used = [part is not None for part in layout.labelled]
-        labels = [columns.labels[c] if u else None for (c, _, _), u in zip(cuts, used, strict=True)]
-        return cls(
-            d,
-            layout,
-            common,
-            labels,
+        layout.fill(
+            block,
+            [columns.labels[c] if u else None for (c, _, _), u in zip(cuts, used, strict=True)],
             [w if u else None for (_, w, _), u in zip(cuts, used, strict=True)],
         )
+        lengths = np.empty(group.n_rows)
+        loops.lengths(common, values, lengths)
+        return cls(places, common, moving, values, lengths), layout.seen(d)
 
     @property
     def width(self) -> int:
         """Entries that are held of each row."""
-        return len(self.layout.common) + self.layout.moving
-
-    @property
-    def seen(self) -> ndarray:
-        """(d,) which coordinates matter to some row, by the structure of the model."""
-        return self.layout.seen(self.d)
+        return len(self.common) + len(self.moving)
 
     def part(self, rows: slice) -> Moves:
         """Those of some rows."""
         return Moves(
-            self.d,
-            self.layout,
-            np.ascontiguousarray(self.common[:, rows]),
-            [None if x is None else x[rows] for x in self.labels],
-            [None if w is None else np.ascontiguousarray(w[:, rows]) for w in self.weights],
+            self.common,
+            np.ascontiguousarray(self.common_values[:, rows]),
+            np.ascontiguousarray(self.moving[:, rows]),
+            np.ascontiguousarray(self.moving_values[:, rows]),
+            self.lengths[rows],
         )
-
-    def along(self, displacement: ndarray) -> ndarray:
-        """(n,) u_i . displacement."""
-        out = np.empty((1, self.common.shape[1]))
-        loops.linear_predictor(self.common, 0, displacement[self.layout.common][:, None], out)
-        for k, (labels, weights) in enumerate(zip(self.labels, self.weights, strict=True)):
-            if labels is not None and weights is not None:
-                moved = self.layout.along(k, displacement)
-                loops.gather_dot(weights, labels, moved, out[0])
-        return out[0]
 
     def times(self, factors: ndarray, where: slice) -> SparseBlock:
         """factors_i u_i for a block of rows, factors (n,)."""
-        block = self.layout.empty(where.stop - where.start)
-        _times(self.common, factors, where.start, block.values)
-        self.layout.fill(
-            block,
-            [None if x is None else x[where] for x in self.labels],
-            [None if w is None else w[:, where] * factors[where] for w in self.weights],
-        )
-        return block
+        block = np.empty((self.width, where.stop - where.start))
+        q = len(self.common)
+        _times(self.common_values, factors, where.start, block[:q])
+        _times(self.moving_values, factors, where.start, block[q:])
+        return SparseBlock(block, self.common, np.ascontiguousarray(self.moving[:, where]))
 
 
 @compiled(error_model="numpy")
-def _times(common: ndarray, factors: ndarray, first: int, out: ndarray) -> None:
-    """out[c, i] = common[c, first + i] * factors[first + i]."""
+def predict(moves: Moves, z: ndarray, first: int, out: ndarray) -> None:
+    """out[i] = u_{first + i} . z."""
+    n = out.shape[0]
+    for i in range(n):
+        out[i] = 0.0
+    for j in range(moves.common.shape[0]):
+        weight = z[moves.common[j]]
+        if weight != 0.0:
+            x = moves.common_values[j, first : first + n]
+            for i in range(n):
+                out[i] += x[i] * weight
+    for j in range(moves.moving.shape[0]):
+        x = moves.moving_values[j, first : first + n]
+        places = moves.moving[j, first : first + n]
+        for i in range(n):
+            out[i] += x[i] * z[places[i]]
+
+
+@compiled(error_model="numpy")
+def _times(values: ndarray, factors: ndarray, first: int, out: ndarray) -> None:
+    """out[c, i] = values[c, first + i] * factors[first + i]."""
     n = out.shape[1]
     f = factors[first : first + n]
-    for c in range(common.shape[0]):
-        x, y = common[c, first : first + n], out[c]
+    for c in range(values.shape[0]):
+        x, y = values[c, first : first + n], out[c]
         for i in range(n):
             y[i] = x[i] * f[i]

@@ -158,13 +158,6 @@ class Layout(NamedTuple):
             _fill(values, block.moving[at : at + c], part.places, part.weights, label, s)
             at += c
 
-    def along(self, k: int, displacement: ndarray) -> ndarray:
-        """(labels, width) changes of the values at cut `k` by coordinates that are not common."""
-        part = self.labelled[k]
-        assert part is not None
-        moved = displacement[part.places][:, :, None] * part.weights
-        return np.ascontiguousarray(moved.sum(axis=1))
-
     def seen(self, d: int) -> ndarray:
         """(d,) which coordinates are not 0 for all rows, by the structure of the model."""
         found = np.zeros(d, dtype=bool)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.rows.engine import Coordinates, Engine, Scores
+from pymc_dp.rows.huber import slopes_in
+from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.sparse import SparseBlock
 
 __all__ = ["TiltedEngine"]
@@ -88,7 +90,7 @@ class TiltedEngine:
 
     def log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) l_i(z) - g_i(0) . z."""
-        linear = self.engine.work(self.reference(), z, np.ones(1))
+        linear = self.engine.work(self.reference(), np.zeros(self.d), z, np.ones(1))
         return np.subtract(self.engine.log_likelihood(z), linear, out=linear)
 
     def scores(self, z: np.ndarray) -> Scores:
@@ -116,9 +118,16 @@ class TiltedEngine:
         """The same without the coordinates in which they are 0, where these are many."""
         return self.engine.sparse_vectors(scores)
 
-    def work(self, scores: Scores, displacement: np.ndarray, scale: np.ndarray) -> np.ndarray:
-        """(n_units,) scale_i * (g_i(z) - g_i(0)) . displacement."""
-        return self.engine.work(scores, displacement, scale)
+    def linear(self) -> LinearRows | None:
+        """The rows of the engine, with the slopes at z = 0 subtracted."""
+        rows = self.engine.linear()
+        return None if rows is None else rows.minus(slopes_in(self.reference()))
+
+    def work(
+        self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+    ) -> np.ndarray:
+        """(n_units,) scale_i * (g_i(z) - g_i(0)) . (end - start)."""
+        return self.engine.work(scores, start, end, scale)
 
 
 def _side_by_side(here: np.ndarray | None, there: np.ndarray | None, width: int) -> np.ndarray:

@@ -71,9 +71,12 @@ class LinearRecords:
         for where, block in self.vectors(scores):
             yield where, SparseBlock.full(block)
 
-    def work(self, scores, displacement, scale):
+    def linear(self):
+        return None
+
+    def work(self, scores, start, end, scale):
         self.reads += 1
-        return scale * (scores @ displacement)
+        return scale * (scores @ (end - start))
 
 
 class VectorRecords:

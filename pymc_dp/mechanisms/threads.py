@@ -1,0 +1,56 @@
+"""Threads that share the rows of one pass, where no other chain needs the processors."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from typing import Any
+
+__all__ = ["count", "over", "share"]
+
+#: Numbers to be read from which on it pays to start a thread, a tenth of a millisecond.
+_WORTH = 2**19
+
+_workers = 1
+
+
+def available() -> int:
+    """Processors that this process may use, or ``NUMBA_NUM_THREADS`` if that is set and less."""
+    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    found = processors or os.cpu_count() or 1
+    asked = os.environ.get("NUMBA_NUM_THREADS", "")
+    return max(1, min(found, int(asked))) if asked.isdigit() else found
+
+
+def share(workers: int) -> None:
+    """Say how many processes will sample at the same time, if they are processes of their own."""
+    global _workers
+    _workers = max(1, workers)
+
+
+def count() -> int:
+    """Threads for one pass: all processors, or a fair part in a process among several."""
+    if multiprocessing.parent_process() is None:
+        return available()
+    return max(1, available() // _workers)
+
+
+def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:
+    """The results of ``part`` for slices that make up 0, ..., n - 1, in order.
+
+    Threads are started for the pass alone: none is alive when a process is forked.
+    """
+    parts = min(count(), max(1, numbers // _WORTH))
+    edges = [n * k // parts for k in range(parts + 1)]
+    slices = [slice(a, b) for a, b in pairwise(edges)]
+    if parts == 1:
+        yield part(slices[0])
+        return
+    with ThreadPoolExecutor(parts - 1) as pool:
+        waiting = [pool.submit(part, where) for where in slices[1:]]
+        yield part(slices[0])
+        for future in waiting:
+            yield future.result()

@@ -1,0 +1,93 @@
+"""Rows that see z through one number v_i = origin_i + u_i . z, with a concave term.
+
+Their score vectors are multiples of vectors u_i that do not depend on z, so one pass over the rows
+reads each u_i once, and makes no vector.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
+from pymc_dp.rows import concave
+from pymc_dp.rows.moves import Moves, predict
+
+__all__ = ["LinearRows", "log_likelihoods", "slopes"]
+
+
+class LinearRows(NamedTuple):
+    """What each row is, in the layout of the loops; private.
+
+    Attributes
+    ----------
+    family : int
+        Of :data:`pymc_dp.rows.predictor.FAMILIES`.
+    a, b : (n,) ndarray
+        Numbers of the concave term: :mod:`pymc_dp.rows.concave`.
+    lower, upper : (n,) ndarray
+        Where the term is continued linearly.
+    origin : (n,) ndarray
+        v at z = 0.
+    reference : (n,) ndarray or (0,) ndarray
+        What is subtracted from every slope, if anything is.
+    moves : Moves
+        The vectors u_i.
+    """
+
+    family: int
+    a: ndarray
+    b: ndarray
+    lower: ndarray
+    upper: ndarray
+    origin: ndarray
+    reference: ndarray
+    moves: Moves
+
+    def part(self, rows: slice) -> LinearRows:
+        """Those of some rows."""
+        return LinearRows(
+            self.family,
+            self.a[rows],
+            self.b[rows],
+            self.lower[rows],
+            self.upper[rows],
+            self.origin[rows],
+            self.reference[rows] if len(self.reference) else self.reference,
+            self.moves.part(rows),
+        )
+
+    def minus(self, reference: ndarray) -> LinearRows:
+        """The same rows with other slopes subtracted."""
+        return self._replace(reference=np.ascontiguousarray(reference))
+
+
+@compiled(error_model="numpy")
+def slopes(rows: LinearRows, z: ndarray, first: int, out: ndarray) -> None:
+    """out[i] = l'(v) of row first + i at z, minus the reference; 0 where it is not finite."""
+    _predictors(rows, z, first, out)
+    last = first + out.shape[0]
+    ends = rows.lower[first:last], rows.upper[first:last]
+    concave.huber_slopes(rows.family, rows.a[first:last], rows.b[first:last], *ends, out)
+    if rows.reference.shape[0] > 0:
+        reference = rows.reference[first:last]
+        for i in range(out.shape[0]):
+            out[i] -= reference[i]
+
+
+@compiled(error_model="numpy")
+def log_likelihoods(rows: LinearRows, moved: ndarray, out: ndarray) -> None:
+    """out[i] = l(origin_i + moved_i), up to a constant of the row; the reference is not used."""
+    for i in range(out.shape[0]):
+        out[i] = rows.origin[i] + moved[i]
+    concave.huber_log_likelihoods(rows.family, rows.a, rows.b, rows.lower, rows.upper, out)
+
+
+@compiled(error_model="numpy")
+def _predictors(rows: LinearRows, z: ndarray, first: int, out: ndarray) -> None:
+    predict(rows.moves, z, first, out)
+    origin = rows.origin[first : first + out.shape[0]]
+    for i in range(out.shape[0]):
+        out[i] = origin[i] + out[i]
