@@ -16,7 +16,7 @@ import numba
 import numpy as np
 import pymc as pm
 
-__all__ = ["CASES", "Case"]
+__all__ = ["CASES", "Case", "logistic_case"]
 
 Gradient = Callable[[np.ndarray, float], np.ndarray]
 LogLikelihood = Callable[[np.ndarray], np.ndarray]
@@ -102,7 +102,8 @@ def _logistic_likelihood(theta, x, y, out):  # type: ignore[no-untyped-def]
         out[i] = y[i] * eta - softplus
 
 
-def _logistic_case(d: int, n: int = 100_000) -> Case:
+def logistic_case(d: int, n: int = 100_000) -> Case:
+    """A logistic regression with `d` features and `n` records."""
     rng = np.random.default_rng(d)
     x = rng.standard_normal((n, d))
     truth = rng.standard_normal(d) / math.sqrt(d)
@@ -417,8 +418,8 @@ def _hierarchical_case(groups: int = 50, d: int = 5, n: int = 100_000) -> Case:
 
 
 CASES: dict[str, Callable[[], Case]] = {
-    "logistic10": lambda: _logistic_case(10),
-    "logistic50": lambda: _logistic_case(50),
+    "logistic10": lambda: logistic_case(10),
+    "logistic50": lambda: logistic_case(50),
     "gaussian": _gaussian_case,
     "banana": _banana_case,
     "poisson": _poisson_case,

@@ -9,12 +9,12 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["count", "over", "share"]
+__all__ = ["available", "count", "of_each", "over", "share"]
 
 #: Numbers to be read from which on it pays to start a thread, a tenth of a millisecond.
 _WORTH = 2**19
 
-_workers = 1
+_workers: int | None = None
 
 
 def available() -> int:
@@ -35,7 +35,12 @@ def count() -> int:
     """Threads for one pass: all processors, or a fair part in a process among several."""
     if multiprocessing.parent_process() is None:
         return available()
-    return max(1, available() // _workers)
+    return 1 if _workers is None else of_each(_workers)
+
+
+def of_each(workers: int) -> int:
+    """Threads for one pass in each of several processes."""
+    return max(1, available() // workers)
 
 
 def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:

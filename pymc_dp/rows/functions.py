@@ -22,7 +22,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
-from pymc_dp.rows.solves import constant_solves
+from pymc_dp.rows.solves import JOIN_PRODUCTS, constant_solves
 from pymc_dp.rows.total import without_errors
 
 __all__ = [
@@ -58,7 +58,7 @@ def compile_function(
     """
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
-    kwargs["mode"] = get_mode(kwargs["mode"]).excluding(*_GATHERING)
+    kwargs["mode"] = get_mode(kwargs["mode"]).excluding(*_GATHERING).register(JOIN_PRODUCTS)
     if isinstance(outputs, Variable):
         [outputs] = without_errors([outputs], interpreted=interpreted)
     else:

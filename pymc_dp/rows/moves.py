@@ -161,14 +161,9 @@ class Moves(NamedTuple):
 def predict(moves: Moves, z: ndarray, first: int, out: ndarray) -> None:
     """out[i] = u_{first + i} . z."""
     n = out.shape[0]
-    for i in range(n):
-        out[i] = 0.0
-    for j in range(moves.common.shape[0]):
-        weight = z[moves.common[j]]
-        if weight != 0.0:
-            x = moves.common_values[j, first : first + n]
-            for i in range(n):
-                out[i] += x[i] * weight
+    weights, used = z[moves.common], np.empty(moves.common.shape[0], dtype=np.int64)
+    count = loops.nonzero(weights, used)
+    loops.combine(moves.common_values, first, weights, used, count, out)
     for j in range(moves.moving.shape[0]):
         x = moves.moving_values[j, first : first + n]
         places = moves.moving[j, first : first + n]

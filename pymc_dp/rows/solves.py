@@ -15,8 +15,10 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 from pytensor.gradient import disconnected_type
 from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.op import Op
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.graph.traversal import ancestors
 from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache_key
 from pytensor.tensor.blockwise import Blockwise
@@ -24,13 +26,14 @@ from scipy.linalg import solve_triangular
 
 from pymc_dp._compat import SolveTriangular
 from pymc_dp._jit import compiled
+from pymc_dp.rows import loops
 
-__all__ = ["constant_solves"]
+__all__ = ["JOIN_PRODUCTS", "constant_solves"]
 
-#: Rows at once.
-_TILE = 256
+#: Numbers of a tile of rows: half of a first-level cache.
+_CACHED = 2560
 #: Of the compiled routine: PyTensor's cache on disk does not look at its text.
-_VERSION = 2
+_VERSION = 4
 
 
 class _RowsTimes(Op):
@@ -56,35 +59,62 @@ class _RowsTimes(Op):
 
 
 @compiled(error_model="numpy")
-def _rows_times(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+def _in_tiles(rows: np.ndarray, matrix: np.ndarray, tile: int) -> np.ndarray:
+    # a function of its own: compiled for a known tile, it takes twice as long
     n, k = rows.shape
     m = matrix.shape[1]
-    if matrix.shape[0] != k:
-        raise ValueError("Rows and the matrix of a solve have other lengths.")
     out = np.empty((n, m))
-    x, y = np.empty((k, _TILE)), np.empty((m, _TILE))  # columns of rows, so that loops vectorise
-    for start in range(0, n, _TILE):
-        size = min(_TILE, n - start)
+    x, y = np.empty((k, tile)), np.empty((m, tile))  # columns of rows, so that loops vectorise
+    weights = np.ascontiguousarray(matrix.T)
+    used, counts = np.empty((m, k), dtype=np.int64), np.empty(m, dtype=np.int64)
+    for c in range(m):
+        counts[c] = loops.nonzero(weights[c], used[c])
+    for start in range(0, n, tile):
+        size = min(tile, n - start)
         for i in range(size):
             for j in range(k):
                 x[j, i] = rows[start + i, j]
         for c in range(m):
-            column = y[c]
-            column[:size] = 0.0
-            for j in range(k):
-                weight, entries = matrix[j, c], x[j]
-                if weight != 0.0:
-                    for i in range(size):
-                        column[i] += entries[i] * weight
+            loops.combine(x, 0, weights[c], used[c], counts[c], y[c, :size])
         for i in range(size):
             for c in range(m):
                 out[start + i, c] = y[c, i]
     return out
 
 
+@compiled(error_model="numpy")
+def _rows_times(rows: np.ndarray, matrix: np.ndarray) -> np.ndarray:
+    if matrix.shape[0] != rows.shape[1]:
+        raise ValueError("Rows and the matrix of a solve have other lengths.")
+    return _in_tiles(rows, matrix, max(16, _CACHED // max(*matrix.shape, 1)))
+
+
 @register_funcify_default_op_cache_key(_RowsTimes)
 def _numba_rows_times(op: _RowsTimes, node: Apply, **kwargs: Any) -> Any:
     return _rows_times, _VERSION
+
+
+@node_rewriter([_RowsTimes, pt.neg])
+def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
+    """-(x A) -> x (-A) and (x A) B -> x (A B), where nothing else needs x A.
+
+    The gradient of a quadratic form is of this kind.
+    """
+    inner = node.inputs[0]
+    if inner.owner is None or not isinstance(inner.owner.op, _RowsTimes):
+        return None
+    if len(fgraph.clients[inner]) > 1:
+        return None
+    rows, first = inner.owner.inputs
+    second = None if node.op == pt.neg else node.inputs[1]
+    if not isinstance(first, Constant) or not isinstance(second, Constant | None):
+        return None
+    product = -first.data if second is None else first.data @ second.data
+    return [_RowsTimes()(rows, product)] if np.isfinite(product).all() else None
+
+
+#: For `Mode.register`, with a place after the simplifications and before elementwise fusion.
+JOIN_PRODUCTS = (in2out(_joined_products, name="joined_products"), 48.0)
 
 
 def constant_solves(value: Variable) -> Variable:

@@ -26,7 +26,7 @@ from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.ledger import SPENDING
-from pymc_dp.mechanisms import Queries
+from pymc_dp.mechanisms import Queries, threads
 from pymc_dp.metering import Meter
 from pymc_dp.plan import Plan, make_plan, per_mechanism
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
@@ -266,6 +266,7 @@ class PrivateStep(BlockedStep):
         if self.automatic and not np.isfinite(self.prior.log_density(z)):
             z = self._start(len(z))  # outside of the public ball: too far from the posterior
         start_log_prior(z, self.prior)  # refuses a start outside of the support, uncharged
+        threads.share(self.plan.chains)
         self.queries.begin_chain()
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
         runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)

@@ -21,7 +21,7 @@ from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import MU2_UNIT
 from pymc_dp.forecast import SAMPLERS, forecast
 from pymc_dp.kernels.interfaces import Prior
-from pymc_dp.mechanisms import Preparation
+from pymc_dp.mechanisms import Preparation, threads
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.flat import is_flat
@@ -234,6 +234,8 @@ class Source:
             if effects is not None:
                 return Learned(prior_only(found, start), self.engine, False, reason, None)
         engine = engine.with_coordinates(found.clip)
+        if found.form != "quadratic":
+            self._tell_threads(sampler, engine)
         return Learned(found, engine, huberised and found.trusted, reason, effects)
 
     def effects(self) -> Effects | None:
@@ -406,6 +408,7 @@ class Source:
         engine: Engine = self.engine
         if predictor is not None:  # the same likelihood, several times as fast
             engine = HuberEngine(self.engine, predictor, math.inf)
+        self._tell_threads(sampler, engine)
         design = Design(
             found.coordinates,
             engine.with_coordinates(found.coordinates),
@@ -413,6 +416,19 @@ class Source:
             {},
         )
         return found, design
+
+    def _tell_threads(self, sampler: str, engine: Engine) -> None:
+        """Say how rows are shared among processors."""
+        if isinstance(engine, HuberEngine) and threads.available() > 1:
+            chains = self.counts["chains"]
+            _log.info(
+                "%s reads the rows in %d threads where one chain runs at a time, and in %d within "
+                "each of %d chains in processes of their own. NUMBA_NUM_THREADS sets a limit.",
+                sampler,
+                threads.available(),
+                threads.of_each(chains),
+                chains,
+            )
 
     def _warn_heavy(self, sampler: str) -> None:
         """Say that clipping may matter; from a released histogram."""

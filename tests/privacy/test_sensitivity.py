@@ -20,16 +20,18 @@ from pymc_dp.clipping import (
     FINEST,
     Grid,
     clip_interval_sum,
+    clip_multiples_sum,
     clip_norm_sum,
     clip_sparse_sum,
     count_norms,
     vector_bound,
 )
 from pymc_dp.errors import PrivacyError
-from pymc_dp.mechanisms import oneoff
+from pymc_dp.mechanisms import oneoff, threads
 from pymc_dp.mechanisms import queries as mechanisms
+from pymc_dp.mechanisms import sums as passes
 from pymc_dp.records import extract
-from pymc_dp.rows import contributions, hessians, moves
+from pymc_dp.rows import contributions, hessians, loops, moves
 from pymc_dp.rows import engine as engine_module
 from pymc_dp.rows.contributions import Change, Curvature, LongestScore, PathError, Score
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
@@ -52,21 +54,17 @@ class Sums:
     def __init__(self, monkeypatch):
         self.seen = []
 
-        def vectors(values, inverse_unit, bound, total, scale):
-            clip_norm_sum(values, inverse_unit, bound, total, scale)
-            self.last = [int(entry) for entry in total]
-
-        def sparse(values, common, moving, inverse_unit, bound, total, scale):
-            clip_sparse_sum(values, common, moving, inverse_unit, bound, total, scale)
-            self.last = [int(entry) for entry in total]
+        def vectors(*arguments):
+            found = passes.clipped_sum(*arguments)
+            self.last = [int(entry) for entry in found[0]]
+            return found
 
         def interval(*arguments):
             total = clip_interval_sum(*arguments)
             self.last = [int(total)]
             return total
 
-        monkeypatch.setattr(mechanisms, "clip_norm_sum", vectors)
-        monkeypatch.setattr(mechanisms, "clip_sparse_sum", sparse)
+        monkeypatch.setattr(mechanisms, "clipped_sum", vectors)
         monkeypatch.setattr(mechanisms, "clip_interval_sum", interval)
 
     def of(self, ask, *arguments):
@@ -216,6 +214,100 @@ def test_vectors_without_their_zeros_stay_within_the_norm_bound(
     columns = np.ascontiguousarray(rows.T)
     clip_sparse_sum(columns, common, moving, inverse_unit, bound, total, np.empty(n))
     np.testing.assert_array_equal(total, expected)
+
+
+def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None):
+    """Integers of each row alone, and what it was scaled by, from `clip_multiples_sum`."""
+    n, w = rows.shape
+    columns = np.ascontiguousarray(rows.T)
+    q = min(held, w)
+    u, v = np.ascontiguousarray(columns[:q]), np.ascontiguousarray(columns[q:])
+    if lengths is None:
+        lengths = np.empty(n)
+        loops.lengths(u, v, lengths)
+    common = np.arange(d - q, d)
+    found, scales = [], np.empty(n)
+    for i in range(n):
+        alone = np.zeros(d, np.int64)
+        one, scale = factors[i : i + 1], scales[i : i + 1]
+        how = (inverse_unit, bound, alone, scale, np.empty(1))
+        clip_multiples_sum(u, common, v, moving, lengths, i, one, *how)
+        found.append(alone)
+    together = np.zeros(d, np.int64)
+    how = (inverse_unit, bound, together, np.empty(n), np.empty(n))
+    clip_multiples_sum(u, common, v, moving, lengths, 0, factors, *how)
+    np.testing.assert_array_equal(together, np.sum(found, axis=0))
+    return found, scales
+
+
+@FEW
+@given(
+    rows=finite_rows,
+    factor=st.one_of(st.floats(-3, 3), st.sampled_from([*NASTY, 1e-200, 1e200, 1e300])),
+    tau=st.floats(1e-6, 1e4),
+    clip=st.floats(1e-8, 1e8),
+    neighboring=st.sampled_from(RELATIONS),
+    scale=st.sampled_from([1e-300, 1e-160, 1.0, 1e150, 1e300]),
+    held=st.integers(0, 5),
+    seed=st.integers(0, 99),
+)
+def test_multiples_of_any_vectors_stay_within_the_norm_bound(
+    rows, factor, tau, clip, neighboring, scale, held, seed
+):
+    with np.errstate(over="ignore", under="ignore"):
+        rows = rows * scale
+    n, w = rows.shape
+    q, d = min(held, w), 2 * w + 3
+    rng = np.random.default_rng(seed)
+    with np.errstate(over="ignore"):
+        factors = factor * rng.choice([1.0, -1.0, 1e-9, 1e9], n)
+    moving = np.array([rng.permutation(d - q)[: w - q] for _ in range(n)], dtype=np.int64).T
+    moving = np.ascontiguousarray(moving.reshape(w - q, n))
+    grid = Grid.finest(tau, n)
+    relative = 2.0 if neighboring == "replace_one" else 1.0
+    limit = claimed(tau, grid.log2_sigma) / Fraction(relative)
+    bound = vector_bound(grid.norm_bound(neighboring), d)
+    inverse_unit = 1.0 / grid.unit(relative * clip)
+    found, scales = multiples(rows, factors, held, moving, inverse_unit, bound, d)
+    assert np.all((scales >= 0) & (scales <= 1))
+    for i, (alone, s) in enumerate(zip(found, scales, strict=True)):
+        assert sum(int(entry) ** 2 for entry in alone) <= limit**2
+        finite = np.isfinite(rows[i]).all() and np.isfinite(factors[i])
+        assert finite or (s == 0 and not alone.any())
+        # what clip_norm_sum adds for the vector itself, to rounding
+        with np.errstate(all="ignore"):
+            vector = (rows[i] * factors[i])[:, None]
+            length = np.sqrt((rows[i] ** 2).sum())
+        if finite and 1e-100 < length < 1e100 and np.all(np.abs(vector) < 1e100):
+            whole = np.zeros(w, np.int64)
+            clip_norm_sum(vector, inverse_unit, bound, whole, np.empty(1))
+            at = np.concatenate([np.arange(d - q, d), moving[:, i]])
+            slack = 1.0 + 2.0**-48 * np.abs(whole)
+            assert np.all(np.abs(alone[at] - whole) <= slack)
+
+
+def test_lengths_that_are_too_short_are_caught():
+    """The planted fault: without it a vector of any length would be added as it is."""
+    rows, moving = np.ones((1, 3)), np.empty((0, 1), dtype=np.int64)
+    how = (rows, np.array([5.0]), 3, moving, 1e6, 1e6, 3)
+    [right], _ = multiples(*how)
+    [wrong], _ = multiples(*how, lengths=np.array([0.1]))
+    assert sum(int(entry) ** 2 for entry in right) <= 1e12 < sum(int(e) ** 2 for e in wrong)
+
+
+@FEW
+@given(rows=finite_rows, scale=st.sampled_from([1e-320, 1e-170, 1e-160, 1.0, 1e150]))
+def test_lengths_are_never_less_than_norms(rows, scale):
+    with np.errstate(over="ignore", under="ignore"):
+        rows = rows * scale
+    held = np.ascontiguousarray(rows.T)
+    lengths = np.empty(len(rows))
+    loops.lengths(held[:1], held[1:], lengths)
+    for row, length in zip(rows, lengths, strict=True):
+        if not np.isfinite(row).all():
+            assert not length < math.inf
+        elif length < math.inf:
+            assert Fraction(length) ** 2 >= sum(Fraction(x) ** 2 for x in row)
 
 
 @pytest.mark.parametrize("neighboring", RELATIONS)
@@ -524,6 +616,9 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
         for block in (8192, 1, 7, 40):
             monkeypatch.setattr(engine_module, "BLOCK", block)
             monkeypatch.setattr(contributions, "BLOCK", block)
+            monkeypatch.setattr(passes, "_TILE", block)
+            monkeypatch.setattr(threads, "_WORTH", block)
+            monkeypatch.setattr(threads, "count", lambda most=block: most)
             order = rng.permutation(N)
             units = model.units
             if units is not None:  # the rows of one person stay in order: reals are added there

@@ -1,0 +1,79 @@
+"""Threads that share the rows of one pass."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from pymc_dp.mechanisms import threads
+
+
+def total(where: slice) -> int:
+    return sum(range(where.start, where.stop))
+
+
+@pytest.mark.parametrize("processors", [1, 2, 3, 7])
+@pytest.mark.parametrize("n", [1, 2, 5, 1000])
+def test_slices_make_up_all_rows_in_order(
+    processors: int, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads, "count", lambda: processors)
+    slices = list(threads.over(lambda where: where, n, 2**40))
+    assert len(slices) == processors
+    rows = np.concatenate([np.arange(where.start, where.stop) for where in slices])
+    np.testing.assert_array_equal(rows, np.arange(n))
+    assert sum(threads.over(total, n, 2**40)) == n * (n - 1) // 2
+
+
+def test_little_work_and_one_processor_start_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "count", lambda: 8)
+    names = list(threads.over(lambda _: threading.current_thread().name, 10, 100))
+    assert names == [threading.current_thread().name]
+
+
+def test_no_thread_is_left_and_errors_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "count", lambda: 4)
+    before = threading.active_count()
+    names = set(threads.over(lambda _: threading.current_thread().name, 10, 2**40))
+    assert len(names) >= 2
+    assert threading.active_count() == before
+
+    def fails(where: slice) -> None:
+        if where.start > 0:
+            raise RuntimeError("a part failed")
+
+    with pytest.raises(RuntimeError, match="a part failed"):
+        list(threads.over(fails, 10, 2**40))
+    assert threading.active_count() == before
+
+
+def test_the_environment_sets_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "")
+    assert threads.available() == 6
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "2")
+    assert threads.available() == 2
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "99")
+    assert threads.available() == 6
+    monkeypatch.setenv("NUMBA_NUM_THREADS", "several")
+    assert threads.available() == 6
+
+
+def test_processes_side_by_side_share_the_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(threads, "available", lambda: 6)
+    monkeypatch.setattr(threads, "_workers", None)
+    assert threads.count() == 6
+    threads.share(4)
+    assert threads.count() == 6  # this process is not one of them
+    monkeypatch.setattr(multiprocessing, "parent_process", lambda: object())
+    assert threads.count() == 1
+    monkeypatch.setattr(threads, "_workers", None)
+    assert threads.count() == 1  # how many others there are is not known
+    threads.share(2)
+    assert threads.count() == 3
+    threads.share(100)
+    assert threads.count() == 1
