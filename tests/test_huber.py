@@ -390,5 +390,5 @@ def test_nothing_is_read_early_or_pickled() -> None:
         pass
     assert long_arrays(huber, engine.n_units) > stored
     state = huber.__getstate__()
-    assert state["_knots"] is None
+    assert state["_linear"] is None and state["_moved_by"] == {}
     assert state["_private"].__getstate__() == {"rows": None}

@@ -248,8 +248,9 @@ class Path:
     def gradient(self, midpoint: np.ndarray) -> np.ndarray:
         """(d,) noisy sum of clipped scores at a midpoint."""
         self._queries._use("gradient")
+        noisy, scores, scale = self._queries._gradient(midpoint)
         self._arrive(self._next)
-        noisy, self._scores, self._scale = self._queries._gradient(midpoint)
+        self._scores, self._scale = scores, scale
         return noisy
 
     def advance(self, displacement: np.ndarray) -> None:

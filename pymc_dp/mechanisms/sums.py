@@ -49,16 +49,17 @@ def clipped_sum(
         for where, block in engine.sparse_vectors(scores):
             add_clipped(block, inverse_unit, bound, total, scale[where])
         return total, scores, scale
-    found = np.empty(engine.n_units)
+    moved, found = np.empty(engine.n_units), np.empty(engine.n_units)
 
     def part(where: slice) -> ndarray:
         own = np.zeros(engine.d, dtype=np.int64)
-        at = (where.start, found[where], scale[where])
+        at = (where.start, moved[where], found[where], scale[where])
         _linear_sum(rows, z, inverse_unit, bound, own, *at, _TILE)
         return own
 
     for own in over(part, engine.n_units, engine.n_units * rows.moves.width):
         total += own
+    engine.remember(z, moved)
     return total, Scores([[found[None]]], [[None]]), scale
 
 
@@ -80,6 +81,7 @@ def _linear_sum(
     bound: float,
     total: ndarray,
     first: int,
+    moved: ndarray,
     found: ndarray,
     scale: ndarray,
     tile: int,
@@ -89,7 +91,7 @@ def _linear_sum(
     for start in range(0, found.shape[0], tile):
         stop = min(start + tile, found.shape[0])
         factors = found[start:stop]
-        slopes(rows, z, first + start, factors)
+        slopes(rows, z, first + start, moved[start:stop], factors)
         clip_multiples_sum(
             moves.common_values,
             moves.common,

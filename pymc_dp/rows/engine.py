@@ -311,6 +311,9 @@ class RowEngine:
         """Not known here: score vectors may be sums of several vectors."""
         return None
 
+    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+        """Nothing to keep."""
+
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:

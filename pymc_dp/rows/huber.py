@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,10 @@ __all__ = ["HuberEngine", "slopes_in"]
 
 #: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
 _BLOCK, _CACHED = 8192, 2**16
+#: Points whose products with all rows are kept: two midpoints, and the ends of a step.
+_KEPT = 4
+#: Between a point and the middle of two others, relative to their size.
+_ROUNDING = 1e-13
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,18 +172,34 @@ class HuberEngine(RowEngine):
             yield where, moves.times(factors, where)
 
     def _along(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) u_i . z; those of the last two points are kept, the ends of a path."""
+        """(n_units,) u_i . z, kept for the last few points.
+
+        A step of a path ends half-way between two midpoints, so that it needs no product.
+        """
         if not z.any():
             return np.zeros(self.n_units)
-        key = z.tobytes()
-        found = self._moved_by.pop(key, None)
+        found = self._moved_by.pop(z.tobytes(), None)
+        if found is None:
+            found = self._between(z)
         if found is None:
             found = np.empty(self.n_units)
             predict(self.linear().moves, z, 0, found)
-        self._moved_by[key] = found  # the newest last
-        while len(self._moved_by) > 2:
-            del self._moved_by[next(iter(self._moved_by))]
+        self.remember(z, found)
         return found
+
+    def _between(self, z: np.ndarray) -> np.ndarray | None:
+        """(n_units,) u_i . z where z is half-way between two points that are kept."""
+        kept = [(np.frombuffer(key), moved) for key, moved in self._moved_by.items()]
+        for (p, from_p), (q, from_q) in combinations(kept, 2):
+            if np.abs(0.5 * (p + q) - z).max() <= _ROUNDING * np.abs(p).max():
+                return 0.5 * (from_p + from_q)
+        return None
+
+    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+        """Keep (n_units,) u_i . z, and forget the oldest."""
+        self._moved_by[z.tobytes()] = moved  # the newest last
+        while len(self._moved_by) > _KEPT:
+            del self._moved_by[next(iter(self._moved_by))]
 
     # -- what rows see --------------------------------------------------------------------------
 
@@ -232,8 +253,9 @@ class HuberEngine(RowEngine):
 
     def scores(self, z: np.ndarray) -> Scores:
         """The slope of every row at z, as its score at the one number that it sees."""
-        out = np.empty(self.n_units)
-        linear.slopes(self.linear(), z, 0, out)
+        moved, out = np.empty(self.n_units), np.empty(self.n_units)
+        linear.slopes(self.linear(), z, 0, moved, out)
+        self.remember(z, moved)
         return Scores([[out[None]]], [[None]])
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
@@ -249,10 +271,9 @@ class HuberEngine(RowEngine):
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:
         """(n_units,) scale_i * g_i . (end - start): the work of clipped score vectors."""
-        work = self._along(end) - self._along(start)
-        work *= slopes_in(scores)
-        work *= scale
-        return work
+        out, there = np.empty(self.n_units), self._along(end)
+        linear.works(self._along(start), there, slopes_in(scores), scale, out)
+        return out
 
 
 def slopes_in(scores: Scores) -> np.ndarray:

@@ -98,6 +98,9 @@ class Engine(Protocol):
     def linear(self) -> LinearRows | None:
         """The rows as multiples of vectors that do not depend on z; None if they are not."""
 
+    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+        """Keep (n_units,) u_i . z of the rows in `linear`, for the ends of a path."""
+
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:

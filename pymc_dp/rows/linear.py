@@ -15,7 +15,7 @@ from pymc_dp._jit import compiled
 from pymc_dp.rows import concave
 from pymc_dp.rows.moves import Moves, predict
 
-__all__ = ["LinearRows", "log_likelihoods", "slopes"]
+__all__ = ["LinearRows", "log_likelihoods", "slopes", "works"]
 
 
 class LinearRows(NamedTuple):
@@ -65,10 +65,16 @@ class LinearRows(NamedTuple):
 
 
 @compiled(error_model="numpy")
-def slopes(rows: LinearRows, z: ndarray, first: int, out: ndarray) -> None:
-    """out[i] = l'(v) of row first + i at z, minus the reference; 0 where it is not finite."""
-    _predictors(rows, z, first, out)
+def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarray) -> None:
+    """out[i] = l'(v) of row first + i at z, minus the reference; 0 where it is not finite.
+
+    And moved[i] = u . z, the way of v from z = 0.
+    """
+    predict(rows.moves, z, first, moved)
     last = first + out.shape[0]
+    origin = rows.origin[first:last]
+    for i in range(out.shape[0]):
+        out[i] = origin[i] + moved[i]
     ends = rows.lower[first:last], rows.upper[first:last]
     concave.huber_slopes(rows.family, rows.a[first:last], rows.b[first:last], *ends, out)
     if rows.reference.shape[0] > 0:
@@ -86,8 +92,13 @@ def log_likelihoods(rows: LinearRows, moved: ndarray, out: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
-def _predictors(rows: LinearRows, z: ndarray, first: int, out: ndarray) -> None:
-    predict(rows.moves, z, first, out)
-    origin = rows.origin[first : first + out.shape[0]]
+def works(start: ndarray, end: ndarray, slopes: ndarray, scale: ndarray, out: ndarray) -> None:
+    """out[i] = (end[i] - start[i]) slopes[i] scale[i], or the one scale there is."""
     for i in range(out.shape[0]):
-        out[i] = origin[i] + out[i]
+        out[i] = (end[i] - start[i]) * slopes[i]
+    if scale.shape[0] == 1:
+        for i in range(out.shape[0]):
+            out[i] *= scale[0]
+    else:
+        for i in range(out.shape[0]):
+            out[i] *= scale[i]

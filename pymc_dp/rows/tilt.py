@@ -123,6 +123,10 @@ class TiltedEngine:
         rows = self.engine.linear()
         return None if rows is None else rows.minus(slopes_in(self.reference()))
 
+    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+        """Left to the engine, whose vectors these are."""
+        self.engine.remember(z, moved)
+
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:
