@@ -25,6 +25,7 @@ from matplotlib.figure import Figure
 from benchmarks.engine import private_engine, private_sum
 from benchmarks.hand import logistic_case
 from benchmarks.machine import description
+from pymc_dp import threads
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.predictor import recognise
 
@@ -71,8 +72,6 @@ def measure(n: int, d: int, seconds: float) -> dict[str, Any]:
 
 
 def _with_threads(most: int, call: Callable[[], Any]) -> Any:
-    from pymc_dp.mechanisms import threads
-
     before = threads.count
     threads.count = lambda: most
     try:

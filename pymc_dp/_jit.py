@@ -32,7 +32,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 def compiled(**options: Any) -> Callable[[F], F]:
     """``numba.njit(cache=True, nogil=True, **options)``, uncached where nothing can be written.
 
-    Threads may run it side by side (:mod:`pymc_dp.mechanisms.threads`).  In a read-only
+    Threads may run it side by side (:mod:`pymc_dp.threads`).  In a read-only
     installation without a writable user cache directory ``cache=True`` raises at decoration, and
     the package could not be imported.
     """

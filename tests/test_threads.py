@@ -9,7 +9,7 @@ import threading
 import numpy as np
 import pytest
 
-from pymc_dp.mechanisms import threads
+from pymc_dp import threads
 
 
 def total(where: slice) -> int:

@@ -11,10 +11,10 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 from pymc_dp.clipping import clip_multiples_sum, clip_norm_sum, clip_sparse_sum
-from pymc_dp.mechanisms.threads import over
 from pymc_dp.rows.engine import Engine, Scores
 from pymc_dp.rows.linear import LinearRows, slopes
 from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.threads import over
 
 __all__ = ["add_clipped", "clipped_sum"]
 

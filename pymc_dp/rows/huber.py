@@ -10,7 +10,7 @@ that robust posterior exactly.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -23,11 +23,14 @@ from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.moves import Moves, predict
 from pymc_dp.rows.predictor import FAMILIES, Predictor
 from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.threads import over
 
 __all__ = ["HuberEngine", "slopes_in"]
 
 #: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
 _BLOCK, _CACHED = 8192, 2**16
+#: Numbers that are read in the time that a log-likelihood takes.
+_LOG_LIKELIHOOD = 10
 #: Points whose products with all rows are kept: two midpoints, and the ends of a step.
 _KEPT = 4
 #: Between a point and the middle of two others, relative to their size.
@@ -182,10 +185,16 @@ class HuberEngine(RowEngine):
         if found is None:
             found = self._between(z)
         if found is None:
-            found = np.empty(self.n_units)
-            predict(self.linear().moves, z, 0, found)
+            moved, moves = np.empty(self.n_units), self.linear().moves
+            self._over(moves.width, lambda rows: predict(moves, z, rows.start, moved[rows]))
+            found = moved
         self.remember(z, found)
         return found
+
+    def _over(self, numbers: int, part: Callable[[slice], None]) -> None:
+        """Call `part` for slices of the rows, each of so many numbers, in threads if it pays."""
+        for _ in over(part, self.n_units, self.n_units * numbers):
+            pass
 
     def _between(self, z: np.ndarray) -> np.ndarray | None:
         """(n_units,) u_i . z where z is half-way between two points that are kept."""
@@ -247,8 +256,12 @@ class HuberEngine(RowEngine):
 
     def log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) Huberised log-likelihood of every unit at z, up to a constant of the unit."""
-        out = np.empty(self.n_units)
-        linear.log_likelihoods(self.linear(), self._along(z), out)
+        all_rows, moved, out = self.linear(), self._along(z), np.empty(self.n_units)
+
+        def part(rows: slice) -> None:
+            linear.log_likelihoods(all_rows, rows.start, moved[rows], out[rows])
+
+        self._over(_LOG_LIKELIHOOD, part)
         return out
 
     def scores(self, z: np.ndarray) -> Scores:

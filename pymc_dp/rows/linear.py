@@ -84,11 +84,17 @@ def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarra
 
 
 @compiled(error_model="numpy")
-def log_likelihoods(rows: LinearRows, moved: ndarray, out: ndarray) -> None:
-    """out[i] = l(origin_i + moved_i), up to a constant of the row; the reference is not used."""
+def log_likelihoods(rows: LinearRows, first: int, moved: ndarray, out: ndarray) -> None:
+    """out[i] = l(origin + moved[i]) of row first + i, up to a constant of the row.
+
+    The reference is not used.
+    """
+    last = first + out.shape[0]
+    origin = rows.origin[first:last]
     for i in range(out.shape[0]):
-        out[i] = rows.origin[i] + moved[i]
-    concave.huber_log_likelihoods(rows.family, rows.a, rows.b, rows.lower, rows.upper, out)
+        out[i] = origin[i] + moved[i]
+    ends = rows.lower[first:last], rows.upper[first:last]
+    concave.huber_log_likelihoods(rows.family, rows.a[first:last], rows.b[first:last], *ends, out)
 
 
 @compiled(error_model="numpy")

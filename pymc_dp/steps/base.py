@@ -19,14 +19,14 @@ from pymc.util import get_random_generator, get_value_vars_from_user_vars
 from rich.progress import TextColumn
 from rich.table import Column
 
-from pymc_dp import _compat, noise
+from pymc_dp import _compat, noise, threads
 from pymc_dp._checks import check_integer
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.ledger import SPENDING
-from pymc_dp.mechanisms import Queries, threads
+from pymc_dp.mechanisms import Queries
 from pymc_dp.metering import Meter
 from pymc_dp.plan import Plan, make_plan, per_mechanism
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix

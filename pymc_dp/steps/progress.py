@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 import numpy as np
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pymc_dp.mechanisms import Histogram, Preparation
 from pymc_dp.rows.contributions import Contribution
 from pymc_dp.rows.engine import Engine
 
-__all__ = ["Shown"]
+__all__ = ["Shown", "compiling"]
+
+
+@contextmanager
+def compiling(progressbar: bool) -> Iterator[None]:
+    """Show for how long functions of the model are compiled: seconds, the first time."""
+    bar = Progress(
+        TextColumn("Compiling the model"),
+        SpinnerColumn(finished_text=""),
+        TimeElapsedColumn(),
+        disable=not progressbar,
+    )
+    task = bar.add_task("", total=1.0)
+    with bar:
+        yield
+        bar.update(task, completed=1.0)
 
 
 class Shown:

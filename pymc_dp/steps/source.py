@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 import numpy as np
 from pymc.model import Model
 
+from pymc_dp import threads
 from pymc_dp.bounds import known_limits
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import MU2_UNIT
 from pymc_dp.forecast import SAMPLERS, forecast
 from pymc_dp.kernels.interfaces import Prior
-from pymc_dp.mechanisms import Preparation, threads
+from pymc_dp.mechanisms import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.flat import is_flat
@@ -29,7 +30,7 @@ from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import Effects, effects_of
-from pymc_dp.steps.progress import Shown
+from pymc_dp.steps.progress import Shown, compiling
 from pymc_dp.steps.start import few_prior_draws, prior_coordinates, prior_draws
 from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.prepared import Form, Prepared
@@ -123,8 +124,13 @@ class Source:
                 "budget, decided by whoever answers for the data."
             )
         theta = Coordinates(np.zeros(len(self.records.initial)), np.eye(len(self.records.initial)))
-        self.terms = self.records.public_terms(theta, compile_kwargs)
-        self.engine = self.records.engine(theta, compile_kwargs)
+        with compiling(progressbar):
+            self.terms = self.records.public_terms(theta, compile_kwargs)
+            self.engine = self.records.engine(theta, compile_kwargs)
+            made_up, at = self.engine.synthetic(), np.zeros_like(theta.location)
+            with np.errstate(all="ignore"):
+                made_up.log_likelihood(at)
+                made_up.scores(at)
         self._preparation: Preparation | None = None
 
     @property

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from pymc_dp import threads
 from pymc_dp.clipping import (
     COARSEST,
     FINEST,
@@ -27,7 +28,7 @@ from pymc_dp.clipping import (
     vector_bound,
 )
 from pymc_dp.errors import PrivacyError
-from pymc_dp.mechanisms import oneoff, threads
+from pymc_dp.mechanisms import oneoff
 from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.mechanisms import sums as passes
 from pymc_dp.records import extract
