@@ -323,8 +323,11 @@ def extract(
     length = min(n_units, *rows.values())
     # a unit that is replaced may take any number of rows along
     secret = set(rows.values()) if count_is_private or privacy_unit is not None else set()
-    public_variables = public_inputs(model, public) - lengths_equal_to(model, secret)
-    counts = RowCounts(public_variables, length, secret) if secret else None
+    if count_is_private:
+        secret.add(n_units)
+    lengths = lengths_equal_to(model, secret)
+    public_variables = public_inputs(model, public) - lengths
+    counts = RowCounts(public_variables, length, secret, lengths) if secret else None
     _refuse_private_start(model, public, length, counts)
     point = model.initial_point()
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]
@@ -340,7 +343,7 @@ def extract(
     raw = dict(
         zip(
             [rv.name for rv in observed],
-            log_densities(model, observed, jacobian=False, length=length),
+            log_densities(model, observed, jacobian=False, length=length, counts=counts),
             strict=True,
         )
     )
@@ -359,7 +362,7 @@ def extract(
     for names in by_rows.values():
         n = rows[names[0]]
         terms = {name: raw[name] for name in names}
-        graph = lift_rows(terms, shapes, public_variables, n, length, secret)
+        graph = lift_rows(terms, shapes, public_variables, n, length, counts)
         _refuse_other_axes(model, graph)
         _refuse_bounded_labels(graph, limits)
         store = _store(graph, limits) if read else _blank(graph)
@@ -563,7 +566,7 @@ def _public_logp(
 ) -> Variable:
     """Prior with Jacobian and public likelihoods, minus infinity where a condition fails."""
     rvs = [*model.free_RVs, *[rv for rv in model.observed_RVs if rv.name in set(public)]]
-    terms = log_densities(model, rvs, jacobian=True, length=length)
+    terms = log_densities(model, rvs, jacobian=True, length=length, counts=counts)
     logp = pt.sum([pt.sum(term) for term in terms])
     leaves = {leaf.source for group in groups for leaf in group.graph.leaves}
     named = public_inputs(model, public)

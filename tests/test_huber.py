@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -392,3 +394,113 @@ def test_nothing_is_read_early_or_pickled() -> None:
     state = huber.__getstate__()
     assert state["_linear"] is None and state["_moved_by"] == {}
     assert state["_private"].__getstate__() == {"rows": None}
+
+
+# -- numbers of all sizes, and what only looks like a predictor -----------------------------------
+
+
+def differences(engine: RowEngine) -> np.ndarray:
+    """(5, n) changes of the log-likelihood of every record between places."""
+    places = np.random.default_rng(5).normal(0.0, 1.0, (6, engine.d))
+    values = np.array([engine.log_likelihood(z) for z in places])
+    return np.diff(values, axis=0)
+
+
+@pytest.mark.parametrize("unit", [1e-30, 1e-14, 1.0, 1e12, 1e17, 1e30])
+@pytest.mark.parametrize("kind", ["gamma", "exponential", "normal"])
+def test_units_of_the_data_lose_no_digits(kind: str, unit: float) -> None:
+    """One of the two numbers of a record may be any part of the other, or nothing."""
+    rng = np.random.default_rng(0)
+    n, x = 60, np.random.default_rng(1).normal(size=(60, 2))
+    y = np.floor(rng.exponential(2.0, n)) if kind == "exponential" else rng.gamma(2.0, 1.0, n)
+    with pm.Model() as model:
+        eta = x @ pm.Normal("b", shape=2) + np.log(unit) * (kind != "normal")
+        if kind == "gamma":
+            pm.Gamma("y", alpha=2.0, beta=2.0 / pt.exp(eta), observed=y * unit)
+        elif kind == "exponential":  # 0 is within the support
+            pm.Exponential("y", pt.exp(-eta), observed=y * unit)
+        else:
+            pm.Normal("y", eta, unit, observed=y * unit)
+    engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
+    predictor, reason = recognise(engine)
+    assert predictor is not None, reason
+    huber = HuberEngine(engine, predictor, np.inf)
+    expected = differences(engine)
+    np.testing.assert_allclose(differences(huber), expected, rtol=1e-9, atol=1e-10)
+    clipped = HuberEngine(engine, predictor, 0.3)
+    z = np.array([0.5, -0.3])
+    plain = np.concatenate([block for _, block in engine.vectors(engine.scores(z))], axis=1)
+    found = np.concatenate([block for _, block in clipped.vectors(clipped.scores(z))], axis=1)
+    norms = np.linalg.norm(plain, axis=0)
+    scale = np.minimum(1.0, 0.3 / np.maximum(norms, 1e-300))
+    np.testing.assert_allclose(found, plain * scale, rtol=1e-8, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "bend",
+    [
+        lambda v: pt.minimum(v, 50.0),
+        lambda v: pt.clip(v, -1e5, 1e5),
+        lambda v: pt.switch(v > 40.0, 40.0 + 0.1 * (v - 40.0), v),
+        lambda v: pt.abs(v + 1e15) - 1e15,
+    ],
+)
+def test_a_predictor_that_bends_far_out_is_none(bend: Callable[..., Any]) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    with pm.Model() as model:
+        pm.Normal("y", bend(x @ pm.Normal("b", shape=2)), 1.0, observed=x[:, 0])
+    engine = extract(model, check=False).engine(Coordinates(np.zeros(2), np.eye(2)))
+    assert recognise(engine)[0] is None
+
+
+def test_a_rate_that_is_cut_off_is_none() -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    with pm.Model() as model:
+        rate = pt.exp(pt.clip(x @ pm.Normal("b", shape=2), -40.0, 40.0))
+        pm.Poisson("y", rate, observed=np.arange(60) % 5)
+    engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
+    assert recognise(engine)[0] is None
+
+
+@pytest.mark.parametrize("weight", [1e-30, 1e-12, 1e-6, 1.0, 1e6])
+def test_the_family_does_not_depend_on_a_weight(weight: float) -> None:
+    x = np.random.default_rng(0).normal(size=(60, 2))
+    with pm.Model() as model:
+        mu = x @ pm.Normal("b", shape=2)
+
+        def logp(value: Any, mu: Any) -> Any:
+            return -0.5 * weight * (value - mu) ** 2
+
+        pm.CustomDist("y", mu, logp=logp, observed=x[:, 0])
+    engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
+    predictor, reason = recognise(engine)
+    assert predictor is not None and predictor.family == "normal", reason
+
+
+def test_products_between_far_points_are_not_averaged() -> None:
+    engine = with_data(compiled("logistic"), lambda a: a)
+    huber = HuberEngine(engine, found_in(engine), 0.5)
+    fresh = HuberEngine(engine, found_in(engine), 0.5)
+    rng = np.random.default_rng(2)
+    z, move = rng.normal(size=engine.d), rng.normal(size=engine.d)
+    expected = fresh.log_likelihood(z)
+    for far in (1e5, 1e10, 1e16, 1e160, np.inf):
+        huber.forget()
+        with np.errstate(all="ignore"):
+            huber.scores(z + far * move)
+            huber.scores(z - far * move)
+        np.testing.assert_allclose(huber.log_likelihood(z), expected, rtol=1e-12)
+    huber.forget()
+    for end in (z + 0.3 * move, z - 0.3 * move):
+        huber.scores(end)
+    reads = huber._between(z)
+    assert reads is not None
+    np.testing.assert_allclose(huber.log_likelihood(z), expected, rtol=1e-12)
+
+
+def test_engines_can_be_pickled_by_any_means() -> None:
+    engine = with_data(compiled("logistic"), lambda a: a)
+    huber = HuberEngine(engine, found_in(engine), 0.5)
+    z = np.ones(engine.d)
+    again = pickle.loads(pickle.dumps(huber))
+    assert np.array_equal(again.log_likelihood(z), huber.log_likelihood(z))

@@ -116,6 +116,7 @@ class Queries:
         """Register a chain, pay for its start, and forget what an earlier chain left behind."""
         self._likelihoods = {}
         self._paid = {}
+        self.engine.forget()
         self.meter.begin_chain()
         if not self.meter.frozen:
             self._pay(self.at_start)
@@ -295,5 +296,5 @@ class Path:
 
     def finish(self, accepted: bool | np.bool_ | np.ndarray) -> None:
         """End of the path: the per-unit accumulators are forgotten."""
-        self._scores = None
-        self._work = np.empty(0)
+        self._scores = self._next = None
+        self._scale = self._work = np.empty(0)

@@ -18,7 +18,7 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Second
+from pytensor.scalar.basic import Cast, Second
 from pytensor.tensor.basic import Alloc, Join, MakeVector, ScalarFromTensor, TensorFromScalar
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -63,11 +63,14 @@ class RowCounts:
     sizes : collection of int
         The private numbers of rows.  The first axis of a private array, and any axis of such a
         size, is one of rows.
+    lengths : collection of Variable
+        Lengths of dims that are private numbers of rows, also where they are constants.
     """
 
     public: Collection[Variable]
     length: int
     sizes: Collection[int]
+    lengths: Collection[Variable] = ()
 
     def behind(
         self, values: Iterable[Variable] = (), shapes: Iterable[Variable] = ()
@@ -90,6 +93,8 @@ class RowCounts:
             if item in seen or variable in self.public:
                 continue
             seen.add(item)
+            if variable in self.lengths:
+                return variable
             if variable.owner is not None:
                 stack.extend(_behind_value(variable) if axis is None else _behind(variable, axis))
             elif getattr(variable, "container", None) in containers:
@@ -98,6 +103,10 @@ class RowCounts:
                 if not axis or array_of(variable).shape[axis] in self.sizes:
                     return variable
         return None
+
+    def may_tell(self, variable: Variable) -> bool:
+        """Whether a number of rows may be read off the type, or the value, of an input."""
+        return variable in self.lengths or (is_data(variable) and variable.type.ndim > 0)
 
     def inside(self, variables: Iterable[Variable]) -> Variable | None:
         """The same, of the sizes that graphs ask for which operations behind `variables` wrap.
@@ -254,7 +263,8 @@ def _behind(variable: Variable, axis: int) -> Iterator[_Item]:
         source = [k for k, entry in enumerate(entries) if isinstance(entry, slice)][axis]
         part = entries[source]
         yield inputs[0], source
-        yield from ((x, None) for x in (part.start, part.stop) if isinstance(x, Variable))
+        ends = (part.start, part.stop, part.step)
+        yield from ((x, None) for x in ends if isinstance(x, Variable))
     else:
         yield from _all(node)
 
@@ -284,10 +294,19 @@ def _behind_reshape(node: Apply, axis: int) -> Iterator[_Item]:
         size = int(sizes.data[axis])
     elif sizes.owner is not None and isinstance(sizes.owner.op, MakeVector):
         size = sizes.owner.inputs[axis]
+    while isinstance(size, Variable) and size.owner and _is_cast(size.owner.op):
+        [size] = size.owner.inputs
     if not _fixed(size):
         yield size, None
-    if not _fixed(size) or (_number(size) or 0) < 0:
+    if not _fixed(size) or (_number(size) or 0) < 0:  # what the other sizes leave
+        yield sizes, None
         yield from _axes(x)
+
+
+def _is_cast(op: Any) -> bool:
+    if isinstance(op, Elemwise):
+        return isinstance(op.scalar_op, Cast)
+    return isinstance(op, ScalarFromTensor | TensorFromScalar)
 
 
 def _as_tuple(axis: Any) -> tuple[int, ...]:

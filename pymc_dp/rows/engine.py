@@ -314,6 +314,9 @@ class RowEngine:
     def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
         """Nothing to keep."""
 
+    def forget(self) -> None:
+        """Nothing is kept."""
+
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:

@@ -33,8 +33,8 @@ _BLOCK, _CACHED = 8192, 2**16
 _LOG_LIKELIHOOD = 10
 #: Points whose products with all rows are kept: two midpoints, and the ends of a step.
 _KEPT = 4
-#: Between a point and the middle of two others, relative to their size.
-_ROUNDING = 1e-13
+#: Between a point and the middle of two others, and how much larger those may be: relative to it.
+_ROUNDING, _APART = 1e-13, 1e3
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,12 +158,15 @@ class HuberEngine(RowEngine):
             origin = rows.offset.copy()
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
             moves, self._seen = Moves.of(group, group.columns(), rows.weights, maps)
-            with np.errstate(divide="ignore"):
-                bounds = self.clip_norm / moves.lengths
+            finite = np.isfinite(moves.lengths)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                bounds = np.where(finite, self.clip_norm / moves.lengths, 0.0)
+            b = np.where(finite, rows.b, 0.0)
+            a = np.where(b > 0.0, rows.a, np.clip(rows.a, -bounds, bounds))  # no knot where linear
             lower, upper = np.empty(self.n_units), np.empty(self.n_units)
-            concave.knots(self._family, rows.a, rows.b, bounds, lower, upper)
-            knots = (lower, upper, origin)
-            self._linear = LinearRows(self._family, rows.a, rows.b, *knots, np.empty(0), moves)
+            concave.knots(self._family, a, b, bounds, lower, upper)
+            nothing = np.empty(0)
+            self._linear = LinearRows(self._family, a, b, lower, upper, origin, nothing, moves)
         return self._linear
 
     def _times(self, factors: np.ndarray) -> Iterator[tuple[slice, SparseBlock]]:
@@ -199,16 +202,25 @@ class HuberEngine(RowEngine):
     def _between(self, z: np.ndarray) -> np.ndarray | None:
         """(n_units,) u_i . z where z is half-way between two points that are kept."""
         kept = [(np.frombuffer(key), moved) for key, moved in self._moved_by.items()]
+        size = np.abs(z).max()
         for (p, from_p), (q, from_q) in combinations(kept, 2):
-            if np.abs(0.5 * (p + q) - z).max() <= _ROUNDING * np.abs(p).max():
+            # far apart, their products would lose the digits of what is between
+            near = max(np.abs(p).max(), np.abs(q).max()) <= _APART * size
+            if near and np.abs(0.5 * (p + q) - z).max() <= _ROUNDING * size:
                 return 0.5 * (from_p + from_q)
         return None
 
     def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
         """Keep (n_units,) u_i . z, and forget the oldest."""
+        if not np.isfinite(z).all():
+            return
         self._moved_by[z.tobytes()] = moved  # the newest last
         while len(self._moved_by) > _KEPT:
             del self._moved_by[next(iter(self._moved_by))]
+
+    def forget(self) -> None:
+        """Keep nothing of an earlier chain."""
+        self._moved_by = {}
 
     # -- what rows see --------------------------------------------------------------------------
 

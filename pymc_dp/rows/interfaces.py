@@ -101,6 +101,9 @@ class Engine(Protocol):
     def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
         """Keep (n_units,) u_i . z of the rows in `linear`, for the ends of a path."""
 
+    def forget(self) -> None:
+        """Keep nothing of an earlier chain."""
+
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:

@@ -36,7 +36,7 @@ def lift_rows(
     public: Iterable[Variable],
     n_rows: int,
     private_length: int | None = None,
-    secret_sizes: Iterable[int] = (),
+    counts: RowCounts | None = None,
 ) -> RowGraph:
     """Rebuild per-observation log-likelihoods as the log-likelihood of a block of rows.
 
@@ -54,9 +54,8 @@ def lift_rows(
     private_length : int, optional
         Unnamed arrays with an axis of this length or more may hold records and must not reach
         every record.  Default: `n_rows`.
-    secret_sizes : iterable of int
-        Numbers of rows, where they are private: no term may depend on them
-        (:class:`~pymc_dp.rows.counts.RowCounts`).
+    counts : RowCounts, optional
+        Numbers of rows, where they are private: no term may depend on them.
 
     Returns
     -------
@@ -117,13 +116,12 @@ def lift_rows(
         *[label for label, _ in lookups],
         *conditions,
     ]
-    secret = set(secret_sizes)
-    if secret:
-        counts = RowCounts({*public, *parameters, *rows}, private_length or n_rows, secret)
-        counted = counts.behind(outputs, phis)
+    if counts is not None:
+        counted = replace(counts, public={*public, *parameters, *rows}).behind(outputs, phis)
         if counted is not None:
             names = ", ".join(f"`{name}`" for name in logps)
             raise NotFactorizable(counts_rows(f"The likelihood of {names}", counted))
+    secret = () if counts is None else counts.sizes
     found = iter(fixed_shapes(outputs, parameters, public, rows, secret))
     total = next(found)
     row_data = [None if cut.row_data is None else next(found) for cut in cuts.values()]

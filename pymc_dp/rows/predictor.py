@@ -21,11 +21,13 @@ from typing import Any
 
 import numpy as np
 import pytensor
+import pytensor.scalar.basic as scalar
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.elemwise import Elemwise
 from scipy.special import expit, log_ndtr
 
 from pymc_dp.rows.affine import linear_predictor
@@ -37,6 +39,10 @@ from pymc_dp.rows.functions import INTERPRETED, compile_function
 __all__ = ["FAMILIES", "Predictor", "recognise"]
 
 FAMILIES = ("logit", "log", "normal", "probit")
+#: Where one of the two terms of the derivative is nothing beside the other.
+_FAR = {"log": 300.0, "normal": 1e100}
+#: What makes of a predictor one that bends.
+_BENDS = (scalar.Abs, scalar.Clip, scalar.ScalarMaximum, scalar.ScalarMinimum, scalar.Switch)
 #: Rows and relative tolerance of the numerical check: a few hundred roundings of double precision.
 _ROWS, _TOLERANCE = 512, 1e-9
 
@@ -84,8 +90,19 @@ class Predictor:
         """(rows,) numbers a and b of each row; both 0 where the row is impossible."""
         data = [np.ascontiguousarray(arrays[k]) for k in self.leaves]
         n = len(arrays[0])
-        at_0, at_1 = (self.sign * self.slope(np.full(n, self.sign * v), *data) for v in (0.0, 1.0))
-        return _solve(self.family, at_0, at_1)
+
+        def slope(v: float) -> np.ndarray:
+            return np.asarray(self.sign * self.slope(np.full(n, self.sign * v), *data))
+
+        a, b = _counted(*_solve(self.family, slope(0.0), slope(1.0)), 1e-13)
+        if self.family in _FAR:
+            # near 0 the smaller one of a and b is lost in their difference
+            v = _FAR[self.family]
+            far = _solve_far(self.family, v, slope(-v), slope(v))
+            usable = np.isfinite(far).all(axis=0) & (far[1] >= 0.0)
+            far = _counted(*far, 1e-99)
+            a, b = np.where(usable, far[0], a), np.where(usable, far[1], b)
+        return a, b
 
 
 def recognise(
@@ -152,21 +169,39 @@ def _kernel(family: str, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return v * v / 2.0, v
 
 
-def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+Numbers = tuple[np.ndarray, np.ndarray]
+
+
+def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> Numbers:
     """The numbers a and b of rows from their slopes at v = 0 and v = 1."""
     if family == "probit":  # the slope at 0 is a phi(0)/Phi(0)
         a = at_0 * math.sqrt(math.pi / 2.0)
-        b = np.ones_like(a)
-    else:
-        _, (k0, k1) = _kernel(family, np.array([0.0, 1.0]))
-        b = (at_0 - at_1) / (k1 - k0)
-        a = at_0 + b * k0
-        for x in (a, b):  # counts are integers: their scores then vanish where they should
-            nearest = np.rint(x)
-            np.copyto(x, nearest, where=np.abs(x - nearest) <= 1e-13 * (1.0 + np.abs(nearest)))
-    usable = np.isfinite(at_0) & np.isfinite(at_1) & (b > 0.0) & np.isfinite(a) & np.isfinite(b)
-    usable &= (at_0 != 0.0) | (at_1 != 0.0)
-    return np.where(usable, a, 0.0), np.where(usable, b, 0.0)
+        return a, np.where((at_0 != 0.0) | (at_1 != 0.0), np.ones_like(a), 0.0)
+    _, (k0, k1) = _kernel(family, np.array([0.0, 1.0]))
+    b = (at_0 - at_1) / (k1 - k0)
+    return at_0 + b * k0, b
+
+
+def _solve_far(family: str, v: float, below: np.ndarray, above: np.ndarray) -> Numbers:
+    """The same from their slopes at -v and v, where one of the two terms is nothing."""
+    if family == "normal":
+        return 0.5 * (below + above), 0.5 * (below - above) / v
+    return below, (below - above) / math.exp(v)
+
+
+def _counted(a: np.ndarray, b: np.ndarray, lost: float) -> Numbers:
+    """Both numbers, integers where they are counts, and 0 where a row is impossible.
+
+    What is less than `lost` of the other is rounding.
+    """
+    usable = np.isfinite(a) & np.isfinite(b) & (b >= 0.0)
+    a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
+    size = np.maximum(np.abs(a), b)
+    for x in (a, b):  # the scores of counts then vanish where they should
+        nearest = np.rint(x)
+        slack = np.where(nearest == 0.0, lost * size, 1e-13 * np.abs(nearest))
+        np.copyto(x, nearest, where=np.abs(x - nearest) <= slack)
+    return a, b
 
 
 def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:
@@ -200,6 +235,7 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
             doors.append(x)
     if any(door.type.ndim != 1 for door in doors):
         return None
+    bent = _bends(loglik, v)
     inputs = [door.type() for door in doors]
     [value] = clone_replace([loglik], dict(zip(doors, inputs, strict=True)), rebuild_strict=False)
     slope = pytensor.grad(value.sum(), v, disconnected_inputs="ignore")
@@ -221,11 +257,19 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
 
     near = np.concatenate([[0.0, 1.0], np.linspace(-4.0, 4.0, 11)])
     # a predictor that is cut off, or bent, far out is none; a probit underflows there
-    far = np.concatenate([near, [5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0]])
-    far = np.concatenate([far, -far[len(near) :]])
+    far = np.array([5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0])
+    further = np.concatenate([far, 10.0 ** np.arange(2, 13)])
+    much = np.append(far, [40.0, 100.0, _FAR["log"]])
+    places = {
+        "probit": near,
+        "normal": np.concatenate([near, further, -further]),
+        "log": np.concatenate([near, much, -much]),
+    }
     for sign in (1.0, -1.0):
         for family in FAMILIES:
-            points = near if family == "probit" else far
+            if family == "normal" and bent:
+                continue
+            points = places.get(family, np.concatenate([near, far, -far]))
             values, slopes = evaluate(sign * points)
             possible = np.isfinite(values)
             rows = possible.all(axis=0)
@@ -234,6 +278,21 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
             ):
                 return family, sign
     return None
+
+
+def _bends(loglik: Variable, v: Variable) -> bool:
+    """Whether the way from v to the log-likelihood has a kink that no probe need find."""
+    return any(
+        isinstance(x.owner.op, Elemwise)
+        and isinstance(x.owner.op.scalar_op, _BENDS)
+        and v in ancestors(x.owner.inputs[:1] if _chooses(x.owner.op) else x.owner.inputs)
+        for x in ancestors([loglik])
+        if x.owner is not None
+    )
+
+
+def _chooses(op: Elemwise) -> bool:
+    return isinstance(op.scalar_op, scalar.Switch)
 
 
 def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarray) -> bool:
@@ -253,10 +312,15 @@ def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarr
         b = (slopes[0] - slopes[1]) / (k1[1] - k1[0])
         a = slopes[0] + b * k1[0]
         expected, slope = a * v - b * k, a - b * k1
-        size = 1.0 + np.abs(a) + np.abs(b)
+        size = np.abs(a) + np.abs(b)
         concave = b
-    # 1 - p of a probability p that was computed first has lost digits
-    growth = np.exp(v) if family == "log" else 1e-6 * np.exp(v)
-    scale = _TOLERANCE * size * (1.0 + np.abs(v) + growth)
-    close = (np.abs(changes - expected) <= scale) & (np.abs(slopes - slope) <= scale)
+    if family == "normal":
+        growth = v * v
+    else:  # 1 - p of a probability p that was computed first has lost digits
+        growth = np.exp(v) if family == "log" else 1e-6 * np.exp(v)
+    scale = _TOLERANCE * size * (1.0 + np.abs(v))
+    close = np.abs(changes - expected) <= scale + _TOLERANCE * size * growth
+    if family != "normal":
+        scale = scale + _TOLERANCE * size * growth
+    close &= np.abs(slopes - slope) <= scale
     return bool(close.all() and np.count_nonzero(concave > 0.0) >= 16)

@@ -37,18 +37,10 @@ from pymc_dp.rows.sizes import static_shape
 __all__ = ["RULES", "is_row_numbers"]
 
 _AXIS_OPS = (Softmax, LogSoftmax, CumOp)
-#: What may be done with the vector or matrix of a record, as it never fails.  An inverse or a
-#: singular value decomposition stops with an error for some matrices, which would tell of a record.
-_NEVER_FAIL = {
-    "Cholesky",
-    "CholeskySolve",
-    "Det",
-    "Dot",
-    "QR",
-    "SLogDet",
-    "Solve",
-    "SolveTriangular",
-}
+#: What may be done with the vector or matrix of a record, as neither it nor its derivative fails.
+#: An inverse, which is the derivative of a determinant, or a general solve stops with an error for
+#: some matrices, which would tell of a record.
+_NEVER_FAIL = {"Cholesky", "CholeskySolve", "Dot", "SolveTriangular"}
 
 
 def _elemwise(lifter: Lifter, v: Variable, axis: int) -> Variable:
@@ -134,7 +126,8 @@ def _blockwise(lifter: Lifter, v: Variable, axis: int) -> Variable:
         if type(op.core_op).__name__ not in _NEVER_FAIL:
             raise lifter.refuse(
                 f"{op} acts on the matrix of each record, and may fail for some",
-                "Compute it before the model is built, or use pt.linalg.solve.",
+                "Compute it before the model is built, or use pt.linalg.cholesky and "
+                "pt.linalg.solve_triangular.",
             )
         inputs = [lifter.lift_or_share(x, axis) for x in node.inputs]
         return op.make_node(*inputs).outputs[node.outputs.index(v)]

@@ -97,7 +97,9 @@ def _refuse_secret_sizes(
     """
     if not secret:
         return
-    nodes = {variable.owner for variable in ancestors(outputs) if variable.owner is not None}
+    # what is only asked for its size does not enter with its own
+    behind = set(ancestors(outputs, blockers=list(sizes))) - set(sizes)
+    nodes = {variable.owner for variable in behind if variable.owner is not None}
     for variable, size in sizes.items():
         if not secret & set(np.ravel(size.data).tolist()):
             continue

@@ -94,7 +94,6 @@ def _numba_rows_times(op: _RowsTimes, node: Apply, **kwargs: Any) -> Any:
     return _rows_times, _VERSION
 
 
-@node_rewriter([_RowsTimes, pt.neg])
 def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     """-(x A) -> x (-A) and (x A) B -> x (A B), where nothing else needs x A.
 
@@ -114,7 +113,10 @@ def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
 
 
 #: For `Mode.register`, with a place after the simplifications and before elementwise fusion.
-JOIN_PRODUCTS = (in2out(_joined_products, name="joined_products"), 48.0)
+JOIN_PRODUCTS = (
+    in2out(node_rewriter([_RowsTimes, pt.neg])(_joined_products), name="joined_products"),
+    48.0,
+)
 
 
 def constant_solves(value: Variable) -> Variable:

@@ -127,6 +127,10 @@ class TiltedEngine:
         """Left to the engine, whose vectors these are."""
         self.engine.remember(z, moved)
 
+    def forget(self) -> None:
+        """Keep nothing of an earlier chain but the reference."""
+        self.engine.forget()
+
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:

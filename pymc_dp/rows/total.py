@@ -1,10 +1,10 @@
 """Functions of rows that give a number for every record.
 
 Python refuses to raise an integer to a negative power and to make an integer of what is no number,
-with a message that may hold the value.  Compiled code raises for negative powers of 0, and the
-processor stops it when the least integer is divided by -1.  An error that one record causes, after
-a charge, would tell of that record, so such operations are replaced by ones that are defined
-everywhere.
+with a message that may hold the value.  Compiled code raises for negative integer powers of 0, of a
+real 0 as well, and the processor stops it when the least integer is divided by -1.  An error that
+one record causes, after a charge, would tell of that record, so such operations are replaced by
+ones that are defined everywhere.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ class _ToInteger(Op):
         above = x >= float(limits.max)
         inside = (x > float(limits.min)) & ~above
         found = np.where(inside, x, 0.0).astype(self.dtype)
-        found = np.where(inside, found, np.where(above, limits.max, limits.min))
-        outputs[0][0] = found.astype(self.dtype)
+        ends = (np.array(end, dtype=self.dtype) for end in (limits.max, limits.min))
+        outputs[0][0] = np.where(inside, found, np.where(above, *ends))
 
 
 def without_errors(outputs: Sequence[Variable], *, interpreted: bool) -> list[Variable]:
-    """`outputs` with integer powers, quotients, remainders and casts defined for all values.
+    """`outputs` with powers, integer quotients, remainders and casts defined for all values.
 
     Equal wherever Python gives a number that fits.  An integer to a negative power is cut off
-    towards zero; for a base of 0 it is 0.
+    towards zero; for a base of 0 it is 0.  A real 0 to a negative power is infinite.
 
     Parameters
     ----------
@@ -74,9 +74,16 @@ def without_errors(outputs: Sequence[Variable], *, interpreted: bool) -> list[Va
 
 def _replacement(node: Apply, inputs: Sequence[Variable], interpreted: bool) -> Variable | None:
     dtype = getattr(node.outputs[0].type, "dtype", "")
-    if not isinstance(node.op, Elemwise) or not dtype.startswith(("int", "uint")):
+    if not isinstance(node.op, Elemwise):
         return None
     scalar = node.op.scalar_op
+    if isinstance(scalar, Pow) and dtype.startswith("float"):
+        base, exponent = inputs
+        if exponent.type.dtype[0] == "f" or _never_negative(exponent):
+            return None
+        return _real_power(base.astype(dtype), exponent.astype("int64"))
+    if not dtype.startswith(("int", "uint")):
+        return None
     if isinstance(scalar, Cast):
         return _ToInteger(dtype)(inputs[0]) if interpreted else None
     if not isinstance(scalar, IntDiv | Mod | Pow) or _never_negative(inputs[1]):
@@ -93,6 +100,12 @@ def _power(base: Variable, exponent: Variable) -> Variable:
     modulus = pt.abs(pt.maximum(exponent, least + 1))
     # 1/base is an integer for a base of 1 and -1 alone
     return pt.switch((exponent >= 0) | pt.eq(base, 1) | pt.eq(base, -1), base**modulus, 0)
+
+
+def _real_power(base: Variable, exponent: Variable) -> Variable:
+    # not base**float(exponent): LLVM makes that a call to a routine that need not be there
+    found = base ** pt.abs(pt.maximum(exponent, np.iinfo("int64").min + 1))
+    return pt.switch(exponent < 0, 1.0 / found, found).astype(base.type.dtype)
 
 
 def _never_negative(x: Variable) -> bool:

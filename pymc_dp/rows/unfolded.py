@@ -4,6 +4,9 @@ While PyMC derives a log-density it folds expressions of constants: ``X - X.mean
 ``X`` would reach us as one more array with a row per record, and what couples the records would
 never be seen.  Long constants are therefore hidden behind inputs for the time of the derivation,
 and those that appear only meanwhile, captured by a closure of ``pm.CustomDist``, are not folded.
+
+Where the number of rows is private, the same is done with ``pm.Data``, and every operation is made
+anew: a type that knows a length (``pm.Data("x", x, shape=(n,))``) would turn it into a number.
 """
 
 from __future__ import annotations
@@ -16,12 +19,14 @@ from pymc.logprob.basic import transformed_conditional_logp
 from pymc.model import Model
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.pad import Pad
 from pytensor.tensor.rewriting.basic import unconditional_constant_folding
 
 from pymc_dp._compat import OWN_INNER_GRAPHS
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import is_long_constant
+from pymc_dp.rows.counts import RowCounts
 
 __all__ = ["log_densities", "long_constants_kept"]
 
@@ -45,7 +50,7 @@ def long_constants_kept(length: int) -> Iterator[None]:
 
 
 def log_densities(
-    model: Model, rvs: Sequence[Variable], *, jacobian: bool, length: int
+    model: Model, rvs: Sequence[Variable], *, jacobian: bool, length: int, counts: RowCounts | None
 ) -> list[Variable]:
     """Per-observation log-densities, every long array as it stands in the model.
 
@@ -58,6 +63,8 @@ def log_densities(
         Whether to add the log-Jacobian of the transforms.
     length : int
         Constants with this many entries or more are not folded.
+    counts : RowCounts or None
+        The numbers of rows, where they are private.
 
     Returns
     -------
@@ -74,9 +81,11 @@ def log_densities(
     hidden = {
         variable: _without_lengths(variable, length)
         for variable in ancestors([*everything, *values])
-        if is_long_constant(variable, length)
+        if is_long_constant(variable, length) or (counts is not None and counts.may_tell(variable))
     }
     symbolic = clone_replace(everything, hidden, rebuild_strict=False, **OWN_INNER_GRAPHS)
+    if counts is not None:
+        symbolic = _made_anew(symbolic, set(hidden.values()))
     clones = dict(zip(everything, symbolic, strict=True))
     symbols = dict(zip(values, clone_replace(values, hidden, rebuild_strict=False), strict=True))
     try:
@@ -105,6 +114,29 @@ def log_densities(
         ) from error
     data = {symbol: constant for constant, symbol in hidden.items()}
     return clone_replace(logps, data, rebuild_strict=False)
+
+
+def _made_anew(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variable]:
+    """`outputs` with all operations on `inputs` repeated: what they knew of lengths goes."""
+    found: dict[Variable, Variable] = {}
+    for node in toposort(outputs):
+        if not any(x in inputs or x in found for x in node.inputs):
+            continue
+        now = [found.get(x, x) for x in node.inputs]
+        try:
+            if isinstance(node.op, Pad):  # it wraps a graph that keeps what it knew
+                raise TypeError
+            made = node.op.make_node(*now)
+        except (AssertionError, TypeError, ValueError) as error:
+            raise NotFactorizable(
+                f"{node.op} can not be computed without the lengths of its arrays, which may be "
+                "the number of rows; that is private under neighboring='add_or_remove_one' and "
+                "with a privacy_unit. Write it with other operations."
+            ) from error
+        for before, after in zip(node.outputs, made.outputs, strict=True):
+            after.name = before.name
+            found[before] = after
+    return [found.get(x, x) for x in outputs]
 
 
 def _without_lengths(variable: Variable, length: int) -> Variable:

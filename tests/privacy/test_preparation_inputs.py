@@ -166,12 +166,55 @@ def test_casts_and_powers_are_as_python_has_them_where_it_has_any():
     assert [output.dtype for output in (power, short, byte)] == ["int64", "int16", "uint8"]
 
 
+@pytest.mark.parametrize("mode", ["NUMBA", INTERPRETED], ids=["compiled", "interpreted"])
+@pytest.mark.parametrize("kind", ["int64", "int8"])
+def test_real_numbers_have_negative_integer_powers(mode, kind):
+    """Compiled code would raise for a base of 0; the rehearsal on zeros, 0**0, would not."""
+    x, k = pt.dvector("x"), pt.vector("k", dtype=kind)
+    power = x**k
+    outputs = [power, pytensor.grad(power.sum(), x)]
+    outputs = without_errors(outputs, interpreted=mode != "NUMBA")
+    function = pytensor.function([x, k], outputs, mode=mode)
+    least = np.iinfo(kind).min
+    bases = np.array([0.0, 0.0, -0.0, 2.0, -3.0, np.nan, np.inf])
+    powers = np.array([-1, least, 0, -2, 3, -1, least], dtype=kind)
+    with np.errstate(all="ignore"):
+        found, slope = function(bases, powers)
+        expected = bases ** powers.astype(float)
+    np.testing.assert_allclose(found, expected, rtol=1e-14)
+    assert slope[3] == pytest.approx(-0.25)
+
+
+def test_the_largest_integers_are_reached():
+    x = pt.dvector("x")
+    [output] = without_errors([pt.cast(x, "uint64")], interpreted=True)
+    function = pytensor.function([x], output, mode=INTERPRETED)
+    assert function(np.array([3.7, 1e300, -1.0, np.nan])).tolist() == [3, 2**64 - 1, 0, 0]
+
+
 def test_labels_that_are_no_numbers_are_refused_like_wrong_ones():
     x = np.linspace(-1.0, 1.0, 50)
     with pm.Model() as model:
         a = pm.Normal("a", shape=5)
         pm.Normal("y", a[pt.cast(pt.log(pt.as_tensor(x)) + 2, "int64")], 1.0, observed=x)
     with pytest.raises(dp.UnsafeModel, match="labels in the likelihood of `y` are outside"):
+        extract(model)
+
+
+@pytest.mark.parametrize("name", ["det", "slogdet", "solve"])
+def test_what_fails_in_a_derivative_or_in_a_column_is_refused(name):
+    """The derivative of a determinant is an inverse; a singular system stops an interpreter."""
+    rng = np.random.default_rng(0)
+    matrices = pt.as_tensor(rng.normal(size=(50, 2, 2)) + 3 * np.eye(2))
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=2)
+        if name == "solve":
+            mu = pt.linalg.solve(matrices, pt.as_tensor(rng.normal(size=(50, 2))), b_ndim=1) @ b
+        else:
+            found = getattr(pt.linalg, name)(matrices * pt.exp(b[0]))
+            mu = (found[1] if isinstance(found, list | tuple) else found) + b[1]
+        pm.Normal("y", mu, 1.0, observed=rng.normal(size=50))
+    with pytest.raises(dp.NotFactorizable, match=r"may fail for some.*solve_triangular"):
         extract(model)
 
 

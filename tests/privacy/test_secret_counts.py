@@ -13,6 +13,7 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
+from pymc.model.transform.optimization import freeze_dims_and_data
 
 import pymc_dp as dp
 from pymc_dp.records import extract
@@ -77,12 +78,16 @@ SECRET = {"units": {"privacy_unit": np.arange(ROWS) // 2}, "rows": {"count_is_pr
 
 Number = Callable[[Any, Any], Any]
 
+
 COUNTS: dict[str, Number] = {
     "shape": lambda y, x: y.shape[0],
     "size": lambda y, x: x.size,
     "first_sizes": lambda y, x: pt.prod(x.shape[:-1]),
     "part": lambda y, x: y[1:].shape[0],
     "strided": lambda y, x: y[::2].shape[0],
+    "stride": lambda y, x: pt.zeros(1000)[:: y.shape[0]].shape[0],
+    "rest": lambda y, x: pt.zeros(5040).reshape((y[1:].shape[0], -1)).shape[1],
+    "cut_off": lambda y, x: pt.zeros(60)[: y[1:].shape[0]].shape[0],
     "joined": lambda y, x: pt.concatenate([y, y]).shape[0],
     "reshaped": lambda y, x: x.reshape((-1,)).shape[0],
     "flattened": lambda y, x: pt.cumsum(x.T).shape[0],
@@ -131,12 +136,15 @@ def in_the_initial_value(y: Any, x: Any, number: Any) -> None:
 PLACES = (in_the_prior, in_the_likelihood, in_the_predictor, in_the_shape, in_the_initial_value)
 
 
-def counting(place: Callable[..., None], number: Number, data: bool) -> pm.Model:
+def counting(
+    place: Callable[..., None], number: Number, data: bool, known: bool = False
+) -> pm.Model:
     rng = np.random.default_rng(0)
     y, x = rng.normal(size=ROWS), rng.normal(size=(ROWS, COLUMNS))
     with pm.Model() as model:
         if data:
-            rows, columns = pm.Data("rows", y), pm.Data("columns", x)
+            rows = pm.Data("rows", y, shape=y.shape if known else None)
+            columns = pm.Data("columns", x, shape=x.shape if known else None)
         else:
             rows, columns = pt.as_tensor(y), pt.as_tensor(x)
         place(rows if data else y, columns, number(rows, columns))
@@ -162,6 +170,50 @@ def test_a_number_of_rows_is_refused_where_it_is_secret(name: str, place: Any, d
     assert "`rows`" in text or "`columns`" in text or not data
     assert "`y`" in text or "`b`" in text or place is in_the_prior
     refuse_as_secret(model, **SECRET["units"])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", COUNTS)
+def test_a_length_that_is_part_of_a_type_is_no_number(name: str, place: Any) -> None:
+    """PyTensor would put it into the graph while the likelihood is derived."""
+    refuse_as_secret(counting(place, COUNTS[name], data=True, known=True), **SECRET["rows"])
+
+
+@pytest.mark.parametrize("where", ["prior", "likelihood"])
+@pytest.mark.parametrize("less", [0, 1])
+def test_lengths_of_dims_are_no_numbers_even_when_frozen(where: str, less: int) -> None:
+    rng = np.random.default_rng(0)
+    with pm.Model(coords={"record": range(ROWS)}) as model:
+        scale = 1.0 / pt.sqrt(model.dim_lengths["record"] - less)
+        b = pm.Normal("b", 0.0, scale if where == "prior" else 1.0)
+        sd = scale if where == "likelihood" else 1.0
+        pm.Normal("y", b, sd, observed=rng.normal(size=ROWS), dims="record")
+    for each in (model, freeze_dims_and_data(model)):
+        with pytest.raises((dp.UnsafeModel, dp.NotFactorizable)):
+            extract(each, check=False, **SECRET["rows"])
+
+
+def test_the_number_of_users_is_secret_where_one_may_join() -> None:
+    """The shape of a released effect would tell it; where a user is replaced it is public."""
+    users = np.arange(ROWS) // 2
+    with pm.Model(coords={"user": range(users.max() + 1)}) as model:
+        a = pm.Normal("a", dims="user")
+        pm.Normal("y", a[users], 1.0, observed=np.zeros(ROWS))
+    extract(model, check=False, privacy_unit=users)
+    refuse_as_secret(model, privacy_unit=users, count_is_private=True)
+
+
+@pytest.mark.parametrize("data", [False, True], ids=["numpy", "data"])
+def test_a_category_of_reference_counts_no_rows(data: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(ROWS, COLUMNS))
+    with pm.Model() as model:
+        rows = pm.Data("rows", x) if data else pt.as_tensor(x)
+        first = pt.zeros((rows.shape[0], 1))
+        eta = pt.concatenate([first, rows @ pm.Normal("b", shape=(COLUMNS, 2))], axis=1)
+        pm.Categorical("y", logit_p=eta, observed=rng.integers(0, 3, ROWS))
+    for options in SECRET.values():
+        extract(model, check=False, **options)
 
 
 @pytest.mark.parametrize("place", PLACES)
