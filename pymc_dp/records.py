@@ -327,7 +327,8 @@ def extract(
         secret.add(n_units)
     lengths = lengths_equal_to(model, secret)
     public_variables = public_inputs(model, public) - lengths
-    counts = RowCounts(public_variables, length, secret, lengths) if secret else None
+    fixed = {length for length in lengths if length.owner is None}  # others are followed
+    counts = RowCounts(public_variables, length, secret, fixed) if secret else None
     _refuse_private_start(model, public, length, counts)
     point = model.initial_point()
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]

@@ -124,13 +124,8 @@ class Source:
                 "budget, decided by whoever answers for the data."
             )
         theta = Coordinates(np.zeros(len(self.records.initial)), np.eye(len(self.records.initial)))
-        with compiling(progressbar):
-            self.terms = self.records.public_terms(theta, compile_kwargs)
-            self.engine = self.records.engine(theta, compile_kwargs)
-            made_up, at = self.engine.synthetic(), np.zeros_like(theta.location)
-            with np.errstate(all="ignore"):
-                made_up.log_likelihood(at)
-                made_up.scores(at)
+        self.terms = self.records.public_terms(theta, compile_kwargs)
+        self.engine = self.records.engine(theta, compile_kwargs)
         self._preparation: Preparation | None = None
 
     @property
@@ -187,6 +182,7 @@ class Source:
             records = self.engine
         else:
             form, records = "quadratic", effects.engine
+        self._compile(records)
         flat = self._is_flat(records)
         predictor, reason = recognise(records, self.compile_kwargs)
         if consistent_clipping and predictor is None:
@@ -261,6 +257,13 @@ class Source:
     def few_prior_draws(self) -> np.ndarray | None:
         """Always the same (500, d) unconstrained draws from the prior, if it can be drawn from."""
         return few_prior_draws(self.model, self.budget, self.records)
+
+    def _compile(self, engine: RowEngine) -> None:
+        """Evaluate what the preparation will ask for on made-up data; it takes seconds."""
+        made_up, at = engine.synthetic(), np.zeros(engine.d)
+        with compiling(self.progressbar), np.errstate(all="ignore"):
+            made_up.log_likelihood(at)
+            made_up.scores(at)
 
     def _is_flat(self, records: RowEngine) -> bool:
         """Whether log-likelihoods are piecewise linear; looked at near the start."""
@@ -399,6 +402,7 @@ class Source:
     def scaled(self, sampler: str) -> tuple[Scaled, Design]:
         """A design in coordinates that were learned privately, with one clip norm for all."""
         start = self.start()
+        self._compile(self.engine)
         with self.preparation(sampler, {}) as releases:
             found = prepare_scaled(
                 releases,
