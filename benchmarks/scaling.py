@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from benchmarks.engine import private_engine, private_sum
 from benchmarks.hand import logistic_case
@@ -55,7 +57,9 @@ def measure(n: int, d: int, seconds: float) -> dict[str, Any]:
     ours = HuberEngine(engine, predictor, bound)
     rivals: dict[str, Callable[[], Any]] = {
         "ours": lambda: _with_threads(1, lambda: private_sum(ours, case.theta, bound)),
-        "ours_threads": lambda: private_sum(ours, case.theta, bound),
+        "ours_threads": lambda: _with_threads(
+            os.cpu_count() or 1, lambda: private_sum(ours, case.theta, bound)
+        ),
     }
     for kind, call in case.gradients.items():
         rivals[kind] = lambda call=call: call(case.theta, bound)
@@ -100,6 +104,13 @@ def draw(cells: Sequence[Mapping[str, Any]]) -> Figure:
                 markersize=4,
             )
         panel.set(xlabel=label, ylabel="milliseconds per pass", title=title)
+        for axis in (panel.xaxis, panel.yaxis):
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axis.set_minor_formatter(NullFormatter())
+        low, high = panel.get_ylim()
+        if high < 100 * low:  # one decade alone would be labelled
+            panel.set_yticks([1, 2, 5, 10, 20, 50, 100])
+            panel.set_ylim(low, high)
         panel.grid(alpha=0.3, which="both", linewidth=0.5)
     panels[0].legend(frameon=False)
     return figure

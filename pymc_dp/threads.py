@@ -11,8 +11,8 @@ from typing import Any
 
 __all__ = ["available", "count", "of_each", "over", "share"]
 
-#: Numbers to be read from which on it pays to start a thread, a tenth of a millisecond.
-_WORTH = 2**19
+#: Numbers to be read from which on it pays to start a thread, a tenth of a millisecond: one or two.
+_WORTH = 2**18
 
 _workers: int | None = None
 
