@@ -105,7 +105,7 @@ def draw(cells: Sequence[Mapping[str, Any]]) -> Figure:
             )
         panel.set(xlabel=label, ylabel="milliseconds per pass", title=title)
         for axis in (panel.xaxis, panel.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,g}"))
+            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
             axis.set_minor_formatter(NullFormatter())
         low, high = panel.get_ylim()
         if high < 100 * low:  # one decade alone would be labelled
