@@ -374,7 +374,7 @@ def test_compiles_where_numba_can_not_write(monkeypatch):
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     with pytest.raises(RuntimeError):
         njit(cache=True)(lambda x: x)
-    assert compiled(nogil=True)(lambda x: x + 1)(1) == 2
+    assert compiled()(lambda x: x + 1)(1) == 2
 
 
 # --- the mode for tests ---------------------------------------------------------------------------
