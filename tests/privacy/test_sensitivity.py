@@ -143,6 +143,21 @@ finite_rows = hnp.arrays(
 )
 
 
+def in_grid_units(tau, n, d, clip, neighboring):
+    """Norm that one record may have, norm to which it is clipped, and units per natural unit."""
+    grid = Grid.finest(tau, n)
+    relative = 2.0 if neighboring == "replace_one" else 1.0
+    limit = claimed(tau, grid.log2_sigma) / Fraction(relative)
+    bound = vector_bound(grid.norm_bound(neighboring), d)
+    return limit, bound, 1.0 / grid.unit(relative * clip)
+
+
+def places_of(rng, n, entries, size):
+    """(entries, n) places of the entries of each column, distinct within it."""
+    places = np.array([rng.permutation(size)[:entries] for _ in range(n)], dtype=np.int64).T
+    return np.ascontiguousarray(places.reshape(entries, n))
+
+
 @FEW
 @given(
     rows=finite_rows,
@@ -156,20 +171,16 @@ def test_vectors_of_any_floats_stay_within_the_norm_bound(rows, tau, clip, neigh
     with np.errstate(over="ignore", under="ignore"):
         rows = rows * scale
     n, d = rows.shape
-    grid = Grid.finest(tau, n)
-    relative = 2.0 if neighboring == "replace_one" else 1.0
-    limit = claimed(tau, grid.log2_sigma) / Fraction(relative)
-    bound = vector_bound(grid.norm_bound(neighboring), d)
-    unit = grid.unit(relative * clip)
+    limit, bound, inverse_unit = in_grid_units(tau, n, d, clip, neighboring)
     columns, total = [], np.zeros(d, np.int64)
     for row in rows:
         alone = np.zeros(d, np.int64)
         with np.errstate(over="ignore"):
-            clip_norm_sum(row[:, None].copy(), 1.0 / unit, bound, alone, np.empty(1))
+            clip_norm_sum(row[:, None].copy(), inverse_unit, bound, alone, np.empty(1))
         assert sum(int(entry) ** 2 for entry in alone) <= limit**2
         columns.append(alone)
     factors = np.empty(n)
-    clip_norm_sum(np.ascontiguousarray(rows.T), 1.0 / unit, bound, total, factors)
+    clip_norm_sum(np.ascontiguousarray(rows.T), inverse_unit, bound, total, factors)
     np.testing.assert_array_equal(total, np.sum(columns, axis=0))  # no term sees another
     assert np.all((factors >= 0) & (factors <= 1))
     assert np.all(factors[~np.isfinite(rows).all(axis=1)] == 0)
@@ -194,13 +205,8 @@ def test_vectors_without_their_zeros_stay_within_the_norm_bound(
     q, d = min(held, w), 2 * w + 3
     common = np.arange(d - q, d)
     rng = np.random.default_rng(seed)
-    moving = np.array([rng.permutation(d - q)[: w - q] for _ in range(n)], dtype=np.int64).T
-    moving = np.ascontiguousarray(moving.reshape(w - q, n))
-    grid = Grid.finest(tau, n)
-    relative = 2.0 if neighboring == "replace_one" else 1.0
-    limit = claimed(tau, grid.log2_sigma) / Fraction(relative)
-    bound = vector_bound(grid.norm_bound(neighboring), d)
-    inverse_unit = 1.0 / grid.unit(relative * clip)
+    moving = places_of(rng, n, w - q, d - q)
+    limit, bound, inverse_unit = in_grid_units(tau, n, d, clip, neighboring)
     total, expected = np.zeros(d, np.int64), np.zeros(d, np.int64)
     for i, row in enumerate(rows):
         alone, whole = np.zeros(d, np.int64), np.zeros(w, np.int64)
@@ -262,13 +268,8 @@ def test_multiples_of_any_vectors_stay_within_the_norm_bound(
     rng = np.random.default_rng(seed)
     with np.errstate(over="ignore"):
         factors = factor * rng.choice([1.0, -1.0, 1e-9, 1e9], n)
-    moving = np.array([rng.permutation(d - q)[: w - q] for _ in range(n)], dtype=np.int64).T
-    moving = np.ascontiguousarray(moving.reshape(w - q, n))
-    grid = Grid.finest(tau, n)
-    relative = 2.0 if neighboring == "replace_one" else 1.0
-    limit = claimed(tau, grid.log2_sigma) / Fraction(relative)
-    bound = vector_bound(grid.norm_bound(neighboring), d)
-    inverse_unit = 1.0 / grid.unit(relative * clip)
+    moving = places_of(rng, n, w - q, d - q)
+    limit, bound, inverse_unit = in_grid_units(tau, n, d, clip, neighboring)
     found, scales = multiples(rows, factors, held, moving, inverse_unit, bound, d)
     assert np.all((scales >= 0) & (scales <= 1))
     for i, (alone, s) in enumerate(zip(found, scales, strict=True)):
