@@ -31,6 +31,8 @@ __all__ = [
 
 Neighboring = Literal["replace_one", "add_or_remove_one"]
 
+#: Vectors of a tile: their entries then stay in the fastest caches.
+_TILE = 512
 #: Range of m, where one standard deviation of the noise is 2^m grid units.
 FINEST, COARSEST = 36, 20
 
@@ -143,7 +145,7 @@ def clip_norm_sum(
     Parameters
     ----------
     vectors : (d, n) float64
-        One contribution per column, in natural units.  Overwritten.
+        One contribution per column, in natural units.
     inverse_unit : float
         Grid units per natural unit.
     bound : float
@@ -158,9 +160,13 @@ def clip_norm_sum(
     Sensitivity: each column adds an integer vector of norm at most ``norm_bound`` (see
     :func:`vector_bound`), and a column that is not finite, or whose norm overflows, adds 0.
     """
-    _scale(vectors, inverse_unit, bound, scale)
-    for j in range(vectors.shape[0]):
-        total[j] += _rounded_sum(vectors[j], scale)
+    n = vectors.shape[1]
+    for start in range(0, n, _TILE):
+        stop = min(start + _TILE, n)
+        factors = scale[start:stop]
+        _scale(vectors, start, inverse_unit, bound, factors)
+        for j in range(vectors.shape[0]):
+            total[j] += _rounded_sum(vectors[j, start:stop], inverse_unit, factors)
 
 
 @compiled(error_model="numpy")
@@ -178,7 +184,7 @@ def clip_sparse_sum(
     Parameters
     ----------
     values : (w, n) float64
-        Entries of one contribution per column, in natural units.  Overwritten.
+        Entries of one contribution per column, in natural units.
     common : (q,) int64
         Places of the first q entries in `total`.
     moving : (w - q, n) int64
@@ -191,14 +197,19 @@ def clip_sparse_sum(
     Sensitivity: zeros change neither a norm nor an integer, so each column adds what
     :func:`clip_norm_sum` adds for the whole vector.
     """
-    _scale(values, inverse_unit, bound, scale)
     n, q = values.shape[1], common.shape[0]
-    for j in range(q):
-        total[common[j]] += _rounded_sum(values[j], scale)
-    for j in range(moving.shape[0]):
-        for i in range(n):
-            if scale[i] > 0.0:
-                total[moving[j, i]] += np.int64(np.rint(values[q + j, i] * scale[i]))
+    for start in range(0, n, _TILE):
+        stop = min(start + _TILE, n)
+        factors = scale[start:stop]
+        _scale(values, start, inverse_unit, bound, factors)
+        for j in range(q):
+            total[common[j]] += _rounded_sum(values[j, start:stop], inverse_unit, factors)
+        for j in range(moving.shape[0]):
+            entries, places = values[q + j, start:stop], moving[j, start:stop]
+            for i in range(stop - start):
+                if factors[i] > 0.0:
+                    entry = (entries[i] * inverse_unit) * factors[i]
+                    total[places[i]] += np.int64(np.rint(entry))
 
 
 @compiled(error_model="numpy")
@@ -270,33 +281,31 @@ def clip_multiples_sum(
 
 
 @compiled(error_model="numpy")
-def _rounded_sum(entries: np.ndarray, scale: np.ndarray) -> np.int64:
+def _rounded_sum(entries: np.ndarray, inverse_unit: float, scale: np.ndarray) -> np.int64:
     """Sum of one entry of all scaled vectors, rounded one by one."""
     total = np.int64(0)
     for i in range(entries.shape[0]):
-        if scale[i] > 0.0:
-            total += np.int64(np.rint(entries[i] * scale[i]))
+        entry = np.rint((entries[i] * inverse_unit) * scale[i])
+        total += np.int64(entry if scale[i] > 0.0 else 0.0)
     return total
 
 
 @compiled(error_model="numpy")
-def _scale(vectors: np.ndarray, inverse_unit: float, bound: float, scale: np.ndarray) -> None:
-    """Turn vectors into grid units, and find the factor of each."""
-    d, n = vectors.shape
+def _scale(
+    vectors: np.ndarray, first: int, inverse_unit: float, bound: float, scale: np.ndarray
+) -> None:
+    """The factor of each vector from column `first` on, in grid units."""
+    n = scale.shape[0]
     scale[:] = 0.0
-    for j in range(d):
+    for j in range(vectors.shape[0]):
+        x = vectors[j, first : first + n]
         for i in range(n):
-            w = vectors[j, i] * inverse_unit
-            vectors[j, i] = w
+            w = x[i] * inverse_unit
             scale[i] += w * w
     for i in range(n):
         norm = math.sqrt(scale[i])
-        if not norm < math.inf:  # also not a number
-            scale[i] = 0.0
-        elif norm <= bound:
-            scale[i] = 1.0
-        else:
-            scale[i] = bound / norm
+        s = 1.0 if norm <= bound else bound / norm
+        scale[i] = s if norm < math.inf else 0.0  # also not a number
 
 
 @compiled(error_model="numpy")

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from itertools import pairwise
 from typing import Any
 
@@ -17,8 +18,12 @@ _WORTH = 2**18
 _workers: int | None = None
 
 
+@cache
 def available() -> int:
-    """Processors that this process may use, or ``NUMBA_NUM_THREADS`` if that is set and less."""
+    """Processors that this process may use, or ``NUMBA_NUM_THREADS`` if that is set and less.
+
+    Looked up once: passes are short.
+    """
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     found = processors or os.cpu_count() or 1
     asked = os.environ.get("NUMBA_NUM_THREADS", "")

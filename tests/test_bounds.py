@@ -21,6 +21,7 @@ from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.intervals import NoEnclosure, enclose
 from pymc_dp.rows.limits import score_norm_limit
+from pymc_dp.rows.predictor import recognise
 from pymc_dp.statement import STATEMENT, make_statement
 
 from .models import GROUPS, Data, coefficients
@@ -355,6 +356,12 @@ BOUNDED: dict[str, Callable[[], None]] = {
 }
 
 
+def limit_of(
+    engine: RowEngine, at: Coordinates, limits: dict[Any, Any]
+) -> tuple[float | None, str]:
+    return score_norm_limit(engine, at, limits, recognise(engine, QUICK))
+
+
 def longest(engine: RowEngine, limits: dict[Any, Any], coordinates: Coordinates) -> float:
     """The longest score of made-up records: all corners of the bounds, and many others."""
     rng = np.random.default_rng(3)
@@ -407,7 +414,7 @@ def test_no_record_within_the_bounds_has_a_longer_score(name: str) -> None:
         location = spread * rng.standard_normal(d)
         matrix = np.diag(rng.uniform(0.2, 2.0, d)) + 0.3 * spread * rng.standard_normal((d, d))
         coordinates = Coordinates(location, matrix)
-        limit, reason = score_norm_limit(engine, coordinates, limits, QUICK)
+        limit, reason = limit_of(engine, coordinates, limits)
         assert limit is not None, reason
         assert engine.reads == reads
         attained = longest(engine, limits, coordinates)
@@ -421,7 +428,7 @@ def test_the_limit_of_logistic_regression_by_hand() -> None:
         logistic()
     records = extract(model, check=False)
     at = Coordinates(np.zeros(3), 0.1 * np.eye(3))
-    limit, _ = score_norm_limit(records.engine(at, QUICK), at, known_limits(model), QUICK)
+    limit, _ = limit_of(records.engine(at, QUICK), at, known_limits(model))
     assert limit == pytest.approx(0.1 * 0.5 * B * np.sqrt(3.0), rel=1e-9)
 
 
@@ -435,7 +442,7 @@ def test_many_columns_have_a_limit_too(columns: int) -> None:
     matrix = np.diag(rng.uniform(0.5, 1.0, columns)) + 0.02 * rng.standard_normal((columns,) * 2)
     at = Coordinates(np.zeros(columns), matrix)
     engine = extract(model, check=False).engine(at, QUICK)
-    limit, _ = score_norm_limit(engine, at, known_limits(model), QUICK)
+    limit, _ = limit_of(engine, at, known_limits(model))
     signs = np.sign(rng.standard_normal((4000, columns)))
     attained = 0.5 * np.linalg.norm(signs @ matrix, axis=1).max()
     assert limit is not None
@@ -451,7 +458,7 @@ def test_public_data_and_impossible_records() -> None:
     records = extract(model, public=["x"], check=False)
     at = Coordinates(np.array([0.4]), np.eye(1))
     engine = records.engine(at, QUICK)
-    limit, _ = score_norm_limit(engine, at, known_limits(model, ["x"]), QUICK)
+    limit, _ = limit_of(engine, at, known_limits(model, ["x"]))
     assert limit is not None
     scores = np.concatenate(
         [block[0].copy() for _, block in engine.vectors(engine.scores(np.zeros(1)))]
@@ -508,7 +515,7 @@ def test_no_limit_without_bounds(declare: Callable[[], None], reason: str) -> No
     records = extract(model, check=False)
     d = records.parameters.size
     at = Coordinates(np.full(d, 0.1), np.eye(d))
-    limit, why = score_norm_limit(records.engine(at, QUICK), at, known_limits(model), QUICK)
+    limit, why = limit_of(records.engine(at, QUICK), at, known_limits(model))
     assert limit is None
     assert reason in why
 
@@ -518,7 +525,7 @@ def test_units_of_several_rows_have_no_limit() -> None:
         logistic()
     records = extract(model, privacy_unit=DATA.person, check=False)
     at = Coordinates(np.zeros(3), np.eye(3))
-    limit, why = score_norm_limit(records.engine(at, QUICK), at, known_limits(model), QUICK)
+    limit, why = limit_of(records.engine(at, QUICK), at, known_limits(model))
     assert limit is None
     assert "several rows" in why
 

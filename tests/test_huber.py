@@ -429,7 +429,7 @@ def test_units_of_the_data_lose_no_digits(kind: str, unit: float) -> None:
     np.testing.assert_allclose(differences(huber), expected, rtol=1e-9, atol=1e-10)
     clipped = HuberEngine(engine, predictor, 0.3)
     z = np.array([0.5, -0.3])
-    plain = np.concatenate([block for _, block in engine.vectors(engine.scores(z))], axis=1)
+    plain = np.concatenate([block.copy() for _, block in engine.vectors(engine.scores(z))], axis=1)
     found = np.concatenate([block for _, block in clipped.vectors(clipped.scores(z))], axis=1)
     norms = np.linalg.norm(plain, axis=0)
     scale = np.minimum(1.0, 0.3 / np.maximum(norms, 1e-300))

@@ -255,18 +255,25 @@ class RowEngine:
             None if matrix is None else np.ascontiguousarray(matrix[:, layout.common])
             for matrix in scores.maps[g]
         ]
-        compressed = [None if matrix is None else loops.compressed_rows(matrix) for matrix in maps]
-        width = len(layout.common) + layout.moving
-        for where in _blocks(group.n_rows, max(1, min(BLOCK, _CACHED // max(1, width)))):
-            found = layout.empty(where.stop - where.start)
+        entries = [None if matrix is None else loops.compressed_rows(matrix) for matrix in maps]
+        found = None
+        for where in _blocks(group.n_rows, max(1, min(BLOCK, _CACHED // max(1, layout.width)))):
+            rows = where.stop - where.start
+            if found is None or found.values.shape[1] != rows:
+                found = layout.empty(rows)
             block = found.values[: len(layout.common)]
+            block[:] = 0.0
             labels: list[np.ndarray | None] = [None] * len(maps)
             parts: list[np.ndarray | None] = [None] * len(maps)
             for k, cut in enumerate(group.functions.ordered):
-                row_scores, entries, matrix = scores.rows[g][k], compressed[k], maps[k]
-                if row_scores is None or entries is None or matrix is None:
+                row_scores, nonzero, matrix = scores.rows[g][k], entries[k], maps[k]
+                if row_scores is None or nonzero is None or matrix is None:
                     continue
-                at = (row_scores, where.start, *entries)
+                if layout.labelled[k] is not None:
+                    labels[k], parts[k] = columns.labels[cut][where], row_scores[:, where]
+                if not len(nonzero[1]):
+                    continue
+                at = (row_scores, where.start, *nonzero)
                 if cut.kind == "dot":
                     scaled = self._design(g, k, matrix, layout, len(row_scores), where)
                     if scaled is None:
@@ -277,7 +284,6 @@ class RowEngine:
                 elif cut.kind == "index":
                     size = matrix.shape[0] // row_scores.shape[0]
                     loops.add_indexed(block, columns.labels[cut], size, *at)
-                    labels[k], parts[k] = columns.labels[cut][where], row_scores[:, where]
                 else:
                     loops.add_copies(block, *at)
             layout.fill(found, labels, parts)

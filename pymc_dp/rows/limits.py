@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pytensor
@@ -27,7 +26,7 @@ from pymc_dp.rows.directions import Terms, longest
 from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.intervals import Interval, NoEnclosure, enclose, product
-from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.predictor import Recognised
 
 __all__ = ["score_norm_limit"]
 
@@ -42,7 +41,7 @@ def score_norm_limit(
     engine: RowEngine,
     coordinates: Coordinates,
     limits: Mapping[Variable, Interval],
-    compile_kwargs: dict[str, Any] | None = None,
+    recognised: Recognised,
 ) -> tuple[float | None, str]:
     """An upper bound on the norm of the score vector at z = 0 of any record within `limits`.
 
@@ -56,7 +55,8 @@ def score_norm_limit(
     limits : mapping of Variable to (lower, upper)
         Public bounds of data, by their constant or shared variable: arrays that broadcast to one
         row.  See :func:`pymc_dp.bounds.known_limits`.
-    compile_kwargs : dict, optional
+    recognised : tuple
+        From :func:`pymc_dp.rows.predictor.recognise`.
 
     Returns
     -------
@@ -74,7 +74,7 @@ def score_norm_limit(
     beyond a few columns the length of the direction is bounded, not attained: for logistic
     regression the limit is mostly within a factor of 2 of the longest score.
     """
-    predictor, reason = recognise(engine, compile_kwargs)
+    predictor, reason = recognised
     if predictor is None:
         return None, reason
     functions = engine.groups[0].functions

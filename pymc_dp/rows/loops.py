@@ -160,6 +160,12 @@ def add_products(
                 if starts[row] == starts[row + 1]:
                     continue
                 s = scores[k, first + start : first + stop]
+                if starts[row + 1] == starts[row] + 1:  # the same bits, without the product between
+                    value = values[starts[row]]
+                    y = vectors[columns[starts[row]], start:stop]
+                    for i in range(stop - start):
+                        y[i] += x[i] * s[i] * value
+                    continue
                 for i in range(stop - start):
                     product[i] = x[i] * s[i]
                 for t in range(starts[row], starts[row + 1]):

@@ -114,6 +114,7 @@ class Moves(NamedTuple):
         block = layout.empty(group.n_rows)
         places, moving = block.common, block.moving
         common, values = block.values[: len(places)], block.values[len(places) :]
+        common[:] = 0.0
         for cut, w, matrix in cuts:
             part = np.ascontiguousarray(matrix[:, places])
             at = (w, 0, *loops.compressed_rows(part))

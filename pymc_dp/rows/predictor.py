@@ -36,7 +36,7 @@ from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED, compile_function
 
-__all__ = ["FAMILIES", "Predictor", "recognise"]
+__all__ = ["FAMILIES", "Predictor", "Recognised", "recognise"]
 
 FAMILIES = ("logit", "log", "normal", "probit")
 #: Where one of the two terms of the derivative is nothing beside the other.
@@ -105,9 +105,11 @@ class Predictor:
         return a, b
 
 
-def recognise(
-    engine: RowEngine, compile_kwargs: dict[str, Any] | None = None
-) -> tuple[Predictor | None, str]:
+#: A predictor, if there is one, and one public sentence: its family, or why there is none.
+Recognised = tuple[Predictor | None, str]
+
+
+def recognise(engine: RowEngine, compile_kwargs: dict[str, Any] | None = None) -> Recognised:
     """The linear predictor of a model, if its rows have one.
 
     Parameters

@@ -137,10 +137,15 @@ class Layout(NamedTuple):
         """Number of entries of a row whose coordinates depend on its labels."""
         return sum(part.places.shape[1] for part in self.labelled if part is not None)
 
+    @property
+    def width(self) -> int:
+        """Number of entries of a row that are held."""
+        return len(self.common) + self.moving
+
     def empty(self, rows: int) -> SparseBlock:
-        """A block of zeros."""
-        values = np.zeros((len(self.common) + self.moving, rows))
-        return SparseBlock(values, self.common, np.zeros((self.moving, rows), dtype=np.int64))
+        """A block whose numbers are anything."""
+        moving = np.empty((self.moving, rows), dtype=np.int64)
+        return SparseBlock(np.empty((self.width, rows)), self.common, moving)
 
     def fill(
         self,
@@ -151,8 +156,9 @@ class Layout(NamedTuple):
         """Set the entries that depend on labels, from (rows,) labels and (k, rows) scores."""
         at = 0
         for part, label, s in zip(self.labelled, labels, scores, strict=True):
-            if part is None or label is None or s is None:
+            if part is None:
                 continue
+            assert label is not None and s is not None  # or places would be left as they are
             c = part.places.shape[1]
             values = block.values[len(self.common) + at : len(self.common) + at + c]
             _fill(values, block.moving[at : at + c], part.places, part.weights, label, s)
@@ -178,16 +184,17 @@ def _fill(
     scores: ndarray,
 ) -> None:
     size, c, width = weights.shape
-    for i in range(values.shape[1]):
-        label = labels[i]
-        if label < 0:
-            label += size
-        for t in range(c):
+    for t in range(c):
+        entries, at = values[t], moving[t]
+        for i in range(entries.shape[0]):
+            label = labels[i]
+            if label < 0:
+                label += size
             value = 0.0
             for k in range(width):
                 value += scores[k, i] * weights[label, t, k]
-            values[t, i] = value
-            moving[t, i] = places[label, t]
+            entries[i] = value
+            at[i] = places[label, t]
 
 
 @compiled(error_model="numpy")

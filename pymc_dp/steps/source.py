@@ -28,7 +28,7 @@ from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.flat import is_flat
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
-from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.predictor import Recognised, recognise
 from pymc_dp.steps.effects import Effects, effects_of
 from pymc_dp.steps.progress import Shown, compiling
 from pymc_dp.steps.start import few_prior_draws, prior_coordinates, prior_draws
@@ -127,6 +127,7 @@ class Source:
         self.terms = self.records.public_terms(theta, compile_kwargs)
         self.engine = self.records.engine(theta, compile_kwargs)
         self._preparation: Preparation | None = None
+        self._predictors: dict[RowEngine, Recognised] = {}
 
     @property
     def paths(self) -> int:
@@ -145,13 +146,26 @@ class Source:
 
     def by_hand(self, scaling: np.ndarray, clip_norms: dict[str, float]) -> Design:
         """A design with given coordinates and bounds."""
-        coordinates = Coordinates(self.records.initial, scaling)
+        return self._design(Coordinates(self.records.initial, scaling), clip_norms)
+
+    def _design(self, coordinates: Coordinates, clip_norms: dict[str, float]) -> Design:
+        """The likelihood as it is, in given coordinates."""
+        engine: Engine = self.engine
+        predictor, _ = self._recognised(self.engine)
+        if predictor is not None:  # the same likelihood, several times as fast
+            engine = HuberEngine(self.engine, predictor, math.inf)
         return Design(
             coordinates,
-            self.engine.with_coordinates(coordinates),
+            engine.with_coordinates(coordinates),
             self.terms.with_coordinates(coordinates),
             clip_norms,
         )
+
+    def _recognised(self, records: RowEngine) -> Recognised:
+        """What :func:`pymc_dp.rows.predictor.recognise` says, looked at once; it compiles."""
+        if records not in self._predictors:
+            self._predictors[records] = recognise(records, self.compile_kwargs)
+        return self._predictors[records]
 
     def start(self) -> Coordinates:
         """Location and spread of the prior."""
@@ -184,7 +198,7 @@ class Source:
             form, records = "quadratic", effects.engine
         self._compile(records)
         flat = self._is_flat(records)
-        predictor, reason = recognise(records, self.compile_kwargs)
+        predictor, reason = recognised = self._recognised(records)
         if consistent_clipping and predictor is None:
             raise ValueError(f"consistent_clipping=True is not available: {reason}")
         huberised = predictor is not None and consistent_clipping is not False
@@ -224,7 +238,7 @@ class Source:
                 step_size=step_size,
                 n_steps=n_steps,
                 robust=robust,
-                limit=lambda clip: score_norm_limit(records, clip, limits, self.compile_kwargs)[0],
+                limit=lambda clip: score_norm_limit(records, clip, limits, recognised)[0],
                 flat=flat,
                 huberised=huberised,
                 counts=huberised and predictor is not None and predictor.counts,
@@ -414,17 +428,8 @@ class Source:
             )
         if not found.trusted:
             self.warn_untrusted(sampler)
-        predictor, _ = recognise(self.engine, self.compile_kwargs)
-        engine: Engine = self.engine
-        if predictor is not None:  # the same likelihood, several times as fast
-            engine = HuberEngine(self.engine, predictor, math.inf)
-        self._tell_threads(sampler, engine)
-        design = Design(
-            found.coordinates,
-            engine.with_coordinates(found.coordinates),
-            self.terms.with_coordinates(found.coordinates),
-            {},
-        )
+        design = self._design(found.coordinates, {})
+        self._tell_threads(sampler, design.engine)
         return found, design
 
     def _tell_threads(self, sampler: str, engine: Engine) -> None:
