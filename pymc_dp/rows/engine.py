@@ -211,11 +211,11 @@ class RowEngine:
         if not self.one_row_per_unit:
             total = np.zeros((self.d, self.n_units))
             for k, group in enumerate(self.groups):
-                for where, block in self._row_vectors(k, scores, self._full(k)):
+                for where, block in self._row_vectors(k, scores, self._layout(k, scores)):
                     if group.units is None:
-                        total[:, where] += block.values
+                        total[:, where] += block.dense(self.d)
                     else:
-                        loops.add_to_units(block.values, group.units[where], total)
+                        loops.add_block_to_units(*block, group.units[where], total)
             yield slice(0, self.n_units), total
         else:
             for where, block in self._row_vectors(0, scores, self._full(0)):

@@ -22,6 +22,8 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.rows.simplify import hoisted as slow_columns
+from pymc_dp.rows.simplify import simplified
 from pymc_dp.rows.solves import JOIN_PRODUCTS, constant_solves
 from pymc_dp.rows.total import without_errors
 
@@ -205,6 +207,12 @@ class RowFunctions:
         how = self.column_of[cut]
         return arrays[how] if isinstance(how, int) else how(*arrays)
 
+    def row_data(self, arrays: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """What the functions of rows read, records first, from the row data."""
+        data = [np.ascontiguousarray(array) for array in arrays]
+        hoisted = self._hoisted(*data) if self._hoisted is not None else []
+        return [*(data[k] for k in self.block_leaves), *hoisted]
+
     # -- shared values --------------------------------------------------------------------------
 
     def _compile_shared(
@@ -249,7 +257,9 @@ class RowFunctions:
             if cut.row_data is not None
         }
         loglik = rewrite_graph(graph.loglik, include=("canonicalize", "stabilize"), clone=False)
-        loglik = constant_solves(loglik)
+        data = [leaf.block for leaf in graph.leaves]
+        loglik, hoisted, columns = slow_columns(constant_solves(simplified(loglik)), data)
+        self._hoisted = compile_function(data, columns, compile_kwargs) if columns else None
         scores = pytensor.grad(
             loglik.sum(),
             [eta for eta, smooth in zip(etas, self.differentiable, strict=True) if smooth],
@@ -280,7 +290,7 @@ class RowFunctions:
             if leaf.block in used or leaf.block is sizes_from
         ]
         blocks = [graph.leaves[k].block for k in self.block_leaves]
-        inputs = [*dot_inputs, *phi_inputs, *label_inputs.values(), *blocks]
+        inputs = [*dot_inputs, *phi_inputs, *label_inputs.values(), *blocks, *hoisted]
         # not a number: an impossible value of the parameters for this record, like minus infinity
         value = pt.switch(pt.isnan(outputs[0]), -np.inf, outputs[0])
         self._loglik = compile_function(inputs, value, compile_kwargs)

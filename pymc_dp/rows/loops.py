@@ -15,6 +15,7 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 
 __all__ = [
+    "add_block_to_units",
     "add_copies",
     "add_indexed",
     "add_products",
@@ -267,8 +268,27 @@ def add_to_units(rows: ndarray, units: ndarray, out: ndarray) -> None:
     """out[:, units[i]] += rows[:, i], in the order of the rows."""
     d, n = rows.shape
     for j in range(d):
+        entries, sums = rows[j], out[j]
         for i in range(n):
-            out[j, units[i]] += rows[j, i]
+            sums[units[i]] += entries[i]
+
+
+@compiled(error_model="numpy")
+def add_block_to_units(
+    values: ndarray, common: ndarray, moving: ndarray, units: ndarray, out: ndarray
+) -> None:
+    """Add vectors to those of their units: a :class:`pymc_dp.rows.sparse.SparseBlock`.
+
+    In the order of the rows, so that sums of a unit do not depend on where a block begins.
+    """
+    q, n = common.shape[0], values.shape[1]
+    for j in range(q):
+        entries, sums = values[j], out[common[j]]
+        for i in range(n):
+            sums[units[i]] += entries[i]
+    for i in range(n):
+        for t in range(moving.shape[0]):
+            out[moving[t, i], units[i]] += values[q + t, i]
 
 
 def compressed_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -77,8 +77,7 @@ class Columns:
                 designs[cut] = np.ascontiguousarray(design.T)
             elif cut.kind == "index":
                 labels[cut] = np.ascontiguousarray(functions.column(cut, arrays))
-        blocks = [np.ascontiguousarray(arrays[k]) for k in functions.block_leaves]
-        return cls(designs, labels, blocks)
+        return cls(designs, labels, functions.row_data(arrays))
 
     def sorted_by(self, units: np.ndarray, n_units: int) -> Columns:
         """The same columns, with the rows of every unit known."""
