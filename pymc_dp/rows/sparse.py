@@ -184,17 +184,18 @@ def _fill(
     scores: ndarray,
 ) -> None:
     size, c, width = weights.shape
+    n = values.shape[1]
     for t in range(c):
-        entries, at = values[t], moving[t]
-        for i in range(entries.shape[0]):
+        entries, at, place = values[t], moving[t], places[:, t].copy()
+        for i in range(n):
             label = labels[i]
-            if label < 0:
-                label += size
-            value = 0.0
-            for k in range(width):
-                value += scores[k, i] * weights[label, t, k]
-            entries[i] = value
-            at[i] = places[label, t]
+            at[i] = place[label if label >= 0 else label + size]
+            entries[i] = 0.0
+        for k in range(width):
+            weight, s = weights[:, t, k].copy(), scores[k]
+            for i in range(n):
+                label = labels[i]
+                entries[i] += s[i] * weight[label if label >= 0 else label + size]
 
 
 @compiled(error_model="numpy")
