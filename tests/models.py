@@ -335,6 +335,13 @@ def one_column(d: Data) -> None:
 
 
 @example()
+def one_column_of_data(d: Data) -> None:
+    # PyTensor makes an elementwise product of it, in which the column is broadcast
+    mu = pm.Data("X", d.X[:, :1]) @ coefficients((1, 2))
+    pm.Normal("y", mu, 1.0, observed=d.pair)
+
+
+@example()
 def matrix_with_one_column(d: Data) -> None:
     pm.Normal("y", d.X @ coefficients((3, 1)), scale(), observed=d.real[:, None])
 

@@ -168,7 +168,7 @@ class RowEngine:
         out = np.zeros(self.n_units)
         for group, columns in zip(self.groups, self.columns(), strict=True):
             phis, _ = group.functions.shared(theta)
-            for where in _blocks(group.n_rows):
+            for where in _blocks(group.n_rows, BLOCK):
                 etas, labels, blocks = inputs(group, columns, phis, where)
                 value = group.functions.loglik(etas, phis, labels, blocks)
                 if group.units is None:
@@ -185,7 +185,7 @@ class RowEngine:
             functions = group.functions
             phis, jacobians = functions.shared(theta)
             rows: list[np.ndarray | None] = [None] * len(phis)
-            for where in _blocks(group.n_rows):
+            for where in _blocks(group.n_rows, BLOCK):
                 etas, labels, blocks = inputs(group, columns, phis, where)
                 for k, block in enumerate(functions.scores(etas, phis, labels, blocks)):
                     if block is None:
@@ -362,5 +362,5 @@ class RowEngine:
                     out += s[j] * flat[j]
 
 
-def _blocks(n_rows: int, size: int = BLOCK) -> list[slice]:
+def _blocks(n_rows: int, size: int) -> list[slice]:
     return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]

@@ -268,7 +268,11 @@ def _reshape(lifter: Lifter, v: Variable, axis: int) -> Variable:
 
 
 def _specify_shape(lifter: Lifter, v: Variable, axis: int) -> Variable:
-    return lifter.lift_or_share(v.owner.inputs[0], axis)
+    """An axis of one column may broadcast only where it is known to be one."""
+    lifted = lifter.lift_or_share(v.owner.inputs[0], axis)
+    known = zip(v.type.shape, lifted.type.shape, strict=True)
+    ones = [k for k, (now, before) in enumerate(known) if k != axis and now == 1 != before]
+    return pt.specify_broadcastable(lifted, *ones) if ones else lifted
 
 
 def _check(lifter: Lifter, v: Variable, axis: int) -> Variable:
