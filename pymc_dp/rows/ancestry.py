@@ -33,6 +33,7 @@ from pymc_dp._compat import AdvancedSubtensor1
 
 __all__ = [
     "SHAPE_OPS",
+    "TAKES",
     "ancestors_without_shapes",
     "array_of",
     "hides_code",
@@ -54,7 +55,8 @@ _SHAPES_FROM_SHAPES = (
     Softmax,
     SpecifyShape,
 )
-_TAKES = (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ()))
+#: Entries picked by arrays of labels.
+TAKES = (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ()))
 
 
 def ancestors_without_shapes(variables: Iterable[Variable]) -> set[Variable]:
@@ -101,7 +103,7 @@ def _behind_shape(variable: Variable) -> Iterator[tuple[Variable, bool]]:
     elif isinstance(op, Subtensor | Reshape):
         yield inputs[0], False
         yield from ((x, True) for x in inputs[1:])
-    elif isinstance(op, _TAKES):
+    elif isinstance(op, TAKES):
         yield inputs[0], False
         for x in inputs[1:]:
             counts = isinstance(x.type, TensorType) and x.type.dtype != "bool"

@@ -28,8 +28,8 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import Subtensor
 
-from pymc_dp._compat import subtensor_indices
-from pymc_dp.rows.ancestry import SHAPE_OPS, array_of, is_data, is_long_constant
+from pymc_dp._compat import advanced_indices, subtensor_indices
+from pymc_dp.rows.ancestry import SHAPE_OPS, TAKES, array_of, is_data, is_long_constant
 
 __all__ = ["RowCounts"]
 
@@ -190,13 +190,35 @@ def _behind_value(variable: Variable) -> Iterator[_Item]:
         yield from _inside(node)
     elif isinstance(op, Subtensor):
         yield from _behind_part(node)
+    elif (labels := _labels(node)) is not None:
+        yield from ((x, None) for x in (inputs[0], *labels))
+        yield from _axes(inputs[0], range(len(labels)))  # negative labels count from the end
     else:
         yield from _all(node)
+
+
+def _labels(node: Apply) -> list[Variable] | None:
+    """The integer arrays that index the first axes of an array, if nothing else indexes it."""
+    if not isinstance(node.op, TAKES):
+        return None
+    entries = advanced_indices(node)
+    while entries and isinstance(entries[-1], slice) and entries[-1] == slice(None):
+        entries.pop()
+    whole = all(isinstance(x, Variable) and hasattr(x.type, "ndim") for x in entries)
+    return entries if entries and whole and all(x.type.dtype != "bool" for x in entries) else None
 
 
 def _is_part_of_sizes(node: Apply) -> bool:
     x = node.inputs[0] if isinstance(node.op, Subtensor) else None
     return x is not None and x.owner is not None and isinstance(x.owner.op, Shape)
+
+
+def _sizes(vector: Variable) -> list[_Item] | None:
+    """What each entry of a vector of sizes, or of other numbers, is computed from."""
+    op = None if vector.owner is None else vector.owner.op
+    if isinstance(op, Shape):
+        return list(_axes(vector.owner.inputs[0]))
+    return [(x, None) for x in vector.owner.inputs] if isinstance(op, MakeVector) else None
 
 
 def _behind_part(node: Apply) -> Iterator[_Item]:
@@ -206,12 +228,11 @@ def _behind_part(node: Apply) -> Iterator[_Item]:
         [entry.start, entry.stop, entry.step] if isinstance(entry, slice) else [entry]
         for entry in entries
     ]
-    if _is_part_of_sizes(node) and all(map(_fixed, parts[0])):
+    sizes = _sizes(x) if all(map(_fixed, parts[0])) else None
+    if sizes is not None:
         numbers = [_number(part) for part in parts[0]]
-        source = x.owner.inputs[0]
         picked = slice(*numbers) if len(numbers) > 1 else slice(numbers[0], None)
-        found = list(range(source.type.ndim)[picked])
-        yield from _axes(source, found if len(numbers) > 1 else found[:1])
+        yield from sizes[picked] if len(numbers) > 1 else sizes[picked][:1]
         return
     yield from ((index, None) for index in node.inputs)
     for axis, ends in enumerate(parts):
@@ -265,6 +286,13 @@ def _behind(variable: Variable, axis: int) -> Iterator[_Item]:
         yield inputs[0], source
         ends = (part.start, part.stop, part.step)
         yield from ((x, None) for x in ends if isinstance(x, Variable))
+    elif (labels := _labels(node)) is not None:
+        depth = max(x.type.ndim for x in labels)
+        if axis >= depth:
+            yield inputs[0], len(labels) + axis - depth
+        else:  # labels broadcast
+            at = [(x, axis - depth + x.type.ndim) for x in labels]
+            yield from ((x, k) for x, k in at if k >= 0)
     else:
         yield from _all(node)
 

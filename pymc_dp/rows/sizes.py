@@ -11,9 +11,11 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.shape import Shape
 from pytensor.tensor.subtensor import Subtensor
 
+from pymc_dp._compat import subtensor_indices
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import (
     SHAPE_OPS,
@@ -61,7 +63,7 @@ def fixed_shapes(
         for variable in public
         if is_data(variable)
     }
-    outputs = clone_replace(list(outputs), now)
+    outputs = _picked(clone_replace(list(outputs), now))
     rows = set(rows)
     sizes: dict[Variable, Variable] = {}
     for variable in ancestors(outputs):
@@ -75,6 +77,23 @@ def fixed_shapes(
         sizes[variable] = pt.constant(np.asarray(size, dtype="int64"))
     _refuse_secret_sizes(outputs, sizes, set(secret_sizes))
     return clone_replace(outputs, sizes, rebuild_strict=False)
+
+
+def _picked(outputs: Sequence[Variable]) -> list[Variable]:
+    """Entries of vectors that were made of numbers as these numbers: the others are not used."""
+    found: dict[Variable, Variable] = {}
+    for variable in ancestors(outputs):
+        node = variable.owner
+        if node is None or not isinstance(node.op, Subtensor):
+            continue
+        [index, *more] = subtensor_indices(node)
+        vector = node.inputs[0].owner
+        if more or vector is None or not isinstance(vector.op, MakeVector):
+            continue
+        index = index.data if isinstance(index, Constant) else index
+        if isinstance(index, int | np.integer | np.ndarray):
+            found[variable] = vector.inputs[int(index)].astype(variable.type.dtype)
+    return clone_replace(list(outputs), found, rebuild_strict=False)
 
 
 def counts_rows(what: str, source: Variable) -> str:

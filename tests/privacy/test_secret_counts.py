@@ -79,6 +79,10 @@ SECRET = {"units": {"privacy_unit": np.arange(ROWS) // 2}, "rows": {"count_is_pr
 Number = Callable[[Any, Any], Any]
 
 
+def labels_of(y: Any) -> Any:
+    return pt.cast(pt.gt(y, 0.0), "int64") - 1  # some count from the end
+
+
 COUNTS: dict[str, Number] = {
     "shape": lambda y, x: y.shape[0],
     "size": lambda y, x: x.size,
@@ -98,6 +102,8 @@ COUNTS: dict[str, Number] = {
     "product": lambda y, x: (pt.ones_like(x).T @ pt.ones_like(x))[0, 0],
     "largest": lambda y, x: pt.max(pt.arange(y.shape[0])),
     "last": lambda y, x: pt.concatenate([pt.zeros_like(y), pt.arange(5.0)])[-1],
+    "labelled": lambda y, x: pt.zeros((5, 2))[labels_of(y)].shape[0],
+    "one_of_several": lambda y, x: pt.stack([x.shape[1], y.shape[0]])[-1],
     "threshold": lambda y, x: pt.switch(y.shape[0] > 30, 2.0, 1.0),
 }
 WIDTHS: dict[str, Number] = {
@@ -106,6 +112,8 @@ WIDTHS: dict[str, Number] = {
     "transposed": lambda y, x: x.T.shape[0],
     "ones": lambda y, x: pt.sum(pt.ones_like(x[0])),
     "eye": lambda y, x: pt.sum(pt.eye(x.shape[-1])),
+    "labelled": lambda y, x: pt.zeros((5, 2))[labels_of(y)].shape[1],
+    "one_of_several": lambda y, x: pt.stack([y.shape[0], x.shape[1]])[1],
     "product": lambda y, x: pt.sum(pt.ones((1, x.shape[1])) @ pt.ones((x.shape[1], 1))),
 }
 
@@ -212,6 +220,30 @@ def test_a_category_of_reference_counts_no_rows(data: bool) -> None:
         first = pt.zeros((rows.shape[0], 1))
         eta = pt.concatenate([first, rows @ pm.Normal("b", shape=(COLUMNS, 2))], axis=1)
         pm.Categorical("y", logit_p=eta, observed=rng.integers(0, 3, ROWS))
+    for options in SECRET.values():
+        extract(model, check=False, **options)
+
+
+@pytest.mark.parametrize("data", [False, True], ids=["numpy", "data"])
+def test_several_outcomes_of_a_record_count_no_rows(data: bool) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(ROWS, COLUMNS)), rng.normal(size=(ROWS, 3))
+    with pm.Model() as model:
+        rows = pm.Data("rows", x) if data else x
+        mean = rows @ pm.Normal("b", shape=(COLUMNS, 3))
+        pm.Normal("y", mean, 1.0, observed=pm.Data("outcomes", y) if data else y)
+    for options in SECRET.values():
+        extract(model, check=False, **options)
+
+
+@pytest.mark.parametrize("data", [False, True], ids=["numpy", "data"])
+def test_effects_of_groups_on_categories_count_no_rows(data: bool) -> None:
+    rng = np.random.default_rng(0)
+    group, y = rng.integers(-3, 3, ROWS), rng.integers(0, 4, ROWS)
+    with pm.Model() as model:
+        effects = pm.Normal("a", shape=(3, 4))
+        p = pm.math.softmax(effects[pm.Data("group", group) if data else group], axis=-1)
+        pm.Categorical("y", p=p, observed=y)
     for options in SECRET.values():
         extract(model, check=False, **options)
 
