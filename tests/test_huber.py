@@ -12,11 +12,12 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+import pymc_dp as dp
 from pymc_dp.records import extract
 from pymc_dp.rows import contributions
 from pymc_dp.rows import engine as engine_module
 from pymc_dp.rows.contributions import blocks
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import Coordinates, RowEngine, row_blocks
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.predictor import Predictor, recognise
 from pymc_dp.rows.tilt import TiltedEngine
@@ -127,6 +128,16 @@ def quadratic(d: Data) -> None:
 
 
 REFUSED = [student, cloglog, link_by_record, quadratic]
+
+
+def many_groups(d: Data) -> None:
+    effects = pm.Normal("a", shape=40)
+    group = np.arange(len(d.binary)) % 40
+    pm.Bernoulli("y", logit_p=d.X @ coefficients() + effects[group], observed=d.binary)
+
+
+def coefficients_alone(d: Data) -> None:
+    pm.Bernoulli("y", logit_p=d.X @ coefficients(), observed=d.binary)
 
 
 def engine_of(declare: Callable[[Data], None], **kwargs: object) -> RowEngine:
@@ -504,3 +515,38 @@ def test_engines_can_be_pickled_by_any_means() -> None:
     z = np.ones(engine.d)
     again = pickle.loads(pickle.dumps(huber))
     assert np.array_equal(again.log_likelihood(z), huber.log_likelihood(z))
+
+
+def test_vectors_are_kept_only_where_they_are_short() -> None:
+    engine = engine_of(many_groups)
+    d, predictor = engine.d, found_in(engine)
+    dense = np.eye(d) + 0.01 * np.random.default_rng(0).standard_normal((d, d))
+    for scaling, expected in ((np.eye(d), True), (dense, False)):
+        linear = HuberEngine(engine, predictor, np.inf)
+        linear = linear.with_coordinates(Coordinates(np.zeros(d), scaling))
+        before = linear.reads
+        assert linear.pays(1000) is expected
+        assert linear.reads == before
+        assert linear.linear().moves.width == (4 if expected else d)
+    assert not HuberEngine(engine, predictor, np.inf).pays(2**40)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_steps_by_hand_read_one_predictor_where_it_is_short() -> None:
+    for declare, kind in ((coefficients_alone, HuberEngine), (quadratic, RowEngine)):
+        with pm.Model() as model:
+            declare(Data())
+            dp.PrivacyBudget(1.0, 1e-3)
+            settings = {"clip_norm": 1.0, "scaling": 0.1, "step_size": 0.1, "n_steps": 2}
+            step = dp.DPHMC(draws=2, chains=1, model=model, **settings)
+        assert type(step.queries.engine) is kind
+
+
+@pytest.mark.parametrize(("n", "size"), [(0, 4), (1, 4), (4, 4), (5, 4), (6, 4), (9, 4), (3, 1)])
+def test_blocks_hold_all_rows_in_order_and_none_alone(n: int, size: int) -> None:
+    found = row_blocks(n, size)
+    rows = [row for where in found for row in range(n)[where]]
+    assert rows == list(range(n))
+    lengths = [where.stop - where.start for where in found]
+    assert n == 1 or size == 1 or 1 not in lengths
+    assert all(length <= size + 1 for length in lengths)

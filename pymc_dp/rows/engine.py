@@ -7,6 +7,7 @@ after the ledger has been charged.  Everything is in the coordinates z of ``thet
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,16 @@ from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RecordStore, RowGroup
 from pymc_dp.rows.structure import effects, index_blocks
 
-__all__ = ["BLOCK", "Coordinates", "Engine", "RecordStore", "RowEngine", "RowGroup", "Scores"]
+__all__ = [
+    "BLOCK",
+    "Coordinates",
+    "Engine",
+    "RecordStore",
+    "RowEngine",
+    "RowGroup",
+    "Scores",
+    "row_blocks",
+]
 
 #: Rows per block of the compiled functions of rows, at most, and numbers of a block of vectors:
 #: half of a second-level cache.
@@ -168,7 +178,7 @@ class RowEngine:
         out = np.zeros(self.n_units)
         for group, columns in zip(self.groups, self.columns(), strict=True):
             phis, _ = group.functions.shared(theta)
-            for where in _blocks(group.n_rows, BLOCK):
+            for where in row_blocks(group.n_rows, BLOCK):
                 etas, labels, blocks = inputs(group, columns, phis, where)
                 value = group.functions.loglik(etas, phis, labels, blocks)
                 if group.units is None:
@@ -185,7 +195,7 @@ class RowEngine:
             functions = group.functions
             phis, jacobians = functions.shared(theta)
             rows: list[np.ndarray | None] = [None] * len(phis)
-            for where in _blocks(group.n_rows, BLOCK):
+            for where in row_blocks(group.n_rows, BLOCK):
                 etas, labels, blocks = inputs(group, columns, phis, where)
                 for k, block in enumerate(functions.scores(etas, phis, labels, blocks)):
                     if block is None:
@@ -257,7 +267,7 @@ class RowEngine:
         ]
         entries = [None if matrix is None else loops.compressed_rows(matrix) for matrix in maps]
         found = None
-        for where in _blocks(group.n_rows, max(1, min(BLOCK, _CACHED // max(1, layout.width)))):
+        for where in row_blocks(group.n_rows, max(1, min(BLOCK, _CACHED // max(1, layout.width)))):
             rows = where.stop - where.start
             if found is None or found.values.shape[1] != rows:
                 found = layout.empty(rows)
@@ -362,5 +372,13 @@ class RowEngine:
                     out += s[j] * flat[j]
 
 
-def _blocks(n_rows: int, size: int) -> list[slice]:
-    return [slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size)]
+def row_blocks(n_rows: int, size: int) -> list[slice]:
+    """Slices of about `size` rows each, in order.
+
+    None is of one row among several: where functions of rows are interpreted, NumPy may round a
+    row differently if it is alone.
+    """
+    starts = list(range(0, n_rows, size))
+    if len(starts) > 1 and n_rows - starts[-1] == 1:
+        starts.pop()
+    return [slice(a, b) for a, b in pairwise([*starts, n_rows])]

@@ -47,7 +47,8 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
             alone = _alone(jacobians)
             etas, labels, zeros = inputs(made_up, columns, phis, slice(0, _ROWS))
             etas = [rng.normal(size=eta.shape) for eta in etas]
-            for blocks in (zeros, [np.ones_like(block) for block in zeros]):
+            ones = functions.row_data([np.ones_like(array) for array in made_up.store.read()])
+            for blocks in (zeros, ones):
                 flat = np.zeros(len(functions.ordered), dtype=bool)
                 for k, smooth in enumerate(functions.differentiable):
                     if not (smooth and alone[k]):

@@ -256,7 +256,8 @@ class RowFunctions:
             for k, cut in enumerate(self.labels)
             if cut.row_data is not None
         }
-        loglik = rewrite_graph(graph.loglik, include=("canonicalize", "stabilize"), clone=False)
+        [loglik] = clone_replace([graph.loglik])  # others need the graph as it was
+        loglik = rewrite_graph(loglik, include=("canonicalize", "stabilize"), clone=False)
         data = [leaf.block for leaf in graph.leaves]
         loglik, hoisted, columns = slow_columns(constant_solves(simplified(loglik)), data)
         self._hoisted = compile_function(data, columns, compile_kwargs) if columns else None

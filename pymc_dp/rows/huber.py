@@ -10,6 +10,7 @@ that robust posterior exactly.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
@@ -18,17 +19,19 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.rows import concave, linear, loops
-from pymc_dp.rows.engine import Coordinates, RowEngine, Scores
+from pymc_dp.rows.engine import Coordinates, RowEngine, Scores, row_blocks
 from pymc_dp.rows.linear import LinearRows
-from pymc_dp.rows.moves import Moves, predict
+from pymc_dp.rows.moves import LARGEST, Moves, predict
 from pymc_dp.rows.predictor import FAMILIES, Predictor
-from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.threads import over
 
 __all__ = ["HuberEngine", "slopes_in"]
 
 #: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
 _BLOCK, _CACHED = 8192, 2**16
+#: How many times as many numbers as the data of a row its vector may hold.
+_WIDER = 2
 #: Numbers that are read in the time that a log-likelihood takes.
 _LOG_LIKELIHOOD = 10
 #: Points whose products with all rows are kept: two midpoints, and the ends of a step.
@@ -80,7 +83,8 @@ class HuberEngine(RowEngine):
     Notes
     -----
     Log-likelihoods are given up to a constant of the record, of which only differences remain.  A
-    record outside the support of the likelihood contributes nothing.
+    record outside the support of the likelihood contributes nothing, nor does one whose direction
+    or slope overflows.
     """
 
     def __init__(self, engine: RowEngine, predictor: Predictor, clip_norm: float) -> None:
@@ -130,6 +134,22 @@ class HuberEngine(RowEngine):
         part._linear, part._seen = self.linear().part(units), self._seen
         return part
 
+    def pays(self, n: int) -> bool:
+        """Whether to keep the vectors u_i of `n` rows is worth their memory and time.
+
+        They are, unless they hold many more numbers than the data do (a scaling that mixes the
+        effects of groups) or more than 1 GB.  A matter of public things alone.
+        """
+        group = self.groups[0]
+        phis, maps = self._shared(group)
+        cuts = group.functions.ordered
+        widths = [math.prod(tail) for tail in self.predictor.tails]
+        layout = Layout.of([cut.kind for cut in cuts], widths, maps, self.d)
+        read = sum(
+            len(phi) if cut.kind == "dot" else 1 for cut, phi in zip(cuts, phis, strict=True)
+        )
+        return layout.width <= _WIDER * read and layout.width * n <= LARGEST
+
     # -- records --------------------------------------------------------------------------------
 
     def _rows(self) -> _Rows:
@@ -138,8 +158,7 @@ class HuberEngine(RowEngine):
             arrays = self.groups[0].store.read()
             a, b, offset = np.empty(n), np.empty(n), np.empty(n)
             weights: list[np.ndarray] = []
-            for start in range(0, n, _BLOCK):
-                where = slice(start, min(start + _BLOCK, n))
+            for where in row_blocks(n, _BLOCK):
                 block = [array[where] for array in arrays]
                 a[where], b[where] = self.predictor.coefficients(block)
                 offset[where], found = self.predictor.affine_form(block)

@@ -18,11 +18,11 @@ from pymc_dp.rows import loops
 from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RowGroup
 
-__all__ = ["Moves", "ScaledDesign", "predict"]
+__all__ = ["LARGEST", "Moves", "ScaledDesign", "predict"]
 
 #: Entries of a map for each entry of its product with a design from which on the product is made,
 #: and how many numbers may be kept: 1 GB of float64.
-_WORTH, _LARGEST = 4, 2**27
+_WORTH, LARGEST = 4, 2**27
 
 
 class ScaledDesign(NamedTuple):
@@ -62,7 +62,7 @@ class ScaledDesign(NamedTuple):
     @staticmethod
     def fits(matrix: ndarray, width: int, n: int) -> bool:
         """Whether it may be kept for n rows."""
-        return bool(width * matrix.any(axis=0).sum() * n <= _LARGEST)
+        return bool(width * matrix.any(axis=0).sum() * n <= LARGEST)
 
 
 class Moves(NamedTuple):

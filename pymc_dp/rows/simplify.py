@@ -46,7 +46,7 @@ def _of(variable: Variable, kind: type | tuple[type, ...]) -> Apply | None:
 
 @node_rewriter([Elemwise])
 def _sure_bounds(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """0 <= sigmoid(x), sigmoid(x) <= 1 and 0 <= exp(x) -> x == x: all but not a number."""
+    """0 <= sigmoid(x), sigmoid(x) <= 1 and 0 <= exp(x) for all x but not a number."""
     bounds: tuple[type, ...]
     if isinstance(node.op.scalar_op, scalar.GE):
         bounds, limit = (special.Sigmoid, scalar.Exp), 0.0
@@ -59,7 +59,11 @@ def _sure_bounds(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
     if inner is None or _number(end) != limit:
         return None
     x = inner.inputs[0]
-    return [pt.eq(x, x)] if x.type.broadcastable == node.outputs[0].type.broadcastable else None
+    return (
+        [pt.invert(pt.isnan(x))]
+        if x.type.broadcastable == node.outputs[0].type.broadcastable
+        else None
+    )
 
 
 @node_rewriter([Elemwise])

@@ -150,13 +150,14 @@ class Source:
 
     def _design(self, coordinates: Coordinates, clip_norms: dict[str, float]) -> Design:
         """The likelihood as it is, in given coordinates."""
-        engine: Engine = self.engine
+        engine: Engine = self.engine.with_coordinates(coordinates)
         predictor, _ = self._recognised(self.engine)
         if predictor is not None:  # the same likelihood, several times as fast
-            engine = HuberEngine(self.engine, predictor, math.inf)
+            linear = HuberEngine(self.engine, predictor, math.inf).with_coordinates(coordinates)
+            engine = linear if linear.pays(self.budget.n_public) else engine
         return Design(
             coordinates,
-            engine.with_coordinates(coordinates),
+            engine,
             self.terms.with_coordinates(coordinates),
             clip_norms,
         )
