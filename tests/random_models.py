@@ -270,12 +270,6 @@ def recognisable(name: str, structure: Structure) -> bool:
     return name in ("bernoulli", "binomial") and location != "scalar"
 
 
-def has_vectors(name: str, structure: Structure) -> bool:
-    """Whether rows see vectors: some forms of that are refused where units are users."""
-    vectors = ("categorical", "matrix_observations", "mv_normal")
-    return name in vectors or (name == "mixture" and structure.variant != 0)
-
-
 @family
 def bernoulli(t: Table, eta: Any) -> None:
     if t.structure.variant == 0:

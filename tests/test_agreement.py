@@ -39,7 +39,6 @@ from .random_models import (
     Table,
     cases,
     declare,
-    has_vectors,
     owners,
     recognisable,
     structures,
@@ -69,8 +68,7 @@ class Drawn:
         self.model = declare(family, self.table)
         self.observed = [rv.name for rv in self.model.observed_RVs]
         # the functions of rows are the same, whatever the units
-        users = self.users and not has_vectors(family, structure)
-        ids = self.ids(TEMPLATE) if users else None
+        ids = self.ids(TEMPLATE) if self.users else None
         self.records = extract(self.model, privacy_unit=ids, check=False)
         d = self.records.parameters.size
         self.functions = [
