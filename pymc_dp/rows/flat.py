@@ -41,13 +41,13 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
     for group in groups:
         made_up = group.synthetic(_ROWS)
         functions, columns = made_up.functions, made_up.columns()
+        ones = functions.row_data([np.ones_like(array) for array in made_up.store.read()])
         everywhere = None
         for theta in places:
             phis, jacobians = functions.shared(theta)
             alone = _alone(jacobians)
             etas, labels, zeros = inputs(made_up, columns, phis, slice(0, _ROWS))
             etas = [rng.normal(size=eta.shape) for eta in etas]
-            ones = functions.row_data([np.ones_like(array) for array in made_up.store.read()])
             for blocks in (zeros, ones):
                 flat = np.zeros(len(functions.ordered), dtype=bool)
                 for k, smooth in enumerate(functions.differentiable):

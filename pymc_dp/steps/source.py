@@ -28,7 +28,7 @@ from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.flat import is_flat
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
-from pymc_dp.rows.predictor import Recognised, recognise
+from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import Effects, effects_of
 from pymc_dp.steps.progress import Shown, compiling
 from pymc_dp.steps.start import few_prior_draws, prior_coordinates, prior_draws
@@ -127,7 +127,6 @@ class Source:
         self.terms = self.records.public_terms(theta, compile_kwargs)
         self.engine = self.records.engine(theta, compile_kwargs)
         self._preparation: Preparation | None = None
-        self._predictors: dict[RowEngine, Recognised] = {}
 
     @property
     def paths(self) -> int:
@@ -151,7 +150,7 @@ class Source:
     def _design(self, coordinates: Coordinates, clip_norms: dict[str, float]) -> Design:
         """The likelihood as it is, in given coordinates."""
         engine: Engine = self.engine.with_coordinates(coordinates)
-        predictor, _ = self._recognised(self.engine)
+        predictor, _ = recognise(self.engine, self.compile_kwargs)
         if predictor is not None:  # the same likelihood, several times as fast
             linear = HuberEngine(self.engine, predictor, math.inf).with_coordinates(coordinates)
             engine = linear if linear.pays(self.budget.n_public) else engine
@@ -161,12 +160,6 @@ class Source:
             self.terms.with_coordinates(coordinates),
             clip_norms,
         )
-
-    def _recognised(self, records: RowEngine) -> Recognised:
-        """What :func:`pymc_dp.rows.predictor.recognise` says, looked at once; it compiles."""
-        if records not in self._predictors:
-            self._predictors[records] = recognise(records, self.compile_kwargs)
-        return self._predictors[records]
 
     def start(self) -> Coordinates:
         """Location and spread of the prior."""
@@ -199,7 +192,7 @@ class Source:
             form, records = "quadratic", effects.engine
         self._compile(records)
         flat = self._is_flat(records)
-        predictor, reason = recognised = self._recognised(records)
+        predictor, reason = recognised = recognise(records, self.compile_kwargs)
         if consistent_clipping and predictor is None:
             raise ValueError(f"consistent_clipping=True is not available: {reason}")
         huberised = predictor is not None and consistent_clipping is not False
