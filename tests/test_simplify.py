@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
 from pytensor.scalar.basic import Composite
@@ -125,6 +127,21 @@ def test_what_mixes_rows_or_needs_parameters_is_not_hoisted() -> None:
     assert len(inputs) == len(columns) == 2
     assert x not in set(ancestors([value]))
     assert all(isinstance(column.owner.op, Elemwise) for column in columns)
+
+
+def test_columns_of_columns() -> None:
+    y, theta = pt.vector("y"), pt.scalar("theta")
+    inner = pt.gammaln(y)
+    outer = pt.gammaln(inner)
+    value = pt.switch(theta > 0, outer, outer + inner)
+    replaced, inputs, columns = hoisted(value, [y])
+    assert columns == [inner, outer]
+    assert y not in set(ancestors([replaced]))
+    given = dict(zip(inputs, columns, strict=True))
+    [restored] = clone_replace([replaced], given)
+    found = pytensor.function([y, theta], [value, restored], mode="FAST_COMPILE")
+    for at in (-1.0, 1.0):
+        np.testing.assert_array_equal(*found(np.array([3.5, 7.25]), at))
 
 
 @pytest.mark.parametrize("declare", [bernoulli, poisson, gamma])

@@ -130,7 +130,7 @@ def test_a_part_has_the_bits_of_the_whole(worth: int, monkeypatch: pytest.Monkey
     part = evaluate(TiltedEngine(engine).part(slice(13, 40)), z)
     for k in range(2):
         assert same_bits(part[k], whole[k][13:40])
-    monkeypatch.setattr(moves, "_LARGEST", 0)  # nothing is kept: the number of rows may be private
+    monkeypatch.setattr(moves, "LARGEST", 0)  # nothing is kept: the number of rows may be private
     found = evaluate(TiltedEngine(engine.with_coordinates(engine.coordinates)), z)
     for k in range(2):
         assert same_bits(found[k], whole[k])

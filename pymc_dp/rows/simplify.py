@@ -15,7 +15,7 @@ import pytensor.scalar.math as special
 import pytensor.tensor as pt
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.replace import graph_replace
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
@@ -169,7 +169,7 @@ def hoisted(
     columns = [node.outputs[0] for node in nodes if node.outputs[0] in slow & read]
     inputs = [v.type.clone(shape=v.type.shape)(name=f"hoisted{k}") for k, v in enumerate(columns)]
     if columns:
-        value = graph_replace(value, dict(zip(columns, inputs, strict=True)), strict=False)
+        [value] = clone_replace([value], dict(zip(columns, inputs, strict=True)))
     return value, inputs, columns
 
 
