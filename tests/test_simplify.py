@@ -133,9 +133,10 @@ def test_columns_of_columns() -> None:
     y, theta = pt.vector("y"), pt.scalar("theta")
     inner = pt.gammaln(y)
     outer = pt.gammaln(inner)
-    value = pt.switch(theta > 0, outer, outer + inner)
+    both = outer + inner
+    value = pt.switch(theta > 0, outer, both)
     replaced, inputs, columns = hoisted(value, [y])
-    assert columns == [inner, outer]
+    assert columns == [outer, both]
     assert y not in set(ancestors([replaced]))
     given = dict(zip(inputs, columns, strict=True))
     [restored] = clone_replace([replaced], given)
