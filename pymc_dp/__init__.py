@@ -18,6 +18,21 @@ from pymc_dp.errors import (
 from pymc_dp.laplace import find_MAP, laplace
 from pymc_dp.ledger import Ledger
 from pymc_dp.midpoints import posterior_mean
+from pymc_dp.privatized import (
+    ConjugateNormal,
+    DiscreteGaussianRelease,
+    ExponentialMechanismRelease,
+    GaussianRelease,
+    GeometricRelease,
+    KNormGradientRelease,
+    LaplaceRelease,
+    ObjectivePerturbationRelease,
+    PrivacyAwareGibbs,
+    RandomizedResponse,
+    Release,
+    clamp,
+    present,
+)
 from pymc_dp.publish import release
 from pymc_dp.sampling import sample, sample_posterior_predictive
 from pymc_dp.statement import privacy_statement
@@ -28,23 +43,36 @@ __version__ = "0.1.0"
 __all__ = [
     "DPHMC",
     "BudgetExceeded",
+    "ConjugateNormal",
     "DPLangevin",
     "DPPenalty",
+    "DiscreteGaussianRelease",
+    "ExponentialMechanismRelease",
+    "GaussianRelease",
+    "GeometricRelease",
+    "KNormGradientRelease",
+    "LaplaceRelease",
     "Ledger",
     "LedgerError",
     "NotFactorizable",
+    "ObjectivePerturbationRelease",
     "PlanMismatch",
+    "PrivacyAwareGibbs",
     "PrivacyBudget",
     "PrivacyError",
+    "RandomizedResponse",
+    "Release",
     "UnsafeModel",
     "UnsafeRelease",
     "audit",
     "bounds",
+    "clamp",
     "clip_advice",
     "find_MAP",
     "get_budget",
     "laplace",
     "posterior_mean",
+    "present",
     "privacy_statement",
     "release",
     "sample",

@@ -97,6 +97,7 @@ class SampleCall:
     chains: int
     model: Model
     step: Any
+    var_names: Any = None
 
 
 def sample_call() -> SampleCall | None:
@@ -118,6 +119,7 @@ def sample_call() -> SampleCall | None:
                     int(found["chains"]),
                     pm.modelcontext(found["model"]),
                     found["step"],
+                    found.get("var_names"),
                 )
             return None
         frame = frame.f_back

@@ -7,11 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 import pymc as pm
+import pytensor
 from pymc.model import Model
 
 from pymc_dp import _compat
 from pymc_dp.budget import get_budget, has_lost_budget, require_budget
 from pymc_dp.errors import PlanMismatch, UnsafeRelease
+from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import Provenance, provenance, public_coords, releasable, release
 from pymc_dp.statement import STATEMENT
 from pymc_dp.steps import DPHMC, DPLangevin, DPPenalty
@@ -35,14 +37,21 @@ _REFUSED = {
 def sample(
     draws: int | Literal["auto"] = 1000,
     *,
-    tune: int = 0,
+    tune: int | None = None,
     chains: int = 4,
-    step: type[PrivateStep] | str | PrivateStep = DPLangevin,
+    step: type[PrivateStep | PrivacyAwareGibbs]
+    | str
+    | PrivateStep
+    | PrivacyAwareGibbs = DPLangevin,
     step_kwargs: Mapping[str, Any] | None = None,
     model: Model | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Draw from the posterior privately, and return only what may be published.
+    """Draw from the posterior, and return only what may be published.
+
+    With :class:`pymc_dp.PrivacyAwareGibbs`, for models of published statistics, no budget is
+    involved: the records that are imputed on the way are left out of the result unless the step
+    was told to store them.
 
     Parameters
     ----------
@@ -50,10 +59,10 @@ def sample(
         As in ``pm.sample``; "auto" asks ``budget.plan`` how many the budget should be cut into.
     tune, chains : int
         As in ``pm.sample``.  All chains share the budget; tuning draws cost as much as others and
-        are not kept.
+        are not kept, so `tune` is 0 by default (1000 with ``PrivacyAwareGibbs``).
     step : class, name or instance, default DPLangevin
-        A private step method.  An instance must have been planned with the same draws, tune and
-        chains.
+        A private step method, or ``PrivacyAwareGibbs``.  An instance of a private step must have
+        been planned with the same draws, tune and chains.
     step_kwargs : dict, optional
         Settings for a step given as a class or a name.
     model : pymc.Model, optional
@@ -84,6 +93,9 @@ def sample(
     PyTensor may then leave the data behind them in its compile directory.
     """
     model = pm.modelcontext(model)
+    if _is_gibbs(step):
+        return _sample_privatized(draws, tune, chains, step, dict(step_kwargs or {}), model, kwargs)
+    tune = 0 if tune is None else tune
     budget = require_budget(model, "dp.sample")
     for name in kwargs:
         if name in _REFUSED:
@@ -112,12 +124,54 @@ def sample(
     return release(idata, model, var_names=names)
 
 
+def _is_gibbs(step: Any) -> bool:
+    return (
+        isinstance(step, PrivacyAwareGibbs)
+        or step == PrivacyAwareGibbs.__name__
+        or (isinstance(step, type) and issubclass(step, PrivacyAwareGibbs))
+    )
+
+
+def _sample_privatized(
+    draws: int | str,
+    tune: int | None,
+    chains: int,
+    step: Any,
+    step_kwargs: dict[str, Any],
+    model: Model,
+    kwargs: dict[str, Any],
+) -> Any:
+    """Parameters and their records from published statistics; only what is asked for is kept."""
+    if draws == "auto":
+        raise ValueError("draws='auto' is for private steps, which share a budget; give a number.")
+    if not isinstance(step, PrivacyAwareGibbs):
+        step = PrivacyAwareGibbs(model=model, **step_kwargs)
+    elif step_kwargs:
+        raise ValueError("step_kwargs are for a step given as a class; this one is built already.")
+    if not step.store_records:
+        records = {rv.name for rv in step.reading.latents}
+        kwargs.setdefault(
+            "var_names", [rv.name for rv in model.unobserved_RVs if rv.name not in records]
+        )
+    if not pytensor.config.cxx:  # PyMC 5 would interpret the gradients that NUTS needs
+        kwargs.setdefault("compile_kwargs", {"mode": "NUMBA"})
+    return pm.sample(
+        draws=draws,
+        tune=1000 if tune is None else tune,
+        chains=chains,
+        step=step,
+        model=model,
+        **kwargs,
+    )
+
+
 def _step(
     step: Any, draws: int, tune: int, chains: int, step_kwargs: dict[str, Any], model: Model
 ) -> PrivateStep:
     if isinstance(step, str):
         if step not in STEPS:
-            raise ValueError(f"step must be one of {sorted(STEPS)}, got {step!r}.")
+            names = [*sorted(STEPS), PrivacyAwareGibbs.__name__]
+            raise ValueError(f"step must be one of {names}, got {step!r}.")
         step = STEPS[step]
     if isinstance(step, type):
         if not issubclass(step, PrivateStep):

@@ -1,0 +1,35 @@
+"""Bayesian inference from statistics that were published with privacy noise."""
+
+from __future__ import annotations
+
+from pymc_dp.privatized.conjugate import ConjugateNormal
+from pymc_dp.privatized.releases import (
+    DiscreteGaussianRelease,
+    ExponentialMechanismRelease,
+    GaussianRelease,
+    GeometricRelease,
+    KNormGradientRelease,
+    LaplaceRelease,
+    ObjectivePerturbationRelease,
+    RandomizedResponse,
+    Release,
+    clamp,
+    present,
+)
+from pymc_dp.privatized.step import PrivacyAwareGibbs
+
+__all__ = [
+    "ConjugateNormal",
+    "DiscreteGaussianRelease",
+    "ExponentialMechanismRelease",
+    "GaussianRelease",
+    "GeometricRelease",
+    "KNormGradientRelease",
+    "LaplaceRelease",
+    "ObjectivePerturbationRelease",
+    "PrivacyAwareGibbs",
+    "RandomizedResponse",
+    "Release",
+    "clamp",
+    "present",
+]

@@ -1,0 +1,335 @@
+"""What a model of privatised statistics says about its confidential records.
+
+A release is recognised by its density, not by how it was declared.  Behind the density of an
+observed variable stands a sum over records; in front of it only the sum, never a single record::
+
+    records --> rows t_i (n, M) --> total T = sum of rows (M,) --> log-density g(T)
+
+Every factor of the model that depends on records is read in this way (Ju et al. 2022, Assumption
+2, record additivity), or else must give one number per record: randomised response, measurements
+with noise of their own, and other variables below a record.  Factors that do neither are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.model import Model
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scalar.basic import Add
+from pytensor.tensor.elemwise import CAReduce
+
+from pymc_dp.errors import NotFactorizable
+from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.functions import INTERPRETED
+
+__all__ = ["Reading", "by_row", "names", "read", "records_of"]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """A model, seen as parameters, records, and densities of what was published.
+
+    Attributes
+    ----------
+    model : pymc.Model
+    latents : list of Variable
+        Random variables of the records, in the order of the graph.
+    count : Variable or None
+        Random variable of the number of records, where that is confidential.
+    n : int
+        Number of records; the largest possible one where it is confidential.
+    rows : Variable
+        (n, M) rows of all releases, side by side, as functions of value variables.
+    total : Variable
+        (M,) input: the sum of the rows.
+    log_density : Variable
+        Log-density of all releases, a function of `total` alone.
+    local : Variable or None
+        (n,) log-densities of everything else that depends on single records.
+    """
+
+    model: Model
+    latents: list[Variable]
+    count: Variable | None
+    n: int
+    rows: Variable
+    total: Variable
+    log_density: Variable
+    local: Variable | None
+
+    @property
+    def values(self) -> list[Variable]:
+        """Value variables of the records."""
+        return [self.model.rvs_to_values[rv] for rv in self.latents]
+
+    @property
+    def others(self) -> list[Variable]:
+        """The free random variables that are not records: parameters, and the count."""
+        return [rv for rv in self.model.free_RVs if rv not in self.latents]
+
+    @property
+    def inputs(self) -> list[Variable]:
+        """Value variables of `others`."""
+        return [self.model.rvs_to_values[rv] for rv in self.others]
+
+    def full_rows(self) -> Variable:
+        """The rows if all `n` records existed."""
+        if self.count is None:
+            return self.rows
+        value = self.model.rvs_to_values[self.count]
+        all_of_them = pt.constant(np.asarray(self.n, dtype=value.type.dtype))
+        return clone_replace(self.rows, {value: all_of_them}, rebuild_strict=False)
+
+    def constrained(self, over: Sequence[Variable]) -> dict[Variable, Variable]:
+        """The random variables `over`, each as a function of its value variable."""
+        found: dict[Variable, Variable] = {}
+        for rv in self.model.free_RVs:
+            if rv in over:
+                value = self.model.rvs_to_values[rv]
+                transform = self.model.rvs_to_transforms[rv]
+                x = value if transform is None else transform.backward(value, *rv.owner.inputs)
+                [found[rv]] = clone_replace([x], found, rebuild_strict=False)
+        return found
+
+    def row_log_prior(self) -> Variable:
+        """(n,) log-density of each record given the parameters, on the scale of the records."""
+        terms = self.model.logp(vars=self.latents, sum=False, jacobian=False)
+        return sum([by_row(term) for term in terms[1:]], by_row(terms[0]))
+
+    def at_start(self, variable: Variable) -> np.ndarray:
+        """A variable of the model at the model's initial point."""
+        [graph] = self.model.replace_rvs_by_values([variable])
+        return _at_start(self.model, [graph])[0]
+
+
+def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> Reading:
+    """Find rows, sums and densities in a model.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    latents : sequence of Variable
+        Free random variables with one row per record.
+    count : Variable or None
+        Free scalar integer variable: how many of the records exist.
+
+    Returns
+    -------
+    Reading
+
+    Raises
+    ------
+    NotFactorizable
+        If a factor is neither a function of sums over records nor one of single records.
+    ValueError
+        If the records differ in length.
+    """
+    latents = [rv for rv in model.free_RVs if rv in latents]
+    n = _number_of_records(model, latents)
+    hidden = {model.rvs_to_values[rv] for rv in latents}
+    counts = {model.rvs_to_values[count]} if count is not None else set()
+    pieces: list[Variable] = []
+    densities: list[Variable] = []
+    local: list[Variable] = []
+    total = pt.vector("total", dtype="float64")
+    width = 0
+    for rv in (*model.free_RVs, *model.observed_RVs, *model.potentials):
+        if rv in latents or rv is count:
+            continue
+        term = model.logp(vars=[rv], sum=False, jacobian=True)[0]
+        if not ancestors_without_shapes([term]) & (hidden | counts):
+            continue
+        sums = _sums_over_records(model, term, hidden, n)
+        if not sums:
+            local.append(_local(model, rv, term, n, counts))
+            continue
+        parts = {}
+        for found, shape in zip(sums, _shapes(model, sums), strict=True):
+            rows = _rows(found)
+            if _sums_over_records(model, rows, hidden, n):
+                raise _not_additive(rv, "its statistic of one record depends on other records")
+            size = int(np.prod(shape, dtype=int))
+            piece = total[width : width + size].reshape(shape)
+            parts[found] = _like(piece, found)
+            pieces.append(rows.reshape((n, size)).astype("float64"))
+            width += size
+        [density] = clone_replace([term.sum()], parts, rebuild_strict=False)
+        densities.append(_without_records(model, rv, density, hidden | counts))
+    if not pieces and not local:
+        raise NotFactorizable(
+            f"Nothing that was observed depends on {names(latents)}. Declare what was published: "
+            "dp.LaplaceRelease(name, statistic, scale=..., observed=...)."
+        )
+    rows = pt.concatenate(pieces, axis=1) if pieces else pt.zeros((n, 0))
+    touched = ancestors_without_shapes([rows])
+    for rv in model.free_RVs:
+        if model.rvs_to_values[rv] in touched - hidden - counts:
+            raise NotFactorizable(
+                f"The statistic depends on `{rv.name}`, but a mechanism knows only the records. "
+                "Write the statistic as a function of the records, or, if these are records too, "
+                f"add `{rv.name}` to the variables of the step."
+            )
+    return Reading(
+        model=model,
+        latents=latents,
+        count=count,
+        n=n,
+        rows=rows,
+        total=total,
+        log_density=sum(densities, pt.zeros(())),
+        local=sum(local[1:], local[0]) if local else None,
+    )
+
+
+def records_of(model: Model) -> list[Variable]:
+    """The variables with one row per record on which an observed sum over records depends.
+
+    Raises
+    ------
+    NotFactorizable
+        If there are none.
+    """
+    start = model.initial_point()
+    shapes = {rv: np.shape(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs}
+    for rv in model.observed_RVs:
+        term = model.logp(vars=[rv], sum=False)[0]
+        behind = ancestors_without_shapes([term])
+        direct = [v for v in model.free_RVs if model.rvs_to_values[v] in behind and shapes[v]]
+        hidden = {model.rvs_to_values[v] for v in direct}
+        for n in {shapes[v][0] for v in direct}:
+            if _sums_over_records(model, term, hidden, n):
+                rows = [v for v in direct if shapes[v][0] == n]
+                return [
+                    v
+                    for v in model.free_RVs
+                    if shapes[v][:1] == (n,) and (v in rows or v in ancestors(rows))
+                ]
+    raise NotFactorizable(
+        "No published sum over records was found in the model. Declare it (dp.LaplaceRelease and "
+        "others), or name the records: dp.PrivacyAwareGibbs([x, y])."
+    )
+
+
+def names(variables: Iterable[Variable]) -> str:
+    """Names in backticks, for messages."""
+    return ", ".join(f"`{v.name}`" for v in variables)
+
+
+def _number_of_records(model: Model, latents: Sequence[Variable]) -> int:
+    start = model.initial_point()
+    shapes = {rv.name: np.shape(start[model.rvs_to_values[rv].name]) for rv in latents}
+    lengths = {shape[0] if shape else None for shape in shapes.values()}
+    if len(lengths) != 1 or None in lengths:
+        told = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
+        raise ValueError(
+            f"Every variable of the records must have one row per record; shapes are {told}. A "
+            "transform that changes the number of rows has to be left out (transform=None)."
+        )
+    return int(lengths.pop())
+
+
+def _shapes(model: Model, variables: Sequence[Variable]) -> list[tuple[int, ...]]:
+    """Shapes, from the types where they are known, or else at the initial point."""
+    static = [v.type.shape for v in variables]
+    if all(None not in shape for shape in static):
+        return [tuple(int(k) for k in shape if k is not None) for shape in static]
+    found = _at_start(model, [v.shape for v in variables])
+    return [tuple(int(k) for k in shape) for shape in found]
+
+
+def _at_start(model: Model, graphs: Sequence[Variable]) -> list[np.ndarray]:
+    """Functions of value variables at the initial point."""
+    function = pytensor.function(
+        model.value_vars, list(graphs), mode=INTERPRETED, on_unused_input="ignore"
+    )
+    start = model.initial_point()
+    return function(*[start[value.name] for value in model.value_vars])
+
+
+def _sums_over_records(
+    model: Model, term: Variable, hidden: set[Variable], n: int
+) -> list[Variable]:
+    """The sums over records that one meets first on the way back from `term`."""
+    candidates = []
+    for node in toposort([term]):
+        if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, Add):
+            x = node.inputs[0]
+            along = node.op.axis is None or 0 in node.op.axis
+            if x.type.ndim and along and ancestors_without_shapes([x]) & hidden:
+                candidates.append(node.outputs[0])
+    shapes = _shapes(model, [v.owner.inputs[0] for v in candidates]) if candidates else []
+    sums = {v for v, shape in zip(candidates, shapes, strict=True) if shape[0] == n}
+    first, seen, stack = [], set(), [term]
+    while stack:
+        v = stack.pop()
+        if v in seen:
+            continue
+        seen.add(v)
+        if v in sums:
+            first.append(v)
+        elif v.owner is not None:
+            stack.extend(v.owner.inputs)
+    return [v for v in candidates if v in first]
+
+
+def _rows(total: Variable) -> Variable:
+    """What each record adds to a sum."""
+    x, axis = total.owner.inputs[0], total.owner.op.axis
+    others = [k for k in (range(x.type.ndim) if axis is None else axis) if k != 0]
+    return x.sum(axis=others) if others else x
+
+
+def _like(piece: Variable, total: Variable) -> Variable:
+    """A part of the total as the type of the sum that it stands for."""
+    if total.type.dtype.startswith("float"):
+        return piece.astype(total.type.dtype)
+    return pt.round(piece).astype(total.type.dtype)
+
+
+def _without_records(
+    model: Model, rv: Variable, density: Variable, hidden: set[Variable]
+) -> Variable:
+    """The density as a function of sums alone; what is left of the records is their shapes."""
+    depends = ancestors_without_shapes([density])
+    if depends & hidden:
+        raise _not_additive(rv, "a record enters in another way than through a sum over records")
+    for other in model.free_RVs:
+        if model.rvs_to_values[other] in depends:
+            raise NotFactorizable(
+                f"The density of `{rv.name}` depends on `{other.name}`, which is unknown. How a "
+                "statistic was published has to be known: give numbers."
+            )
+    start = model.initial_point()
+    blanks = {v: pt.constant(np.asarray(start[v.name])) for v in hidden}
+    return clone_replace([density], blanks, rebuild_strict=False)[0]
+
+
+def _local(model: Model, rv: Variable, term: Variable, n: int, counts: set[Variable]) -> Variable:
+    """(n,) log-densities of a factor that sees records one by one."""
+    [shape] = _shapes(model, [term])
+    if not shape or shape[0] != n:
+        raise _not_additive(rv, "no sum over the records' axis was found behind its density")
+    if ancestors_without_shapes([term]) & counts:
+        raise _not_additive(rv, "it depends on the number of records without a sum")
+    return by_row(term)
+
+
+def by_row(term: Variable) -> Variable:
+    """(n,) sums over all axes but the first."""
+    return term.sum(axis=list(range(1, term.type.ndim))) if term.type.ndim > 1 else term
+
+
+def _not_additive(rv: Variable, why: str) -> NotFactorizable:
+    return NotFactorizable(
+        f"`{rv.name}` is not a function of sums over records, nor of records one by one: {why}. "
+        "Write its statistic with one row per record, (n,) or (n, m), and pass these rows to a "
+        "dp...Release, or add them up with .sum(axis=0); products such as x.T @ y can be written "
+        "(x * y[:, None]).sum(axis=0)."
+    )
