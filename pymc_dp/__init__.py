@@ -28,10 +28,12 @@ from pymc_dp.privatized import (
     LaplaceRelease,
     ObjectivePerturbationRelease,
     PrivacyAwareGibbs,
+    PublishedStatistic,
     RandomizedResponse,
     Release,
     clamp,
     present,
+    release_statistic,
 )
 from pymc_dp.publish import release
 from pymc_dp.sampling import sample, sample_posterior_predictive
@@ -60,6 +62,7 @@ __all__ = [
     "PrivacyAwareGibbs",
     "PrivacyBudget",
     "PrivacyError",
+    "PublishedStatistic",
     "RandomizedResponse",
     "Release",
     "UnsafeModel",
@@ -75,6 +78,7 @@ __all__ = [
     "present",
     "privacy_statement",
     "release",
+    "release_statistic",
     "sample",
     "sample_posterior_predictive",
 ]

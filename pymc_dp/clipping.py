@@ -22,6 +22,7 @@ __all__ = [
     "Grid",
     "Neighboring",
     "clip_interval_sum",
+    "clip_l1_sum",
     "clip_multiples_sum",
     "clip_norm_sum",
     "clip_sparse_sum",
@@ -346,6 +347,42 @@ def clip_interval_sum(
         else:
             total += np.int64(np.rint(v))
     return total
+
+
+@compiled(error_model="numpy")
+def clip_l1_sum(
+    vectors: np.ndarray, inverse_unit: float, bound: np.int64, total: np.ndarray
+) -> None:
+    """Add vectors, clipped in l1 norm and cut off to integers, to an integer total.
+
+    Parameters
+    ----------
+    vectors : (d, n) float64
+        One contribution per column, in natural units.
+    inverse_unit : float
+        Grid units per natural unit.
+    bound : int64
+        Bound on the l1 norm of a column in grid units, less than 2^46.
+    total : (d,) int64
+        Added to in place.
+
+    Notes
+    -----
+    Sensitivity: each column adds an integer vector of l1 norm at most `bound`, and a column that is
+    not finite, or whose norm overflows, adds 0.  Cutting off towards zero can not increase a norm;
+    the scaled entries have a norm of at most bound (1 + 2^-40), and integers that add up to less
+    than bound + 1 add up to at most `bound`.
+    """
+    d, n = vectors.shape
+    for i in range(n):
+        norm = 0.0
+        for j in range(d):
+            norm += math.fabs(vectors[j, i] * inverse_unit)
+        if not norm < math.inf:  # also not a number
+            continue
+        s = 1.0 if norm <= bound else bound / norm
+        for j in range(d):
+            total[j] += np.int64(math.trunc((vectors[j, i] * inverse_unit) * s))
 
 
 @compiled(error_model="numpy")

@@ -39,9 +39,7 @@ def exact_mean(noisy: np.ndarray, scale: float) -> float:
             for k, answer in enumerate(answers):
                 counts[k, answer, label] += 1
         log = _dirichlet(sizes) - np.abs(counts - noisy).sum() / scale
-        log += sum(
-            _dirichlet(counts[k, :, i]) for k in range(FEATURES) for i in range(CLASSES)
-        )
+        log += sum(_dirichlet(counts[k, :, i]) for k in range(FEATURES) for i in range(CLASSES))
         logs.append(log)
         means.append((sizes[0] + ALPHA) / (N + 2 * ALPHA))
     weights = np.exp(np.array(logs) - max(logs))

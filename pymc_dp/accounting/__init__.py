@@ -7,6 +7,7 @@ from pymc_dp.accounting.gdp import (
     delta_from_mu,
     epsilon_from_mu,
     mu_from_budget,
+    mu_from_pure,
     mu_from_units,
     units_from_mu,
 )
@@ -16,6 +17,7 @@ __all__ = [
     "delta_from_mu",
     "epsilon_from_mu",
     "mu_from_budget",
+    "mu_from_pure",
     "mu_from_units",
     "smallest_noise_multiplier",
     "units_from_mu",

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from scipy.special import erfcx, ndtr
+from scipy.special import erfcx, expit, ndtr, ndtri
 
 from pymc_dp._checks import check_delta, check_epsilon, check_integer, check_number
 from pymc_dp.events import MU2_UNIT
@@ -25,6 +25,7 @@ __all__ = [
     "delta_from_mu",
     "epsilon_from_mu",
     "mu_from_budget",
+    "mu_from_pure",
     "mu_from_units",
     "units_from_mu",
 ]
@@ -181,6 +182,33 @@ def mu_from_budget(epsilon: float, delta: float) -> float:
         else:
             high = middle
     return low
+
+
+def mu_from_pure(epsilon: float) -> float:
+    """Smallest mu for which (epsilon, 0)-DP implies mu-GDP, rounded up.
+
+    Parameters
+    ----------
+    epsilon : float
+        Positive and finite.
+
+    Returns
+    -------
+    float
+        -2 Phi^-1(1 / (1 + e^epsilon)).
+
+    Notes
+    -----
+    The trade-off function of (epsilon, 0)-DP (Dong, Roth & Su 2022, Proposition 2.5) consists of
+    two lines that meet on the diagonal, at (a, a) with a = 1 / (1 + e^epsilon).  The one of mu-GDP
+    is convex, symmetric, and passes through (0, 1) and (a, a), so it lies nowhere above.  With a
+    smaller mu it passes above (a, a).
+    """
+    value = check_epsilon(epsilon)
+    half = -float(ndtri(expit(-value)))
+    if not math.isfinite(half):
+        raise ValueError(f"epsilon={value:g} is too large to be counted.")
+    return 2.0 * half * (1.0 + 1e-12) + 1e-15
 
 
 def units_from_mu(mu: float) -> int:

@@ -25,7 +25,7 @@ from pymc_dp.mechanisms.oneoff import EDGES, ClippedSum, NormHistogram
 from pymc_dp.rows.contributions import Contribution
 from pymc_dp.rows.engine import Engine
 
-__all__ = ["Histogram", "Preparation"]
+__all__ = ["Histogram", "Preparation", "interrupts_wait"]
 
 #: Shares are floats, so those of a whole preparation add up to 1 with a rounding error.
 _WHOLE = 1.0 + 1e-9
@@ -302,7 +302,7 @@ class Preparation:
         if kind not in self._rehearsed:  # on made-up data, to compile and to fail uncharged
             mechanism.evaluate(self.engine.synthetic())
             self._rehearsed.add(kind)
-        with _interrupts_wait():  # what was charged is also kept
+        with interrupts_wait():  # what was charged is also kept
             self.ledger.charge(self.account, self.plan_id, event)
             with np.errstate(all="ignore"):  # a warning would tell of an extreme record
                 value = mechanism.evaluate(self.engine)
@@ -317,7 +317,7 @@ class Preparation:
 
 
 @contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
+def interrupts_wait() -> Iterator[None]:
     """Let a keyboard interrupt come after the block: it lasts one pass over the records."""
     if threading.current_thread() is not threading.main_thread():
         yield

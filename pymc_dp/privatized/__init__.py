@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pymc_dp.privatized.conjugate import ConjugateNormal
+from pymc_dp.privatized.making import PublishedStatistic, release_statistic
 from pymc_dp.privatized.releases import (
     DiscreteGaussianRelease,
     ExponentialMechanismRelease,
@@ -28,8 +29,10 @@ __all__ = [
     "LaplaceRelease",
     "ObjectivePerturbationRelease",
     "PrivacyAwareGibbs",
+    "PublishedStatistic",
     "RandomizedResponse",
     "Release",
     "clamp",
     "present",
+    "release_statistic",
 ]

@@ -59,8 +59,8 @@ def _replace_one_by_one(density: Callable[[np.ndarray], float]) -> Any:
             What its proposal would add.
         log_ratio : (n,) float64
             All of the acceptance ratio but the densities of the releases.
-        total : (M,) float64
-            Sum of the rows; kept up to date.
+        total : (M + P,) float64
+            Sum of the rows, kept up to date, and what was published.
         log_uniform : (n,) float64
             Logarithms of uniform numbers.
         n_present : int
@@ -74,8 +74,8 @@ def _replace_one_by_one(density: Callable[[np.ndarray], float]) -> Any:
         lowest : float
             Smallest log acceptance probability.
         """
-        width = total.shape[0]
-        moved = np.empty(width)
+        width = rows.shape[1]
+        moved = total.copy()
         current = density(total)
         n_accepted, lowest = 0, 0.0
         for i in range(rows.shape[0]):
@@ -121,8 +121,8 @@ def _choose_cells(density: Callable[[np.ndarray], float]) -> Any:
             What it would add in each cell.
         log_weights : (C, n) float64
             Log-probability of each cell but for the releases.
-        total : (M,) float64
-            Sum of the rows; kept up to date.
+        total : (M + P,) float64
+            Sum of the rows, kept up to date, and what was published.
         uniforms : (n,) float64
         n_present : int
             Records from here on add nothing to the sum.
@@ -134,8 +134,8 @@ def _choose_cells(density: Callable[[np.ndarray], float]) -> Any:
         int
             How many records changed.
         """
-        n_cells, width = cells.shape[0], total.shape[0]
-        moved, weights = np.empty(width), np.empty(n_cells)
+        n_cells, width = cells.shape[0], rows.shape[1]
+        moved, weights = total.copy(), np.empty(n_cells)
         changed = 0
         for i in range(rows.shape[0]):
             highest = -math.inf
@@ -189,8 +189,8 @@ def _swap_offers(density: Callable[[np.ndarray], float]) -> Any:
             What each record adds to the sum; kept up to date.
         offers : (k, M) float64
             What each offer would add.
-        total : (M,) float64
-            Sum of the rows; kept up to date.
+        total : (M + P,) float64
+            Sum of the rows, kept up to date, and what was published.
         uniforms : (k, 2) float64
         n_present : int
             Records that exist; only these are offered anything.
@@ -203,8 +203,8 @@ def _swap_offers(density: Callable[[np.ndarray], float]) -> Any:
         lowest : float
             Smallest log acceptance probability.
         """
-        width = total.shape[0]
-        moved, weights = np.empty(width), np.empty(n_present)
+        width = rows.shape[1]
+        moved, weights = total.copy(), np.empty(n_present)
         n_accepted, lowest = 0, 0.0
         current = density(total)
         for o in range(offers.shape[0]):
@@ -261,8 +261,8 @@ def _births_and_deaths(density: Callable[[np.ndarray], float]) -> Any:
         ----------
         rows : (n, M) float64
             What each record adds to the sum where it exists; reordered like `order`.
-        total : (M,) float64
-            Sum of the first `n_present` rows; kept up to date.
+        total : (M + P,) float64
+            Sum of the first `n_present` rows, kept up to date, and what was published.
         log_prior : (n + 1,) float64
             Log-probability of 0, ..., n records.
         n_present : int
@@ -278,8 +278,8 @@ def _births_and_deaths(density: Callable[[np.ndarray], float]) -> Any:
         int
             The new number of records.
         """
-        width, n = total.shape[0], rows.shape[0]
-        moved = np.empty(width)
+        n, width = rows.shape
+        moved = total.copy()
         current = density(total)
         for m in range(uniforms.shape[0]):
             birth = uniforms[m, 0] < 0.5

@@ -209,7 +209,7 @@ class NonCentred:
         for k, x in zip(self._places, moved, strict=True):
             state.values[k] = np.array(x)
         state.rows, state.local = np.ascontiguousarray(rows), np.array(local)
-        state.total = state.rows[: state.n_present].sum(axis=0)
+        state.add_up()
 
 
 def _parents(reading: Reading, latents: Sequence[Variable]) -> list[Variable]:

@@ -45,8 +45,8 @@ class State:
         Value variables of everything else.
     rows : (n, M) ndarray
         What each record adds to the sum where it exists.
-    total : (M,) ndarray
-        The sum over the records that exist.
+    total : (M + P,) ndarray
+        The sum over the records that exist, and what was published.
     local : (n,) ndarray
         Other log-densities of each record.
     n_present : int
@@ -65,12 +65,17 @@ class State:
         for mine, new in zip(self.values, values, strict=True):
             np.copyto(mine, new, where=where.reshape((-1,) + (1,) * (new.ndim - 1)))
 
+    def add_up(self) -> None:
+        """Compute the sum of the rows anew."""
+        self.total[: self.rows.shape[1]] = self.rows[: self.n_present].sum(axis=0)
+
     def refresh(self) -> float:
         """Compute the sum anew; returns how far it had drifted, relative to its terms."""
-        rows = self.rows[: self.n_present]
-        fresh, size = rows.sum(axis=0), np.abs(rows).sum(axis=0)
-        drift = np.abs(fresh - self.total) / np.maximum(size, np.finfo(float).tiny)
-        self.total = fresh
+        width = self.rows.shape[1]
+        before = self.total[:width].copy()
+        self.add_up()
+        size = np.abs(self.rows[: self.n_present]).sum(axis=0)
+        drift = np.abs(self.total[:width] - before) / np.where(size > 0.0, size, 1.0)
         return float(np.max(drift, initial=0.0))
 
 
@@ -86,6 +91,7 @@ class Offers:
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
+        self.published = reading.published()
         self.loops = Loops(density_of_total(reading.total, reading.log_density))
         self._rows = Function([*reading.values, *reading.inputs], self._factors(reading.values))
 
@@ -107,14 +113,15 @@ class Offers:
             [np.array(v) for v in values],
             list(parameters),
             rows,
-            rows[:n_present].sum(axis=0),
+            np.concatenate([rows[:n_present].sum(axis=0), self.published]),
             local,
             n_present,
         )
 
-    def reseed(self, rng: np.random.Generator) -> None:
-        """New random streams for a chain."""
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain: with new random streams, and with what is observed by now."""
         self._rows.reseed(rng)
+        self.published = self.reading.published()
 
     def adapt(self, acceptance: float) -> None:
         """Learn from the acceptance of a tuning iteration."""
@@ -171,9 +178,9 @@ class Prior(Offers):
             values.append(forward(model, rv, given[rv], here))
         self._draw = Function([*reading.inputs, *inputs], [*values, *self._factors(values)])
 
-    def reseed(self, rng: np.random.Generator) -> None:
-        """New random streams for a chain."""
-        super().reseed(rng)
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain."""
+        super().begin(rng)
         self._draw.reseed(rng)
 
     def draw(
@@ -333,9 +340,9 @@ class Enumerate(Offers):
             )
         return self.reading.at_start(parameter)
 
-    def reseed(self, rng: np.random.Generator) -> None:
-        """New random streams for a chain."""
-        super().reseed(rng)
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain."""
+        super().begin(rng)
         self._weigh.reseed(rng)
 
     def __call__(self, state: State, rng: np.random.Generator) -> Swept:
@@ -406,9 +413,9 @@ class Written(Offers):
             [*values, *self._factors(values), after - before + ratio],
         )
 
-    def reseed(self, rng: np.random.Generator) -> None:
-        """New random streams for a chain."""
-        super().reseed(rng)
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain."""
+        super().begin(rng)
         self._move.reseed(rng)
 
     def __call__(self, state: State, rng: np.random.Generator) -> Swept:

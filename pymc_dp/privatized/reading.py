@@ -19,14 +19,14 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pymc.model import Model
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.scalar.basic import Add
 from pytensor.tensor.elemwise import CAReduce
 
 from pymc_dp.errors import NotFactorizable
-from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data
 from pymc_dp.rows.functions import INTERPRETED
 
 __all__ = ["Reading", "by_row", "names", "read", "records_of"]
@@ -48,9 +48,11 @@ class Reading:
     rows : Variable
         (n, M) rows of all releases, side by side, as functions of value variables.
     total : Variable
-        (M,) input: the sum of the rows.
+        (M + P,) input: the sum of the rows, and then all numbers that were published.
     log_density : Variable
         Log-density of all releases, a function of `total` alone.
+    observed : list of Variable
+        What was published: constants, or ``pm.Data`` that may change between runs.
     local : Variable or None
         (n,) log-densities of everything else that depends on single records.
     """
@@ -62,7 +64,13 @@ class Reading:
     rows: Variable
     total: Variable
     log_density: Variable
+    observed: list[Variable]
     local: Variable | None
+
+    def published(self) -> np.ndarray:
+        """(P,) numbers that were published, as they are now."""
+        parts = [np.ravel(array_of(v)).astype(float) for v in self.observed]
+        return np.concatenate([np.zeros(0), *parts])
 
     @property
     def values(self) -> list[Variable]:
@@ -138,6 +146,7 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
     pieces: list[Variable] = []
     densities: list[Variable] = []
     local: list[Variable] = []
+    observed: list[Variable] = []
     total = pt.vector("total", dtype="float64")
     width = 0
     for rv in (*model.free_RVs, *model.observed_RVs, *model.potentials):
@@ -162,11 +171,14 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
             width += size
         [density] = clone_replace([term.sum()], parts, rebuild_strict=False)
         densities.append(_without_records(model, rv, density, hidden | counts))
+        if rv in model.observed_RVs:
+            observed += _data_behind(model.rvs_to_values[rv])
     if not pieces and not local:
         raise NotFactorizable(
             f"Nothing that was observed depends on {names(latents)}. Declare what was published: "
             "dp.LaplaceRelease(name, statistic, scale=..., observed=...)."
         )
+    log_density = _with_published(sum(densities, pt.zeros(())), observed, total, width)
     rows = pt.concatenate(pieces, axis=1) if pieces else pt.zeros((n, 0))
     touched = ancestors_without_shapes([rows])
     for rv in model.free_RVs:
@@ -183,7 +195,8 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
         n=n,
         rows=rows,
         total=total,
-        log_density=sum(densities, pt.zeros(())),
+        log_density=log_density,
+        observed=observed,
         local=sum(local[1:], local[0]) if local else None,
     )
 
@@ -225,8 +238,8 @@ def names(variables: Iterable[Variable]) -> str:
 def _number_of_records(model: Model, latents: Sequence[Variable]) -> int:
     start = model.initial_point()
     shapes = {rv.name: np.shape(start[model.rvs_to_values[rv].name]) for rv in latents}
-    lengths = {shape[0] if shape else None for shape in shapes.values()}
-    if len(lengths) != 1 or None in lengths:
+    lengths = {shape[0] if shape else -1 for shape in shapes.values()}
+    if len(lengths) != 1 or -1 in lengths:
         told = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
         raise ValueError(
             f"Every variable of the records must have one row per record; shapes are {told}. A "
@@ -237,9 +250,9 @@ def _number_of_records(model: Model, latents: Sequence[Variable]) -> int:
 
 def _shapes(model: Model, variables: Sequence[Variable]) -> list[tuple[int, ...]]:
     """Shapes, from the types where they are known, or else at the initial point."""
-    static = [v.type.shape for v in variables]
-    if all(None not in shape for shape in static):
-        return [tuple(int(k) for k in shape if k is not None) for shape in static]
+    static = [tuple(k for k in v.type.shape if k is not None) for v in variables]
+    if all(len(shape) == v.type.ndim for shape, v in zip(static, variables, strict=True)):
+        return static
     found = _at_start(model, [v.shape for v in variables])
     return [tuple(int(k) for k in shape) for shape in found]
 
@@ -309,6 +322,27 @@ def _without_records(
     start = model.initial_point()
     blanks = {v: pt.constant(np.asarray(start[v.name])) for v in hidden}
     return clone_replace([density], blanks, rebuild_strict=False)[0]
+
+
+def _data_behind(value: Variable) -> list[Variable]:
+    """The constant or shared array that an observed variable was given."""
+    found = [v for v in ancestors([value]) if is_data(v) or isinstance(v, Constant)]
+    return [v for v in found if getattr(v.type, "ndim", None) is not None][:1]
+
+
+def _with_published(
+    density: Variable, observed: Sequence[Variable], total: Variable, width: int
+) -> Variable:
+    """The density with published numbers as inputs, so that its code serves others as well."""
+    given: dict[Variable, Variable] = {}
+    for v in observed:
+        array = array_of(v)
+        given[v] = _like(total[width : width + array.size].reshape(array.shape), v)
+        width += array.size
+    for v in ancestors([density]):
+        if is_data(v) and v not in given:
+            given[v] = pt.constant(array_of(v))
+    return clone_replace([density], given, rebuild_strict=False)[0]
 
 
 def _local(model: Model, rv: Variable, term: Variable, n: int, counts: set[Variable]) -> Variable:

@@ -118,7 +118,7 @@ def LaplaceRelease(
     name : str
     statistic : (n,) or (n, m) tensor
         One row per confidential record; their sum was published.
-    observed : float or (m,) array
+    observed : float, (m,) array or pm.Data
         What was published.
     scale : float or (m,) array
         Scale b of the noise; its density is exp(-|u| / b) / 2b.
@@ -176,7 +176,7 @@ def GaussianRelease(
     name : str
     statistic : (n,) or (n, m) tensor
         One row per confidential record; their sum was published.
-    observed : float or (m,) array
+    observed : float, (m,) array or pm.Data
         What was published.
     scale : float or (m,) array
         Standard deviation of the noise.
@@ -392,7 +392,7 @@ def Release(
         The observed variable.
     """
     rows = _rows("Release", name, statistic)
-    published = np.asarray(observed)
+    published = _numbers(observed)
     core = ["()", "(k)"][published.ndim] if published.ndim < 2 else None
     if core is None:
         raise ValueError(f"Release `{name}`: observed must be a number or a vector.")
@@ -413,7 +413,7 @@ def Release(
         dist=None if dist is None else draw,
         logp=logp,
         signature=f"{inner},{core}->{core}",
-        observed=published,
+        observed=_as_given(observed, published),
         class_name="Release",
         **({} if dist is not None else {"dtype": published.dtype.name}),
         **kwargs,
@@ -478,7 +478,7 @@ def RandomizedResponse(
     lie = (1.0 - honest) / (k - 1)
     answers = pt.as_tensor_variable(statistic)
     _integers("RandomizedResponse", name, answers)
-    reported = np.asarray(observed)
+    reported = _numbers(observed)
     if reported.dtype.kind not in "iub" or not ((reported >= 0) & (reported < k)).all():
         raise ValueError(f"RandomizedResponse `{name}`: observed must be integers 0 to {k - 1}.")
     _check_shape("RandomizedResponse", name, tuple(_shape(answers)), reported)
@@ -496,7 +496,7 @@ def RandomizedResponse(
         dist=draw,
         logp=logp,
         signature="()->()",
-        observed=reported.astype("int64"),
+        observed=_as_given(observed, reported.astype("int64")),
         class_name="RandomizedResponse",
         **kwargs,
     )
@@ -702,7 +702,7 @@ def _noisy_sum(
     rows = _rows(kind, name, statistic)
     if discrete:
         _integers(kind, name, rows)
-    published = np.asarray(observed)
+    published = _numbers(observed)
     expected = tuple(_shape(rows)[1:])
     _check_shape(kind, name, expected, published)
     whole = published.dtype.kind in "iub" or (published == np.rint(published)).all()
@@ -728,7 +728,7 @@ def _noisy_sum(
         dist=dist,
         logp=logp,
         signature=f"{inner},{'(m)' if scale.ndim else '()'}->{core}",
-        observed=published.astype("int64" if discrete else "float64"),
+        observed=_as_given(observed, published.astype("int64" if discrete else "float64")),
         class_name=kind,
         **kwargs,
     )
@@ -765,6 +765,15 @@ def _choice(
         class_name=kind,
         **kwargs,
     )
+
+
+def _numbers(observed: Any) -> np.ndarray:
+    """What was published, from an array or from ``pm.Data``."""
+    return np.asarray(observed.get_value() if hasattr(observed, "get_value") else observed)
+
+
+def _as_given(observed: Any, array: np.ndarray) -> Any:
+    return observed if hasattr(observed, "get_value") else array
 
 
 def _norm(vector: Variable, norm: float) -> Variable:

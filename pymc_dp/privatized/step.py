@@ -217,7 +217,7 @@ class PrivacyAwareGibbs(BlockedStep):
         self._drift = 0.0
         for part in (self.offers, self.start):
             if part is not None:
-                part.reseed(self.rng)
+                part.begin(self.rng)
         if self.noncentred is not None:
             self.noncentred.forget()
 
@@ -283,7 +283,7 @@ class PrivacyAwareGibbs(BlockedStep):
     def _start_elsewhere(self, state: State) -> State:
         """Records from the model under which what was published is possible."""
         prior = self.start or Prior(self.reading)
-        prior.reseed(self.rng)
+        prior.begin(self.rng)
         for _ in range(_STARTS):
             values, _, _ = prior.draw(state.parameters, self.rng)
             found = self.offers.state(values, state.parameters, state.n_present)

@@ -1,0 +1,512 @@
+"""Publishing a statistic of real records, in the form in which an analyst declares it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from rich.progress import track
+
+from pymc_dp import noise
+from pymc_dp._checks import check_delta, check_epsilon, check_number
+from pymc_dp.accounting import mu_from_budget, units_from_mu
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.clipping import Neighboring
+from pymc_dp.errors import PrivacyError, UnsafeModel
+from pymc_dp.events import GaussianEvent
+from pymc_dp.ledger import PREPARATION, Ledger
+from pymc_dp.mechanisms.preparation import interrupts_wait
+from pymc_dp.mechanisms.statistic import GaussianSum, LaplaceSum, StatisticMechanism
+from pymc_dp.privatized.releases import GaussianRelease, GeometricRelease, LaplaceRelease
+from pymc_dp.rows.functions import compile_function
+
+__all__ = ["PublishedStatistic", "release_statistic"]
+
+Mechanism = Literal["gaussian", "laplace", "geometric"]
+_DECLARE: dict[str, Callable[..., Variable]] = {
+    "gaussian": GaussianRelease,
+    "laplace": LaplaceRelease,
+    "geometric": GeometricRelease,
+}
+
+
+@dataclass(frozen=True)
+class PublishedStatistic:
+    """A statistic that may be published, with all that an analyst needs to declare it.
+
+    Attributes
+    ----------
+    mechanism : {"gaussian", "laplace", "geometric"}
+    observed : list of float or int
+        The noisy sum; one number for a statistic of shape (n,).
+    scale : list of float
+        Scale of the noise on each entry: standard deviation, or Laplace scale.
+    lower, upper : list of float or None
+        Public bounds to which the entries of each record's row were clamped.
+    row_norm : float or None
+        Public bound on the norm of each record's row, l2 for "gaussian" and l1 for the others.
+    n : int or None
+        Number of records, where it is public.
+    scalar : bool
+        Whether the statistic has shape (n,).
+    neighboring : {"replace_one", "add_or_remove_one"}
+    statement : str
+        The guarantee in words.
+    privacy_guarantee : str
+        "none" if the noise was reproducible, for tests.
+    """
+
+    mechanism: Mechanism
+    observed: list[float]
+    scale: list[float]
+    lower: list[float] | None
+    upper: list[float] | None
+    row_norm: float | None
+    n: int | None
+    scalar: bool
+    neighboring: Neighboring
+    statement: str
+    privacy_guarantee: str
+
+    def declare(self, name: str, statistic: Any, **kwargs: Any) -> Variable:
+        """Declare the release in the model of the context.
+
+        Parameters
+        ----------
+        name : str
+        statistic : (n,) or (n, m) tensor
+            The statistic of the latent records: what the custodian computed, before clamping.
+        **kwargs
+            Passed on to PyMC.
+
+        Returns
+        -------
+        tensor
+            The observed variable.
+
+        Raises
+        ------
+        ValueError
+            If the statistic has another shape than the published one.
+        """
+        rows = pt.as_tensor_variable(statistic)
+        if rows.type.ndim != (1 if self.scalar else 2):
+            raise ValueError(
+                f"The published statistic has shape {'(n,)' if self.scalar else '(n, m)'}; the one "
+                f"declared has {rows.type.ndim} dimensions."
+            )
+        rows = self._clamped(rows)
+        whole = self.mechanism == "geometric"
+        observed = np.array(self.observed, dtype="int64" if whole else "float64")
+        scale = np.array(self.scale)
+        return _DECLARE[self.mechanism](
+            name,
+            rows.astype("int64") if whole else rows,
+            scale=scale[0] if self.scalar or (scale == scale[0]).all() else scale,
+            observed=observed[0] if self.scalar else observed,
+            **kwargs,
+        )
+
+    def _clamped(self, rows: Variable) -> Variable:
+        """What the mechanism made of each row."""
+        if self.lower is not None and self.upper is not None:
+            low, high = np.array(self.lower), np.array(self.upper)
+            return pt.clip(rows, low[0] if self.scalar else low, high[0] if self.scalar else high)
+        assert self.row_norm is not None
+        matrix = rows[:, None] if self.scalar else rows
+        if self.mechanism == "gaussian":
+            norms = pt.sqrt((matrix**2).sum(axis=1))
+        else:
+            norms = pt.abs(matrix).sum(axis=1)
+        factor = pt.minimum(1.0, self.row_norm / pt.maximum(norms, 1e-300))
+        clipped = matrix * factor[:, None]
+        if self.mechanism == "geometric":
+            clipped = pt.trunc(clipped)
+        return clipped[:, 0] if self.scalar else clipped
+
+    def to_json(self) -> str:
+        """All of it as JSON, to be published."""
+        return json.dumps(asdict(self), indent=1)
+
+    @classmethod
+    def from_json(cls, text: str) -> PublishedStatistic:
+        """Read what `to_json` wrote."""
+        return cls(**json.loads(text))
+
+
+def release_statistic(
+    data: Mapping[str, Any],
+    statistic: Callable[..., Any],
+    bounds: tuple[Any, Any] | None,
+    mechanism: Mechanism,
+    budget: PrivacyBudget | Ledger | str | os.PathLike[str],
+    *,
+    epsilon: float | None = None,
+    delta: float | None = None,
+    row_norm: float | None = None,
+    name: str = "statistic",
+    progressbar: bool = True,
+) -> PublishedStatistic:
+    """Publish a noisy sum over confidential records.
+
+    Parameters
+    ----------
+    data : dict of str to (n, ...) array
+        Confidential records: one row of every array per record.
+    statistic : callable
+        ``statistic(**data)``: a tensor with one row per record, (n,) or (n, m), written in PyTensor
+        or with NumPy functions that it overloads.  The analyst declares the same function of latent
+        records.  It is computed record by record, so one record can not change another's row.
+    bounds : (lower, upper) or None
+        Public bounds of the entries of a row, numbers or (m,) arrays; entries are clamped.  None
+        if `row_norm` is given.
+    mechanism : {"gaussian", "laplace", "geometric"}
+        "geometric" is Laplace noise on integers, for counts.
+    budget : PrivacyBudget, Ledger or path of a ledger
+        Who pays: the budget of a model of the same records, or a ledger, in which the release then
+        gets an account of its own.
+    epsilon, delta : float
+        What this release may cost.  "laplace" and "geometric" are (epsilon, 0)-differentially
+        private and take no delta.  "gaussian" is (epsilon, delta)-private; with a PrivacyBudget
+        leave both out to spend all that is left.
+    row_norm : float, optional
+        In place of `bounds`: public bound on the norm of a row, l2 for "gaussian" and l1 for the
+        others; longer rows are scaled down.  The tighter choice for indicators of cells, whose l1
+        norm is 1 however many cells there are.
+    name : str, default "statistic"
+        For the ledger.
+    progressbar : bool, default True
+
+    Returns
+    -------
+    PublishedStatistic
+        May be published; `PublishedStatistic.declare` puts it into the analyst's model.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not usable; nothing is spent.
+    BudgetExceeded
+        If the budget does not pay for it; no record was read.
+
+    Notes
+    -----
+    *Guarantee.*  A row that is not finite, or can not be computed, counts as zeros.  Clamped rows
+    are rounded to an integer grid and added exactly; "gaussian" adds an exactly rounded normal and
+    is mu-Gaussian private, the others exact discrete Laplace noise (Canonne, Kamath & Steinke 2020)
+    and are (epsilon, 0)-private.  The charge is committed before a record is read.  The ledger
+    counts squared mu, so pure privacy is charged as the smallest mu that implies it
+    (:func:`pymc_dp.accounting.mu_from_pure`): far more than a "gaussian" release of that epsilon
+    at a small delta, which is why "gaussian" is the better choice together with other releases.
+
+    *Assumptions.*  `statistic`, bounds and norms are chosen without looking at the records.
+
+    *Weaknesses.*  Rows of one person are protected one by one; make one row per person first.
+    Rounding moves a Laplace release by less than n 2^-29 of a record's bound, which its declared
+    density leaves out.
+    """
+    arrays, n = _records(data)
+    ledger, account, neighboring, n_public = _payer(budget, n)
+    if mechanism not in _DECLARE:
+        raise ValueError(f"mechanism must be one of {sorted(_DECLARE)}, not {mechanism!r}.")
+    if (bounds is None) == (row_norm is None):
+        raise ValueError("Give public bounds=(lower, upper), or row_norm in their place.")
+    rows = _RowByRow(arrays, statistic, mechanism == "geometric")
+    units, promised = _price(mechanism, epsilon, delta, ledger, account)
+    scaling = _Scaling.of(bounds, row_norm, mechanism, neighboring, rows.width)
+    sum_: StatisticMechanism
+    if mechanism == "gaussian":
+        sum_ = GaussianSum.costing(units, scaling.norm, n_public, neighboring)
+    else:
+        assert epsilon is not None
+        whole = mechanism == "geometric"
+        sum_ = LaplaceSum(
+            scaling.norm, float(epsilon), n_public, neighboring, whole, scaling.stride
+        )
+    event = GaussianEvent(f"{name} ({mechanism})", sum_.noise_multiplier)
+    sum_.evaluate(np.zeros((rows.width, 2)))  # compile, and fail, before anything is charged
+    secure = not noise.is_insecure()
+    if not secure and not ledger.is_temporary:
+        raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+    if account is None:
+        account = ledger.open_account(
+            event.cost,
+            epsilon=promised[0],
+            delta=promised[1],
+            neighboring=neighboring,
+            unit="row",
+            public_payload={"statistic": name, "mechanism": mechanism},
+        )
+    plan_id = secrets.randbits(53)
+    public = {
+        "kind": PREPARATION,
+        "sampler": "release_statistic",
+        "settings": {"name": name, "mechanism": mechanism, "width": rows.width},
+        "secure": secure,
+        "units": event.cost,
+    }
+    ledger.record_plan(account, plan_id, public)
+    with interrupts_wait():  # what was charged is also released
+        ledger.charge(account, plan_id, event)
+        with np.errstate(all="ignore"):  # a warning would tell of an extreme record
+            noisy = sum_.evaluate(scaling.scaled(rows.compute(progressbar)))
+        observed, scale = scaling.restored(noisy, sum_.scale, n)
+        values = {"value": observed.tolist(), "scale": scale.tolist()}
+        ledger.keep(account, plan_id, event.mechanism, values, 0)
+        ledger.finish_plan(account, plan_id)
+    known = n if neighboring == "replace_one" else None
+    low, high = (None, None) if scaling.lower is None else (scaling.lower, scaling.upper)
+    return PublishedStatistic(
+        mechanism=mechanism,
+        observed=observed.tolist(),
+        scale=scale.tolist(),
+        lower=None if low is None else low.tolist(),
+        upper=None if high is None else high.tolist(),
+        row_norm=row_norm,
+        n=known,
+        scalar=rows.scalar,
+        neighboring=neighboring,
+        statement=_statement(promised, mechanism, neighboring, ledger, secure),
+        privacy_guarantee="differential privacy" if secure else "none",
+    )
+
+
+def _records(data: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
+    if not isinstance(data, Mapping) or not data:
+        raise ValueError("data must be a dict of arrays with one row per record.")
+    arrays = {name: np.asarray(x) for name, x in data.items()}
+    for name, x in arrays.items():
+        if x.ndim == 0 or x.dtype.kind not in "iufb":
+            raise ValueError(f"data[{name!r}] must be an array of numbers, one row per record.")
+    lengths = {len(x) for x in arrays.values()}
+    if len(lengths) != 1 or 0 in lengths:
+        raise ValueError("All arrays in data must have the same number of rows, at least one.")
+    return arrays, lengths.pop()
+
+
+def _payer(budget: Any, n: int) -> tuple[Ledger, int | None, Neighboring, int]:
+    if isinstance(budget, PrivacyBudget):
+        if budget.privacy_unit is not None:
+            raise UnsafeModel(
+                "This budget protects persons with several rows, but release_statistic protects "
+                "single rows. Make one row per person, with a budget for that."
+            )
+        if budget.neighboring == "replace_one" and n != budget.n_units:
+            raise UnsafeModel(
+                f"data have {n} rows, but the budget is for {budget.n_units} records. A budget "
+                "pays for releases about its own records; use a ledger for others."
+            )
+        return budget.ledger, budget.account, budget.neighboring, budget.n_public
+    if isinstance(budget, str | os.PathLike):
+        budget = Ledger.open(budget)
+    if not isinstance(budget, Ledger):
+        raise ValueError("budget must be a PrivacyBudget, a Ledger, or the path of a ledger.")
+    # under add_or_remove_one the number is private; the grid must not depend on it
+    relation: Neighboring = budget.neighboring  # type: ignore[assignment]
+    return budget, None, relation, n if relation == "replace_one" else 2**24
+
+
+def _price(
+    mechanism: str,
+    epsilon: float | None,
+    delta: float | None,
+    ledger: Ledger,
+    account: int | None,
+) -> tuple[int, tuple[float, float]]:
+    """Ledger units of a Gaussian release, and what is promised about the release."""
+    if mechanism != "gaussian":
+        if epsilon is None or delta is not None:
+            raise ValueError(f"mechanism={mechanism!r} needs epsilon, and takes no delta.")
+        # an account states a positive delta; the release does without
+        return 0, (check_epsilon(epsilon), 1e-300)
+    if epsilon is None and delta is None and account is not None:
+        info = ledger.account_info(account)
+        if info.remaining < 1:
+            raise ValueError("Nothing is left of the budget.")
+        return info.remaining, (info.epsilon, info.delta)
+    if epsilon is None or delta is None:
+        raise ValueError("mechanism='gaussian' needs epsilon and delta.")
+    promised = check_epsilon(epsilon), check_delta(delta)
+    return max(1, units_from_mu(mu_from_budget(*promised))), promised
+
+
+def _statement(
+    promised: tuple[float, float],
+    mechanism: str,
+    neighboring: str,
+    ledger: Ledger,
+    secure: bool,
+) -> str:
+    if not secure:
+        return "No privacy: the noise was reproducible, for tests."
+    epsilon, delta = promised
+    what = f"({epsilon:g}, {delta:g})" if mechanism == "gaussian" else f"({epsilon:g}, 0)"
+    change = (
+        "replacing one record" if neighboring == "replace_one" else "adding or removing one record"
+    )
+    where = (
+        "Other releases about these records are not counted (temporary ledger)."
+        if ledger.is_temporary
+        else "Together with other releases about these records it is counted in a ledger."
+    )
+    return (
+        f"This statistic was published with {what}-differential privacy under {change}, by the "
+        f"{mechanism} mechanism. {where}"
+    )
+
+
+class _RowByRow:
+    """The statistic of each record, computed from that record alone."""
+
+    def __init__(
+        self, arrays: dict[str, np.ndarray], statistic: Callable[..., Any], whole: bool
+    ) -> None:
+        self._arrays = [np.ascontiguousarray(x) for x in arrays.values()]
+        inputs = {
+            name: pt.tensor(name, dtype=x.dtype.name, shape=(None, *x.shape[1:]))
+            for name, x in arrays.items()
+        }
+        try:
+            rows = pt.as_tensor_variable(statistic(**inputs))
+        except TypeError as error:
+            raise ValueError(
+                f"statistic must take the arrays by name, {sorted(arrays)}, and return a tensor."
+            ) from error
+        if rows.type.ndim not in (1, 2):
+            raise ValueError("statistic must return one row per record, of shape (n,) or (n, m).")
+        if whole and rows.type.dtype.startswith("float"):
+            raise ValueError(
+                "mechanism='geometric' needs an integer statistic; use .astype('int64')."
+            )
+        self.scalar = rows.type.ndim == 1
+        matrix = rows[:, None] if self.scalar else rows
+        self._function = compile_function(list(inputs.values()), matrix.astype("float64"))
+        shapes = {np.shape(self._one([np.zeros_like(x[:1]) for x in self._arrays]))}
+        for value in (1, 2):
+            shapes.add(np.shape(self._one([np.full_like(x[:1], value) for x in self._arrays])))
+        if len(shapes) != 1 or None in shapes or (found := shapes.pop())[0] != 1:
+            raise ValueError(
+                "statistic must return one row for one record, of a length that does not depend "
+                "on it; arrays with one entry per record belong into data."
+            )
+        self.width = int(found[1])
+        self._refuse_mixed()
+
+    def _refuse_mixed(self) -> None:
+        """Rows that depend on other records can be computed, but would mean something else."""
+        rng = np.random.default_rng(0)
+        made_up = [
+            (1.0 + rng.random((3, *x.shape[1:])) * 4.0).astype(x.dtype) for x in self._arrays
+        ]
+        together = np.asarray(self._function(*made_up))
+        single = [self._one([x[i : i + 1] for x in made_up]) for i in range(3)]
+        if together.shape[0] != 3 or not np.allclose(
+            together, np.concatenate(single), equal_nan=True
+        ):
+            raise ValueError(
+                "statistic of one record depends on other records (a mean that is subtracted?). "
+                "Compute each row from its own record and public numbers."
+            )
+
+    def _one(self, record: list[np.ndarray]) -> np.ndarray:
+        return np.asarray(self._function(*record))
+
+    def compute(self, progressbar: bool) -> np.ndarray:
+        """(m, n) rows; one that can not be computed is 0."""
+        n = len(self._arrays[0])
+        found = np.zeros((self.width, n))
+        # rows shown are a function of n alone
+        for i in track(range(n), "Computing rows", disable=not progressbar or n < 10**5):
+            try:
+                row = self._one([x[i : i + 1] for x in self._arrays])
+            except Exception:  # whatever it is, it would tell of the record
+                continue
+            if row.shape == (1, self.width):
+                found[:, i] = row[0]
+        return found
+
+
+@dataclass(frozen=True)
+class _Scaling:
+    """From rows to contributions of known norm, and back to sums.
+
+    Attributes
+    ----------
+    norm : float
+        Bound on the norm of a contribution.
+    lower, upper, centre, half : (m,) ndarray or None
+        Bounds; contributions are (row - centre) / half, or rows themselves.
+    stride : int
+        As of :class:`pymc_dp.mechanisms.statistic.LaplaceSum`.
+    """
+
+    norm: float
+    lower: np.ndarray | None = None
+    upper: np.ndarray | None = None
+    centre: np.ndarray | None = None
+    half: np.ndarray | None = None
+    stride: int = 1
+
+    @classmethod
+    def of(
+        cls,
+        bounds: tuple[Any, Any] | None,
+        row_norm: float | None,
+        mechanism: str,
+        neighboring: str,
+        width: int,
+    ) -> _Scaling:
+        """Bounds as the user gave them."""
+        whole, halves = mechanism == "geometric", np.full(width, 0.5)
+        if bounds is None:
+            norm = check_number("row_norm", row_norm)
+            if norm <= 0 or (whole and norm != int(norm)):
+                raise ValueError("row_norm must be positive, and an integer for 'geometric'.")
+            return cls(norm)
+        if not isinstance(bounds, tuple | list) or len(bounds) != 2:
+            raise ValueError("bounds must be a pair (lower, upper).")
+        try:
+            low, high = (np.broadcast_to(np.asarray(b, float), (width,)).copy() for b in bounds)
+        except ValueError:
+            raise ValueError(f"bounds must be numbers, or arrays of {width} entries.") from None
+        if not (np.isfinite(low).all() and np.isfinite(high).all() and (low < high).all()):
+            raise ValueError("bounds must be finite, with lower < upper.")
+        replaced = neighboring == "replace_one"
+        if whole:
+            if (low != np.rint(low)).any() or (high != np.rint(high)).any():
+                raise ValueError("bounds must be integers for 'geometric'.")
+            if not replaced:
+                norm = float(np.maximum(np.abs(low), np.abs(high)).sum())
+                return cls(norm, low, high, np.zeros(width), np.ones(width))
+            # in halves, 2 x - (low + high): whole numbers, all odd or all even in one column
+            return cls(float((high - low).sum()), low, high, (low + high) / 2.0, halves, 2)
+        centre = (low + high) / 2.0 if replaced else np.zeros(width)
+        half = np.maximum(high - centre, centre - low)
+        norm = math.sqrt(width) if mechanism == "gaussian" else float(width)
+        return cls(norm, low, high, centre, half)
+
+    def scaled(self, rows: np.ndarray) -> np.ndarray:
+        """(m, n) contributions; rows that are not finite become 0 before they are clamped."""
+        finite = np.isfinite(rows).all(axis=0)
+        rows = np.where(finite, rows, 0.0)
+        if self.lower is None or self.upper is None or self.centre is None or self.half is None:
+            return rows
+        clamped = np.clip(rows, self.lower[:, None], self.upper[:, None])
+        return np.ascontiguousarray((clamped - self.centre[:, None]) / self.half[:, None])
+
+    def restored(self, noisy: np.ndarray, scale: float, n: int) -> tuple[np.ndarray, np.ndarray]:
+        """The published sum and the scale of its noise; n enters where it is public alone."""
+        if self.centre is None or self.half is None:
+            return noisy, np.full(len(noisy), scale)
+        moved = noisy * self.half + (n * self.centre if self.centre.any() else 0.0)
+        if np.issubdtype(noisy.dtype, np.integer):
+            moved = np.rint(moved).astype(np.int64)
+        return moved, scale * self.half
