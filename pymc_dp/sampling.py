@@ -93,6 +93,9 @@ def sample(
     PyTensor may then leave the data behind them in its compile directory.
     """
     model = pm.modelcontext(model)
+    if isinstance(step, str) and step not in (*STEPS, PrivacyAwareGibbs.__name__):
+        names = [*sorted(STEPS), PrivacyAwareGibbs.__name__]
+        raise ValueError(f"step must be one of {names}, got {step!r}.")
     if _is_gibbs(step):
         return _sample_privatized(draws, tune, chains, step, dict(step_kwargs or {}), model, kwargs)
     tune = 0 if tune is None else tune
@@ -169,9 +172,6 @@ def _step(
     step: Any, draws: int, tune: int, chains: int, step_kwargs: dict[str, Any], model: Model
 ) -> PrivateStep:
     if isinstance(step, str):
-        if step not in STEPS:
-            names = [*sorted(STEPS), PrivacyAwareGibbs.__name__]
-            raise ValueError(f"step must be one of {names}, got {step!r}.")
         step = STEPS[step]
     if isinstance(step, type):
         if not issubclass(step, PrivateStep):

@@ -54,8 +54,10 @@ def _dirichlet(counts: np.ndarray) -> float:
 def model(noisy: np.ndarray, scale: float) -> tuple[pm.Model, list[Any]]:
     """The model, without transforms, and its records."""
     with pm.Model() as built:
-        p = pm.Beta("p", ALPHA, ALPHA, transform=None)  # of class 0
-        q = pm.Beta("q", ALPHA, ALPHA, shape=(FEATURES, CLASSES), transform=None)  # of answer 0
+        p = pm.Beta("p", ALPHA, ALPHA, default_transform=None)  # of class 0
+        q = pm.Beta(
+            "q", ALPHA, ALPHA, shape=(FEATURES, CLASSES), default_transform=None
+        )  # of answer 0
         label = pm.Bernoulli("label", 1.0 - p, shape=N)
         answers = [pm.Bernoulli(f"answer{k}", 1.0 - q[k][label], shape=N) for k in range(FEATURES)]
         cells = [

@@ -19,7 +19,7 @@ from pymc_dp.errors import PrivacyError
 from pymc_dp.exact_laplace import discrete_laplace
 from pymc_dp.noise import rounded_normal
 
-__all__ = ["GaussianSum", "LaplaceSum", "StatisticMechanism"]
+__all__ = ["GaussianSum", "LaplaceSum", "Neighboring", "StatisticMechanism"]
 
 #: Units of a record's bound on the grid of Laplace noise, at most: 2^30.
 _FINEST = 30

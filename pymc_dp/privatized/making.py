@@ -19,12 +19,16 @@ from pymc_dp import noise
 from pymc_dp._checks import check_delta, check_epsilon, check_number
 from pymc_dp.accounting import mu_from_budget, units_from_mu
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import PrivacyError, UnsafeModel
 from pymc_dp.events import GaussianEvent
 from pymc_dp.ledger import PREPARATION, Ledger
 from pymc_dp.mechanisms.preparation import interrupts_wait
-from pymc_dp.mechanisms.statistic import GaussianSum, LaplaceSum, StatisticMechanism
+from pymc_dp.mechanisms.statistic import (
+    GaussianSum,
+    LaplaceSum,
+    Neighboring,
+    StatisticMechanism,
+)
 from pymc_dp.privatized.releases import GaussianRelease, GeometricRelease, LaplaceRelease
 from pymc_dp.rows.functions import compile_function
 

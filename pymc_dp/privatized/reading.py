@@ -211,6 +211,7 @@ def records_of(model: Model) -> list[Variable]:
     """
     start = model.initial_point()
     shapes = {rv: np.shape(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs}
+    found: set[Variable] = set()
     for rv in model.observed_RVs:
         term = model.logp(vars=[rv], sum=False)[0]
         behind = ancestors_without_shapes([term])
@@ -219,11 +220,10 @@ def records_of(model: Model) -> list[Variable]:
         for n in {shapes[v][0] for v in direct}:
             if _sums_over_records(model, term, hidden, n):
                 rows = [v for v in direct if shapes[v][0] == n]
-                return [
-                    v
-                    for v in model.free_RVs
-                    if shapes[v][:1] == (n,) and (v in rows or v in ancestors(rows))
-                ]
+                behind_rows = ancestors(rows)
+                found |= {v for v in model.free_RVs if v in behind_rows and shapes[v][:1] == (n,)}
+    if found:
+        return [v for v in model.free_RVs if v in found]
     raise NotFactorizable(
         "No published sum over records was found in the model. Declare it (dp.LaplaceRelease and "
         "others), or name the records: dp.PrivacyAwareGibbs([x, y])."

@@ -1,0 +1,498 @@
+"""PrivacyAwareGibbs: exact posteriors, through every proposal and through PyMC."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import arviz as az
+import cloudpickle
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from pymc.model import Model
+from scipy import stats
+
+import pymc_dp as dp
+from pymc_dp import _compat
+from pymc_dp.privatized.reading import read
+from tests import naive_bayes
+
+#: Two-sided normal tail 3.8e-8, with room for the estimated standard error.
+Z = 5.5
+Point = dict[str, np.ndarray]
+
+
+def run(
+    model: Model,
+    step: dp.PrivacyAwareGibbs,
+    parameters: Callable[[Point, np.random.Generator], None],
+    quantity: Callable[[Point], float],
+    iterations: int,
+) -> tuple[np.ndarray, list[dict[str, Any]]]:
+    """One chain whose parameters are drawn exactly; the first tenth tunes and is dropped."""
+    rng = np.random.default_rng(8)
+    step.set_rng(np.random.default_rng(9))
+    point, found, told = model.initial_point(), [], []
+    for k in range(iterations):
+        point, [stat] = step.step(point)
+        parameters(point, rng)
+        if k == iterations // 10:
+            step.stop_tuning()
+        found.append(quantity(point))
+        told.append(stat)
+    return np.array(found)[iterations // 10 :], told
+
+
+def deviation(values: np.ndarray, expected: float) -> float:
+    """Standard errors between a chain's mean and what it should be."""
+    error = values.std() / np.sqrt(_compat.effective_draws(values[None, :, None])[0])
+    return float(abs(values.mean() - expected) / error)
+
+
+# -- the posterior by enumeration -----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tables() -> dict[float, tuple[np.ndarray, float]]:
+    rng = np.random.default_rng(2)
+    return {epsilon: naive_bayes.published(rng, epsilon) for epsilon in (1.0, 3.0, 10.0)}
+
+
+def any_answer(current: dict[str, Any], parameters: dict[str, Any]) -> tuple[dict[str, Any], float]:
+    """A symmetric proposal: every variable is a fair coin."""
+    return {name: pm.Bernoulli.dist(0.5, shape=(4,)) for name in current}, 0.0
+
+
+def test_the_table_of_the_enumerated_posterior(tables: dict[float, Any]) -> None:
+    """The paper's model with four records (MATH, section 9)."""
+    means = [naive_bayes.exact_mean(*tables[epsilon]) for epsilon in (1.0, 3.0, 10.0)]
+    np.testing.assert_allclose(means, [0.4097, 0.4442, 0.3733], atol=5e-5)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "proposal", "noncentered"),
+    [
+        (1.0, "prior", False),
+        (10.0, "prior", "auto"),
+        (1.0, "pcn", "auto"),
+        (10.0, "pcn", False),
+        (10.0, "enumerate", False),
+        (1.0, "soma", False),
+        (10.0, any_answer, False),
+    ],
+)
+def test_the_posterior_is_that_of_the_enumeration(
+    epsilon: float, proposal: Any, noncentered: Any, tables: dict[float, Any]
+) -> None:
+    noisy, scale = tables[epsilon]
+    model, records = naive_bayes.model(noisy, scale)
+    with model:
+        step = dp.PrivacyAwareGibbs(records, proposal=proposal, noncentered=noncentered)
+    values, told = run(
+        model, step, naive_bayes.draw_parameters, lambda point: float(point["p"]), 4000
+    )
+    assert deviation(values, naive_bayes.exact_mean(noisy, scale)) < Z
+    assert max(stat["dp_drift"] for stat in told) < 1e-12
+    if proposal == "prior":  # Proposition 3.1, with equality
+        assert min(stat["dp_min_log_alpha"] for stat in told) == pytest.approx(-epsilon)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [1.0, 3.0, 10.0])
+def test_the_table_to_three_digits(epsilon: float, tables: dict[float, Any]) -> None:
+    noisy, scale = tables[epsilon]
+    model, records = naive_bayes.model(noisy, scale)
+    with model:
+        step = dp.PrivacyAwareGibbs(records)
+    values, _ = run(
+        model, step, naive_bayes.draw_parameters, lambda point: float(point["p"]), 60_000
+    )
+    exact = naive_bayes.exact_mean(noisy, scale)
+    assert abs(values.mean() - exact) < 0.002 + 4 * 0.001  # 0.001: the chain's standard error
+    assert deviation(values, exact) < Z
+
+
+@pytest.mark.parametrize("fault", ["always accepted", "rows are lost", "prior of the count"])
+def test_planted_faults_are_found(
+    fault: str, tables: dict[float, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong acceptance ratio misses the enumerated posterior; so does a lost update."""
+    if fault == "prior of the count":
+        model, step, exact = counted(True)
+        step.set_rng(np.random.default_rng(3))
+        monkeypatch.setattr(step, "_log_counts", lambda *parameters: [np.zeros(9)])
+        values, _ = run(model, step, nothing, lambda point: float(point["n"]), 4000)
+        assert deviation(values, exact) > Z
+        return
+    noisy, scale = tables[10.0]
+    model, records = naive_bayes.model(noisy, scale)
+    with model:
+        step = dp.PrivacyAwareGibbs(records, noncentered=False)
+    honest = step.offers.loops.replace_one_by_one
+    if fault == "always accepted":
+
+        def faulty(rows: Any, new: Any, ratio: Any, total: Any, log_u: Any, *rest: Any) -> Any:
+            return honest(rows, new, ratio, total, log_u - np.inf, *rest)
+
+    else:
+
+        def faulty(rows: Any, new: Any, ratio: Any, total: Any, *rest: Any) -> Any:
+            before = rows[:3].copy()
+            found = honest(rows, new, ratio, total, *rest)
+            total[: rows.shape[1]] -= (rows[:3] - before).sum(axis=0)
+            rows[:3] = before
+            return found
+
+    monkeypatch.setattr(step.offers.loops, "replace_one_by_one", faulty)
+    monkeypatch.setattr("pymc_dp.privatized.step._REFRESH", 10**9)
+    values, _ = run(model, step, naive_bayes.draw_parameters, lambda point: float(point["p"]), 8000)
+    assert deviation(values, naive_bayes.exact_mean(noisy, scale)) > Z
+
+
+# -- an unknown number of records -----------------------------------------------------------------
+
+CAPACITY = 8
+
+
+def counted(exchangeable: bool) -> tuple[Model, dp.PrivacyAwareGibbs, float]:
+    """Bernoulli records of unknown number, and the exact mean of that number."""
+    p = 0.3 if exchangeable else np.linspace(0.1, 0.8, CAPACITY)
+    with pm.Model() as model:
+        n = pm.Binomial("n", CAPACITY, 0.4)
+        x = pm.Bernoulli("x", p, shape=CAPACITY)
+        here = dp.present(n, CAPACITY)
+        rows = pt.stack([x * here, here], axis=1)
+        dp.LaplaceRelease("s", rows, scale=2.0, observed=np.array([3.3, 4.1]))
+        step = dp.PrivacyAwareGibbs([x, n])
+    assert step._exchangeable == exchangeable
+    weights = stats.binom(CAPACITY, 0.4).pmf(np.arange(CAPACITY + 1))
+    for k in range(CAPACITY + 1):
+        pmf = np.ones(1)
+        for q in np.broadcast_to(p, CAPACITY)[:k]:
+            pmf = np.convolve(pmf, [1 - q, q])
+        weights[k] *= (pmf * np.exp(-np.abs(np.arange(k + 1) - 3.3) / 2)).sum()
+        weights[k] *= np.exp(-abs(k - 4.1) / 2)
+    return model, step, float(weights @ np.arange(CAPACITY + 1) / weights.sum())
+
+
+def nothing(point: Point, rng: np.random.Generator) -> None:
+    """No parameters to draw."""
+
+
+@pytest.mark.parametrize("exchangeable", [True, False])
+def test_an_unknown_number_of_records(exchangeable: bool) -> None:
+    model, step, exact = counted(exchangeable)
+    values, _ = run(model, step, nothing, lambda point: float(point["n"]), 6000)
+    assert deviation(values, exact) < Z
+
+
+# -- normal records, where everything is known ----------------------------------------------------
+
+N = 12
+
+
+def normal_model(**kwargs: Any) -> tuple[Model, dp.PrivacyAwareGibbs, float, float]:
+    """mu ~ N(0, 1), x_i ~ N(mu, 2), s = sum x + N(0, 3), and two records measured: conjugate."""
+    measured = np.array([0.5, -1.0])
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        x = pm.Normal("x", mu, 2.0, shape=N)
+        dp.GaussianRelease("s", x, scale=3.0, observed=9.0)
+        error = np.full(N, 1e6)
+        error[:2] = 1.0
+        seen = np.zeros(N)
+        seen[:2] = measured
+        pm.Normal("seen", x, error, observed=seen)
+        step = dp.PrivacyAwareGibbs([x], **kwargs)
+    # joint normal of (mu, x), conditioned on linear observations
+    prior = np.ones((N + 1, N + 1)) + np.diag([0.0] + [4.0] * N)
+    looked = np.zeros((3, N + 1))
+    looked[0, 1:] = 1.0
+    looked[1, 1], looked[2, 2] = 1.0, 1.0
+    noise = np.diag([9.0, 1.0, 1.0])
+    gain = prior @ looked.T @ np.linalg.inv(looked @ prior @ looked.T + noise)
+    mean = gain @ np.array([9.0, *measured])
+    covariance = prior - gain @ looked @ prior
+    return model, step, float(mean[0]), float(covariance[0, 0])
+
+
+def draw_mean(point: Point, rng: np.random.Generator) -> None:
+    variance = 1.0 / (1.0 + N / 4.0)
+    point["mu"] = np.asarray(
+        variance * point["x"].sum() / 4.0 + np.sqrt(variance) * rng.standard_normal()
+    )
+
+
+def autoregressive(current: dict[str, Any], parameters: dict[str, Any]) -> tuple[Any, Any]:
+    """Random walk: symmetric."""
+    return {"x": current["x"] + pm.Normal.dist(0, 1.5, shape=(N,))}, 0.0
+
+
+@pytest.mark.parametrize("proposal", ["prior", "pcn", autoregressive])
+@pytest.mark.parametrize("noncentered", [False, "auto"])
+def test_releases_and_measurements_of_single_records(proposal: Any, noncentered: Any) -> None:
+    model, step, mean, variance = normal_model(proposal=proposal, noncentered=noncentered)
+    values, _ = run(model, step, draw_mean, lambda point: float(point["mu"]), 8000)
+    assert deviation(values, mean) < Z
+    assert deviation((values - mean) ** 2, variance) < Z
+
+
+def test_conjugate_draws() -> None:
+    model, step, mean, variance = normal_model()
+    with model:
+        draw = dp.ConjugateNormal([model["mu"]])
+    draw.set_rng(np.random.default_rng(4))
+
+    def parameters(point: Point, rng: np.random.Generator) -> None:
+        point.update(draw.step(point)[0])
+
+    values, _ = run(model, step, parameters, lambda point: float(point["mu"]), 8000)
+    assert deviation(values, mean) < Z
+    assert deviation((values - mean) ** 2, variance) < Z
+
+
+def test_conjugacy_is_checked() -> None:
+    with pm.Model():
+        mu = pm.StudentT("mu", 3)
+        sd = pm.HalfNormal("sd")
+        k = pm.Poisson("k", 2)
+        pm.Normal("x", mu, sd, shape=3)
+        with pytest.raises(ValueError, match="not normal in"):
+            dp.ConjugateNormal([mu])
+        with pytest.raises(ValueError, match="bounds"):
+            dp.ConjugateNormal([sd])
+        with pytest.raises(ValueError, match="discrete"):
+            dp.ConjugateNormal([k])
+
+
+# -- through PyMC ---------------------------------------------------------------------------------
+
+
+def unseen() -> tuple[Model, list[Any]]:
+    """Gamma records with bounds that depend on a parameter, t records, ordered categories."""
+    with pm.Model() as model:
+        level = pm.Normal("level")
+        income = pm.Gamma("income", alpha=2.0, beta=pm.math.exp(-level), shape=20)
+        shift = pm.StudentT("shift", nu=4.0, mu=0.1 * income, sigma=0.5, shape=20)
+        rank = pm.OrderedLogistic("rank", eta=shift, cutpoints=[-1.0, 1.0], shape=20)
+        rows = pt.stack([dp.clamp(income, 0, 10), dp.clamp(shift, -3, 3)], axis=1)
+        dp.LaplaceRelease("totals", rows, scale=1.0, observed=np.array([-12.0, 3.0]))
+        dp.GeometricRelease("top", pt.eq(rank, 2).astype("int64"), scale=1.0, observed=7)
+    return model, [income, shift, rank]
+
+
+def test_a_model_of_other_distributions_works_by_the_same_three_lines() -> None:
+    model, _ = unseen()
+    with model:
+        step = dp.PrivacyAwareGibbs()
+        idata = dp.sample(
+            30, tune=20, chains=2, cores=2, step=step, random_seed=1, progressbar=False
+        )
+    assert [rv.name for rv in step.reading.latents] == ["income", "shift", "rank"]
+    posterior = _compat.group(idata, "posterior")
+    assert set(posterior) == {"level"}
+    assert posterior["level"].shape == (2, 30)
+    statistics = _compat.group(idata, "sample_stats")
+    assert (statistics["dp_acceptance"] > 0).any()
+    assert not np.array_equal(*statistics["dp_acceptance"].values)
+    assert set(_compat.group(idata, "observed_data")) == {"totals", "top"}
+
+
+def test_the_density_of_records_is_that_of_the_model() -> None:
+    """Differences of log-densities at fixed parameters: what the step uses, and PyMC's own."""
+    model, records = unseen()
+    reading = read(model, records, None)
+    density = model.compile_fn(
+        reading.log_density, inputs=[reading.total], point_fn=False, mode="FAST_COMPILE"
+    )
+    rows = model.compile_fn(
+        [reading.rows, reading.row_log_prior()],
+        inputs=model.value_vars,
+        point_fn=False,
+        mode="FAST_COMPILE",
+        on_unused_input="ignore",
+    )
+    joint = model.compile_fn(model.logp(jacobian=False), mode="FAST_COMPILE")
+    rng = np.random.default_rng(5)
+    found = []
+    for _ in range(5):
+        point = model.initial_point()
+        point["income_log__"] = rng.normal(size=20)
+        point["shift"] = rng.normal(size=20)
+        point["rank"] = rng.integers(0, 3, 20)
+        t, log_prior = rows(*[point[v.name] for v in model.value_vars])
+        total = np.concatenate([t.sum(axis=0), reading.published()])
+        found.append(density(total) + log_prior.sum() - joint(point))
+    np.testing.assert_allclose(found, found[0], rtol=1e-10)
+
+
+def test_a_step_in_a_pickle_has_streams_of_its_own() -> None:
+    model, step, *_ = normal_model(noncentered=False)
+    copy = pickle.loads(cloudpickle.dumps(step))
+    found = []
+    for seed, mine in ((0, step), (0, copy), (1, copy)):
+        mine.set_rng(np.random.default_rng(seed))
+        found.append(mine.step(model.initial_point())[0]["x"])
+    np.testing.assert_array_equal(found[0], found[1])  # a seed gives the same chain
+    assert not np.array_equal(found[1], found[2])
+
+
+def test_large_records_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pymc_dp.privatized.step._LARGE", 100)
+    model, *_ = normal_model()
+    with model, pytest.warns(UserWarning, match="var_names=\\['mu'\\]"):
+        pm.sample(
+            5,
+            tune=5,
+            chains=1,
+            cores=1,
+            step=[dp.PrivacyAwareGibbs(), dp.ConjugateNormal([model["mu"]])],
+            progressbar=False,
+            compute_convergence_checks=False,
+        )
+
+
+def test_slow_parameters_are_announced() -> None:
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        x = pm.Normal("x", mu, 0.01, shape=50)
+        dp.GaussianRelease("s", x, scale=100.0, observed=0.0)
+        step = dp.PrivacyAwareGibbs([x], noncentered=False)
+        draw = dp.ConjugateNormal([mu])
+    step._planned = 200
+    step.set_rng(np.random.default_rng(1))
+    point = model.initial_point()
+    for _ in range(200):
+        point, [stat] = step.step(draw.step(point)[0])
+    assert "noncentered" in str(stat["warning"])
+
+
+# -- wrong input ----------------------------------------------------------------------------------
+
+
+def model_with(declare: Callable[[Any, Any], Any]) -> Callable[[], Any]:
+    def build() -> Any:
+        with pm.Model():
+            mu = pm.Normal("mu")
+            x = pm.Normal("x", mu, shape=N)
+            declare(x, mu)
+            return dp.PrivacyAwareGibbs([x])
+
+    return build
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (model_with(lambda x, mu: None), "Nothing that was observed"),
+        (
+            model_with(lambda x, mu: dp.LaplaceRelease("s", x * mu, scale=1.0, observed=0.0)),
+            "depends on `mu`",
+        ),
+        (
+            model_with(lambda x, mu: pm.Laplace("s", x.sum(), pm.math.exp(mu), observed=0.0)),
+            "has to be known",
+        ),
+        (
+            model_with(lambda x, mu: dp.LaplaceRelease("s", x - x.mean(), scale=1.0, observed=0.0)),
+            "depends on other records",
+        ),
+        (
+            model_with(lambda x, mu: dp.LaplaceRelease("s", x[:5], scale=1.0, observed=0.0)),
+            "not a function of sums|rows",
+        ),
+        (
+            model_with(lambda x, mu: pm.Normal("s", pt.max(x), 1.0, observed=0.0)),
+            "not a function of sums",
+        ),
+        (
+            model_with(lambda x, mu: pm.Normal("s", pt.dot(x, x), 1.0, observed=0.0)),
+            "sum\\(axis=0\\)",
+        ),
+        (
+            model_with(lambda x, mu: pm.Normal("s", x[::-1], 1.0, observed=np.zeros(N))),
+            "depends on other records",
+        ),
+    ],
+)
+def test_models_that_are_not_record_additive(build: Callable[[], Any], message: str) -> None:
+    with pytest.raises(dp.NotFactorizable, match=message):
+        build()
+
+
+def test_arguments_are_checked() -> None:
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        x = pm.Normal("x", mu, shape=N)
+        y = pm.Normal("y", mu, shape=N + 1)
+        dp.LaplaceRelease("s", x, scale=1.0, observed=0.0)
+        with pytest.raises(ValueError, match="proposal must be one of"):
+            dp.PrivacyAwareGibbs([x], proposal="gibbs")
+        with pytest.raises(ValueError, match="one row per record"):
+            dp.PrivacyAwareGibbs([x, y])
+        with pytest.raises(ValueError, match="not free random variables"):
+            dp.PrivacyAwareGibbs([model["s"]])
+        with pytest.raises(ValueError, match="finitely many values"):
+            dp.PrivacyAwareGibbs([x], proposal="enumerate")
+        with pytest.raises(ValueError, match="noncentered"):
+            dp.PrivacyAwareGibbs([x], noncentered="yes")
+        with pytest.raises(ValueError, match="exactly"):
+            dp.PrivacyAwareGibbs([x], proposal=lambda current, parameters: ({}, 0.0))
+        with pytest.raises(ValueError, match="step must be one of"):
+            dp.sample(step="Gibbs")
+    with pm.Model():
+        x = pm.Normal("x", np.arange(N), shape=N)
+        dp.LaplaceRelease("s", x, scale=1.0, observed=0.0)
+        with pytest.raises(ValueError, match="exchangeable"):
+            dp.PrivacyAwareGibbs([x], proposal="soma")
+        with pytest.raises(ValueError, match="no continuous parameter"):
+            dp.PrivacyAwareGibbs([x], noncentered=True)
+
+
+def test_an_impossible_release_is_refused_at_the_start() -> None:
+    def log_density(value: Any, total: Any) -> Any:
+        return pt.switch(pt.abs(value - total) < 1.0, 0.0, -np.inf)
+
+    with pm.Model() as model:
+        x = pm.Bernoulli("x", 0.5, shape=N)
+        dp.Release("s", x, observed=99.0, log_density=log_density)
+        step = dp.PrivacyAwareGibbs([x])
+        with pytest.raises(ValueError, match="impossible under"):
+            step.step(model.initial_point())
+    with pm.Model() as model:
+        x = pm.Bernoulli("x", 0.5, shape=N)
+        dp.Release("s", x, observed=6.0, log_density=log_density)
+        step = dp.PrivacyAwareGibbs([x])
+        step.set_rng(np.random.default_rng(1))
+        point, _ = step.step(model.initial_point())
+        assert abs(point["x"].sum() - 6) < 1
+
+
+def test_a_budgeted_model_is_refused() -> None:
+    with pm.Model():
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, observed=np.zeros(20))
+        dp.PrivacyBudget(epsilon=1.0, delta=1e-6)
+        with pytest.raises(dp.UnsafeModel, match="need no"):
+            dp.PrivacyAwareGibbs([mu])
+
+
+def test_az_reads_the_result() -> None:
+    """R-hat and effective sample sizes of a chain with records stored."""
+    model, _, *_ = normal_model()
+    with model:
+        step = dp.PrivacyAwareGibbs(store_records=True)
+        idata = dp.sample(
+            20,
+            tune=10,
+            chains=2,
+            cores=1,
+            step=step,
+            progressbar=False,
+            random_seed=2,
+        )
+    assert set(_compat.group(idata, "posterior")) == {"mu", "x"}
+    assert np.isfinite(float(az.rhat(idata, var_names=["mu"])["mu"]))
