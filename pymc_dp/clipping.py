@@ -362,18 +362,18 @@ def clip_l1_sum(
     inverse_unit : float
         Grid units per natural unit.
     bound : int64
-        Bound on the l1 norm of a column in grid units, less than 2^46.
+        Bound on the l1 norm of a column in grid units.
     total : (d,) int64
         Added to in place.
 
     Notes
     -----
-    Sensitivity: each column adds an integer vector of l1 norm at most `bound`, and a column that is
-    not finite, or whose norm overflows, adds 0.  Cutting off towards zero can not increase a norm;
-    the scaled entries have a norm of at most bound (1 + 2^-40), and integers that add up to less
-    than bound + 1 add up to at most `bound`.
+    Sensitivity: each column adds an integer vector of l1 norm at most `bound`, which is checked in
+    integers before it is added.  A column that is not finite, whose norm overflows, or whose
+    rounded scaling would pass the bound (2^46 and more), adds 0.
     """
     d, n = vectors.shape
+    entries = np.empty(d, dtype=np.int64)
     for i in range(n):
         norm = 0.0
         for j in range(d):
@@ -381,8 +381,13 @@ def clip_l1_sum(
         if not norm < math.inf:  # also not a number
             continue
         s = 1.0 if norm <= bound else bound / norm
+        size = np.int64(0)
         for j in range(d):
-            total[j] += np.int64(math.trunc((vectors[j, i] * inverse_unit) * s))
+            entries[j] = np.int64(math.trunc((vectors[j, i] * inverse_unit) * s))
+            size += abs(entries[j])
+        if size <= bound:
+            for j in range(d):
+                total[j] += entries[j]
 
 
 @compiled(error_model="numpy")

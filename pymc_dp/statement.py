@@ -13,7 +13,7 @@ from pymc_dp.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.events import MU2_UNIT
-from pymc_dp.ledger import Ledger
+from pymc_dp.ledger import STATISTIC, Ledger
 
 __all__ = ["STATEMENT", "make_statement", "privacy_statement", "refuse_other_types"]
 
@@ -116,7 +116,11 @@ def make_statement(
 
 def _preparation(ledger: Ledger, account: int) -> dict[str, Any]:
     """How many one-off releases were charged, and how much for them."""
-    charges = [e.amount for e in ledger.entries() if e.kind == "charge" and e.account == account]
+    mine = [e for e in ledger.entries() if e.account == account]
+    statistics = {
+        e.plan for e in mine if e.kind == "plan" and e.payload.get("sampler") == STATISTIC
+    }
+    charges = [e.amount for e in mine if e.kind == "charge" and e.plan not in statistics]
     return {"releases": len(charges), "gdp_mu2": sum(charges) / MU2_UNIT}
 
 
@@ -125,7 +129,7 @@ def _declared_public(ledger: Ledger) -> list[str]:
     names: set[str] = set()
     for entry in ledger.entries():
         if entry.kind == "account":
-            names.update(entry.payload["public"]["public"])
+            names.update(entry.payload["public"].get("public", []))
     return sorted(names)
 
 

@@ -5,6 +5,6 @@ from __future__ import annotations
 from pymc_dp.ledger.accounts import Account
 from pymc_dp.ledger.entry import SPENDING, Entry
 from pymc_dp.ledger.ledger import Ledger
-from pymc_dp.ledger.releases import PREPARATION, Release
+from pymc_dp.ledger.releases import PREPARATION, STATISTIC, Release
 
-__all__ = ["PREPARATION", "SPENDING", "Account", "Entry", "Ledger", "Release"]
+__all__ = ["PREPARATION", "SPENDING", "STATISTIC", "Account", "Entry", "Ledger", "Release"]

@@ -16,6 +16,8 @@ __all__ = ["PREPARATION", "Release", "charge", "charged", "find_plan", "finish",
 
 PREPARATION = "preparation"
 """What ``payload["kind"]`` of a plan of one-off releases is."""
+STATISTIC = "release_statistic"
+"""What ``payload["sampler"]`` of a published statistic is."""
 
 
 class Release(NamedTuple):

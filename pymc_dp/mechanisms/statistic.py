@@ -23,6 +23,8 @@ __all__ = ["GaussianSum", "LaplaceSum", "Neighboring", "StatisticMechanism"]
 
 #: Units of a record's bound on the grid of Laplace noise, at most: 2^30.
 _FINEST = 30
+#: A unit outside of this would lose accuracy or overflow.
+_SMALLEST, _LARGEST = 2.0**-900, 2.0**900
 #: Records added in 64 bits at a time.
 _BLOCK = 2**16
 
@@ -62,6 +64,10 @@ class GaussianSum:
     norm: float
     grid: Grid
     neighboring: Neighboring
+
+    def __post_init__(self) -> None:
+        if not _SMALLEST < self.grid.unit(self.sensitivity) < _LARGEST:
+            raise PrivacyError("A record's bound is too small or too large to compute with.")
 
     @classmethod
     def costing(
@@ -111,17 +117,16 @@ class LaplaceSum:
     neighboring : {"replace_one", "add_or_remove_one"}
     whole : bool
         Whether rows are integers and stay integers: geometric noise.  `norm` is then an integer.
-    stride : int
-        For integer rows that all have the same remainder after division by it: so have the sums
-        of neighbours, and noise that is a multiple of it hides them.
+    one_sided : bool
+        Whether rows have no negative entries, and none above bounds that add up to `norm`: two of
+        them then differ by no more than one of them.
 
     Notes
     -----
     *Guarantee.*  epsilon-differentially private, exactly: integer sums of neighbours differ by at
     most `sensitivity` units in l1 norm (:func:`pymc_dp.clipping.clip_l1_sum`), and the noise, drawn
     without rounding (:func:`pymc_dp.exact_laplace.discrete_laplace`), has that many units over
-    epsilon for its scale.  With a stride, both are counted in strides.  Hence `noise_multiplier`
-    (:func:`pymc_dp.accounting.mu_from_pure`).
+    epsilon for its scale.  Hence `noise_multiplier` (:func:`pymc_dp.accounting.mu_from_pure`).
     """
 
     norm: float
@@ -129,11 +134,15 @@ class LaplaceSum:
     n_public: int
     neighboring: Neighboring
     whole: bool = False
-    stride: int = 1
+    one_sided: bool = False
 
     def __post_init__(self) -> None:
-        if not 1 <= self.bound < 2**46:
-            raise PrivacyError("The bound of a record's statistic must be from 1 to 2^46.")
+        if not 1 <= self.bound < 2**40:
+            raise PrivacyError("The bound of a record's statistic must be from 1 to 2^40.")
+        if not _SMALLEST < self.unit < _LARGEST or not self.scale < 2.0**900:
+            raise PrivacyError("A record's bound is too small or too large to compute with.")
+        if self.whole and 64.0 * self.scale + float(self.n_public) * self.bound > 2.0**62:
+            raise PrivacyError("The noisy count may not fit into 64 bits; raise epsilon.")
 
     @property
     def bound(self) -> int:
@@ -150,7 +159,8 @@ class LaplaceSum:
     @property
     def sensitivity(self) -> int:
         """l1 sensitivity of the integer sum, in units."""
-        return 2 * self.bound if self.neighboring == "replace_one" else self.bound
+        two_sided = self.neighboring == "replace_one" and not self.one_sided
+        return 2 * self.bound if two_sided else self.bound
 
     @property
     def scale(self) -> float:
@@ -170,9 +180,8 @@ class LaplaceSum:
             block = rows[:, start : start + _BLOCK]
             clip_l1_sum(block, 1.0 / self.unit, np.int64(self.bound), part)
             exact = [a + int(b) for a, b in zip(exact, part, strict=True)]
-        steps = Fraction(self.sensitivity, self.stride) / Fraction(self.epsilon)
-        noise = discrete_laplace(len(rows), steps)
-        noisy = [a + self.stride * u for a, u in zip(exact, noise, strict=True)]
-        if self.whole:
-            return np.array(noisy, dtype=np.int64)
+        noise = discrete_laplace(len(rows), Fraction(self.sensitivity) / Fraction(self.epsilon))
+        noisy = [a + u for a, u in zip(exact, noise, strict=True)]
+        if self.whole:  # beyond 64 bits never, but for a private number of records far above n
+            return np.array([min(max(u, -(2**62)), 2**62) for u in noisy], dtype=np.int64)
         return np.array([u * self.unit for u in noisy])

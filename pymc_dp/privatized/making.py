@@ -6,13 +6,17 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.basic import AllocEmpty
+from pytensor.tensor.random.type import RandomType
 from rich.progress import track
 
 from pymc_dp import noise
@@ -21,7 +25,7 @@ from pymc_dp.accounting import mu_from_budget, units_from_mu
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import PrivacyError, UnsafeModel
 from pymc_dp.events import GaussianEvent
-from pymc_dp.ledger import PREPARATION, Ledger
+from pymc_dp.ledger import PREPARATION, STATISTIC, Ledger
 from pymc_dp.mechanisms.preparation import interrupts_wait
 from pymc_dp.mechanisms.statistic import (
     GaussianSum,
@@ -30,6 +34,7 @@ from pymc_dp.mechanisms.statistic import (
     StatisticMechanism,
 )
 from pymc_dp.privatized.releases import GaussianRelease, GeometricRelease, LaplaceRelease
+from pymc_dp.rows.ancestry import array_of, is_data, is_long_constant
 from pymc_dp.rows.functions import compile_function
 
 __all__ = ["PublishedStatistic", "release_statistic"]
@@ -80,7 +85,7 @@ class PublishedStatistic:
     statement: str
     privacy_guarantee: str
 
-    def declare(self, name: str, statistic: Any, **kwargs: Any) -> Variable:
+    def declare(self, name: str, statistic: Any, *, present: Any = None, **kwargs: Any) -> Variable:
         """Declare the release in the model of the context.
 
         Parameters
@@ -88,6 +93,8 @@ class PublishedStatistic:
         name : str
         statistic : (n,) or (n, m) tensor
             The statistic of the latent records: what the custodian computed, before clamping.
+        present : (n,) tensor, optional
+            Which of the records exist (:func:`pymc_dp.present`), where their number is private.
         **kwargs
             Passed on to PyMC.
 
@@ -107,7 +114,15 @@ class PublishedStatistic:
                 f"The published statistic has shape {'(n,)' if self.scalar else '(n, m)'}; the one "
                 f"declared has {rows.type.ndim} dimensions."
             )
+        length = rows.type.shape[0]
+        if self.n is not None and length not in (None, self.n):
+            raise ValueError(f"{self.n} records were published; the statistic has {length} rows.")
+        axes = (slice(None), *[None] * (rows.type.ndim - 1))
+        finite = pt.abs(rows) < np.inf
+        rows = pt.switch(finite if self.scalar else finite.all(axis=1)[axes], rows, 0)
         rows = self._clamped(rows)
+        if present is not None:
+            rows = rows * pt.as_tensor_variable(present)[axes]
         whole = self.mechanism == "geometric"
         observed = np.array(self.observed, dtype="int64" if whole else "float64")
         scale = np.array(self.scale)
@@ -224,7 +239,7 @@ def release_statistic(
     if (bounds is None) == (row_norm is None):
         raise ValueError("Give public bounds=(lower, upper), or row_norm in their place.")
     rows = _RowByRow(arrays, statistic, mechanism == "geometric")
-    units, promised = _price(mechanism, epsilon, delta, ledger, account)
+    units, promised = _price(mechanism, epsilon, delta, ledger, account, n_public)
     scaling = _Scaling.of(bounds, row_norm, mechanism, neighboring, rows.width)
     sum_: StatisticMechanism
     if mechanism == "gaussian":
@@ -233,7 +248,7 @@ def release_statistic(
         assert epsilon is not None
         whole = mechanism == "geometric"
         sum_ = LaplaceSum(
-            scaling.norm, float(epsilon), n_public, neighboring, whole, scaling.stride
+            scaling.norm, float(epsilon), n_public, neighboring, whole, scaling.one_sided
         )
     event = GaussianEvent(f"{name} ({mechanism})", sum_.noise_multiplier)
     sum_.evaluate(np.zeros((rows.width, 2)))  # compile, and fail, before anything is charged
@@ -247,21 +262,26 @@ def release_statistic(
             delta=promised[1],
             neighboring=neighboring,
             unit="row",
-            public_payload={"statistic": name, "mechanism": mechanism},
+            public_payload={"dataset": None, "public": [], "bounds": {}, "statistic": name},
         )
     plan_id = secrets.randbits(53)
     public = {
         "kind": PREPARATION,
-        "sampler": "release_statistic",
+        "sampler": STATISTIC,
         "settings": {"name": name, "mechanism": mechanism, "width": rows.width},
         "secure": secure,
         "units": event.cost,
     }
     ledger.record_plan(account, plan_id, public)
+    # a bar that comes with many records would tell their number
+    shown = progressbar and neighboring == "replace_one"
     with interrupts_wait():  # what was charged is also released
         ledger.charge(account, plan_id, event)
         with np.errstate(all="ignore"):  # a warning would tell of an extreme record
-            noisy = sum_.evaluate(scaling.scaled(rows.compute(progressbar)))
+            noisy = sum_.evaluate(scaling.scaled(rows.compute(shown)))
+        secure = secure and not noise.is_insecure()
+        if not secure and not ledger.is_temporary:
+            raise PrivacyError("Insecure test noise was switched on during a release.")
         observed, scale = scaling.restored(noisy, sum_.scale, n)
         values = {"value": observed.tolist(), "scale": scale.tolist()}
         ledger.keep(account, plan_id, event.mechanism, values, 0)
@@ -274,7 +294,7 @@ def release_statistic(
         scale=scale.tolist(),
         lower=None if low is None else low.tolist(),
         upper=None if high is None else high.tolist(),
-        row_norm=row_norm,
+        row_norm=None if row_norm is None else float(row_norm),
         n=known,
         scalar=rows.scalar,
         neighboring=neighboring,
@@ -286,10 +306,13 @@ def release_statistic(
 def _records(data: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
     if not isinstance(data, Mapping) or not data:
         raise ValueError("data must be a dict of arrays with one row per record.")
-    arrays = {name: np.asarray(x) for name, x in data.items()}
-    for name, x in arrays.items():
+    arrays = {}
+    for name, given in data.items():
+        x = np.asarray(given)
         if x.ndim == 0 or x.dtype.kind not in "iufb":
             raise ValueError(f"data[{name!r}] must be an array of numbers, one row per record.")
+        # wide, so that sums and products of small integers do not wrap
+        arrays[name] = np.ascontiguousarray(x, "float64" if x.dtype.kind == "f" else "int64")
     lengths = {len(x) for x in arrays.values()}
     if len(lengths) != 1 or 0 in lengths:
         raise ValueError("All arrays in data must have the same number of rows, at least one.")
@@ -324,6 +347,7 @@ def _price(
     delta: float | None,
     ledger: Ledger,
     account: int | None,
+    n_public: int,
 ) -> tuple[int, tuple[float, float]]:
     """Ledger units of a Gaussian release, and what is promised about the release."""
     if mechanism != "gaussian":
@@ -339,7 +363,15 @@ def _price(
     if epsilon is None or delta is None:
         raise ValueError("mechanism='gaussian' needs epsilon and delta.")
     promised = check_epsilon(epsilon), check_delta(delta)
-    return max(1, units_from_mu(mu_from_budget(*promised))), promised
+    if promised[1] >= 1.0 / n_public:
+        raise ValueError(
+            f"delta={promised[1]!r} is not below 1/n = {1 / n_public:.2g}: it would allow "
+            "publishing somebody's record outright."
+        )
+    units = units_from_mu(mu_from_budget(*promised))
+    if units < 1:
+        raise ValueError("epsilon and delta are too small to be counted; raise one of them.")
+    return units, promised
 
 
 def _statement(
@@ -352,7 +384,7 @@ def _statement(
     if not secure:
         return "No privacy: the noise was reproducible, for tests."
     epsilon, delta = promised
-    what = f"({epsilon:g}, {delta:g})" if mechanism == "gaussian" else f"({epsilon:g}, 0)"
+    what = f"({epsilon!r}, {delta!r})" if mechanism == "gaussian" else f"({epsilon!r}, 0)"
     change = (
         "replacing one record" if neighboring == "replace_one" else "adding or removing one record"
     )
@@ -367,23 +399,48 @@ def _statement(
     )
 
 
+def _refuse_captured(rows: Variable, inputs: Iterable[Variable], n: int) -> None:
+    """Refuse what a statistic could carry from record to record, or has captured of them."""
+    for v in set(ancestors([rows])) - set(inputs):
+        node = v.owner
+        random = isinstance(v.type, RandomType)
+        if random or (node is not None and isinstance(node.op, AllocEmpty)):
+            raise ValueError("statistic must not be random: noise is added by the mechanism.")
+        if isinstance(v, SharedVariable) and getattr(v, "default_update", None) is not None:
+            raise ValueError(
+                "statistic uses a shared variable that is updated from record to record."
+            )
+        if is_data(v) and is_long_constant(pt.constant(array_of(v)), n):
+            raise _captured()
+        if is_long_constant(v, n):
+            raise _captured()
+
+
+def _captured() -> ValueError:
+    return ValueError(
+        "statistic uses an array with room for an entry per record. Pass what belongs to records "
+        "as data; public tables must be shorter than the data."
+    )
+
+
 class _RowByRow:
     """The statistic of each record, computed from that record alone."""
 
     def __init__(
         self, arrays: dict[str, np.ndarray], statistic: Callable[..., Any], whole: bool
     ) -> None:
-        self._arrays = [np.ascontiguousarray(x) for x in arrays.values()]
+        self._arrays = list(arrays.values())
         inputs = {
             name: pt.tensor(name, dtype=x.dtype.name, shape=(None, *x.shape[1:]))
             for name, x in arrays.items()
         }
         try:
             rows = pt.as_tensor_variable(statistic(**inputs))
-        except TypeError as error:
+        except TypeError:
             raise ValueError(
                 f"statistic must take the arrays by name, {sorted(arrays)}, and return a tensor."
-            ) from error
+            ) from None
+        _refuse_captured(rows, inputs.values(), len(self._arrays[0]))
         if rows.type.ndim not in (1, 2):
             raise ValueError("statistic must return one row per record, of shape (n,) or (n, m).")
         if whole and rows.type.dtype.startswith("float"):
@@ -392,33 +449,40 @@ class _RowByRow:
             )
         self.scalar = rows.type.ndim == 1
         matrix = rows[:, None] if self.scalar else rows
-        self._function = compile_function(list(inputs.values()), matrix.astype("float64"))
-        shapes = {np.shape(self._one([np.zeros_like(x[:1]) for x in self._arrays]))}
-        for value in (1, 2):
-            shapes.add(np.shape(self._one([np.full_like(x[:1], value) for x in self._arrays])))
-        if len(shapes) != 1 or None in shapes or (found := shapes.pop())[0] != 1:
+        try:
+            self._function = compile_function(list(inputs.values()), matrix.astype("float64"))
+            shapes = {
+                np.shape(self._one([np.full_like(x[:1], k) for x in self._arrays])) for k in (0, 1)
+            }
+            mixed = self._mixes()
+        except Exception:
+            raise ValueError(
+                "statistic can not be computed for made-up records of zeros and ones."
+            ) from None
+        if len(shapes) != 1 or (found := shapes.pop())[0] != 1:
             raise ValueError(
                 "statistic must return one row for one record, of a length that does not depend "
                 "on it; arrays with one entry per record belong into data."
             )
-        self.width = int(found[1])
-        self._refuse_mixed()
-
-    def _refuse_mixed(self) -> None:
-        """Rows that depend on other records can be computed, but would mean something else."""
-        rng = np.random.default_rng(0)
-        made_up = [
-            (1.0 + rng.random((3, *x.shape[1:])) * 4.0).astype(x.dtype) for x in self._arrays
-        ]
-        together = np.asarray(self._function(*made_up))
-        single = [self._one([x[i : i + 1] for x in made_up]) for i in range(3)]
-        if together.shape[0] != 3 or not np.allclose(
-            together, np.concatenate(single), equal_nan=True
-        ):
+        if mixed:
             raise ValueError(
                 "statistic of one record depends on other records (a mean that is subtracted?). "
                 "Compute each row from its own record and public numbers."
             )
+        self.width = int(found[1])
+
+    def _mixes(self) -> bool:
+        """Whether rows depend on other records: one by one they would mean something else."""
+        rng = np.random.default_rng(0)
+        made_up = [
+            rng.random((3, *x.shape[1:]))
+            if x.dtype.kind == "f"
+            else rng.integers(0, 2, (3, *x.shape[1:]))
+            for x in self._arrays
+        ]
+        together = np.asarray(self._function(*made_up))
+        single = np.concatenate([self._one([x[i : i + 1] for x in made_up]) for i in range(3)])
+        return together.shape != single.shape or not np.allclose(together, single, equal_nan=True)
 
     def _one(self, record: list[np.ndarray]) -> np.ndarray:
         return np.asarray(self._function(*record))
@@ -448,7 +512,7 @@ class _Scaling:
         Bound on the norm of a contribution.
     lower, upper, centre, half : (m,) ndarray or None
         Bounds; contributions are (row - centre) / half, or rows themselves.
-    stride : int
+    one_sided : bool
         As of :class:`pymc_dp.mechanisms.statistic.LaplaceSum`.
     """
 
@@ -457,7 +521,7 @@ class _Scaling:
     upper: np.ndarray | None = None
     centre: np.ndarray | None = None
     half: np.ndarray | None = None
-    stride: int = 1
+    one_sided: bool = False
 
     @classmethod
     def of(
@@ -469,12 +533,12 @@ class _Scaling:
         width: int,
     ) -> _Scaling:
         """Bounds as the user gave them."""
-        whole, halves = mechanism == "geometric", np.full(width, 0.5)
+        whole = mechanism == "geometric"
         if bounds is None:
             norm = check_number("row_norm", row_norm)
             if norm <= 0 or (whole and norm != int(norm)):
                 raise ValueError("row_norm must be positive, and an integer for 'geometric'.")
-            return cls(norm)
+            return cls(float(norm))
         if not isinstance(bounds, tuple | list) or len(bounds) != 2:
             raise ValueError("bounds must be a pair (lower, upper).")
         try:
@@ -487,11 +551,15 @@ class _Scaling:
         if whole:
             if (low != np.rint(low)).any() or (high != np.rint(high)).any():
                 raise ValueError("bounds must be integers for 'geometric'.")
-            if not replaced:
-                norm = float(np.maximum(np.abs(low), np.abs(high)).sum())
-                return cls(norm, low, high, np.zeros(width), np.ones(width))
-            # in halves, 2 x - (low + high): whole numbers, all odd or all even in one column
-            return cls(float((high - low).sum()), low, high, (low + high) / 2.0, halves, 2)
+            if max(np.abs(low).max(), np.abs(high).max()) > 2.0**40:
+                raise ValueError("bounds must be integers up to 2^40 for 'geometric'.")
+            if replaced:  # rows become x - lower, from 0 to upper - lower
+                norm = float((high - low).sum())
+                return cls(norm, low, high, low, np.ones(width), one_sided=True)
+            norm = float(np.maximum(np.abs(low), np.abs(high)).sum())
+            return cls(norm, low, high, np.zeros(width), np.ones(width))
+        if max(np.abs(low).max(), np.abs(high).max()) > 2.0**900:
+            raise ValueError("bounds are too large to compute with.")
         centre = (low + high) / 2.0 if replaced else np.zeros(width)
         half = np.maximum(high - centre, centre - low)
         norm = math.sqrt(width) if mechanism == "gaussian" else float(width)
@@ -510,7 +578,8 @@ class _Scaling:
         """The published sum and the scale of its noise; n enters where it is public alone."""
         if self.centre is None or self.half is None:
             return noisy, np.full(len(noisy), scale)
-        moved = noisy * self.half + (n * self.centre if self.centre.any() else 0.0)
         if np.issubdtype(noisy.dtype, np.integer):
-            moved = np.rint(moved).astype(np.int64)
+            offset = np.array([n * int(c) for c in self.centre], dtype=np.int64)
+            return noisy + offset, np.full(len(noisy), scale)
+        moved = noisy * self.half + (n * self.centre if self.centre.any() else 0.0)
         return moved, scale * self.half

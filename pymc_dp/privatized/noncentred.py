@@ -73,6 +73,23 @@ class NonCentred:
         self._places = [reading.latents.index(rv) for rv in self.latents]
         self._compile({rv: f for rv, f in found.items() if f is not None})
         self._learn_prior()
+        self._check_round_trip()
+
+    def _check_round_trip(self) -> None:
+        """Records must come back from their innovations while the parameters stay."""
+        start = self.reading.model.initial_point()
+        values = [np.asarray(start[v.name]) for v in self.reading.values]
+        parameters = [np.asarray(start[v.name]) for v in self.reading.inputs]
+        uniforms = [np.full(values[k].shape, 0.5) for k in self._places]
+        held = self._innovations(*values, *parameters, *uniforms)
+        rest = [[*values, *parameters][k] for k in self._rest]
+        _, _, _, *back = self._target(self._theta(parameters), *rest, *held)
+        for k, found in zip(self._places, back, strict=True):
+            if not np.allclose(found, values[k], rtol=1e-4, atol=1e-4):
+                raise ValueError(
+                    f"noncentered: `{self.reading.latents[k].name}` does not come back from its "
+                    "innovations. Leave it out."
+                )
 
     def _compile(self, found: dict[Variable, Innovation]) -> None:
         reading, model = self.reading, self.reading.model

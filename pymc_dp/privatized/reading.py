@@ -220,7 +220,7 @@ def records_of(model: Model) -> list[Variable]:
         for n in {shapes[v][0] for v in direct}:
             if _sums_over_records(model, term, hidden, n):
                 rows = [v for v in direct if shapes[v][0] == n]
-                behind_rows = ancestors(rows)
+                behind_rows = set(ancestors(rows))
                 found |= {v for v in model.free_RVs if v in behind_rows and shapes[v][:1] == (n,)}
     if found:
         return [v for v in model.free_RVs if v in found]

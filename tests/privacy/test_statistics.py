@@ -1,0 +1,470 @@
+"""Publishing statistics of real records: sensitivity, noise, charges, and what is not told."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import mpmath
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from scipy import stats
+
+import pymc_dp as dp
+from pymc_dp import noise
+from pymc_dp.accounting import delta_from_mu, mu_from_pure
+from pymc_dp.clipping import clip_l1_sum
+from pymc_dp.exact_laplace import discrete_laplace
+from pymc_dp.mechanisms import statistic as mechanisms
+from pymc_dp.privatized import making
+
+N = 40
+RNG = np.random.default_rng(12)
+X = RNG.normal(size=N)
+Y = RNG.integers(0, 2, N)
+ANY = st.floats(allow_nan=True, allow_infinity=True, width=64)
+
+
+def rows(x: Any, y: Any) -> Any:
+    return pt.stack([x, x * y], axis=1)
+
+
+@pytest.fixture
+def ledger() -> dp.Ledger:
+    return dp.Ledger.temporary()
+
+
+# -- sensitivity ----------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=300, derandomize=True)
+@given(arrays(np.float64, (3, 1), elements=ANY), st.sampled_from([1, 7, 2**30]))
+def test_a_record_adds_no_more_than_the_bound(vector: np.ndarray, bound: int) -> None:
+    total = np.zeros(3, dtype=np.int64)
+    clip_l1_sum(vector, bound / 4.0, np.int64(bound), total)
+    assert np.abs(total).sum() <= bound
+
+
+def test_the_bound_is_reached() -> None:
+    for bound in (1, 7, 2**30):
+        total = np.zeros(2, dtype=np.int64)
+        clip_l1_sum(np.array([[8.0 * bound], [0.0]]), 1.0, np.int64(bound), total)
+        assert total.tolist() == [bound, 0]
+
+
+@pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
+@pytest.mark.parametrize("mechanism", ["laplace", "geometric"])
+@pytest.mark.parametrize("bounded", [True, False])
+def test_sums_of_neighbours(
+    neighboring: str, mechanism: str, bounded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Exact sums differ by the sensitivity at most, come near it, and by whole strides."""
+    sums: list[np.ndarray] = []
+    scales: list[Fraction] = []
+
+    def no_noise(size: int, scale: Fraction) -> list[int]:
+        scales.append(scale)
+        return [0] * size
+
+    monkeypatch.setattr(mechanisms, "discrete_laplace", no_noise)
+    whole = mechanism == "geometric"
+    extremes = [-1e9, -2.0, 0.0, 1.0, 3.0, 1e9, *([] if whole else [math.nan, math.inf])]
+    epsilon = 0.5
+    data = [np.array([a, b]) for a, b in itertools.product(extremes, repeat=2)]
+    for record in data:
+        others = np.array([[1.0, 2.0], record])
+        if neighboring == "add_or_remove_one" and record is data[0]:
+            others = others[:1]  # the data set without the record
+        released = dp.release_statistic(
+            {"x": others.astype("int64") if whole else others},
+            lambda x: x,
+            (-2, 3) if bounded else None,
+            mechanism,
+            dp.Ledger.temporary(neighboring),
+            epsilon=epsilon,
+            row_norm=None if bounded else 4,
+        )
+        sums.append(np.array(released.observed) / np.array(released.scale))
+    first = sums if neighboring == "replace_one" else sums[:1]
+    # the sensitivity in units of the noise's scale is epsilon
+    distance = [np.abs(a - b).sum() for a in first for b in sums]
+    assert max(distance) <= epsilon * (1 + 1e-12)
+    assert max(distance) >= epsilon * (1 - 1e-6)
+    assert len(set(scales)) == 1
+
+
+def test_gaussian_sums_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mechanisms, "rounded_normal", lambda size, m: np.zeros(size, np.int64))
+    found = []
+    for record in itertools.product([-1e9, -2.0, 0.0, 3.0, math.nan], repeat=2):
+        released = dp.release_statistic(
+            {"x": np.array([[1.0, 2.0], record])},
+            lambda x: x,
+            (-2, 3),
+            "gaussian",
+            dp.Ledger.temporary(),
+            epsilon=1.0,
+            delta=1e-6,
+        )
+        found.append(np.array(released.observed) / np.array(released.scale))
+    distance = max(np.linalg.norm(a - b) for a in found for b in found)
+    assert delta_from_mu(1.0, distance) <= 1e-6
+    assert delta_from_mu(1.0, distance * 1.001) > 1e-6
+
+
+# -- noise ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(7, 3), Fraction(40)])
+def test_discrete_laplace(scale: Fraction) -> None:
+    """Chi-square at 1e-6 on 20,000 draws; a scale that is 5 % off is found."""
+    draws = np.array(discrete_laplace(20_000, scale))
+
+    def p_value(b: float) -> float:
+        edges = np.arange(-round(6 * b) - 1, round(6 * b) + 2)
+        law = stats.dlaplace(1 / b)
+        expected = np.diff(np.r_[0.0, law.cdf(edges), 1.0]) * len(draws)
+        counts = np.bincount(np.searchsorted(edges, draws), minlength=len(edges) + 1)
+        keep = expected > 5
+        inner = np.r_[expected[keep], expected[~keep].sum() + 1e-9]
+        seen = np.r_[counts[keep], counts[~keep].sum()]
+        return float(stats.chi2.sf(((seen - inner) ** 2 / inner).sum(), len(inner) - 1))
+
+    assert p_value(float(scale)) > 1e-6
+    assert p_value(float(scale) * 1.3) < 1e-6
+    assert abs(draws.mean()) < 5.5 * draws.std() / math.sqrt(len(draws))
+
+
+def test_the_noise_comes_from_no_seed() -> None:
+    np.random.seed(1)  # noqa: NPY002 - what must have no influence
+    first = discrete_laplace(20, Fraction(1000))
+    np.random.seed(1)  # noqa: NPY002
+    assert discrete_laplace(20, Fraction(1000)) != first
+    with pytest.raises(ValueError, match="positive"):
+        discrete_laplace(1, Fraction(0))
+
+
+@pytest.mark.parametrize("epsilon", [1e-6, 0.01, 0.5, 1.0, 5.0, 20.0, 100.0])
+def test_pure_privacy_as_gaussian_privacy(epsilon: float) -> None:
+    with mpmath.workdps(60):
+        a = 1 / (1 + mpmath.exp(epsilon))
+        exact = -2 * mpmath.sqrt(2) * mpmath.erfinv(2 * a - 1)
+        assert exact <= mu_from_pure(epsilon) <= exact * (1 + 1e-9) + mpmath.mpf(1e-14)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0])
+def test_gaussian_privacy_dominates_pure_privacy(epsilon: float) -> None:
+    """At every level of false alarms, and nowhere with 1 % less."""
+    alpha = np.linspace(1e-6, 1 - 1e-6, 2001)
+    pure = np.maximum.reduce(
+        [np.zeros(len(alpha)), 1 - math.exp(epsilon) * alpha, math.exp(-epsilon) * (1 - alpha)]
+    )
+    mu = mu_from_pure(epsilon)
+    assert (stats.norm.cdf(stats.norm.isf(alpha) - mu) <= pure + 1e-12).all()
+    assert (stats.norm.cdf(stats.norm.isf(alpha) - 0.99 * mu) > pure).any()
+
+
+@pytest.mark.slow
+def test_an_audit_of_the_laplace_mechanism() -> None:
+    """Worlds told apart by the likelihood ratio: the bound nearly reaches epsilon, never passes."""
+    runs, epsilon = 60_000, 1.0
+    mechanism = mechanisms.LaplaceSum(1.0, epsilon, 2, "replace_one")
+    worlds = [
+        np.array([mechanism.evaluate(np.array([[0.3, record]]))[0] for _ in range(runs)])
+        for record in (-1.0, 1.0)
+    ]
+    alarm, found = ((world > 1.3).mean() for world in worlds)
+    error = 5.0 * math.sqrt(0.25 * 0.75 / runs)
+    assert math.log((found - error) / (alarm + error)) > 0.9 * epsilon
+    assert math.log((found - error) / (alarm + error)) <= epsilon
+
+
+# -- charges --------------------------------------------------------------------------------------
+
+
+def release(ledger: Any, **changes: Any) -> dp.PublishedStatistic:
+    arguments: dict[str, Any] = {
+        "data": {"x": X, "y": Y},
+        "statistic": rows,
+        "bounds": (-3, 3),
+        "mechanism": "laplace",
+        "budget": ledger,
+        "epsilon": 1.0,
+    }
+    arguments.update(changes)
+    return dp.release_statistic(**arguments)
+
+
+def kinds(ledger: dp.Ledger) -> list[str]:
+    return [entry.kind for entry in ledger.entries()]
+
+
+def test_the_charge_comes_before_the_records(
+    ledger: dp.Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    honest = making._RowByRow.compute
+
+    def watched(self: Any, progressbar: bool) -> np.ndarray:
+        seen.append(kinds(ledger))
+        return honest(self, progressbar)
+
+    monkeypatch.setattr(making._RowByRow, "compute", watched)
+    release(ledger)
+    assert "charge" in seen[0] and "release" not in seen[0]
+    assert "release" in kinds(ledger)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bounds": None},
+        {"bounds": (1, 0)},
+        {"bounds": (0, [1, 2, 3])},
+        {"row_norm": 1.0},
+        {"mechanism": "staircase"},
+        {"epsilon": None},
+        {"epsilon": -1.0},
+        {"delta": 1e-6},
+        {"mechanism": "gaussian"},
+        {"mechanism": "geometric"},
+        {"data": {"x": X, "y": Y[:5]}},
+        {"data": X},
+        {"data": {"x": X.astype(str), "y": Y}},
+        {"statistic": lambda x, y: x.sum()},
+        {"statistic": lambda x, y: x - x.mean()},
+        {"statistic": lambda x, y: x * X},
+        {"statistic": lambda x: x},
+        {"budget": 1.0},
+    ],
+)
+def test_wrong_input_spends_nothing(ledger: dp.Ledger, changes: dict[str, Any]) -> None:
+    before = kinds(ledger)
+    with pytest.raises(ValueError) as caught:
+        release(ledger, **changes)
+    assert kinds(ledger) == before
+    assert not any(f"{value:.4f}"[:6] in str(caught.value) for value in X)
+
+
+def counter() -> Any:
+    """A statistic that remembers earlier records."""
+    seen = pytensor.shared(0.0)
+
+    def statistic(x: Any, y: Any) -> Any:
+        seen.default_update = seen + (x > 10).sum().astype("float64")
+        return x * 0 + seen
+
+    return statistic
+
+
+@pytest.mark.parametrize(
+    ("statistic", "message"),
+    [
+        (counter(), "updated from record to record"),
+        (lambda x, y: x + pm.Normal.dist(), "random"),
+        (lambda x, y: x * pytensor.shared(X), "room for an entry per record"),
+        (lambda x, y: x * pt.constant(X)[y], "room for an entry per record"),
+    ],
+)
+def test_a_statistic_carries_nothing_along(ledger: dp.Ledger, statistic: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        release(ledger, statistic=statistic)
+
+
+def test_promises_are_not_larger_than_the_charge(ledger: dp.Ledger) -> None:
+    with pytest.raises(ValueError, match="too small to be counted"):
+        release(ledger, mechanism="gaussian", epsilon=1e-6, delta=1e-12)
+    with pytest.raises(ValueError, match="not below 1/n"):
+        release(ledger, mechanism="gaussian", epsilon=1.0, delta=0.9)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"bounds": (1e307, 1.7e308)},
+        {"bounds": None, "row_norm": 1.5e308},
+        {"mechanism": "geometric", "bounds": (2**53, 2**53 + 6), "statistic": lambda x, y: y},
+        {
+            "mechanism": "geometric",
+            "bounds": (0, 2**39),
+            "statistic": lambda x, y: y,
+            "epsilon": 2.0**-24,
+        },
+    ],
+)
+def test_bounds_that_can_not_be_computed_with(ledger: dp.Ledger, changes: dict[str, Any]) -> None:
+    before = kinds(ledger)
+    with pytest.raises((ValueError, dp.PrivacyError)):
+        release(ledger, **changes)
+    assert kinds(ledger) == before
+
+
+def test_small_integers_do_not_wrap(ledger: dp.Ledger) -> None:
+    small = np.full(100, 20, dtype=np.uint8)
+    made = dp.release_statistic(
+        {"k": small}, lambda k: k * k, (0, 1000), "geometric", ledger, epsilon=500.0
+    )
+    assert abs(made.observed[0] - 40_000) < 200
+
+
+def test_a_posterior_on_the_same_ledger(tmp_path: Path) -> None:
+    dp.Ledger.create(tmp_path / "ledger.db")
+    release(tmp_path / "ledger.db")
+    with pm.Model():
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, observed=X)
+        dp.PrivacyBudget(epsilon=50.0, delta=1e-4, ledger=tmp_path / "ledger.db")
+        released = dp.laplace(draws=10, progressbar=False)
+    assert "ledger" in dp.privacy_statement(released)
+
+
+def test_noise_made_reproducible_during_a_release(
+    tmp_path: Path, ledger: dp.Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    honest = making._RowByRow.compute
+    block = noise.insecure_noise(1)
+
+    def switch(self: Any, progressbar: bool) -> np.ndarray:
+        block.__enter__()
+        return honest(self, progressbar)
+
+    monkeypatch.setattr(making._RowByRow, "compute", switch)
+    try:
+        assert release(ledger).privacy_guarantee == "none"
+    finally:
+        block.__exit__(None, None, None)
+
+
+def test_a_ledger_with_a_cap_refuses(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    dp.Ledger.create(path, epsilon=3.0, delta=1e-6)
+    release(path, mechanism="gaussian", epsilon=1.0, delta=1e-6)
+    with pytest.raises(dp.BudgetExceeded):
+        release(path, mechanism="gaussian", epsilon=3.0, delta=1e-6)
+    with pytest.raises(dp.BudgetExceeded):  # pure privacy is dear in this currency
+        release(path, epsilon=2.0)
+
+
+def test_a_budget_pays() -> None:
+    with pm.Model():
+        mu = pm.Normal("mu")
+        pm.Normal("y", mu, observed=X)
+        budget = dp.PrivacyBudget(epsilon=1.0, delta=1e-4)
+    first = release(budget, mechanism="gaussian", epsilon=0.5, delta=1e-4)
+    assert 0 < budget.spent().epsilon <= 0.5
+    release(budget, mechanism="gaussian", epsilon=None)
+    assert budget.spent().epsilon == pytest.approx(1.0, rel=1e-6)
+    assert first.n == N
+    with pytest.raises((dp.BudgetExceeded, ValueError)):
+        release(budget, mechanism="gaussian", epsilon=0.1, delta=1e-4)
+    assert "release_statistic" in set(budget.table()["sampler"])
+    with pytest.raises(dp.UnsafeModel, match="records"):
+        release(budget, data={"x": X[:9], "y": Y[:9]})
+
+
+def test_insecure_noise_is_stamped(tmp_path: Path, ledger: dp.Ledger) -> None:
+    dp.Ledger.create(tmp_path / "ledger.db")
+    with noise.insecure_noise(1):
+        assert release(ledger).privacy_guarantee == "none"
+        with pytest.raises(dp.PrivacyError):
+            release(tmp_path / "ledger.db")
+
+
+# -- what is not told -----------------------------------------------------------------------------
+
+
+def test_the_number_of_records_is_hidden_where_it_is_private() -> None:
+    found = [
+        release(dp.Ledger.temporary("add_or_remove_one"), data={"x": X[:k], "y": Y[:k]})
+        for k in (5, N)
+    ]
+    assert [made.n for made in found] == [None, None]
+    assert found[0].scale == found[1].scale
+    assert found[0].statement == found[1].statement
+
+
+def test_a_record_that_can_not_be_computed_tells_nothing(ledger: dp.Ledger) -> None:
+    x = X.copy()
+    x[3] = math.nan
+    made = release(ledger, data={"x": x, "y": Y}, statistic=lambda x, y: pt.log(x))
+    assert np.isfinite(made.observed)
+    secret = np.array([5, 0, 3])
+    made = dp.release_statistic(
+        {"k": secret},
+        lambda k: 7 // k,
+        (0, 7),
+        "geometric",
+        ledger,
+        epsilon=1.0,
+    )
+    assert isinstance(made.observed[0], int)
+
+
+# -- what the analyst declares --------------------------------------------------------------------
+
+
+def test_declared_rows_that_are_not_numbers_or_do_not_exist(ledger: dp.Ledger) -> None:
+    made = release(ledger, statistic=lambda x, y: pt.log(y), bounds=(-5, 5))
+    with pm.Model():
+        declared = made.declare("s", pt.log(pt.as_tensor_variable(Y)))
+        with pytest.raises(ValueError, match=f"{N} records"):
+            made.declare("t", pt.zeros(7))
+    assert np.array_equal(declared.owner.op.dist_params(declared.owner)[0].eval(), np.zeros(N))
+    made = release(
+        dp.Ledger.temporary("add_or_remove_one"), statistic=lambda x, y: x, bounds=(1, 5)
+    )
+    with pm.Model():
+        declared = made.declare("s", pt.full(6, 3.0), present=dp.present(4, 6))
+    rows = declared.owner.op.dist_params(declared.owner)[0].eval()
+    assert rows.tolist() == [3.0, 3.0, 3.0, 3.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "geometric"])
+@pytest.mark.parametrize("bounds", [(-1, 2), None])
+@pytest.mark.parametrize("scalar", [False, True])
+def test_the_declared_release_is_the_one_that_was_made(
+    mechanism: str,
+    bounds: Any,
+    scalar: bool,
+    ledger: dp.Ledger,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without noise, the declared sum at the real records is what was published."""
+    monkeypatch.setattr(mechanisms, "discrete_laplace", lambda size, scale: [0] * size)
+    monkeypatch.setattr(mechanisms, "rounded_normal", lambda size, m: np.zeros(size, np.int64))
+    whole = mechanism == "geometric"
+    z = np.rint(3 * X).astype("int64") if whole else 3 * X
+
+    def statistic(z: Any) -> Any:
+        return z if scalar else pt.stack([z, 2 * z], axis=1)
+
+    made = dp.release_statistic(
+        {"z": z},
+        statistic,
+        bounds,
+        mechanism,
+        ledger,
+        epsilon=1.0,
+        delta=1e-6 if mechanism == "gaussian" else None,
+        row_norm=None if bounds else 4,
+    )
+    assert dp.PublishedStatistic.from_json(made.to_json()) == made
+    with pm.Model() as model:
+        declared = made.declare("s", statistic(pt.as_tensor_variable(z)))
+        with pytest.raises(ValueError, match="dimensions"):
+            made.declare("t", pt.zeros((3, 2)) if scalar else pt.zeros(3))
+    total = declared.owner.op.dist_params(declared.owner)[0].eval().sum(axis=0)
+    scale = np.max(made.scale)
+    np.testing.assert_allclose(
+        total, made.observed[0] if scalar else made.observed, atol=1e-6 * scale * N
+    )
+    assert np.isfinite(model.point_logps()["s"])
