@@ -152,10 +152,7 @@ def _sample_privatized(
     elif step_kwargs:
         raise ValueError("step_kwargs are for a step given as a class; this one is built already.")
     if not step.store_records:
-        records = {rv.name for rv in step.reading.latents}
-        kwargs.setdefault(
-            "var_names", [rv.name for rv in model.unobserved_RVs if rv.name not in records]
-        )
+        kwargs.setdefault("var_names", [rv.name for rv in step.reading.without_records()])
     if not pytensor.config.cxx:  # PyMC 5 would interpret the gradients that NUTS needs
         kwargs.setdefault("compile_kwargs", {"mode": "NUMBA"})
     return pm.sample(

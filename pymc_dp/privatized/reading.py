@@ -87,6 +87,15 @@ class Reading:
         """Value variables of `others`."""
         return [self.model.rvs_to_values[rv] for rv in self.others]
 
+    def without_records(self) -> list[Variable]:
+        """Free variables and Deterministics that do not depend on a record."""
+        kept = []
+        for v in self.model.unobserved_RVs:
+            behind = set(ancestors([v], blockers=self.others))
+            if v in self.others or not behind & set(self.latents):
+                kept.append(v)
+        return kept
+
     def full_rows(self) -> Variable:
         """The rows if all `n` records existed."""
         if self.count is None:
