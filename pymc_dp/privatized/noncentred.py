@@ -143,9 +143,8 @@ class NonCentred:
 
     def forget(self) -> None:
         """Begin a chain."""
-        self._seen = 0
-        self._mean = np.zeros(self.vector.size)
-        self._scatter = np.zeros((self.vector.size, self.vector.size))
+        self._learned = 0
+        self._restart()
         self._refer(*self._prior)
 
     def _refer(self, mean: np.ndarray, covariance: np.ndarray) -> None:
@@ -153,22 +152,29 @@ class NonCentred:
         self._whiten = np.linalg.inv(self._root)
 
     def learn(self, parameters: Sequence[np.ndarray]) -> None:
-        """Take a tuning draw into account for the reference."""
+        """Take a tuning draw into account: the reference comes from the last half of them."""
         theta = self._theta(parameters)
+        self._learned += 1
         self._seen += 1
         step = theta - self._mean
         self._mean += step / self._seen
         self._scatter += np.outer(step, theta - self._mean)
-        if self._seen >= 2 * self.vector.size and self._seen & (self._seen - 1) == 0:
-            mean, covariance = self._prior
+        if self._seen >= 2 * len(theta) and self._learned & (self._learned - 1) == 0:
+            _, covariance = self._prior
             weight = _PRIOR_WEIGHT / (_PRIOR_WEIGHT + self._seen)
             learned = self._scatter / self._seen
             # the prior's own correlations are not known, and it may be very wide
             capped = np.diag(np.minimum(np.diag(covariance), 25.0 * np.diag(learned) + 1e-12))
             self._refer(
-                weight * mean + (1.0 - weight) * self._mean,
-                weight * capped + (1.0 - weight) * learned + 1e-12 * np.eye(len(mean)),
+                self._mean.copy(),
+                weight * capped + (1.0 - weight) * learned + 1e-12 * np.eye(len(theta)),
             )
+            self._restart()
+
+    def _restart(self) -> None:
+        self._seen = 0
+        self._mean = np.zeros(self.vector.size)
+        self._scatter = np.zeros((self.vector.size, self.vector.size))
 
     def _theta(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate([np.ravel(parameters[k]) for k in self._where]).astype(float)

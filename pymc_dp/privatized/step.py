@@ -20,6 +20,7 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_dp import _compat
+from pymc_dp._checks import check_integer
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.privatized.check import check_records
@@ -86,6 +87,8 @@ class PrivacyAwareGibbs(BlockedStep):
         Also move the parameters with the records' innovations held fixed (:mod:`pymc_dp.
         privatized.noncentred`): for which records.  "auto": where it is possible.  Without, the
         parameters of vague releases mix slowly, since n imputed records hold them in place.
+    moves : int, default 2
+        How many such moves follow a sweep; each costs about six evaluations of all records.
     store_records : bool, default False
         Whether the result of :func:`pymc_dp.sample` keeps the records.  Plain ``pm.sample``
         stores all free variables unless told with ``var_names``.
@@ -137,6 +140,7 @@ class PrivacyAwareGibbs(BlockedStep):
         *,
         proposal: str | Proposal = "prior",
         noncentered: str | bool | Sequence[Any] = "auto",
+        moves: int = 2,
         store_records: bool = False,
         model: Model | None = None,
         rng: Any = None,
@@ -165,6 +169,7 @@ class PrivacyAwareGibbs(BlockedStep):
         self._proposal = proposal
         self._wanted = _wanted(noncentered, model)
         self.store_records = store_records
+        self.moves = check_integer("moves", moves, minimum=1)
         self.vars = [*self.reading.values]
         if count is not None:
             self.vars.append(model.rvs_to_values[count])
@@ -242,7 +247,8 @@ class PrivacyAwareGibbs(BlockedStep):
         if self.noncentred is not None:
             if self.tune:
                 self.noncentred.learn(state.parameters)
-            self.noncentred(state, self.rng)
+            for _ in range(self.moves):
+                self.noncentred(state, self.rng)
         self._state = state
         self._iterations += 1
         point = dict(point)
