@@ -56,7 +56,7 @@ class Function:
 
     def __call__(self, *values: Any) -> list[np.ndarray]:
         """The outputs; arrays go in as they are, of the inputs' own types."""
-        return self._call(*values)
+        return self._call(*[np.asarray(v) for v in values])  # no NumPy scalars
 
 
 def density_of_total(total: Variable, log_density: Variable) -> Callable[[np.ndarray], Any]:
