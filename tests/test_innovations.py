@@ -133,5 +133,7 @@ def test_shapes_that_move_are_held_by_quantiles() -> None:
 
 def test_records_without_a_formula() -> None:
     mixture = pm.NormalMixture.dist([0.5, 0.5], [0.0, 1.0], [1.0, 1.0], shape=3)
+    censored = pm.Censored.dist(pm.Normal.dist(), lower=-1.0, upper=1.0, shape=3)
+    assert innovation(censored) is None  # its distribution function jumps
     assert innovation(mixture) is None
     assert normal_scores(mixture) is None

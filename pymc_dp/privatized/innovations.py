@@ -27,6 +27,8 @@ __all__ = ["Draw", "Innovation", "depends_on_variables", "innovation", "normal_s
 
 #: Uniform innovations stay this far from 0 and 1, where quantiles are infinite.
 _EDGE = 2.0**-53
+#: Symbolic random variables of PyMC whose distribution functions do not jump.
+_SMOOTH = ("halfcauchy", "weibull")
 #: PyMC's quantiles of these are off by 1e-4 about the median.
 _INEXACT = ("t",)
 #: Halvings of the search for a quantile of counts without a closed form: up to 2^24.
@@ -245,7 +247,10 @@ def _step_of(rv: Variable, u: Variable) -> Variable:
 
 def _by_quantiles(rv: Variable) -> Innovation | None:
     """Values of the distribution function; for counts, uniform numbers within its step."""
-    if getattr(rv.owner.op, "name", None) in _INEXACT:
+    name = getattr(rv.owner.op, "name", None)
+    if not isinstance(rv.owner.op, RandomVariable) and name not in _SMOOTH:
+        return None  # put together of others, such as censored ones: it may have atoms
+    if name in _INEXACT:
         return None
     discrete = rv.type.dtype.startswith("int")
     probe = pt.as_tensor_variable(np.zeros((1,) * rv.type.ndim))
