@@ -157,17 +157,16 @@ def test_planted_faults_are_found(
 CAPACITY = 8
 
 
-def counted(exchangeable: bool) -> tuple[Model, dp.PrivacyAwareGibbs, float]:
+def counted(alike: bool) -> tuple[Model, dp.PrivacyAwareGibbs, float]:
     """Bernoulli records of unknown number, and the exact mean of that number."""
-    p = 0.3 if exchangeable else np.linspace(0.1, 0.8, CAPACITY)
+    p = 0.3 if alike else np.linspace(0.1, 0.8, CAPACITY)
     with pm.Model() as model:
         n = pm.Binomial("n", CAPACITY, 0.4)
         x = pm.Bernoulli("x", p, shape=CAPACITY)
         here = dp.present(n, CAPACITY)
-        rows = pt.stack([x * here, here], axis=1)
-        dp.LaplaceRelease("s", rows, scale=2.0, observed=np.array([3.3, 4.1]))
+        dp.LaplaceRelease("sum", x * here, scale=2.0, observed=3.3)
+        dp.LaplaceRelease("size", here, scale=2.0, observed=4.1)
         step = dp.PrivacyAwareGibbs([x, n])
-    assert step._exchangeable == exchangeable
     weights = stats.binom(CAPACITY, 0.4).pmf(np.arange(CAPACITY + 1))
     for k in range(CAPACITY + 1):
         pmf = np.ones(1)
@@ -182,9 +181,9 @@ def nothing(point: Point, rng: np.random.Generator) -> None:
     """No parameters to draw."""
 
 
-@pytest.mark.parametrize("exchangeable", [True, False])
-def test_an_unknown_number_of_records(exchangeable: bool) -> None:
-    model, step, exact = counted(exchangeable)
+@pytest.mark.parametrize("alike", [True, False])
+def test_an_unknown_number_of_records(alike: bool) -> None:
+    model, step, exact = counted(alike)
     values, _ = run(model, step, nothing, lambda point: float(point["n"]), 6000)
     assert deviation(values, exact) < Z
 
@@ -266,6 +265,76 @@ def test_conjugacy_is_checked() -> None:
             dp.ConjugateNormal([sd])
         with pytest.raises(ValueError, match="discrete"):
             dp.ConjugateNormal([k])
+
+
+def test_conditionals_that_are_nearly_normal_are_refused() -> None:
+    """In money, a gradient is small everywhere: the draw is checked on its own scale."""
+    with pm.Model() as model:
+        b = pm.StudentT("b", nu=3, mu=0, sigma=2000)
+        pm.Normal("x", b, 5000, shape=20)
+        with pytest.raises(ValueError, match="not normal in"):
+            draw = dp.ConjugateNormal([b])
+            draw.set_rng(np.random.default_rng(1))
+            point = model.initial_point() | {"x": np.full(20, 10_000.0)}
+            for _ in range(50):
+                draw.step(point)
+
+
+# -- what the review of the kernels found ---------------------------------------------------------
+
+
+def test_impossible_parameters_of_single_records_are_rejected() -> None:
+    """Bernoulli with p > 1 has a positive logarithm; it must count as impossible."""
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0.6, 0.1)
+        x = pm.Normal("x", mu, 0.15, shape=4)
+        pm.Bernoulli("y", p=x, observed=np.ones(4, int))
+        dp.GaussianRelease("s", x, scale=0.5, observed=4.5)
+        step = dp.PrivacyAwareGibbs([x])
+    point = model.initial_point() | {"x": np.full(4, 0.5)}
+    step.set_rng(np.random.default_rng(1))
+    for _ in range(300):
+        point, _ = step.step(point)
+        assert (point["x"] >= 0).all() and (point["x"] <= 1).all()
+
+
+def test_records_that_look_alike_only_at_the_start() -> None:
+    covariate = np.linspace(0.0, 5.0, 6)
+    with pm.Model():
+        b = pm.Normal("b")
+        x = pm.Normal("x", b * covariate, 1.0, shape=6)
+        dp.GaussianRelease("s", x, scale=1.0, observed=20.0)
+        with pytest.raises(ValueError, match="exchangeable"):
+            dp.PrivacyAwareGibbs([x], proposal="soma")
+    with pm.Model():
+        b = pm.Normal("b")
+        x = pm.Normal("x", shape=6)
+        y = pm.Normal("y", b * x.mean(), 0.5, shape=6)
+        dp.GaussianRelease("s", pt.stack([x, y], axis=1), scale=1.0, observed=[1.0, 2.0])
+        with pytest.raises(dp.NotFactorizable, match="other records"):
+            dp.PrivacyAwareGibbs([x, y])
+
+
+def test_records_whose_distribution_knows_their_number() -> None:
+    with pm.Model():
+        count = pm.DiscreteUniform("count", 1, 6)
+        x = pm.Normal("x", 0.0, count, shape=6)
+        dp.LaplaceRelease("s", x * dp.present(count, 6), scale=1.0, observed=2.0)
+        with pytest.raises(dp.NotFactorizable, match="depends on their number"):
+            dp.PrivacyAwareGibbs([x, count])
+
+
+def test_records_rounded_to_the_end_of_a_transform_are_rejected() -> None:
+    with pm.Model() as model:
+        a = pm.Gamma("a", 2.0, 20.0)
+        x = pm.Beta("x", a, a, shape=20)
+        dp.GaussianRelease("s", x, scale=1.0, observed=9.0)
+        step = dp.PrivacyAwareGibbs([x], noncentered=False)
+    point = model.initial_point() | {"a_log__": np.asarray(np.log(0.01))}
+    step.set_rng(np.random.default_rng(1))
+    for _ in range(100):
+        point, _ = step.step(point)
+        assert np.isfinite(point["x_logodds__"]).all()
 
 
 # -- through PyMC ---------------------------------------------------------------------------------

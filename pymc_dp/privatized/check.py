@@ -4,15 +4,26 @@ from __future__ import annotations
 
 import numpy as np
 import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.tensor.basic import ARange, Eye
 
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.privatized.graphs import Function, forward
 from pymc_dp.privatized.reading import Reading, names
+from pymc_dp.rows.ancestry import (
+    ancestors_without_shapes,
+    array_of,
+    is_data,
+    is_long_constant,
+)
 
 __all__ = ["check_records"]
 
 _TRIALS = 4
+_POINTS = 4
+_LABELS = ("row of the statistic", "log-density of an observed variable", "log-density")
+_REAL = ("normal", "multivariate_normal", "laplace", "logistic", "cauchy", "gumbel", "t")
 _TOLERANCE = 1e-9
 
 
@@ -26,7 +37,8 @@ def check_records(reading: Reading) -> bool:
     Returns
     -------
     bool
-        Whether records are exchangeable: none has covariates or observations of its own.
+        Whether records are known to be exchangeable: nothing behind their densities has room for
+        an entry per record.
 
     Raises
     ------
@@ -36,8 +48,6 @@ def check_records(reading: Reading) -> bool:
     """
     model, n = reading.model, reading.n
     rng = np.random.default_rng(7)  # which experiments are made is a setting
-    start = model.initial_point()
-    parameters = [start[v.name] for v in reading.inputs]
     given = reading.constrained(reading.others)
     drawn = [forward(model, rv, rv, rv) for rv in reading.latents]
     draw = Function(
@@ -50,32 +60,82 @@ def check_records(reading: Reading) -> bool:
         [reading.full_rows(), local, reading.row_log_prior()],
         compiled=False,
     )
-    labels = ("row of the statistic", "log-density of an observed variable", "log-density")
-    first, second = draw(*parameters), draw(*parameters)
-    _check_lengths(reading, first)
+    for trial in range(_POINTS):
+        # about the start, where coefficients may be 0, and away from it
+        parameters = [_moved(reading, v, trial, rng) for v in reading.inputs]
+        first, second = draw(*parameters), draw(*parameters)
+        _check_lengths(reading, first)
+        of_first = factors(*first, *parameters)
+        for found, label in zip(of_first, _LABELS, strict=True):
+            if np.ndim(found) == 0 or np.shape(found)[0] != n:
+                raise NotFactorizable(
+                    f"There are {n} records {names(reading.latents)}, but not as many values of "
+                    f"the {label}: every record needs one of its own, independent of the others."
+                )
+        _check_mixtures(reading, factors, first, second, parameters, rng)
+        if reading.count is not None:
+            _check_count(reading, first, parameters, of_first[0], rng)
+    return reading.local is None and not _has_own_data(reading)
+
+
+def _moved(reading: Reading, value: Variable, trial: int, rng: np.random.Generator) -> np.ndarray:
+    """A parameter at the start, and then at random about it, where its value is unbounded."""
+    start = np.asarray(reading.model.initial_point()[value.name])
+    if trial == 0 or start.dtype.kind != "f":
+        return start
+    rv = reading.model.values_to_rvs[value]
+    bounded = reading.model.rvs_to_transforms[rv] is None and not _is_real(rv)
+    moved = rng.standard_normal(start.shape)
+    if bounded:  # stay inside of a support that is not known
+        moved = 0.1 * start * np.tanh(moved)
+    return np.asarray(start + moved, dtype=start.dtype)
+
+
+def _is_real(rv: Variable) -> bool:
+    """Whether a variable without a transform may take any real value."""
+    return getattr(rv.owner.op, "name", None) in _REAL
+
+
+def _check_mixtures(
+    reading: Reading,
+    factors: Function,
+    first: list[np.ndarray],
+    second: list[np.ndarray],
+    parameters: list[np.ndarray],
+    rng: np.random.Generator,
+) -> None:
+    """Replace some of the records: the factors of the others must stay."""
     of_first, of_second = (factors(*values, *parameters) for values in (first, second))
-    for found, label in zip(of_first, labels, strict=True):
-        if np.shape(found)[0] != n:
-            raise NotFactorizable(
-                f"There are {n} records {names(reading.latents)}, but {np.shape(found)[0]} rows: "
-                f"every record needs a {label} of its own."
-            )
     for _ in range(_TRIALS):
-        swapped = rng.random(n) < 0.5
+        swapped = rng.random(reading.n) < 0.5
         mixed = [_mix(a, b, swapped) for a, b in zip(first, second, strict=True)]
         of_mixed = factors(*mixed, *parameters)
-        for a, b, c, label in zip(of_first, of_second, of_mixed, labels, strict=True):
+        for a, b, c, label in zip(of_first, of_second, of_mixed, _LABELS, strict=True):
             if not _same(_mix(a, b, swapped), c):
                 raise NotFactorizable(
                     f"The {label} of one record depends on other records. Given the parameters, "
                     f"records ({names(reading.latents)}) must be independent, and the statistic "
                     "must be computed row by row."
                 )
-    if reading.count is not None:
-        _check_count(reading, first, parameters, of_first[0], rng)
-    order = rng.permutation(n)
-    of_permuted = factors(*[v[order] for v in first], *parameters)
-    return all(_same(a[order], b) for a, b in zip(of_first, of_permuted, strict=True))
+
+
+def _has_own_data(reading: Reading) -> bool:
+    """Whether something with room for an entry per record is behind the records' densities."""
+    graphs = [reading.full_rows(), reading.row_log_prior()]
+    behind = ancestors_without_shapes(graphs) - set(reading.values)
+    start = reading.model.initial_point()
+    for v in behind:
+        if v.owner is not None:
+            if isinstance(v.owner.op, ARange | Eye):
+                return True
+        elif is_data(v) and np.size(array_of(v)) >= reading.n:
+            return True
+        elif (
+            is_long_constant(v, reading.n)
+            or max(np.shape(start.get(v.name, 0)), default=0) >= reading.n
+        ):
+            return True
+    return False
 
 
 def _check_lengths(reading: Reading, values: list[np.ndarray]) -> None:

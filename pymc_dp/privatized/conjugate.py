@@ -150,7 +150,26 @@ class ConjugateNormal(BlockedStep):
         lower = np.linalg.cholesky(0.5 * (precision + precision.T))
         half = np.linalg.solve(lower, at_zero) + self.rng.standard_normal(d)
         theta = np.linalg.solve(lower.T, half)
+        self._verify(theta, rest, at_zero, precision)
         return {**point, **self.vector.point(theta)}, [{}]
+
+    def _verify(
+        self,
+        theta: np.ndarray,
+        rest: Sequence[np.ndarray],
+        at_zero: np.ndarray,
+        precision: np.ndarray,
+    ) -> None:
+        """The gradient where the draw fell is that of the normal distribution it came from."""
+        sizes = np.abs(at_zero) + np.abs(precision) @ np.abs(theta)
+        error = np.abs(self._gradient(theta, rest) - (at_zero - precision @ theta))
+        # a standard deviation's worth of gradient in each direction is the least that counts
+        scale = 1e-3 * np.sqrt(np.abs(np.diag(precision))) + 1e-9 * sizes
+        if not (error <= scale).all():
+            raise ValueError(
+                f"ConjugateNormal: the model is not normal in {[v.name for v in self.vars]} given "
+                "everything else. Leave them to NUTS."
+            )
 
     @staticmethod
     def competence(var: Any, has_grad: bool = False) -> Competence:

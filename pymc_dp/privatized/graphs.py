@@ -7,13 +7,18 @@ from typing import Any
 
 import numpy as np
 import pytensor
+import pytensor.tensor as pt
+from pymc.logprob.utils import CheckParameterValue
 from pymc.model import Model
 from pymc.pytensorf import collect_default_updates, reseed_rngs
 from pytensor.compile.mode import get_mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import graph_inputs
+from pytensor.graph.traversal import graph_inputs, toposort
+from pytensor.scalar.basic import AND
+from pytensor.tensor.basic import Join, MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import CAReduce, DimShuffle
 from pytensor.tensor.random.type import RandomType
 
 from pymc_dp.rows.functions import INTERPRETED
@@ -70,15 +75,56 @@ def _compiled(
     updates: dict[Variable, Variable],
     mode: Any,
 ) -> Any:
-    # Impossible parameters of one record must not make all records impossible: they give NaN
-    # there, which is rejected. Without fastmath, which may leave tests for NaN out.
-    mode = get_mode(mode).including("random_make_inplace", "local_remove_check_parameter")
+    # without fastmath, which may leave tests for NaN out
+    outputs = checked(outputs)
+    mode = get_mode(mode).including("random_make_inplace")
     with pytensor.config.change_flags(numba__fastmath=False):
         function = pytensor.function(
             list(inputs), list(outputs), updates=updates, mode=mode, on_unused_input="ignore"
         )
     function.trust_input = True
     return function
+
+
+def checked(outputs: Sequence[Variable]) -> list[Variable]:
+    """Log-densities that are -inf exactly where their parameters are impossible.
+
+    PyMC's checks raise an error, or make all records impossible if one is; left out, densities of
+    impossible parameters may be finite.  Each check is split into the conditions on single entries
+    that it was put together from.
+    """
+    found: dict[Variable, Variable] = {}
+    for node in toposort(list(outputs)):
+        inputs = [found.get(x, x) for x in node.inputs]
+        if isinstance(node.op, CheckParameterValue):
+            value, *conditions = inputs
+            for condition in conditions:
+                for entry in _entries(condition):
+                    fits = entry.type.ndim <= value.type.ndim
+                    switched = pt.switch(entry if fits else pt.all(entry), value, -np.inf)
+                    value = switched.astype(node.outputs[0].type.dtype)
+            found[node.outputs[0]] = value
+        elif any(x is not y for x, y in zip(inputs, node.inputs, strict=True)):
+            again = node.clone_with_new_inputs(inputs, strict=False)
+            found.update(zip(node.outputs, again.outputs, strict=True))
+    return [found.get(x, x) for x in outputs]
+
+
+def _entries(condition: Variable) -> list[Variable]:
+    """Conditions that must all hold."""
+    node = condition.owner
+    if node is None:
+        return [condition]
+    if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, AND):
+        return _entries(node.inputs[0])
+    if isinstance(node.op, MakeVector):
+        return [entry for x in node.inputs for entry in _entries(x)]
+    if isinstance(node.op, Join):
+        return [entry for x in node.inputs[1:] for entry in _entries(x)]
+    scalar = isinstance(node.op, DimShuffle) and node.inputs[0].type.ndim == 0
+    if scalar or isinstance(node.op, ScalarFromTensor | TensorFromScalar):
+        return _entries(node.inputs[0])
+    return [condition]
 
 
 def placed(rv: Variable, given: Mapping[Variable, Variable]) -> Variable:

@@ -141,6 +141,10 @@ class Offers:
     ) -> Swept:
         n = len(state.rows)
         accepted = np.empty(n, dtype=np.bool_)
+        for value in values:  # rounded to the end of a transform
+            if value.dtype.kind == "f" and not np.isfinite(value).all():
+                finite = np.isfinite(value).reshape(n, -1).all(axis=1)
+                log_ratio = np.where(finite, log_ratio, -np.inf)
         n_accepted, lowest = self.loops.replace_one_by_one(
             state.rows,
             np.ascontiguousarray(rows),

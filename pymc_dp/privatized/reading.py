@@ -164,14 +164,14 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
         term = model.logp(vars=[rv], sum=False, jacobian=True)[0]
         if not ancestors_without_shapes([term]) & (hidden | counts):
             continue
-        sums = _sums_over_records(model, term, hidden, n)
+        sums = _sums_over_records(model, term, hidden | counts, n)
         if not sums:
             local.append(_local(model, rv, term, n, counts))
             continue
         parts = {}
         for found, shape in zip(sums, _shapes(model, sums), strict=True):
             rows = _rows(found)
-            if _sums_over_records(model, rows, hidden, n):
+            if _sums_over_records(model, rows, hidden | counts, n):
                 raise _not_additive(rv, "its statistic of one record depends on other records")
             size = int(np.prod(shape, dtype=int))
             piece = total[width : width + size].reshape(shape)
@@ -189,6 +189,11 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
         )
     log_density = _with_published(sum(densities, pt.zeros(())), observed, total, width)
     rows = pt.concatenate(pieces, axis=1) if pieces else pt.zeros((n, 0))
+    prior = ancestors_without_shapes(model.logp(vars=latents, sum=False, jacobian=False))
+    if count is not None and prior & counts:
+        raise NotFactorizable(
+            f"The distribution of the records depends on their number, `{count.name}`."
+        )
     touched = ancestors_without_shapes([rows])
     for rv in model.free_RVs:
         if model.rvs_to_values[rv] in touched - hidden - counts:
