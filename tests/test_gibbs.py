@@ -431,10 +431,11 @@ def test_slow_parameters_are_announced() -> None:
         dp.GaussianRelease("s", x, scale=100.0, observed=0.0)
         step = dp.PrivacyAwareGibbs([x], noncentered=False)
         draw = dp.ConjugateNormal([mu])
-    step._planned = 200
+    step._planned = 1000
     step.set_rng(np.random.default_rng(1))
+    draw.set_rng(np.random.default_rng(2))
     point = model.initial_point()
-    for _ in range(200):
+    for _ in range(1000):
         point, [stat] = step.step(draw.step(point)[0])
     assert "noncentered" in str(stat["warning"])
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.basic import ARange, Eye
@@ -11,18 +10,15 @@ from pytensor.tensor.basic import ARange, Eye
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.privatized.graphs import Function, forward
 from pymc_dp.privatized.reading import Reading, names
-from pymc_dp.rows.ancestry import (
-    ancestors_without_shapes,
-    array_of,
-    is_data,
-    is_long_constant,
-)
+from pymc_dp.rows.ancestry import ancestors_without_shapes, is_long_array
 
 __all__ = ["check_records"]
 
 _TRIALS = 4
 _POINTS = 4
+#: Of what `Reading.factors` and `Reading.row_log_prior` give.
 _LABELS = ("row of the statistic", "log-density of an observed variable", "log-density")
+#: Distributions on all real numbers, by the names of PyTensor's operations.
 _REAL = ("normal", "multivariate_normal", "laplace", "logistic", "cauchy", "gumbel", "t")
 _TOLERANCE = 1e-9
 
@@ -54,86 +50,66 @@ def check_records(reading: Reading) -> bool:
         reading.inputs, clone_replace(drawn, given, rebuild_strict=False), compiled=False
     )
     draw.reseed(rng)
-    local = pt.zeros(n) if reading.local is None else reading.local
-    factors = Function(
-        [*reading.values, *reading.inputs],
-        [reading.full_rows(), local, reading.row_log_prior()],
-        compiled=False,
-    )
+    inputs = [*reading.values, *reading.inputs]
+    factors = Function(inputs, [*reading.factors({}), reading.row_log_prior()], compiled=False)
+    masked = Function(inputs, [reading.rows], compiled=False)
     for trial in range(_POINTS):
         # about the start, where coefficients may be 0, and away from it
         parameters = [_moved(reading, v, trial, rng) for v in reading.inputs]
         first, second = draw(*parameters), draw(*parameters)
         _check_lengths(reading, first)
-        of_first = factors(*first, *parameters)
+        of_first, of_second = (factors(*values, *parameters) for values in (first, second))
         for found, label in zip(of_first, _LABELS, strict=True):
             if np.ndim(found) == 0 or np.shape(found)[0] != n:
                 raise NotFactorizable(
                     f"There are {n} records {names(reading.latents)}, but not as many values of "
                     f"the {label}: every record needs one of its own, independent of the others."
                 )
-        _check_mixtures(reading, factors, first, second, parameters, rng)
+        for _ in range(_TRIALS):
+            swapped = rng.random(n) < 0.5
+            mixed = [_mix(a, b, swapped) for a, b in zip(first, second, strict=True)]
+            expected = [_mix(a, b, swapped) for a, b in zip(of_first, of_second, strict=True)]
+            _check_mixture(reading, expected, factors(*mixed, *parameters))
         if reading.count is not None:
-            _check_count(reading, first, parameters, of_first[0], rng)
+            _check_count(reading, masked, first, parameters, of_first[0], rng)
     return reading.local is None and not _has_own_data(reading)
 
 
 def _moved(reading: Reading, value: Variable, trial: int, rng: np.random.Generator) -> np.ndarray:
     """A parameter at the start, and then at random about it, where its value is unbounded."""
-    start = np.asarray(reading.model.initial_point()[value.name])
+    start = np.asarray(reading.start[value.name])
     if trial == 0 or start.dtype.kind != "f":
         return start
     rv = reading.model.values_to_rvs[value]
-    bounded = reading.model.rvs_to_transforms[rv] is None and not _is_real(rv)
+    real = getattr(rv.owner.op, "name", None) in _REAL
+    bounded = reading.model.rvs_to_transforms[rv] is None and not real
     moved = rng.standard_normal(start.shape)
     if bounded:  # stay inside of a support that is not known
         moved = 0.1 * start * np.tanh(moved)
     return np.asarray(start + moved, dtype=start.dtype)
 
 
-def _is_real(rv: Variable) -> bool:
-    """Whether a variable without a transform may take any real value."""
-    return getattr(rv.owner.op, "name", None) in _REAL
-
-
-def _check_mixtures(
-    reading: Reading,
-    factors: Function,
-    first: list[np.ndarray],
-    second: list[np.ndarray],
-    parameters: list[np.ndarray],
-    rng: np.random.Generator,
-) -> None:
-    """Replace some of the records: the factors of the others must stay."""
-    of_first, of_second = (factors(*values, *parameters) for values in (first, second))
-    for _ in range(_TRIALS):
-        swapped = rng.random(reading.n) < 0.5
-        mixed = [_mix(a, b, swapped) for a, b in zip(first, second, strict=True)]
-        of_mixed = factors(*mixed, *parameters)
-        for a, b, c, label in zip(of_first, of_second, of_mixed, _LABELS, strict=True):
-            if not _same(_mix(a, b, swapped), c):
-                raise NotFactorizable(
-                    f"The {label} of one record depends on other records. Given the parameters, "
-                    f"records ({names(reading.latents)}) must be independent, and the statistic "
-                    "must be computed row by row."
-                )
+def _check_mixture(reading: Reading, expected: list[np.ndarray], found: list[np.ndarray]) -> None:
+    """Where some records were replaced, the factors of the others must have stayed."""
+    for a, b, label in zip(expected, found, _LABELS, strict=True):
+        if not _same(a, b):
+            raise NotFactorizable(
+                f"The {label} of one record depends on other records. Given the parameters, "
+                f"records ({names(reading.latents)}) must be independent, and the statistic "
+                "must be computed row by row."
+            )
 
 
 def _has_own_data(reading: Reading) -> bool:
     """Whether something with room for an entry per record is behind the records' densities."""
-    graphs = [reading.full_rows(), reading.row_log_prior()]
-    behind = ancestors_without_shapes(graphs) - set(reading.values)
-    start = reading.model.initial_point()
-    for v in behind:
+    graphs = [reading.factors({})[0], reading.row_log_prior()]
+    for v in ancestors_without_shapes(graphs) - set(reading.values):
         if v.owner is not None:
-            if isinstance(v.owner.op, ARange | Eye):
-                return True
-        elif is_data(v) and np.size(array_of(v)) >= reading.n:
-            return True
-        elif (
-            is_long_constant(v, reading.n)
-            or max(np.shape(start.get(v.name, 0)), default=0) >= reading.n
-        ):
+            found = isinstance(v.owner.op, ARange | Eye)
+        else:
+            longest = max(np.shape(reading.start.get(v.name, 0)), default=0)
+            found = is_long_array(v, reading.n) or longest >= reading.n
+        if found:
             return True
     return False
 
@@ -149,6 +125,7 @@ def _check_lengths(reading: Reading, values: list[np.ndarray]) -> None:
 
 def _check_count(
     reading: Reading,
+    masked: Function,
     values: list[np.ndarray],
     parameters: list[np.ndarray],
     full: np.ndarray,
@@ -157,7 +134,6 @@ def _check_count(
     """Records beyond the count add nothing, and the count changes nothing else."""
     assert reading.count is not None
     place = reading.others.index(reading.count)
-    masked = Function([*reading.values, *reading.inputs], [reading.rows], compiled=False)
     for count in {0, reading.n, *rng.integers(0, reading.n + 1, _TRIALS).tolist()}:
         given = list(parameters)
         given[place] = np.asarray(count, dtype=parameters[place].dtype)

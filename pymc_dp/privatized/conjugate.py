@@ -9,11 +9,10 @@ import numpy as np
 import pymc as pm
 import pytensor
 from pymc.model import Model
-from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
-from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 from pytensor.graph.basic import Variable
 
+from pymc_dp.privatized.base import CompiledStep
 from pymc_dp.privatized.graphs import Function
 from pymc_dp.rows.functions import ParameterVector
 
@@ -23,12 +22,7 @@ _TRIALS = 3
 _TOLERANCE = 1e-6
 
 
-@dataclass_state
-class ConjugateNormalState(StepMethodState):
-    """Nothing of its own."""
-
-
-class ConjugateNormal(BlockedStep):
+class ConjugateNormal(CompiledStep):
     """Draws parameters from their conditional distribution, where that is normal.
 
     For coefficients with normal priors that enter the mean of normal records linearly, with the
@@ -61,9 +55,8 @@ class ConjugateNormal(BlockedStep):
     """
 
     name = "conjugate_normal"
-    default_blocked = True
     stats_dtypes_shapes: dict[str, Any] = {}  # noqa: RUF012 - PyMC reads it from the class
-    _state_class = ConjugateNormalState
+    _made = ("_function",)
 
     def __init__(
         self,
@@ -170,24 +163,3 @@ class ConjugateNormal(BlockedStep):
                 f"ConjugateNormal: the model is not normal in {[v.name for v in self.vars]} given "
                 "everything else. Leave them to NUTS."
             )
-
-    @staticmethod
-    def competence(var: Any, has_grad: bool = False) -> Competence:
-        """Never chosen automatically."""
-        return Competence.INCOMPATIBLE
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        kept = {
-            name: value
-            for name, value in vars(self).items()
-            if name != "_function" and not name.endswith("__newargs")
-        }
-        return rebuilt, (type(self), kept)
-
-
-def rebuilt(cls: type[Any], state: dict[str, Any]) -> Any:
-    """A step that was pickled without its compiled functions."""
-    step = object.__new__(cls)
-    vars(step).update(state)
-    step._compile()
-    return step

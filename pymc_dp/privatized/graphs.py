@@ -76,7 +76,7 @@ def _compiled(
     mode: Any,
 ) -> Any:
     # without fastmath, which may leave tests for NaN out
-    outputs = checked(outputs)
+    outputs = _checked(outputs)
     mode = get_mode(mode).including("random_make_inplace")
     with pytensor.config.change_flags(numba__fastmath=False):
         function = pytensor.function(
@@ -86,7 +86,7 @@ def _compiled(
     return function
 
 
-def checked(outputs: Sequence[Variable]) -> list[Variable]:
+def _checked(outputs: Sequence[Variable]) -> list[Variable]:
     """Log-densities that are -inf exactly where their parameters are impossible.
 
     PyMC's checks raise an error, or make all records impossible if one is; left out, densities of

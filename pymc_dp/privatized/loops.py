@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from pymc_dp._jit import compiled
+
 __all__ = ["Loops"]
 
 
@@ -36,6 +38,29 @@ class Loops:
         self.choose_cells = _choose_cells(density)
         self.swap_offers = _swap_offers(density)
         self.births_and_deaths = _births_and_deaths(density)
+
+
+@compiled(error_model="numpy")
+def _exponentiate(weights: np.ndarray, highest: float) -> float:
+    """Turn logarithms into weights relative to `highest`, in place; returns their sum."""
+    mass = 0.0
+    for c in range(weights.shape[0]):
+        weights[c] = math.exp(weights[c] - highest)
+        mass += weights[c]
+    return mass
+
+
+@compiled(error_model="numpy")
+def _pick(weights: np.ndarray, left: float) -> int:
+    """The first place at which the weights so far pass `left`, or the last of positive weight."""
+    place = -1
+    for c in range(weights.shape[0]):
+        if weights[c] > 0.0:
+            place = c
+            left -= weights[c]
+            if left < 0.0:
+                break
+    return place
 
 
 def _replace_one_by_one(density: Callable[[np.ndarray], float]) -> Any:
@@ -149,17 +174,8 @@ def _choose_cells(density: Callable[[np.ndarray], float]) -> Any:
                     highest = weights[c]
             if highest == -math.inf:
                 continue
-            mass = 0.0
-            for c in range(n_cells):
-                weights[c] = math.exp(weights[c] - highest)
-                mass += weights[c]
-            left, cell = uniforms[i] * mass, -1
-            for c in range(n_cells):
-                if weights[c] > 0.0:
-                    cell = c
-                    left -= weights[c]
-                    if left < 0.0:
-                        break
+            mass = _exponentiate(weights, highest)
+            cell = _pick(weights, uniforms[i] * mass)
             changed += cell != chosen[i]
             chosen[i] = cell
             for k in range(width):
@@ -214,21 +230,12 @@ def _swap_offers(density: Callable[[np.ndarray], float]) -> Any:
                     moved[k] = total[k] - rows[i, k] + offers[o, k]
                 weights[i] = density(moved)
                 highest = max(highest, weights[i])
-            mass = 0.0
-            for i in range(n_present):
-                weights[i] = math.exp(weights[i] - highest)
-                mass += weights[i]
+            mass = _exponentiate(weights, highest)
             places[o] = -1
             if not mass > 0.0:
                 lowest = -math.inf
                 continue
-            left, place = uniforms[o, 0] * mass, -1
-            for i in range(n_present):
-                if weights[i] > 0.0:
-                    place = i
-                    left -= weights[i]
-                    if left < 0.0:
-                        break
+            place = _pick(weights, uniforms[o, 0] * mass)
             others = mass - weights[place] + math.exp(current - highest)
             log_alpha = math.log(mass) - math.log(others) if others > 0.0 else math.inf
             lowest = min(lowest, log_alpha)

@@ -34,7 +34,7 @@ from pymc_dp.mechanisms.statistic import (
     StatisticMechanism,
 )
 from pymc_dp.privatized.releases import GaussianRelease, GeometricRelease, LaplaceRelease
-from pymc_dp.rows.ancestry import array_of, is_data, is_long_constant
+from pymc_dp.rows.ancestry import is_long_array
 from pymc_dp.rows.functions import compile_function
 
 __all__ = ["PublishedStatistic", "release_statistic"]
@@ -286,16 +286,14 @@ def release_statistic(
         values = {"value": observed.tolist(), "scale": scale.tolist()}
         ledger.keep(account, plan_id, event.mechanism, values, 0)
         ledger.finish_plan(account, plan_id)
-    known = n if neighboring == "replace_one" else None
-    low, high = (None, None) if scaling.lower is None else (scaling.lower, scaling.upper)
     return PublishedStatistic(
         mechanism=mechanism,
         observed=observed.tolist(),
         scale=scale.tolist(),
-        lower=None if low is None else low.tolist(),
-        upper=None if high is None else high.tolist(),
+        lower=None if scaling.lower is None else scaling.lower.tolist(),
+        upper=None if scaling.upper is None else scaling.upper.tolist(),
         row_norm=None if row_norm is None else float(row_norm),
-        n=known,
+        n=n if neighboring == "replace_one" else None,
         scalar=rows.scalar,
         neighboring=neighboring,
         statement=_statement(promised, mechanism, neighboring, ledger, secure),
@@ -410,17 +408,11 @@ def _refuse_captured(rows: Variable, inputs: Iterable[Variable], n: int) -> None
             raise ValueError(
                 "statistic uses a shared variable that is updated from record to record."
             )
-        if is_data(v) and is_long_constant(pt.constant(array_of(v)), n):
-            raise _captured()
-        if is_long_constant(v, n):
-            raise _captured()
-
-
-def _captured() -> ValueError:
-    return ValueError(
-        "statistic uses an array with room for an entry per record. Pass what belongs to records "
-        "as data; public tables must be shorter than the data."
-    )
+        if is_long_array(v, n):
+            raise ValueError(
+                "statistic uses an array with room for an entry per record. Pass what belongs to "
+                "records as data; public tables must be shorter than the data."
+            )
 
 
 class _RowByRow:

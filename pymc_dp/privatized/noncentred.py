@@ -67,8 +67,8 @@ class NonCentred:
             )
         self.reading = reading
         values = [model.rvs_to_values[rv] for rv in self.moved]
-        start = model.initial_point()
-        self.vector = ParameterVector.of(values, [np.shape(start[v.name]) for v in values])
+        shapes = [np.shape(reading.start[v.name]) for v in values]
+        self.vector = ParameterVector.of(values, shapes)
         self._where = [reading.others.index(rv) for rv in self.moved]
         self._places = [reading.latents.index(rv) for rv in self.latents]
         self._compile({rv: f for rv, f in found.items() if f is not None})
@@ -77,7 +77,7 @@ class NonCentred:
 
     def _check_round_trip(self) -> None:
         """Records must come back from their innovations while the parameters stay."""
-        start = self.reading.model.initial_point()
+        start = self.reading.start
         values = [np.asarray(start[v.name]) for v in self.reading.values]
         parameters = [np.asarray(start[v.name]) for v in self.reading.inputs]
         uniforms = [np.full(values[k].shape, 0.5) for k in self._places]
@@ -113,11 +113,9 @@ class NonCentred:
         others = [rv for rv in model.basic_RVs if rv not in self.latents]
         log_density = model.logp(vars=[*others, *model.potentials])
         [log_density] = clone_replace([log_density], moved, rebuild_strict=False)
-        local = pt.zeros(reading.n) if reading.local is None else reading.local
-        factors = clone_replace([reading.full_rows(), local], moved, rebuild_strict=False)
         finite = pt.all([pt.all(pt.abs(v) < np.inf) for v in moved.values()])
         level = pt.switch(finite, log_density.astype("float64"), -np.inf)
-        outputs = self.vector.substitute([level, *factors, *moved.values()])
+        outputs = self.vector.substitute([level, *reading.factors(moved), *moved.values()])
         both = [*reading.latents, *reading.others]
         self._rest = [
             k for k, rv in enumerate(both) if rv not in self.moved and rv not in self.latents
@@ -136,7 +134,7 @@ class NonCentred:
                 [np.concatenate([np.ravel(v) for v in draw()]) for _ in range(_PRIOR_DRAWS)]
             )
         except NotImplementedError:  # an improper prior can not be drawn from
-            theta = self.vector.ravel(model.initial_point())[None] + [[-1.0], [0.0], [1.0]]
+            theta = self.vector.ravel(self.reading.start)[None] + [[-1.0], [0.0], [1.0]]
         low, middle, high = np.quantile(theta, [0.16, 0.5, 0.84], axis=0)
         self._prior = middle, np.diag(np.maximum((high - low) / 2.0, 1e-6) ** 2)
         self.forget()

@@ -97,11 +97,7 @@ class Offers:
 
     def _factors(self, values: Sequence[Variable]) -> list[Variable]:
         """Rows and local densities of other values of the records."""
-        reading = self.reading
-        local = pt.zeros(reading.n) if reading.local is None else reading.local
-        given = dict(zip(reading.values, values, strict=True))
-        found = clone_replace([reading.full_rows(), local], given, rebuild_strict=False)
-        return [v.astype("float64") for v in found]
+        return self.reading.factors(dict(zip(self.reading.values, values, strict=True)))
 
     def state(
         self, values: Sequence[np.ndarray], parameters: Sequence[np.ndarray], n_present: int

@@ -12,8 +12,9 @@ with noise of their own, and other variables below a record.  Factors that do ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import pytensor
@@ -72,6 +73,11 @@ class Reading:
         parts = [np.ravel(array_of(v)).astype(float) for v in self.observed]
         return np.concatenate([np.zeros(0), *parts])
 
+    @cached_property
+    def start(self) -> dict[str, np.ndarray]:
+        """The model's initial point."""
+        return self.model.initial_point()
+
     @property
     def values(self) -> list[Variable]:
         """Value variables of the records."""
@@ -96,13 +102,16 @@ class Reading:
                 kept.append(v)
         return kept
 
-    def full_rows(self) -> Variable:
-        """The rows if all `n` records existed."""
-        if self.count is None:
-            return self.rows
-        value = self.model.rvs_to_values[self.count]
-        all_of_them = pt.constant(np.asarray(self.n, dtype=value.type.dtype))
-        return clone_replace(self.rows, {value: all_of_them}, rebuild_strict=False)
+    def factors(self, given: Mapping[Variable, Variable]) -> list[Variable]:
+        """Rows, if all `n` records existed, and local densities, with value variables replaced."""
+        rows = self.rows
+        if self.count is not None:
+            value = self.model.rvs_to_values[self.count]
+            all_of_them = pt.constant(np.asarray(self.n, dtype=value.type.dtype))
+            rows = clone_replace(rows, {value: all_of_them}, rebuild_strict=False)
+        local = pt.zeros(self.n) if self.local is None else self.local
+        found = clone_replace([rows, local], given, rebuild_strict=False)
+        return [v.astype("float64") for v in found]
 
     def constrained(self, over: Sequence[Variable]) -> dict[Variable, Variable]:
         """The random variables `over`, each as a function of its value variable."""

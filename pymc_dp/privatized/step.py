@@ -12,8 +12,6 @@ import pymc as pm
 import pytensor.tensor as pt
 from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
-from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
-from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 from pytensor.graph.basic import Variable
 from rich.progress import TextColumn
@@ -23,8 +21,8 @@ from pymc_dp import _compat
 from pymc_dp._checks import check_integer
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import NotFactorizable, UnsafeModel
+from pymc_dp.privatized.base import CompiledStep
 from pymc_dp.privatized.check import check_records
-from pymc_dp.privatized.conjugate import rebuilt
 from pymc_dp.privatized.graphs import Function, placed
 from pymc_dp.privatized.noncentred import NonCentred
 from pymc_dp.privatized.proposals import (
@@ -52,12 +50,7 @@ _REFRESH = 16
 _STARTS = 100
 
 
-@dataclass_state
-class PrivacyAwareGibbsState(StepMethodState):
-    """Nothing of its own: the records are variables of the model."""
-
-
-class PrivacyAwareGibbs(BlockedStep):
+class PrivacyAwareGibbs(CompiledStep):
     """Imputes confidential records, given the parameters and what was published about them.
 
     The model declares the confidential records as free variables and the published statistics as
@@ -125,14 +118,13 @@ class PrivacyAwareGibbs(BlockedStep):
     """
 
     name = "privacy_aware_gibbs"
-    default_blocked = True
     stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
         "dp_acceptance": (np.float64, []),
         "dp_min_log_alpha": (np.float64, []),
         "dp_drift": (np.float64, []),
         "warning": (SamplerWarning, None),
     }
-    _state_class = PrivacyAwareGibbsState
+    _made = ("offers", "noncentred", "_log_counts", "_state")
 
     def __init__(
         self,
@@ -185,7 +177,6 @@ class PrivacyAwareGibbs(BlockedStep):
             self.offers: Offers = _PROPOSALS[self._proposal](reading)
         else:
             self.offers = Written(reading, self._proposal)
-        self.start = self.offers if isinstance(self.offers, Prior) else None
         self.noncentred: NonCentred | None = None
         if self._wanted is not False:
             try:
@@ -220,9 +211,7 @@ class PrivacyAwareGibbs(BlockedStep):
         self._seen: list[np.ndarray] = []
         self._iterations = 0
         self._drift = 0.0
-        for part in (self.offers, self.start):
-            if part is not None:
-                part.begin(self.rng)
+        self.offers.begin(self.rng)
         if self.noncentred is not None:
             self.noncentred.forget()
 
@@ -288,8 +277,10 @@ class PrivacyAwareGibbs(BlockedStep):
 
     def _start_elsewhere(self, state: State) -> State:
         """Records from the model under which what was published is possible."""
-        prior = self.start or Prior(self.reading)
-        prior.begin(self.rng)
+        prior = self.offers
+        if not isinstance(prior, Prior):
+            prior = Prior(self.reading)
+            prior.begin(self.rng)
         for _ in range(_STARTS):
             values, _, _ = prior.draw(state.parameters, self.rng)
             found = self.offers.state(values, state.parameters, state.n_present)
@@ -372,7 +363,7 @@ class PrivacyAwareGibbs(BlockedStep):
     def _warn_of_storage(self, call: _compat.SampleCall) -> None:
         stored = {getattr(v, "name", v) for v in call.var_names or ()}
         sizes = {
-            rv.name: self._model.initial_point()[value.name].nbytes
+            rv.name: self.reading.start[value.name].nbytes
             for rv, value in zip(self.reading.latents, self.reading.values, strict=True)
             if call.var_names is None or rv.name in stored
         }
@@ -386,23 +377,6 @@ class PrivacyAwareGibbs(BlockedStep):
                 UserWarning,
                 stacklevel=3,
             )
-
-    # -- PyMC -----------------------------------------------------------------------------------
-
-    @staticmethod
-    def competence(var: Any, has_grad: bool = False) -> Competence:
-        """Never chosen automatically: the user says which variables are records."""
-        return Competence.INCOMPATIBLE
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Without what is compiled: it is made again where it arrives."""
-        dropped = ("offers", "start", "noncentred", "_log_counts", "_state")
-        kept = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in dropped and not name.endswith("__newargs")
-        }
-        return rebuilt, (type(self), kept)
 
 
 def _variables(

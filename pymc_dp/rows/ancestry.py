@@ -38,6 +38,7 @@ __all__ = [
     "array_of",
     "hides_code",
     "is_data",
+    "is_long_array",
     "is_long_constant",
 ]
 
@@ -130,9 +131,16 @@ def is_long_constant(variable: Variable, length: int) -> bool:
     Constants have no name, so they can not be declared public.  One that has room for an entry per
     record counts as private.
     """
-    if not isinstance(variable, Constant):
-        return False
-    shape = getattr(variable.data, "shape", ())  # of a sparse matrix too, which has no entries
+    return isinstance(variable, Constant) and _is_long(variable, length)
+
+
+def is_long_array(variable: Variable, length: int) -> bool:
+    """The same for a constant or a ``pm.Data``."""
+    return is_long_constant(variable, length) or (is_data(variable) and _is_long(variable, length))
+
+
+def _is_long(source: Variable, length: int) -> bool:
+    shape = getattr(array_of(source), "shape", ())  # of a sparse matrix too, which has no entries
     return max(math.prod(shape) if shape else 0, max(shape, default=0)) >= length
 
 
