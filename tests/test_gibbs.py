@@ -280,6 +280,29 @@ def test_conditionals_that_are_nearly_normal_are_refused() -> None:
                 draw.step(point)
 
 
+def test_dims_and_as_many_entries_as_records() -> None:
+    """Shapes that only the coordinates tell; and a statistic with n = m entries."""
+    coords = {"record": range(N), "entry": range(N)}
+    with pm.Model(coords=coords) as model:
+        mu = pm.Normal("mu", dims="entry")
+        x = pm.Normal("x", mu, 1.0, dims=("record", "entry"))
+        dp.GaussianRelease("s", x, scale=np.arange(1.0, N + 1), observed=np.ones(N), dims="entry")
+        step = dp.PrivacyAwareGibbs(["x"], proposal="pcn")
+        draw = dp.ConjugateNormal([mu])
+    draw.set_rng(np.random.default_rng(6))
+
+    def parameters(point: Point, rng: np.random.Generator) -> None:
+        point.update(draw.step(point)[0])
+
+    values, _ = run(model, step, parameters, lambda point: point["mu"], 6000)
+    noise = N + np.arange(1.0, N + 1) ** 2  # variance of s given mu
+    variance = 1.0 / (1.0 + N**2 / noise)
+    mean = variance * N / noise
+    for k in range(N):
+        assert deviation(values[:, k], mean[k]) < Z
+        assert deviation((values[:, k] - mean[k]) ** 2, variance[k]) < Z
+
+
 # -- what the review of the kernels found ---------------------------------------------------------
 
 
@@ -311,7 +334,7 @@ def test_records_that_look_alike_only_at_the_start() -> None:
         x = pm.Normal("x", shape=6)
         y = pm.Normal("y", b * x.mean(), 0.5, shape=6)
         dp.GaussianRelease("s", pt.stack([x, y], axis=1), scale=1.0, observed=[1.0, 2.0])
-        with pytest.raises(dp.NotFactorizable, match="other records"):
+        with pytest.raises(dp.NotFactorizable, match="puts all records"):
             dp.PrivacyAwareGibbs([x, y])
 
 
@@ -468,7 +491,19 @@ def model_with(declare: Callable[[Any, Any], Any]) -> Callable[[], Any]:
         ),
         (
             model_with(lambda x, mu: dp.LaplaceRelease("s", x - x.mean(), scale=1.0, observed=0.0)),
-            "depends on other records",
+            "than through sums of their rows",
+        ),
+        (
+            model_with(
+                lambda x, mu: dp.LaplaceRelease(
+                    "s", pt.switch(pt.abs(x).max() > 40.0, x, 0.0), scale=1.0, observed=0.0
+                )
+            ),
+            "puts all records",
+        ),
+        (
+            model_with(lambda x, mu: dp.LaplaceRelease("s", pt.sort(x), scale=1.0, observed=0.0)),
+            "puts all records",
         ),
         (
             model_with(lambda x, mu: dp.LaplaceRelease("s", x[:5], scale=1.0, observed=0.0)),
@@ -501,14 +536,17 @@ def test_arguments_are_checked() -> None:
         dp.LaplaceRelease("s", x, scale=1.0, observed=0.0)
         with pytest.raises(ValueError, match="proposal must be one of"):
             dp.PrivacyAwareGibbs([x], proposal="gibbs")
-        with pytest.raises(ValueError, match="one row per record"):
+        with pytest.raises(ValueError, match=r"step=\[.*\[x\]\), .*\[y\]\)\]"):
             dp.PrivacyAwareGibbs([x, y])
+        with pytest.raises(ValueError, match="one row per record"):
+            dp.PrivacyAwareGibbs([x, mu])
         with pytest.raises(ValueError, match="not free random variables"):
             dp.PrivacyAwareGibbs([model["s"]])
         with pytest.raises(ValueError, match="finitely many values"):
             dp.PrivacyAwareGibbs([x], proposal="enumerate")
-        with pytest.raises(ValueError, match="noncentered"):
-            dp.PrivacyAwareGibbs([x], noncentered="yes")
+        for wrong in ("yes", [mu], ["nobody"], []):
+            with pytest.raises(ValueError, match="noncentered"):
+                dp.PrivacyAwareGibbs([x], noncentered=wrong)
         with pytest.raises(ValueError, match="exactly"):
             dp.PrivacyAwareGibbs([x], proposal=lambda current, parameters: ({}, 0.0))
         with pytest.raises(ValueError, match="step must be one of"):
@@ -520,6 +558,69 @@ def test_arguments_are_checked() -> None:
             dp.PrivacyAwareGibbs([x], proposal="soma")
         with pytest.raises(ValueError, match="no continuous parameter"):
             dp.PrivacyAwareGibbs([x], noncentered=True)
+
+
+def test_records_must_have_a_distribution_to_draw_from() -> None:
+    with pm.Model():
+        x = pm.Flat("x", shape=N)
+        dp.LaplaceRelease("s", dp.clamp(x, -1, 1), scale=1.0, observed=0.0)
+        with pytest.raises(dp.NotFactorizable, match="can not be drawn"):
+            dp.PrivacyAwareGibbs([x])
+
+
+def test_bounds_of_records_must_not_move_with_parameters() -> None:
+    with pm.Model():
+        top = pm.Pareto("top", 2, 1)
+        x = pm.Uniform("x", 0, top, shape=N)
+        dp.LaplaceRelease("s", dp.clamp(x, 0, 5), scale=1.0, observed=0.0)
+        with pytest.raises(dp.NotFactorizable, match="default_transform=None"):
+            dp.PrivacyAwareGibbs([x])
+
+
+@pytest.mark.parametrize(
+    ("proposal", "message"),
+    [
+        (lambda c, p: ({"x": c["x"].mean() + pm.Normal.dist(shape=N)}, 0.0), "other records"),
+        (lambda c, p: ({"x": pm.Normal.dist(c["x"][::-1])}, 0.0), "other records"),
+        (lambda c, p: ({"x": pm.Normal.dist(c["x"])}, c["x"].sum()), "other records"),
+        (lambda c, p: ({"x": pm.modelcontext(None)["x"] + 0.0}, 0.0), "drawn anew"),
+    ],
+)
+def test_proposals_are_of_single_records(proposal: Any, message: str) -> None:
+    with pm.Model():
+        x = pm.Normal("x", pm.Normal("mu"), shape=N)
+        dp.LaplaceRelease("s", x, scale=1.0, observed=0.0)
+        with pytest.raises(ValueError, match=message):
+            dp.PrivacyAwareGibbs([x], proposal=proposal)
+
+
+def test_other_data_must_not_change() -> None:
+    with pm.Model() as model:
+        b = pm.Data("b", 2.0)
+        x = pm.Normal("x", pm.Normal("mu"), shape=N)
+        pm.Laplace("s", x.sum(), b, observed=1.0)
+        step = dp.PrivacyAwareGibbs([x], noncentered=False)
+        pm.set_data({"b": 3.0})
+        with pytest.raises(ValueError, match="`b` was changed"):
+            step.set_rng(np.random.default_rng(1))
+        pm.set_data({"b": 2.0})
+        step.set_rng(np.random.default_rng(1))
+        step.step(model.initial_point())
+
+
+def test_a_number_of_records_at_its_capacity_is_announced() -> None:
+    with pm.Model() as model:
+        count = pm.Poisson("count", 30)
+        x = pm.Bernoulli("x", 0.9, shape=N)
+        rows = dp.present(count, N) * x
+        dp.GeometricRelease("s", rows, scale=1.0, observed=30)
+        step = dp.PrivacyAwareGibbs([x, count], noncentered=False)
+    step._planned = 100
+    step.set_rng(np.random.default_rng(1))
+    point = model.initial_point() | {"count": np.asarray(N)}
+    for _ in range(100):
+        point, [stat] = step.step(point)
+    assert "capacity" in str(stat["warning"])
 
 
 def test_an_impossible_release_is_refused_at_the_start() -> None:

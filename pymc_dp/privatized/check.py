@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
+
 import numpy as np
-from pytensor.graph.basic import Variable
+from pymc.distributions.distribution import SymbolicRandomVariable
+from pymc.logprob.utils import CheckParameterValue
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors, walk
 from pytensor.tensor.basic import ARange, Eye
+from pytensor.tensor.elemwise import CAReduce
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.sort import ArgSortOp, SortOp
 
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.privatized.graphs import Function, forward
 from pymc_dp.privatized.reading import Reading, names
 from pymc_dp.rows.ancestry import ancestors_without_shapes, is_long_array
 
-__all__ = ["check_records"]
+__all__ = ["check_proposal", "check_records"]
 
+#: Which experiments are made is a setting.
+_SEED = 7
 _TRIALS = 4
 _POINTS = 4
 #: Of what `Reading.factors` and `Reading.row_log_prior` give.
@@ -42,21 +54,13 @@ def check_records(reading: Reading) -> bool:
         If the row or a density of one record depends on other records, or the number of records
         enters in another way than by leaving out the rows of those that do not exist.
     """
-    model, n = reading.model, reading.n
-    rng = np.random.default_rng(7)  # which experiments are made is a setting
-    given = reading.constrained(reading.others)
-    drawn = [forward(model, rv, rv, rv) for rv in reading.latents]
-    draw = Function(
-        reading.inputs, clone_replace(drawn, given, rebuild_strict=False), compiled=False
-    )
-    draw.reseed(rng)
+    _check_structure(reading)
+    n = reading.n
+    rng = np.random.default_rng(_SEED)
     inputs = [*reading.values, *reading.inputs]
     factors = Function(inputs, [*reading.factors({}), reading.row_log_prior()], compiled=False)
     masked = Function(inputs, [reading.rows], compiled=False)
-    for trial in range(_POINTS):
-        # about the start, where coefficients may be 0, and away from it
-        parameters = [_moved(reading, v, trial, rng) for v in reading.inputs]
-        first, second = draw(*parameters), draw(*parameters)
+    for parameters, first, second in _experiments(reading, rng):
         _check_lengths(reading, first)
         of_first, of_second = (factors(*values, *parameters) for values in (first, second))
         for found, label in zip(of_first, _LABELS, strict=True):
@@ -67,12 +71,134 @@ def check_records(reading: Reading) -> bool:
                 )
         for _ in range(_TRIALS):
             swapped = rng.random(n) < 0.5
-            mixed = [_mix(a, b, swapped) for a, b in zip(first, second, strict=True)]
-            expected = [_mix(a, b, swapped) for a, b in zip(of_first, of_second, strict=True)]
-            _check_mixture(reading, expected, factors(*mixed, *parameters))
+            expected = _mix(of_first, of_second, swapped)
+            _check_mixture(reading, expected, factors(*_mix(first, second, swapped), *parameters))
         if reading.count is not None:
             _check_count(reading, masked, first, parameters, of_first[0], rng)
     return reading.local is None and not _has_own_data(reading)
+
+
+def check_proposal(
+    reading: Reading, given: Mapping[Variable, Variable], proposed: Sequence[Variable]
+) -> None:
+    """Check that a proposal offers each record something that depends on that record alone.
+
+    Parameters
+    ----------
+    reading : Reading
+    given : mapping
+        Random variables of the model and what stands for them in the proposal.
+    proposed : sequence of Variable
+        (n, ...) what is proposed and (n,) its log-ratio, functions of value variables.
+
+    Raises
+    ------
+    NotFactorizable
+        If one record's proposal depends on other records.
+    ValueError
+        If the proposal draws a variable of the model instead of taking its current value.
+    """
+    taken = set(ancestors(proposed)) & set(given)
+    if taken:
+        raise ValueError(
+            f"The proposal uses {names(taken)} of the model itself, which would be drawn anew. "
+            "Take current records and parameters from its arguments, by name."
+        )
+    nodes = [v.owner for v in ancestors(proposed) if v.owner is not None]
+    draws = [
+        node.default_output()
+        for node in dict.fromkeys(nodes)
+        if isinstance(node.op, RandomVariable | SymbolicRandomVariable)
+    ]
+    inputs = [*reading.values, *reading.inputs]
+    draw = Function(inputs, draws, compiled=False)
+    rng = np.random.default_rng(_SEED)
+    draw.reseed(rng)
+    behind = [p for d in draws for p in d.owner.op.dist_params(d.owner)]
+    held = {d: d.type(name=f"draw{k}") for k, d in enumerate(draws)}
+    outputs = clone_replace([*proposed, *behind], held, rebuild_strict=False)
+    propose = Function([*inputs, *held.values()], outputs, compiled=False)
+    for parameters, first, second in _experiments(reading, rng):
+        drawn, others = draw(*first, *parameters), draw(*second, *parameters)
+        own = [np.shape(d)[:1] == (reading.n,) for d in drawn]
+        others = [b if mine else a for a, b, mine in zip(drawn, others, own, strict=True)]
+        of_first = propose(*first, *parameters, *drawn)
+        of_second = propose(*second, *parameters, *others)
+        swapped = rng.random(reading.n) < 0.5
+        mixed = [
+            _mix([a], [b], swapped)[0] if mine else a
+            for a, b, mine in zip(drawn, others, own, strict=True)
+        ]
+        found = propose(*_mix(first, second, swapped), *parameters, *mixed)
+        for a, b, c in zip(of_first, of_second, found, strict=True):
+            own_rows = np.shape(a)[:1] == (reading.n,)
+            expected = _mix([a], [b], swapped)[0] if own_rows else a
+            if not _same(expected, c):
+                raise NotFactorizable(
+                    "What is proposed to one record, or its log-ratio, depends on other records. "
+                    "Records are accepted one by one, so each proposal must be computed from that "
+                    "record and the parameters."
+                )
+
+
+def _experiments(
+    reading: Reading, rng: np.random.Generator
+) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
+    """Parameters about the start, where coefficients may be 0, and away; two sets of records."""
+    model = reading.model
+    drawn = [forward(model, rv, rv, rv) for rv in reading.latents]
+    given = reading.constrained(reading.others)
+    draw = Function(
+        reading.inputs, clone_replace(drawn, given, rebuild_strict=False), compiled=False
+    )
+    draw.reseed(rng)
+    for trial in range(_POINTS):
+        parameters = [_moved(reading, v, trial, rng) for v in reading.inputs]
+        try:
+            first, second = draw(*parameters), draw(*parameters)
+        except NotImplementedError:
+            raise NotFactorizable(
+                f"Records ({names(reading.latents)}) can not be drawn from the model, so there is "
+                "nothing to offer them. Give them a distribution that PyMC can draw from."
+            ) from None
+        yield parameters, first, second
+
+
+def _check_structure(reading: Reading) -> None:
+    """Nothing behind a record's factors reduces, sorts or multiplies along the records' axis."""
+    hidden = set(reading.values)
+    graphs = [*reading.factors({}), reading.row_log_prior()]
+    for v in walk(graphs, _without_conditions):
+        for x in _joined(v.owner) if v.owner is not None else ():
+            if ancestors_without_shapes([x]) & hidden and reading.shape(x)[0] == reading.n:
+                raise NotFactorizable(
+                    f"Behind the statistic or density of one record, `{v.owner.op}` puts all "
+                    f"records ({names(reading.latents)}) together. Each record's row must be "
+                    "computed from that record alone."
+                )
+
+
+def _without_conditions(v: Variable) -> list[Variable]:
+    if v.owner is None:
+        return []
+    checked = isinstance(v.owner.op, CheckParameterValue)
+    return list(v.owner.inputs[:1] if checked else v.owner.inputs)
+
+
+def _joined(node: Apply) -> list[Variable]:
+    """Inputs whose entries are put together along their first axis."""
+    op, inputs = node.op, node.inputs
+    if isinstance(op, Dot):
+        return inputs[1:] if inputs[0].type.ndim > 1 else inputs
+    if isinstance(op, SortOp | ArgSortOp):
+        known = isinstance(inputs[1], Constant) and inputs[1].data is not None
+        axis = [int(inputs[1].data) % inputs[0].type.ndim] if known else None
+    elif isinstance(op, CAReduce | CumOp | Argmax):
+        axis = op.axis
+    else:
+        return []
+    first = axis is None or 0 in np.atleast_1d(axis)
+    return inputs[:1] if first and inputs[0].type.ndim else []
 
 
 def _moved(reading: Reading, value: Variable, trial: int, rng: np.random.Generator) -> np.ndarray:
@@ -146,8 +272,14 @@ def _check_count(
             )
 
 
-def _mix(a: np.ndarray, b: np.ndarray, where: np.ndarray) -> np.ndarray:
-    return np.where(where.reshape((-1,) + (1,) * (np.ndim(a) - 1)), b, a)
+def _mix(
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray], where: np.ndarray
+) -> list[np.ndarray]:
+    """Rows of `second` where a mask says, of `first` elsewhere."""
+    return [
+        np.where(where.reshape((-1,) + (1,) * (np.ndim(a) - 1)), b, a)
+        for a, b in zip(first, second, strict=True)
+    ]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

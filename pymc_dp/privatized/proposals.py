@@ -17,6 +17,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
+from pymc_dp.privatized.check import check_proposal
 from pymc_dp.privatized.graphs import Function, density_of_total, forward, placed
 from pymc_dp.privatized.innovations import (
     Draw,
@@ -137,10 +138,9 @@ class Offers:
     ) -> Swept:
         n = len(state.rows)
         accepted = np.empty(n, dtype=np.bool_)
-        for value in values:  # rounded to the end of a transform
-            if value.dtype.kind == "f" and not np.isfinite(value).all():
-                finite = np.isfinite(value).reshape(n, -1).all(axis=1)
-                log_ratio = np.where(finite, log_ratio, -np.inf)
+        finite = _finite(values)
+        if not finite.all():
+            log_ratio = np.where(finite, log_ratio, -np.inf)
         n_accepted, lowest = self.loops.replace_one_by_one(
             state.rows,
             np.ascontiguousarray(rows),
@@ -156,6 +156,12 @@ class Offers:
             state.take(accepted, values)
         state.local = np.where(accepted, local, state.local)
         return Swept(n_accepted / n, lowest)
+
+
+def _finite(values: Sequence[np.ndarray]) -> np.ndarray:
+    """(n,) whether a record is inside of its transform, not rounded to an end."""
+    parts = [np.isfinite(v).reshape(len(v), -1).all(axis=1) for v in values]
+    return np.logical_and.reduce(parts)
 
 
 class Prior(Offers):
@@ -218,20 +224,23 @@ class Soma(Prior):
         n = state.n_present
         n_offers = math.isqrt(n)
         places = np.full(n_offers, -1, dtype=np.int64)
+        finite = _finite(values)
+        order = np.flatnonzero(finite[:n_offers])  # the others would be refused
         n_accepted, lowest = self.loops.swap_offers(
             state.rows,
-            np.ascontiguousarray(rows[:n_offers]),
+            np.ascontiguousarray(rows[order]),
             state.total,
-            rng.random((n_offers, 2)),
+            rng.random((len(order), 2)),
             n,
             places,
         )
+        padding = n + np.flatnonzero(finite[n:])
         for mine, new in zip(state.values, values, strict=True):
-            for offer, place in enumerate(places):
+            for offer, place in zip(order, places, strict=False):
                 if place >= 0:
                     mine[place] = new[offer]
-            mine[n:] = new[n:]
-        state.rows[n:] = rows[n:]
+            mine[padding] = new[padding]
+        state.rows[padding] = rows[padding]
         return Swept(n_accepted / max(n_offers, 1), lowest)
 
 
@@ -272,6 +281,22 @@ class Crank(Offers):
             [*reading.values, *reading.inputs, rho, *noise, *uniforms],
             [*values, *self._factors(values)],
         )
+        self._check_round_trip()
+
+    def _check_round_trip(self) -> None:
+        """With a correlation of 1 records must stay as they are."""
+        start = self.reading.start
+        values = [start[v.name] for v in self.reading.values]
+        parameters = [start[v.name] for v in self.reading.inputs]
+        still = [np.zeros(v.shape) for v in values]
+        middle = [np.full(v.shape, 0.5) for v in values]
+        back = self._move(*values, *parameters, 1.0, *still, *middle)
+        for rv, x, found in zip(self.reading.latents, values, back, strict=False):
+            if not np.allclose(found, x, rtol=1e-4, atol=1e-4):
+                raise ValueError(
+                    f"proposal='pcn': `{rv.name}` does not come back from its normal scores. Use "
+                    "proposal='prior'."
+                )
 
     def adapt(self, acceptance: float) -> None:
         """Learn from the acceptance of a tuning iteration."""
@@ -399,15 +424,19 @@ class Written(Offers):
             raise ValueError(
                 f"The proposal must return new records for exactly {sorted(current)}, by name."
             )
+        before = reading.row_log_prior()
+        ratio = pt.broadcast_to(pt.as_tensor_variable(log_ratio), (reading.n,))
+        new = {
+            rv: pt.as_tensor_variable(proposed[rv.name]).astype(rv.type.dtype)
+            for rv in reading.latents
+        }
+        check_proposal(reading, given, [*new.values(), ratio])
         values = []
-        for rv in reading.latents:
-            x = pt.as_tensor_variable(proposed[rv.name]).astype(rv.type.dtype)
+        for rv, x in new.items():
             here = placed(rv, given)
             given[rv] = x
             values.append(forward(model, rv, x, here))
-        before = reading.row_log_prior()
         after = clone_replace(before, dict(zip(reading.values, values, strict=True)))
-        ratio = pt.broadcast_to(pt.as_tensor_variable(log_ratio), (reading.n,))
         self._move = Function(
             [*reading.values, *reading.inputs],
             [*values, *self._factors(values), after - before + ratio],

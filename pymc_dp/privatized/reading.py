@@ -68,6 +68,15 @@ class Reading:
     observed: list[Variable]
     local: Variable | None
 
+    @cached_property
+    def _fixed(self) -> list[Variable]:
+        behind = ancestors([*self.latents, *self.model.logp(sum=False)])
+        return [v for v in dict.fromkeys(behind) if is_data(v) and v not in self.observed]
+
+    def fixed(self) -> list[tuple[str, np.ndarray]]:
+        """Names and copies of all ``pm.Data``, and lengths of ``dims``, that are not `observed`."""
+        return [(str(v.name or "a shared array"), np.array(array_of(v))) for v in self._fixed]
+
     def published(self) -> np.ndarray:
         """(P,) numbers that were published, as they are now."""
         parts = [np.ravel(array_of(v)).astype(float) for v in self.observed]
@@ -129,6 +138,10 @@ class Reading:
         terms = self.model.logp(vars=self.latents, sum=False, jacobian=False)
         return sum([by_row(term) for term in terms[1:]], by_row(terms[0]))
 
+    def shape(self, variable: Variable) -> tuple[int, ...]:
+        """Shape of a function of value variables at the initial point."""
+        return _shapes(self.model, [variable])[0]
+
     def at_start(self, variable: Variable) -> np.ndarray:
         """A variable of the model at the model's initial point."""
         [graph] = self.model.replace_rvs_by_values([variable])
@@ -180,8 +193,6 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
         parts = {}
         for found, shape in zip(sums, _shapes(model, sums), strict=True):
             rows = _rows(found)
-            if _sums_over_records(model, rows, hidden | counts, n):
-                raise _not_additive(rv, "its statistic of one record depends on other records")
             size = int(np.prod(shape, dtype=int))
             piece = total[width : width + size].reshape(shape)
             parts[found] = _like(piece, found)
@@ -206,6 +217,12 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
     touched = ancestors_without_shapes([rows])
     for rv in model.free_RVs:
         if model.rvs_to_values[rv] in touched - hidden - counts:
+            bounded = [v for v in latents if rv in _behind_transform(model, v)]
+            if bounded:
+                raise NotFactorizable(
+                    f"The bounds of {names(bounded)} depend on `{rv.name}`, and so does the "
+                    "transform of the records. Declare them with default_transform=None."
+                )
             raise NotFactorizable(
                 f"The statistic depends on `{rv.name}`, but a mechanism knows only the records. "
                 "Write the statistic as a function of the records, or, if these are records too, "
@@ -253,6 +270,15 @@ def records_of(model: Model) -> list[Variable]:
     )
 
 
+def _behind_transform(model: Model, rv: Variable) -> set[Variable]:
+    """Free random variables on which the transform of another one depends."""
+    transform = model.rvs_to_transforms[rv]
+    if transform is None:
+        return set()
+    here = transform.backward(model.rvs_to_values[rv], *rv.owner.inputs)
+    return set(ancestors([here])) & set(model.free_RVs)
+
+
 def names(variables: Iterable[Variable]) -> str:
     """Names in backticks, for messages."""
     return ", ".join(f"`{v.name}`" for v in variables)
@@ -264,6 +290,15 @@ def _number_of_records(model: Model, latents: Sequence[Variable]) -> int:
     lengths = {shape[0] if shape else -1 for shape in shapes.values()}
     if len(lengths) != 1 or -1 in lengths:
         told = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
+        if len(lengths) > 1 and -1 not in lengths:
+            steps = ", ".join(
+                f"dp.PrivacyAwareGibbs([{', '.join(v for v, s in shapes.items() if s[0] == k)}])"
+                for k in sorted(lengths)
+            )
+            raise ValueError(
+                f"Records of one step must be as many in every variable; shapes are {told}. Give "
+                f"each table of records a step of its own: pm.sample(step=[{steps}])."
+            )
         raise ValueError(
             f"Every variable of the records must have one row per record; shapes are {told}. A "
             "transform that changes the number of rows has to be left out (transform=None)."
@@ -292,7 +327,7 @@ def _at_start(model: Model, graphs: Sequence[Variable]) -> list[np.ndarray]:
 def _sums_over_records(
     model: Model, term: Variable, hidden: set[Variable], n: int
 ) -> list[Variable]:
-    """The sums over records that one meets first on the way back from `term`."""
+    """The sums over records behind `term` that have no other such sum behind them."""
     candidates = []
     for node in toposort([term]):
         if isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, Add):
@@ -302,17 +337,7 @@ def _sums_over_records(
                 candidates.append(node.outputs[0])
     shapes = _shapes(model, [v.owner.inputs[0] for v in candidates]) if candidates else []
     sums = {v for v, shape in zip(candidates, shapes, strict=True) if shape[0] == n}
-    first, seen, stack = [], set(), [term]
-    while stack:
-        v = stack.pop()
-        if v in seen:
-            continue
-        seen.add(v)
-        if v in sums:
-            first.append(v)
-        elif v.owner is not None:
-            stack.extend(v.owner.inputs)
-    return [v for v in candidates if v in first]
+    return [v for v in candidates if v in sums and not set(ancestors(v.owner.inputs)) & sums]
 
 
 def _rows(total: Variable) -> Variable:
@@ -335,7 +360,10 @@ def _without_records(
     """The density as a function of sums alone; what is left of the records is their shapes."""
     depends = ancestors_without_shapes([density])
     if depends & hidden:
-        raise _not_additive(rv, "a record enters in another way than through a sum over records")
+        raise _not_additive(
+            rv,
+            "records enter in another way than through sums of their rows",
+        )
     for other in model.free_RVs:
         if model.rvs_to_values[other] in depends:
             raise NotFactorizable(

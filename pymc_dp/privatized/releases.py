@@ -15,7 +15,9 @@ from typing import Any, Literal
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 
 from pymc_dp._checks import check_epsilon, check_integer, check_number
@@ -35,6 +37,8 @@ __all__ = [
     "present",
 ]
 
+#: Shapes of random variables are computed without drawing them, and without a compiler.
+_NOTHING_DRAWN = Mode(linker="py", optimizer="fast_compile")
 #: Standard deviations of the discrete Gaussian that are simulated from a table of probabilities.
 _TABLE_SD = 300.0
 
@@ -201,10 +205,12 @@ def GaussianRelease(
     ValueError
         If the noise is not described, or shapes do not fit.
     """
-    if scale is None and sensitivity is not None:
+    told = [mu is not None, rho is not None, epsilon is not None or delta is not None]
+    if scale is not None and (sensitivity is not None or any(told)):
+        raise ValueError("GaussianRelease: give scale, or sensitivity with a privacy level.")
+    if sensitivity is not None:
         size = _positive("sensitivity", sensitivity)
-        given = [mu is not None, rho is not None, epsilon is not None and delta is not None]
-        if sum(given) != 1:
+        if sum(told) != 1 or (epsilon is None) != (delta is None):
             raise ValueError(
                 "GaussianRelease: with sensitivity give one of mu, rho, or epsilon and delta."
             )
@@ -332,7 +338,9 @@ def DiscreteGaussianRelease(
     sigma = 300; above, a rounded Gaussian stands in, whose probabilities differ by less than
     one part in a million per squared standard deviation.
     """
-    if scale is None and sensitivity is not None and rho is not None:
+    if scale is not None and (sensitivity is not None or rho is not None):
+        raise ValueError("DiscreteGaussianRelease: give scale, or sensitivity with rho.")
+    if sensitivity is not None and rho is not None:
         scale = _positive("sensitivity", sensitivity) / math.sqrt(2.0 * _positive("rho", rho))
     sigma = _scale("DiscreteGaussianRelease", scale, None, None, "sensitivity with rho")
     log_sum = np.vectorize(_log_theta)(sigma)
@@ -806,18 +814,17 @@ def _integers(kind: str, name: str, rows: Variable) -> None:
 
 
 def _shape(rows: Variable) -> list[int]:
-    """Static shape; -1 where it is not known."""
-    return [-1 if k is None else int(k) for k in rows.type.shape]
+    """Lengths of all axes: those of the type, or else (``dims``) as they are now."""
+    if None in rows.type.shape:
+        return [int(k) for k in pytensor.function([], rows.shape, mode=_NOTHING_DRAWN)()]
+    return [int(k) for k in rows.type.shape]
 
 
 def _check_shape(kind: str, name: str, expected: tuple[int, ...], observed: np.ndarray) -> None:
-    known = len(expected) == observed.ndim and all(
-        k in (-1, m) for k, m in zip(expected, observed.shape, strict=True)
-    )
-    if not known:
+    if expected != observed.shape:
         raise ValueError(
             f"{kind} `{name}`: observed has shape {observed.shape}, but the statistic gives "
-            f"{tuple('?' if k < 0 else k for k in expected)}."
+            f"{expected}."
         )
     if not np.isfinite(observed.astype(float)).all():
         raise ValueError(f"{kind} `{name}`: observed must be finite.")

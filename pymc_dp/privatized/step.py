@@ -44,6 +44,8 @@ _PROPOSALS = {"prior": Prior, "pcn": Crank, "enumerate": Enumerate, "soma": Soma
 _LARGE = 2**28
 #: Effective draws below which a parameter is said to mix badly.
 _FEW_DRAWS = 100.0
+#: Part of the iterations at the largest number of records from which the user is warned.
+_FULL = 0.001
 #: Iterations after which sums that were kept up to date are computed anew.
 _REFRESH = 16
 #: Draws from the model among which a start is looked for.
@@ -128,7 +130,7 @@ class PrivacyAwareGibbs(CompiledStep):
 
     def __init__(
         self,
-        vars: Sequence[Variable] | None = None,
+        vars: Sequence[Variable | str] | None = None,
         *,
         proposal: str | Proposal = "prior",
         noncentered: str | bool | Sequence[Any] = "auto",
@@ -159,7 +161,7 @@ class PrivacyAwareGibbs(CompiledStep):
                 "own. Use proposal='prior'."
             )
         self._proposal = proposal
-        self._wanted = _wanted(noncentered, model)
+        self._wanted = _wanted(noncentered, latents)
         self.store_records = store_records
         self.moves = check_integer("moves", moves, minimum=1)
         self.vars = [*self.reading.values]
@@ -169,6 +171,7 @@ class PrivacyAwareGibbs(CompiledStep):
         self.tune = True
         self._model = model
         self._planned: int | None = None
+        self._fixed = self.reading.fixed()
         self._compile()
 
     def _compile(self) -> None:
@@ -178,13 +181,16 @@ class PrivacyAwareGibbs(CompiledStep):
         else:
             self.offers = Written(reading, self._proposal)
         self.noncentred: NonCentred | None = None
+        #: Why there are no non-centred moves, or of which records only.
+        self._centred = "noncentered=False"
         if self._wanted is not False:
             try:
                 named = self._wanted if isinstance(self._wanted, list) else None
                 self.noncentred = NonCentred(reading, named)
-            except ValueError:
+            except ValueError as error:
                 if self._wanted is not None:
                     raise
+                self._centred = str(error)
         self._log_counts = None
         if reading.count is not None:
             self._log_counts = Function(
@@ -206,10 +212,16 @@ class PrivacyAwareGibbs(CompiledStep):
         self.set_rng(rng)
 
     def _begin(self) -> None:
+        for (name, before), (_, now) in zip(self._fixed, self.reading.fixed(), strict=True):
+            if not np.array_equal(now, before):
+                raise ValueError(
+                    f"`{name}` was changed after the step was made. Only what was observed may "
+                    "change: make the step anew."
+                )
         self.tune = True
         self._state: State | None = None
         self._seen: list[np.ndarray] = []
-        self._iterations = 0
+        self._iterations = self._full = 0
         self._drift = 0.0
         self.offers.begin(self.rng)
         if self.noncentred is not None:
@@ -319,7 +331,17 @@ class PrivacyAwareGibbs(CompiledStep):
     # -- what it says ---------------------------------------------------------------------------
 
     def _warning(self, state: State) -> SamplerWarning | None:
-        """At the end: parameters that mix badly, and what would help."""
+        """At the end: parameters that mix badly, or too few places, and what would help."""
+        self._full += self.reading.count is not None and state.n_present == self.reading.n
+        if self._iterations == self._planned and self._full > _FULL * self._iterations:
+            assert self.reading.count is not None
+            return SamplerWarning(
+                WarningType.CONVERGENCE,
+                f"`{self.reading.count.name}` reached the capacity of {self.reading.n} records in "
+                f"{self._full} of {self._iterations} iterations; larger numbers are never visited. "
+                "Give the records more rows.",
+                "warn",
+            )
         if self.noncentred is not None or self._planned is None:
             return None
         self._seen.append(np.hstack([0.0, *[np.ravel(x) for x in state.parameters]]))
@@ -335,7 +357,8 @@ class PrivacyAwareGibbs(CompiledStep):
         return SamplerWarning(
             WarningType.CONVERGENCE,
             f"A parameter has about {2 * fewest:.0f} effective draws in {self._planned}: imputed "
-            "records hold it in place. noncentered='auto' moves them together where it can.",
+            "records hold it in place. Non-centred moves, which would move them together, are "
+            f"off: {self._centred}",
             "warn",
         )
 
@@ -380,15 +403,16 @@ class PrivacyAwareGibbs(CompiledStep):
 
 
 def _variables(
-    model: Model, given: Sequence[Variable] | None
+    model: Model, given: Sequence[Variable | str] | None
 ) -> tuple[list[Variable], Variable | None]:
     """The records, and the number of records, among the variables of the user."""
     if given is None:
         return records_of(model), None
-    if isinstance(given, Variable):
+    if isinstance(given, Variable | str):
         given = [given]
-    by_value = {value: rv for rv, value in model.rvs_to_values.items()}
-    found = [by_value.get(v, v) for v in given]
+    known = {value: rv for rv, value in model.rvs_to_values.items()}
+    known |= {rv.name: rv for rv in model.free_RVs}
+    found = [known.get(v, v) for v in given]
     wrong = [getattr(v, "name", v) for v in found if v not in model.free_RVs]
     if wrong:
         raise ValueError(
@@ -405,7 +429,7 @@ def _variables(
     return records, counts[0] if counts else None
 
 
-def _wanted(noncentered: Any, model: Model) -> list[Variable] | bool | None:
+def _wanted(noncentered: Any, latents: Sequence[Variable]) -> list[Variable] | bool | None:
     """A list of variables; None for wherever it is possible; True; or False."""
     if isinstance(noncentered, str):
         if noncentered != "auto":
@@ -413,10 +437,16 @@ def _wanted(noncentered: Any, model: Model) -> list[Variable] | bool | None:
         return None
     if isinstance(noncentered, bool):
         return noncentered
-    named = [model[v] if isinstance(v, str) else v for v in noncentered]
-    if not all(v in model.free_RVs for v in named):
-        raise ValueError("noncentered names variables that are not records of the model.")
-    return named
+    if isinstance(noncentered, Variable):
+        noncentered = [noncentered]
+    named = {rv.name: rv for rv in latents}
+    found = [named.get(v, v) for v in noncentered]
+    if not found or not all(v in latents for v in found):
+        raise ValueError(
+            "noncentered must be 'auto', True, False, or a list of variables of the step that "
+            f"hold records; those are {sorted(named)}."
+        )
+    return found
 
 
 def _log_prior_of_counts(reading: Reading) -> Variable:
