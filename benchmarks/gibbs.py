@@ -1,7 +1,7 @@
 """PrivacyAwareGibbs: sweeps, effective draws and coverage, beside hand-written code and R packages.
 
     python -m benchmarks.gibbs --quick
-    python -m benchmarks.gibbs --coverage 100 --json gibbs.json
+    python -m benchmarks.gibbs --coverage 100 --json gibbs.json --figure docs/figures/gibbs.png
 
 The models are those of Ju, Awan, Gong & Rao (2022): linear regression from clamped, noisy
 sufficient statistics, and the naive Bayes log-linear model from noisy counts.
@@ -23,6 +23,7 @@ import arviz as az
 import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
+from matplotlib.figure import Figure
 from numba import njit
 from pymc.model import Model
 from rich.console import Console
@@ -190,28 +191,40 @@ def log_linear_time(sweeps: int) -> dict[str, float]:
     return {"n": 100, "seconds_per_1000": 1000 * fastest(ours) / sweeps}
 
 
+class Chain:
+    """The regression's records and coefficients; the latter drawn from their normal conditional."""
+
+    def __init__(self, epsilon: float, noncentered: Any) -> None:
+        self.model, records, beta = regression(100, epsilon)
+        with self.model:
+            self.records = dp.PrivacyAwareGibbs(records, noncentered=noncentered)
+            self.coefficients = dp.ConjugateNormal([beta])
+
+    def run(
+        self, published: np.ndarray, seed: int, tune: int, draws: int
+    ) -> tuple[np.ndarray, list[dict[str, Any]], float]:
+        """(draws, 3) coefficients, what the step told in all iterations, and CPU seconds."""
+        with self.model:
+            pm.set_data({"published": published})
+        self.records.set_rng(np.random.default_rng(seed))
+        self.coefficients.set_rng(np.random.default_rng(10**6 + seed))
+        point, kept, told = self.model.initial_point(), [], []
+        for k in range(tune + draws):
+            if k == tune:
+                self.records.stop_tuning()
+                begin = time.process_time()
+            point, [stat] = self.records.step(point)
+            point, _ = self.coefficients.step(point)
+            kept.append(point["beta"])
+            told.append(stat)
+        return np.array(kept[tune:]), told, time.process_time() - begin
+
+
 def mixing(epsilon: float, noncentered: Any, iterations: int) -> dict[str, Any]:
     """Effective draws of the coefficients, which are drawn from their normal distribution."""
-    rng = np.random.default_rng(4)
-    model, records, beta = regression(100, epsilon)
-    with model:
-        pm.set_data({"published": publish(rng, 100, epsilon)})
-        step = dp.PrivacyAwareGibbs(records, noncentered=noncentered)
-        draw = dp.ConjugateNormal([beta])
-    step.set_rng(np.random.default_rng(5))
-    draw.set_rng(np.random.default_rng(6))
-    point, draws, told = model.initial_point(), [], []
-    tune = iterations // 4
-    for k in range(tune + iterations):
-        if k == tune:
-            step.stop_tuning()
-            begin = time.process_time()
-        point, [stat] = step.step(point)
-        point, _ = draw.step(point)
-        draws.append(point["beta"])
-        told.append(stat)
-    seconds = time.process_time() - begin
-    kept = np.array(draws[tune:])
+    published = publish(np.random.default_rng(4), 100, epsilon)
+    chain = Chain(epsilon, noncentered)
+    kept, told, seconds = chain.run(published, 5, iterations // 4, iterations)
     effective = [float(az.ess(kept[None, :, k])) for k in range(3)]
     return {
         "epsilon": epsilon,
@@ -225,38 +238,64 @@ def mixing(epsilon: float, noncentered: Any, iterations: int) -> dict[str, Any]:
 
 def coverage(epsilon: float, repeats: int, iterations: int, noncentered: Any) -> dict[str, Any]:
     """Coverage of 90 % intervals at fixed coefficients, over new records and releases."""
-    model, records, beta = regression(100, epsilon)
-    with model:
-        step = dp.PrivacyAwareGibbs(records, noncentered=noncentered)
-        draw = dp.ConjugateNormal([beta])
+    chain = Chain(epsilon, noncentered)
     inside, means, accepted = [], [], []
     for r in range(repeats):
-        rng = np.random.default_rng(1000 + r)
-        with model:
-            pm.set_data({"published": publish(rng, 100, epsilon)})
-        step.set_rng(np.random.default_rng(r))
-        draw.set_rng(np.random.default_rng(10**6 + r))
-        point, draws = model.initial_point(), []
-        for k in range(iterations):
-            if k == iterations // 4:
-                step.stop_tuning()
-            point, [stat] = step.step(point)
-            point, _ = draw.step(point)
-            draws.append(point["beta"])
-            accepted.append(stat["dp_acceptance"])
-        kept = np.array(draws[iterations // 2 :])
+        published = publish(np.random.default_rng(1000 + r), 100, epsilon)
+        kept, told, _ = chain.run(published, r, iterations // 2, iterations // 2)
         low, high = np.quantile(kept, [0.05, 0.95], axis=0)
         inside.append((low <= BETA) & (high >= BETA))
         means.append(kept.mean(axis=0))
+        accepted += [stat["dp_acceptance"] for stat in told]
     return {
         "epsilon": epsilon,
         "noncentered": noncentered is not False,
         "coverage": np.mean(inside, axis=0).tolist(),
         "standard_error": np.sqrt(0.09 / repeats),
         "posterior_mean": np.mean(means, axis=0).tolist(),
+        "posterior_mean_quantiles": np.quantile(means, [0.1, 0.9], axis=0).tolist(),
         "acceptance": float(np.mean(accepted)),
         "reference": REFERENCE[epsilon],
     }
+
+
+def draw(rows: list[dict[str, Any]]) -> Figure:
+    """Coverage, and posterior means over data sets, against epsilon."""
+    mixed = [row for row in rows if row["noncentered"]]
+    poor = [row for row in rows if not row["noncentered"]]
+    figure = Figure(figsize=(10.0, 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for k, name in enumerate(("intercept", "slope 1", "slope 2")):
+        color, shift = f"C{k}", 1.06 ** (k - 1)
+        epsilon = shift * np.array([row["epsilon"] for row in mixed])
+        inside = [row["coverage"][k] for row in mixed]
+        error = [1.96 * row["standard_error"] for row in mixed]
+        left.errorbar(epsilon, inside, error, fmt="o-", color=color, capsize=3, label=name)
+        expected = [row["reference"][k] for row in mixed]
+        left.plot(epsilon, expected, "x", color=color, label="reference" if k == 0 else None)
+        for row in poor:
+            left.plot(
+                shift * row["epsilon"],
+                row["coverage"][k],
+                "v",
+                color=color,
+                markerfacecolor="none",
+                label="records only" if k == 0 else None,
+            )
+        means = np.array([row["posterior_mean"][k] for row in mixed])
+        ends = np.array([[q[k] for q in row["posterior_mean_quantiles"]] for row in mixed])
+        spread = np.abs(ends - means[:, None]).T
+        right.errorbar(epsilon, means, spread, fmt="o-", color=color, capsize=3, label=name)
+        right.axhline(BETA[k], color=color, linestyle=":")
+    left.axhline(0.9, color="0.6", linewidth=1)
+    left.set(ylabel="coverage of 90 % intervals", ylim=(0.35, 1.05))
+    right.set(ylabel="posterior mean, with 80 % of data sets")
+    for panel in (left, right):
+        panel.set(xscale="log", xlabel="ε of the release")
+        panel.spines[["top", "right"]].set_visible(False)
+    left.legend(frameon=False, fontsize=8, loc="lower right")
+    right.text(0.98, 0.02, "dotted: the truth", transform=right.transAxes, ha="right", fontsize=8)
+    return figure
 
 
 R_CODE = """
@@ -301,6 +340,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sweeps; under two minutes")
     parser.add_argument("--coverage", type=int, default=0, help="data sets per epsilon")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path, help="of the coverage")
     options = parser.parse_args()
     console, sweeps = Console(), 300 if options.quick else 1000
     found: dict[str, Any] = {"machine": description()}
@@ -335,6 +375,8 @@ def main() -> None:
             console.print(row)
         found["coverage"].append(coverage(0.1, options.coverage, 5000, False))
         console.print(found["coverage"][-1])
+        if options.figure:
+            draw(found["coverage"]).savefig(options.figure, dpi=150)
     if options.json:
         options.json.write_text(json.dumps(found, indent=1), encoding="utf-8")
 
