@@ -330,6 +330,13 @@ def _method(facts: dict[str, Any]) -> str:
 
 def _target(settings: dict[str, Any]) -> list[str]:
     """What the draws are draws from."""
+    power = settings.get("likelihood_power", 1.0)
+    if power != 1.0:
+        return [
+            f"THE LIKELIHOOD COUNTS TO THE POWER {power:g}, by design: the draws spread as if only "
+            "that part of the records were there.",
+            *_target({**settings, "likelihood_power": 1.0}),
+        ]
     form = settings.get("form")
     if settings.get("trusted") is False:
         return [
@@ -372,6 +379,12 @@ def _target(settings: dict[str, Any]) -> list[str]:
         ]
     if form == "plain" and settings.get("clipped"):
         return [f"The chains are exact as far as nothing was clipped. {_clipped(settings)}"]
+    if "correction_error" in settings:
+        return [
+            "The accept test is Barker's, approximate by "
+            f"{settings['correction_error']:.2g} in the distribution function of its noise. "
+            "Clipping, which is not reported, may bias the draws as well."
+        ]
     return [
         "Whether the posterior is exact depends on clipping, which is not reported: it is if the "
         "bounds of the sampler hold for every record."

@@ -7,6 +7,7 @@ accuracy of the draws here.
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 from collections.abc import Callable
@@ -98,6 +99,13 @@ STEPS: dict[str, tuple[type, dict[str, Any]]] = {
     "langevin-fresh": (dp.DPLangevin, {"curvature": 0.2, "momentum": "fresh", "n_steps": 2}),
     "langevin-energy_clip": (dp.DPLangevin, {"energy_clip": 0.1}),
 }
+#: For one model.
+VARIANTS: dict[str, tuple[type, dict[str, Any]]] = {
+    "penalty-one_component": (dp.DPPenalty, {"proposal": "one_component"}),
+    "penalty-guided": (dp.DPPenalty, {"proposal": "guided", "likelihood_power": 0.5}),
+    "penalty-independence": (dp.DPPenalty, {"proposal": "independence"}),
+    "barker": (dp.DPBarker, {"noise_sd": 1.0}),
+}
 
 
 def build(model_name: str) -> tuple[pm.Model, dp.PrivacyBudget]:
@@ -108,7 +116,7 @@ def build(model_name: str) -> tuple[pm.Model, dp.PrivacyBudget]:
 
 
 def plan(step_name: str, model: pm.Model, runs: int) -> Any:
-    cls, settings = STEPS[step_name]
+    cls, settings = {**STEPS, **VARIANTS}[step_name]
     return cls(draws=DRAWS, tune=TUNE, chains=CHAINS, runs=runs, model=model, **COMMON, **settings)
 
 
@@ -186,8 +194,10 @@ def check_round_trip(safe: Any, path: Any) -> None:
     assert (facts["epsilon"], facts["delta"]) == (EPSILON, DELTA)
 
 
-@pytest.mark.parametrize("step_name", STEPS)
-@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize(
+    ("model_name", "step_name"),
+    [*itertools.product(MODELS, STEPS), *(("logistic", variant) for variant in VARIANTS)],
+)
 def test_step(model_name, step_name, tmp_path):
     shapes = MODELS[model_name].shapes
     model, budget = build(model_name)
@@ -227,10 +237,14 @@ def test_start_method(step_name, start_method):
     check_released(dp.release(idata, model), MODELS["logistic"].shapes, budget)
 
 
-@pytest.mark.parametrize("step", [dp.DPPenalty, "DPHMC", "DPLangevin"])
+@pytest.mark.parametrize("step", [dp.DPPenalty, "DPHMC", "DPLangevin", dp.DPBarker])
 def test_step_made_by_dp_sample(step):
     model, budget = build("logistic")
-    cls, settings = next(found for found in STEPS.values() if step in (found[0], found[0].__name__))
+    cls, settings = next(
+        found
+        for found in [*STEPS.values(), *VARIANTS.values()]
+        if step in (found[0], found[0].__name__)
+    )
     safe = dp.sample(
         DRAWS,
         tune=TUNE,

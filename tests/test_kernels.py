@@ -12,6 +12,7 @@ from pymc_dp.kernels import hmc, langevin, penalty
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter, van_der_corput
 from pymc_dp.kernels.langevin import kick_coefficients
+from pymc_dp.kernels.proposals import GaussianProposal
 
 D = 3
 
@@ -107,11 +108,11 @@ def start(kernel, rng, z, prior=None, queries=None):
         return langevin.initial_state(rng, z, prior)
     if kernel is hmc and queries is not None:
         return hmc.initial_state(z, prior, release_gradient=queries.gradient)
-    return kernel.initial_state(z, prior)
+    return kernel.initial_state(rng, z, prior)
 
 
 KERNELS = {
-    "penalty": (penalty, {"proposal": penalty.GaussianProposal(0.3)}),
+    "penalty": (penalty, {"proposal": GaussianProposal(0.3)}),
     "leapfrog": (hmc, {"step_size": 0.2, "n_steps": 3}),
     "position": (hmc, {"step_size": 0.2, "n_steps": 3, "integrator": "position"}),
     "langevin": (langevin, {"step_size": 0.3, "n_steps": 2, "interval": CurvatureInterval(9.0)}),
@@ -411,7 +412,7 @@ def test_release_counts_follow_the_paper():
 
 
 OVERFLOWING = {
-    "penalty": {"proposal": penalty.GaussianProposal(1e308)},
+    "penalty": {"proposal": GaussianProposal(1e308)},
     "leapfrog": {"step_size": 1e200, "n_steps": 3},
     "position": {"step_size": 1e200, "n_steps": 3, "integrator": "position"},
     "langevin": {"step_size": 1e200, "n_steps": 3, "interval": CurvatureInterval(1.0)},

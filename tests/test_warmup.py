@@ -17,6 +17,7 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_dp.kernels import hmc, penalty
+from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.matrices import positive_part, root, within
 from pymc_dp.mechanisms.oneoff import EDGES
 from pymc_dp.records import PublicTerms, extract
@@ -572,8 +573,8 @@ def test_random_walks_jump_farthest(d, planned):
     def squared_jump(step: float) -> float:
         rng = np.random.default_rng(1)
         queries = NoisyNormal(rng, 0.0, noise * np.sqrt(planned))
-        state = penalty.initial_state(rng.standard_normal((chains, d)), Flat())
-        proposal = penalty.GaussianProposal(step)
+        state = penalty.initial_state(rng, rng.standard_normal((chains, d)), Flat())
+        proposal = GaussianProposal(step)
 
         def transition(state):
             return penalty.transition(rng, state, queries, Flat(), proposal=proposal)

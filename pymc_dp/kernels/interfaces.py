@@ -13,12 +13,13 @@ same number of releases whatever happens; a log-ratio query then has ``z_to == z
 
 from __future__ import annotations
 
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 __all__ = [
+    "AcceptTest",
     "Array",
     "Batch",
     "ClipInterval",
@@ -30,6 +31,7 @@ __all__ = [
     "PathQueries",
     "Prior",
     "Proposal",
+    "Proposed",
 ]
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -122,8 +124,34 @@ class ClipInterval(Protocol):
         """Return ``(lower, upper)`` from D = sum |delta_j|^2 and D' = sum |delta'_j|^2."""
 
 
+class Proposed(NamedTuple):
+    """A proposal.
+
+    Attributes
+    ----------
+    z : (..., d) array
+    log_ratio : float or array of shape (...)
+        log q(z | z') - log q(z' | z).
+    turned : (..., d) array
+        The directions that the chain goes on with if the proposal is rejected.
+    """
+
+    z: Array
+    log_ratio: Batch
+    turned: Array
+
+
 class Proposal(Protocol):
     """A way to propose a new position that does not depend on the data."""
 
-    def __call__(self, rng: np.random.Generator, z: Array) -> tuple[Array, Batch]:
-        """Return the proposal z' and log q(z | z') - log q(z' | z)."""
+    def __call__(self, rng: np.random.Generator, z: Array, direction: Array) -> Proposed:
+        """Propose from position `z` and `direction`, (..., d) of 1 or -1."""
+
+
+class AcceptTest(Protocol):
+    """Decides on a proposal from the noisy answer alone."""
+
+    def __call__(
+        self, rng: np.random.Generator, possible: Mask, value: Batch, noise_sd: Batch, public: Batch
+    ) -> tuple[Mask, Batch]:
+        """Return where the proposal is accepted, and the log ratio that decided."""

@@ -6,16 +6,22 @@ that of Ceperley & Dewing (1999), The penalty method for random walks with uncer
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
 from pymc_dp.kernels._batch import all_finite, select, start_log_prior
-from pymc_dp.kernels.interfaces import Array, Batch, LogRatioQueries, Mask, Prior, Proposal
+from pymc_dp.kernels.interfaces import (
+    AcceptTest,
+    Array,
+    Batch,
+    LogRatioQueries,
+    Mask,
+    Prior,
+    Proposal,
+)
 
 __all__ = [
-    "GaussianProposal",
     "PenaltyInfo",
     "PenaltyState",
     "initial_state",
@@ -31,6 +37,7 @@ class PenaltyState(NamedTuple):
 
     z: Array  # (..., d)
     log_prior: Batch  # public log density at z, (...)
+    direction: Array  # 1 or -1 per coordinate, (..., d); for guided proposals
 
 
 class PenaltyInfo(NamedTuple):
@@ -40,23 +47,6 @@ class PenaltyInfo(NamedTuple):
     log_accept: Batch  # noisy, penalised log acceptance ratio
     noise_sd: Batch  # noise of the released log-likelihood ratio
     finite: Mask  # False where the proposal was rejected because it had no finite prior density
-
-
-@dataclass(frozen=True, slots=True)
-class GaussianProposal:
-    """Random walk z' = z + scale * N(0, I); symmetric.
-
-    Parameters
-    ----------
-    scale : float or array of shape (d,)
-        Standard deviation of the step, per coordinate if an array.
-    """
-
-    scale: float | Array
-
-    def __call__(self, rng: np.random.Generator, z: Array) -> tuple[Array, Batch]:
-        """Return z' and the log proposal ratio 0."""
-        return z + self.scale * rng.standard_normal(z.shape), 0.0
 
 
 def penalty_test(
@@ -92,15 +82,16 @@ def penalty_test(
     return possible & (log_u < log_accept), log_accept
 
 
-def initial_state(z: Array, prior: Prior) -> PenaltyState:
-    """State of a chain that starts at ``z``.
+def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> PenaltyState:
+    """State of a chain that starts at ``z``, with directions at random.
 
     Raises
     ------
     ValueError
         If the position or its log prior density is not finite.
     """
-    return PenaltyState(z, start_log_prior(z, prior))
+    direction = np.where(rng.random(z.shape) < 0.5, -1.0, 1.0)
+    return PenaltyState(z, start_log_prior(z, prior), direction)
 
 
 def transition(
@@ -110,6 +101,8 @@ def transition(
     prior: Prior,
     *,
     proposal: Proposal,
+    likelihood_power: float = 1.0,
+    test: AcceptTest = penalty_test,
 ) -> tuple[PenaltyState, PenaltyInfo]:
     r"""One iteration of the penalty method.
 
@@ -121,7 +114,10 @@ def transition(
     queries : LogRatioQueries
     prior : Prior
     proposal : Proposal
-        Draws z' and returns log q(z|z') - log q(z'|z); `GaussianProposal` is the random walk.
+    likelihood_power : float, default 1.0
+        The target is prior times likelihood to this power T.  Clipping T r_i to T c, as Yildirim &
+        Ermis (2019) do, is T times the same answer: all that changes is what is made of it.
+    test : AcceptTest
 
     Returns
     -------
@@ -133,7 +129,7 @@ def transition(
     released sum of clipped log-likelihood ratios and s its noise standard deviation.
 
     Guarantee
-        The posterior is stationary, for any noise.
+        The posterior (or prior times likelihood to the power T) is stationary, for any noise.
 
     Assumptions
         No ratio is clipped, and s is symmetric in (z, z'). Where the model has a public Lipschitz
@@ -146,7 +142,7 @@ def transition(
         so the step shrinks and the chain slows as the budget falls.
     """
     with np.errstate(all="ignore"):  # an overflowing proposal is a rejection, not an error
-        z_new, log_q_ratio = proposal(rng, state.z)
+        z_new, log_q_ratio, turned = proposal(rng, state.z, state.direction)
         finite = all_finite(z_new)
         log_prior_new = prior.log_density(select(finite, z_new, state.z))
         public = log_prior_new - state.log_prior + log_q_ratio
@@ -154,10 +150,13 @@ def transition(
 
         z_new = select(possible, z_new, state.z)
         value, noise_sd = queries.log_ratio(state.z, z_new)
-        accepted, log_accept = penalty_test(rng, possible, value, noise_sd, public)
+        value, noise_sd = likelihood_power * value, likelihood_power * noise_sd
+        accepted, log_accept = test(rng, possible, value, noise_sd, public)
 
     state = PenaltyState(
-        select(accepted, z_new, state.z), np.where(accepted, log_prior_new, state.log_prior)
+        select(accepted, z_new, state.z),
+        np.where(accepted, log_prior_new, state.log_prior),
+        select(accepted, state.direction, turned),
     )
     return state, PenaltyInfo(accepted, log_accept, noise_sd, possible)
 

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from pymc_dp.steps.hmc import DPHMC
 from pymc_dp.steps.langevin import DPLangevin
-from pymc_dp.steps.penalty import DPPenalty
+from pymc_dp.steps.penalty import DPBarker, DPPenalty
 
-__all__ = ["DPHMC", "DPLangevin", "DPPenalty"]
+__all__ = ["DPHMC", "DPBarker", "DPLangevin", "DPPenalty"]

@@ -378,10 +378,11 @@ class Source:
 
     def _warn_if_too_small(self, sampler: str, units: int) -> None:
         """Before anything is spent: will the result be mostly noise?"""
+        once = sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
+        like = "DPLangevin" if once else "DPPenalty"
         expected = forecast(
-            sampler if sampler in SAMPLERS else "DPLangevin",
-            # laplace and find_MAP make one preparation, and draws for nothing
-            draws=self.counts["draws"] if sampler in SAMPLERS else 1000,
+            sampler if sampler in SAMPLERS else like,
+            draws=1000 if once else self.counts["draws"],
             tune=self.counts["tune"],
             chains=self.counts["chains"] * self.counts["runs"],
             n=self.budget.n_public,

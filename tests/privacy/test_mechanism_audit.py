@@ -27,6 +27,7 @@ from pymc_dp.clipping import vector_bound
 from pymc_dp.errors import PrivacyError
 from pymc_dp.kernels import hmc, langevin, penalty
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
+from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.ledger import Ledger
 from pymc_dp.mechanisms import Queries
 from pymc_dp.mechanisms import queries as mechanisms
@@ -121,9 +122,9 @@ SAMPLERS = {
     "DPPenalty": Sampler(
         penalty.releases(),
         {"log_ratio": 1.0},
-        lambda rng, z, queries: penalty.initial_state(z, PRIOR),
+        lambda rng, z, queries: penalty.initial_state(rng, z, PRIOR),
         lambda rng, state, queries: penalty.transition(
-            rng, state, queries, PRIOR, proposal=penalty.GaussianProposal(0.5)
+            rng, state, queries, PRIOR, proposal=GaussianProposal(0.5)
         ),
     ),
     "DPHMC": Sampler(

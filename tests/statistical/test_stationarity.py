@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 from pymc_dp.kernels import hmc, langevin, penalty
+from pymc_dp.kernels.barker import BarkerTest
 from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
+from pymc_dp.kernels.proposals import (
+    GaussianProposal,
+    GuidedProposal,
+    IndependenceProposal,
+    OneComponentProposal,
+)
 from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
 
 from .harness import (
@@ -28,6 +35,7 @@ from .harness import (
     NoisyQueries,
     Public,
     RecordPath,
+    Target,
     run,
 )
 
@@ -57,7 +65,7 @@ def chain(kernel, target, *, seed=3, queries=NoisyQueries, jitter=None, settings
         release = asked.gradient if reuse else None
         state = hmc.initial_state(z, target, release_gradient=release)
     else:
-        state = penalty.initial_state(z, target)
+        state = penalty.initial_state(rng, z, target)
     step_size = settings.get("step_size")
 
     def step(state, iteration):
@@ -68,7 +76,7 @@ def chain(kernel, target, *, seed=3, queries=NoisyQueries, jitter=None, settings
     return asked, state, step
 
 
-RANDOM_WALK = {"proposal": penalty.GaussianProposal(0.5)}
+RANDOM_WALK = {"proposal": GaussianProposal(0.5)}
 PENALTY_NOISE = {"noise_multiplier": 0.4}
 HMC_NOISE = {"gradient_noise_sd": 1.2, "noise_multiplier": 0.25}
 LANGEVIN_NOISE = {"gradient_noise_sd": 2.5, "noise_multiplier": 0.8}
@@ -89,8 +97,27 @@ VALID = {
     "penalty banana": (
         penalty,
         BANANA,
-        {"proposal": penalty.GaussianProposal(0.6)},
+        {"proposal": GaussianProposal(0.6)},
         {"noise_multiplier": 0.0125, "ratio_clip": unclipped},
+    ),
+    "penalty one component": (
+        penalty,
+        LOGISTIC,
+        {"proposal": OneComponentProposal(np.array([0.6, 0.9]))},
+        PENALTY_NOISE,
+    ),
+    "penalty guided": (penalty, LOGISTIC, {"proposal": GuidedProposal(0.7)}, PENALTY_NOISE),
+    "penalty independence": (
+        penalty,
+        LOGISTIC,
+        {"proposal": IndependenceProposal(np.array([0.8, 0.9]))},
+        {"noise_multiplier": 0.15},
+    ),
+    "barker": (
+        penalty,
+        LOGISTIC,
+        {**RANDOM_WALK, "test": BarkerTest(1.0)},
+        {"noise_multiplier": 0.15},
     ),
     "hmc leapfrog": (hmc, LOGISTIC, hmc_settings(), HMC_NOISE),
     "hmc position": (hmc, LOGISTIC, hmc_settings(integrator="position"), HMC_NOISE),
@@ -272,6 +299,27 @@ def forget_kinetic_energy(step, queries):
     return faulty
 
 
+class NeverTurned(GuidedProposal):
+    """The direction stays after a rejection."""
+
+    def __call__(self, rng, z, direction):
+        return super().__call__(rng, z, direction)._replace(turned=direction)
+
+
+class WithoutRatio(IndependenceProposal):
+    """Taken for symmetric."""
+
+    def __call__(self, rng, z, direction):
+        return super().__call__(rng, z, direction)._replace(log_ratio=0.0)
+
+
+class NoiseAlone(BarkerTest):
+    """Accepts where the noisy ratio is positive; nothing makes its noise logistic."""
+
+    def __call__(self, rng, possible, value, noise_sd, public):
+        return possible & (value + public > 0.0), value + public
+
+
 @dataclass(frozen=True)
 class Fault:
     """A valid setting on the logistic target, and the one slip that spoils it."""
@@ -288,6 +336,30 @@ FAULTS = {
     "penalty: penalty forgotten": Fault(penalty, RANDOM_WALK, PENALTY_NOISE, queries=UnstatedNoise),
     "penalty: asymmetric noise": Fault(
         penalty, RANDOM_WALK, PENALTY_NOISE, queries=AsymmetricRatioNoise
+    ),
+    "penalty: not turned round": Fault(
+        penalty,
+        {"proposal": GuidedProposal(1.5)},
+        PENALTY_NOISE,
+        changes={"proposal": NeverTurned(1.5)},
+    ),
+    "penalty: density of the proposal forgotten": Fault(
+        penalty,
+        {"proposal": IndependenceProposal(0.7)},
+        {"noise_multiplier": 0.15},
+        changes={"proposal": WithoutRatio(0.7)},
+    ),
+    "barker: noise alone": Fault(
+        penalty,
+        {**RANDOM_WALK, "test": BarkerTest(1.0)},
+        {"noise_multiplier": 0.15},
+        changes={"test": NoiseAlone(1.0)},
+    ),
+    "barker: more noise than can be corrected": Fault(
+        penalty,
+        {**RANDOM_WALK, "test": BarkerTest(1.2)},
+        {"noise_multiplier": 0.2},
+        changes={"test": BarkerTest(1.8)},
     ),
     "hmc: penalty forgotten": Fault(hmc, hmc_settings(), HMC_NOISE, queries=UnstatedNoise),
     "hmc: kinetic energy missing": Fault(
@@ -351,6 +423,39 @@ def test_planted_fault_is_rejected(name, planted):
     else:
         assert queries.clipped == 0
         assert abs(report.worst[1]) < Z_LIMIT, report
+
+
+class Tempered(Target):
+    """Prior times likelihood to a power."""
+
+    def __init__(self, base, power):
+        self.base, self.power = base, power
+        self.half_range = 7.0
+
+    def log_likelihood(self, z):
+        return self.power * self.base.log_likelihood(z)
+
+    def log_density(self, z):
+        return self.base.log_density(z)
+
+
+@pytest.mark.parametrize("test", [penalty.penalty_test, BarkerTest(1.0)])
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_a_tempered_likelihood_is_stationary(test, forgotten):
+    target = Tempered(LOGISTIC, 0.4)
+    rng = np.random.default_rng(5)
+    queries = NoisyQueries(LOGISTIC, np.random.default_rng(6), noise_multiplier=0.3)
+    state = penalty.initial_state(rng, target.draw(rng, CHAINS), LOGISTIC)
+    settings = {"proposal": GaussianProposal(0.6), "test": test}
+    power = 1.0 if forgotten else target.power
+
+    def step(state, iteration):
+        return penalty.transition(rng, state, queries, LOGISTIC, likelihood_power=power, **settings)
+
+    report = run(step, state, target, iterations=300)
+    assert queries.clipped == 0
+    assert (abs(report.worst[1]) > FAULT_LIMIT) == forgotten, report
+    assert forgotten or abs(report.worst[1]) < Z_LIMIT, report
 
 
 # Chains that move in w, z = B w, with a released score or likelihood among the public terms.
