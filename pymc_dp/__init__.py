@@ -38,12 +38,14 @@ from pymc_dp.privatized import (
 from pymc_dp.publish import release
 from pymc_dp.sampling import sample, sample_posterior_predictive
 from pymc_dp.statement import privacy_statement
-from pymc_dp.steps import DPHMC, DPBarker, DPLangevin, DPPenalty
+from pymc_dp.steps import DPHMC, DPSGLD, DPSGNHT, DPBarker, DPLangevin, DPPenalty
 
 __version__ = "0.1.0"
 
 __all__ = [
     "DPHMC",
+    "DPSGLD",
+    "DPSGNHT",
     "BudgetExceeded",
     "ConjugateNormal",
     "DPBarker",

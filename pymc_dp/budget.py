@@ -22,9 +22,9 @@ from pymc_dp.accounting import epsilon_from_mu, mu_from_budget, mu_from_units, u
 from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.events import MU2_UNIT, GaussianEvent
+from pymc_dp.events import BATCHES, MU2_UNIT, GaussianEvent
 from pymc_dp.forecast import Forecast, forecast
-from pymc_dp.ledger import SPENDING, Ledger
+from pymc_dp.ledger import Ledger
 from pymc_dp.records import count_units, private_observed, row_counts
 
 __all__ = [
@@ -372,6 +372,18 @@ class PrivacyBudget:
                     units / cap,
                 ]
             )
+        for plan_id, plan in self.batches().items():
+            event, units = plan["event"], plan["reserved"]
+            rows.append(
+                [
+                    self.ledger.plan(self.account, plan_id)["sampler"],
+                    f"{event['mechanism']}, batches",
+                    event["noise_multiplier"],
+                    plan["releases"],
+                    self.epsilon_of(units),
+                    units / cap,
+                ]
+            )
         spent = self.ledger.spent(self.account)
         rows.append(["spent", "", np.nan, "", self.epsilon_of(spent), spent / cap])
         left = cap - spent
@@ -381,6 +393,18 @@ class PrivacyBudget:
             rows,
             columns=["sampler", "mechanism", "noise_multiplier", "releases", "epsilon", "share"],
         )
+
+    def batches(self) -> dict[int, dict[str, Any]]:
+        """Plans of releases on batches of records that were run, by number."""
+        plans: dict[int, dict[str, Any]] = {}
+        paid: set[int | None] = set()
+        for entry in self.ledger.entries():
+            if entry.account == self.account and entry.plan is not None:
+                if entry.kind == "plan" and BATCHES in entry.payload:
+                    plans[entry.plan] = entry.payload[BATCHES]
+                elif entry.kind == "reserve":
+                    paid.add(entry.plan)
+        return {number: plan for number, plan in plans.items() if number in paid}
 
     def _releases(self) -> Iterator[tuple[int, dict[str, Any], GaussianEvent, int]]:
         """Plan, event and number of every charge; the number is negative for a return."""
@@ -393,7 +417,7 @@ class PrivacyBudget:
             elif entry.kind == "charge":
                 event = GaussianEvent.from_dict(entry.payload)
                 yield entry.plan, plans[entry.plan], event, 1
-            elif entry.kind in SPENDING:
+            elif entry.kind in ("lease", "return"):
                 plan = plans[entry.plan]
                 iterations = entry.payload["iterations"] * (-1 if entry.kind == "return" else 1)
                 for name, count in _counts_of(plan, entry.payload["cost"]).items():

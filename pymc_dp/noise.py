@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from pymc_dp.exact_normal import fill
 
-__all__ = ["MAX_LOG2_SIGMA", "insecure_noise", "is_insecure", "rounded_normal"]
+__all__ = ["MAX_LOG2_SIGMA", "coins", "insecure_noise", "is_insecure", "rounded_normal"]
 
 MAX_LOG2_SIGMA = 40
 
@@ -68,6 +68,10 @@ class EntropyPool:
         words[position:] = 0
         return tape, 0
 
+    def fresh(self, size: int) -> bytes:
+        """Bytes of `size` words that are in no tape."""
+        return self._read(4 * size)
+
     def give_back(self, words: NDArray[np.uint32], position: int) -> None:
         """Return a tape whose words before ``position`` are used up."""
         self._tapes.append((os.getpid(), words, position))
@@ -113,6 +117,33 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_child=_after_fork_in_child)
+
+
+def coins(size: int, numerator: int) -> NDArray[np.bool_]:
+    """Independent secret coins, which decide who is in a Poisson batch.
+
+    Parameters
+    ----------
+    size : int
+        Number of coins.
+    numerator : int
+        Each is True with probability ``numerator / 2**32``, exactly; 0 to 2^32.
+
+    Returns
+    -------
+    ndarray of bool, shape (size,)
+
+    Notes
+    -----
+    One word of operating-system entropy each, never one that another draw has used.  The guarantee
+    of a subsampled release needs coins that nobody can predict: a seed would void it.
+    """
+    size, numerator = operator.index(size), operator.index(numerator)
+    if size < 0 or not 0 <= numerator <= 2**32:
+        raise ValueError("size must not be negative, and numerator between 0 and 2**32.")
+    if numerator == 2**32:
+        return np.ones(size, dtype=np.bool_)
+    return np.frombuffer(_pool.fresh(size), np.uint32) < np.uint32(numerator)
 
 
 def rounded_normal(size: int, log2_sigma: int) -> NDArray[np.int64]:

@@ -12,10 +12,42 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pymc_dp._checks import check_integer, check_number
-from pymc_dp.accounting import calibrate
-from pymc_dp.events import GaussianEvent
+from pymc_dp.accounting import calibrate, subsampled
+from pymc_dp.errors import BudgetExceeded
+from pymc_dp.events import BATCHES, GaussianEvent, SubsampledGaussianEvent
 
-__all__ = ["Plan", "make_plan"]
+__all__ = ["Batches", "Plan", "make_plan", "plan_batches"]
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Releases on Poisson batches of records, one per iteration of every chain.
+
+    Attributes
+    ----------
+    event : SubsampledGaussianEvent
+    releases : int
+        In all.
+    reserved : int
+        Ledger units that are set aside for them: what the account's cap has above the largest
+        Gaussian transcript that may run beside them (`pymc_dp.accounting.room_beside`).
+    beside : tuple of int
+        Numbers of the earlier plans of batches that it was accounted together with.
+    """
+
+    event: SubsampledGaussianEvent
+    releases: int
+    reserved: int
+    beside: tuple[int, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "event": self.event.to_dict(),
+            "releases": self.releases,
+            "reserved": self.reserved,
+            "beside": list(self.beside),
+        }
 
 
 @dataclass(frozen=True)
@@ -35,6 +67,8 @@ class Plan:
     plan_id : int
         Random label that ties published draws to the ledger; 53 bits, so that it survives as a
         float.
+    batches : Batches or None
+        Releases on batches of records, which are paid for as a whole; then there are no others.
     """
 
     sampler: str
@@ -46,6 +80,7 @@ class Plan:
     per_iteration: dict[str, int]
     at_start: dict[str, int]
     plan_id: int = field(default_factory=lambda: secrets.randbits(53))
+    batches: Batches | None = None
 
     @property
     def iterations(self) -> int:
@@ -65,6 +100,8 @@ class Plan:
     @property
     def run_cost(self) -> int:
         """Ledger units of one run, if nothing interrupts it."""
+        if self.batches is not None:
+            return self.batches.reserved
         return self.chains * (self.start_cost + self.iterations * self.iteration_cost)
 
     def releases(self, name: str) -> int:
@@ -84,7 +121,79 @@ class Plan:
             "at_start": self.at_start,
             "events": {name: event.to_dict() for name, event in self.events.items()},
             "settings": settings,
+            **({} if self.batches is None else {BATCHES: self.batches.to_dict()}),
         }
+
+
+def plan_batches(
+    sampler: str,
+    *,
+    draws: int,
+    tune: int,
+    chains: int,
+    mechanism: str,
+    sampling_probability: float,
+    epsilon: float,
+    delta: float,
+    neighboring: str,
+    cap: int,
+    spent: int,
+    earlier: Mapping[int, Mapping[str, Any]],
+    noise_multiplier: float | None = None,
+) -> Plan:
+    """A plan of one release on a Poisson batch per iteration, for what is left of a budget.
+
+    Parameters
+    ----------
+    draws, tune, chains : int
+    mechanism : str
+    sampling_probability : float
+    epsilon, delta : float
+        The whole budget.
+    neighboring : str
+    cap, spent : int
+        Ledger units of the budget, and of Gaussian releases made under it.
+    earlier : mapping of int to mapping
+        `Batches.to_dict` of the plans that were run under the same budget, by number.
+    noise_multiplier : float, optional
+        Default: the smallest one with which all fits.
+
+    Raises
+    ------
+    BudgetExceeded
+        If nothing is left.
+    ValueError
+        Naming the argument.
+    """
+    draws = check_integer("draws", draws, minimum=1)
+    tune = check_integer("tune", tune, minimum=0)
+    chains = check_integer("chains", chains, minimum=1)
+    steps = chains * (draws + tune)
+    others = [
+        (SubsampledGaussianEvent.from_dict(plan["event"]), int(plan["releases"]))
+        for plan in earlier.values()
+    ]
+    set_aside = sum(int(plan["reserved"]) for plan in earlier.values())
+    if noise_multiplier is None:
+        noise_multiplier = subsampled.smallest_noise_multiplier(
+            epsilon,
+            delta,
+            sampling_probability,
+            steps,
+            neighboring,
+            plans=others,
+            units=spent,
+        )
+    event = SubsampledGaussianEvent(mechanism, noise_multiplier, sampling_probability)
+    room = subsampled.room_beside([*others, (event, steps)], epsilon, delta, neighboring, cap)
+    reserved = max(cap - set_aside - room, 1)
+    if room < spent or reserved > cap - set_aside - spent:
+        raise BudgetExceeded(
+            f"{steps} releases on batches with noise multiplier {noise_multiplier:.4g} do not fit "
+            "beside what was spent of the budget. Use a larger noise_multiplier, or leave it out."
+        )
+    batches = Batches(event, steps, reserved, tuple(earlier))
+    return Plan(sampler, draws, tune, chains, 1, {}, {}, {}, batches=batches)
 
 
 def make_plan(

@@ -65,11 +65,14 @@ def make_statement(
     ledger = budget.ledger
     info = ledger.account_info(budget.account)
     secure = plan["settings"].get("secure", False) and not noise.is_insecure()
+    batches = budget.batches()
     statement: dict[str, Any] = {
         "privacy_guarantee": "(epsilon, delta)-differential privacy" if secure else "none",
         "epsilon": info.epsilon,
         "delta": info.delta,
-        "gdp_mu": mu_from_units(info.cap),
+        # releases on batches are accounted at the budget's own delta
+        "gdp_mu": None if batches else mu_from_units(info.cap),
+        "batches": list(batches.values()),
         "neighboring": info.neighboring,
         "privacy_unit": info.unit,
         "n_units": budget.n_units if info.neighboring == "replace_one" else None,
@@ -96,7 +99,10 @@ def make_statement(
             for key, value in plan["settings"].items()
             if key not in _UNSTATED and value is not None
         },
-        "preparation": _preparation(ledger, budget.account),
+        "preparation": {
+            **_preparation(ledger, budget.account),
+            "budget_mu2": info.cap / MU2_UNIT,
+        },
         "ledger": "temporary" if ledger.is_temporary else "persistent",
         "ledger_head": ledger.head(),
         "pymc_dp_version": __version__,
@@ -183,12 +189,17 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         f"private with respect to the data{data}: the probability of any outcome changes by a "
         f"factor of at most e^{facts['epsilon']:g}, up to {facts['delta']:g}, when {relation}"
         f"{size and ','}{size and ' in a data set' + size}.",
-        f"Equivalently {facts['gdp_mu']:.4g}-Gaussian differential privacy (the guarantee holds at "
-        f"every delta). Charged so far: epsilon = {facts['spent']['epsilon']:.4g}.",
+        (
+            f"Equivalently {facts['gdp_mu']:.4g}-Gaussian differential privacy (the guarantee "
+            "holds at every delta). "
+            if facts["gdp_mu"]
+            else "The guarantee holds at this delta. "
+        )
+        + f"Charged so far: epsilon = {facts['spent']['epsilon']:.4g}.",
         _method(facts),
     ]
     if facts["preparation"]["releases"]:
-        share = facts["preparation"]["gdp_mu2"] / facts["gdp_mu"] ** 2
+        share = facts["preparation"]["gdp_mu2"] / facts["preparation"]["budget_mu2"]
         lines.append(
             f"  Before the chains: {facts['preparation']['releases']} releases with Gaussian "
             f"noise, {share:.1%} of the budget (in squared mu)."
@@ -199,6 +210,14 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             f"{mechanism['per_iteration']} per iteration"
             + (f", {mechanism['at_start']} at the start" if mechanism["at_start"] else "")
             + "."
+        )
+    for plan in facts["batches"]:
+        event = plan["event"]
+        lines.append(
+            f"  {event['mechanism']}: {plan['releases']:,} releases with Gaussian noise, "
+            f"multiplier {event['noise_multiplier']:.4g}, of a secret Poisson batch "
+            f"(probability {event['sampling_probability']:.3g}); accounted together by their privacy "
+            "loss distribution."
         )
     if facts.get("far", 0.0) > 0.1:
         lines.append(
@@ -379,6 +398,11 @@ def _target(settings: dict[str, Any]) -> list[str]:
         ]
     if form == "plain" and settings.get("clipped"):
         return [f"The chains are exact as far as nothing was clipped. {_clipped(settings)}"]
+    if "dynamics" in settings:
+        return [
+            f"The draws follow {settings['dynamics']} dynamics without an accept test: biased by "
+            "their step, by the sampling of batches and by clipping, none of which is reported."
+        ]
     if "correction_error" in settings:
         return [
             "The accept test is Barker's, approximate by "

@@ -15,7 +15,7 @@ __all__ = ["COLUMNS", "GENESIS", "SPENDING", "Entry", "as_stored", "decode", "en
 COLUMNS = "seq, account, plan, kind, amount, balance, payload, previous, hash"
 GENESIS = "0" * 64
 """What the first row names as the hash before it."""
-SPENDING = ("lease", "return", "charge")
+SPENDING = ("lease", "return", "charge", "reserve")
 """Kinds whose amounts make up what an account has spent."""
 
 
@@ -43,11 +43,11 @@ class Entry:
         Plan that the row belongs to.
     kind : str
         ``"ledger"``, ``"account"`` or ``"close"``; for a run ``"plan"``, ``"run"``, ``"chain"``,
-        ``"lease"`` or ``"return"``; for one-off releases ``"plan"``, ``"charge"``, ``"release"`` or
-        ``"finish"``.
+        ``"lease"``, ``"return"`` or ``"reserve"``; for one-off releases ``"plan"``, ``"charge"``,
+        ``"release"`` or ``"finish"``.
     amount : int
-        Ledger units of a lease or charge; negative for a return, the reservation for an account,
-        else 0.
+        Ledger units of a lease, charge or reserve; negative for a return, the reservation for an
+        account, else 0.
     balance : int
         What the account has spent after this row: the running sum over leases, returns
         and charges.

@@ -16,7 +16,7 @@ import pymc_dp.ledger.releases as releases
 from pymc_dp._checks import check_delta, check_epsilon, check_integer
 from pymc_dp.accounting.gdp import epsilon_from_mu, mu_from_budget, mu_from_units, units_from_mu
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
-from pymc_dp.events import GaussianEvent
+from pymc_dp.events import BATCHES, GaussianEvent
 from pymc_dp.ledger.accounts import (
     Account,
     read_account,
@@ -35,6 +35,10 @@ Neighboring = Literal["replace_one", "add_or_remove_one"]
 
 _FORMAT = 1
 _LARGEST = 2**62  # SQLite integers are signed 64-bit; a sum of two amounts must fit
+_ALONE = (
+    "releases on batches of records are accounted at the epsilon and delta of one budget, and can "
+    "not be added to what other budgets on the same ledger release; use a ledger of their own"
+)
 _RELATIONS = ("replace_one", "add_or_remove_one")
 
 
@@ -260,6 +264,8 @@ class Ledger:
                     f"one {earlier.payload['unit']}; losses of different units do not add up. Use "
                     "the same privacy_unit, or another ledger"
                 )
+            if any(BATCHES in row.payload for row in transaction.rows("kind = 'plan'")):
+                raise LedgerError(_ALONE)
             taken = reserved(transaction)
             if limit is not None and taken + cap > limit:
                 raise BudgetExceeded(self._over_reserved(cap, limit - taken, limit))
@@ -316,7 +322,8 @@ class Ledger:
         payload : mapping
             Public facts, JSON values only; ``payload["chains"]`` is the number of chains of a run.
             A plan of one-off releases has ``payload["kind"] == "preparation"`` instead: it can be
-            charged (`charge`) but not run.
+            charged (`charge`) but not run.  A plan of releases on batches has an entry
+            ``"batches"``: what it reserves holds for this account's epsilon and delta alone.
 
         Raises
         ------
@@ -329,8 +336,10 @@ class Ledger:
         if payload.get("kind") != PREPARATION:
             check_integer("payload['chains']", payload.get("chains"), minimum=1)
         with self._journal.transaction() as transaction:
-            read_open_account(transaction, account)
+            cap = read_open_account(transaction, account).cap
             known = transaction.only(*rows_of("plan", account, plan_id))
+            if known is None and BATCHES in payload and reserved(transaction) > cap:
+                raise LedgerError(_ALONE)
             if known is None:
                 transaction.append("plan", account, 0, payload, plan_id)
             elif known.payload != as_stored(payload):
@@ -351,12 +360,13 @@ class Ledger:
         *,
         max_runs: int,
         run_cost: int,
+        at_once: bool = False,
         describe: Callable[[int], str] | None = None,
     ) -> int:
         """Authorise one run (one call of ``pm.sample``) of a plan and return its number, from 0.
 
-        Nothing is charged: the chains charge as they go. A run that could not be paid to its end
-        when it starts is refused here, before any work.
+        Nothing is charged unless `at_once`: the chains charge as they go. A run that could not be
+        paid to its end when it starts is refused here, before any work.
 
         Parameters
         ----------
@@ -366,6 +376,9 @@ class Ledger:
             Runs that the plan allows in all.
         run_cost : int
             Ledger units that the run may charge at most.
+        at_once : bool, default False
+            Charge all of `run_cost` with the authorisation, for good: for a plan that is accounted
+            as a whole.
         describe : callable, optional
             Turns ledger units into words for the error message, such as an epsilon.
 
@@ -382,11 +395,22 @@ class Ledger:
         run_cost = check_integer("run_cost", run_cost, minimum=0)
         with self._journal.transaction() as transaction:
             remaining = read_open_account(transaction, account).remaining
-            if read_plan(transaction, account, plan_id).payload.get("kind") == PREPARATION:
+            plan = read_plan(transaction, account, plan_id).payload
+            if plan.get("kind") == PREPARATION:
                 raise PlanMismatch(f"plan {plan_id} is a preparation, which no chain can run")
+            if at_once:
+                paid = transaction.rows("account = ? AND kind = 'reserve'", (account,))
+                beside = {row.plan for row in paid} - {plan_id}
+                if beside != set(plan[BATCHES]["beside"]):
+                    raise PlanMismatch(
+                        "another plan of releases on batches was run since this one was made, and "
+                        "the two are not accounted together; build the step anew"
+                    )
             runs = transaction.count(*rows_of("run", account, plan_id))
             if runs < max_runs and run_cost <= remaining:
                 transaction.append("run", account, 0, {"run": runs}, plan_id)
+                if at_once:
+                    transaction.append("reserve", account, run_cost, {"run": runs}, plan_id)
                 return runs
         # Outside the transaction, because `describe` may want to read the ledger.
         if runs >= max_runs:

@@ -16,7 +16,8 @@ releases before they run.
 
 from __future__ import annotations
 
+from pymc_dp.mechanisms.batches import COINS, BatchQueries
 from pymc_dp.mechanisms.preparation import Histogram, Preparation
 from pymc_dp.mechanisms.queries import Path, Queries
 
-__all__ = ["Histogram", "Path", "Preparation", "Queries"]
+__all__ = ["COINS", "BatchQueries", "Histogram", "Path", "Preparation", "Queries"]

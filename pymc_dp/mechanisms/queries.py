@@ -171,15 +171,22 @@ class Queries:
             sum_i clip(g_i(z)) + N(0, gradient_noise_sd^2 I).
         """
         self._use("gradient")
-        return self._gradient(z)[0]
+        return self._gradient(z, self.engine)[0]
 
     @_QUIET
-    def _gradient(self, z: np.ndarray) -> tuple[np.ndarray, Scores, np.ndarray]:
+    def _gradient(
+        self, z: np.ndarray, engine: Engine | None
+    ) -> tuple[np.ndarray, Scores, np.ndarray]:
+        """Noisy sum of clipped scores of some records, or of none; scores and scales of them."""
         clip_norm = self.clip_norms["gradient"]
         grid = self.grids["gradient"]
         unit = grid.unit(self._sensitivity(-clip_norm, clip_norm))
         bound = vector_bound(grid.norm_bound(self.neighboring), self.engine.d)
-        total, scores, scale = clipped_sum(self.engine, z, 1.0 / unit, bound)
+        if engine is None:
+            total = np.zeros(self.engine.d, dtype=np.int64)
+            scores, scale = Scores([], []), np.empty(0)
+        else:
+            total, scores, scale = clipped_sum(engine, z, 1.0 / unit, bound)
         total += rounded_normal(self.engine.d, grid.log2_sigma)
         return total * unit, scores, scale
 
@@ -249,7 +256,7 @@ class Path:
     def gradient(self, midpoint: np.ndarray) -> np.ndarray:
         """(d,) noisy sum of clipped scores at a midpoint."""
         self._queries._use("gradient")
-        noisy, scores, scale = self._queries._gradient(midpoint)
+        noisy, scores, scale = self._queries._gradient(midpoint, self._queries.engine)
         self._arrive(self._next)
         self._scores, self._scale = scores, scale
         return noisy

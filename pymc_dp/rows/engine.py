@@ -97,10 +97,17 @@ class RowEngine:
         """The same records in other coordinates; parameter-free columns are shared."""
         return RowEngine(self.groups, self.parameters, self.n_units, coordinates)
 
-    def part(self, units: slice) -> RowEngine:
-        """The records of the units ``units.start <= u < units.stop`` alone, with the same bits."""
+    def part(self, units: slice | np.ndarray) -> RowEngine:
+        """The records of some units alone, with the same bits.
+
+        Parameters
+        ----------
+        units : slice or (k,) int array
+            ``units.start <= u < units.stop``, or numbers of units in ascending order.
+        """
+        count = units.stop - units.start if isinstance(units, slice) else len(units)
         groups = [group.part(units, self.n_units) for group in self.groups]
-        part = RowEngine(groups, self.parameters, units.stop - units.start, self.coordinates)
+        part = RowEngine(groups, self.parameters, count, self.coordinates)
         part._keeps = False
         return part
 

@@ -127,8 +127,9 @@ class HuberEngine(RowEngine):
         self._moved = moved
         return moved
 
-    def part(self, units: slice) -> HuberEngine:
-        """The records of some units alone, with the same bits."""
+    def part(self, units: slice | np.ndarray) -> HuberEngine:
+        """The records of some units alone, with the same bits; units in a slice."""
+        assert isinstance(units, slice)
         part = HuberEngine(super().part(units), self.predictor, self.clip_norm)
         part._private.rows = self._rows().part(units)
         part._linear, part._seen = self.linear().part(units), self._seen

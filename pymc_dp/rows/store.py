@@ -138,7 +138,7 @@ class RowGroup:
         units = None if self.units is None else np.zeros(n_rows, dtype="int64")
         return RowGroup(self.functions, self.store.synthetic(n_rows), units)
 
-    def part(self, units: slice, n_units: int) -> RowGroup:
+    def part(self, units: Rows, n_units: int) -> RowGroup:
         """The rows of some of the `n_units` units, in their order within each unit."""
         columns = self.columns()
         rows: Rows = units
@@ -147,8 +147,14 @@ class RowGroup:
             if columns.order is None:
                 self._columns = columns = columns.sorted_by(self.units, n_units)
             assert columns.order is not None and columns.starts is not None
-            rows = columns.order[columns.starts[units.start] : columns.starts[units.stop]]
-            renumbered = self.units[rows] - units.start
+            if isinstance(units, slice):
+                rows = columns.order[columns.starts[units.start] : columns.starts[units.stop]]
+                renumbered = self.units[rows] - units.start
+            else:
+                counts = columns.starts[units + 1] - columns.starts[units]
+                renumbered = np.repeat(np.arange(len(units)), counts)
+                within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+                rows = columns.order[columns.starts[units][renumbered] + within]
         part = RowGroup(
             self.functions, RecordStore([a[rows] for a in self.store.read()]), renumbered
         )

@@ -26,9 +26,9 @@ from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.ledger import SPENDING
-from pymc_dp.mechanisms import Queries
+from pymc_dp.mechanisms import COINS, BatchQueries, Queries
 from pymc_dp.metering import Meter
-from pymc_dp.plan import Plan, make_plan, per_mechanism
+from pymc_dp.plan import Plan, make_plan, per_mechanism, plan_batches
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
 from pymc_dp.steps.source import Design, Source
 
@@ -83,6 +83,7 @@ class PrivateStep(BlockedStep):
         shares: Mapping[str, float],
         noise_multiplier: float | Mapping[str, float] | None = None,
         runs: int = 1,
+        batch_size: int | None = None,
         model: Model | None = None,
         rng: Any = None,
         compile_kwargs: dict[str, Any] | None = None,
@@ -122,6 +123,9 @@ class PrivateStep(BlockedStep):
         if not self._secure and not self.budget.ledger.is_temporary:
             raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
 
+        self.batch_size = batch_size
+        if batch_size is not None:
+            self.batch_size = self._check_batch(batch_size, counts["runs"], noise_multiplier)
         source = Source(model, self.budget, compile_kwargs, counts, progressbar)
         self.parameters = source.records.parameters
         self._check(self.parameters.size)
@@ -133,37 +137,12 @@ class PrivateStep(BlockedStep):
             bounds = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
             design = source.by_hand(scaling_matrix(scaling, self.parameters, model), bounds)
             design = replace(design, shares=dict(shares))
-        per_iteration, at_start = self._releases()
-        self.plan: Plan = make_plan(
-            sampler,
-            **counts,
-            per_iteration=per_iteration,
-            at_start=at_start,
-            available=source.remaining(),
-            shares=design.shares,
-            noise_multiplier=noise_multiplier,
-        )
+        self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier)
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
-        meter = Meter(
-            self.budget.ledger,
-            self.budget.account,
-            self.plan.plan_id,
-            self.plan.iteration_cost,
-            self.plan.start_cost,
-            self.plan.iterations,
-        )
-        self.queries = Queries(
-            design.engine,
-            meter,
-            self.plan.events,
-            per_iteration,
-            at_start,
-            design.clip_norms,
-            self.budget.neighboring,
-            self.budget.n_public,
-        )
+        self.queries = self._make_queries(source, design)
         self.queries.compile()
+        settings = {**settings, **design.settings, **self._settle()}
         self.prior.gradient(np.zeros(self.parameters.size))
         self.budget.ledger.record_plan(
             self.budget.account,
@@ -173,13 +152,96 @@ class PrivateStep(BlockedStep):
                 location=self.coordinates.location.tolist(),
                 scaling=self.coordinates.scaling.tolist(),
                 secure=self._secure and source.secure,
-                **{**settings, **design.settings},
+                **settings,
             ),
         )
         source.finish()
         self._stats: dict[str, Any] = {}
         self._blank_stats: dict[str, Any] = {}
         self._forget_chain()
+
+    def _check_batch(self, batch_size: Any, runs: int, noise_multiplier: Any) -> int:
+        """Refuse what has no accounting for batches of records."""
+        size = check_integer("batch_size", batch_size, minimum=1)
+        if size > self.budget.n_public:
+            raise ValueError(
+                f"batch_size is the expected size of a batch, at most the {self.budget.n_public} "
+                f"{self.budget.unit}s of the data, not {size}."
+            )
+        if runs != 1:
+            raise ValueError(
+                "With batches, a step is run once: its releases are accounted together. Leave "
+                "`runs` at 1."
+            )
+        if isinstance(noise_multiplier, Mapping):
+            raise ValueError("With batches, noise_multiplier is one number: there is one release.")
+        return size
+
+    def _make_plan(
+        self, counts: Mapping[str, int], source: Source, design: Design, noise_multiplier: Any
+    ) -> Plan:
+        per_iteration, at_start = self._releases()
+        sampler = type(self).__name__
+        if self.batch_size is None:
+            return make_plan(
+                sampler,
+                **counts,
+                per_iteration=per_iteration,
+                at_start=at_start,
+                available=source.remaining(),
+                shares=design.shares,
+                noise_multiplier=noise_multiplier,
+            )
+        [(mechanism, once)] = per_iteration.items()
+        assert once == 1 and not at_start
+        budget = self.budget
+        account = budget.ledger.account_info(budget.account)
+        earlier = budget.batches()
+        return plan_batches(
+            sampler,
+            draws=counts["draws"],
+            tune=counts["tune"],
+            chains=counts["chains"],
+            mechanism=mechanism,
+            sampling_probability=round(COINS * self.batch_size / budget.n_public) / COINS,
+            epsilon=budget.epsilon,
+            delta=budget.delta,
+            neighboring=budget.neighboring,
+            cap=account.cap,
+            spent=account.spent - sum(plan["reserved"] for plan in earlier.values()),
+            earlier=earlier,
+            noise_multiplier=noise_multiplier,
+        )
+
+    def _make_queries(self, source: Source, design: Design) -> Queries:
+        plan, budget = self.plan, self.budget
+        meter = Meter(
+            budget.ledger,
+            budget.account,
+            plan.plan_id,
+            plan.iteration_cost,
+            plan.start_cost,
+            plan.iterations,
+        )
+        if plan.batches is not None:
+            return BatchQueries(
+                source.engine.with_coordinates(design.coordinates),
+                meter,
+                plan.batches.event,
+                design.clip_norms[plan.batches.event.mechanism],
+                budget.n_public,
+                getattr(self, "likelihood_power", 1.0),
+            )
+        return Queries(
+            design.engine,
+            meter,
+            plan.events,
+            plan.per_iteration,
+            plan.at_start,
+            design.clip_norms,
+            budget.neighboring,
+            budget.n_public,
+        )
 
     # -- what a sampler defines -----------------------------------------------------------------
 
@@ -189,6 +251,10 @@ class PrivateStep(BlockedStep):
     @abstractmethod
     def _prepare(self, source: Source) -> Design:
         """Settings learned privately; those of the step itself are set here."""
+
+    def _settle(self) -> dict[str, Any]:
+        """Settings that follow from the noise of the plan, for the ledger."""
+        return {}
 
     @abstractmethod
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
@@ -340,6 +406,8 @@ class PrivateStep(BlockedStep):
         A function of the iteration number alone: what the other chains have really leased by now
         depends on timing.  A statistic of 25 values a run: each takes a millisecond.
         """
+        if self.plan.batches is not None:  # paid for together
+            return self.budget.epsilon_of(self._spent_before + self.plan.batches.reserved)
         stride = max(1, self.plan.iterations // 25)
         done = min(-(-(self._iteration + 1) // stride) * stride, self.plan.iterations)
         if getattr(self, "_epsilon_at", (None, 0.0))[0] != (self._run, done):
@@ -386,6 +454,7 @@ class PrivateStep(BlockedStep):
             plan.plan_id,
             max_runs=plan.runs,
             run_cost=plan.run_cost,
+            at_once=plan.batches is not None,
             describe=self.budget.describe,
         )
 

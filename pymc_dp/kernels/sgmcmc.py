@@ -1,0 +1,187 @@
+"""Langevin dynamics and a Nosé-Hoover thermostat with noisy scores, without an accept test.
+
+Sources: Welling & Teh (2011); Wang, Fienberg & Smola (2015); Li, Chen, Liu & Carin (2019), for
+private stochastic gradients; Ding et al. (2014), for the thermostat; Leimkuhler & Shang (2016),
+for the order of its parts.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from pymc_dp.kernels._batch import all_finite, dot, select
+from pymc_dp.kernels.interfaces import Array, Batch, GradientQueries, Mask, Prior
+
+__all__ = [
+    "SGInfo",
+    "SGLDState",
+    "SGNHTState",
+    "initial_langevin",
+    "initial_thermostat",
+    "langevin",
+    "largest_step",
+    "thermostat",
+]
+
+
+class SGLDState(NamedTuple):
+    """What the Langevin chain carries on."""
+
+    z: Array  # (..., d)
+
+
+class SGNHTState(NamedTuple):
+    """What the thermostat carries on."""
+
+    z: Array  # (..., d)
+    momentum: Array  # (..., d)
+    friction: Array  # (...), the thermostat's variable
+
+
+class SGInfo(NamedTuple):
+    """Public diagnostics of one iteration, each of shape ``(...)``."""
+
+    accepted: Mask  # whether the chain moved: False where it would have left the finite numbers
+
+
+def largest_step(gradient_noise_sd: float) -> float:
+    """The step of `langevin` at which the noise of the scores is all the noise it needs.
+
+    (step_size / 2)^2 noise_sd^2 = step_size.
+    """
+    return math.inf if gradient_noise_sd == 0.0 else 4.0 / gradient_noise_sd**2
+
+
+def initial_langevin(z: Array) -> SGLDState:
+    """State of a Langevin chain that starts at ``z``."""
+    return SGLDState(z)
+
+
+def langevin(
+    rng: np.random.Generator,
+    state: SGLDState,
+    queries: GradientQueries,
+    prior: Prior,
+    *,
+    step_size: float,
+) -> tuple[SGLDState, SGInfo]:
+    r"""One step of private stochastic-gradient Langevin dynamics.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Public randomness.
+    state : SGLDState
+    queries : GradientQueries
+    prior : Prior
+    step_size : float
+        h, at most `largest_step`.
+
+    Returns
+    -------
+    SGLDState, SGInfo
+
+    Notes
+    -----
+    z' = z + h/2 (s + score of the prior) + N(0, h - (h/2)^2 sd^2), with s the noisy score and sd
+    its privacy noise, which is part of the noise that the dynamics need: only what is missing is
+    added.  The published private samplers take a drift of h s with noise of variance h, and sample
+    at temperature 1/2.
+
+    Guarantee
+        On N(0, 1), with the whole score, the stationary variance is 1 / (1 - h/4).
+
+    Weaknesses
+        No accept test: a bias of order h, and of (1 - q)/q h times the information in the records
+        from sampling batches of them.  Clipping biases the drift itself.
+    """
+    with np.errstate(all="ignore"):
+        score = queries.gradient(state.z) + prior.gradient(state.z)
+        missing = max(0.0, step_size - (0.5 * step_size * queries.gradient_noise_sd) ** 2)
+        noise = math.sqrt(missing) * rng.standard_normal(state.z.shape)
+        z = state.z + 0.5 * step_size * score + noise
+        finite = _inside(z, prior)
+    return SGLDState(select(finite, z, state.z)), SGInfo(finite)
+
+
+def initial_thermostat(rng: np.random.Generator, z: Array, friction: float) -> SGNHTState:
+    """State of a thermostat that starts at ``z`` with a momentum of its own."""
+    return SGNHTState(z, rng.standard_normal(z.shape), np.full(z.shape[:-1], friction))
+
+
+def thermostat(
+    rng: np.random.Generator,
+    state: SGNHTState,
+    queries: GradientQueries,
+    prior: Prior,
+    *,
+    step_size: float,
+    friction: float,
+) -> tuple[SGNHTState, SGInfo]:
+    r"""One step of private stochastic-gradient Nosé-Hoover dynamics.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Public randomness.
+    state : SGNHTState
+    queries : GradientQueries
+    prior : Prior
+    step_size : float
+        h.
+    friction : float
+        A: noise of variance 2 A h in all, that of the scores included.
+
+    Returns
+    -------
+    SGNHTState, SGInfo
+
+    Notes
+    -----
+    dz = p dt, dp = (score - xi p) dt + sqrt(2 A) dW, dxi = (|p|^2 / d - 1) dt, in the palindromic
+    order z, xi, friction, score, friction, xi, z.  The variable xi settles where it takes out what
+    noise of any size puts in, so the noise of batches, whose variance nobody knows, is absorbed.
+
+    Guarantee
+        With Gaussian noise of a constant, unknown variance and h -> 0, the posterior is stationary.
+
+    Weaknesses
+        No accept test: a bias of order h^2, and one from noise that is not Gaussian or varies with
+        z.  Clipping biases the score itself.
+    """
+    h = step_size
+    z, p, xi = state
+    d = z.shape[-1]
+    missing = max(0.0, 2.0 * friction * h - (h * queries.gradient_noise_sd) ** 2)
+    with np.errstate(all="ignore"):
+        z = z + 0.5 * h * p
+        xi = xi + 0.5 * h * (dot(p, p) / d - 1.0)
+        p = _damped(p, xi, 0.5 * h)
+        possible = all_finite(z) & np.isfinite(xi)
+        asked = select(possible, z, state.z)
+        score = queries.gradient(asked) + prior.gradient(asked)
+        p = p + h * score + math.sqrt(missing) * rng.standard_normal(p.shape)
+        p = _damped(p, xi, 0.5 * h)
+        xi = xi + 0.5 * h * (dot(p, p) / d - 1.0)
+        z = z + 0.5 * h * p
+        possible = possible & _inside(z, prior) & all_finite(p) & np.isfinite(xi)
+    moved = SGNHTState(
+        select(possible, z, state.z),
+        # a chain that would leave turns back
+        select(possible, p, -state.momentum),
+        np.where(possible, xi, state.friction),
+    )
+    return moved, SGInfo(possible)
+
+
+def _damped(p: Array, xi: Batch, time: float) -> Array:
+    damped: Array = np.exp(-np.asarray(xi) * time)[..., None] * p
+    return damped
+
+
+def _inside(z: Array, prior: Prior) -> Mask:
+    inside: Mask = all_finite(z)
+    return inside & np.isfinite(prior.log_density(select(inside, z, np.zeros_like(z))))

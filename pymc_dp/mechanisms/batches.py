@@ -1,0 +1,127 @@
+"""Answers about Poisson batches of the records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pymc_dp import noise
+from pymc_dp.events import GaussianEvent, SubsampledGaussianEvent
+from pymc_dp.mechanisms.queries import Queries
+from pymc_dp.metering import Meter
+from pymc_dp.rows.engine import RowEngine
+
+__all__ = ["COINS", "BatchQueries"]
+
+#: Probabilities of being in a batch are multiples of 1 / COINS.
+COINS = 2**32
+
+
+class BatchQueries(Queries):
+    """Private answers about batches, each drawn anew with coins that nobody knows.
+
+    Parameters
+    ----------
+    engine : RowEngine
+    meter : Meter
+        Counts iterations; they were paid for together (`pymc_dp.plan.Batches`).
+    event : SubsampledGaussianEvent
+        Mechanism "gradient" or "log_ratio"; sampling probability a multiple of 1 / `COINS`.
+    clip_norm : float
+        As in `Queries`.
+    n_public : int
+    likelihood_power : float, default 1.0
+        Of the target, for "log_ratio".
+
+    Notes
+    -----
+    *Guarantee.*  The contribution of a unit that is in the batch has norm at most C, and the noise
+    has standard deviation ``noise_multiplier * C``, on the integer grid of `Queries`, whose
+    sensitivity is here that of one unit in or out of the sum.  What neighbours are is for the
+    accountant: if a unit is replaced, two contributions of norm C change places.
+
+    *Assumptions.*  As for `Queries`; batches stay secret.
+
+    *Weaknesses.*  The time an answer takes tells the size of its batch.
+    """
+
+    def __init__(
+        self,
+        engine: RowEngine,
+        meter: Meter,
+        event: SubsampledGaussianEvent,
+        clip_norm: float,
+        n_public: int,
+        likelihood_power: float = 1.0,
+    ) -> None:
+        name = event.mechanism
+        super().__init__(
+            engine,
+            meter,
+            {name: GaussianEvent(name, event.noise_multiplier)},
+            {name: 1},
+            {},
+            {name: clip_norm},
+            "add_or_remove_one",
+            n_public,
+        )
+        self.probability = event.sampling_probability
+        self.likelihood_power = likelihood_power
+        self._numerator = round(self.probability * COINS)
+        if self._numerator != self.probability * COINS:
+            raise ValueError("The sampling probability must be a multiple of 2^-32.")
+
+    @property
+    def gradient_noise_sd(self) -> float:
+        """Standard deviation of the noise on each entry of a gradient answer."""
+        return super().gradient_noise_sd / self.probability
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        """(d,) estimate of the sum of clipped scores: noisy, that of a batch / its probability."""
+        self._use("gradient")
+        return self._gradient(z, self._batch())[0] / self.probability
+
+    def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
+        """Estimate of the tempered log-likelihood ratio, less half its sampling variance.
+
+        Returns
+        -------
+        value : float
+            sum over the batch of T r / q - T^2 (1 - q) r^2 / (2 q^2), plus noise; r are the ratios,
+            clipped to c = clip_norm |z_to - z_from|, q is the probability and T the power.
+        noise_sd : float
+            That of the privacy noise alone.
+
+        Notes
+        -----
+        A sum of T r / q over a Poisson batch has the mean sum T r over all records and a variance
+        of T^2 (1 - q) / q sum r^2, of which T^2 (1 - q) / q^2 sum r^2 over the batch is an unbiased
+        estimate.  If the sum is about normal, subtracting half of that is the penalty for sampling.
+        One unit in or out of the batch changes the value by at most
+        C = T c / q + T^2 (1 - q) c^2 / (2 q^2), at r = -c.
+        """
+        self._use("log_ratio")
+        c = self.clip_norms["log_ratio"] * float(np.linalg.norm(z_to - z_from))
+        linear = self.likelihood_power / self.probability
+        square = 0.5 * linear**2 * (1.0 - self.probability)
+        bound = linear * c + square * c**2
+        batch = self._batch()
+        with np.errstate(all="ignore"):
+            if batch is None:
+                values = np.zeros(0)
+            else:
+                ratios = np.clip(batch.log_likelihood(z_to) - batch.log_likelihood(z_from), -c, c)
+                values = linear * ratios - square * ratios**2
+            return self._interval_sum("log_ratio", values, -bound, bound)
+
+    def path(self, z_start: np.ndarray) -> Any:
+        """Not defined for batches."""
+        raise NotImplementedError("A path needs all records.")
+
+    def _batch(self) -> RowEngine | None:
+        """The records of a new batch; None if it is empty."""
+        engine = self.engine
+        assert isinstance(engine, RowEngine)
+        drawn = np.flatnonzero(noise.coins(engine.n_units, self._numerator))
+        return engine.part(drawn) if len(drawn) else None

@@ -1,0 +1,238 @@
+"""Private stochastic-gradient samplers as PyMC steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pymc as pm
+
+from pymc_dp._checks import check_number
+from pymc_dp.budget import get_budget
+from pymc_dp.kernels import sgmcmc
+from pymc_dp.kernels._batch import start_log_prior
+from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.settings import required
+from pymc_dp.steps.source import Design, Source
+
+__all__ = ["DPSGLD", "DPSGNHT"]
+
+#: Records of a batch, at least, and as a part of all.
+_SMALLEST, _PART = 256, 0.02
+#: Longest steps on N(0, I): variances are off by h/4 of Langevin dynamics, h^2/8 of the thermostat.
+_LONGEST = {"Langevin": 0.1, "Nosé-Hoover": 0.25}
+#: Part of the variance that the sampling of batches may add to that of Langevin dynamics.
+_SAMPLING = 0.05
+
+
+class _Dynamics(PrivateStep):
+    """What the two have in common: one noisy score of a batch per iteration."""
+
+    dynamics: str
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        step_size: float | None = None,
+        batch_size: int | None = None,
+        clip_norm: float | Mapping[str, float] | None = None,
+        scaling: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        if clip_norm is not None or scaling is not None:
+            required(type(self).__name__, step_size=step_size, clip_norm=clip_norm, scaling=scaling)
+        self.step_size = None if step_size is None else check_number("step_size", step_size)
+        if self.step_size is not None and self.step_size <= 0.0:
+            raise ValueError(f"step_size must be positive, not {step_size}.")
+        if batch_size is None:
+            budget = get_budget(pm.modelcontext(kwargs.get("model")))
+            n = 1 if budget is None else budget.n_public
+            batch_size = min(n, max(_SMALLEST, round(_PART * n)))
+        super().__init__(
+            vars,
+            batch_size=batch_size,
+            clip_norm=clip_norm,
+            scaling=scaling,
+            shares={"gradient": 1.0},
+            settings={"batch_size": batch_size, "dynamics": self.dynamics},
+            **kwargs,
+        )
+
+    def _prepare(self, source: Source) -> Design:
+        found, design = source.scaled(type(self).__name__)
+        clip_norms = {"gradient": found.clip_norms["gradient"]}
+        return replace(design, clip_norms=clip_norms, shares={"gradient": 1.0})
+
+    def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
+        return {"gradient": 1}, {}
+
+    @property
+    def _sampling(self) -> float:
+        """Variance of the score of a batch on N(0, I), where records hold all the information."""
+        assert self.plan.batches is not None
+        q = self.plan.batches.event.sampling_probability
+        return (1.0 - q) / q
+
+    def _settle(self) -> dict[str, Any]:
+        if self.step_size is None:
+            self.step_size = self._longest(self.queries.gradient_noise_sd)
+        return {"step_size": self.step_size}
+
+    def _longest(self, noise_sd: float) -> float:
+        raise NotImplementedError
+
+
+class DPSGLD(_Dynamics):
+    """Private stochastic-gradient Langevin dynamics.
+
+    Parameters
+    ----------
+    vars : sequence of variables, optional
+        All free variables, or left out.
+    draws, tune, chains : int
+        The plan: what ``pm.sample`` will be called with.
+    step_size : float, optional
+        h of z' = z + h/2 score + N(0, h), in z.  Default (automatic settings only): 0.1, or less
+        where the sampling of batches would add more than 5 % to the variance, and at most the step
+        at which the privacy noise is all the noise that is needed.
+    batch_size : int, optional
+        Expected number of records (or users) in a batch.  Every record is in it by a secret coin of
+        its own, so the size varies.  Default: 2 %, 256 at least.
+    clip_norm : float, optional
+        Bound on the norm of one record's score in z.  Default: learned privately.
+    scaling : float, (d,) array, (d, d) array or dict, optional
+        As for :class:`DPLangevin`.  Default: learned privately.
+    noise_multiplier : float, optional
+        Noise standard deviation over `clip_norm`; default: the least with which the plan fits the
+        budget.
+    **kwargs
+        model, rng, compile_kwargs, initial_point, blocked, progressbar, as in PyMC.
+
+    Raises
+    ------
+    TypeError, ValueError, UnsafeModel, NotFactorizable, BudgetExceeded
+        Before anything is spent.
+    ImportError
+        Without dp-accounting: ``pip install pymc_dp[accounting]``.
+
+    Notes
+    -----
+    *Guarantee.*  (epsilon, delta), for all draws together, by the composed privacy loss
+    distribution of Gaussian sums over Poisson batches.  The plan is fixed and paid for as a whole
+    when sampling begins: an interrupted run costs all of it.
+
+    *Assumptions.*  As for :class:`DPLangevin`.
+
+    *Weaknesses.*  There is no accept test, so draws are biased: by h/4 of the variance from the
+    step, by (1 - q)/q h/4 of it from batches with sampling probability q, by clipping, and by the
+    curvature where the posterior is not near normal.  The published samplers of this name take a
+    step of h score with noise of variance h and sample at temperature 1/2; this one does not.
+
+    References
+    ----------
+    Welling & Teh (2011); Wang, Fienberg & Smola (2015); Li, Chen, Liu & Carin (2019).
+    """
+
+    name = "dp_sgld"
+    dynamics = "Langevin"
+
+    def _longest(self, noise_sd: float) -> float:
+        batches = 4.0 * _SAMPLING / max(self._sampling, 1e-12)
+        return min(_LONGEST[self.dynamics], batches, sgmcmc.largest_step(noise_sd))
+
+    def _settle(self) -> dict[str, Any]:
+        found = super()._settle()
+        assert self.step_size is not None
+        longest = sgmcmc.largest_step(self.queries.gradient_noise_sd)
+        if self.step_size > longest:
+            raise ValueError(
+                f"step_size={self.step_size:g} needs less noise than privacy adds: at most "
+                f"{longest:.3g} with this plan. Use that, fewer draws, or larger batches."
+            )
+        return found
+
+    def _initial_state(self, z: np.ndarray) -> sgmcmc.SGLDState:
+        start_log_prior(z, self.prior)
+        return sgmcmc.initial_langevin(z)
+
+    def _transition(self, state: sgmcmc.SGLDState, iteration: int) -> tuple[sgmcmc.SGLDState, bool]:
+        assert self.step_size is not None
+        state, info = sgmcmc.langevin(
+            self.rng, state, self.queries, self.prior, step_size=self.step_size
+        )
+        return state, bool(info.accepted)
+
+
+class DPSGNHT(_Dynamics):
+    """Private stochastic-gradient Nosé-Hoover thermostat.
+
+    Parameters
+    ----------
+    vars : sequence of variables, optional
+        All free variables, or left out.
+    draws, tune, chains, batch_size, clip_norm, scaling, noise_multiplier : optional
+        As for :class:`DPSGLD`.
+    step_size : float, optional
+        h, in z.  Default (automatic settings only): 0.25, or less, so that neither the privacy
+        noise nor the sampling of batches asks for a friction above 1.
+    friction : float, default 1
+        A: the momentum gets noise of variance 2 A h per step, that of privacy included.
+    **kwargs
+        model, rng, compile_kwargs, initial_point, blocked, progressbar, as in PyMC.
+
+    Raises
+    ------
+    TypeError, ValueError, UnsafeModel, NotFactorizable, BudgetExceeded, ImportError
+        As for :class:`DPSGLD`.
+
+    Notes
+    -----
+    *Guarantee.*  As for :class:`DPSGLD`.
+
+    *Assumptions.*  As for :class:`DPSGLD`.
+
+    *Weaknesses.*  There is no accept test, so draws are biased, by h^2 and by clipping.  The
+    thermostat absorbs noise of any size, that of batches included, if it is Gaussian and the same
+    everywhere.
+
+    References
+    ----------
+    Ding et al. (2014); Li, Chen, Liu & Carin (2019); Leimkuhler & Shang (2016).
+    """
+
+    name = "dp_sgnht"
+    dynamics = "Nosé-Hoover"
+
+    def __init__(self, vars: Any = None, *, friction: float = 1.0, **kwargs: Any) -> None:
+        self.friction = check_number("friction", friction)
+        if self.friction < 0.0:
+            raise ValueError(f"friction must not be negative, got {friction}.")
+        super().__init__(vars, **kwargs)
+
+    def _longest(self, noise_sd: float) -> float:
+        variance = noise_sd**2 + self._sampling
+        return min(_LONGEST[self.dynamics], 2.0 / max(variance, 1e-12))
+
+    def _settle(self) -> dict[str, Any]:
+        return {**super()._settle(), "friction": self.friction}
+
+    def _initial_state(self, z: np.ndarray) -> sgmcmc.SGNHTState:
+        start_log_prior(z, self.prior)
+        return sgmcmc.initial_thermostat(self.rng, z, self.friction)
+
+    def _transition(
+        self, state: sgmcmc.SGNHTState, iteration: int
+    ) -> tuple[sgmcmc.SGNHTState, bool]:
+        assert self.step_size is not None
+        state, info = sgmcmc.thermostat(
+            self.rng,
+            state,
+            self.queries,
+            self.prior,
+            step_size=self.step_size,
+            friction=self.friction,
+        )
+        return state, bool(info.accepted)
