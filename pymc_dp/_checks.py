@@ -5,7 +5,14 @@ from __future__ import annotations
 import math
 import numbers
 
-__all__ = ["check_delta", "check_epsilon", "check_integer", "check_number"]
+__all__ = [
+    "check_delta",
+    "check_epsilon",
+    "check_integer",
+    "check_neighboring",
+    "check_number",
+    "check_probability",
+]
 
 
 def check_number(name: str, value: object) -> float:
@@ -45,3 +52,18 @@ def check_delta(delta: object) -> float:
             "1/(number of records), for instance 1e-6"
         )
     return value
+
+
+def check_probability(name: str, value: object) -> float:
+    """Return `value` as a float; raise ValueError unless it lies in (0, 1]."""
+    probability = check_number(name, value)
+    if not 0 < probability <= 1:
+        raise ValueError(f"{name} must be positive and at most 1, not {probability}")
+    return probability
+
+
+def check_neighboring(value: object) -> str:
+    """Return `value`; raise ValueError unless it names a neighbouring relation."""
+    if value not in ("replace_one", "add_or_remove_one"):
+        raise ValueError(f"neighboring must be 'replace_one' or 'add_or_remove_one', not {value!r}")
+    return str(value)

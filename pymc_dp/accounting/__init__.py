@@ -11,14 +11,18 @@ from pymc_dp.accounting.gdp import (
     mu_from_units,
     units_from_mu,
 )
+from pymc_dp.accounting.subsampled import epsilon_of, fixed_size_epsilon, room_beside
 
 __all__ = [
     "calibrate",
     "delta_from_mu",
     "epsilon_from_mu",
+    "epsilon_of",
+    "fixed_size_epsilon",
     "mu_from_budget",
     "mu_from_pure",
     "mu_from_units",
+    "room_beside",
     "smallest_noise_multiplier",
     "units_from_mu",
 ]
