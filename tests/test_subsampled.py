@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import json
 import math
 import pickle
@@ -17,7 +18,14 @@ from scipy.integrate import quad
 from scipy.special import ndtr
 from scipy.stats import norm
 
-from pymc_dp.accounting import epsilon_from_mu, mu_from_budget, mu_from_units, units_from_mu
+import pymc_dp as dp
+from pymc_dp.accounting import (
+    comparison,
+    epsilon_from_mu,
+    mu_from_budget,
+    mu_from_units,
+    units_from_mu,
+)
 from pymc_dp.accounting.subsampled import (
     epsilon_of,
     fixed_size_epsilon,
@@ -321,3 +329,105 @@ def test_the_library_is_optional():
         "    raise AssertionError\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+# -- comparison of accountants ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("squared_mu", "exact", "classical"),
+    # closed form, and rho + 2 sqrt(rho log(1/delta)) with rho = M/2
+    [
+        (0.01, 0.396857, 0.530652),
+        (0.1, 1.367571, 1.712258),
+        (1, 4.886554, 5.756522),
+        (4, 10.997151, 12.513044),
+    ],
+)
+def test_comparison_at_reference_values(squared_mu, exact, classical):
+    table = dp.compare_accountants(math.sqrt(50 / squared_mu), 50, DELTA)
+    assert table.epsilon["Gaussian DP (exact)"] == pytest.approx(exact, abs=1e-6)
+    assert table.epsilon["zCDP"] == pytest.approx(classical, abs=2e-6)
+    # integer orders only: no better, and not much worse
+    assert classical - 2e-6 <= table.epsilon["RDP"] <= classical * 1.05
+    assert exact < table.epsilon["zCDP, tighter"] < classical
+    assert table.index[0] == "Gaussian DP (exact)"
+    assert table.ratio.iloc[0] == 1 and not table.amplified.any()
+
+
+@pytest.mark.parametrize("rho", [0.005, 0.05, 0.5, 2.0])
+def test_tighter_zcdp_is_that_of_the_library(rho):
+    from dp_accounting import rdp
+
+    orders = 1 + np.geomspace(0.02, 2000, 200_001)
+    library = rdp.compute_epsilon(orders, rho * orders, DELTA)[0]
+    # the least over a fine grid is just above the least over all orders
+    assert library * (1 - 1e-6) < comparison.zcdp_epsilon(rho, DELTA) <= library
+
+
+def test_advanced_composition_is_that_of_the_paper():
+    # Yildirim & Ermis 2019, proof of Theorem 1, for k iterations at constant noise.  (With
+    # k = k0 n^(2 alpha) / log n put into it, the theorem as printed lacks a factor sqrt(log n).)
+    n, alpha, beta, k, c, sigma = 10_000, 0.5, 1.5, 2000, 1.0, 7.0
+    order, log_n = 2 * alpha + beta, math.log(n)
+    noise = c / sigma * n**-alpha
+    epsilon = math.sqrt(4 * k * order * beta) * log_n * noise + 4 * k * order * log_n * noise**2
+    delta = 1.25 * k * n**-order + n**-beta
+    found = comparison.advanced_epsilon(1 / noise, k, delta)
+    # the split of delta in the paper is one of those tried, and its e^x - 1 <= 2x is loose
+    one = math.sqrt(2 * order * log_n) * noise
+    paper = math.sqrt(2 * k * beta * log_n) * one + k * one * math.expm1(one)
+    assert 0.9 * paper < found <= paper < epsilon
+
+
+def test_advanced_composition_needs_little_noise_per_release():
+    assert math.isnan(dp.compare_accountants(3.0, 10, DELTA).epsilon["advanced composition"])
+    # one release: the classical Gaussian mechanism itself
+    alone = dp.compare_accountants(10.0, 1, DELTA).epsilon["advanced composition"]
+    assert alone == pytest.approx(math.sqrt(2 * math.log(1.25e6)) / 10)
+
+
+@pytest.mark.parametrize(("s", "epsilon"), [(2, 1.3745), (5, 0.5103)])
+def test_comparison_of_poisson_batches(s, epsilon):
+    table = dp.compare_accountants(s / 2, 1000, DELTA, sampling_probability=0.01)
+    assert table.epsilon["PLD"] == pytest.approx(epsilon, abs=1e-4)
+    assert table.epsilon.idxmin() == "PLD" and list(table.index[table.amplified]) == ["PLD"]
+    # without amplification nothing differs from the whole data
+    whole = dp.compare_accountants(s / 2, 1000, DELTA)
+    assert (table.epsilon.drop("PLD").dropna() == whole.epsilon.dropna()).all()
+
+
+def test_comparison_under_addition_and_removal():
+    import dp_accounting
+    from dp_accounting import rdp
+
+    table = dp.compare_accountants(
+        1.0, 1000, DELTA, sampling_probability=0.01, neighboring="add_or_remove_one"
+    )
+    assert table.epsilon["PLD"] == epsilon_of([(event(1.0), 1000)], 0, DELTA, RELATIONS[1])
+    assert list(table.index[table.amplified]) == ["PLD", "RDP"]
+    one = dp_accounting.PoissonSampledDpEvent(0.01, dp_accounting.GaussianDpEvent(1.0))
+    assert table.epsilon["RDP"] == rdp.RdpAccountant().compose(one, 1000).get_epsilon(DELTA)
+    assert table.epsilon["PLD"] < table.epsilon["RDP"] < table.epsilon["zCDP, tighter"]
+
+
+def test_examples_in_docstrings():
+    failed, tried = doctest.testmod(comparison)
+    assert tried > 0 and failed == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"noise_multiplier": 0}, "noise_multiplier"),
+        ({"releases": 0}, "releases"),
+        ({"delta": 1.0}, "delta"),
+        ({"sampling_probability": 0}, "sampling_probability"),
+        ({"neighboring": "substitute"}, "neighboring"),
+    ],
+)
+def test_comparison_names_wrong_arguments(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        dp.compare_accountants(
+            **{"noise_multiplier": 1.0, "releases": 5, "delta": DELTA, **arguments}
+        )
