@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pymc_dp import audit, guard
+from pymc_dp.accounting import compare_accountants
 from pymc_dp.advice import clip_advice
 from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
@@ -74,6 +75,7 @@ __all__ = [
     "bounds",
     "clamp",
     "clip_advice",
+    "compare_accountants",
     "find_MAP",
     "get_budget",
     "laplace",

@@ -216,8 +216,8 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         lines.append(
             f"  {event['mechanism']}: {plan['releases']:,} releases with Gaussian noise, "
             f"multiplier {event['noise_multiplier']:.4g}, of a secret Poisson batch "
-            f"(probability {event['sampling_probability']:.3g}); accounted together by their privacy "
-            "loss distribution."
+            f"(probability {event['sampling_probability']:.3g}); accounted together by their "
+            "privacy loss distribution."
         )
     if facts.get("far", 0.0) > 0.1:
         lines.append(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pymc_dp.accounting.calibration import calibrate, smallest_noise_multiplier
+from pymc_dp.accounting.comparison import compare_accountants
 from pymc_dp.accounting.gdp import (
     delta_from_mu,
     epsilon_from_mu,
@@ -15,6 +16,7 @@ from pymc_dp.accounting.subsampled import epsilon_of, fixed_size_epsilon, room_b
 
 __all__ = [
     "calibrate",
+    "compare_accountants",
     "delta_from_mu",
     "epsilon_from_mu",
     "epsilon_of",
