@@ -184,6 +184,7 @@ def nothing(point: Point, rng: np.random.Generator) -> None:
 @pytest.mark.parametrize("alike", [True, False])
 def test_an_unknown_number_of_records(alike: bool) -> None:
     model, step, exact = counted(alike)
+    assert step._exchangeable == alike
     values, _ = run(model, step, nothing, lambda point: float(point["n"]), 6000)
     assert deviation(values, exact) < Z
 
@@ -267,6 +268,27 @@ def test_conjugacy_is_checked() -> None:
             dp.ConjugateNormal([k])
 
 
+@pytest.mark.parametrize(
+    "jump",
+    [
+        lambda b: pm.Potential("c", pt.switch(b > 0, 0.0, -np.inf)),
+        lambda b: pm.Bernoulli("y", pt.switch(b > 0, 0.99, 0.01), observed=[1, 1, 1]),
+        lambda b: pm.Normal("y", pt.floor(b), 1.0, observed=np.full(20, 12.0)),
+    ],
+)
+def test_conditionals_that_jump_are_refused(jump: Callable[[Any], Any]) -> None:
+    """Their gradients are those of a normal distribution everywhere."""
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        jump(b)
+        with pytest.raises(ValueError, match="not normal in"):
+            draw = dp.ConjugateNormal([b])
+            draw.set_rng(np.random.default_rng(1))
+            point = model.initial_point()
+            for _ in range(50):
+                point, _ = draw.step(point)
+
+
 def test_conditionals_that_are_nearly_normal_are_refused() -> None:
     """In money, a gradient is small everywhere: the draw is checked on its own scale."""
     with pm.Model() as model:
@@ -304,6 +326,63 @@ def test_dims_and_as_many_entries_as_records() -> None:
 
 
 # -- what the review of the kernels found ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("proposal", ["prior", "pcn"])
+def test_records_far_in_a_tail_stay_where_they_are(proposal: str) -> None:
+    """The distribution function is 1 to double precision there; they must not be brought back."""
+    with pm.Model() as model:
+        rate = pm.Gamma("rate", 100, 100)
+        x = pm.Poisson("x", rate, shape=2)
+        pm.Normal("seen", x, 0.3, observed=[3.0, 40.0])
+        dp.GaussianRelease("s", x, scale=1.0, observed=43.0)
+        step = dp.PrivacyAwareGibbs([x], proposal=proposal)
+    step._planned = 200
+    step.set_rng(np.random.default_rng(1))
+    point = model.initial_point() | {"x": np.array([3, 40])}
+    for _ in range(200):
+        point, [stat] = step.step(point)
+        assert point["x"][1] == 40
+    assert "heavier tails" in str(stat["warning"])
+
+
+def test_covariates_are_found_however_they_are_made() -> None:
+    for p in (
+        pt.concatenate([pt.full((3,), 0.1), pt.full((3,), 0.7)]),
+        pt.set_subtensor(pt.full((6,), 0.1)[3:], 0.7),
+    ):
+        with pm.Model():
+            x = pm.Bernoulli("x", p, shape=6)
+            dp.LaplaceRelease("s", x, scale=0.4, observed=4.0)
+            with pytest.raises(ValueError, match="exchangeable"):
+                dp.PrivacyAwareGibbs([x], proposal="soma")
+
+
+def test_small_products_of_records_are_found() -> None:
+    with pm.Model():
+        x = pm.Normal("x", shape=N)
+        dp.GaussianRelease("s", 1e-10 * x * pt.roll(x, 1), scale=1e-10, observed=0.0)
+        with pytest.raises(dp.NotFactorizable):
+            dp.PrivacyAwareGibbs([x])
+
+
+def test_published_entries_of_an_array_may_change() -> None:
+    with pm.Model() as model:
+        seen = pm.Data("seen", np.array([0.0, 0.0, 5.0]))
+        theta = pm.Normal("theta")
+        x = pm.Normal("x", theta, 1.0, shape=3)
+        pm.Normal("s", x.sum(), 1.0, observed=seen[2])
+        step = dp.PrivacyAwareGibbs([x])
+        draw = dp.ConjugateNormal([theta])
+        assert step.reading.published() == [5.0]
+        pm.set_data({"seen": np.array([0.0, 0.0, 8.0])})
+    draw.set_rng(np.random.default_rng(3))
+
+    def parameters(point: Point, rng: np.random.Generator) -> None:
+        point.update(draw.step(point)[0])
+
+    values, _ = run(model, step, parameters, lambda point: float(point["theta"]), 6000)
+    assert deviation(values, 3.0 * 8.0 / 13.0) < Z
 
 
 def test_impossible_parameters_of_single_records_are_rejected() -> None:

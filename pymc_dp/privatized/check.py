@@ -46,7 +46,7 @@ def check_records(reading: Reading) -> bool:
     -------
     bool
         Whether records are known to be exchangeable: nothing behind their densities has room for
-        an entry per record.
+        an entry per record, and permuted records have permuted rows and densities.
 
     Raises
     ------
@@ -60,6 +60,7 @@ def check_records(reading: Reading) -> bool:
     inputs = [*reading.values, *reading.inputs]
     factors = Function(inputs, [*reading.factors({}), reading.row_log_prior()], compiled=False)
     masked = Function(inputs, [reading.rows], compiled=False)
+    alike = True
     for parameters, first, second in _experiments(reading, rng):
         _check_lengths(reading, first)
         of_first, of_second = (factors(*values, *parameters) for values in (first, second))
@@ -69,13 +70,16 @@ def check_records(reading: Reading) -> bool:
                     f"There are {n} records {names(reading.latents)}, but not as many values of "
                     f"the {label}: every record needs one of its own, independent of the others."
                 )
+        order = rng.permutation(n)
+        permuted = factors(*[v[order] for v in first], *parameters)
+        alike = alike and all(_same(a[order], b) for a, b in zip(of_first, permuted, strict=True))
         for _ in range(_TRIALS):
             swapped = rng.random(n) < 0.5
             expected = _mix(of_first, of_second, swapped)
             _check_mixture(reading, expected, factors(*_mix(first, second, swapped), *parameters))
         if reading.count is not None:
             _check_count(reading, masked, first, parameters, of_first[0], rng)
-    return reading.local is None and not _has_own_data(reading)
+    return alike and reading.local is None and not _has_own_data(reading)
 
 
 def check_proposal(
@@ -283,4 +287,9 @@ def _mix(
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    return bool(np.allclose(a, b, rtol=_TOLERANCE, atol=_TOLERANCE, equal_nan=True))
+    """Whether columns agree, on the scale of their own entries."""
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    size = np.abs(np.where(np.isfinite(a), a, 0.0)).max(axis=0, initial=0.0)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(a - b) <= _TOLERANCE * np.maximum(size, np.abs(a))
+    return bool((near | (a == b) | (np.isnan(a) & np.isnan(b))).all())

@@ -83,16 +83,14 @@ class ConjugateNormal(CompiledStep):
         self.vector = ParameterVector.of(self.vars, [np.shape(start[v.name]) for v in self.vars])
         self.rest = [v for v in model.value_vars if v not in self.vars]
         self.rng = get_random_generator(rng)
-        self._graph = pytensor.grad(
-            self.vector.substitute([model.logp()])[0],
-            self.vector.theta,
-            disconnected_inputs="ignore",
-        )
+        [log_density] = self.vector.substitute([model.logp()])
+        gradient = pytensor.grad(log_density, self.vector.theta, disconnected_inputs="ignore")
+        self._graphs = [gradient, log_density.astype("float64")]
         self._compile()
         self._check_at_random_points(start)
 
     def _compile(self) -> None:
-        self._function = Function([self.vector.theta, *self.rest], [self._graph])
+        self._function = Function([self.vector.theta, *self.rest], self._graphs)
         self._checked = False
 
     def set_rng(self, rng: Any) -> None:
@@ -104,8 +102,10 @@ class ConjugateNormal(CompiledStep):
         """Begin a chain (PyMC 6)."""
         self.set_rng(rng)
 
-    def _gradient(self, theta: np.ndarray, rest: Sequence[np.ndarray]) -> np.ndarray:
-        return np.array(self._function(theta, *rest)[0])
+    def _at(self, theta: np.ndarray, rest: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
+        """Gradient and log-density."""
+        gradient, log_density = self._function(theta, *rest)
+        return np.array(gradient), float(log_density)
 
     def _check_at_random_points(self, start: dict[str, np.ndarray]) -> None:
         rng = np.random.default_rng(11)
@@ -118,13 +118,21 @@ class ConjugateNormal(CompiledStep):
             self._check(rest, rng)
 
     def _check(self, rest: Sequence[np.ndarray], rng: np.random.Generator) -> None:
-        """A gradient is linear if it adds up."""
+        """A gradient is linear if it adds up; the log-density is its integral where none jumps."""
         a, b = rng.standard_normal((2, self.vector.size))
-        of_a, of_b, of_both, of_none = (
-            self._gradient(theta, rest) for theta in (a, b, a + b, np.zeros(len(a)))
-        )
-        size = 1.0 + sum(np.abs(found).max() for found in (of_a, of_b, of_both, of_none))
-        if not np.abs(of_both + of_none - of_a - of_b).max() <= _TOLERANCE * size:
+        points = a, b, a + b, np.zeros(len(a))
+        found = [self._at(theta, rest) for theta in points]
+        of_a, of_b, of_both, of_none = (gradient for gradient, _ in found)
+        size = 1.0 + sum(np.abs(gradient).max() for gradient, _ in found)
+        linear = np.abs(of_both + of_none - of_a - of_b).max() <= _TOLERANCE * size
+        levels = [level for _, level in found]
+        rises = [
+            0.5 * float((gradient + of_none) @ theta)  # exact for a quadratic
+            for theta, (gradient, _) in zip(points, found, strict=True)
+        ]
+        possible = linear and bool(np.isfinite(levels).all())
+        errors = np.abs(np.array(levels) - levels[-1] - rises) if possible else np.inf
+        if not (errors <= _TOLERANCE * (size + np.abs(levels))).all():
             raise ValueError(
                 f"ConjugateNormal: the model is not normal in {[v.name for v in self.vars]} given "
                 "everything else: their priors must be normal, and they must enter means of "
@@ -138,12 +146,12 @@ class ConjugateNormal(CompiledStep):
             self._check(rest, np.random.default_rng(11))
             self._checked = True
         d = self.vector.size
-        at_zero = self._gradient(np.zeros(d), rest)
-        precision = np.array([at_zero - self._gradient(unit, rest) for unit in np.eye(d)])
+        at_zero, level = self._at(np.zeros(d), rest)
+        precision = np.array([at_zero - self._at(unit, rest)[0] for unit in np.eye(d)])
         lower = np.linalg.cholesky(0.5 * (precision + precision.T))
         half = np.linalg.solve(lower, at_zero) + self.rng.standard_normal(d)
         theta = np.linalg.solve(lower.T, half)
-        self._verify(theta, rest, at_zero, precision)
+        self._verify(theta, rest, at_zero, precision, level)
         return {**point, **self.vector.point(theta)}, [{}]
 
     def _verify(
@@ -152,13 +160,18 @@ class ConjugateNormal(CompiledStep):
         rest: Sequence[np.ndarray],
         at_zero: np.ndarray,
         precision: np.ndarray,
+        level: float,
     ) -> None:
-        """The gradient where the draw fell is that of the normal distribution it came from."""
+        """Where the draw fell, gradient and log-density are those of the normal distribution."""
+        gradient, log_density = self._at(theta, rest)
+        rise = float(at_zero @ theta - 0.5 * theta @ precision @ theta)
+        terms = 1.0 + abs(level) + abs(log_density) + abs(float(at_zero @ theta))
+        jumped = not abs(log_density - level - rise) <= 1e-3 + 1e-9 * terms
         sizes = np.abs(at_zero) + np.abs(precision) @ np.abs(theta)
-        error = np.abs(self._gradient(theta, rest) - (at_zero - precision @ theta))
+        error = np.abs(gradient - (at_zero - precision @ theta))
         # a standard deviation's worth of gradient in each direction is the least that counts
         scale = 1e-3 * np.sqrt(np.abs(np.diag(precision))) + 1e-9 * sizes
-        if not (error <= scale).all():
+        if jumped or not (error <= scale).all():
             raise ValueError(
                 f"ConjugateNormal: the model is not normal in {[v.name for v in self.vars]} given "
                 "everything else. Leave them to NUTS."

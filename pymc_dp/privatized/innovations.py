@@ -25,8 +25,11 @@ from pymc_dp.rows.functions import INTERPRETED
 
 __all__ = ["Draw", "Innovation", "depends_on_variables", "innovation", "normal_scores"]
 
-#: Uniform innovations stay this far from 0 and 1, where quantiles are infinite.
-_EDGE = 2.0**-53
+#: Ends of uniform innovations, where quantiles are infinite.
+_LOWEST, _LAST = 2.0**-1000, 1.0 - 2.0**-53
+#: Above this a distribution function does not tell values apart to six digits: 6.6 sds of a normal.
+HIGHEST = 1.0 - 2.0**-36
+HIGHEST_SCORE = 6.6
 #: Symbolic random variables of PyMC whose distribution functions do not jump.
 _SMOOTH = ("halfcauchy", "weibull")
 #: PyMC's quantiles of these are off by 1e-4 about the median.
@@ -55,6 +58,9 @@ class Innovation:
         Whether they are uniform on (0, 1).
     drawn : callable or None
         ``drawn(rng, shape)``: new innovations; ``None`` where drawing records directly is faster.
+    limited : bool
+        Whether they are values of a distribution function (or their scores), from which records
+        come back up to `HIGHEST` (`HIGHEST_SCORE`) only.
     """
 
     standardised: Callable[[Variable, Variable, Variable], Variable]
@@ -62,6 +68,7 @@ class Innovation:
     normal: bool = False
     uniform: bool = False
     drawn: Draw | None = None
+    limited: bool = False
 
 
 def innovation(rv: Variable) -> Innovation | None:
@@ -80,7 +87,9 @@ def innovation(rv: Variable) -> Innovation | None:
     if name == "discrete_uniform":
         return _whole_interval()
     if name in ("bernoulli", "categorical"):
-        return Innovation(_within_step, _step_of, uniform=True, drawn=np.random.Generator.random)
+        return Innovation(
+            _within_step, _step_of, uniform=True, drawn=np.random.Generator.random, limited=True
+        )
     return _by_quantiles(rv)
 
 
@@ -94,13 +103,13 @@ def normal_scores(rv: Variable) -> Innovation | None:
     inner = found
 
     def standardised(rv: Variable, x: Variable, w: Variable) -> Variable:
-        u = pt.clip(inner.standardised(rv, x, w), _EDGE, 1.0 - _EDGE)
-        return math.sqrt(2.0) * pt.erfinv(2.0 * u - 1.0)
+        u = pt.clip(inner.standardised(rv, x, w), _LOWEST, _LAST)
+        return -math.sqrt(2.0) * pt.erfcinv(2.0 * u)
 
     def restored(rv: Variable, z: Variable) -> Variable:
         return inner.restored(rv, 0.5 * pt.erfc(-z / math.sqrt(2.0)))
 
-    return Innovation(standardised, restored, normal=True)
+    return Innovation(standardised, restored, normal=True, limited=True)
 
 
 def depends_on_variables(parameter: Variable) -> bool:
@@ -270,9 +279,9 @@ def _by_quantiles(rv: Variable) -> Innovation | None:
         return low + w * (high - low)
 
     def restored(rv: Variable, u: Variable) -> Variable:
-        return quantile(rv, pt.clip(u, _EDGE, 1.0 - _EDGE)).astype(rv.type.dtype)
+        return quantile(rv, pt.clip(u, _LOWEST, _LAST)).astype(rv.type.dtype)
 
-    return Innovation(standardised, restored, uniform=True)
+    return Innovation(standardised, restored, uniform=True, limited=True)
 
 
 def _quantile(rv: Variable, probe: Variable) -> Callable[[Variable, Variable], Variable] | None:

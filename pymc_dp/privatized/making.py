@@ -40,6 +40,8 @@ from pymc_dp.rows.functions import compile_function
 __all__ = ["PublishedStatistic", "release_statistic"]
 
 Mechanism = Literal["gaussian", "laplace", "geometric"]
+#: Entries of an array that a statistic may use where the number of records is private.
+_LONGEST_TABLE = 10_000
 _DECLARE: dict[str, Callable[..., Variable]] = {
     "gaussian": GaussianRelease,
     "laplace": LaplaceRelease,
@@ -144,7 +146,7 @@ class PublishedStatistic:
         if self.mechanism == "gaussian":
             norms = pt.sqrt((matrix**2).sum(axis=1))
         else:
-            norms = pt.abs(matrix).sum(axis=1)
+            norms = pt.abs(matrix.astype("float64")).sum(axis=1)  # integers could wrap
         factor = pt.minimum(1.0, self.row_norm / pt.maximum(norms, 1e-300))
         clipped = matrix * factor[:, None]
         if self.mechanism == "geometric":
@@ -179,7 +181,8 @@ def release_statistic(
     Parameters
     ----------
     data : dict of str to (n, ...) array
-        Confidential records: one row of every array per record.
+        Confidential records: one row of every array per record; arrays or columns with a numeric
+        NumPy type, which counts as public.
     statistic : callable
         ``statistic(**data)``: a tensor with one row per record, (n,) or (n, m), written in PyTensor
         or with NumPy functions that it overloads.  The analyst declares the same function of latent
@@ -226,11 +229,14 @@ def release_statistic(
     (:func:`pymc_dp.accounting.mu_from_pure`): far more than a "gaussian" release of that epsilon
     at a small delta, which is why "gaussian" is the better choice together with other releases.
 
-    *Assumptions.*  `statistic`, bounds and norms are chosen without looking at the records.
+    *Assumptions.*  `statistic`, bounds and norms are chosen without looking at the records, and so
+    are the types and widths of the arrays: a column that pandas made an integer one because nothing
+    was missing tells that nothing was missing.
 
     *Weaknesses.*  Rows of one person are protected one by one; make one row per person first.
     Rounding moves a Laplace release by less than n 2^-29 of a record's bound, which its declared
-    density leaves out.
+    density leaves out.  A statistic that casts to integers makes numbers of NaN and infinity; such
+    rows count as what they were made.
     """
     arrays, n = _records(data)
     ledger, account, neighboring, n_public = _payer(budget, n)
@@ -238,7 +244,7 @@ def release_statistic(
         raise ValueError(f"mechanism must be one of {sorted(_DECLARE)}, not {mechanism!r}.")
     if (bounds is None) == (row_norm is None):
         raise ValueError("Give public bounds=(lower, upper), or row_norm in their place.")
-    rows = _RowByRow(arrays, statistic, mechanism == "geometric")
+    rows = _RowByRow(arrays, statistic, mechanism == "geometric", neighboring == "replace_one")
     units, promised = _price(mechanism, epsilon, delta, ledger, account, n_public)
     scaling = _Scaling.of(bounds, row_norm, mechanism, neighboring, rows.width)
     sum_: StatisticMechanism
@@ -306,14 +312,20 @@ def _records(data: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
         raise ValueError("data must be a dict of arrays with one row per record.")
     arrays = {}
     for name, given in data.items():
+        typed = isinstance(getattr(given, "dtype", None), np.dtype)
+        if not typed or isinstance(given, np.ma.MaskedArray):
+            raise ValueError(
+                f"data[{name!r}] must be a NumPy array or a column with a NumPy type: what type a "
+                "list of numbers has would depend on the numbers."
+            )
         x = np.asarray(given)
-        if x.ndim == 0 or x.dtype.kind not in "iufb":
+        if x.ndim == 0 or x.dtype.kind not in "iufb" or x.dtype.itemsize > 8:
             raise ValueError(f"data[{name!r}] must be an array of numbers, one row per record.")
         # wide, so that sums and products of small integers do not wrap
         arrays[name] = np.ascontiguousarray(x, "float64" if x.dtype.kind == "f" else "int64")
     lengths = {len(x) for x in arrays.values()}
-    if len(lengths) != 1 or 0 in lengths:
-        raise ValueError("All arrays in data must have the same number of rows, at least one.")
+    if len(lengths) != 1:
+        raise ValueError("All arrays in data must have the same number of rows.")
     return arrays, lengths.pop()
 
 
@@ -336,6 +348,8 @@ def _payer(budget: Any, n: int) -> tuple[Ledger, int | None, Neighboring, int]:
         raise ValueError("budget must be a PrivacyBudget, a Ledger, or the path of a ledger.")
     # under add_or_remove_one the number is private; the grid must not depend on it
     relation: Neighboring = budget.neighboring  # type: ignore[assignment]
+    if relation == "replace_one" and n == 0:
+        raise ValueError("data have no rows.")
     return budget, None, relation, n if relation == "replace_one" else 2**24
 
 
@@ -411,7 +425,8 @@ def _refuse_captured(rows: Variable, inputs: Iterable[Variable], n: int) -> None
         if is_long_array(v, n):
             raise ValueError(
                 "statistic uses an array with room for an entry per record. Pass what belongs to "
-                "records as data; public tables must be shorter than the data."
+                "records as data; public tables must be shorter than the data, and than "
+                f"{_LONGEST_TABLE} entries where the number of records is private."
             )
 
 
@@ -419,7 +434,11 @@ class _RowByRow:
     """The statistic of each record, computed from that record alone."""
 
     def __init__(
-        self, arrays: dict[str, np.ndarray], statistic: Callable[..., Any], whole: bool
+        self,
+        arrays: dict[str, np.ndarray],
+        statistic: Callable[..., Any],
+        whole: bool,
+        n_is_public: bool,
     ) -> None:
         self._arrays = list(arrays.values())
         inputs = {
@@ -432,7 +451,9 @@ class _RowByRow:
             raise ValueError(
                 f"statistic must take the arrays by name, {sorted(arrays)}, and return a tensor."
             ) from None
-        _refuse_captured(rows, inputs.values(), len(self._arrays[0]))
+        # an error that depends on a private number would tell it
+        longest = len(self._arrays[0]) if n_is_public else _LONGEST_TABLE
+        _refuse_captured(rows, inputs.values(), longest)
         if rows.type.ndim not in (1, 2):
             raise ValueError("statistic must return one row per record, of shape (n,) or (n, m).")
         if whole and rows.type.dtype.startswith("float"):
@@ -444,7 +465,8 @@ class _RowByRow:
         try:
             self._function = compile_function(list(inputs.values()), matrix.astype("float64"))
             shapes = {
-                np.shape(self._one([np.full_like(x[:1], k) for x in self._arrays])) for k in (0, 1)
+                np.shape(self._one([np.full((1, *x.shape[1:]), k, x.dtype) for x in self._arrays]))
+                for k in (0, 1)
             }
             mixed = self._mixes()
         except Exception:

@@ -12,7 +12,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.privatized.graphs import Function, forward, placed
-from pymc_dp.privatized.innovations import Innovation, innovation
+from pymc_dp.privatized.innovations import HIGHEST, Innovation, innovation
 from pymc_dp.privatized.proposals import State
 from pymc_dp.privatized.reading import Reading
 from pymc_dp.rows.functions import ParameterVector
@@ -47,18 +47,23 @@ class NonCentred:
     held themselves.  It is sampled by elliptical slice sampling (Murray, Adams & MacKay 2010) with
     any normal distribution for a reference (Nishihara, Murray & Adams 2014): exact whatever the
     reference, which is learned from the prior and, while the chain tunes, from its draws.
+
+    Far in the upper tail, records do not come back from the values of their distribution function.
+    If there is such a record, nothing is moved.  As innovations stay as they are, this holds on
+    both sides of a move, which is what makes it harmless.
     """
 
     def __init__(self, reading: Reading, latents: Sequence[Variable] | None = None) -> None:
         model = reading.model
-        found = {rv: innovation(rv) for rv in reading.latents}
-        unknown = [rv.name for rv in latents or () if found[rv] is None]
+        known = {rv: innovation(rv) for rv in reading.latents}
+        found = {rv: f for rv, f in known.items() if f is not None}
+        unknown = [rv.name for rv in latents or () if rv not in found]
         if unknown:
             raise ValueError(
                 f"noncentered: no innovations are known for {unknown}. Leave these out."
             )
         wanted = reading.latents if latents is None else latents
-        self.latents = [rv for rv in reading.latents if rv in wanted and found[rv] is not None]
+        self.latents = [rv for rv in reading.latents if rv in wanted and rv in found]
         self.moved = _parents(reading, self.latents)
         if not self.moved:
             raise ValueError(
@@ -71,7 +76,8 @@ class NonCentred:
         self.vector = ParameterVector.of(values, shapes)
         self._where = [reading.others.index(rv) for rv in self.moved]
         self._places = [reading.latents.index(rv) for rv in self.latents]
-        self._compile({rv: f for rv, f in found.items() if f is not None})
+        self._limited = [k for k, rv in enumerate(self.latents) if found[rv].limited]
+        self._compile(found)
         self._learn_prior()
         self._check_round_trip()
 
@@ -177,7 +183,7 @@ class NonCentred:
     def _theta(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
         return np.concatenate([np.ravel(parameters[k]) for k in self._where]).astype(float)
 
-    def __call__(self, state: State, rng: np.random.Generator) -> int:
+    def __call__(self, state: State, rng: np.random.Generator) -> bool:
         """Move the parameters, and the records with them.
 
         Parameters
@@ -188,11 +194,13 @@ class NonCentred:
 
         Returns
         -------
-        int
-            How often the density was computed.
+        bool
+            False where a record was too far in a tail.
         """
         uniforms = [rng.random(state.values[k].shape) for k in self._places]
         held = self._innovations(*state.values, *state.parameters, *uniforms)
+        if any((held[k] > HIGHEST).any() for k in self._limited):
+            return False
         both = [*state.values, *state.parameters]
         rest = [both[k] for k in self._rest]
         theta = self._theta(state.parameters)
@@ -204,9 +212,8 @@ class NonCentred:
             return (level if level == level else -math.inf), found
 
         level, _ = target(theta)
-        evaluations = 1
         if not math.isfinite(level):
-            return evaluations
+            return True
         level += math.log(rng.random())
         offset = theta - self._location
         other = self._root @ rng.standard_normal(len(theta))
@@ -215,13 +222,12 @@ class NonCentred:
         for _ in range(_SHRINKS):
             new = self._location + offset * math.cos(angle) + other * math.sin(angle)
             reached, found = target(new)
-            evaluations += 1
             if reached > level:
                 self._take(state, new, found)
                 break
             low, high = (angle, high) if angle < 0.0 else (low, angle)
             angle = low + (high - low) * rng.random()
-        return evaluations
+        return True
 
     def _take(self, state: State, theta: np.ndarray, found: list[np.ndarray]) -> None:
         rows, local, *moved = found

@@ -20,13 +20,14 @@ from pytensor.graph.replace import clone_replace
 from pymc_dp.privatized.check import check_proposal
 from pymc_dp.privatized.graphs import Function, density_of_total, forward, placed
 from pymc_dp.privatized.innovations import (
+    HIGHEST_SCORE,
     Draw,
     depends_on_variables,
     innovation,
     normal_scores,
 )
 from pymc_dp.privatized.loops import Loops
-from pymc_dp.privatized.reading import Reading
+from pymc_dp.privatized.reading import Reading, by_row
 
 __all__ = ["Crank", "Enumerate", "Offers", "Prior", "Soma", "State", "Swept", "Written"]
 
@@ -247,7 +248,8 @@ class Soma(Prior):
 class Crank(Offers):
     """Autoregressive moves of the normal scores of the records (preconditioned Crank-Nicolson).
 
-    Reversible for the model, so only the releases decide.  The correlation is learned while the
+    Reversible for the model, so only the releases decide; records so far in a tail that they do not
+    come back from their scores stay where they are.  The correlation is learned while the
     chain tunes: towards 0, independent records, where the releases let nearly all of them pass.
     """
 
@@ -255,13 +257,11 @@ class Crank(Offers):
 
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading)
-        self._log_odds = 0.0  # of the correlation
-        self._adaptations = 0
         model = reading.model
         given = reading.constrained(model.free_RVs)
         before = dict(given)
         rho = pt.scalar("rho", dtype="float64")
-        noise, uniforms, values = [], [], []
+        noise, uniforms, values, limited = [], [], [], []
         for rv in reading.latents:
             scores = normal_scores(rv)
             if scores is None:
@@ -272,16 +272,25 @@ class Crank(Offers):
             z, w = (pt.tensor(dtype="float64", shape=(None,) * rv.type.ndim) for _ in range(2))
             old, new = placed(rv, before), placed(rv, given)
             score = scores.standardised(old, before[rv], w)
-            x = scores.restored(new, rho * score + pt.sqrt(1.0 - rho**2) * z)
+            moved = rho * score + pt.sqrt(1.0 - rho**2) * z
+            if scores.limited:  # both ends of a move, so that it is refused both ways
+                limited.append(by_row(pt.maximum(score, moved) > HIGHEST_SCORE))
+            x = scores.restored(new, moved)
             given[rv] = x
             values.append(forward(model, rv, x, new))
             noise.append(z)
             uniforms.append(w)
         self._move = Function(
             [*reading.values, *reading.inputs, rho, *noise, *uniforms],
-            [*values, *self._factors(values)],
+            [*values, *self._factors(values), sum(limited, pt.zeros(reading.n))],
         )
         self._check_round_trip()
+
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain."""
+        super().begin(rng)
+        self._log_odds = 0.0  # of the correlation
+        self._adaptations = 0
 
     def _check_round_trip(self) -> None:
         """With a correlation of 1 records must stay as they are."""
@@ -308,14 +317,14 @@ class Crank(Offers):
         """One sweep over all records."""
         rho = np.asarray(1.0 / (1.0 + math.exp(-self._log_odds)))
         shapes = [v.shape for v in state.values]
-        *values, rows, local = self._move(
+        *values, rows, local, far = self._move(
             *state.values,
             *state.parameters,
             rho,
             *[rng.standard_normal(shape) for shape in shapes],
             *[rng.random(shape) for shape in shapes],
         )
-        return self._one_by_one(state, values, rows, local, 0.0, rng)
+        return self._one_by_one(state, values, rows, local, np.where(far > 0, -np.inf, 0.0), rng)
 
 
 class Enumerate(Offers):

@@ -23,8 +23,9 @@ from pymc.model import Model
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
-from pytensor.scalar.basic import Add
-from pytensor.tensor.elemwise import CAReduce
+from pytensor.scalar.basic import LT, Add
+from pytensor.tensor.basic import ARange
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data
@@ -53,7 +54,7 @@ class Reading:
     log_density : Variable
         Log-density of all releases, a function of `total` alone.
     observed : list of Variable
-        What was published: constants, or ``pm.Data`` that may change between runs.
+        What was published: constants, or functions of ``pm.Data`` that may change between runs.
     local : Variable or None
         (n,) log-densities of everything else that depends on single records.
     """
@@ -71,7 +72,8 @@ class Reading:
     @cached_property
     def _fixed(self) -> list[Variable]:
         behind = ancestors([*self.latents, *self.model.logp(sum=False)])
-        return [v for v in dict.fromkeys(behind) if is_data(v) and v not in self.observed]
+        changing = set(ancestors(self.observed))
+        return [v for v in dict.fromkeys(behind) if is_data(v) and v not in changing]
 
     def fixed(self) -> list[tuple[str, np.ndarray]]:
         """Names and copies of all ``pm.Data``, and lengths of ``dims``, that are not `observed`."""
@@ -79,7 +81,7 @@ class Reading:
 
     def published(self) -> np.ndarray:
         """(P,) numbers that were published, as they are now."""
-        parts = [np.ravel(array_of(v)).astype(float) for v in self.observed]
+        parts = [np.ravel(v).astype(float) for v in _numbers(self.observed)]
         return np.concatenate([np.zeros(0), *parts])
 
     @cached_property
@@ -117,7 +119,10 @@ class Reading:
         if self.count is not None:
             value = self.model.rvs_to_values[self.count]
             all_of_them = pt.constant(np.asarray(self.n, dtype=value.type.dtype))
-            rows = clone_replace(rows, {value: all_of_them}, rebuild_strict=False)
+            changed = {
+                v: pt.alloc(np.array(True), self.n) for v in ancestors([rows]) if _exist(v, value)
+            }
+            rows = clone_replace(rows, {**changed, value: all_of_them}, rebuild_strict=False)
         local = pt.zeros(self.n) if self.local is None else self.local
         found = clone_replace([rows, local], given, rebuild_strict=False)
         return [v.astype("float64") for v in found]
@@ -177,7 +182,7 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
     pieces: list[Variable] = []
     densities: list[Variable] = []
     local: list[Variable] = []
-    observed: list[Variable] = []
+    observed: dict[Variable, Variable] = {}
     total = pt.vector("total", dtype="float64")
     width = 0
     for rv in (*model.free_RVs, *model.observed_RVs, *model.potentials):
@@ -191,6 +196,9 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
             local.append(_local(model, rv, term, n, counts))
             continue
         parts = {}
+        if rv in model.observed_RVs:
+            value = model.rvs_to_values[rv]
+            observed[value] = parts[value] = value.type()
         for found, shape in zip(sums, _shapes(model, sums), strict=True):
             rows = _rows(found)
             size = int(np.prod(shape, dtype=int))
@@ -200,8 +208,6 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
             width += size
         [density] = clone_replace([term.sum()], parts, rebuild_strict=False)
         densities.append(_without_records(model, rv, density, hidden | counts))
-        if rv in model.observed_RVs:
-            observed += _data_behind(model.rvs_to_values[rv])
     if not pieces and not local:
         raise NotFactorizable(
             f"Nothing that was observed depends on {names(latents)}. Declare what was published: "
@@ -236,7 +242,7 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
         rows=rows,
         total=total,
         log_density=log_density,
-        observed=observed,
+        observed=list(observed),
         local=sum(local[1:], local[0]) if local else None,
     )
 
@@ -268,6 +274,22 @@ def records_of(model: Model) -> list[Variable]:
         "No published sum over records was found in the model. Declare it (dp.LaplaceRelease and "
         "others), or name the records: dp.PrivacyAwareGibbs([x, y])."
     )
+
+
+def _exist(v: Variable, count: Variable) -> bool:
+    """Whether a mask compares places of records with their number, as ``dp.present`` does."""
+    node = v.owner
+    if node is None or not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, LT):
+        return False
+    places, number = node.inputs
+    in_order = any(
+        isinstance(w.owner.op, ARange)
+        if w.owner is not None
+        else isinstance(w, Constant) and np.array_equal(w.data, np.arange(np.size(w.data)))
+        for w in ancestors([places])
+        if w.owner is not None or w.type.ndim == 1
+    )
+    return v.type.ndim == 1 and in_order and count in ancestors([number])
 
 
 def _behind_transform(model: Model, rv: Variable) -> set[Variable]:
@@ -375,19 +397,17 @@ def _without_records(
     return clone_replace([density], blanks, rebuild_strict=False)[0]
 
 
-def _data_behind(value: Variable) -> list[Variable]:
-    """The constant or shared array that an observed variable was given."""
-    found = [v for v in ancestors([value]) if is_data(v) or isinstance(v, Constant)]
-    return [v for v in found if getattr(v.type, "ndim", None) is not None][:1]
+def _numbers(observed: Sequence[Variable]) -> list[np.ndarray]:
+    """What was published, as it is now."""
+    return pytensor.function([], list(observed), mode=INTERPRETED)() if observed else []
 
 
 def _with_published(
-    density: Variable, observed: Sequence[Variable], total: Variable, width: int
+    density: Variable, observed: Mapping[Variable, Variable], total: Variable, width: int
 ) -> Variable:
     """The density with published numbers as inputs, so that its code serves others as well."""
     given: dict[Variable, Variable] = {}
-    for v in observed:
-        array = array_of(v)
+    for array, v in zip(_numbers(list(observed)), observed.values(), strict=True):
         given[v] = _like(total[width : width + array.size].reshape(array.shape), v)
         width += array.size
     for v in ancestors([density]):

@@ -46,6 +46,8 @@ _LARGE = 2**28
 _FEW_DRAWS = 100.0
 #: Part of the iterations at the largest number of records from which the user is warned.
 _FULL = 0.001
+#: Part of the iterations without non-centred moves from which the user is warned.
+_MANY = 0.1
 #: Iterations after which sums that were kept up to date are computed anew.
 _REFRESH = 16
 #: Draws from the model among which a start is looked for.
@@ -221,7 +223,7 @@ class PrivacyAwareGibbs(CompiledStep):
         self.tune = True
         self._state: State | None = None
         self._seen: list[np.ndarray] = []
-        self._iterations = self._full = 0
+        self._iterations = self._full = self._far = 0
         self._drift = 0.0
         self.offers.begin(self.rng)
         if self.noncentred is not None:
@@ -248,8 +250,7 @@ class PrivacyAwareGibbs(CompiledStep):
         if self.noncentred is not None:
             if self.tune:
                 self.noncentred.learn(state.parameters)
-            for _ in range(self.moves):
-                self.noncentred(state, self.rng)
+            self._far += not all(self.noncentred(state, self.rng) for _ in range(self.moves))
         self._state = state
         self._iterations += 1
         point = dict(point)
@@ -340,6 +341,14 @@ class PrivacyAwareGibbs(CompiledStep):
                 f"`{self.reading.count.name}` reached the capacity of {self.reading.n} records in "
                 f"{self._full} of {self._iterations} iterations; larger numbers are never visited. "
                 "Give the records more rows.",
+                "warn",
+            )
+        if self._iterations == self._planned and self._far > _MANY * self._iterations:
+            return SamplerWarning(
+                WarningType.CONVERGENCE,
+                "Records lay so far in a tail of their distribution that non-centred moves were "
+                f"not made in {self._far} of {self._iterations} iterations, and mixing depends on "
+                "the rest. A distribution of the records with heavier tails may fit better.",
                 "warn",
             )
         if self.noncentred is not None or self._planned is None:

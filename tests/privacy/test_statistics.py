@@ -240,6 +240,10 @@ def test_the_charge_comes_before_the_records(
         {"data": {"x": X, "y": Y[:5]}},
         {"data": X},
         {"data": {"x": X.astype(str), "y": Y}},
+        {"data": {"x": X.tolist(), "y": Y}},
+        {"data": {"x": X.astype(object), "y": Y}},
+        {"data": {"x": np.ma.masked_greater(X, 0.0), "y": Y}},
+        {"data": {"x": X.astype(np.longdouble), "y": Y}},
         {"statistic": lambda x, y: x.sum()},
         {"statistic": lambda x, y: x - x.mean()},
         {"statistic": lambda x, y: x * X},
@@ -278,6 +282,27 @@ def counter() -> Any:
 def test_a_statistic_carries_nothing_along(ledger: dp.Ledger, statistic: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         release(ledger, statistic=statistic)
+
+
+def test_a_private_number_of_records_is_not_told_by_errors() -> None:
+    """The same tables pass, and fail, with any number of records."""
+    table = np.arange(50.0)
+    for n in (0, 49, 50, 51):
+        ledger = dp.Ledger.temporary("add_or_remove_one")
+        data = {"k": np.zeros(n, dtype=np.int64)}
+        made = dp.release_statistic(
+            data, lambda k: pt.constant(table)[k], (0.0, 1.0), "laplace", ledger, epsilon=1.0
+        )
+        assert np.isfinite(made.observed).all()
+        with pytest.raises(ValueError, match="room for an entry"):
+            dp.release_statistic(
+                data,
+                lambda k: pt.constant(np.zeros(20_000))[k],
+                (0.0, 1.0),
+                "laplace",
+                ledger,
+                epsilon=1.0,
+            )
 
 
 def test_promises_are_not_larger_than_the_charge(ledger: dp.Ledger) -> None:
