@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks.figure import draw
-from benchmarks.metrics import diagnostics, mmd
+from benchmarks.metrics import diagnostics
 from benchmarks.models import MODELS, PAPER, REGRESSIONS, ZOO
 from benchmarks.reference import reference
 from benchmarks.runs import LAPLACE, METHODS, ONE_SHOT, Run, mu2, one_shot, private_run, quiet
+from pymc_dp import mmd
 
 __all__ = ["PAPER_MMD", "measure"]
 

@@ -7,41 +7,8 @@ from dataclasses import dataclass
 import arviz as az
 import numpy as np
 import xarray as xr
-from scipy.spatial.distance import cdist
 
-__all__ = ["Directions", "diagnostics", "mmd"]
-
-#: More draws than this are thinned before distances are taken.
-LARGEST = 2000
-
-
-def mmd(draws: np.ndarray, exact: np.ndarray, seed: int = 0) -> float:
-    """Maximum mean discrepancy with a Gaussian kernel of median width.
-
-    Parameters
-    ----------
-    draws, exact : (k, d) ndarray
-    seed : int
-        Of the 500 pairs whose median distance is the width of the kernel.
-
-    Returns
-    -------
-    float
-        Square root of the absolute value of the unbiased estimate, as Raisa et al. (2021) report
-        it: about 0.016 for two sets of 1000 draws of one law.  Blind to wrong variances in all but
-        the widest directions: look at `Directions.sd_ratios` beside it.
-    """
-    rng = np.random.default_rng(seed)
-    draws, exact = (x[:: -(-len(x) // LARGEST)] for x in (draws, exact))
-    one, two = rng.integers(0, len(draws), 500), rng.integers(0, len(exact), 500)
-    width = np.median(np.linalg.norm(draws[one] - exact[two], axis=1))
-
-    def mean(x: np.ndarray, y: np.ndarray, diagonal: float) -> float:
-        values = np.exp(-cdist(x, y, "sqeuclidean") / (2.0 * width**2))
-        return float((values.sum() - diagonal) / (values.size - diagonal))
-
-    within = mean(draws, draws, len(draws)) + mean(exact, exact, len(exact))
-    return float(np.sqrt(np.abs(within - 2.0 * mean(draws, exact, 0.0))))
+__all__ = ["Directions", "diagnostics"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,6 +7,7 @@ from pymc_dp.accounting import compare_accountants
 from pymc_dp.advice import clip_advice
 from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
+from pymc_dp.diagnostics import clipping_report, inefficiency, mmd
 from pymc_dp.errors import (
     BudgetExceeded,
     LedgerError,
@@ -75,10 +76,13 @@ __all__ = [
     "bounds",
     "clamp",
     "clip_advice",
+    "clipping_report",
     "compare_accountants",
     "find_MAP",
     "get_budget",
+    "inefficiency",
     "laplace",
+    "mmd",
     "posterior_mean",
     "present",
     "privacy_statement",

@@ -19,7 +19,7 @@ from pymc_dp.simulation import MODE, ROWS, Features, draw_prior, simulator
 from pymc_dp.steps.settings import scaling_matrix
 from pymc_dp.unconstrained import unconstrain
 
-__all__ = ["ClipAdvice", "clip_advice"]
+__all__ = ["ClipAdvice", "clip_advice", "score_norms"]
 
 #: With 200 draws of 100 records there are 100 above the quantile of 99.5 %.
 _QUANTILES = (0.5, 0.9, 0.99, 0.995, 0.999)
@@ -103,6 +103,24 @@ def clip_advice(
     *Weaknesses.*  A unit of k rows has a score of up to k times the norm of one row.  It says
     nothing about records that the model does not expect.
     """
+    norms = score_norms(model, scaling=scaling, data=data, draws=draws, random_seed=random_seed)
+    values = np.quantile(np.concatenate(norms), _QUANTILES)
+    quantiles = {q: float(value) for q, value in zip(_QUANTILES, values, strict=True)}
+    return ClipAdvice(quantiles[0.995], quantiles, len(norms))
+
+
+def score_norms(
+    model: Model | None,
+    *,
+    scaling: Any,
+    data: Mapping[str, Any] | None,
+    draws: int,
+    random_seed: int | None,
+) -> list[np.ndarray]:
+    """Norms of the scores of simulated records, one array for each draw from the prior.
+
+    Arguments, errors and guarantee are those of :func:`clip_advice`.
+    """
     draws = check_integer("draws", draws, minimum=10)
     model = pm.modelcontext(model)
     budget = get_budget(model)
@@ -140,9 +158,8 @@ def clip_advice(
             Coordinates(theta[k], matrix),
         )
         scores = engine.scores(np.zeros(records.parameters.size))
-        norms += [np.linalg.norm(block, axis=0) for _, block in engine.vectors(scores)]
+        blocks = [np.linalg.norm(block, axis=0) for _, block in engine.vectors(scores)]
+        norms.append(np.concatenate(blocks))
     if not norms:
         raise ValueError("No draw of the prior is inside of its support; choose another prior.")
-    values = np.quantile(np.concatenate(norms), _QUANTILES)
-    quantiles = {q: float(value) for q, value in zip(_QUANTILES, values, strict=True)}
-    return ClipAdvice(quantiles[0.995], quantiles, len(norms))
+    return norms

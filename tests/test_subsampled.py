@@ -272,6 +272,10 @@ def test_smallest_noise_multiplier(neighboring, epsilon, q, steps):
     s = smallest_noise_multiplier(epsilon, DELTA, q, steps, neighboring)
     assert epsilon_of([(event(s, q), steps)], 0, DELTA, neighboring) <= epsilon
     assert epsilon_of([(event(s * (1 - 1e-4), q), steps)], 0, DELTA, neighboring) > epsilon
+    # a plan that takes everything leaves next to nothing, and is not refused
+    whole = units_from_mu(mu_from_budget(epsilon, DELTA))
+    room = room_beside([(event(s, q), steps)], epsilon, DELTA, neighboring, whole)
+    assert 0 <= room < 1e-4 * whole
 
 
 def test_calibration_beside_others_agrees_with_the_room():

@@ -229,7 +229,8 @@ def epsilon_of(
     Weaknesses
     ----------
     Above the exact value: by some 1e-5 of it at 1000 releases, 1e-4 at 10^4, 1e-3 at 10^6, where
-    a finer grid would take longer, and by up to 1e-2 where one release loses less than 1e-6.
+    a finer grid would take longer; by 5e-3 at q = 1e-4, and by up to 1e-2 where the loss of one
+    release is below 1e-6.
 
     Parameters
     ----------
@@ -334,16 +335,19 @@ def room_beside(
     if not plans:
         return min(cap, alone)
     usable = _usable(delta, plans)
-    curve = _Curve(_composed(plans, neighboring), usable)
-
-    def excess(units: float) -> float:
-        return math.log(curve.beside(math.floor(units), epsilon) / usable)
-
-    if excess(0) > 0:
+    losses = _composed(plans, neighboring)
+    if losses.get_delta_for_epsilon(epsilon) > usable:
         raise ValueError(
             f"the plans alone pass epsilon = {epsilon:g}, delta = {delta:g}. Use a larger noise "
             "multiplier, fewer steps or smaller batches"
         )
+    curve = _Curve(losses, usable)
+
+    def excess(units: float) -> float:
+        return math.log(curve.beside(math.floor(units), epsilon) / usable)
+
+    if excess(0) > 0:  # by the chords of the curve
+        return 0
     high = min(cap, alone)
     if excess(high) <= 0:
         return high
