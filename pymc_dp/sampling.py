@@ -16,13 +16,13 @@ from pymc_dp.errors import PlanMismatch, UnsafeRelease
 from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import Provenance, provenance, public_coords, releasable, release
 from pymc_dp.statement import STATEMENT
-from pymc_dp.steps import DPHMC, DPLangevin, DPPenalty
+from pymc_dp.steps import DPHMC, DPLangevin, DPPenalty, ExponentialFamilyPenalty
 from pymc_dp.steps.base import PrivateStep
 
 __all__ = ["sample", "sample_posterior_predictive"]
 
 STEPS: dict[str, type[PrivateStep]] = {
-    step.__name__: step for step in (DPLangevin, DPHMC, DPPenalty)
+    step.__name__: step for step in (DPLangevin, DPHMC, DPPenalty, ExponentialFamilyPenalty)
 }
 #: Arguments of pm.sample that would bypass the private step or the release.
 _REFUSED = {
