@@ -79,6 +79,12 @@ class Case:
     shapes: dict[str, tuple[int, ...]]  # of what is released, chains and draws left out
 
 
+def iid_normal() -> None:
+    mu, sigma = pm.Normal("mu", 0, 1), pm.HalfNormal("sigma", 1)
+    pm.Normal("y", mu, sigma, observed=REAL)
+    dp.bounds(y=(-4, 4))
+
+
 MODELS = {
     "logistic": Case(logistic, {"beta": (2,)}),
     "poisson_groups": Case(poisson_groups, {"intercept": (3,), "slope": ()}),
@@ -86,6 +92,8 @@ MODELS = {
     "negative_binomial": Case(negative_binomial, {"beta": (2,), "alpha": ()}),
     "two_observed": Case(two_observed, {"beta": (2,), "sigma": (), "log_sigma": ()}),
 }
+#: For methods that know the records by a statistic.
+IID = {"iid_normal": Case(iid_normal, {"mu": (), "sigma": ()})}
 
 # Scores of most of these records are below 10 in norm: nothing is exact here, and need not be.
 COMMON = {"scaling": 0.1, "clip_norm": 1.0, "step_size": 0.3}
@@ -98,18 +106,25 @@ STEPS: dict[str, tuple[type, dict[str, Any]]] = {
     "langevin-fresh": (dp.DPLangevin, {"curvature": 0.2, "momentum": "fresh", "n_steps": 2}),
     "langevin-energy_clip": (dp.DPLangevin, {"energy_clip": 0.1}),
 }
+IID_STEPS: dict[str, tuple[type, dict[str, Any]]] = {
+    "exponential": (dp.ExponentialFamilyPenalty, {"scaling": 0.1, "step_size": 0.3}),
+}
 
 
 def build(model_name: str) -> tuple[pm.Model, dp.PrivacyBudget]:
     with pm.Model(coords={"group": ["a", "b", "c"]}) as model:
-        MODELS[model_name].declare()
+        {**MODELS, **IID}[model_name].declare()
         budget = dp.PrivacyBudget(EPSILON, DELTA, dataset="made up")
     return model, budget
 
 
 def plan(step_name: str, model: pm.Model, runs: int) -> Any:
-    cls, settings = STEPS[step_name]
-    return cls(draws=DRAWS, tune=TUNE, chains=CHAINS, runs=runs, model=model, **COMMON, **settings)
+    if step_name in STEPS:
+        cls, settings = STEPS[step_name]
+        settings = {**COMMON, **settings}
+    else:
+        cls, settings = IID_STEPS[step_name]
+    return cls(draws=DRAWS, tune=TUNE, chains=CHAINS, runs=runs, model=model, **settings)
 
 
 def pm_sample(model: pm.Model, step: Any, cores: int, mp_ctx: Any = None) -> Any:
@@ -186,10 +201,17 @@ def check_round_trip(safe: Any, path: Any) -> None:
     assert (facts["epsilon"], facts["delta"]) == (EPSILON, DELTA)
 
 
-@pytest.mark.parametrize("step_name", STEPS)
-@pytest.mark.parametrize("model_name", MODELS)
+@pytest.mark.parametrize(
+    ("model_name", "step_name"),
+    [
+        (m, s)
+        for models, steps in ((MODELS, STEPS), (IID, IID_STEPS))
+        for m in models
+        for s in steps
+    ],
+)
 def test_step(model_name, step_name, tmp_path):
-    shapes = MODELS[model_name].shapes
+    shapes = {**MODELS, **IID}[model_name].shapes
     model, budget = build(model_name)
     step = plan(step_name, model, runs=3)
     assert budget.spent().epsilon == 0
@@ -213,18 +235,27 @@ def test_step(model_name, step_name, tmp_path):
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("step_name", ["penalty", "hmc-reuse_gradient", "langevin-persistent"])
-def test_start_method(step_name, start_method):
+@pytest.mark.parametrize(
+    ("model_name", "step_name"),
+    [
+        ("logistic", "penalty"),
+        ("logistic", "hmc-reuse_gradient"),
+        ("logistic", "langevin-persistent"),
+        ("iid_normal", "exponential"),
+    ],
+)
+def test_start_method(model_name, step_name, start_method):
     """Steps reach new interpreters in one piece."""
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         context.set_forkserver_preload(["pymc_dp"])
-    model, budget = build("logistic")
+    model, budget = build(model_name)
     step = plan(step_name, model, runs=1)
     idata = pm_sample(model, step, cores=2, mp_ctx=context)
     check_raw(idata, step)
     check_ledger(budget, step, 1)
-    check_released(dp.release(idata, model), MODELS["logistic"].shapes, budget)
+    shapes = {**MODELS, **IID}[model_name].shapes
+    check_released(dp.release(idata, model), shapes, budget)
 
 
 @pytest.mark.parametrize("step", [dp.DPPenalty, "DPHMC", "DPLangevin"])

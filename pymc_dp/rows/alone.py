@@ -19,6 +19,9 @@ from pymc_dp.rows.functions import compile_function
 
 __all__ = ["RowByRow"]
 
+#: Made-up records among which one is to be seen to depend on others: not all are alike.
+_MADE_UP = 8
+
 
 def _refuse_captured(rows: Variable, inputs: Iterable[Variable], n: int) -> None:
     """Refuse what a statistic could carry from record to record, or has captured of them."""
@@ -111,13 +114,14 @@ class RowByRow:
         """Whether rows depend on other records: one by one they would mean something else."""
         rng = np.random.default_rng(0)
         made_up = [
-            rng.random((3, *x.shape[1:]))
+            rng.random((_MADE_UP, *x.shape[1:]))
             if x.dtype.kind == "f"
-            else rng.integers(0, 2, (3, *x.shape[1:]))
+            else rng.integers(0, 2, (_MADE_UP, *x.shape[1:]))
             for x in blank
         ]
         together = np.asarray(self._function(*made_up))
-        single = np.concatenate([self._one([x[i : i + 1] for x in made_up]) for i in range(3)])
+        alone = [self._one([x[i : i + 1] for x in made_up]) for i in range(_MADE_UP)]
+        single = np.concatenate(alone)
         return together.shape != single.shape or not np.allclose(together, single, equal_nan=True)
 
     def _one(self, record: list[np.ndarray]) -> np.ndarray:

@@ -75,6 +75,10 @@ class ExponentialModel:
     _natural: Callable[[np.ndarray], list[np.ndarray]]
     _jacobian: Callable[[np.ndarray], list[np.ndarray]]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # chains ask for no derivatives, and PyTensor can not pickle all that compute them
+        return {**self.__dict__, "_jacobian": None}
+
     def natural(self, theta: np.ndarray) -> np.ndarray:
         """(m + 1,) phi, and -A, at unconstrained parameters."""
         return np.asarray(self._natural(theta)[0])

@@ -361,7 +361,9 @@ def family_of(
                 f"no common statistic. Use parameters without a record axis, or {_HAND}; "
                 "otherwise use DPPenalty."
             )
-        shared.append(parameter)
+        # PyTensor keeps short constants in single precision
+        whole = parameter.type.dtype.startswith(("int", "uint"))
+        shared.append(parameter if whole else parameter.astype("float64"))
     return make(Known(rv.name, shared, values, *limits, count_is_private))
 
 
