@@ -9,10 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.matrices import minus_hessian, root
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.climb import climb
+from pymc_dp.warmup.climb import Target, climb
 from pymc_dp.warmup.scaled import CENTRE
 
 __all__ = ["Start", "prepare_statistic"]
@@ -58,7 +57,7 @@ class _Noisy:
     """The posterior of a noisy statistic, taken for the true one; in coordinates z."""
 
     def __init__(
-        self, model: Natural, prior: Prior, value: np.ndarray, at: Coordinates, restraint: float
+        self, model: Natural, prior: Target, value: np.ndarray, at: Coordinates, restraint: float
     ) -> None:
         self._model, self._prior, self._value, self._at = model, prior, value, at
         self._restraint = restraint
@@ -85,7 +84,7 @@ class _Noisy:
 def prepare_statistic(
     release: Callable[[str, float], tuple[np.ndarray, float]],
     model: Natural,
-    prior: Prior,
+    prior: Target,
     start: Coordinates,
     n: float,
 ) -> Start:
@@ -96,7 +95,7 @@ def prepare_statistic(
     release : callable
         ``(label, share) -> ((m,) noisy sums, noise_sd)``.
     model : Natural
-    prior : Prior
+    prior : Target
         In unconstrained parameters.
     start : Coordinates
         Location and spread of the prior.
@@ -140,7 +139,7 @@ def _noise(model: Natural, at: Coordinates) -> float:
 
 @np.errstate(all="ignore")
 def _mode(
-    model: Natural, prior: Prior, start: Coordinates, value: np.ndarray, sd: float
+    model: Natural, prior: Target, start: Coordinates, value: np.ndarray, sd: float
 ) -> tuple[Coordinates, bool]:
     for restraint in (0.0, sd**2):
         target = _Noisy(model, prior, value, start, restraint)
