@@ -40,7 +40,15 @@ from pymc_dp.privatized import (
 from pymc_dp.publish import release
 from pymc_dp.sampling import sample, sample_posterior_predictive
 from pymc_dp.statement import privacy_statement
-from pymc_dp.steps import DPHMC, DPSGLD, DPSGNHT, DPBarker, DPLangevin, DPPenalty
+from pymc_dp.steps import (
+    DPHMC,
+    DPSGLD,
+    DPSGNHT,
+    DPBarker,
+    DPLangevin,
+    DPPenalty,
+    ExponentialFamilyPenalty,
+)
 
 __version__ = "0.1.0"
 
@@ -54,6 +62,7 @@ __all__ = [
     "DPLangevin",
     "DPPenalty",
     "DiscreteGaussianRelease",
+    "ExponentialFamilyPenalty",
     "ExponentialMechanismRelease",
     "GaussianRelease",
     "GeometricRelease",

@@ -26,7 +26,9 @@ __all__ = [
     "clip_multiples_sum",
     "clip_norm_sum",
     "clip_sparse_sum",
+    "clip_to_box",
     "count_norms",
+    "nonnegative_bound",
     "vector_bound",
 ]
 
@@ -135,6 +137,21 @@ def vector_bound(norm_bound: float, d: int) -> float:
             "represent a record. Use fewer draws or a larger budget."
         )
     return bound
+
+
+def nonnegative_bound(sensitivity: float) -> float:
+    """Norm bound of vectors without negative entries that gives a sensitivity if one is replaced.
+
+    Two such vectors a, b with |a|, |b| <= B differ by (|a|^2 + |b|^2 - 2 a.b)^1/2 <= 2^1/2 B, since
+    a.b >= 0: for indicators of categories that is attained, and less than the 2 B of any vectors.
+    The slack covers the rounding of the quotient.
+    """
+    return sensitivity / math.sqrt(2.0) * (1.0 - 2.0**-50)
+
+
+def clip_to_box(vectors: np.ndarray, lower: float, upper: float) -> None:
+    """Clamp every entry of (d, n) vectors to [lower, upper], in place; NaN stays NaN."""
+    np.clip(vectors, lower, upper, out=vectors)
 
 
 @compiled(error_model="numpy")

@@ -57,6 +57,7 @@ __all__ = [
     "lengths_equal_to",
     "private_observed",
     "public_inputs",
+    "refuse_private",
     "row_counts",
 ]
 
@@ -460,7 +461,7 @@ def _refuse_non_finite(data: np.ndarray, name: str) -> None:
     )
 
 
-def _refuse_private(
+def refuse_private(
     value: Variable, named: set[Variable], leaves: set[Variable], length: int, what: str
 ) -> None:
     """Refuse a public value behind which there are private data."""
@@ -491,7 +492,7 @@ def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
     named = public_inputs(model, public)
     try:
         for rv in model.free_RVs:
-            _refuse_private(rv, named, set(), length, f"`{rv.name}`")
+            refuse_private(rv, named, set(), length, f"`{rv.name}`")
     except UnsafeModel:
         return False
     return True
@@ -518,7 +519,7 @@ def _refuse_private_start(
     )
     named = public_inputs(model, public)
     for rv, start in zip(model.free_RVs, starts, strict=True):
-        _refuse_private(start, named, set(), length, f"The initial value or prior of `{rv.name}`")
+        refuse_private(start, named, set(), length, f"The initial value or prior of `{rv.name}`")
         if counts is not None:
             what = f"The initial value or shape of `{rv.name}`"
             _refuse_counted(counts.behind([start], [start]), what)
@@ -572,7 +573,7 @@ def _public_logp(
     leaves = {leaf.source for group in groups for leaf in group.graph.leaves}
     named = public_inputs(model, public)
     what = "The prior or a public likelihood"
-    _refuse_private(logp, named, leaves, length, what)
+    refuse_private(logp, named, leaves, length, what)
     if counts is not None:  # before the lengths of constants are folded
         _refuse_counted(counts.behind([logp]), what)
     with long_constants_kept(length):

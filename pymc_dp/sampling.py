@@ -16,13 +16,30 @@ from pymc_dp.errors import PlanMismatch, UnsafeRelease
 from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import Provenance, provenance, public_coords, releasable, release
 from pymc_dp.statement import STATEMENT
-from pymc_dp.steps import DPHMC, DPSGLD, DPSGNHT, DPBarker, DPLangevin, DPPenalty
+from pymc_dp.steps import (
+    DPHMC,
+    DPSGLD,
+    DPSGNHT,
+    DPBarker,
+    DPLangevin,
+    DPPenalty,
+    ExponentialFamilyPenalty,
+)
 from pymc_dp.steps.base import PrivateStep
 
 __all__ = ["sample", "sample_posterior_predictive"]
 
 STEPS: dict[str, type[PrivateStep]] = {
-    step.__name__: step for step in (DPLangevin, DPHMC, DPPenalty, DPBarker, DPSGLD, DPSGNHT)
+    step.__name__: step
+    for step in (
+        DPLangevin,
+        DPHMC,
+        DPPenalty,
+        DPBarker,
+        DPSGLD,
+        DPSGNHT,
+        ExponentialFamilyPenalty,
+    )
 }
 #: Arguments of pm.sample that would bypass the private step or the release.
 _REFUSED = {

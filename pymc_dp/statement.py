@@ -362,6 +362,12 @@ def _target(settings: dict[str, Any]) -> list[str]:
             "THE BUDGET WAS TOO SMALL: the records could not be told from the privacy noise, and "
             "these are draws from the prior, or about it."
         ]
+    if form == "exponential_family":
+        return [
+            f"The records were seen through their sufficient statistic alone ({settings['family']})"
+            ", clamped to public bounds; the draws are from the exact posterior of the statistics "
+            "so clamped, as far as the chains have converged."
+        ]
     if form == "laplace":
         return [
             "No chains were run: the posterior was replaced by a normal one, from scores and a "

@@ -147,8 +147,10 @@ def test_only_mechanisms_add_noise_to_records() -> None:
             assert "exact_normal" not in own or module == "noise"
             assert "rows.loops" not in own or part_of(module) == "rows"
         # one-off answers are evaluated, and their contributions computed, behind the charge alone
-        if module != "mechanisms.preparation":
+        if module not in ("mechanisms.fixed", "mechanisms.preparation"):
             assert "mechanisms.oneoff" not in own, module
+        if module not in ("mechanisms", "mechanisms.preparation"):
+            assert "mechanisms.fixed" not in own, module
         if module != "privatized.making":
             assert "mechanisms.statistic" not in own, module
         if module != "mechanisms.oneoff":

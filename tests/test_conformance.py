@@ -80,6 +80,12 @@ class Case:
     shapes: dict[str, tuple[int, ...]]  # of what is released, chains and draws left out
 
 
+def iid_normal() -> None:
+    mu, sigma = pm.Normal("mu", 0, 1), pm.HalfNormal("sigma", 1)
+    pm.Normal("y", mu, sigma, observed=REAL)
+    dp.bounds(y=(-4, 4))
+
+
 MODELS = {
     "logistic": Case(logistic, {"beta": (2,)}),
     "poisson_groups": Case(poisson_groups, {"intercept": (3,), "slope": ()}),
@@ -87,6 +93,8 @@ MODELS = {
     "negative_binomial": Case(negative_binomial, {"beta": (2,), "alpha": ()}),
     "two_observed": Case(two_observed, {"beta": (2,), "sigma": (), "log_sigma": ()}),
 }
+#: For methods that know the records by a statistic.
+IID = {"iid_normal": Case(iid_normal, {"mu": (), "sigma": ()})}
 
 # Scores of most of these records are below 10 in norm: nothing is exact here, and need not be.
 COMMON = {"scaling": 0.1, "clip_norm": 1.0, "step_size": 0.3}
@@ -101,23 +109,27 @@ STEPS: dict[str, tuple[type, dict[str, Any]]] = {
 }
 #: For one model.
 VARIANTS: dict[str, tuple[type, dict[str, Any]]] = {
-    "penalty-one_component": (dp.DPPenalty, {"proposal": "one_component"}),
-    "penalty-guided": (dp.DPPenalty, {"proposal": "guided", "likelihood_power": 0.5}),
-    "penalty-independence": (dp.DPPenalty, {"proposal": "independence"}),
-    "barker": (dp.DPBarker, {"noise_sd": 1.0}),
+    "penalty-one_component": (dp.DPPenalty, {**COMMON, "proposal": "one_component"}),
+    "penalty-guided": (dp.DPPenalty, {**COMMON, "proposal": "guided", "likelihood_power": 0.5}),
+    "penalty-independence": (dp.DPPenalty, {**COMMON, "proposal": "independence"}),
+    "barker": (dp.DPBarker, {**COMMON, "noise_sd": 1.0}),
+}
+IID_STEPS: dict[str, tuple[type, dict[str, Any]]] = {
+    "exponential": (dp.ExponentialFamilyPenalty, {"scaling": 0.1, "step_size": 0.3}),
 }
 
 
 def build(model_name: str) -> tuple[pm.Model, dp.PrivacyBudget]:
     with pm.Model(coords={"group": ["a", "b", "c"]}) as model:
-        MODELS[model_name].declare()
+        {**MODELS, **IID}[model_name].declare()
         budget = dp.PrivacyBudget(EPSILON, DELTA, dataset="made up")
     return model, budget
 
 
 def plan(step_name: str, model: pm.Model, runs: int) -> Any:
-    cls, settings = {**STEPS, **VARIANTS}[step_name]
-    return cls(draws=DRAWS, tune=TUNE, chains=CHAINS, runs=runs, model=model, **COMMON, **settings)
+    steps = {name: (cls, {**COMMON, **given}) for name, (cls, given) in STEPS.items()}
+    cls, settings = {**steps, **VARIANTS, **IID_STEPS}[step_name]
+    return cls(draws=DRAWS, tune=TUNE, chains=CHAINS, runs=runs, model=model, **settings)
 
 
 def pm_sample(model: pm.Model, step: Any, cores: int, mp_ctx: Any = None) -> Any:
@@ -196,10 +208,14 @@ def check_round_trip(safe: Any, path: Any) -> None:
 
 @pytest.mark.parametrize(
     ("model_name", "step_name"),
-    [*itertools.product(MODELS, STEPS), *(("logistic", variant) for variant in VARIANTS)],
+    [
+        *itertools.product(MODELS, STEPS),
+        *(("logistic", variant) for variant in VARIANTS),
+        *itertools.product(IID, IID_STEPS),
+    ],
 )
 def test_step(model_name, step_name, tmp_path):
-    shapes = MODELS[model_name].shapes
+    shapes = {**MODELS, **IID}[model_name].shapes
     model, budget = build(model_name)
     step = plan(step_name, model, runs=3)
     assert budget.spent().epsilon == 0
@@ -223,18 +239,27 @@ def test_step(model_name, step_name, tmp_path):
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
-@pytest.mark.parametrize("step_name", ["penalty", "hmc-reuse_gradient", "langevin-persistent"])
-def test_start_method(step_name, start_method):
+@pytest.mark.parametrize(
+    ("model_name", "step_name"),
+    [
+        ("logistic", "penalty"),
+        ("logistic", "hmc-reuse_gradient"),
+        ("logistic", "langevin-persistent"),
+        ("iid_normal", "exponential"),
+    ],
+)
+def test_start_method(model_name, step_name, start_method):
     """Steps reach new interpreters in one piece."""
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         context.set_forkserver_preload(["pymc_dp"])
-    model, budget = build("logistic")
+    model, budget = build(model_name)
     step = plan(step_name, model, runs=1)
     idata = pm_sample(model, step, cores=2, mp_ctx=context)
     check_raw(idata, step)
     check_ledger(budget, step, 1)
-    check_released(dp.release(idata, model), MODELS["logistic"].shapes, budget)
+    shapes = {**MODELS, **IID}[model_name].shapes
+    check_released(dp.release(idata, model), shapes, budget)
 
 
 @pytest.mark.parametrize("step", [dp.DPPenalty, "DPHMC", "DPLangevin", dp.DPBarker])

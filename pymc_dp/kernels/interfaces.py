@@ -32,6 +32,7 @@ __all__ = [
     "Prior",
     "Proposal",
     "Proposed",
+    "StatisticQueries",
 ]
 
 Array: TypeAlias = npt.NDArray[np.float64]
@@ -111,6 +112,16 @@ class PathQueries(Protocol):
 
     def path(self, z_start: Array) -> Path:
         """Begin a trajectory at ``z_start``, the position the last path was finished at."""
+
+
+class StatisticQueries(Protocol):
+    """Noisy sums of a sufficient statistic: every time the same sums, with other noise."""
+
+    def statistic(self) -> tuple[Array, Batch]:
+        """Sum over records of the bounded statistic, plus noise, ``(..., m)``.
+
+        Returns ``(value, noise_sd)``, the noise of every entry being N(0, noise_sd^2).
+        """
 
 
 class ClipInterval(Protocol):

@@ -10,14 +10,24 @@ Every answer is a Gaussian mechanism on an integer grid:
    so the answer is a function of the exact Gaussian mechanism's, and (1/tau)-GDP;
 3. the answer is scaled back to natural units, which is post-processing.
 
-:class:`Queries` answers the chains, iteration by iteration; :class:`Preparation` makes the one-off
-releases before they run.
+:class:`Queries` answers the chains, iteration by iteration, and :class:`StatisticQueries` those
+that ask for one sum again and again; :class:`Preparation` makes the one-off releases before they
+run.
 """
 
 from __future__ import annotations
 
 from pymc_dp.mechanisms.batches import COINS, BatchQueries
+from pymc_dp.mechanisms.fixed import StatisticQueries
 from pymc_dp.mechanisms.preparation import Histogram, Preparation
 from pymc_dp.mechanisms.queries import Path, Queries
 
-__all__ = ["COINS", "BatchQueries", "Histogram", "Path", "Preparation", "Queries"]
+__all__ = [
+    "COINS",
+    "BatchQueries",
+    "Histogram",
+    "Path",
+    "Preparation",
+    "Queries",
+    "StatisticQueries",
+]

@@ -19,7 +19,7 @@ from pymc_dp.noise import rounded_normal
 from pymc_dp.rows.contributions import Contribution, blocks
 from pymc_dp.rows.engine import Engine
 
-__all__ = ["EDGES", "ClippedSum", "NormHistogram"]
+__all__ = ["EDGES", "ClippedSum", "NormHistogram", "checked", "described"]
 
 #: Ends of the bins of a histogram of norms: steps of 2^(1/4) from 2^-60 to 2^60, and the rest.
 EDGES = np.concatenate([[0.0], 2.0 ** (np.arange(-240, 241) / 4.0), [math.inf]])
@@ -58,13 +58,13 @@ class NormHistogram:
 
     def request(self) -> dict[str, Any]:
         """What is asked for, as JSON."""
-        return {"release": "histogram", **_described(self.spec)}
+        return {"release": "histogram", **described(self.spec)}
 
     def evaluate(self, engine: Engine) -> np.ndarray:
         """(k,) noisy counts."""
         size = self.grid.count_unit(self.neighboring)
         counts = np.zeros(len(EDGES) - 1, dtype=np.int64)
-        for block in _checked(engine, self.spec):
+        for block in checked(engine, self.spec):
             count_norms(block, EDGES[1:-1] ** 2, counts)
         # in 64 bits, as is the noise: if one wraps, both do, and wrapping is post-processing
         counts *= size
@@ -117,24 +117,25 @@ class ClippedSum:
 
     def request(self) -> dict[str, Any]:
         """What is asked for, as JSON."""
-        return {"release": "vector_sum", "clip_norm": self.clip_norm, **_described(self.spec)}
+        return {"release": "vector_sum", "clip_norm": self.clip_norm, **described(self.spec)}
 
     def evaluate(self, engine: Engine) -> np.ndarray:
         """(size,) noisy sum."""
         unit = self.grid.unit(self.sensitivity)
         bound = vector_bound(self.grid.norm_bound(self.neighboring), self.spec.size)
         total = np.zeros(self.spec.size, dtype=np.int64)
-        for block in _checked(engine, self.spec):
+        for block in checked(engine, self.spec):
             clip_norm_sum(block, 1.0 / unit, bound, total, np.empty(block.shape[1]))
         total += rounded_normal(self.spec.size, self.grid.log2_sigma)
         return total * unit
 
 
-def _described(spec: Contribution) -> dict[str, Any]:
+def described(spec: Contribution) -> dict[str, Any]:
+    """What is summed, as JSON."""
     return {"of": type(spec).__name__, "size": spec.size}
 
 
-def _checked(engine: Engine, spec: Contribution) -> Iterator[np.ndarray]:
+def checked(engine: Engine, spec: Contribution) -> Iterator[np.ndarray]:
     """Blocks in which every unit stands exactly once, with as many entries as announced."""
     seen = 0
     for where, block in blocks(engine, spec):

@@ -21,11 +21,14 @@ from pymc_dp.clipping import Grid, Neighboring
 from pymc_dp.errors import BudgetExceeded, PrivacyError
 from pymc_dp.events import MU2_UNIT, GaussianEvent
 from pymc_dp.ledger import PREPARATION, Ledger
+from pymc_dp.mechanisms.fixed import FixedSum
 from pymc_dp.mechanisms.oneoff import EDGES, ClippedSum, NormHistogram
-from pymc_dp.rows.contributions import Contribution
+from pymc_dp.rows.contributions import Contribution, Statistic
 from pymc_dp.rows.engine import Engine
 
 __all__ = ["Histogram", "Preparation", "interrupts_wait"]
+
+Mechanism = NormHistogram | ClippedSum | FixedSum
 
 #: Shares are floats, so those of a whole preparation add up to 1 with a rounding error.
 _WHOLE = 1.0 + 1e-9
@@ -248,10 +251,40 @@ class Preparation:
 
         return self._answer(label, share, mechanism)
 
+    def statistic(self, label: str, spec: Statistic, share: float) -> tuple[np.ndarray, float]:
+        """Noisy sum of the statistics of all units, clamped to the bounds of `spec`.
+
+        Parameters
+        ----------
+        label : str
+            Name of the release, shown in the budget's table.
+        spec : Statistic
+        share : float
+            Fraction of `units` that the release may cost, in (0, 1].
+
+        Returns
+        -------
+        value : (size,) ndarray
+            sum_i S_i + N(0, noise_sd^2 I).
+        noise_sd : float
+
+        Raises
+        ------
+        BudgetExceeded
+            If the account can not pay; no record was touched.
+        PrivacyError
+            If the shares would pass 1, or the request differs from the one that is replayed.
+        """
+
+        def mechanism(grid: Grid) -> FixedSum:
+            return FixedSum(spec, grid, self.neighboring)
+
+        return self._answer(label, share, mechanism)
+
     # -- paying ---------------------------------------------------------------------------------
 
     def _answer(
-        self, label: str, share: float, make: Callable[[Grid], NormHistogram | ClippedSum]
+        self, label: str, share: float, make: Callable[[Grid], Mechanism]
     ) -> tuple[np.ndarray, float]:
         """The kept value of the next request, or that of a release that is charged now."""
         if self._process != os.getpid():
@@ -293,7 +326,7 @@ class Preparation:
         return cost
 
     def _release(
-        self, event: GaussianEvent, request: dict[str, Any], mechanism: NormHistogram | ClippedSum
+        self, event: GaussianEvent, request: dict[str, Any], mechanism: Mechanism
     ) -> dict[str, Any]:
         secure = not noise.is_insecure()
         if not secure and not self.ledger.is_temporary:

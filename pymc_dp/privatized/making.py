@@ -6,18 +6,13 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
-from pytensor.graph.traversal import ancestors
-from pytensor.tensor.basic import AllocEmpty
-from pytensor.tensor.random.type import RandomType
-from rich.progress import track
 
 from pymc_dp import noise
 from pymc_dp._checks import check_delta, check_epsilon, check_number
@@ -34,14 +29,11 @@ from pymc_dp.mechanisms.statistic import (
     StatisticMechanism,
 )
 from pymc_dp.privatized.releases import GaussianRelease, GeometricRelease, LaplaceRelease
-from pymc_dp.rows.ancestry import is_long_array
-from pymc_dp.rows.functions import compile_function
+from pymc_dp.rows.alone import RowByRow
 
 __all__ = ["PublishedStatistic", "release_statistic"]
 
 Mechanism = Literal["gaussian", "laplace", "geometric"]
-#: Entries of an array that a statistic may use where the number of records is private.
-_LONGEST_TABLE = 10_000
 _DECLARE: dict[str, Callable[..., Variable]] = {
     "gaussian": GaussianRelease,
     "laplace": LaplaceRelease,
@@ -244,7 +236,7 @@ def release_statistic(
         raise ValueError(f"mechanism must be one of {sorted(_DECLARE)}, not {mechanism!r}.")
     if (bounds is None) == (row_norm is None):
         raise ValueError("Give public bounds=(lower, upper), or row_norm in their place.")
-    rows = _RowByRow(arrays, statistic, mechanism == "geometric", neighboring == "replace_one")
+    rows = RowByRow(arrays, statistic, mechanism == "geometric", neighboring == "replace_one")
     units, promised = _price(mechanism, epsilon, delta, ledger, account, n_public)
     scaling = _Scaling.of(bounds, row_norm, mechanism, neighboring, rows.width)
     sum_: StatisticMechanism
@@ -284,7 +276,7 @@ def release_statistic(
     with interrupts_wait():  # what was charged is also released
         ledger.charge(account, plan_id, event)
         with np.errstate(all="ignore"):  # a warning would tell of an extreme record
-            noisy = sum_.evaluate(scaling.scaled(rows.compute(shown)))
+            noisy = sum_.evaluate(scaling.scaled(rows.compute(list(arrays.values()), shown)))
         secure = secure and not noise.is_insecure()
         if not secure and not ledger.is_temporary:
             raise PrivacyError("Insecure test noise was switched on during a release.")
@@ -409,111 +401,6 @@ def _statement(
         f"This statistic was published with {what}-differential privacy under {change}, by the "
         f"{mechanism} mechanism. {where}"
     )
-
-
-def _refuse_captured(rows: Variable, inputs: Iterable[Variable], n: int) -> None:
-    """Refuse what a statistic could carry from record to record, or has captured of them."""
-    for v in set(ancestors([rows])) - set(inputs):
-        node = v.owner
-        random = isinstance(v.type, RandomType)
-        if random or (node is not None and isinstance(node.op, AllocEmpty)):
-            raise ValueError("statistic must not be random: noise is added by the mechanism.")
-        if isinstance(v, SharedVariable) and getattr(v, "default_update", None) is not None:
-            raise ValueError(
-                "statistic uses a shared variable that is updated from record to record."
-            )
-        if is_long_array(v, n):
-            raise ValueError(
-                "statistic uses an array with room for an entry per record. Pass what belongs to "
-                "records as data; public tables must be shorter than the data, and than "
-                f"{_LONGEST_TABLE} entries where the number of records is private."
-            )
-
-
-class _RowByRow:
-    """The statistic of each record, computed from that record alone."""
-
-    def __init__(
-        self,
-        arrays: dict[str, np.ndarray],
-        statistic: Callable[..., Any],
-        whole: bool,
-        n_is_public: bool,
-    ) -> None:
-        self._arrays = list(arrays.values())
-        inputs = {
-            name: pt.tensor(name, dtype=x.dtype.name, shape=(None, *x.shape[1:]))
-            for name, x in arrays.items()
-        }
-        try:
-            rows = pt.as_tensor_variable(statistic(**inputs))
-        except TypeError:
-            raise ValueError(
-                f"statistic must take the arrays by name, {sorted(arrays)}, and return a tensor."
-            ) from None
-        # an error that depends on a private number would tell it
-        longest = len(self._arrays[0]) if n_is_public else _LONGEST_TABLE
-        _refuse_captured(rows, inputs.values(), longest)
-        if rows.type.ndim not in (1, 2):
-            raise ValueError("statistic must return one row per record, of shape (n,) or (n, m).")
-        if whole and rows.type.dtype.startswith("float"):
-            raise ValueError(
-                "mechanism='geometric' needs an integer statistic; use .astype('int64')."
-            )
-        self.scalar = rows.type.ndim == 1
-        matrix = rows[:, None] if self.scalar else rows
-        try:
-            self._function = compile_function(list(inputs.values()), matrix.astype("float64"))
-            shapes = {
-                np.shape(self._one([np.full((1, *x.shape[1:]), k, x.dtype) for x in self._arrays]))
-                for k in (0, 1)
-            }
-            mixed = self._mixes()
-        except Exception:
-            raise ValueError(
-                "statistic can not be computed for made-up records of zeros and ones."
-            ) from None
-        if len(shapes) != 1 or (found := shapes.pop())[0] != 1:
-            raise ValueError(
-                "statistic must return one row for one record, of a length that does not depend "
-                "on it; arrays with one entry per record belong into data."
-            )
-        if mixed:
-            raise ValueError(
-                "statistic of one record depends on other records (a mean that is subtracted?). "
-                "Compute each row from its own record and public numbers."
-            )
-        self.width = int(found[1])
-
-    def _mixes(self) -> bool:
-        """Whether rows depend on other records: one by one they would mean something else."""
-        rng = np.random.default_rng(0)
-        made_up = [
-            rng.random((3, *x.shape[1:]))
-            if x.dtype.kind == "f"
-            else rng.integers(0, 2, (3, *x.shape[1:]))
-            for x in self._arrays
-        ]
-        together = np.asarray(self._function(*made_up))
-        single = np.concatenate([self._one([x[i : i + 1] for x in made_up]) for i in range(3)])
-        return together.shape != single.shape or not np.allclose(together, single, equal_nan=True)
-
-    def _one(self, record: list[np.ndarray]) -> np.ndarray:
-        return np.asarray(self._function(*record))
-
-    def compute(self, progressbar: bool) -> np.ndarray:
-        """(m, n) rows; one that can not be computed is 0."""
-        n = len(self._arrays[0])
-        found = np.zeros((self.width, n))
-        # rows shown are a function of n alone
-        for i in track(range(n), "Computing rows", disable=not progressbar or n < 10**5):
-            try:
-                row = self._one([x[i : i + 1] for x in self._arrays])
-            except Exception:  # whatever it is, it would tell of the record
-                continue
-            if row.shape == (1, self.width):
-                found[:, i] = row[0]
-        return found
 
 
 @dataclass(frozen=True)

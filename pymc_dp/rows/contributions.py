@@ -1,4 +1,4 @@
-"""What one unit adds to a one-off release: its score, a change of it, its curvature, its error.
+"""What one unit adds to a release: its score, a change of it, its curvature, its statistic.
 
 A *spec* says which quantity of a unit is meant and at which points; it is public.  :func:`blocks`
 gives the values, which are private: only :mod:`pymc_dp.mechanisms` asks for them, after the ledger
@@ -9,7 +9,7 @@ operations wherever these rows stand, so that sums of rounded values have an exa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,6 +28,7 @@ __all__ = [
     "OuterProduct",
     "PathError",
     "Score",
+    "Statistic",
     "blocks",
 ]
 
@@ -179,7 +180,35 @@ class PathError:
         return 1
 
 
-Contribution = Score | LongestScore | Change | Curvature | OuterProduct | PathError
+@dataclass(frozen=True, eq=False)
+class Statistic:
+    """The sufficient statistic of the record, a function of its data alone.
+
+    For engines of one group of rows, each of them a unit.
+
+    Attributes
+    ----------
+    rows : callable
+        ``rows(arrays)``: (m, n) values from the arrays of n records, records first.  A column
+        is a function of its own record.
+    size : int
+        Entries per unit: m.
+    norm : float
+        Public bound on the l2 norm of a unit's entries.
+    nonnegative : bool, default False
+        Entries are clamped to be at least 0 before their norm is.
+    boxed : bool, default False
+        Entries are clamped to [-1, 1] before their norm is.
+    """
+
+    rows: Callable[[list[np.ndarray]], np.ndarray]
+    size: int
+    norm: float
+    nonnegative: bool = False
+    boxed: bool = False
+
+
+Contribution = Score | LongestScore | Change | Curvature | OuterProduct | PathError | Statistic
 
 
 def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarray]]:
@@ -189,7 +218,7 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
     ----------
     engine : RowEngine
         In any coordinates: those of `spec` are used.
-    spec : Score, LongestScore, Change, Curvature, OuterProduct or PathError
+    spec : Score, LongestScore, Change, Curvature, OuterProduct, PathError or Statistic
 
     Yields
     ------
@@ -198,7 +227,8 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
     values : (size, units of the block) ndarray
         Finite: 0 where an entry is not.  May be overwritten.
     """
-    engine = engine.with_coordinates(spec.coordinates)
+    if not isinstance(spec, Statistic):
+        engine = engine.with_coordinates(spec.coordinates)
     per_unit = spec.size + 4 * engine.d
     step = max(1, min(BLOCK, _LARGEST // per_unit))
     for start in range(0, engine.n_units, step):
@@ -211,6 +241,11 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
 
 def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarray]]:
     everyone = slice(0, engine.n_units)
+    if isinstance(spec, Statistic):
+        if not (isinstance(engine, RowEngine) and engine.one_row_per_unit):
+            raise TypeError("A statistic is known for records of one row each alone.")
+        yield everyone, np.ascontiguousarray(spec.rows(engine.groups[0].store.read()))
+        return
     if isinstance(spec, Score):
         vectors = _vectors(engine, np.zeros(engine.d))
         yield everyone, vectors if spec.part is None else vectors[spec.part]

@@ -65,6 +65,8 @@ class PrivateStep(BlockedStep):
         "warning": (SamplerWarning, None),
     }
     _state_class = PrivateStepState
+    #: Settings that are all learned privately, or all given.
+    _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuse what no parameter is named after, before anything else is looked at."""
@@ -103,13 +105,19 @@ class PrivateStep(BlockedStep):
                 ("runs", runs, 1),
             )
         }
-        self.automatic = clip_norm is None and scaling is None
+        by_hand = {
+            name: value
+            for name, value in (("clip_norm", clip_norm), ("scaling", scaling))
+            if name in self._by_hand
+        }
+        self.automatic = all(value is None for value in by_hand.values())
         if not self.automatic:
-            required(sampler, clip_norm=clip_norm, scaling=scaling)
+            required(sampler, **by_hand)
         elif noise_multiplier is not None:
             raise ValueError(
-                f"noise_multiplier sets the noise by hand, and {sampler} then needs clip_norm and "
-                "scaling by hand as well. Leave all three out to have them learned privately."
+                f"noise_multiplier sets the noise by hand, and {sampler} then needs "
+                f"{' and '.join(by_hand)} by hand as well. Leave all of them out to have them "
+                "learned privately."
             )
         if not blocked:
             raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
@@ -133,9 +141,7 @@ class PrivateStep(BlockedStep):
         if self.automatic:
             design = self._prepare(source)
         else:
-            assert clip_norm is not None
-            bounds = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
-            design = source.by_hand(scaling_matrix(scaling, self.parameters, model), bounds)
+            design = self._given(source, scaling_matrix(scaling, self.parameters, model), clip_norm)
             design = replace(design, shares=dict(shares))
         self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier)
         self.coordinates = design.coordinates
@@ -232,15 +238,15 @@ class PrivateStep(BlockedStep):
                 budget.n_public,
                 getattr(self, "likelihood_power", 1.0),
             )
-        return Queries(
-            design.engine,
-            meter,
-            plan.events,
-            plan.per_iteration,
-            plan.at_start,
-            design.clip_norms,
-            budget.neighboring,
-            budget.n_public,
+        return self._open(
+            engine=design.engine,
+            meter=meter,
+            events=plan.events,
+            per_iteration=plan.per_iteration,
+            at_start=plan.at_start,
+            clip_norms=design.clip_norms,
+            neighboring=budget.neighboring,
+            n_public=budget.n_public,
         )
 
     # -- what a sampler defines -----------------------------------------------------------------
@@ -259,6 +265,15 @@ class PrivateStep(BlockedStep):
     @abstractmethod
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         """Releases of each mechanism per iteration, and at the start of a chain."""
+
+    def _given(self, source: Source, scaling: np.ndarray, clip_norm: Any) -> Design:
+        """A design from the settings that are given by hand."""
+        bounds = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
+        return source.by_hand(scaling, bounds)
+
+    def _open(self, **settings: Any) -> Queries:
+        """What the chains ask, from the arguments of `Queries`."""
+        return Queries(**settings)
 
     def _clipped_mechanisms(self) -> list[str]:
         """Mechanisms whose contributions are clipped to a constant, `clip_norm`."""

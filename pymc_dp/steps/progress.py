@@ -10,7 +10,7 @@ import numpy as np
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from pymc_dp.mechanisms import Histogram, Preparation
-from pymc_dp.rows.contributions import Contribution
+from pymc_dp.rows.contributions import Contribution, Statistic
 from pymc_dp.rows.engine import Engine
 
 __all__ = ["Shown", "compiling"]
@@ -93,5 +93,12 @@ class Shown:
         """As `Preparation.vector_sum`."""
         self._bar.update(self._task, description=label)
         answer = self.preparation.vector_sum(label, spec, clip_norm, share)
+        self._bar.advance(self._task, share)
+        return answer
+
+    def statistic(self, label: str, spec: Statistic, share: float) -> tuple[np.ndarray, float]:
+        """As `Preparation.statistic`."""
+        self._bar.update(self._task, description=label)
+        answer = self.preparation.statistic(label, spec, share)
         self._bar.advance(self._task, share)
         return answer

@@ -212,13 +212,13 @@ def test_the_charge_comes_before_the_records(
     ledger: dp.Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[list[str]] = []
-    honest = making._RowByRow.compute
+    honest = making.RowByRow.compute
 
-    def watched(self: Any, progressbar: bool) -> np.ndarray:
+    def watched(self: Any, *given: Any) -> np.ndarray:
         seen.append(kinds(ledger))
-        return honest(self, progressbar)
+        return honest(self, *given)
 
-    monkeypatch.setattr(making._RowByRow, "compute", watched)
+    monkeypatch.setattr(making.RowByRow, "compute", watched)
     release(ledger)
     assert "charge" in seen[0] and "release" not in seen[0]
     assert "release" in kinds(ledger)
@@ -355,14 +355,14 @@ def test_a_posterior_on_the_same_ledger(tmp_path: Path) -> None:
 def test_noise_made_reproducible_during_a_release(
     tmp_path: Path, ledger: dp.Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = making._RowByRow.compute
+    honest = making.RowByRow.compute
     block = noise.insecure_noise(1)
 
-    def switch(self: Any, progressbar: bool) -> np.ndarray:
+    def switch(self: Any, *given: Any) -> np.ndarray:
         block.__enter__()
-        return honest(self, progressbar)
+        return honest(self, *given)
 
-    monkeypatch.setattr(making._RowByRow, "compute", switch)
+    monkeypatch.setattr(making.RowByRow, "compute", switch)
     try:
         assert release(ledger).privacy_guarantee == "none"
     finally:

@@ -1,0 +1,268 @@
+"""The penalty method for exponential families as a PyMC step: its cost does not grow with n."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.kernels import exponential, penalty
+from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.mechanisms import Queries, StatisticQueries
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.exponential_model import ByHand, ExponentialModel, exponential_model
+from pymc_dp.steps.settings import required
+from pymc_dp.steps.source import Design, Source
+from pymc_dp.warmup.scaled import random_walk
+from pymc_dp.warmup.statistic import prepare_statistic
+
+__all__ = ["ExponentialFamilyPenalty"]
+
+#: Fewer effective draws than that are worth a warning.
+_FEW = 10.0
+
+
+class ExponentialFamilyPenalty(PrivateStep):
+    """Random-walk Metropolis on noisy sufficient statistics (the penalty method).
+
+    For records that are independent and identically distributed given the parameters, in an
+    exponential family: Normal, Bernoulli, Binomial, Poisson, Exponential, Gamma, Categorical and
+    MvNormal are recognised, whatever the priors and however their parameters are computed; others
+    are described by hand.  The statistics are summed once, so an iteration costs the same for ten
+    records as for ten million.
+
+    Parameters
+    ----------
+    vars : sequence of variables, optional
+        All free variables, or left out.
+    draws, tune, chains : int
+        The plan: what ``pm.sample`` will be called with.  Noise is calibrated to it; another call
+        is refused before anything is spent.
+    step_size : float or (d,) array, optional
+        Standard deviation of the Gaussian proposal in z, per coordinate if an array.  Default
+        (automatic settings only): as for :class:`DPPenalty`.
+    scaling : float, (d,) array, (d, d) array or dict, optional
+        The A of theta = initial point + A z, in unconstrained space: about the posterior standard
+        deviation of each parameter, from public knowledge.  Default: from one or two noisy sums of
+        the statistic, charged first, by a normal approximation of what they say.
+    statistic : callable, optional
+        By hand, together with the next three: the statistic S of the records.  Called with one
+        (n, ...) tensor, or with tensors by name where the likelihood reads ``pm.Data`` beside the
+        observed variable; returns (n, m), each row computed from its record alone.
+    natural : callable, optional
+        The natural parameters phi, (m,).  Its arguments are names of variables of the model:
+        ``lambda mu, sigma: pt.stack([mu / sigma**2, -0.5 / sigma**2])``.
+    log_normalizer : callable, optional
+        A in p(y) = h(y) exp(phi . S(y) - A); arguments as for `natural`.
+    statistic_bounds : (lower, upper), optional
+        Public bounds of the entries of S, numbers or (m,) arrays: entries are clamped.
+    noise_multiplier : float, optional
+        Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
+        budget.
+    runs : int, default 1
+        How many times ``pm.sample`` may be called with this step.
+    model, rng, compile_kwargs, initial_point, blocked
+        As in PyMC.
+
+    Raises
+    ------
+    TypeError, ValueError, UnsafeModel, NotFactorizable, BudgetExceeded
+        Before anything is spent.
+
+    Notes
+    -----
+    *Guarantee.*  One Gaussian release of the sums per iteration, with fresh noise; all draws
+    together satisfy the budget.  Stationary distribution: the exact posterior given the statistics,
+    clamped to their public bounds and rounded to a fine grid, whatever the noise.
+
+    With statistics of norm at most R (:mod:`pymc_dp.steps.families` derives their scales) the l2
+    sensitivity of the sums is 2 R if one record is replaced, 2^(1/2) R where no entry is negative
+    (Categorical), and R if one is added or removed.  In the last case the number of records, which
+    multiplies the log-normaliser, is private, so 1 is an entry of the statistic.
+
+    *Assumptions.*  Bounds (:func:`pymc_dp.bounds`, `statistic_bounds`) and settings are public.
+    That the statistic is that of the model is not assumed: it is compared with PyMC's log-density.
+
+    *Weaknesses.*  Bounds that are too narrow clamp, and the posterior is then about the clamped
+    data; bounds that are too wide cost noise in proportion.  The noise of a ratio grows with the
+    distance moved, so steps shrink and the chain slows as the budget falls: chains are worth about
+    M / (12 d s^2) independent draws for squared mu M, with s the change of phi per posterior
+    standard deviation times the sensitivity, however many iterations are made.
+
+    References
+    ----------
+    Yildirim & Ermis (2019), Exact MCMC with differentially private moves, Algorithm 3.
+    """
+
+    name = "exponential_family_penalty"
+    _by_hand = ("scaling",)
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        draws: int | None = None,
+        tune: int = 0,
+        chains: int | None = None,
+        step_size: float | np.ndarray | None = None,
+        scaling: Any = None,
+        statistic: Callable[..., Any] | None = None,
+        natural: Callable[..., Any] | None = None,
+        log_normalizer: Callable[..., Any] | None = None,
+        statistic_bounds: tuple[Any, Any] | None = None,
+        noise_multiplier: float | Mapping[str, float] | None = None,
+        runs: int = 1,
+        **kwargs: Any,
+    ) -> None:
+        if "clip_norm" in kwargs:
+            raise TypeError(
+                "ExponentialFamilyPenalty has no argument `clip_norm`: statistics are clamped to "
+                "public bounds. Declare them with dp.bounds, or as statistic_bounds."
+            )
+        if scaling is not None:
+            required(
+                "ExponentialFamilyPenalty",
+                draws=draws,
+                chains=chains,
+                step_size=step_size,
+            )
+        self.step_size: np.ndarray | None = None
+        if step_size is not None:
+            self.step_size = np.asarray(step_size, dtype="float64")
+            if not (np.isfinite(self.step_size).all() and (self.step_size > 0).all()):
+                raise ValueError("step_size must be positive and finite.")
+        self._naturals: dict[bytes, np.ndarray] = {}
+        self._family = _described(statistic, natural, log_normalizer, statistic_bounds)
+        super().__init__(
+            vars,
+            draws=draws,
+            tune=tune,
+            chains=chains,
+            scaling=scaling,
+            shares={"statistic": 1.0},
+            noise_multiplier=noise_multiplier,
+            runs=runs,
+            settings={"step_size": None if self.step_size is None else self.step_size.tolist()},
+            **kwargs,
+        )
+        self._family = None  # functions of the user need not reach other processes
+
+    def _check(self, d: int) -> None:
+        if self.step_size is not None and self.step_size.shape not in ((), (d,)):
+            raise ValueError(
+                f"step_size must be a number or a vector of {d}, got shape {self.step_size.shape}."
+            )
+
+    def _prepare(self, source: Source) -> Design:
+        found = self._read(source)
+        start = source.start()
+        with source.preparation(type(self).__name__, {}) as releases:
+            units = releases.units_mu2
+
+            def release(label: str, share: float) -> tuple[np.ndarray, float]:
+                return releases.statistic(label, found.statistic, share)
+
+            at = prepare_statistic(release, found, source.terms, start, found.n)
+        if not at.trusted:
+            source.warn_untrusted(type(self).__name__)
+        d, left = len(start.location), 1.0 - at.spent
+        noise = at.noise / math.sqrt(left)
+        if self.step_size is None:
+            self.step_size = np.asarray(random_walk(d, source.paths, noise))
+        worth = 0.33 * source.paths / (d * (1.0 + source.paths * noise**2))
+        if at.trusted and worth < _FEW:
+            warnings.warn(
+                f"The chains of this plan are worth about {worth:.2g} effective draws. A larger "
+                "epsilon, more records, more draws or narrower public bounds would help; "
+                f"{1.0 - left:.0%} of the budget ({units:.3g} of squared mu) is spent.",
+                UserWarning,
+                stacklevel=3,
+            )
+        return self._design(source, at.coordinates)
+
+    def _given(self, source: Source, scaling: np.ndarray, clip_norm: Any) -> Design:
+        self._read(source)
+        return self._design(source, Coordinates(source.records.initial, scaling))
+
+    def _read(self, source: Source) -> ExponentialModel:
+        """The model as an exponential family."""
+        self._exponential = exponential_model(source, self._family, type(self).__name__)
+        return self._exponential
+
+    def _design(self, source: Source, coordinates: Coordinates) -> Design:
+        found = self._exponential
+        assert self.step_size is not None
+        return Design(
+            coordinates,
+            source.engine.with_coordinates(coordinates),
+            source.terms.with_coordinates(coordinates),
+            {"statistic": found.statistic.norm},
+            {"statistic": 1.0},
+            {
+                "form": "exponential_family",
+                "family": found.name,
+                "entries": found.statistic.size,
+                "step_size": self.step_size.tolist(),
+            },
+        )
+
+    def _open(self, **settings: Any) -> Queries:
+        return StatisticQueries(self._exponential.statistic, **settings)
+
+    def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
+        return exponential.releases(), exponential.start_releases()
+
+    def _natural(self, z: np.ndarray) -> np.ndarray:
+        """(m + 1,) as `ExponentialModel.natural`, remembering the last two points."""
+        key = z.tobytes()
+        if key not in self._naturals:
+            if len(self._naturals) >= 2:
+                del self._naturals[next(iter(self._naturals))]
+            self._naturals[key] = self._exponential.natural(self.coordinates.theta(z))
+        else:  # the point was used: it is now the newer one
+            self._naturals[key] = self._naturals.pop(key)
+        return self._naturals[key]
+
+    def _initial_state(self, z: np.ndarray) -> penalty.PenaltyState:
+        if not np.isfinite(self._natural(z)).all():
+            raise ValueError(
+                "The natural parameters are not finite where the chain starts. Start it inside the "
+                "support of the likelihood's parameters (initvals)."
+            )
+        return penalty.initial_state(self.rng, z, self.prior)
+
+    def _transition(
+        self, state: penalty.PenaltyState, iteration: int
+    ) -> tuple[penalty.PenaltyState, bool]:
+        assert self.step_size is not None and isinstance(self.queries, StatisticQueries)
+        ratios = exponential.StatisticRatios(self.queries, self._natural, self._exponential.n)
+        proposal = GaussianProposal(self.step_size)
+        state, info = penalty.transition(self.rng, state, ratios, self.prior, proposal=proposal)
+        return state, bool(info.accepted)
+
+
+def _described(statistic: Any, natural: Any, log_normalizer: Any, bounds: Any) -> ByHand | None:
+    """What the user says of the family, all of it or nothing."""
+    functions = {"statistic": statistic, "natural": natural, "log_normalizer": log_normalizer}
+    given = {**functions, "statistic_bounds": bounds}
+    missing = [name for name, value in given.items() if value is None]
+    if len(missing) == len(given):
+        return None
+    if missing == ["statistic", "natural", "log_normalizer"]:
+        raise ValueError(
+            "statistic_bounds are about statistic, which is not given. Where the family is found "
+            "from the model, declare bounds of the data instead: dp.bounds(y=(lower, upper))."
+        )
+    if missing:
+        raise ValueError(
+            f"A family by hand lacks {', '.join(missing)}: give statistic, natural, log_normalizer "
+            "and statistic_bounds, or none of them."
+        )
+    for name, function in functions.items():
+        if not callable(function):
+            raise ValueError(f"{name} must be a function, not {type(function).__name__}.")
+    return ByHand(statistic, natural, log_normalizer, bounds)
