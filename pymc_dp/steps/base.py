@@ -67,6 +67,8 @@ class PrivateStep(BlockedStep):
     _state_class = PrivateStepState
     #: Settings that are all learned privately, or all given.
     _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
+    #: Whether it can do with batches of the records.
+    _takes_batches = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuse what no parameter is named after, before anything else is looked at."""
@@ -168,6 +170,11 @@ class PrivateStep(BlockedStep):
 
     def _check_batch(self, batch_size: Any, runs: int, noise_multiplier: Any) -> int:
         """Refuse what has no accounting for batches of records."""
+        if not self._takes_batches:
+            raise ValueError(
+                f"{type(self).__name__} reads all records in every iteration: leave batch_size "
+                "out. DPSGLD, DPSGNHT and DPPenalty take batches."
+            )
         size = check_integer("batch_size", batch_size, minimum=1)
         if size > self.budget.n_public:
             raise ValueError(

@@ -64,6 +64,10 @@ class DPPenalty(PrivateStep):
     likelihood_power : float, default 1
         The target is prior times likelihood to this power, at most 1: of n records it has the
         width of a posterior of ``likelihood_power * n``, and the noise weighs less.
+    batch_size : int, optional
+        Expected number of records (or users) in a Poisson batch, from which every ratio is
+        estimated; default: all records.  Approximate, and sensible with a small
+        `likelihood_power` only.
     noise_multiplier : float, optional
         Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
         budget.
@@ -82,6 +86,14 @@ class DPPenalty(PrivateStep):
     *Guarantee.*  One Gaussian release per iteration; all draws together satisfy the budget.
     Stationary distribution: the exact posterior, whatever the noise, if no ratio is clipped.
 
+    With `batch_size`, T times the sum of ratios is estimated by sum T r / q over a batch with
+    sampling probability q, and its sampling variance by T^2 (1 - q) / q^2 sum r^2.  What is
+    released is the estimate less half of that variance, a sum with one bounded term per record:
+    |T r / q - T^2 (1 - q) r^2 / (2 q^2)| <= T c / q + T^2 (1 - q) c^2 / (2 q^2) for |r| <= c.  So
+    the variance costs no release of its own.  The penalty is right as far as the estimate is normal
+    and its variance well estimated.  All releases are accounted together by their privacy loss
+    distribution, and paid for when sampling begins.
+
     *Assumptions.*  ``clip_norm`` is a valid Lipschitz bound; settings are public.
 
     *Weaknesses.*  Where ratios are clipped the posterior is biased, much more than the share
@@ -96,6 +108,7 @@ class DPPenalty(PrivateStep):
     """
 
     name = "dp_penalty"
+    _takes_batches = True
     _test: AcceptTest = staticmethod(penalty.penalty_test)
 
     def __init__(
@@ -173,20 +186,35 @@ class DPPenalty(PrivateStep):
     def _prepare(self, source: Source) -> Design:
         found, design = source.scaled(type(self).__name__)
         d = len(found.coordinates.location)
-        if self.step_size is None:
+        if self.step_size is None and self.batch_size is None:
             noise = source.sensitivity * found.clip_norms["log_ratio"] / math.sqrt(found.left)
-            wide = math.sqrt(self.likelihood_power)  # the target is wider by its inverse
-            moving = d if self.proposal == "gaussian" else 1
-            step = 1.0
-            if self.proposal != "independence":
-                step = self._step(moving, source.paths, wide * noise)
-            self.step_size = np.asarray(step / wide)
+            self.step_size = self._longest(d, source.paths, noise)
         return replace(
             design,
             clip_norms={"log_ratio": found.clip_norms["log_ratio"]},
             shares={"log_ratio": 1.0},
-            settings={"step_size": self.step_size.tolist()},
         )
+
+    def _longest(self, d: int, iterations: int, noise: float) -> np.ndarray:
+        """Proposal sd in z, where the posterior without tempering is N(0, I)."""
+        wide = math.sqrt(self.likelihood_power)  # the target is wider by its inverse
+        moving = d if self.proposal == "gaussian" else 1
+        step = 1.0
+        if self.proposal != "independence":
+            step = self._step(moving, iterations, wide * noise)
+        return np.asarray(step / wide)
+
+    def _settle(self) -> dict[str, Any]:
+        batches = self.plan.batches
+        if self.step_size is None and batches is not None:
+            # noise of a ratio per unit of distance: that of privacy, and that of sampling
+            q = batches.event.sampling_probability
+            bound = self.queries.clip_norms["log_ratio"]
+            private = batches.event.noise_multiplier * bound / q
+            noise = math.hypot(private, math.sqrt((1.0 - q) / q))
+            self.step_size = self._longest(self.parameters.size, 1, noise)
+        assert self.step_size is not None
+        return {"step_size": self.step_size.tolist()}
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         return penalty.releases(), penalty.start_releases()
@@ -204,7 +232,8 @@ class DPPenalty(PrivateStep):
             self.queries,
             self.prior,
             proposal=PROPOSALS[self.proposal](self.step_size),
-            likelihood_power=self.likelihood_power,
+            # answers about batches have it already
+            likelihood_power=1.0 if self.plan.batches else self.likelihood_power,
             test=self._test,
         )
         return state, bool(info.accepted)
@@ -251,6 +280,7 @@ class DPBarker(DPPenalty):
     """
 
     name = "dp_barker"
+    _takes_batches = False
 
     def __init__(self, vars: Any = None, *, noise_sd: float = 1.2, **kwargs: Any) -> None:
         self._corrected = correction(check_number("noise_sd", noise_sd))

@@ -31,6 +31,7 @@ class _Dynamics(PrivateStep):
     """What the two have in common: one noisy score of a batch per iteration."""
 
     dynamics: str
+    _takes_batches = True
 
     def __init__(
         self,

@@ -1,0 +1,415 @@
+"""Releases on Poisson batches: who is in them, what they cost, and what they give."""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+from pymc.model import Model
+
+import pymc_dp as dp
+from pymc_dp import noise
+from pymc_dp.accounting import subsampled
+from pymc_dp.budget import get_budget
+from pymc_dp.events import MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
+from pymc_dp.kernels import penalty
+from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.ledger import Ledger
+from pymc_dp.mechanisms import COINS, BatchQueries
+from pymc_dp.metering import Meter
+from pymc_dp.plan import plan_batches
+from pymc_dp.records import extract
+from pymc_dp.rows.engine import Coordinates
+
+pytest.importorskip("dp_accounting")
+pytestmark = pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
+
+#: Two-sided normal tail 3.8e-8.
+Z = 5.5
+N = 600
+_rng = np.random.default_rng(3)
+X = np.c_[np.ones(N), _rng.normal(size=N)]
+Y = _rng.integers(0, 2, N)
+USERS = np.sort(_rng.integers(0, 150, N))
+SETTINGS = {"scaling": 0.1, "clip_norm": 0.3, "step_size": 0.05, "batch_size": 200}
+
+
+def logistic(epsilon: float = 5.0, **kwargs: Any) -> tuple[Model, dp.PrivacyBudget]:
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=2)
+        pm.Bernoulli("y", logit_p=pm.math.dot(X, beta), observed=Y)
+        budget = dp.PrivacyBudget(epsilon, 1e-5, **kwargs)
+    return model, budget
+
+
+# -- coins ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("numerator", [2**26, 2**31, 2**32 - 2**28])
+def test_coins_have_their_probability(numerator: int) -> None:
+    n, p = 400_000, numerator / 2**32
+    found = noise.coins(n, numerator)
+    assert abs(found.mean() - p) < Z * np.sqrt(p * (1 - p) / n)
+    pairs = (found[1:] & found[:-1]).mean()
+    assert abs(pairs - p * p) < 2 * Z * np.sqrt(p * p * (1 - p * p) / n)
+
+
+def test_coins_at_the_ends() -> None:
+    assert noise.coins(1000, 2**32).all()
+    assert not noise.coins(1000, 0).any()
+    for wrong in ((-1, 5), (5, -1), (5, 2**32 + 1)):
+        with pytest.raises(ValueError, match="numerator"):
+            noise.coins(*wrong)
+
+
+def test_coins_do_not_follow_a_seed() -> None:
+    found = []
+    for _ in range(2):
+        np.random.seed(1)  # noqa: NPY002 - the point of the test
+        found.append(noise.coins(256, 2**31))
+    assert not np.array_equal(*found)
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+def engine_of(users: bool) -> Any:
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=2)
+        pm.Bernoulli("y", logit_p=pm.math.dot(X, beta), observed=Y)
+        unit = {"privacy_unit": USERS} if users else {}
+        budget = dp.PrivacyBudget(5.0, 1e-5, **unit)
+    coordinates = Coordinates(np.zeros(2), 0.1 * np.eye(2))
+    return extract(model, **budget.secrecy).engine(coordinates, None)
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_a_batch_has_the_bits_of_its_units(users: bool) -> None:
+    engine = engine_of(users)
+    drawn = np.flatnonzero(np.random.default_rng(1).random(engine.n_units) < 0.3)
+    z = np.array([0.4, -1.3])
+    batch = engine.part(drawn)
+    assert batch.n_units == len(drawn)
+    assert np.array_equal(batch.log_likelihood(z), engine.log_likelihood(z)[drawn])
+
+
+def queries(mechanism: str, probability: float, multiplier: float, **kwargs: Any) -> BatchQueries:
+    ledger = Ledger.temporary()
+    account = ledger.open_account(
+        MU2_UNIT,
+        epsilon=1.0,
+        delta=1e-5,
+        neighboring="replace_one",
+        unit="row",
+        public_payload={},
+    )
+    ledger.record_plan(account, 1, {"chains": 1})
+    ledger.begin_run(account, 1, max_runs=1, run_cost=0)
+    event = SubsampledGaussianEvent(mechanism, multiplier, round(probability * COINS) / COINS)
+    meter = Meter(ledger, account, 1, 0, 0, 10**6)
+    found = BatchQueries(engine_of(False), meter, event, 0.3, N, **kwargs)
+    found.begin_chain()
+    return found
+
+
+def test_gradients_of_batches_are_unbiased() -> None:
+    asked, z = queries("gradient", 0.25, 0.01), np.array([0.5, 0.2])
+    whole = queries("gradient", 1.0, 1e-4)
+    assert whole.begin_iteration()
+    expected = whole.gradient(z)
+    answers = []
+    for _ in range(3000):
+        assert asked.begin_iteration()
+        answers.append(asked.gradient(z))
+    error = np.std(answers, axis=0) / np.sqrt(len(answers))
+    assert (np.abs(np.mean(answers, axis=0) - expected) < Z * error + 1e-3).all()
+
+
+def test_ratios_of_batches_have_their_penalty_taken_off() -> None:
+    q, power = 0.25, 0.3
+    asked = queries("log_ratio", q, 1e-4, likelihood_power=power)
+    z, new = np.array([0.5, 0.2]), np.array([1.1, -0.4])
+    c = 0.3 * np.linalg.norm(new - z)
+    likelihood = asked.engine.log_likelihood
+    r = np.clip(likelihood(new) - likelihood(z), -c, c)
+    answers = []
+    for _ in range(4000):
+        assert asked.begin_iteration()
+        answers.append(asked.log_ratio(z, new)[0])
+    variance = power**2 * (1 - q) / q * (r**2).sum()
+    expected = power * r.sum() - 0.5 * variance
+    assert abs(np.mean(answers) - expected) < Z * np.std(answers) / np.sqrt(len(answers)) + 1e-3
+    assert abs(np.var(answers) / variance - 1.0) < 0.2
+
+
+def test_one_record_in_a_batch_changes_a_ratio_by_no_more_than_is_paid_for() -> None:
+    q, power, c = 0.1, 0.7, 0.4
+    r = np.linspace(-c, c, 100_001)
+    linear = power / q
+    values = linear * r - 0.5 * linear**2 * (1 - q) * r**2
+    bound = linear * c + 0.5 * linear**2 * (1 - q) * c**2
+    assert np.abs(values).max() == pytest.approx(bound, rel=1e-12)
+    asked = queries("log_ratio", q, 2.0, likelihood_power=power)
+    asked.begin_iteration()
+    z = np.zeros(2)
+    new = np.array([c / asked.clip_norms["log_ratio"], 0.0])
+    _, sd = asked.log_ratio(z, new)
+    q = asked.probability  # rounded to coins
+    linear = power / q
+    assert sd == pytest.approx(2.0 * (linear * c + 0.5 * linear**2 * (1 - q) * c**2))
+
+
+def test_integer_sums_of_batches_move_by_one_clipped_record(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit for bit, without noise: with one unit more in the batch, at most C in grid units."""
+    monkeypatch.setattr(
+        "pymc_dp.mechanisms.queries.rounded_normal", lambda size, m: np.zeros(size, int)
+    )
+    asked = queries("gradient", 0.5, 1.5)
+    grid = asked.grids["gradient"]
+    unit = grid.unit(0.3)
+    rng = np.random.default_rng(5)
+    z = np.array([0.3, -0.7])
+    for _ in range(30):
+        members = rng.random(N) < 0.5
+        other = members.copy()
+        k = rng.integers(N)
+        other[k] = not other[k]
+        sums = []
+        for chosen in (members, other):
+            monkeypatch.setattr(noise, "coins", lambda size, numerator, chosen=chosen: chosen)
+            asked.begin_iteration()
+            sums.append(np.rint(asked.gradient(z) * asked.probability / unit))
+        assert 0.0 < np.linalg.norm(sums[0] - sums[1]) <= grid.sensitivity
+
+
+def test_an_empty_batch_is_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise, "coins", lambda size, numerator: np.zeros(size, bool))
+    for mechanism in ("gradient", "log_ratio"):
+        asked = queries(mechanism, 0.5, 1.0)
+        asked.begin_iteration()
+        z = np.zeros(2)
+        answer = asked.gradient(z) if mechanism == "gradient" else asked.log_ratio(z, z + 1.0)[0]
+        assert np.isfinite(answer).all() and np.all(np.asarray(answer) != 0.0)
+
+
+def test_the_subsampled_penalty_is_nearly_exact() -> None:
+    """Its bias is that of a sum that is not quite normal: small where batches are large."""
+    q, power = 0.5, 0.05
+    asked = queries("log_ratio", q, 0.5, likelihood_power=power)
+
+    class Prior:
+        def log_density(self, z: np.ndarray) -> Any:
+            return -0.5 * float(z @ z) / 400.0
+
+        def gradient(self, z: np.ndarray) -> np.ndarray:
+            return -z / 400.0
+
+    rng = np.random.default_rng(8)
+    axis = np.linspace(-25, 25, 101)
+    nodes = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
+    likelihood = np.array([asked.engine.log_likelihood(z).sum() for z in nodes])
+    p = np.exp(power * (likelihood - likelihood.max()) - 0.5 * (nodes**2).sum(1) / 400.0)
+    p /= p.sum()
+    mean = p @ nodes
+    variance = p @ (nodes - mean) ** 2
+    state = penalty.initial_state(rng, mean, Prior())
+    draws = []
+    for _ in range(20_000):
+        asked.begin_iteration()
+        state, _ = penalty.transition(rng, state, asked, Prior(), proposal=GaussianProposal(4.0))
+        draws.append(state.z)
+    found = np.array(draws)
+    from pymc_dp._compat import effective_draws
+
+    effective = effective_draws(found[None])
+    assert (np.abs(found.mean(0) - mean) < Z * np.sqrt(variance / effective)).all()
+    squares = (found - mean) ** 2
+    error = squares.std(0) / np.sqrt(effective_draws(squares[None]))
+    # 5 % for what the central limit theorem leaves out
+    assert (np.abs(squares.mean(0) - variance) < Z * error + 0.05 * variance).all()
+
+
+# -- plans and the ledger -------------------------------------------------------------------------
+
+
+def plan(
+    multiplier: float | None = None, spent: int = 0, earlier: Any = None, **kwargs: Any
+) -> Any:
+    budget = {"epsilon": 2.0, "delta": 1e-6, "neighboring": "replace_one", **kwargs}
+    cap = subsampled.room_beside([], budget["epsilon"], budget["delta"], "replace_one", 2**62)
+    return plan_batches(
+        "DPSGLD",
+        draws=100,
+        tune=0,
+        chains=2,
+        mechanism="gradient",
+        sampling_probability=0.125,
+        cap=cap,
+        spent=spent,
+        earlier=earlier or {},
+        noise_multiplier=multiplier,
+        **budget,
+    ), cap
+
+
+def test_a_plan_uses_the_budget_and_no_more() -> None:
+    for spent in (0, MU2_UNIT // 50):
+        made, cap = plan(spent=spent)
+        pair = (made.batches.event, made.batches.releases)
+        used = subsampled.epsilon_of([pair], spent, 1e-6, "replace_one")
+        assert 1.99 < used <= 2.0
+        # what is left beside it, and the rest of the cap, are as much as may be spent
+        assert spent <= cap - made.batches.reserved < 1.01 * spent + MU2_UNIT // 100
+        beside = cap - made.batches.reserved
+        assert subsampled.epsilon_of([pair], beside, 1e-6, "replace_one") <= 2.0
+
+
+def test_plans_run_before_are_accounted_together() -> None:
+    first, cap = plan(multiplier=8.0)
+    second, _ = plan(earlier={7: first.batches.to_dict()})
+    pairs = [(p.batches.event, p.batches.releases) for p in (first, second)]
+    left = cap - first.batches.reserved - second.batches.reserved
+    assert left >= 0
+    assert subsampled.epsilon_of(pairs, left, 1e-6, "replace_one") <= 2.0
+    assert second.batches.beside == (7,)
+
+
+def test_a_plan_that_does_not_fit_is_refused() -> None:
+    with pytest.raises((ValueError, dp.BudgetExceeded), match="noise multiplier"):
+        plan(multiplier=0.3)
+
+
+def test_a_run_is_paid_for_before_a_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, budget = logistic()
+    step = dp.DPSGLD(draws=5, chains=1, model=model, **SETTINGS)
+    assert budget.spent().epsilon == 0.0
+    spent = []
+    original = BatchQueries._batch
+
+    def watched(self: BatchQueries) -> Any:
+        spent.append(budget.ledger.spent(budget.account))
+        return original(self)
+
+    monkeypatch.setattr(BatchQueries, "_batch", watched)
+    sample(model, step, draws=5)
+    assert set(spent) == {step.plan.batches.reserved}
+    with pytest.raises(dp.BudgetExceeded, match="planned runs"):
+        sample(model, step, draws=5)
+
+
+def sample(model: Model, step: Any, draws: int = 40, chains: int = 1, cores: int = 1) -> Any:
+    return pm.sample(
+        draws=draws,
+        tune=0,
+        chains=chains,
+        step=step,
+        cores=cores,
+        mp_ctx=multiprocessing.get_context("fork"),
+        model=model,
+        progressbar=False,
+        random_seed=1,
+        compute_convergence_checks=False,
+    )
+
+
+@pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
+@pytest.mark.parametrize("cls", [dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty])
+def test_steps_on_batches(cls: Any, neighboring: Any) -> None:
+    public = {} if neighboring == "replace_one" else {"n_public": N}
+    model, budget = logistic(neighboring=neighboring, **public)
+    power = {"likelihood_power": 0.2} if cls is dp.DPPenalty else {}
+    step = cls(draws=40, chains=2, model=model, **SETTINGS, **power)
+    raw = sample(model, step, chains=2, cores=2)
+    safe = dp.release(raw, model)
+    draws = np.asarray(safe["posterior"]["beta"])
+    assert draws.shape == (2, 40, 2) and np.isfinite(draws).all()
+    assert not np.array_equal(draws[0], draws[1])  # coins and noise of their own
+    statement = dp.privacy_statement(safe)
+    assert "Poisson batch" in statement and "at this delta" in statement
+    assert "Gaussian differential privacy" not in statement
+    batches = step.plan.batches
+    used = subsampled.epsilon_of([(batches.event, batches.releases)], 0, budget.delta, neighboring)
+    assert 4.9 < used <= budget.epsilon
+    assert budget.ledger.spent(budget.account) == batches.reserved
+    assert "batches" in budget.table()["mechanism"].iloc[0]
+
+
+def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
+    model, budget = logistic(epsilon=5.0)
+    step = dp.DPSGLD(
+        draws=20, chains=1, model=model, noise_multiplier=15.0, **{**SETTINGS, "step_size": 0.005}
+    )
+    sample(model, step, draws=20)
+    account = budget.ledger.account_info(budget.account)
+    batches = step.plan.batches
+    pair = (batches.event, batches.releases)
+    assert subsampled.epsilon_of([pair], account.remaining, budget.delta, "replace_one") <= 5.0
+    event = GaussianEvent("all that is left", 1.0001 * (MU2_UNIT / account.remaining) ** 0.5)
+    budget.ledger.record_plan(budget.account, 5, {"kind": "preparation"})
+    budget.ledger.charge(budget.account, 5, event)
+    with pytest.raises(dp.BudgetExceeded):
+        budget.ledger.charge(budget.account, 5, event)
+
+
+def test_plans_that_do_not_know_of_each_other_are_not_run() -> None:
+    model, _ = logistic(epsilon=5.0)
+    steps = [
+        dp.DPSGLD(
+            draws=20,
+            chains=1,
+            model=model,
+            noise_multiplier=25.0,
+            **{**SETTINGS, "step_size": 0.005},
+        )
+        for _ in range(2)
+    ]
+    sample(model, steps[0], draws=20)
+    with pytest.raises(dp.PlanMismatch, match="not accounted together"):
+        sample(model, steps[1], draws=20)
+    again = dp.DPSGLD(
+        draws=20, chains=1, model=model, noise_multiplier=25.0, **{**SETTINGS, "step_size": 0.005}
+    )
+    sample(model, again, draws=20)
+
+
+def test_budgets_that_share_a_ledger_have_no_batches(tmp_path: Any) -> None:
+    ledger = dp.Ledger.create(tmp_path / "one.db")
+    first, _ = logistic(epsilon=1.0, ledger=tmp_path / "one.db")
+    logistic(epsilon=1.0, ledger=tmp_path / "one.db")
+    with pytest.raises(dp.LedgerError, match="of their own"):
+        dp.DPSGLD(draws=5, chains=1, model=first, **SETTINGS)
+    ledger = dp.Ledger.create(tmp_path / "two.db")
+    model, _ = logistic(epsilon=1.0, ledger=tmp_path / "two.db")
+    dp.DPSGLD(draws=5, chains=1, model=model, **SETTINGS)
+    with pytest.raises(dp.LedgerError, match="of their own"):
+        logistic(epsilon=1.0, ledger=tmp_path / "two.db")
+    assert ledger.verify() > 0
+
+
+@pytest.mark.parametrize(
+    ("cls", "settings", "message"),
+    [
+        (dp.DPSGLD, {"batch_size": 0}, "batch_size must be an integer of at least 1"),
+        (dp.DPSGLD, {"batch_size": N + 1}, "at most the 600"),
+        (dp.DPSGLD, {"step_size": -1.0}, "step_size must be positive"),
+        (dp.DPSGLD, {"step_size": 50.0}, "needs less noise than privacy adds"),
+        (dp.DPSGLD, {"runs": 2}, "run once"),
+        (dp.DPSGLD, {"noise_multiplier": {"gradient": 1.0}}, "one number"),
+        (dp.DPSGNHT, {"friction": -1.0}, "friction must not be negative"),
+        (dp.DPPenalty, {"runs": 2}, "run once"),
+        (dp.DPHMC, {"n_steps": 2}, "batch_size"),
+        (dp.DPLangevin, {"curvature": 0.2}, "batch_size"),
+        (dp.DPBarker, {}, "batch_size"),
+    ],
+)
+def test_wrong_settings_spend_nothing(cls: Any, settings: Any, message: str) -> None:
+    model, budget = logistic()
+    with pytest.raises((ValueError, TypeError), match=message):
+        cls(draws=10, chains=1, model=model, **{**SETTINGS, **settings})
+    assert budget.spent().epsilon == 0.0
+    assert get_budget(model) is budget
