@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import pickle
 from collections.abc import Callable
@@ -143,8 +144,21 @@ def extreme(name: str, size: int = 12) -> np.ndarray:
 # -- families -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
-@pytest.mark.parametrize("name", CASES)
+#: The others are as slow to compile, and run with the slow tests.
+QUICK = {
+    ("Normal", "replace_one"),
+    ("Poisson", "add_or_remove_one"),
+    ("Categorical", "replace_one"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "neighboring"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in itertools.product(CASES, ["replace_one", "add_or_remove_one"])
+    ],
+)
 def test_family(name: str, neighboring: str) -> None:
     """Found, checked, bounded; sums of neighbours differ by no more than is charged for."""
     model = budgeted(name, neighboring)
