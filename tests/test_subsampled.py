@@ -8,7 +8,6 @@ import math
 import pickle
 import subprocess
 import sys
-import time
 from dataclasses import FrozenInstanceError
 from itertools import pairwise
 
@@ -219,14 +218,6 @@ def test_two_halves_of_a_plan_cost_as_much_as_the_whole():
     whole = epsilon_of([(event(2.0), 1000)], 0, DELTA)
     halves = epsilon_of([(event(2.0), 400), (event(2.0), 600)], 0, DELTA)
     assert halves == pytest.approx(whole, rel=1e-6)
-
-
-@pytest.mark.parametrize(("s", "q"), [(1.0, 0.01), (5.0, 0.1), (1.0, 1e-3), (200.0, 0.01)])
-def test_ten_thousand_steps_take_no_time(s, q):
-    epsilon_of([(event(s, q), 10)], 0, DELTA)  # the library is imported
-    began = time.process_time()
-    assert math.isfinite(epsilon_of([(event(s, q), 10_000)], 2**36, DELTA))
-    assert time.process_time() - began < 4.0  # about 0.5 s to 1 s; processors differ
 
 
 @pytest.mark.parametrize(("s", "q", "steps"), [(1e3, 1e-3, 10**4), (1e3, 0.1, 10**6)])
