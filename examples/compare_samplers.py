@@ -1,6 +1,6 @@
 """All private samplers on one model and one budget, side by side.
 
-Twenty thousand simulated incomes (in logarithms), their mean and standard deviation unknown: a
+A hundred thousand simulated incomes (in logarithms), their mean and standard deviation unknown: a
 model that every sampler can do, with an exact posterior to compare with.  Every sampler gets the
 same budget, default settings, and the same number of chains and draws.
 
@@ -27,7 +27,7 @@ from rich.table import Column, Table
 
 import pymc_dp as dp
 
-N, DELTA = 20_000, 1e-6
+N, DELTA = 100_000, 1e-6
 CHAINS, DRAWS = 4, 1000
 Y = np.random.default_rng(4).normal(10.3, 0.8, N)
 SAMPLERS: dict[str, tuple[Any, dict[str, Any]]] = {

@@ -45,6 +45,7 @@ from pymc_dp.events import SubsampledGaussianEvent
 __all__ = [
     "epsilon_of",
     "fixed_size_epsilon",
+    "library",
     "room_beside",
     "sampled_rdp_epsilon",
     "smallest_noise_multiplier",
@@ -66,7 +67,8 @@ _RESOLUTION = 2.0**-20  # relative, of noise multipliers
 # -- dp-accounting ------------------------------------------------------------------------------
 
 
-def _library() -> Any:
+def library() -> Any:
+    """dp-accounting, or an ImportError that says how to install it."""
     try:
         import dp_accounting
         import dp_accounting.pld
@@ -80,7 +82,7 @@ def _library() -> Any:
 
 
 def _relation(neighboring: str) -> Any:
-    relations = _library().NeighboringRelation
+    relations = library().NeighboringRelation
     return relations.REPLACE_ONE if neighboring == "replace_one" else relations.ADD_OR_REMOVE_ONE
 
 
@@ -131,7 +133,7 @@ def _interval(plans: Sequence[Plan], neighboring: str) -> float:
 def _composed(plans: Sequence[Plan], neighboring: str) -> Any:
     """Privacy loss distribution of all plans."""
     interval = _interval(plans, neighboring)
-    make = _library().pld.privacy_loss_distribution.from_gaussian_mechanism
+    make = library().pld.privacy_loss_distribution.from_gaussian_mechanism
     total = None
     for event, steps in plans:
         one = make(
@@ -505,11 +507,11 @@ def fixed_size_epsilon(
     n = check_integer("n", n, minimum=1)
     if batch_size > n:
         raise ValueError(f"batch_size must be at most n = {n}, not {batch_size}")
-    library = _library()
-    accountant = library.rdp.RdpAccountant(neighboring_relation=_relation("replace_one"))
+    found = library()
+    accountant = found.rdp.RdpAccountant(neighboring_relation=_relation("replace_one"))
     # The RDP accountant takes σ/Δ and, unlike that of privacy loss distributions, doubles nothing.
-    one = library.GaussianDpEvent(_true_multiplier(s, "replace_one"))
-    accountant.compose(library.SampledWithoutReplacementDpEvent(n, batch_size, one), steps)
+    one = found.GaussianDpEvent(_true_multiplier(s, "replace_one"))
+    accountant.compose(found.SampledWithoutReplacementDpEvent(n, batch_size, one), steps)
     return float(accountant.get_epsilon(delta))
 
 
@@ -519,9 +521,9 @@ def sampled_rdp_epsilon(event: SubsampledGaussianEvent, steps: int, delta: float
     For comparison (Mironov, Talwar & Zhang 2019); `epsilon_of` gives a smaller one.  No such bound
     is known to dp-accounting for ``replace_one``.
     """
-    library = _library()
-    accountant = library.rdp.RdpAccountant(neighboring_relation=_relation("add_or_remove_one"))
-    one = library.GaussianDpEvent(event.noise_multiplier)
-    sampled = library.PoissonSampledDpEvent(event.sampling_probability, one)
+    found = library()
+    accountant = found.rdp.RdpAccountant(neighboring_relation=_relation("add_or_remove_one"))
+    one = found.GaussianDpEvent(event.noise_multiplier)
+    sampled = found.PoissonSampledDpEvent(event.sampling_probability, one)
     accountant.compose(sampled, steps)
     return float(accountant.get_epsilon(delta))

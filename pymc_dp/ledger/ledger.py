@@ -348,6 +348,15 @@ class Ledger:
                     "plan a new number"
                 )
 
+    def check_alone(self, account: int) -> None:
+        """Raise LedgerError if other accounts have a part of this ledger.
+
+        Releases on batches are refused then, as they are by `record_plan`.
+        """
+        with self._journal.transaction() as transaction:
+            if reserved(transaction) > read_open_account(transaction, account).cap:
+                raise LedgerError(_ALONE)
+
     def plan(self, account: int, plan_id: int) -> dict[str, Any]:
         """Return the payload of a recorded plan; LedgerError if there is none."""
         with self._journal.transaction() as transaction:

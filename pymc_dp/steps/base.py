@@ -21,6 +21,7 @@ from rich.table import Column
 
 from pymc_dp import _compat, noise, threads
 from pymc_dp._checks import check_integer
+from pymc_dp.accounting import subsampled
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
@@ -186,6 +187,9 @@ class PrivateStep(BlockedStep):
                 "With batches, a step is run once: its releases are accounted together. Leave "
                 "`runs` at 1."
             )
+        # what would fail later, after the preparation
+        subsampled.library()
+        self.budget.ledger.check_alone(self.budget.account)
         if isinstance(noise_multiplier, Mapping):
             raise ValueError("With batches, noise_multiplier is one number: there is one release.")
         return size
