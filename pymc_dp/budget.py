@@ -18,11 +18,17 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp._checks import check_delta, check_epsilon, check_integer
-from pymc_dp.accounting import epsilon_from_mu, mu_from_budget, mu_from_units, units_from_mu
+from pymc_dp.accounting import (
+    epsilon_from_mu,
+    mu_from_budget,
+    mu_from_units,
+    subsampled,
+    units_from_mu,
+)
 from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.events import BATCHES, MU2_UNIT, GaussianEvent
+from pymc_dp.events import BATCHES, MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
 from pymc_dp.forecast import Forecast, forecast
 from pymc_dp.ledger import Ledger
 from pymc_dp.records import count_units, private_observed, row_counts
@@ -280,7 +286,7 @@ class PrivacyBudget:
     def spent(self) -> Spending:
         """What has been charged so far, unused parts of open leases included."""
         units = self.ledger.spent(self.account)
-        return Spending(self.epsilon_of(units), units / MU2_UNIT)
+        return Spending(self.epsilon_with_batches(units - self._set_aside()), units / MU2_UNIT)
 
     def remaining(self) -> Spending:
         """What may still be charged.
@@ -372,20 +378,21 @@ class PrivacyBudget:
                     units / cap,
                 ]
             )
-        for plan_id, plan in self.batches().items():
-            event, units = plan["event"], plan["reserved"]
+        found = self.batches()
+        if found is not None:
+            event, units = found["event"], found["reserved"]
             rows.append(
                 [
-                    self.ledger.plan(self.account, plan_id)["sampler"],
+                    "",
                     f"{event['mechanism']}, batches",
                     event["noise_multiplier"],
-                    plan["releases"],
-                    self.epsilon_of(units),
+                    found["releases"],
+                    self.epsilon_with_batches(0),
                     units / cap,
                 ]
             )
         spent = self.ledger.spent(self.account)
-        rows.append(["spent", "", np.nan, "", self.epsilon_of(spent), spent / cap])
+        rows.append(["spent", "", np.nan, "", self.spent().epsilon, spent / cap])
         left = cap - spent
         rows.append(["remaining", "", np.nan, "", self.epsilon_of(left), left / cap])
         rows.append(["budget", "", np.nan, "", self.epsilon, 1.0])
@@ -394,17 +401,25 @@ class PrivacyBudget:
             columns=["sampler", "mechanism", "noise_multiplier", "releases", "epsilon", "share"],
         )
 
-    def batches(self) -> dict[int, dict[str, Any]]:
-        """Plans of releases on batches of records that were run, by number."""
-        plans: dict[int, dict[str, Any]] = {}
-        paid: set[int | None] = set()
-        for entry in self.ledger.entries():
-            if entry.account == self.account and entry.plan is not None:
-                if entry.kind == "plan" and BATCHES in entry.payload:
-                    plans[entry.plan] = entry.payload[BATCHES]
-                elif entry.kind == "reserve":
-                    paid.add(entry.plan)
-        return {number: plan for number, plan in plans.items() if number in paid}
+    def batches(self) -> dict[str, Any] | None:
+        """The releases on batches of records that were paid for, as the ledger has them."""
+        mine = [e for e in self.ledger.entries() if e.account == self.account]
+        paid = any(e.kind == "reserve" for e in mine)
+        return next((e.payload for e in mine if paid and e.kind == BATCHES), None)
+
+    def epsilon_with_batches(self, units: int) -> float:
+        """Epsilon, at the budget's delta, of what was released on batches and `units` beside it."""
+        found = self.batches()
+        if found is None:
+            return self.epsilon_of(units)
+        plan = (SubsampledGaussianEvent.from_dict(found["event"]), found["releases"])
+        # the room is rounded down, so this may pass the budget's epsilon by a rounding error
+        return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
+
+    def _set_aside(self) -> int:
+        """Ledger units that stand for releases on batches."""
+        found = self.batches()
+        return 0 if found is None else int(found["reserved"])
 
     def _releases(self) -> Iterator[tuple[int, dict[str, Any], GaussianEvent, int]]:
         """Plan, event and number of every charge; the number is negative for a return."""

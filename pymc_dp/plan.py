@@ -14,7 +14,7 @@ from typing import Any
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.accounting import calibrate, subsampled
 from pymc_dp.errors import BudgetExceeded
-from pymc_dp.events import BATCHES, GaussianEvent, SubsampledGaussianEvent
+from pymc_dp.events import GaussianEvent, SubsampledGaussianEvent
 
 __all__ = ["Batches", "Plan", "make_plan", "plan_batches"]
 
@@ -31,14 +31,11 @@ class Batches:
     reserved : int
         Ledger units that are set aside for them: what the account's cap has above the largest
         Gaussian transcript that may run beside them (`pymc_dp.accounting.room_beside`).
-    beside : tuple of int
-        Numbers of the earlier plans of batches that it was accounted together with.
     """
 
     event: SubsampledGaussianEvent
     releases: int
     reserved: int
-    beside: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
@@ -46,7 +43,6 @@ class Batches:
             "event": self.event.to_dict(),
             "releases": self.releases,
             "reserved": self.reserved,
-            "beside": list(self.beside),
         }
 
 
@@ -121,47 +117,44 @@ class Plan:
             "at_start": self.at_start,
             "events": {name: event.to_dict() for name, event in self.events.items()},
             "settings": settings,
-            **({} if self.batches is None else {BATCHES: self.batches.to_dict()}),
         }
 
 
 def plan_batches(
-    sampler: str,
+    mechanism: str,
     *,
     draws: int,
     tune: int,
     chains: int,
-    mechanism: str,
     sampling_probability: float,
     epsilon: float,
     delta: float,
     neighboring: str,
     cap: int,
-    spent: int,
-    earlier: Mapping[int, Mapping[str, Any]],
+    room: int,
     noise_multiplier: float | None = None,
-) -> Plan:
-    """A plan of one release on a Poisson batch per iteration, for what is left of a budget.
+) -> Batches:
+    """One release on a Poisson batch per iteration, for a budget of which nothing is spent.
 
     Parameters
     ----------
-    draws, tune, chains : int
     mechanism : str
+    draws, tune, chains : int
     sampling_probability : float
     epsilon, delta : float
-        The whole budget.
+        The budget.
     neighboring : str
-    cap, spent : int
-        Ledger units of the budget, and of Gaussian releases made under it.
-    earlier : mapping of int to mapping
-        `Batches.to_dict` of the plans that were run under the same budget, by number.
+    cap : int
+        Ledger units of the budget.
+    room : int
+        Ledger units that Gaussian releases beside it will need.
     noise_multiplier : float, optional
         Default: the smallest one with which all fits.
 
     Raises
     ------
     BudgetExceeded
-        If nothing is left.
+        If it does not fit.
     ValueError
         Naming the argument.
     """
@@ -169,31 +162,18 @@ def plan_batches(
     tune = check_integer("tune", tune, minimum=0)
     chains = check_integer("chains", chains, minimum=1)
     steps = chains * (draws + tune)
-    others = [
-        (SubsampledGaussianEvent.from_dict(plan["event"]), int(plan["releases"]))
-        for plan in earlier.values()
-    ]
-    set_aside = sum(int(plan["reserved"]) for plan in earlier.values())
     if noise_multiplier is None:
         noise_multiplier = subsampled.smallest_noise_multiplier(
-            epsilon,
-            delta,
-            sampling_probability,
-            steps,
-            neighboring,
-            plans=others,
-            units=spent,
+            epsilon, delta, sampling_probability, steps, neighboring, units=room
         )
     event = SubsampledGaussianEvent(mechanism, noise_multiplier, sampling_probability)
-    room = subsampled.room_beside([*others, (event, steps)], epsilon, delta, neighboring, cap)
-    reserved = max(cap - set_aside - room, 1)
-    if room < spent or reserved > cap - set_aside - spent:
+    beside = subsampled.room_beside([(event, steps)], epsilon, delta, neighboring, cap)
+    if beside < room:
         raise BudgetExceeded(
-            f"{steps} releases on batches with noise multiplier {noise_multiplier:.4g} do not fit "
-            "beside what was spent of the budget. Use a larger noise_multiplier, or leave it out."
+            f"{steps} releases on batches with noise multiplier {noise_multiplier:.4g} leave less "
+            "of the budget than the rest needs. Use a larger noise_multiplier, or leave it out."
         )
-    batches = Batches(event, steps, reserved, tuple(earlier))
-    return Plan(sampler, draws, tune, chains, 1, {}, {}, {}, batches=batches)
+    return Batches(event, steps, max(cap - beside, 1))
 
 
 def make_plan(

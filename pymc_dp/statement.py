@@ -72,7 +72,7 @@ def make_statement(
         "delta": info.delta,
         # releases on batches are accounted at the budget's own delta
         "gdp_mu": None if batches else mu_from_units(info.cap),
-        "batches": list(batches.values()),
+        "batches": batches,
         "neighboring": info.neighboring,
         "privacy_unit": info.unit,
         "n_units": budget.n_units if info.neighboring == "replace_one" else None,
@@ -80,7 +80,7 @@ def make_statement(
         "public": info.public["public"],
         "bounds": info.public["bounds"],
         "taken_as_public": vouched,
-        "spent": {"epsilon": budget.epsilon_of(info.spent), "gdp_mu2": info.spent / MU2_UNIT},
+        "spent": {"epsilon": budget.spent().epsilon, "gdp_mu2": info.spent / MU2_UNIT},
         "plan_id": plan_id,
         "sampler": plan["sampler"],
         "draws": plan["draws"],
@@ -113,7 +113,10 @@ def make_statement(
     if not ledger.is_temporary or reserved > info.cap:
         statement["ledger_total"] = {
             "gdp_mu2": reserved / MU2_UNIT,
-            "epsilon": epsilon_from_mu(mu_from_units(reserved), budget.delta),
+            # with batches there is no other account, and no figure but the budget's own
+            "epsilon": info.epsilon
+            if batches
+            else epsilon_from_mu(mu_from_units(reserved), budget.delta),
             "dataset": ledger.dataset,
             "public": _declared_public(ledger),
         }
@@ -211,7 +214,7 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             + (f", {mechanism['at_start']} at the start" if mechanism["at_start"] else "")
             + "."
         )
-    for plan in facts["batches"]:
+    for plan in [facts["batches"]] if facts["batches"] else []:
         event = plan["event"]
         lines.append(
             f"  {event['mechanism']}: {plan['releases']:,} releases with Gaussian noise, "
@@ -408,6 +411,11 @@ def _target(settings: dict[str, Any]) -> list[str]:
         return [
             f"The draws follow {settings['dynamics']} dynamics without an accept test: biased by "
             "their step, by the sampling of batches and by clipping, none of which is reported."
+        ]
+    if settings.get("batch_size"):
+        return [
+            "The accept test is approximate: ratios are estimated from batches, and their sampling "
+            "variance with them. Clipping, which is not reported, may bias the draws as well."
         ]
     if "correction_error" in settings:
         return [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import warnings
 from typing import Any
 
 import numpy as np
@@ -237,51 +238,37 @@ def test_the_subsampled_penalty_is_nearly_exact() -> None:
 # -- plans and the ledger -------------------------------------------------------------------------
 
 
-def plan(
-    multiplier: float | None = None, spent: int = 0, earlier: Any = None, **kwargs: Any
-) -> Any:
-    budget = {"epsilon": 2.0, "delta": 1e-6, "neighboring": "replace_one", **kwargs}
-    cap = subsampled.room_beside([], budget["epsilon"], budget["delta"], "replace_one", 2**62)
-    return plan_batches(
-        "DPSGLD",
+def plan(multiplier: float | None = None, part: float = 0.0) -> Any:
+    budget: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-6, "neighboring": "replace_one"}
+    cap = subsampled.room_beside([], cap=2**62, **budget)
+    made = plan_batches(
+        "gradient",
         draws=100,
         tune=0,
         chains=2,
-        mechanism="gradient",
         sampling_probability=0.125,
         cap=cap,
-        spent=spent,
-        earlier=earlier or {},
+        room=int(part * cap),
         noise_multiplier=multiplier,
         **budget,
-    ), cap
+    )
+    return made, cap
 
 
-def test_a_plan_uses_the_budget_and_no_more() -> None:
-    for spent in (0, MU2_UNIT // 50):
-        made, cap = plan(spent=spent)
-        pair = (made.batches.event, made.batches.releases)
-        used = subsampled.epsilon_of([pair], spent, 1e-6, "replace_one")
-        assert 1.99 < used <= 2.0
-        # what is left beside it, and the rest of the cap, are as much as may be spent
-        assert spent <= cap - made.batches.reserved < 1.01 * spent + MU2_UNIT // 100
-        beside = cap - made.batches.reserved
-        assert subsampled.epsilon_of([pair], beside, 1e-6, "replace_one") <= 2.0
-
-
-def test_plans_run_before_are_accounted_together() -> None:
-    first, cap = plan(multiplier=8.0)
-    second, _ = plan(earlier={7: first.batches.to_dict()})
-    pairs = [(p.batches.event, p.batches.releases) for p in (first, second)]
-    left = cap - first.batches.reserved - second.batches.reserved
-    assert left >= 0
-    assert subsampled.epsilon_of(pairs, left, 1e-6, "replace_one") <= 2.0
-    assert second.batches.beside == (7,)
+@pytest.mark.parametrize("part", [0.0, 0.2, 0.9])
+def test_a_plan_uses_the_budget_and_no_more(part: float) -> None:
+    made, cap = plan(part=part)
+    pair = (made.event, made.releases)
+    beside = cap - made.reserved
+    assert part * cap <= beside + 1 < 1.01 * part * cap + 0.001 * cap
+    assert 1.99 < subsampled.epsilon_of([pair], beside, 1e-6, "replace_one") <= 2.0
 
 
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises((ValueError, dp.BudgetExceeded), match="noise multiplier"):
         plan(multiplier=0.3)
+    with pytest.raises(dp.BudgetExceeded, match="noise multiplier"):
+        plan(multiplier=8.0, part=0.99)
 
 
 def test_a_run_is_paid_for_before_a_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,7 +285,7 @@ def test_a_run_is_paid_for_before_a_record_is_read(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(BatchQueries, "_batch", watched)
     sample(model, step, draws=5)
     assert set(spent) == {step.plan.batches.reserved}
-    with pytest.raises(dp.BudgetExceeded, match="planned runs"):
+    with pytest.raises(dp.BudgetExceeded, match="have been made"):
         sample(model, step, draws=5)
 
 
@@ -337,6 +324,7 @@ def test_steps_on_batches(cls: Any, neighboring: Any) -> None:
     assert 4.9 < used <= budget.epsilon
     assert budget.ledger.spent(budget.account) == batches.reserved
     assert "batches" in budget.table()["mechanism"].iloc[0]
+    assert ("approximate" in statement) == (cls is dp.DPPenalty)
 
 
 def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
@@ -356,25 +344,58 @@ def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
         budget.ledger.charge(budget.account, 5, event)
 
 
-def test_plans_that_do_not_know_of_each_other_are_not_run() -> None:
-    model, _ = logistic(epsilon=5.0)
-    steps = [
-        dp.DPSGLD(
-            draws=20,
-            chains=1,
-            model=model,
-            noise_multiplier=25.0,
-            **{**SETTINGS, "step_size": 0.005},
-        )
-        for _ in range(2)
-    ]
-    sample(model, steps[0], draws=20)
-    with pytest.raises(dp.PlanMismatch, match="not accounted together"):
-        sample(model, steps[1], draws=20)
-    again = dp.DPSGLD(
-        draws=20, chains=1, model=model, noise_multiplier=25.0, **{**SETTINGS, "step_size": 0.005}
-    )
-    sample(model, again, draws=20)
+def test_there_is_no_choice_of_a_plan_after_a_release() -> None:
+    """Each plan alone would fit; chosen in view of a release, they would leak more together."""
+    model, budget = logistic(epsilon=5.0)
+    given: dict[str, Any] = {"draws": 20, "chains": 1, "model": model}
+    short = {**SETTINGS, "step_size": 0.005, "noise_multiplier": 25.0}
+    step = dp.DPSGLD(**given, **short)
+    again = dp.DPSGLD(**given, **short)  # the same one may be built again
+    with pytest.raises(dp.LedgerError, match="another plan"):
+        dp.DPSGLD(**given, **{**short, "batch_size": 100})
+    sample(model, step, draws=20)
+    with pytest.raises(dp.BudgetExceeded, match="have been made"):
+        sample(model, again, draws=20)
+    other, budget = logistic(epsilon=5.0)
+    event = GaussianEvent("an earlier release", 3.0)
+    budget.ledger.record_plan(budget.account, 5, {"kind": "preparation"})
+    budget.ledger.charge(budget.account, 5, event)
+    with pytest.raises(dp.LedgerError, match="before anything else"):
+        dp.DPSGLD(draws=20, chains=1, model=other, **short)
+
+
+def test_a_preparation_stays_within_its_room() -> None:
+    model, budget = logistic(epsilon=20.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = dp.DPSGNHT(draws=20, chains=1, model=model)
+    account = budget.ledger.account_info(budget.account)
+    assert 0 < account.spent <= account.cap - step.plan.batches.reserved
+    sample(model, step, draws=20)
+    assert budget.spent().epsilon <= 20.0
+
+
+def test_what_was_spent_is_that_of_the_batches() -> None:
+    """Ledger units that stand for batches do not turn into an epsilon as those of others do."""
+    model, budget = logistic(epsilon=8.0)
+    settings = {**SETTINGS, "step_size": 1e-5, "noise_multiplier": 2.0}
+    step = dp.DPSGLD(draws=20, chains=1, model=model, **settings)
+    raw = sample(model, step, draws=20)
+    made = step.plan.batches
+    true = subsampled.epsilon_of([(made.event, made.releases)], 0, budget.delta, "replace_one")
+    assert true < 7.9
+    assert budget.spent().epsilon == pytest.approx(true)
+    assert budget.table().set_index("sampler").loc["spent", "epsilon"] == pytest.approx(true)
+    assert np.allclose(raw["sample_stats"]["dp_epsilon"], true)
+    assert f"Charged so far: epsilon = {true:.4g}" in dp.privacy_statement(dp.release(raw, model))
+
+
+def test_a_ledger_with_a_cap_at_another_delta_has_no_batches(tmp_path: Any) -> None:
+    dp.Ledger.create(tmp_path / "capped.db", epsilon=5.0, delta=1e-7)
+    model, budget = logistic(epsilon=1.0, ledger=tmp_path / "capped.db")
+    with pytest.raises(dp.LedgerError, match="another"):
+        dp.DPSGLD(draws=5, chains=1, model=model, **SETTINGS)
+    assert budget.spent().epsilon == 0.0
 
 
 def test_budgets_that_share_a_ledger_have_no_batches(tmp_path: Any) -> None:

@@ -42,9 +42,9 @@ class Entry:
     plan : int or None
         Plan that the row belongs to.
     kind : str
-        ``"ledger"``, ``"account"`` or ``"close"``; for a run ``"plan"``, ``"run"``, ``"chain"``,
-        ``"lease"``, ``"return"`` or ``"reserve"``; for one-off releases ``"plan"``, ``"charge"``,
-        ``"release"`` or ``"finish"``.
+        ``"ledger"``, ``"account"``, ``"batches"`` or ``"close"``; for a run ``"plan"``, ``"run"``,
+        ``"chain"``, ``"lease"``, ``"return"`` or ``"reserve"``; for one-off releases ``"plan"``,
+        ``"charge"``, ``"release"`` or ``"finish"``.
     amount : int
         Ledger units of a lease, charge or reserve; negative for a return, the reservation for an
         account, else 0.

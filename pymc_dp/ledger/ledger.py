@@ -37,7 +37,8 @@ _FORMAT = 1
 _LARGEST = 2**62  # SQLite integers are signed 64-bit; a sum of two amounts must fit
 _ALONE = (
     "releases on batches of records are accounted at the epsilon and delta of one budget, and can "
-    "not be added to what other budgets on the same ledger release; use a ledger of their own"
+    "not be added to what other budgets on the same ledger release, nor be counted at the ledger's "
+    "own delta, if that is another; use a ledger of their own"
 )
 _RELATIONS = ("replace_one", "add_or_remove_one")
 
@@ -264,7 +265,7 @@ class Ledger:
                     f"one {earlier.payload['unit']}; losses of different units do not add up. Use "
                     "the same privacy_unit, or another ledger"
                 )
-            if any(BATCHES in row.payload for row in transaction.rows("kind = 'plan'")):
+            if transaction.only(f"kind = '{BATCHES}'") is not None:
                 raise LedgerError(_ALONE)
             taken = reserved(transaction)
             if limit is not None and taken + cap > limit:
@@ -322,8 +323,7 @@ class Ledger:
         payload : mapping
             Public facts, JSON values only; ``payload["chains"]`` is the number of chains of a run.
             A plan of one-off releases has ``payload["kind"] == "preparation"`` instead: it can be
-            charged (`charge`) but not run.  A plan of releases on batches has an entry
-            ``"batches"``: what it reserves holds for this account's epsilon and delta alone.
+            charged (`charge`) but not run.
 
         Raises
         ------
@@ -336,10 +336,8 @@ class Ledger:
         if payload.get("kind") != PREPARATION:
             check_integer("payload['chains']", payload.get("chains"), minimum=1)
         with self._journal.transaction() as transaction:
-            cap = read_open_account(transaction, account).cap
+            read_open_account(transaction, account)
             known = transaction.only(*rows_of("plan", account, plan_id))
-            if known is None and BATCHES in payload and reserved(transaction) > cap:
-                raise LedgerError(_ALONE)
             if known is None:
                 transaction.append("plan", account, 0, payload, plan_id)
             elif known.payload != as_stored(payload):
@@ -348,14 +346,44 @@ class Ledger:
                     "plan a new number"
                 )
 
-    def check_alone(self, account: int) -> None:
-        """Raise LedgerError if other accounts have a part of this ledger.
+    def fix_batches(self, account: int, payload: Mapping[str, Any]) -> None:
+        """Fix the releases on batches that an account will pay for, before all others.
 
-        Releases on batches are refused then, as they are by `record_plan`.
+        The same ones twice are fixed once.  That nothing was released before, and that there is no
+        choice afterwards, is what makes their accounting valid beside a filter
+        (:func:`pymc_dp.accounting.room_beside`).
+
+        Parameters
+        ----------
+        account : int
+        payload : mapping
+            JSON values; ``payload["reserved"]`` are the ledger units that `begin_run` will charge.
+
+        Raises
+        ------
+        LedgerError
+            If the account has charges or other batches; if there are other accounts, or the
+            ledger's own cap is at another delta, as the guarantee holds at this account's alone.
         """
+        limit, delta = self.total_cap, self.delta
         with self._journal.transaction() as transaction:
-            if reserved(transaction) > read_open_account(transaction, account).cap:
+            info = read_open_account(transaction, account)
+            known = transaction.only(f"account = ? AND kind = '{BATCHES}'", (account,))
+            if known is not None:
+                if known.payload != as_stored(payload):
+                    raise LedgerError(
+                        "another plan of releases on batches was fixed for this budget; use the "
+                        "same draws, chains, batch_size and noise, or a new budget"
+                    )
+                return
+            if reserved(transaction) > info.cap or (limit is not None and delta != info.delta):
                 raise LedgerError(_ALONE)
+            if transaction.count("account = ? AND kind IN ('charge', 'lease')", (account,)):
+                raise LedgerError(
+                    "releases on batches must be planned before anything else is released under "
+                    "the same budget; build this step first, or use a new budget"
+                )
+            transaction.append(BATCHES, account, 0, payload)
 
     def plan(self, account: int, plan_id: int) -> dict[str, Any]:
         """Return the payload of a recorded plan; LedgerError if there is none."""
@@ -408,12 +436,13 @@ class Ledger:
             if plan.get("kind") == PREPARATION:
                 raise PlanMismatch(f"plan {plan_id} is a preparation, which no chain can run")
             if at_once:
-                paid = transaction.rows("account = ? AND kind = 'reserve'", (account,))
-                beside = {row.plan for row in paid} - {plan_id}
-                if beside != set(plan[BATCHES]["beside"]):
-                    raise PlanMismatch(
-                        "another plan of releases on batches was run since this one was made, and "
-                        "the two are not accounted together; build the step anew"
+                fixed = transaction.only(f"account = ? AND kind = '{BATCHES}'", (account,))
+                if fixed is None or fixed.payload["reserved"] != run_cost:
+                    raise PlanMismatch("the releases on batches of this run were not fixed")
+                if transaction.count("account = ? AND kind = 'reserve'", (account,)):
+                    raise BudgetExceeded(
+                        "the releases on batches that were planned under this budget have been "
+                        "made; another run needs a new budget"
                     )
             runs = transaction.count(*rows_of("run", account, plan_id))
             if runs < max_runs and run_cost <= remaining:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -21,7 +22,6 @@ from rich.table import Column
 
 from pymc_dp import _compat, noise, threads
 from pymc_dp._checks import check_integer
-from pymc_dp.accounting import subsampled
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
@@ -29,9 +29,10 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.ledger import SPENDING
 from pymc_dp.mechanisms import COINS, BatchQueries, Queries
 from pymc_dp.metering import Meter
-from pymc_dp.plan import Plan, make_plan, per_mechanism, plan_batches
+from pymc_dp.plan import Batches, Plan, make_plan, per_mechanism, plan_batches
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
 from pymc_dp.steps.source import Design, Source
+from pymc_dp.warmup.scaled import FIRST_PART
 
 __all__ = ["PrivateStep"]
 
@@ -141,12 +142,14 @@ class PrivateStep(BlockedStep):
         self.parameters = source.records.parameters
         self._check(self.parameters.size)
         self.initial = source.records.initial
+        mode = (compile_kwargs or {}).get("mode")
+        batches = self._fix_batches(counts, noise_multiplier, mode)
         if self.automatic:
             design = self._prepare(source)
         else:
             design = self._given(source, scaling_matrix(scaling, self.parameters, model), clip_norm)
             design = replace(design, shares=dict(shares))
-        self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier)
+        self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier, batches)
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
         self.queries = self._make_queries(source, design)
@@ -187,19 +190,21 @@ class PrivateStep(BlockedStep):
                 "With batches, a step is run once: its releases are accounted together. Leave "
                 "`runs` at 1."
             )
-        # what would fail later, after the preparation
-        subsampled.library()
-        self.budget.ledger.check_alone(self.budget.account)
         if isinstance(noise_multiplier, Mapping):
             raise ValueError("With batches, noise_multiplier is one number: there is one release.")
         return size
 
     def _make_plan(
-        self, counts: Mapping[str, int], source: Source, design: Design, noise_multiplier: Any
+        self,
+        counts: Mapping[str, int],
+        source: Source,
+        design: Design,
+        noise_multiplier: Any,
+        batches: Batches | None,
     ) -> Plan:
         per_iteration, at_start = self._releases()
         sampler = type(self).__name__
-        if self.batch_size is None:
+        if batches is None:
             return make_plan(
                 sampler,
                 **counts,
@@ -209,26 +214,36 @@ class PrivateStep(BlockedStep):
                 shares=design.shares,
                 noise_multiplier=noise_multiplier,
             )
+        return Plan(sampler, **counts, events={}, per_iteration={}, at_start={}, batches=batches)
+
+    def _fix_batches(
+        self, counts: Mapping[str, int], noise_multiplier: Any, mode: Any
+    ) -> Batches | None:
+        """The releases on batches, fixed in the ledger before anything else is released."""
+        if self.batch_size is None:
+            return None
+        if mode is not None:
+            raise ValueError("With batches, rows are compiled as they are: leave the mode out.")
+        per_iteration, at_start = self._releases()
         [(mechanism, once)] = per_iteration.items()
         assert once == 1 and not at_start
         budget = self.budget
-        account = budget.ledger.account_info(budget.account)
-        earlier = budget.batches()
-        return plan_batches(
-            sampler,
+        cap = budget.ledger.cap(budget.account)
+        batches = plan_batches(
+            mechanism,
             draws=counts["draws"],
             tune=counts["tune"],
             chains=counts["chains"],
-            mechanism=mechanism,
             sampling_probability=round(COINS * self.batch_size / budget.n_public) / COINS,
             epsilon=budget.epsilon,
             delta=budget.delta,
             neighboring=budget.neighboring,
-            cap=account.cap,
-            spent=account.spent - sum(plan["reserved"] for plan in earlier.values()),
-            earlier=earlier,
+            cap=cap,
+            room=math.ceil(FIRST_PART * cap) if self.automatic else 0,
             noise_multiplier=noise_multiplier,
         )
+        budget.ledger.fix_batches(budget.account, batches.to_dict())
+        return batches
 
     def _make_queries(self, source: Source, design: Design) -> Queries:
         plan, budget = self.plan, self.budget
@@ -433,7 +448,10 @@ class PrivateStep(BlockedStep):
         depends on timing.  A statistic of 25 values a run: each takes a millisecond.
         """
         if self.plan.batches is not None:  # paid for together
-            return self.budget.epsilon_of(self._spent_before + self.plan.batches.reserved)
+            if getattr(self, "_epsilon_at", (None, 0.0))[0] != (self._run, 0):
+                found = self.budget.epsilon_with_batches(self._spent_before)
+                self._epsilon_at = ((self._run, 0), found)
+            return self._epsilon_at[1]
         stride = max(1, self.plan.iterations // 25)
         done = min(-(-(self._iteration + 1) // stride) * stride, self.plan.iterations)
         if getattr(self, "_epsilon_at", (None, 0.0))[0] != (self._run, done):

@@ -160,7 +160,9 @@ class ExponentialFamilyPenalty(PrivateStep):
     def _prepare(self, source: Source) -> Design:
         found = self._read(source)
         start = source.start()
-        with source.preparation(type(self).__name__, {}) as releases:
+        with source.preparation(
+            type(self).__name__, found.facts(source.records.initial)
+        ) as releases:
             units = releases.units_mu2
 
             def release(label: str, share: float) -> tuple[np.ndarray, float]:

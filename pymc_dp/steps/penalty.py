@@ -164,6 +164,7 @@ class DPPenalty(PrivateStep):
                 "step_size": None if self.step_size is None else self.step_size.tolist(),
                 "proposal": proposal,
                 "likelihood_power": self.likelihood_power,
+                "batch_size": kwargs.get("batch_size"),
                 **self._facts(),
             },
             **kwargs,
@@ -184,7 +185,7 @@ class DPPenalty(PrivateStep):
         return random_walk(d, iterations, noise)
 
     def _prepare(self, source: Source) -> Design:
-        found, design = source.scaled(type(self).__name__)
+        found, design = source.scaled(type(self).__name__, centred=self.batch_size is None)
         d = len(found.coordinates.location)
         if self.step_size is None and self.batch_size is None:
             noise = source.sensitivity * found.clip_norms["log_ratio"] / math.sqrt(found.left)

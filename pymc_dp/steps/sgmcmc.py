@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -63,7 +64,7 @@ class _Dynamics(PrivateStep):
         )
 
     def _prepare(self, source: Source) -> Design:
-        found, design = source.scaled(type(self).__name__)
+        found, design = source.scaled(type(self).__name__, centred=False)
         clip_norms = {"gradient": found.clip_norms["gradient"]}
         return replace(design, clip_norms=clip_norms, shares={"gradient": 1.0})
 
@@ -148,6 +149,15 @@ class DPSGLD(_Dynamics):
         found = super()._settle()
         assert self.step_size is not None
         longest = sgmcmc.largest_step(self.queries.gradient_noise_sd)
+        if self.step_size > longest and self.automatic:
+            warnings.warn(
+                f"step_size={self.step_size:g} needs less noise than privacy adds with this plan; "
+                f"{longest:.3g} is used. Fewer draws or larger batches would allow longer steps.",
+                UserWarning,
+                stacklevel=3,
+            )
+            self.step_size = longest
+            return {"step_size": longest}
         if self.step_size > longest:
             raise ValueError(
                 f"step_size={self.step_size:g} needs less noise than privacy adds: at most "

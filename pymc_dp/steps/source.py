@@ -408,7 +408,7 @@ class Source:
                 stacklevel=5,
             )
 
-    def scaled(self, sampler: str) -> tuple[Scaled, Design]:
+    def scaled(self, sampler: str, centred: bool = True) -> tuple[Scaled, Design]:
         """A design in coordinates that were learned privately, with one clip norm for all."""
         start = self.start()
         self._compile(self.engine)
@@ -420,6 +420,7 @@ class Source:
                 self.engine.effects,
                 sensitivity=self.sensitivity,
                 flat=self._is_flat(self.engine),
+                centred=centred,
             )
         if not found.trusted:
             self.warn_untrusted(sampler)

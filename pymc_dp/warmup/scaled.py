@@ -39,6 +39,8 @@ CENTRE, LEAST, MOST = 0.5, 0.02, 0.25
 NEWTON = (0.2, 0.8)
 #: Part of the budget for a look at the tail of the projections: what it hides biases the draws.
 LONG_LOOK = 0.06
+#: Part of the budget for all of this without the last steps to the centre.
+FIRST_PART = WARM_UP + LOOK + LONG_LOOK
 #: Into how many directions they are projected.
 DIRECTIONS = 4
 
@@ -89,6 +91,7 @@ def prepare_scaled(
     *,
     sensitivity: float = 2.0,
     flat: bool = False,
+    centred: bool = True,
 ) -> Scaled:
     """The same search as for DPLangevin, two looks at the scores, last steps to their zero.
 
@@ -100,6 +103,9 @@ def prepare_scaled(
         Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
     flat : bool, default False
         As for `find_bulk`.
+
+    centred : bool, default True
+        Whether to make the last steps to the centre; without them at most `FIRST_PART` is spent.
 
     Returns
     -------
@@ -134,7 +140,7 @@ def prepare_scaled(
         guess = {"gradient": SCORE * math.sqrt(d / n), "log_ratio": PROJECTION / math.sqrt(n)}
         return Scaled(start, guess, left * total, False)
     share = min((sensitivity * longest / CENTRE) ** 2 / total, MOST)
-    if share < LEAST:  # the last score of the search was as good
+    if share < LEAST or not centred:  # the last score of the search was as good
         share = 0.0
     for k, part in enumerate(NEWTON if share else (), start=1):
         score, _ = releases.vector_sum(f"centre {k}", Score(at), longest, part * share)
