@@ -108,7 +108,9 @@ def start(kernel, rng, z, prior=None, queries=None):
         return langevin.initial_state(rng, z, prior)
     if kernel is hmc and queries is not None:
         return hmc.initial_state(z, prior, release_gradient=queries.gradient)
-    return kernel.initial_state(rng, z, prior)
+    if kernel is penalty:
+        return penalty.initial_state(rng, z, prior)
+    return kernel.initial_state(z, prior)
 
 
 KERNELS = {
