@@ -194,10 +194,10 @@ def _joined(node: Apply) -> list[Variable]:
     op, inputs = node.op, node.inputs
     if isinstance(op, Dot):
         return inputs[1:] if inputs[0].type.ndim > 1 else inputs
-    if isinstance(op, SortOp | ArgSortOp):
+    if isinstance(op, SortOp | ArgSortOp) and len(inputs) > 1:  # until PyTensor 3
         known = isinstance(inputs[1], Constant) and inputs[1].data is not None
         axis = [int(inputs[1].data) % inputs[0].type.ndim] if known else None
-    elif isinstance(op, CAReduce | CumOp | Argmax):
+    elif isinstance(op, CAReduce | CumOp | Argmax | SortOp | ArgSortOp):
         axis = op.axis
     else:
         return []
