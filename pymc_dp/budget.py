@@ -286,7 +286,9 @@ class PrivacyBudget:
     def spent(self) -> Spending:
         """What has been charged so far, unused parts of open leases included."""
         units = self.ledger.spent(self.account)
-        return Spending(self.epsilon_with_batches(units - self._set_aside()), units / MU2_UNIT)
+        found = self.batches()
+        beside = units if found is None else units - found["reserved"]
+        return Spending(self._epsilon_beside(found, beside), units / MU2_UNIT)
 
     def remaining(self) -> Spending:
         """What may still be charged.
@@ -387,7 +389,7 @@ class PrivacyBudget:
                     f"{event['mechanism']}, batches",
                     event["noise_multiplier"],
                     found["releases"],
-                    self.epsilon_with_batches(0),
+                    self._epsilon_beside(found, 0),
                     units / cap,
                 ]
             )
@@ -409,17 +411,14 @@ class PrivacyBudget:
 
     def epsilon_with_batches(self, units: int) -> float:
         """Epsilon, at the budget's delta, of what was released on batches and `units` beside it."""
-        found = self.batches()
+        return self._epsilon_beside(self.batches(), units)
+
+    def _epsilon_beside(self, found: dict[str, Any] | None, units: int) -> float:
         if found is None:
             return self.epsilon_of(units)
         plan = (SubsampledGaussianEvent.from_dict(found["event"]), found["releases"])
         # the room is rounded down, so this may pass the budget's epsilon by a rounding error
         return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
-
-    def _set_aside(self) -> int:
-        """Ledger units that stand for releases on batches."""
-        found = self.batches()
-        return 0 if found is None else int(found["reserved"])
 
     def _releases(self) -> Iterator[tuple[int, dict[str, Any], GaussianEvent, int]]:
         """Plan, event and number of every charge; the number is negative for a return."""

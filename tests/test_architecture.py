@@ -14,7 +14,7 @@ ROOT = Path(pymc_dp.__file__).parent
 
 #: From what is released to what leaves.  A module imports from lower layers, or from its own part.
 LAYERS = (
-    {"_checks", "_compat", "_jit", "errors", "matrices", "threads"},
+    {"_checks", "_compat", "_jit", "_memory", "errors", "matrices", "threads"},
     {"events", "exact_laplace", "exact_normal", "audit_bounds", "noise_aware"},
     {"accounting", "clipping", "noise"},
     {"audit", "forecast", "ledger", "plan"},

@@ -49,10 +49,6 @@ class Correction:
         draws: Array = sign * place + _WIDTH * rng.standard_normal(shape)
         return draws
 
-    def distribution(self, x: Array) -> Array:
-        """Distribution function of the sum."""
-        return _components(x, self.places, self.sd) @ self.weights
-
 
 @cache
 def correction(sd: float) -> Correction:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from pymc_dp import noise
+from pymc_dp.errors import PrivacyError
 from pymc_dp.events import GaussianEvent, SubsampledGaussianEvent
-from pymc_dp.mechanisms.queries import Queries
+from pymc_dp.mechanisms.queries import Path, Queries
 from pymc_dp.metering import Meter
 from pymc_dp.rows.engine import RowEngine
 
@@ -115,9 +114,9 @@ class BatchQueries(Queries):
                 values = linear * ratios - square * ratios**2
             return self._interval_sum("log_ratio", values, -bound, bound)
 
-    def path(self, z_start: np.ndarray) -> Any:
-        """Not defined for batches."""
-        raise NotImplementedError("A path needs all records.")
+    def path(self, z_start: np.ndarray) -> Path:
+        """Refused: a path reads all records, which the noise of a batch does not protect."""
+        raise PrivacyError("A path was asked for on batches, which pay for no other answer.")
 
     def _batch(self) -> RowEngine | None:
         """The records of a new batch; None if it is empty."""

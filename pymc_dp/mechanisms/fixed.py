@@ -6,7 +6,6 @@ never part of a pickle, and nothing but its noisy versions is handed out.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +20,8 @@ from pymc_dp.clipping import (
     vector_bound,
 )
 from pymc_dp.errors import PrivacyError
-from pymc_dp.events import GaussianEvent
 from pymc_dp.mechanisms.oneoff import checked, described
 from pymc_dp.mechanisms.queries import Queries
-from pymc_dp.metering import Meter
 from pymc_dp.noise import rounded_normal
 from pymc_dp.rows.contributions import Statistic
 from pymc_dp.rows.engine import Engine
@@ -122,8 +119,8 @@ class StatisticQueries(Queries):
     Parameters
     ----------
     spec : Statistic
-    engine, meter, events, per_iteration, at_start, clip_norms, neighboring, n_public
-        As for `Queries`, with the mechanism "statistic".
+    **settings
+        The arguments of `Queries`, with the mechanism "statistic".
 
     Notes
     -----
@@ -132,22 +129,9 @@ class StatisticQueries(Queries):
     was paid for, and not again.
     """
 
-    def __init__(
-        self,
-        spec: Statistic,
-        engine: Engine,
-        meter: Meter,
-        events: Mapping[str, GaussianEvent],
-        per_iteration: Mapping[str, int],
-        at_start: Mapping[str, int],
-        clip_norms: Mapping[str, float],
-        neighboring: Neighboring,
-        n_public: int,
-    ) -> None:
-        super().__init__(
-            engine, meter, events, per_iteration, at_start, clip_norms, neighboring, n_public
-        )
-        self.sum = FixedSum(spec, self.grids["statistic"], neighboring)
+    def __init__(self, spec: Statistic, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.sum = FixedSum(spec, self.grids["statistic"], self.neighboring)
         self._total: np.ndarray | None = None
 
     def __getstate__(self) -> dict[str, Any]:

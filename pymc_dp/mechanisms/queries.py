@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp._memory import at_last_two
 from pymc_dp.clipping import (
     Grid,
     Neighboring,
@@ -232,14 +233,7 @@ class Queries:
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) log-likelihoods, remembering the last two points."""
-        key = z.tobytes()
-        if key not in self._likelihoods:
-            if len(self._likelihoods) >= 2:
-                del self._likelihoods[next(iter(self._likelihoods))]
-            self._likelihoods[key] = self.engine.log_likelihood(z)
-        else:  # the point was used: it is now the newer one
-            self._likelihoods[key] = self._likelihoods.pop(key)
-        return self._likelihoods[key]
+        return at_last_two(self._likelihoods, z, lambda: self.engine.log_likelihood(z))
 
 
 class Path:

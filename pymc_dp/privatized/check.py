@@ -130,13 +130,13 @@ def check_proposal(
         of_second = propose(*second, *parameters, *others)
         swapped = rng.random(reading.n) < 0.5
         mixed = [
-            _mix([a], [b], swapped)[0] if mine else a
+            _mixed(a, b, swapped) if mine else a
             for a, b, mine in zip(drawn, others, own, strict=True)
         ]
         found = propose(*_mix(first, second, swapped), *parameters, *mixed)
         for a, b, c in zip(of_first, of_second, found, strict=True):
             own_rows = np.shape(a)[:1] == (reading.n,)
-            expected = _mix([a], [b], swapped)[0] if own_rows else a
+            expected = _mixed(a, b, swapped) if own_rows else a
             if not _same(expected, c):
                 raise NotFactorizable(
                     "What is proposed to one record, or its log-ratio, depends on other records. "
@@ -276,14 +276,16 @@ def _check_count(
             )
 
 
+def _mixed(a: np.ndarray, b: np.ndarray, where: np.ndarray) -> np.ndarray:
+    """Rows of `b` where a mask says, of `a` elsewhere."""
+    return np.where(where.reshape((-1,) + (1,) * (np.ndim(a) - 1)), b, a)
+
+
 def _mix(
     first: Sequence[np.ndarray], second: Sequence[np.ndarray], where: np.ndarray
 ) -> list[np.ndarray]:
-    """Rows of `second` where a mask says, of `first` elsewhere."""
-    return [
-        np.where(where.reshape((-1,) + (1,) * (np.ndim(a) - 1)), b, a)
-        for a, b in zip(first, second, strict=True)
-    ]
+    """The same for several arrays."""
+    return [_mixed(a, b, where) for a, b in zip(first, second, strict=True)]
 
 
 def _same(a: np.ndarray, b: np.ndarray) -> bool:

@@ -83,9 +83,7 @@ class NonCentred:
 
     def _check_round_trip(self) -> None:
         """Records must come back from their innovations while the parameters stay."""
-        start = self.reading.start
-        values = [np.asarray(start[v.name]) for v in self.reading.values]
-        parameters = [np.asarray(start[v.name]) for v in self.reading.inputs]
+        values, parameters = self.reading.at_the_start
         uniforms = [np.full(values[k].shape, 0.5) for k in self._places]
         held = self._innovations(*values, *parameters, *uniforms)
         rest = [[*values, *parameters][k] for k in self._rest]

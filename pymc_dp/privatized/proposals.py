@@ -294,9 +294,7 @@ class Crank(Offers):
 
     def _check_round_trip(self) -> None:
         """With a correlation of 1 records must stay as they are."""
-        start = self.reading.start
-        values = [start[v.name] for v in self.reading.values]
-        parameters = [start[v.name] for v in self.reading.inputs]
+        values, parameters = self.reading.at_the_start
         still = [np.zeros(v.shape) for v in values]
         middle = [np.full(v.shape, 0.5) for v in values]
         back = self._move(*values, *parameters, 1.0, *still, *middle)

@@ -89,6 +89,14 @@ class Reading:
         """The model's initial point."""
         return self.model.initial_point()
 
+    @cached_property
+    def at_the_start(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
+        """Value variables of the records and of everything else at the initial point."""
+        return (
+            [np.asarray(self.start[v.name]) for v in self.values],
+            [np.asarray(self.start[v.name]) for v in self.inputs],
+        )
+
     @property
     def values(self) -> list[Variable]:
         """Value variables of the records."""

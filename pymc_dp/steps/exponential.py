@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp._memory import at_last_two
 from pymc_dp.kernels import exponential, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.mechanisms import Queries, StatisticQueries
@@ -220,14 +221,9 @@ class ExponentialFamilyPenalty(PrivateStep):
 
     def _natural(self, z: np.ndarray) -> np.ndarray:
         """(m + 1,) as `ExponentialModel.natural`, remembering the last two points."""
-        key = z.tobytes()
-        if key not in self._naturals:
-            if len(self._naturals) >= 2:
-                del self._naturals[next(iter(self._naturals))]
-            self._naturals[key] = self._exponential.natural(self.coordinates.theta(z))
-        else:  # the point was used: it is now the newer one
-            self._naturals[key] = self._naturals.pop(key)
-        return self._naturals[key]
+        return at_last_two(
+            self._naturals, z, lambda: self._exponential.natural(self.coordinates.theta(z))
+        )
 
     def _initial_state(self, z: np.ndarray) -> penalty.PenaltyState:
         if not np.isfinite(self._natural(z)).all():

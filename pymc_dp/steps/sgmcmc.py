@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -83,8 +84,9 @@ class _Dynamics(PrivateStep):
             self.step_size = self._longest(self.queries.gradient_noise_sd)
         return {"step_size": self.step_size}
 
+    @abstractmethod
     def _longest(self, noise_sd: float) -> float:
-        raise NotImplementedError
+        """The default step, given the noise on each entry of a score."""
 
 
 class DPSGLD(_Dynamics):
