@@ -617,8 +617,9 @@ def test_arguments_are_checked() -> None:
             dp.PrivacyAwareGibbs([x], proposal="gibbs")
         with pytest.raises(ValueError, match=r"step=\[.*\[x\]\), .*\[y\]\)\]"):
             dp.PrivacyAwareGibbs([x, y])
-        with pytest.raises(ValueError, match="one row per record"):
-            dp.PrivacyAwareGibbs([x, mu])
+        for given in ([mu], [x, mu]):
+            with pytest.raises(ValueError, match=r"`mu` is a single number.*leave it out"):
+                dp.PrivacyAwareGibbs(given)
         with pytest.raises(ValueError, match="not free random variables"):
             dp.PrivacyAwareGibbs([model["s"]])
         with pytest.raises(ValueError, match="finitely many values"):

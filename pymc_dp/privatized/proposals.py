@@ -101,6 +101,15 @@ class Offers:
         """Rows and local densities of other values of the records."""
         return self.reading.factors(dict(zip(self.reading.values, values, strict=True)))
 
+    def _offered(self, values: Sequence[Variable]) -> list[Variable]:
+        """New values of the records, their rows, and their local densities.
+
+        A record that is rounded to an end of its transform is impossible.
+        """
+        rows, local = self._factors(values)
+        outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
+        return [*values, rows, pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)]
+
     def state(
         self, values: Sequence[np.ndarray], parameters: Sequence[np.ndarray], n_present: int
     ) -> State:
@@ -139,15 +148,12 @@ class Offers:
     ) -> Swept:
         n = len(state.rows)
         accepted = np.empty(n, dtype=np.bool_)
-        finite = _finite(values)
-        if not finite.all():
-            log_ratio = np.where(finite, log_ratio, -np.inf)
         n_accepted, lowest = self.loops.replace_one_by_one(
             state.rows,
             np.ascontiguousarray(rows),
             local - state.local + log_ratio,
             state.total,
-            np.log(rng.random(n)),
+            -rng.standard_exponential(n),
             state.n_present,
             accepted,
         )
@@ -157,12 +163,6 @@ class Offers:
             state.take(accepted, values)
         state.local = np.where(accepted, local, state.local)
         return Swept(n_accepted / n, lowest)
-
-
-def _finite(values: Sequence[np.ndarray]) -> np.ndarray:
-    """(n,) whether a record is inside of its transform, not rounded to an end."""
-    parts = [np.isfinite(v).reshape(len(v), -1).all(axis=1) for v in values]
-    return np.logical_and.reduce(parts)
 
 
 class Prior(Offers):
@@ -183,7 +183,7 @@ class Prior(Offers):
                 inputs.append(u)
                 self._fresh.append((found.drawn, reading.at_start(value).shape))
             values.append(forward(model, rv, given[rv], here))
-        self._draw = Function([*reading.inputs, *inputs], [*values, *self._factors(values)])
+        self._draw = Function([*reading.inputs, *inputs], self._offered(values))
 
     def begin(self, rng: np.random.Generator) -> None:
         """Begin a chain."""
@@ -221,11 +221,11 @@ class Soma(Prior):
 
     def __call__(self, state: State, rng: np.random.Generator) -> Swept:
         """As many offers as the square root of the number of records; padding is drawn anew."""
-        values, rows, _ = self.draw(state.parameters, rng)
+        values, rows, local = self.draw(state.parameters, rng)
         n = state.n_present
         n_offers = math.isqrt(n)
         places = np.full(n_offers, -1, dtype=np.int64)
-        finite = _finite(values)
+        finite = np.isfinite(local)
         order = np.flatnonzero(finite[:n_offers])  # the others would be refused
         n_accepted, lowest = self.loops.swap_offers(
             state.rows,
@@ -282,7 +282,7 @@ class Crank(Offers):
             uniforms.append(w)
         self._move = Function(
             [*reading.values, *reading.inputs, rho, *noise, *uniforms],
-            [*values, *self._factors(values), sum(limited, pt.zeros(reading.n))],
+            [*self._offered(values), sum(limited, pt.zeros(reading.n))],
         )
         self._check_round_trip()
 
@@ -446,7 +446,7 @@ class Written(Offers):
         after = clone_replace(before, dict(zip(reading.values, values, strict=True)))
         self._move = Function(
             [*reading.values, *reading.inputs],
-            [*values, *self._factors(values), after - before + ratio],
+            [*self._offered(values), after - before + ratio],
         )
 
     def begin(self, rng: np.random.Generator) -> None:

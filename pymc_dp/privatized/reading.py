@@ -97,17 +97,17 @@ class Reading:
             [np.asarray(self.start[v.name]) for v in self.inputs],
         )
 
-    @property
+    @cached_property
     def values(self) -> list[Variable]:
         """Value variables of the records."""
         return [self.model.rvs_to_values[rv] for rv in self.latents]
 
-    @property
+    @cached_property
     def others(self) -> list[Variable]:
         """The free random variables that are not records: parameters, and the count."""
         return [rv for rv in self.model.free_RVs if rv not in self.latents]
 
-    @property
+    @cached_property
     def inputs(self) -> list[Variable]:
         """Value variables of `others`."""
         return [self.model.rvs_to_values[rv] for rv in self.others]
@@ -329,9 +329,11 @@ def _number_of_records(model: Model, latents: Sequence[Variable]) -> int:
                 f"Records of one step must be as many in every variable; shapes are {told}. Give "
                 f"each table of records a step of its own: pm.sample(step=[{steps}])."
             )
+        single = names(rv for rv in latents if not shapes[rv.name])
         raise ValueError(
-            f"Every variable of the records must have one row per record; shapes are {told}. A "
-            "transform that changes the number of rows has to be left out (transform=None)."
+            f"Every variable of the records must have one row per record, but {single} is a single "
+            f"number; shapes are {told}. If it is a parameter, leave it out of `vars`: PyMC gives "
+            "it a step of its own. If it is the only record, declare it with shape=1."
         )
     return int(lengths.pop())
 

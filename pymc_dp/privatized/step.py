@@ -115,7 +115,8 @@ class PrivacyAwareGibbs(CompiledStep):
     exp(-2 epsilon).  Nothing private is used: what was published stays as private as it was.
 
     *Weaknesses.*  A sweep visits all n records.  Records with innovations that are not known
-    (mixtures, truncated distributions) are held themselves while the parameters move.
+    (mixtures, truncated distributions) are held themselves while the parameters move.  Sums of
+    rows are floating-point numbers: clamp entries that may exceed 1e150 in size.
 
     Statistics per draw: ``dp_acceptance`` (part of the records that moved), ``dp_min_log_alpha``
     (smallest log acceptance probability), ``dp_drift`` (rounding error of the running sum).
