@@ -28,7 +28,13 @@ from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.langevin import prepare_langevin
 from pymc_dp.warmup.prepared import Prepared
 from pymc_dp.warmup.quantiles import heavy_quantile, tail_quantile
-from pymc_dp.warmup.scaled import Trajectory, prepare_scaled, random_walk, trajectory
+from pymc_dp.warmup.scaled import (
+    FIRST_PART,
+    Trajectory,
+    prepare_scaled,
+    random_walk,
+    trajectory,
+)
 
 N = 20_000
 
@@ -524,6 +530,20 @@ def test_scaled_preparation_finds_the_posterior(name, mu2):
     projected = np.abs(scores.T @ (directions / np.linalg.norm(directions, axis=0)))
     assert np.mean(projected > found.clip_norms["log_ratio"]) < 0.015
     assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
+
+
+@pytest.mark.parametrize("mu2", [1e-3, 0.03, 0.3, 3.0])
+@pytest.mark.parametrize("name", MODELS)
+def test_without_a_centre_the_preparation_keeps_to_its_part(name, mu2):
+    """What was set aside beside releases on batches is never passed, also if nothing is found."""
+    asked = problem(name)
+    for seed in range(3):
+        releases = Releases(asked, mu2, seed)
+        found = prepare_scaled(
+            releases, asked.terms.gradient, asked.start, asked.engine.effects, centred=False
+        )
+        assert sum(releases.shares) < FIRST_PART * (1.0 + 1e-12)
+        assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
 
 
 # -- moves of DPPenalty and DPHMC ------------------------------------------------------------------

@@ -22,6 +22,8 @@ from pymc_dp.warmup.quantiles import tail_quantile
 
 #: Up to this many parameters the whole curvature matrix is released, above it the diagonal.
 FULL = 60
+#: How many times the planned part of the budget may go into a search that has not arrived.
+PERSISTENCE = 13.0 / 3.0
 #: More rounds than this before the last ones are not made.
 ROUNDS = 50
 #: A step is not shortened more often than this before a new one is made.
@@ -108,6 +110,7 @@ def find_bulk(
     structure: Structure,
     *,
     share: float = 0.12,
+    most: float | None = None,
     flat: bool = False,
     counts: bool = False,
 ) -> Bulk:
@@ -124,8 +127,11 @@ def find_bulk(
         theta -> parameters that reach each unit through an index, block by block, and coordinates
         in which they are what units see (see `clip_scaling`).
     share : float
-        Part of the budget to be spent; up to four times as much where the search has not arrived.
-        Far from the bulk, where the scores of the records agree, rounds cost little.
+        Part of the budget to be spent. Far from the bulk, where the scores of the records agree,
+        rounds cost little.
+    most : float, optional
+        Part that is never passed, where the search has not arrived within `share`. Default:
+        `PERSISTENCE` times `share`.
     flat : bool
         Log-likelihoods are piecewise linear: outer products of scores stand for their curvature.
     counts : bool
@@ -161,13 +167,15 @@ def find_bulk(
         k += 1
         search.advance(f"round {k}:", last)
     cost = max(cost, share / 6.0)
-    while not (search.arrived and search.known) and search.spent + cost < 4.0 * share:
+    look = share / 3.0
+    limit = (PERSISTENCE * share if most is None else most) - look
+    while not (search.arrived and search.known) and search.spent + cost < limit:
         k += 1
         hidden = search.advance(f"round {k}:", cost)
         if hidden and not search.known:  # within the noise, which is too much
-            cost = min(1.5 * cost, max(4.0 * share - search.spent, cost))
+            cost = min(1.5 * cost, max(limit - search.spent, cost))
     if not search.arrived:
-        search.confirm("last look:", share / 3.0)
+        search.confirm("last look:", look)
     return search.result()
 
 

@@ -39,8 +39,9 @@ CENTRE, LEAST, MOST = 0.5, 0.02, 0.25
 NEWTON = (0.2, 0.8)
 #: Part of the budget for a look at the tail of the projections: what it hides biases the draws.
 LONG_LOOK = 0.06
-#: Part of the budget for all of this without the last steps to the centre.
-FIRST_PART = WARM_UP + LOOK + LONG_LOOK
+#: The most of the budget for all of this without the last steps to the centre: the search may take
+#: twice as long as planned.
+FIRST_PART = 2.0 * WARM_UP + LOOK + LONG_LOOK
 #: Into how many directions they are projected.
 DIRECTIONS = 4
 
@@ -103,9 +104,9 @@ def prepare_scaled(
         Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
     flat : bool, default False
         As for `find_bulk`.
-
     centred : bool, default True
-        Whether to make the last steps to the centre; without them at most `FIRST_PART` is spent.
+        Whether to make the last steps to the centre; without them at most `FIRST_PART` is spent,
+        also by a search that does not arrive.
 
     Returns
     -------
@@ -124,7 +125,8 @@ def prepare_scaled(
     posterior sd if a quarter of the budget can pay for it, centre them.
     """
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
-    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, flat=flat)
+    most = None if centred else FIRST_PART - LOOK - LONG_LOOK
+    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, most=most, flat=flat)
     at = Coordinates(bulk.location, root(np.linalg.inv(bulk.precision)))
 
     # Monte-Carlo error of the mean of long chains, see `random_walk`
