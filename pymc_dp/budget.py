@@ -28,7 +28,7 @@ from pymc_dp.accounting import (
 from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.events import BATCHES, MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
+from pymc_dp.events import MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
 from pymc_dp.forecast import Forecast, forecast
 from pymc_dp.ledger import Ledger
 from pymc_dp.records import count_units, private_observed, row_counts
@@ -404,13 +404,11 @@ class PrivacyBudget:
         )
 
     def batches(self) -> dict[str, Any] | None:
-        """The releases on batches of records that were paid for, as the ledger has them."""
-        mine = [e for e in self.ledger.entries() if e.account == self.account]
-        paid = any(e.kind == "reserve" for e in mine)
-        return next((e.payload for e in mine if paid and e.kind == BATCHES), None)
+        """The releases on batches of records that were charged, as the ledger has them."""
+        return self.ledger.batches(self.account)
 
-    def epsilon_with_batches(self, units: int) -> float:
-        """Epsilon, at the budget's delta, of what was released on batches and `units` beside it."""
+    def epsilon_beside_batches(self, units: int) -> float:
+        """Epsilon, at the budget's delta, of releases on batches, if any, and `units` beside."""
         return self._epsilon_beside(self.batches(), units)
 
     def _epsilon_beside(self, found: dict[str, Any] | None, units: int) -> float:

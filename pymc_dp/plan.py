@@ -29,7 +29,7 @@ class Batches:
     releases : int
         In all.
     reserved : int
-        Ledger units that are set aside for them: what the account's cap has above the largest
+        Ledger units that they are charged: what the account's cap has above the largest
         Gaussian transcript that may run beside them (`pymc_dp.accounting.room_beside`).
     """
 
@@ -95,9 +95,7 @@ class Plan:
 
     @property
     def run_cost(self) -> int:
-        """Ledger units of one run, if nothing interrupts it."""
-        if self.batches is not None:
-            return self.batches.reserved
+        """Ledger units that the chains of one run charge, if nothing interrupts it."""
         return self.chains * (self.start_cost + self.iterations * self.iteration_cost)
 
     def releases(self, name: str) -> int:

@@ -274,7 +274,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
 def test_a_run_is_paid_for_before_a_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     model, budget = logistic()
     step = dp.DPSGLD(draws=5, chains=1, model=model, **SETTINGS)
-    assert budget.spent().epsilon == 0.0
+    assert budget.ledger.spent(budget.account) == step.plan.batches.reserved
     spent = []
     original = BatchQueries._batch
 
@@ -344,24 +344,96 @@ def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
         budget.ledger.charge(budget.account, 5, event)
 
 
+SHORT = {**SETTINGS, "step_size": 0.005, "noise_multiplier": 25.0}
+OTHER = {**SHORT, "step_size": 0.001, "batch_size": 100}
+
+
+def charge(budget: dp.PrivacyBudget, multiplier: float) -> None:
+    """A Gaussian release."""
+    budget.ledger.record_plan(budget.account, 5, {"kind": "preparation"})
+    budget.ledger.charge(budget.account, 5, GaussianEvent("a release", multiplier))
+
+
 def test_there_is_no_choice_of_a_plan_after_a_release() -> None:
     """Each plan alone would fit; chosen in view of a release, they would leak more together."""
     model, budget = logistic(epsilon=5.0)
     given: dict[str, Any] = {"draws": 20, "chains": 1, "model": model}
-    short = {**SETTINGS, "step_size": 0.005, "noise_multiplier": 25.0}
-    step = dp.DPSGLD(**given, **short)
-    again = dp.DPSGLD(**given, **short)  # the same one may be built again
-    with pytest.raises(dp.LedgerError, match="another plan"):
-        dp.DPSGLD(**given, **{**short, "batch_size": 100})
+    dp.DPSGLD(**given, **OTHER)
+    step = dp.DPSGLD(**given, **SHORT)  # nothing was released: another plan takes its place
+    assert budget.ledger.spent(budget.account) == step.plan.batches.reserved
+    again = dp.DPSGLD(**given, **SHORT)
     sample(model, step, draws=20)
     with pytest.raises(dp.BudgetExceeded, match="have been made"):
         sample(model, again, draws=20)
+    with pytest.raises(dp.LedgerError, match="another plan"):
+        dp.DPSGLD(**given, **OTHER)
     other, budget = logistic(epsilon=5.0)
-    event = GaussianEvent("an earlier release", 3.0)
-    budget.ledger.record_plan(budget.account, 5, {"kind": "preparation"})
-    budget.ledger.charge(budget.account, 5, event)
+    charge(budget, 3.0)
     with pytest.raises(dp.LedgerError, match="before anything else"):
-        dp.DPSGLD(draws=20, chains=1, model=other, **short)
+        dp.DPSGLD(draws=20, chains=1, model=other, **SHORT)
+    assert budget.batches() is None
+
+
+def test_a_plan_that_was_replaced_can_not_run() -> None:
+    model, _ = logistic(epsilon=5.0)
+    given: dict[str, Any] = {"draws": 20, "chains": 1, "model": model}
+    first = dp.DPSGLD(**given, **OTHER)
+    dp.DPSGLD(**given, **SHORT)
+    with pytest.raises(dp.PlanMismatch, match="not those that were fixed"):
+        sample(model, first, draws=20)
+
+
+def test_there_is_no_choice_between_batches_and_other_releases() -> None:
+    """What the batches cost is gone, whether they are released or not.
+
+    With delta left over by either of two ways to go on, a choice between them in view of a release
+    has more than the larger of their deltas: 1.8 times with 100 releases at q = 0.001.
+    """
+    model, budget = logistic(epsilon=5.0)
+    step = dp.DPSGLD(draws=20, chains=1, model=model, **SHORT)
+    room = budget.ledger.cap(budget.account) - step.plan.batches.reserved
+    assert budget.ledger.remaining(budget.account) == room
+    charge(budget, 1.001 * (MU2_UNIT / room) ** 0.5)
+    with pytest.raises(dp.BudgetExceeded, match="needs epsilon"):
+        budget.ledger.charge(budget.account, 5, GaussianEvent("one more", 3.0))
+    with pytest.raises(dp.LedgerError):
+        budget.ledger.fix_batches(budget.account, None)
+    gaussian = {"scaling": 0.1, "clip_norm": 0.3, "step_size": 0.05}
+    other, budget = logistic(epsilon=5.0)
+    dp.DPSGLD(draws=20, chains=1, model=other, **SHORT)
+    beside = dp.DPPenalty(draws=20, chains=1, model=other, **gaussian)
+    assert beside.plan.run_cost <= budget.ledger.remaining(budget.account)
+
+
+@pytest.mark.parametrize("wrong", [{"scaling": -1.0}, {"scaling": None, "clip_norm": None}])
+def test_a_step_that_can_not_be_made_costs_nothing(
+    wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, budget = logistic()
+    settings = {**SETTINGS, **wrong}
+
+    def fails(*args: Any) -> None:
+        raise RuntimeError("no preparation")
+
+    monkeypatch.setattr(dp.DPSGLD, "_prepare", fails)
+    with pytest.raises((ValueError, RuntimeError)):
+        dp.DPSGLD(draws=5, chains=1, model=model, **settings)
+    assert budget.ledger.spent(budget.account) == 0 and budget.batches() is None
+    dp.DPPenalty(draws=5, chains=1, model=model, scaling=0.1, clip_norm=0.3, step_size=0.1)
+
+
+def test_draws_beside_batches_say_what_all_of_it_cost() -> None:
+    model, budget = logistic(epsilon=5.0)
+    step = dp.DPSGLD(draws=20, chains=1, model=model, **SHORT)
+    sample(model, step, draws=20)
+    before = budget.spent().epsilon
+    beside = dp.DPPenalty(
+        draws=20, chains=1, model=model, scaling=0.1, clip_norm=0.3, step_size=0.05
+    )
+    raw = sample(model, beside, draws=20)
+    told = np.asarray(raw["sample_stats"]["dp_epsilon"])
+    assert (told > before).all()
+    assert told == pytest.approx(budget.spent().epsilon)
 
 
 def test_a_preparation_stays_within_its_room() -> None:
@@ -370,7 +442,7 @@ def test_a_preparation_stays_within_its_room() -> None:
         warnings.simplefilter("ignore")
         step = dp.DPSGNHT(draws=20, chains=1, model=model)
     account = budget.ledger.account_info(budget.account)
-    assert 0 < account.spent <= account.cap - step.plan.batches.reserved
+    assert step.plan.batches.reserved < account.spent <= account.cap
     sample(model, step, draws=20)
     assert budget.spent().epsilon <= 20.0
 

@@ -279,6 +279,16 @@ def unequal_groups() -> list[float]:
     return [2.0] * 10
 
 
+def many_groups() -> list[float]:
+    """Exponential waiting times in a hundred groups: each record sees one parameter alone."""
+    rng = np.random.default_rng(12)
+    group = np.arange(N) % 100
+    means = np.exp(rng.normal(-1.5, 0.4, 100))
+    level = pm.Normal("level", -1, 1, shape=100)
+    pm.Exponential("y", scale=pm.math.exp(level[group]), observed=rng.exponential(means[group]))
+    return [1.0] * 100
+
+
 MODELS: dict[str, Callable[[], list[float]]] = {
     declare.__name__: declare for declare in (odd_scales, far_counts, far_normal, unequal_groups)
 }
@@ -343,7 +353,7 @@ class Releases:
 @cache
 def problem(name: str) -> Problem:
     with pm.Model() as model:
-        widths = MODELS[name]()
+        widths = (MODELS | {"many_groups": many_groups})[name]()
     records = extract(model)
     d = len(records.initial)
     theta = Coordinates(np.zeros(d), np.eye(d))
@@ -530,6 +540,23 @@ def test_scaled_preparation_finds_the_posterior(name, mu2):
     projected = np.abs(scores.T @ (directions / np.linalg.norm(directions, axis=0)))
     assert np.mean(projected > found.clip_norms["log_ratio"]) < 0.015
     assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
+
+
+@pytest.mark.parametrize("along_axes", [False, True])
+def test_moves_along_axes_have_a_bound_of_their_own(along_axes):
+    """In random directions nearly all projections are short; on the axis of its group none is."""
+    asked = problem("many_groups")
+    releases = Releases(asked, 30.0, 5)
+    found = prepare_scaled(
+        releases,
+        asked.terms.gradient,
+        asked.start,
+        asked.engine.effects,
+        along_axes=along_axes,
+    )
+    scores, _ = releases.contributions(Score(found.coordinates))
+    clipped = np.mean(np.abs(scores).max(axis=0) > found.clip_norms["log_ratio"])
+    assert (clipped < 0.01) == along_axes
 
 
 @pytest.mark.parametrize("mu2", [1e-3, 0.03, 0.3, 3.0])

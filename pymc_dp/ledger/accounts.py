@@ -6,10 +6,20 @@ from dataclasses import dataclass
 from typing import Any
 
 from pymc_dp.errors import LedgerError
+from pymc_dp.events import BATCHES
 from pymc_dp.ledger.entry import Entry
 from pymc_dp.ledger.journal import Transaction
 
-__all__ = ["Account", "read_account", "read_open_account", "read_plan", "reserved", "rows_of"]
+__all__ = [
+    "Account",
+    "read_account",
+    "read_batches",
+    "read_open_account",
+    "read_plan",
+    "reserved",
+    "rows_of",
+    "runs_of",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +102,17 @@ def read_plan(transaction: Transaction, account: int, plan_id: int) -> Entry:
     if entry is None:
         raise LedgerError(f"account {account} of this ledger has no plan number {plan_id}")
     return entry
+
+
+def read_batches(transaction: Transaction, account: int) -> dict[str, Any]:
+    """Return the releases on batches that were fixed for an account; empty if there are none."""
+    entry = transaction.newest(f"account = ? AND kind = '{BATCHES}'", (account,))
+    return entry.payload if entry else {}
+
+
+def runs_of(transaction: Transaction, account: int) -> list[Entry]:
+    """Return the rows of all runs of an account."""
+    return transaction.rows("account = ? AND kind = 'run'", (account,))
 
 
 def reserved(transaction: Transaction) -> int:

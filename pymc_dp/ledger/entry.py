@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from pymc_dp.errors import LedgerError
+from pymc_dp.events import BATCHES
 
 __all__ = ["COLUMNS", "GENESIS", "SPENDING", "Entry", "as_stored", "decode", "encode"]
 
 COLUMNS = "seq, account, plan, kind, amount, balance, payload, previous, hash"
 GENESIS = "0" * 64
 """What the first row names as the hash before it."""
-SPENDING = ("lease", "return", "charge", "reserve")
+SPENDING = ("lease", "return", "charge", BATCHES)
 """Kinds whose amounts make up what an account has spent."""
 
 
@@ -43,14 +44,13 @@ class Entry:
         Plan that the row belongs to.
     kind : str
         ``"ledger"``, ``"account"``, ``"batches"`` or ``"close"``; for a run ``"plan"``, ``"run"``,
-        ``"chain"``, ``"lease"``, ``"return"`` or ``"reserve"``; for one-off releases ``"plan"``,
-        ``"charge"``, ``"release"`` or ``"finish"``.
+        ``"chain"``, ``"lease"`` or ``"return"``; for one-off releases ``"plan"``, ``"charge"``,
+        ``"release"`` or ``"finish"``.
     amount : int
-        Ledger units of a lease, charge or reserve; negative for a return, the reservation for an
-        account, else 0.
+        Ledger units of a lease, a charge or releases on batches; negative for a return, the
+        reservation for an account, else 0.
     balance : int
-        What the account has spent after this row: the running sum over leases, returns
-        and charges.
+        What the account has spent after this row: the running sum over the kinds in `SPENDING`.
     payload : dict
         Public facts about the row.
     previous, hash : str

@@ -20,10 +20,12 @@ from pymc_dp.events import BATCHES, GaussianEvent
 from pymc_dp.ledger.accounts import (
     Account,
     read_account,
+    read_batches,
     read_open_account,
     read_plan,
     reserved,
     rows_of,
+    runs_of,
 )
 from pymc_dp.ledger.entry import Entry, as_stored
 from pymc_dp.ledger.journal import Journal
@@ -33,12 +35,20 @@ __all__ = ["Ledger"]
 
 Neighboring = Literal["replace_one", "add_or_remove_one"]
 
-_FORMAT = 1
+_FORMAT = 2
 _LARGEST = 2**62  # SQLite integers are signed 64-bit; a sum of two amounts must fit
 _ALONE = (
     "releases on batches of records are accounted at the epsilon and delta of one budget, and can "
     "not be added to what other budgets on the same ledger release, nor be counted at the ledger's "
     "own delta, if that is another; use a ledger of their own"
+)
+_ANOTHER = (
+    "another plan of releases on batches was fixed for this budget; use the same draws, chains, "
+    "batch_size and noise, or a new budget"
+)
+_LATE = (
+    "releases on batches must be planned before anything else is released under the same budget; "
+    "build this step first, or use a new budget"
 )
 _RELATIONS = ("replace_one", "add_or_remove_one")
 
@@ -265,7 +275,8 @@ class Ledger:
                     f"one {earlier.payload['unit']}; losses of different units do not add up. Use "
                     "the same privacy_unit, or another ledger"
                 )
-            if transaction.only(f"kind = '{BATCHES}'") is not None:
+            fixed = transaction.newest(f"kind = '{BATCHES}'")
+            if fixed is not None and fixed.payload:
                 raise LedgerError(_ALONE)
             taken = reserved(transaction)
             if limit is not None and taken + cap > limit:
@@ -346,44 +357,49 @@ class Ledger:
                     "plan a new number"
                 )
 
-    def fix_batches(self, account: int, payload: Mapping[str, Any]) -> None:
-        """Fix the releases on batches that an account will pay for, before all others.
+    def fix_batches(self, account: int, payload: Mapping[str, Any] | None) -> None:
+        """Fix, and charge, the releases on batches that an account will make, before all others.
 
-        The same ones twice are fixed once.  That nothing was released before, and that there is no
-        choice afterwards, is what makes their accounting valid beside a filter
-        (:func:`pymc_dp.accounting.room_beside`).
+        The same ones twice are fixed once; others take their place as long as nothing else was
+        charged, and None takes them back.  From then on they are for good, whether they will be
+        made or not: that there is no choice, between them and others or between them and Gaussian
+        releases in their place, is what makes their accounting valid beside a filter
+        (:func:`pymc_dp.accounting.subsampled.room_beside`).
 
         Parameters
         ----------
         account : int
-        payload : mapping
-            JSON values; ``payload["reserved"]`` are the ledger units that `begin_run` will charge.
+        payload : mapping or None
+            JSON values; ``payload["reserved"]`` are the ledger units to be charged.
 
         Raises
         ------
         LedgerError
-            If the account has charges or other batches; if there are other accounts, or the
-            ledger's own cap is at another delta, as the guarantee holds at this account's alone.
+            If something else was charged; if there are other accounts, or the ledger's own cap is
+            at another delta, as the guarantee holds at this account's alone.
+        BudgetExceeded
+            If the budget is less than what they cost.
         """
         limit, delta = self.total_cap, self.delta
+        new = {} if payload is None else as_stored(payload)
         with self._journal.transaction() as transaction:
             info = read_open_account(transaction, account)
-            known = transaction.only(f"account = ? AND kind = '{BATCHES}'", (account,))
-            if known is not None:
-                if known.payload != as_stored(payload):
-                    raise LedgerError(
-                        "another plan of releases on batches was fixed for this budget; use the "
-                        "same draws, chains, batch_size and noise, or a new budget"
-                    )
+            old = read_batches(transaction, account)
+            if new == old:
                 return
             if reserved(transaction) > info.cap or (limit is not None and delta != info.delta):
                 raise LedgerError(_ALONE)
-            if transaction.count("account = ? AND kind IN ('charge', 'lease')", (account,)):
-                raise LedgerError(
-                    "releases on batches must be planned before anything else is released under "
-                    "the same budget; build this step first, or use a new budget"
-                )
-            transaction.append(BATCHES, account, 0, payload)
+            if transaction.count("account = ? AND kind IN ('charge', 'lease', 'run')", (account,)):
+                raise LedgerError(_ANOTHER if old else _LATE)
+            cost = new.get("reserved", 0)
+            if cost > info.cap:
+                raise BudgetExceeded("the releases on batches cost more than the budget has")
+            transaction.append(BATCHES, account, cost - old.get("reserved", 0), new)
+
+    def batches(self, account: int) -> dict[str, Any] | None:
+        """Return the releases on batches that were fixed for an account, or None."""
+        with self._journal.transaction() as transaction:
+            return read_batches(transaction, account) or None
 
     def plan(self, account: int, plan_id: int) -> dict[str, Any]:
         """Return the payload of a recorded plan; LedgerError if there is none."""
@@ -397,13 +413,13 @@ class Ledger:
         *,
         max_runs: int,
         run_cost: int,
-        at_once: bool = False,
+        batches: Mapping[str, Any] | None = None,
         describe: Callable[[int], str] | None = None,
     ) -> int:
         """Authorise one run (one call of ``pm.sample``) of a plan and return its number, from 0.
 
-        Nothing is charged unless `at_once`: the chains charge as they go. A run that could not be
-        paid to its end when it starts is refused here, before any work.
+        Nothing is charged: the chains charge as they go. A run that could not be paid to its end
+        when it starts is refused here, before any work.
 
         Parameters
         ----------
@@ -413,16 +429,16 @@ class Ledger:
             Runs that the plan allows in all.
         run_cost : int
             Ledger units that the run may charge at most.
-        at_once : bool, default False
-            Charge all of `run_cost` with the authorisation, for good: for a plan that is accounted
-            as a whole.
+        batches : mapping, optional
+            The releases on batches that the run will make, as they were fixed and charged.
         describe : callable, optional
             Turns ledger units into words for the error message, such as an epsilon.
 
         Raises
         ------
         BudgetExceeded
-            If all runs were used, or less than `run_cost` remains.
+            If all runs were used, or less than `run_cost` remains, or the releases on batches were
+            made.
         LedgerError
             If the plan was not recorded, or the account is closed.
         PlanMismatch
@@ -435,20 +451,21 @@ class Ledger:
             plan = read_plan(transaction, account, plan_id).payload
             if plan.get("kind") == PREPARATION:
                 raise PlanMismatch(f"plan {plan_id} is a preparation, which no chain can run")
-            if at_once:
-                fixed = transaction.only(f"account = ? AND kind = '{BATCHES}'", (account,))
-                if fixed is None or fixed.payload["reserved"] != run_cost:
-                    raise PlanMismatch("the releases on batches of this run were not fixed")
-                if transaction.count("account = ? AND kind = 'reserve'", (account,)):
+            if batches is not None:
+                if read_batches(transaction, account) != as_stored(batches):
+                    raise PlanMismatch(
+                        "the releases on batches of this run are not those that were fixed for the "
+                        "budget; build the step again"
+                    )
+                if any(row.payload.get("batches") for row in runs_of(transaction, account)):
                     raise BudgetExceeded(
                         "the releases on batches that were planned under this budget have been "
                         "made; another run needs a new budget"
                     )
             runs = transaction.count(*rows_of("run", account, plan_id))
             if runs < max_runs and run_cost <= remaining:
-                transaction.append("run", account, 0, {"run": runs}, plan_id)
-                if at_once:
-                    transaction.append("reserve", account, run_cost, {"run": runs}, plan_id)
+                facts = {"run": runs} if batches is None else {"run": runs, "batches": True}
+                transaction.append("run", account, 0, facts, plan_id)
                 return runs
         # Outside the transaction, because `describe` may want to read the ledger.
         if runs >= max_runs:

@@ -134,6 +134,7 @@ class Preparation:
         units: int,
         neighboring: Neighboring,
         n_public: int,
+        set_aside: int = 0,
     ) -> Preparation:
         """The unfinished preparation of the same settings, or a new one.
 
@@ -145,6 +146,8 @@ class Preparation:
             Public settings, JSON values only, on which the requests depend.
         units : int
             For a new preparation; one that is resumed goes on with its own.
+        set_aside : int, default 0
+            How many of them were charged already, for what will be released afterwards.
 
         Raises
         ------
@@ -159,7 +162,7 @@ class Preparation:
         }
         plan_id = ledger.find_plan(account, facts)
         if plan_id is None:
-            if units > ledger.remaining(account):
+            if units - set_aside > ledger.remaining(account):
                 raise BudgetExceeded(
                     "The preparation would cost more than what remains of the budget; no record "
                     "was read. Give it a smaller part, or use a larger budget."

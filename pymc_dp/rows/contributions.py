@@ -24,6 +24,7 @@ __all__ = [
     "Change",
     "Contribution",
     "Curvature",
+    "LongestEntry",
     "LongestScore",
     "OuterProduct",
     "PathError",
@@ -54,6 +55,25 @@ class Score:
     def size(self) -> int:
         """Entries per unit."""
         return len(self.coordinates.location) if self.part is None else len(self.part)
+
+
+@dataclass(frozen=True, eq=False)
+class LongestEntry:
+    """The largest absolute entry of the score vector at z = 0.
+
+    It bounds the projections of the score on all axes of z.
+
+    Attributes
+    ----------
+    coordinates : Coordinates
+    """
+
+    coordinates: Coordinates
+
+    @property
+    def size(self) -> int:
+        """Entries per unit: 1."""
+        return 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,7 +228,9 @@ class Statistic:
     boxed: bool = False
 
 
-Contribution = Score | LongestScore | Change | Curvature | OuterProduct | PathError | Statistic
+Contribution = (
+    Score | LongestEntry | LongestScore | Change | Curvature | OuterProduct | PathError | Statistic
+)
 
 
 def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarray]]:
@@ -218,7 +240,7 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
     ----------
     engine : RowEngine
         In any coordinates: those of `spec` are used.
-    spec : Score, LongestScore, Change, Curvature, OuterProduct, PathError or Statistic
+    spec : Contribution
 
     Yields
     ------
@@ -249,6 +271,10 @@ def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndar
     if isinstance(spec, Score):
         vectors = _vectors(engine, np.zeros(engine.d))
         yield everyone, vectors if spec.part is None else vectors[spec.part]
+        return
+    if isinstance(spec, LongestEntry):
+        vectors = _vectors(engine, np.zeros(engine.d))
+        yield everyone, np.abs(vectors, out=vectors).max(axis=0, keepdims=True)
         return
     if isinstance(spec, LongestScore):
         if not isinstance(engine, HuberEngine):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import inspect
-import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,15 +24,16 @@ from pymc_dp import _compat, noise, threads
 from pymc_dp._checks import check_integer
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
+from pymc_dp.events import BATCHES
 from pymc_dp.kernels._batch import start_log_prior
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.ledger import SPENDING
-from pymc_dp.mechanisms import COINS, BatchQueries, Queries
+from pymc_dp.mechanisms import BatchQueries, Queries
 from pymc_dp.metering import Meter
-from pymc_dp.plan import Batches, Plan, make_plan, per_mechanism, plan_batches
+from pymc_dp.plan import Batches, Plan, make_plan, per_mechanism
+from pymc_dp.steps.batches import check_batch_size, fixed_batches
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
 from pymc_dp.steps.source import Design, Source
-from pymc_dp.warmup.scaled import FIRST_PART
 
 __all__ = ["PrivateStep"]
 
@@ -137,18 +138,54 @@ class PrivateStep(BlockedStep):
 
         self.batch_size = batch_size
         if batch_size is not None:
-            self.batch_size = self._check_batch(batch_size, counts["runs"], noise_multiplier)
-        source = Source(model, self.budget, compile_kwargs, counts, progressbar)
+            if not self._takes_batches:
+                raise ValueError(
+                    f"{sampler} reads all records in every iteration: leave batch_size out. "
+                    "DPSGLD, DPSGNHT and DPPenalty take batches."
+                )
+            mode = (compile_kwargs or {}).get("mode")
+            self.batch_size = check_batch_size(
+                batch_size, self.budget, counts["runs"], noise_multiplier, mode
+            )
+        mine = None if batch_size is None else self.budget.batches()
+        set_aside = 0 if mine is None else mine["reserved"]
+        source = Source(model, self.budget, compile_kwargs, counts, progressbar, set_aside)
         self.parameters = source.records.parameters
         self._check(self.parameters.size)
         self.initial = source.records.initial
-        mode = (compile_kwargs or {}).get("mode")
-        batches = self._fix_batches(counts, noise_multiplier, mode)
-        if self.automatic:
-            design = self._prepare(source)
-        else:
+        design = None
+        if not self.automatic:
             design = self._given(source, scaling_matrix(scaling, self.parameters, model), clip_norm)
             design = replace(design, shares=dict(shares))
+        with self._batches(counts, noise_multiplier) as batches:
+            self._build(source, design, counts, noise_multiplier, batches, settings)
+
+    def _batches(
+        self, counts: Mapping[str, int], noise_multiplier: Any
+    ) -> AbstractContextManager[Batches | None]:
+        """The releases on batches, charged before anything else is released."""
+        if self.batch_size is None:
+            return nullcontext()
+        per_iteration, at_start = self._releases()
+        [(mechanism, once)] = per_iteration.items()
+        assert once == 1 and not at_start
+        return fixed_batches(
+            self.budget, mechanism, self.batch_size, counts, noise_multiplier, self.automatic
+        )
+
+    def _build(
+        self,
+        source: Source,
+        design: Design | None,
+        counts: Mapping[str, int],
+        noise_multiplier: Any,
+        batches: Batches | None,
+        settings: Mapping[str, Any],
+    ) -> None:
+        """What needs the budget: the preparation, the plan, what the chains ask."""
+        if design is None:
+            source.set_aside = 0 if batches is None else batches.reserved
+            design = self._prepare(source)
         self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier, batches)
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
@@ -172,28 +209,6 @@ class PrivateStep(BlockedStep):
         self._blank_stats: dict[str, Any] = {}
         self._forget_chain()
 
-    def _check_batch(self, batch_size: Any, runs: int, noise_multiplier: Any) -> int:
-        """Refuse what has no accounting for batches of records."""
-        if not self._takes_batches:
-            raise ValueError(
-                f"{type(self).__name__} reads all records in every iteration: leave batch_size "
-                "out. DPSGLD, DPSGNHT and DPPenalty take batches."
-            )
-        size = check_integer("batch_size", batch_size, minimum=1)
-        if size > self.budget.n_public:
-            raise ValueError(
-                f"batch_size is the expected size of a batch, at most the {self.budget.n_public} "
-                f"{self.budget.unit}s of the data, not {size}."
-            )
-        if runs != 1:
-            raise ValueError(
-                "With batches, a step is run once: its releases are accounted together. Leave "
-                "`runs` at 1."
-            )
-        if isinstance(noise_multiplier, Mapping):
-            raise ValueError("With batches, noise_multiplier is one number: there is one release.")
-        return size
-
     def _make_plan(
         self,
         counts: Mapping[str, int],
@@ -215,35 +230,6 @@ class PrivateStep(BlockedStep):
                 noise_multiplier=noise_multiplier,
             )
         return Plan(sampler, **counts, events={}, per_iteration={}, at_start={}, batches=batches)
-
-    def _fix_batches(
-        self, counts: Mapping[str, int], noise_multiplier: Any, mode: Any
-    ) -> Batches | None:
-        """The releases on batches, fixed in the ledger before anything else is released."""
-        if self.batch_size is None:
-            return None
-        if mode is not None:
-            raise ValueError("With batches, rows are compiled as they are: leave the mode out.")
-        per_iteration, at_start = self._releases()
-        [(mechanism, once)] = per_iteration.items()
-        assert once == 1 and not at_start
-        budget = self.budget
-        cap = budget.ledger.cap(budget.account)
-        batches = plan_batches(
-            mechanism,
-            draws=counts["draws"],
-            tune=counts["tune"],
-            chains=counts["chains"],
-            sampling_probability=round(COINS * self.batch_size / budget.n_public) / COINS,
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-            neighboring=budget.neighboring,
-            cap=cap,
-            room=math.ceil(FIRST_PART * cap) if self.automatic else 0,
-            noise_multiplier=noise_multiplier,
-        )
-        budget.ledger.fix_batches(budget.account, batches.to_dict())
-        return batches
 
     def _make_queries(self, source: Source, design: Design) -> Queries:
         plan, budget = self.plan, self.budget
@@ -379,7 +365,9 @@ class PrivateStep(BlockedStep):
         runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)
         self._run = runs - 1
         self._spent_before = sum(
-            e.amount for e in mine if e.kind in SPENDING and e.plan != self.plan.plan_id
+            e.amount
+            for e in mine
+            if e.kind in SPENDING and e.kind != BATCHES and e.plan != self.plan.plan_id
         )
         if self.queries.meter.frozen:
             return
@@ -445,22 +433,19 @@ class PrivateStep(BlockedStep):
         """Epsilon spent once all chains have come as far as this one; rounded up.
 
         A function of the iteration number alone: what the other chains have really leased by now
-        depends on timing.  A statistic of 25 values a run: each takes a millisecond.
+        depends on timing.  A statistic of 25 values a run, as each takes a millisecond; of one with
+        or beside releases on batches, where it takes a second.
         """
-        if self.plan.batches is not None:  # paid for together
-            if getattr(self, "_epsilon_at", (None, 0.0))[0] != (self._run, 0):
-                found = self.budget.epsilon_with_batches(self._spent_before)
-                self._epsilon_at = ((self._run, 0), found)
-            return self._epsilon_at[1]
-        stride = max(1, self.plan.iterations // 25)
-        done = min(-(-(self._iteration + 1) // stride) * stride, self.plan.iterations)
+        plan, budget = self.plan, self.budget
+        batches = budget.batches()
+        stride = max(1, plan.iterations // 25) if batches is None else plan.iterations
+        done = min(-(-(self._iteration + 1) // stride) * stride, plan.iterations)
         if getattr(self, "_epsilon_at", (None, 0.0))[0] != (self._run, done):
-            per_chain = self.plan.start_cost + done * self.plan.iteration_cost
-            units = self._spent_before + self._run * self.plan.run_cost
-            units = min(
-                units + self.plan.chains * per_chain, self.budget.ledger.cap(self.budget.account)
-            )
-            self._epsilon_at = ((self._run, done), self.budget.epsilon_of(units))
+            per_chain = plan.start_cost + done * plan.iteration_cost
+            units = self._spent_before + self._run * plan.run_cost + plan.chains * per_chain
+            beside = 0 if batches is None else batches["reserved"]
+            units = min(units, budget.ledger.cap(budget.account) - beside)
+            self._epsilon_at = ((self._run, done), budget.epsilon_beside_batches(units))
         return self._epsilon_at[1]
 
     def _check_plan(self) -> None:
@@ -498,7 +483,7 @@ class PrivateStep(BlockedStep):
             plan.plan_id,
             max_runs=plan.runs,
             run_cost=plan.run_cost,
-            at_once=plan.batches is not None,
+            batches=None if plan.batches is None else plan.batches.to_dict(),
             describe=self.budget.describe,
         )
 

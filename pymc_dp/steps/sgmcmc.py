@@ -126,7 +126,7 @@ class DPSGLD(_Dynamics):
     -----
     *Guarantee.*  (epsilon, delta), for all draws together, by the composed privacy loss
     distribution of Gaussian sums over Poisson batches.  The plan is fixed and paid for as a whole
-    when sampling begins: an interrupted run costs all of it.
+    when the step is built: a run that is interrupted or never made costs all of it.
 
     *Assumptions.*  As for :class:`DPLangevin`.
 

@@ -109,15 +109,18 @@ class Source:
         compile_kwargs: dict[str, Any] | None,
         counts: Mapping[str, int],
         progressbar: bool,
+        set_aside: int = 0,
     ) -> None:
         self.model = model
         self.budget = budget
+        #: Ledger units that were charged already for what the chains will release.
+        self.set_aside = set_aside
         self.counts = dict(counts)
         self.progressbar = progressbar
         self.compile_kwargs = compile_kwargs
         self.records = extract(model, **budget.secrecy)
         account = budget.ledger.account_info(budget.account)
-        if account.remaining <= account.cap >> 20:  # what the integers of a used plan leave over
+        if self.remaining() <= account.cap >> 20:  # what the integers of a used plan leave over
             raise BudgetExceeded(
                 f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
                 "Draws made before can still be released. A new analysis of these data needs a new "
@@ -140,8 +143,8 @@ class Source:
         return 2.0 if self.budget.neighboring == "replace_one" else 1.0
 
     def remaining(self) -> int:
-        """Ledger units that are left."""
-        return self.budget.ledger.remaining(self.budget.account)
+        """Ledger units of which shares are parts: those that are left, and those set aside."""
+        return self.budget.ledger.remaining(self.budget.account) + self.set_aside
 
     def by_hand(self, scaling: np.ndarray, clip_norms: dict[str, float]) -> Design:
         """A design with given coordinates and bounds."""
@@ -331,6 +334,7 @@ class Source:
                 units=units,
                 neighboring=self.budget.neighboring,
                 n_public=self.budget.n_public,
+                set_aside=self.set_aside,
             )
 
         preparation, digest = begin(), self._digest()
@@ -408,11 +412,13 @@ class Source:
                 stacklevel=5,
             )
 
-    def scaled(self, sampler: str, centred: bool = True) -> tuple[Scaled, Design]:
+    def scaled(
+        self, sampler: str, centred: bool = True, along_axes: bool = False
+    ) -> tuple[Scaled, Design]:
         """A design in coordinates that were learned privately, with one clip norm for all."""
         start = self.start()
         self._compile(self.engine)
-        with self.preparation(sampler, {}) as releases:
+        with self.preparation(sampler, {"along_axes": along_axes}) as releases:
             found = prepare_scaled(
                 releases,
                 self.terms.gradient,
@@ -421,6 +427,7 @@ class Source:
                 sensitivity=self.sensitivity,
                 flat=self._is_flat(self.engine),
                 centred=centred,
+                along_axes=along_axes,
             )
         if not found.trusted:
             self.warn_untrusted(sampler)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_dp.matrices import root
-from pymc_dp.rows.contributions import Score
+from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.bulk import Gradient, Releases, Structure, find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
@@ -93,6 +93,7 @@ def prepare_scaled(
     sensitivity: float = 2.0,
     flat: bool = False,
     centred: bool = True,
+    along_axes: bool = False,
 ) -> Scaled:
     """The same search as for DPLangevin, two looks at the scores, last steps to their zero.
 
@@ -107,6 +108,8 @@ def prepare_scaled(
     centred : bool, default True
         Whether to make the last steps to the centre; without them at most `FIRST_PART` is spent,
         also by a search that does not arrive.
+    along_axes : bool, default False
+        Whether the chains move along the axes of z, not in random directions.
 
     Returns
     -------
@@ -116,7 +119,9 @@ def prepare_scaled(
     -----
     A log-likelihood ratio is about a projection of the score on the move, and moves have random
     directions: projections are shorter than scores by a factor of sqrt(d), so the bound of ratios
-    per unit of distance is the upper quantile of the projections on a few directions.  Its tail
+    per unit of distance is the upper quantile of the projections on a few directions.  Along an
+    axis there may be scores of full length (those of a group, on the axis of its effect), so for
+    moves along axes it is that of the longest entries.  Its tail
     biases the draws (the tail of the scores only lowers acceptance), in logistic regression by
     about 80 tail (n / 2e4)^(1/2) posterior sds; this is to be a sixth of the Monte-Carlo error, as
     far as the noise lets it be seen.
@@ -134,8 +139,12 @@ def prepare_scaled(
     norms = releases.histogram("scores", Score(at), LOOK)
     longest = tail_quantile(*norms, 3.0 * tail_of_scores(n), n)
     tail = min(0.003, 0.3 * error / math.sqrt(n))
+    if along_axes:
+        looked_at = releases.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
+    else:
+        looked_at = _projections(releases, at)
     # no projection is longer than its score
-    found = tail_quantile(*_projections(releases, at), tail, n), tail_quantile(*norms, tail, n)
+    found = tail_quantile(*looked_at, tail, n), tail_quantile(*norms, tail, n)
     left = 1.0 - bulk.spent - LOOK - LONG_LOOK
     if not bulk.arrived or not longest:
         # scores of a prior's width are about this long if n records add up to its precision

@@ -34,7 +34,14 @@ from pymc_dp.mechanisms import sums as passes
 from pymc_dp.records import extract
 from pymc_dp.rows import contributions, hessians, loops, moves
 from pymc_dp.rows import engine as engine_module
-from pymc_dp.rows.contributions import Change, Curvature, LongestScore, PathError, Score
+from pymc_dp.rows.contributions import (
+    Change,
+    Curvature,
+    LongestEntry,
+    LongestScore,
+    PathError,
+    Score,
+)
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.predictor import recognise
@@ -547,6 +554,7 @@ def one_off_releases(engine, neighboring, seed):
     specs = [
         Score(at),
         Score(at, np.array([d - 1])),
+        LongestEntry(at),
         Change(at, rng.normal(0, 30, d)),
         Curvature(at),
         PathError(at, points, midpoints, 0.4),
