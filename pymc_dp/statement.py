@@ -72,7 +72,7 @@ def make_statement(
         "delta": info.delta,
         # releases on batches are accounted at the budget's own delta
         "gdp_mu": None if batches else mu_from_units(info.cap),
-        "batches": batches,
+        "batches": batches and {**batches, "made": _were_made(ledger, budget.account)},
         "neighboring": info.neighboring,
         "privacy_unit": info.unit,
         "n_units": budget.n_units if info.neighboring == "replace_one" else None,
@@ -121,6 +121,12 @@ def make_statement(
             "public": _declared_public(ledger),
         }
     return statement
+
+
+def _were_made(ledger: Ledger, account: int) -> bool:
+    """Whether the run was begun that makes the releases on batches."""
+    runs = [e for e in ledger.entries() if e.account == account and e.kind == "run"]
+    return any(e.payload.get("batches") for e in runs)
 
 
 def _preparation(ledger: Ledger, account: int) -> dict[str, Any]:
@@ -220,7 +226,7 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             f"  {event['mechanism']}: {plan['releases']:,} releases with Gaussian noise, "
             f"multiplier {event['noise_multiplier']:.4g}, of a secret Poisson batch "
             f"(probability {event['sampling_probability']:.3g}); accounted together by their "
-            "privacy loss distribution."
+            f"privacy loss distribution{'' if plan['made'] else ', and paid for, but not made'}."
         )
     if facts.get("far", 0.0) > 0.1:
         lines.append(

@@ -19,11 +19,12 @@ from pymc_dp.events import MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
 from pymc_dp.kernels import penalty
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.ledger import Ledger
-from pymc_dp.mechanisms import COINS, BatchQueries
+from pymc_dp.mechanisms import COINS, BatchQueries, Preparation
 from pymc_dp.metering import Meter
 from pymc_dp.plan import plan_batches
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
+from pymc_dp.steps.source import Source
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
@@ -445,6 +446,61 @@ def test_a_preparation_stays_within_its_room() -> None:
     assert step.plan.batches.reserved < account.spent <= account.cap
     sample(model, step, draws=20)
     assert budget.spent().epsilon <= 20.0
+
+
+def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the room was set aside for was released once, and would not pay for another time."""
+    model, budget = logistic(epsilon=20.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        first = dp.DPSGNHT(draws=20, chains=1, model=model)
+        spent = budget.ledger.spent(budget.account)
+        again = dp.DPSGNHT(draws=20, chains=1, model=model)
+        assert budget.ledger.spent(budget.account) == spent
+        assert again.coordinates.scaling.tolist() == first.coordinates.scaling.tolist()
+        monkeypatch.setattr(Source, "_digest", lambda self: b"other data")
+        with pytest.raises(dp.BudgetExceeded, match="no record was read for it"):
+            dp.DPSGNHT(draws=20, chains=1, model=model)
+    assert budget.ledger.spent(budget.account) == spent
+    sample(model, again, draws=20)
+
+
+def test_a_preparation_beside_batches_is_not_taken_up_by_another_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It counts shares of the whole budget, of which the batches have their part."""
+    model, budget = logistic(epsilon=20.0)
+    original, asked = Preparation.histogram, []
+
+    def interrupted(self: Any, label: str, spec: Any, share: float) -> Any:
+        asked.append(self.units)
+        if len(asked) == 3:
+            raise KeyboardInterrupt
+        return original(self, label, spec, share)
+
+    monkeypatch.setattr(Preparation, "histogram", interrupted)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(KeyboardInterrupt):
+            dp.DPPenalty(draws=20, chains=1, model=model, batch_size=200)
+        left = budget.ledger.remaining(budget.account)
+        dp.DPPenalty(draws=20, chains=1, model=model)
+    assert asked[2] > left
+    assert set(asked[3:]) == {left}
+
+
+def test_the_ledger_is_read_a_few_times_for_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, _ = logistic()
+    step = dp.DPPenalty(draws=60, chains=1, model=model, scaling=0.1, clip_norm=0.3, step_size=0.1)
+    original, read = Ledger.batches, []
+
+    def counted(self: Ledger, account: int) -> Any:
+        read.append(account)
+        return original(self, account)
+
+    monkeypatch.setattr(Ledger, "batches", counted)
+    sample(model, step, draws=60)
+    assert len(read) < 60
 
 
 def test_what_was_spent_is_that_of_the_batches() -> None:

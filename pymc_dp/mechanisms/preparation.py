@@ -134,7 +134,7 @@ class Preparation:
         units: int,
         neighboring: Neighboring,
         n_public: int,
-        set_aside: int = 0,
+        needed: int | None = None,
     ) -> Preparation:
         """The unfinished preparation of the same settings, or a new one.
 
@@ -146,8 +146,8 @@ class Preparation:
             Public settings, JSON values only, on which the requests depend.
         units : int
             For a new preparation; one that is resumed goes on with its own.
-        set_aside : int, default 0
-            How many of them were charged already, for what will be released afterwards.
+        needed : int, optional
+            How many of them will be charged at most; default: all.
 
         Raises
         ------
@@ -162,10 +162,10 @@ class Preparation:
         }
         plan_id = ledger.find_plan(account, facts)
         if plan_id is None:
-            if units - set_aside > ledger.remaining(account):
+            if (units if needed is None else needed) > ledger.remaining(account):
                 raise BudgetExceeded(
                     "The preparation would cost more than what remains of the budget; no record "
-                    "was read. Give it a smaller part, or use a larger budget."
+                    "was read for it. Give it a smaller part, or use a larger budget."
                 )
             plan_id = secrets.randbits(53)
             ledger.record_plan(account, plan_id, {**facts, "units": units})

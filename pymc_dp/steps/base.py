@@ -323,6 +323,8 @@ class PrivateStep(BlockedStep):
         self._accepted = 0
         self._run = 0
         self._spent_before = 0
+        self._beside: dict[str, Any] | None = None
+        self._epsilon_at: tuple[Any, float] = (None, 0.0)
         self._warned = False
 
     def _add_stat(self, name: str, blank: np.ndarray) -> None:
@@ -364,6 +366,7 @@ class PrivateStep(BlockedStep):
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
         runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)
         self._run = runs - 1
+        self._beside = self.budget.batches()  # for good, since this run was begun
         self._spent_before = sum(
             e.amount
             for e in mine
@@ -437,10 +440,10 @@ class PrivateStep(BlockedStep):
         or beside releases on batches, where it takes a second.
         """
         plan, budget = self.plan, self.budget
-        batches = budget.batches()
+        batches = self._beside
         stride = max(1, plan.iterations // 25) if batches is None else plan.iterations
         done = min(-(-(self._iteration + 1) // stride) * stride, plan.iterations)
-        if getattr(self, "_epsilon_at", (None, 0.0))[0] != (self._run, done):
+        if self._epsilon_at[0] != (self._run, done):
             per_chain = plan.start_cost + done * plan.iteration_cost
             units = self._spent_before + self._run * plan.run_cost + plan.chains * per_chain
             beside = 0 if batches is None else batches["reserved"]

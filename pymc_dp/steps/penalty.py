@@ -186,10 +186,11 @@ class DPPenalty(PrivateStep):
         return random_walk(d, iterations, noise)
 
     def _prepare(self, source: Source) -> Design:
+        along_axes = self.proposal in ("one_component", "guided")
+        if self.step_size is not None and self.step_size.ndim > 0:  # may be long along one of them
+            along_axes = True
         found, design = source.scaled(
-            type(self).__name__,
-            centred=self.batch_size is None,
-            along_axes=self.proposal in ("one_component", "guided"),
+            type(self).__name__, centred=self.batch_size is None, along_axes=along_axes
         )
         d = len(found.coordinates.location)
         if self.step_size is None and self.batch_size is None:

@@ -34,7 +34,7 @@ from pymc_dp.steps.progress import Shown, compiling
 from pymc_dp.steps.start import few_prior_draws, prior_coordinates, prior_draws
 from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.prepared import Form, Prepared
-from pymc_dp.warmup.scaled import Scaled, prepare_scaled
+from pymc_dp.warmup.scaled import FIRST_PART, Scaled, prepare_scaled
 
 __all__ = ["Design", "Learned", "Source"]
 
@@ -296,6 +296,7 @@ class Source:
         settings: Mapping[str, Any],
         share: float = 1.0,
         engine: RowEngine | None = None,
+        needed: float = 1.0,
     ) -> Shown:
         """One-off releases of a new preparation, or of one that was interrupted.
 
@@ -308,6 +309,8 @@ class Source:
             Part of what is left of the budget that shares are parts of.
         engine : RowEngine, optional
             The records to ask about; default: in unconstrained parameters.
+        needed : float, default 1.0
+            Part of that which the requests will cost at most.
 
         Raises
         ------
@@ -330,11 +333,11 @@ class Source:
                 self.budget.ledger,
                 self.budget.account,
                 sampler=f"{sampler} preparation",
-                settings={**self.counts, **settings},
+                settings={**self.counts, "set_aside": self.set_aside, **settings},
                 units=units,
                 neighboring=self.budget.neighboring,
                 n_public=self.budget.n_public,
-                set_aside=self.set_aside,
+                needed=math.ceil(needed * units),
             )
 
         preparation, digest = begin(), self._digest()
@@ -347,7 +350,7 @@ class Source:
             "%s prepares: private releases from what is left of the budget, %s, shown one by one "
             "in budget.table().",
             sampler,
-            self.budget.describe(units),
+            self.budget.describe(max(units - self.set_aside, 0)),
         )
         return Shown(preparation, self.progressbar)
 
@@ -359,8 +362,12 @@ class Source:
         return kinds.count("charge") > kinds.count("release")
 
     def finish(self) -> None:
-        """The step is built: an equal one prepares anew."""
-        if self._preparation is not None:
+        """The step is built: an equal one prepares anew, unless it makes the same releases.
+
+        Beside releases on batches, which an equal step shares, what was prepared is for all of
+        them: there is no budget for another time.
+        """
+        if self._preparation is not None and not self.set_aside:
             self._preparation.finish()
 
     @property
@@ -418,7 +425,9 @@ class Source:
         """A design in coordinates that were learned privately, with one clip norm for all."""
         start = self.start()
         self._compile(self.engine)
-        with self.preparation(sampler, {"along_axes": along_axes}) as releases:
+        needed = 1.0 if centred else FIRST_PART
+        settings = {"along_axes": along_axes}
+        with self.preparation(sampler, settings, needed=needed) as releases:
             found = prepare_scaled(
                 releases,
                 self.terms.gradient,
