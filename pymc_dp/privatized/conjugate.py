@@ -11,6 +11,7 @@ import pytensor
 from pymc.model import Model
 from pymc.util import get_random_generator, get_value_vars_from_user_vars
 from pytensor.graph.basic import Variable
+from pytensor.graph.traversal import ancestors
 
 from pymc_dp.privatized.base import CompiledStep
 from pymc_dp.privatized.graphs import Function
@@ -83,7 +84,10 @@ class ConjugateNormal(CompiledStep):
         self.vector = ParameterVector.of(self.vars, [np.shape(start[v.name]) for v in self.vars])
         self.rest = [v for v in model.value_vars if v not in self.vars]
         self.rng = get_random_generator(rng)
-        [log_density] = self.vector.substitute([model.logp()])
+        terms = self.vector.substitute(model.logp(sum=False))
+        # the others, among them densities of releases, are constants
+        depend = [term.sum() for term in terms if self.vector.theta in ancestors([term])]
+        log_density = sum(depend[1:], depend[0])
         gradient = pytensor.grad(log_density, self.vector.theta, disconnected_inputs="ignore")
         self._graphs = [gradient, log_density.astype("float64")]
         self._compile()
