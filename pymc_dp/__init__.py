@@ -8,6 +8,7 @@ from pymc_dp.advice import clip_advice
 from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.diagnostics import clipping_report, inefficiency, mmd
+from pymc_dp.ecs import HMCECS, resample_signed, signed_expectation
 from pymc_dp.errors import (
     BudgetExceeded,
     LedgerError,
@@ -56,6 +57,7 @@ __all__ = [
     "DPHMC",
     "DPSGLD",
     "DPSGNHT",
+    "HMCECS",
     "BudgetExceeded",
     "ConjugateNormal",
     "DPBarker",
@@ -97,8 +99,10 @@ __all__ = [
     "privacy_statement",
     "release",
     "release_statistic",
+    "resample_signed",
     "sample",
     "sample_posterior_predictive",
+    "signed_expectation",
 ]
 
 guard.install()

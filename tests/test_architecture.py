@@ -25,7 +25,7 @@ LAYERS = (
     {"correction", "guard", "kernels", "simulation", "statement", "warmup"},
     {"midpoints", "publish"},
     {"privatized", "steps"},
-    {"advice", "laplace", "sampling"},
+    {"advice", "ecs", "laplace", "sampling"},
     {"diagnostics"},
     {"__init__"},
 )

@@ -1,0 +1,251 @@
+"""Records that see theta through one linear predictor, with a concave term: loops of our own.
+
+l_k(v) = a_k v - b_k K(v) with v = v0_k + w_k . theta: Bernoulli and binomial with a logit link,
+Poisson and the like with a log link, normal with a known scale (:mod:`pymc_dp.rows.predictor`).
+With t the way of v from the centre, control variates of order 1 or 2 leave
+
+    d_k = -b_k (K(v* + t) - K(v*) - K'(v*) t - [order 2] K''(v*) t^2 / 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytensor
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
+from pymc_dp.ecs.columns import columns_of
+from pymc_dp.rows import elementary
+from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.cuts import RowGraph
+from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
+from pymc_dp.rows.predictor import FAMILIES, Predictor, predictor_of
+
+__all__ = ["LinearRows", "linear_estimate", "linear_rows"]
+
+_LOGIT, _LOG = FAMILIES.index("logit"), FAMILIES.index("log")
+#: Numbers of a dense design that may be kept: 4 GB.
+_LARGEST = 2**29
+#: Rows that are evaluated at once.
+_BLOCK = 2**14
+#: Flags that let sums be reordered, and keep numbers that are not finite.
+_REORDERED = {"reassoc", "contract", "nsz"}
+
+
+def linear_rows(
+    graph: RowGraph, parameters: ParameterVector, data: Sequence[ndarray]
+) -> LinearRows | None:
+    """The records as rows of one linear predictor; None if they are not.
+
+    Parameters
+    ----------
+    graph : RowGraph
+    parameters : ParameterVector
+    data : sequence of ndarray
+        In the order of ``graph.leaves``, records first.
+    """
+    theta = parameters.theta
+    phis = parameters.substitute([cut.phi for cut in graph.cuts])
+    if graph.n_rows * parameters.size > _LARGEST:
+        return None
+    if not all(phi.type.dtype.startswith("float") for phi in phis):
+        return None
+    jacobians = [jacobian_of(phi, theta) for phi in phis]
+    linear = theta not in ancestors_without_shapes(jacobians)
+    predictor, _ = predictor_of(graph, graph.cuts, linear, {"mode": INTERPRETED})
+    if predictor is None or predictor.family == "probit":
+        return None
+    evaluate = pytensor.function(
+        [theta], [*phis, *jacobians], mode=INTERPRETED, on_unused_input="ignore"
+    )
+    found = [np.asarray(x, dtype="float64") for x in evaluate(np.zeros(parameters.size))]
+    k = len(phis)
+    offset, design = _assembled(graph, data, predictor, found[:k], found[k:])
+    a, b = predictor.coefficients(data)
+    return LinearRows(FAMILIES.index(predictor.family), offset, design, a, b)
+
+
+def _assembled(
+    graph: RowGraph,
+    data: Sequence[ndarray],
+    predictor: Predictor,
+    phis: list[ndarray],
+    jacobians: list[ndarray],
+) -> tuple[ndarray, ndarray]:
+    """(n,) v at theta = 0, and (n, d) its derivatives."""
+    columns = columns_of(graph, data)
+    offset, weights = predictor.affine_form(data)
+    offset = np.array(offset)
+    design = np.zeros((graph.n_rows, jacobians[0].shape[1]))
+    for cut, by_eta, phi, jacobian in zip(graph.cuts, weights, phis, jacobians, strict=True):
+        width = len(by_eta)
+        flat = phi.reshape(-1, width)
+        for k, weight in enumerate(by_eta):
+            part, value = jacobian[k::width], flat[:, k]
+            if cut.kind == "dot":
+                value, part = columns[cut.row_data] @ value, columns[cut.row_data] @ part
+            elif cut.kind == "index":
+                value, part = value[columns[cut.row_data]], part[columns[cut.row_data]]
+            offset += weight * value
+            design += weight[:, None] * part
+    return offset, design
+
+
+class LinearRows:
+    """The records of a linear predictor.
+
+    Attributes
+    ----------
+    family : int
+        Of :data:`pymc_dp.rows.predictor.FAMILIES`.
+    offset : (n,) ndarray
+    design : (n, d) ndarray
+    a, b : (n,) ndarray
+    """
+
+    def __init__(
+        self, family: int, offset: ndarray, design: ndarray, a: ndarray, b: ndarray
+    ) -> None:
+        self.family = family
+        self.offset, self.design, self.a, self.b = offset, design, a, b
+        self.n, self.d = design.shape
+
+    def _parts(self, rows: ndarray | None) -> tuple[ndarray, ndarray, ndarray, ndarray]:
+        if rows is None:
+            return self.offset, self.design, self.a, self.b
+        return self.offset[rows], self.design[rows], self.a[rows], self.b[rows]
+
+    def total(self, theta: ndarray, rows: ndarray | None = None) -> tuple[float, ndarray]:
+        """Log-likelihood of all records, or of some, up to a constant, and its (d,) gradient."""
+        offset, design, a, b = self._parts(rows)
+        v = offset + design @ theta
+        k, k1, _ = _kernel(self.family, v)
+        return float(a @ v - b @ k), (a - b * k1) @ design
+
+    def hessian(self, theta: ndarray, rows: ndarray | None = None) -> ndarray:
+        """(d, d) sum of the Hessians of all records, or of some of them."""
+        offset, design, _, b = self._parts(rows)
+        weights = b * _kernel(self.family, offset + design @ theta)[2]
+        found = np.zeros((self.d, self.d))
+        for start in range(0, len(weights), _BLOCK):  # no second copy of the design
+            part = design[start : start + _BLOCK]
+            found -= (part * weights[start : start + _BLOCK, None]).T @ part
+        return found
+
+    def remainders(self, centre: ndarray, order: int) -> tuple[ndarray, ndarray]:
+        """What an estimate reads of every record: its design, and the numbers of its d_k."""
+        v = self.offset + self.design @ centre
+        k, k1, k2 = _kernel(self.family, v)
+        linear = self.b * k1 if order >= 1 else self.a
+        bent = self.b * k2 * float(order == 2)
+        return self.design, np.column_stack([v, k, self.b, linear, bent])
+
+
+@compiled(error_model="numpy")
+def _value_and_slope(family: int, v: float) -> tuple[float, float]:
+    """K(v) and K'(v), without branches within a family."""
+    if family == _LOGIT:
+        tail = elementary.exp(-abs(v))
+        inverse = 1.0 / (1.0 + tail)
+        return max(v, 0.0) + elementary.log1p(tail), inverse if v >= 0.0 else tail * inverse
+    if family == _LOG:
+        value = elementary.exp(v)
+        return value, value
+    return 0.5 * v * v, v
+
+
+@compiled(error_model="numpy")
+def _kernel(family: int, v: ndarray) -> tuple[ndarray, ndarray, ndarray]:
+    """K, K' and K'' at all v."""
+    value, slope, bent = np.empty_like(v), np.empty_like(v), np.empty_like(v)
+    for i in range(v.shape[0]):
+        value[i], slope[i] = _value_and_slope(family, v[i])
+        if family == _LOGIT:
+            bent[i] = slope[i] * (1.0 - slope[i])
+        else:
+            bent[i] = slope[i] if family == _LOG else 1.0
+    return value, slope, bent
+
+
+@compiled(error_model="numpy", fastmath=_REORDERED)
+def _products(design: ndarray, delta: ndarray, out: ndarray) -> None:
+    for i in range(design.shape[0]):
+        x, total = design[i], 0.0
+        for j in range(delta.shape[0]):
+            total += x[j] * delta[j]
+        out[i] = total
+
+
+@compiled(error_model="numpy", fastmath=_REORDERED)
+def _add_rows(design: ndarray, weights: ndarray, out: ndarray) -> None:
+    for i in range(design.shape[0]):
+        x, w = design[i], weights[i]
+        for j in range(out.shape[0]):
+            out[j] += w * x[j]
+
+
+@compiled(error_model="numpy")
+def _remainders(family: int, numbers: ndarray, moved: ndarray, d: ndarray) -> None:
+    """d_k from the ways `moved` of v, which become the derivatives of d_k by v."""
+    for i in range(moved.shape[0]):
+        t, record = moved[i], numbers[i]
+        value, slope = _value_and_slope(family, record[0] + t)
+        d[i] = t * (record[3] + 0.5 * record[4] * t) - record[2] * (value - record[1])
+        moved[i] = record[3] + record[4] * t - record[2] * slope
+
+
+@compiled(error_model="numpy")
+def linear_estimate(
+    family: int,
+    rows: tuple[ndarray, ndarray],
+    delta: ndarray,
+    scale: float,
+    shift: float,
+    batch: int,
+    d: ndarray,
+    gradient: ndarray,
+) -> float:
+    """The estimate from a sample of records; d_k and the gradient are written.
+
+    Parameters
+    ----------
+    family : int
+    rows : tuple of ndarray
+        Of the sample, from :meth:`LinearRows.remainders`.
+    delta : (d,) ndarray
+        theta - centre.
+    scale, shift, batch
+        As in :mod:`pymc_dp.ecs.estimates`.
+    d : (m,) ndarray
+    gradient : (d,) ndarray
+    """
+    design, numbers = rows
+    m = design.shape[0]
+    weights = np.empty(m)
+    _products(design, delta, weights)
+    _remainders(family, numbers, weights, d)
+    if batch > 0:
+        value = 0.0
+        for first in range(0, m, batch):
+            term = scale * d[first : first + batch].sum() - shift
+            value += np.log(abs(term))
+            for i in range(first, first + batch):
+                weights[i] *= scale / term
+    else:
+        total = d.sum()
+        value = scale * total
+        if batch == 0:
+            mean, square = total / m, 0.0
+            for i in range(m):
+                away = d[i] - mean
+                square += away * away
+                weights[i] *= scale - scale * scale * away
+            value -= 0.5 * scale * scale * square
+        else:
+            for i in range(m):
+                weights[i] *= scale
+    gradient[:] = 0.0
+    _add_rows(design, weights, gradient)
+    return value

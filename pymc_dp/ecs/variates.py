@@ -1,0 +1,152 @@
+"""Control variates: what the Taylor expansion of each record's log-likelihood leaves.
+
+q_k expands the log-likelihood of record k in theta about a centre, and d_k = l_k - q_k is what a
+sample of records has to estimate (Dang et al. 2019, eq. 4.1, 4.4).  The record sees theta through
+a few numbers eta (:mod:`pymc_dp.rows.cuts`), so with eta' and eta'' the first and second
+derivatives of eta along delta = theta - centre,
+
+    q_k = l_k(eta*) + grad l_k . eta' + (eta' . H_k eta' + grad l_k . eta'') / 2.
+
+Rows are separate, so the gradient of a *sum* over rows holds the gradient of every row, and one
+more gradient of ``sum_k grad l_k . eta'``, with eta' held fixed, all products H_k eta'.  No
+Hessian of a record is formed, and the cost does not depend on the number of parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytensor
+import pytensor.tensor as pt
+from pytensor.gradient import Rop
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+
+from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.cuts import Cut
+from pymc_dp.rows.functions import ParameterVector, jacobian_of
+from pymc_dp.rows.simplify import hoisted
+
+__all__ = ["Remainder", "SharedValues", "remainder"]
+
+
+@dataclass(frozen=True, eq=False)
+class SharedValues:
+    """What the rows see of the parameters at each cut, and its derivatives along a direction.
+
+    Attributes
+    ----------
+    centre, direction : Variable
+        (d,) inputs.
+    value : list of Variable
+        phi at the vector of parameters.
+    at_centre, first, second : list of Variable
+        phi at the centre, and its first and second derivative there along `direction`.
+    affine : list of bool
+        Whether phi is affine in theta: `second` is zero, and `value` is `at_centre` plus `first`.
+    """
+
+    centre: Variable
+    direction: Variable
+    value: list[Variable]
+    at_centre: list[Variable]
+    first: list[Variable]
+    second: list[Variable]
+    affine: list[bool]
+
+    @classmethod
+    def of(cls, cuts: Sequence[Cut], parameters: ParameterVector) -> SharedValues:
+        """The shared values of some cuts."""
+        theta = parameters.theta
+        centre, direction = theta.type("centre"), theta.type("direction")
+        value = parameters.substitute([cut.phi for cut in cuts])
+        at_centre = clone_replace(value, {theta: centre}) if value else []
+        first = [_along(phi, centre, direction) for phi in at_centre]
+        second = [_along(phi, centre, direction) for phi in first]
+        affine = [theta not in ancestors_without_shapes([jacobian_of(v, theta)]) for v in value]
+        return cls(centre, direction, value, at_centre, first, second, affine)
+
+
+def _along(value: Variable, wrt: Variable, direction: Variable) -> Variable:
+    """Derivative of an array along a direction: forward mode."""
+    return Rop(value, wrt, direction, disconnected_outputs="ignore")
+
+
+@dataclass(frozen=True, eq=False)
+class Remainder:
+    """d_k of a block of rows, as a function of what the rows see.
+
+    Attributes
+    ----------
+    value : Variable
+        (rows,) d_k.
+    stars, firsts, seconds, etas : list of Variable
+        Per cut, the row inputs that stand for eta at the centre, its derivatives along
+        theta - centre, and eta at theta.
+    stored : list of Variable
+        Inputs for functions of the data and of the centre alone.
+    columns : list of Variable
+        These as functions of the data and of `stars`.
+    """
+
+    value: Variable
+    stars: list[Variable]
+    firsts: list[Variable]
+    seconds: list[Variable]
+    etas: list[Variable]
+    stored: list[Variable]
+    columns: list[Variable]
+
+
+def remainder(
+    loglik: Variable, cuts: Sequence[Cut], data: Sequence[Variable], affine: list[bool], order: int
+) -> Remainder:
+    """d_k for control variates of an order.
+
+    Parameters
+    ----------
+    loglik : Variable
+        (rows,) log-likelihood, of the ``eta`` of the cuts and the data.
+    cuts : sequence of Cut
+    data : sequence of Variable
+        Row data.
+    affine : list of bool
+        Per cut, whether its shared value is affine in the parameters.
+    order : {0, 1, 2}
+    """
+    etas = [cut.eta for cut in cuts]
+    stars, firsts, seconds = ([eta.type() for eta in etas] for _ in range(3))
+    [at_star] = clone_replace([loglik], dict(zip(etas, stars, strict=True)))
+    expansion = at_star
+    if order >= 1:
+        slopes = pytensor.grad(at_star.sum(), stars, disconnected_inputs="ignore")
+        linear = _products(slopes, firsts)
+        expansion = expansion + linear
+    if order == 2:
+        curved = pytensor.grad(linear.sum(), stars, disconnected_inputs="ignore")
+        expansion = expansion + 0.5 * _products(curved, firsts)
+        bent = [k for k, flat in enumerate(affine) if not flat]
+        if bent:
+            expansion = expansion + 0.5 * _products(
+                [slopes[k] for k in bent], [seconds[k] for k in bent]
+            )
+    moved = {
+        eta: star + first
+        for eta, star, first, flat in zip(etas, stars, firsts, affine, strict=True)
+        if flat
+    }
+    [here] = clone_replace([loglik], moved, rebuild_strict=False)
+    value, stored, columns = hoisted(here - expansion, [*data, *stars])
+    return Remainder(value, stars, firsts, seconds, etas, stored, columns)
+
+
+def _products(xs: Sequence[Variable], ys: Sequence[Variable]) -> Variable:
+    """(rows,) sum over all entries of a row of the products of pairs of arrays."""
+    terms = []
+    for x, y in zip(xs, ys, strict=True):
+        product = x * y
+        terms.append(
+            product.sum(axis=tuple(range(1, product.ndim))) if product.ndim > 1 else product
+        )
+    return pt.add(*terms) if len(terms) > 1 else terms[0]
