@@ -67,9 +67,8 @@ def _choose(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) 
         return linear_estimate(at.family, rows, delta, at.scale, at.shift, at.batch, d, gradient)
 
     def compiled_graph(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
-        value, found, slope = kernel(
-            theta, at.expansion.centre, at.scale, at.shift, at.batch, *rows
-        )
+        numbers = np.array([at.scale, at.shift, float(at.batch)])
+        value, found, slope = kernel(theta, at.expansion.centre, numbers, *rows)
         d[:] = found
         gradient[:] = slope
         return value[0]

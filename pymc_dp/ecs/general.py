@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp.ecs.columns import columns_of
-from pymc_dp.ecs.variates import SharedValues, remainder
+from pymc_dp.ecs.derivatives import RowDerivatives
+from pymc_dp.ecs.variates import FEW, SharedValues, numbers_seen, remainder
 from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import RowGraph
+from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.functions import ParameterVector, compile_function, prepared_loglik
 
 __all__ = ["GeneralRows", "KernelGraph", "jit"]
 
+#: For functions called once for every row.
+ONCE = Mode(linker="py", optimizer="fast_run")
 #: Rows that are evaluated at once, so that what is between stays in a cache.
 _BLOCK = 4096
 
@@ -55,9 +59,12 @@ class GeneralRows:
                 self.arrays.append(np.ascontiguousarray(array))
         self.n = graph.n_rows
         self.d = parameters.size
-        self._shared = SharedValues.of(graph.cuts, parameters)
-        self._total: Any = None
-        self._product: Any = None
+        real = [cut for cut in graph.cuts if cut.phi.type.dtype.startswith("float")]
+        self._others = [cut for cut in graph.cuts if cut not in real]
+        self._cuts = real
+        self._shared = SharedValues.of(real, parameters)
+        self._other_values = parameters.substitute([cut.phi for cut in self._others])
+        self._derivatives: Callable[..., Any] | None = None
 
     def _place_columns(self, data: Sequence[np.ndarray]) -> None:
         """Inputs for the designs and labels."""
@@ -71,11 +78,11 @@ class GeneralRows:
 
     # -- the whole log-likelihood ---------------------------------------------------------------
 
-    def _seen(self, values: Sequence[Variable]) -> list[Variable]:
+    def _seen(self, cuts: Sequence[Cut], values: Sequence[Variable]) -> list[Variable]:
         """What a block of rows sees of shared values, per cut."""
         n_block = self.inputs[0].shape[0]
         found = []
-        for cut, phi in zip(self.graph.cuts, values, strict=True):
+        for cut, phi in zip(cuts, values, strict=True):
             if cut.kind == "dot":
                 eta = pt.dot(self._input_of[cut.row_data], phi)
             elif cut.kind == "index":
@@ -86,38 +93,70 @@ class GeneralRows:
         return found
 
     def _sum(self) -> Variable:
-        etas = dict(zip(self._etas(), self._seen(self._shared.value), strict=True))
+        cuts, values = [*self._cuts, *self._others], [*self._shared.value, *self._other_values]
+        etas = dict(zip([cut.eta for cut in cuts], self._seen(cuts, values), strict=True))
         [rows] = clone_replace([self._loglik], etas, rebuild_strict=False)
         return rows.sum()
 
-    def _etas(self) -> list[Variable]:
-        return [cut.eta for cut in self.graph.cuts]
-
     def total(self, theta: np.ndarray, rows: np.ndarray | None = None) -> tuple[float, np.ndarray]:
         """Log-likelihood of all records, or of some of them, and its (d,) gradient."""
-        if self._total is None:
-            value, wrt = self._sum(), self.parameters.theta
-            slope = pytensor.grad(value, wrt, disconnected_inputs="ignore")
-            self._total = compile_function([wrt, *self.inputs], [value, slope])
-        value, gradient = 0.0, np.zeros(self.d)
-        for block in self._blocks(rows):
-            part, slope = self._total(theta, *block)
-            value += float(part)
-            gradient += slope
+        value, gradient, _ = self._sums(theta, rows, second=False)
         return value, gradient
 
     def hessian(self, theta: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """(d, d) sum of the Hessians of all records, or of some of them, column by column."""
-        if self._product is None:
-            wrt, direction = self.parameters.theta, self._shared.direction
-            slope = pytensor.grad(self._sum(), wrt, disconnected_inputs="ignore")
-            product = pytensor.grad((slope * direction).sum(), wrt, disconnected_inputs="ignore")
-            self._product = compile_function([wrt, direction, *self.inputs], product)
-        found, units = np.zeros((self.d, self.d)), np.eye(self.d)
-        for block in self._blocks(rows):
-            for j in range(self.d):
-                found[j] += self._product(theta, units[j], *block)
+        """(d, d) sum of the Hessians of all records, or of some of them."""
+        found = self._sums(theta, rows, second=True)[2]
         return (found + found.T) / 2.0
+
+    def _sums(
+        self, theta: np.ndarray, rows: np.ndarray | None, *, second: bool
+    ) -> tuple[float, np.ndarray, np.ndarray]:
+        value, gradient, hessian = 0.0, np.zeros(self.d), np.zeros((self.d, self.d))
+        if self._derivatives is None:
+            self._derivatives = self._compile_sums()
+        for block in self._blocks(rows):
+            part, slope, bent = self._derivatives(theta, block, second)
+            value += part
+            gradient += slope
+            hessian += bent
+        return value, gradient, hessian
+
+    def _compile_sums(self) -> Callable[..., tuple[float, np.ndarray, np.ndarray]]:
+        """Log-likelihood, gradient and Hessian of a block of rows."""
+        shared, cuts = self._shared, [*self._cuts, *self._others]
+        places = {x: k for k, x in enumerate(self.inputs)}
+        if numbers_seen([cut.eta for cut in self._cuts]) <= FEW:
+            data = self.inputs[len(self._input_of) :]
+            few = RowDerivatives(
+                self._loglik,
+                cuts,
+                [*shared.value, *self._other_values],
+                shared.affine,
+                self.parameters,
+                data,
+            )
+
+            def by_numbers(theta: np.ndarray, block: list[np.ndarray], second: bool) -> Any:
+                columns = [
+                    None if cut.row_data is None else block[places[self._input_of[cut.row_data]]]
+                    for cut in cuts
+                ]
+                return few.sums(theta, columns, block[len(self._input_of) :], second=second)
+
+            return by_numbers
+        wrt, value = self.parameters.theta, self._sum()
+        slope = pytensor.grad(value, wrt, disconnected_inputs="ignore")
+        product = pytensor.grad((slope * shared.direction).sum(), wrt, disconnected_inputs="ignore")
+        total = compile_function([wrt, *self.inputs], [value, slope])
+        along = compile_function([wrt, shared.direction, *self.inputs], product)
+
+        def by_parameters(theta: np.ndarray, block: list[np.ndarray], second: bool) -> Any:
+            units = np.eye(len(theta)) if second else []
+            bent = np.array([along(theta, unit, *block) for unit in units])
+            part, gradient = total(theta, *block)
+            return float(part), gradient, bent if second else 0.0
+
+        return by_parameters
 
     def _blocks(self, rows: np.ndarray | None) -> Iterator[list[np.ndarray]]:
         arrays = self.arrays if rows is None else [x[rows] for x in self.arrays]
@@ -141,22 +180,27 @@ class GeneralRows:
         Returns
         -------
         kernel : (inputs, outputs)
-            From theta, centre, scale, shift, size of a mini-batch and the rows of the sample, to
-            the (1,) estimate, the (rows,) d_k, and the (d,) gradient of the estimate by theta.
+            From theta, centre, (scale, shift, size of a mini-batch) and the rows of the sample,
+            to the (1,) estimate, the (rows,) d_k, and the (d,) gradient of the estimate by theta.
         rows : tuple of ndarray
             Records first.
         """
-        shared, cuts = self._shared, self.graph.cuts
+        shared, cuts = self._shared, self._cuts
         data = [x for x in self.inputs if x not in self._input_of.values()]
         found = remainder(self._loglik, cuts, data, shared.affine, order)
         theta = self.parameters.theta
         delta = {shared.direction: theta - shared.centre}
         firsts = clone_replace(shared.first, delta, rebuild_strict=False)
         seconds = clone_replace(shared.second, delta, rebuild_strict=False)
-        stars = dict(zip(found.stars, self._seen(shared.at_centre), strict=True))
-        seen = dict(zip(found.etas, self._seen(shared.value), strict=True))
-        seen |= dict(zip(found.firsts, self._seen(firsts), strict=True))
-        seen |= dict(zip(found.seconds, self._seen(seconds), strict=True))
+        stars = dict(zip(found.stars, self._seen(cuts, shared.at_centre), strict=True))
+        seen = dict(zip(found.etas, self._seen(cuts, shared.value), strict=True))
+        seen |= dict(zip(found.firsts, self._seen(cuts, firsts), strict=True))
+        seen |= dict(zip(found.seconds, self._seen(cuts, seconds), strict=True))
+        # others, of conditions for example, are those at theta also where records are expanded
+        others = [cut.eta for cut in self._others]
+        seen |= dict(zip(others, self._seen(self._others, self._other_values), strict=True))
+        at_centre = clone_replace(self._other_values, {theta: shared.centre})
+        stars |= dict(zip(others, self._seen(self._others, at_centre), strict=True))
         # what a linear predictor is at the centre is stored; other shared values are at hand
         stored, columns = list(found.stored), list(found.columns)
         used = ancestors_without_shapes([found.value])
@@ -167,15 +211,14 @@ class GeneralRows:
             else:
                 seen[star] = stars[star]
         [d] = clone_replace([found.value], seen, rebuild_strict=False)
-        scale, shift = pt.dscalar("scale"), pt.dscalar("shift")
-        batch = pt.lscalar("batch")
-        value = _estimate(d, scale, shift, batch, estimator)
+        numbers = pt.dvector("numbers")
+        value = _estimate(d, numbers, estimator)
         gradient = pytensor.grad(value, theta, disconnected_inputs="ignore")
         read = ancestors_without_shapes([value, gradient])
         kept = [k for k, x in enumerate(self.inputs) if x in read or k == 0]
         rows = [self.inputs[k] for k in kept] + stored
         arrays = [self.arrays[k] for k in kept] + self._stored(columns, stars, centre)
-        inputs = [theta, shared.centre, scale, shift, batch, *rows]
+        inputs = [theta, shared.centre, numbers, *rows]
         return (inputs, [value.reshape((1,)), d, gradient]), tuple(arrays)
 
     def _stored(
@@ -184,15 +227,20 @@ class GeneralRows:
         if not columns:
             return []
         values = clone_replace(columns, stars, rebuild_strict=False)
-        function = compile_function([self._shared.centre, *self.inputs], values)
+        function = pytensor.function(
+            [self._shared.centre, *self.inputs], values, mode=ONCE, on_unused_input="ignore"
+        )
         parts = [function(centre, *block) for block in self._blocks(None)]
         return [np.concatenate(part) for part in zip(*parts, strict=True)]
 
 
-def _estimate(d: Variable, scale: Variable, shift: Variable, batch: Variable, how: str) -> Variable:
+def _estimate(d: Variable, numbers: Variable, how: str) -> Variable:
     """What a sample says of the sum of d_k, on the scale of the log-likelihood."""
+    scale, shift = numbers[0], numbers[1]
     if how == "signed":  # eq. 5.1, but for its constants
-        return pt.log(pt.abs(scale * d.reshape((-1, batch)).sum(axis=1) - shift)).sum()
+        batch = numbers[2].astype("int64")
+        sums = d.reshape((d.shape[0] // batch, batch)).sum(axis=1)
+        return pt.log(pt.abs(scale * sums - shift)).sum()
     if how == "mean":
         return scale * d.sum()
     # eq. 4.5

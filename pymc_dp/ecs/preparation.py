@@ -75,8 +75,8 @@ class Variates:
         """d_k = l_k - q_k of some records."""
         rows = tuple(x[index] for x in self.rows)
         if self.kernel is not None:
-            centre = self.expansion.centre
-            return np.asarray(self.kernel(theta, centre, 1.0, 0.0, 1, *rows)[1])
+            numbers = np.array([1.0, 0.0, 1.0])
+            return np.asarray(self.kernel(theta, self.expansion.centre, numbers, *rows)[1])
         d = np.empty(len(index))
         delta = theta - self.expansion.centre
         linear_estimate(self.family, rows, delta, 1.0, 0.0, MEAN, d, np.empty(len(theta)))

@@ -188,6 +188,7 @@ class HMCECS(CompiledStep):
         self._choose(Pilot(self.variates, own), subsample_size)
         self._planned: int | None = None
         self._begin()
+        self._compile_transition()
 
     # -- the size of a sample -------------------------------------------------------------------
 
@@ -282,6 +283,13 @@ class HMCECS(CompiledStep):
         if self.estimator == "signed":
             return start_signed(self.rng, theta, rows, self.sampled.batch, self.blocks)
         return start_perturbed(self.rng, theta, rows, self.subsample_size, self.blocks)
+
+    def _compile_transition(self) -> None:
+        """Compile in the process that starts the chains, so that forked ones need not."""
+        given, self.rng = self.rng, np.random.default_rng(0)
+        self._chain = self._start()
+        self._transition()
+        self._chain, self.rng = None, given
 
     def _transition(self) -> tuple[float, ...]:
         variates, curved = self.variates, self.variates.curved

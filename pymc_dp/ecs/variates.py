@@ -14,21 +14,25 @@ Hessian of a record is formed, and the cost does not depend on the number of par
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import pytensor
 import pytensor.tensor as pt
-from pytensor.gradient import Rop
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
+from pymc_dp._compat import pushforward
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut
 from pymc_dp.rows.functions import ParameterVector, jacobian_of
 from pymc_dp.rows.simplify import hoisted
 
-__all__ = ["Remainder", "SharedValues", "remainder"]
+__all__ = ["FEW", "Remainder", "SharedValues", "coefficients", "numbers_seen", "remainder"]
+
+#: Numbers that a row sees, up to which its derivatives by them are stored: 28 at most.
+FEW = 6
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,7 +74,7 @@ class SharedValues:
 
 def _along(value: Variable, wrt: Variable, direction: Variable) -> Variable:
     """Derivative of an array along a direction: forward mode."""
-    return Rop(value, wrt, direction, disconnected_outputs="ignore")
+    return pushforward(value, wrt, direction, disconnected_outputs="ignore")
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,27 +122,104 @@ def remainder(
     etas = [cut.eta for cut in cuts]
     stars, firsts, seconds = ([eta.type() for eta in etas] for _ in range(3))
     [at_star] = clone_replace([loglik], dict(zip(etas, stars, strict=True)))
-    expansion = at_star
-    if order >= 1:
-        slopes = pytensor.grad(at_star.sum(), stars, disconnected_inputs="ignore")
-        linear = _products(slopes, firsts)
-        expansion = expansion + linear
-    if order == 2:
-        curved = pytensor.grad(linear.sum(), stars, disconnected_inputs="ignore")
-        expansion = expansion + 0.5 * _products(curved, firsts)
-        bent = [k for k, flat in enumerate(affine) if not flat]
-        if bent:
-            expansion = expansion + 0.5 * _products(
-                [slopes[k] for k in bent], [seconds[k] for k in bent]
-            )
     moved = {
         eta: star + first
         for eta, star, first, flat in zip(etas, stars, firsts, affine, strict=True)
         if flat
     }
     [here] = clone_replace([loglik], moved, rebuild_strict=False)
-    value, stored, columns = hoisted(here - expansion, [*data, *stars])
+    if numbers_seen(etas) <= FEW:
+        column = pt.dmatrix("coefficients")
+        derivatives = coefficients(at_star, stars, order)
+        polynomial = _polynomial(column, firsts, seconds, affine, order)
+        value, stored, columns = hoisted(here, data)
+        value = value - polynomial
+        stored, columns = [column, *stored], [derivatives, *columns]
+    else:
+        expansion = _expansion(at_star, stars, firsts, seconds, affine, order)
+        value, stored, columns = hoisted(here - expansion, [*data, *stars])
     return Remainder(value, stars, firsts, seconds, etas, stored, columns)
+
+
+def numbers_seen(etas: Sequence[Variable]) -> float:
+    """How many numbers a row sees."""
+    return sum(math.prod(s or math.inf for s in eta.type.shape[1:]) for eta in etas)
+
+
+def _flat(values: Sequence[Variable]) -> list[Variable]:
+    """(rows,) entries of row values."""
+    found = []
+    for x in values:
+        flat = x.reshape((x.shape[0], -1)) if x.type.ndim != 1 else x[:, None]
+        found += [flat[:, k] for k in range(math.prod(x.type.shape[1:]))]
+    return found
+
+
+def _slopes(value: Variable, wrt: Sequence[Variable]) -> list[Variable]:
+    """Gradients of (rows,) values, each with respect to its own row of the inputs."""
+    return pytensor.grad(value.sum(), wrt, disconnected_inputs="ignore")
+
+
+def coefficients(at_star: Variable, stars: list[Variable], order: int) -> Variable:
+    """(rows, k) value, first and second derivatives of each row, in the order of `_polynomial`."""
+    found = [at_star]
+    if order >= 1:
+        slopes = _flat(_slopes(at_star, stars))
+        found += slopes
+    if order == 2:
+        for k, slope in enumerate(slopes):
+            found += _flat(_slopes(slope, stars))[k:]
+    return pt.stack([x.astype("float64") for x in found], axis=1)
+
+
+def _polynomial(
+    derivatives: Variable,
+    firsts: list[Variable],
+    seconds: list[Variable],
+    affine: list[bool],
+    order: int,
+) -> Variable:
+    """(rows,) q_k from its coefficients."""
+    value = derivatives[:, 0]
+    if order == 0:
+        return value
+    moves = _flat(firsts)
+    ways = list(moves)
+    if order == 2 and not all(affine):
+        bent = [pt.zeros_like(f) if a else s for f, s, a in zip(firsts, seconds, affine, strict=True)]
+        ways = [f + 0.5 * s for f, s in zip(moves, _flat(bent), strict=True)]
+    for k, way in enumerate(ways):
+        value = value + derivatives[:, 1 + k] * way
+    if order == 2:
+        place = 1 + len(moves)
+        for k, first in enumerate(moves):
+            for j, other in enumerate(moves[k:], start=k):
+                half = 0.5 if j == k else 1.0
+                value = value + half * derivatives[:, place] * first * other
+                place += 1
+    return value
+
+
+def _expansion(
+    at_star: Variable,
+    stars: list[Variable],
+    firsts: list[Variable],
+    seconds: list[Variable],
+    affine: list[bool],
+    order: int,
+) -> Variable:
+    """(rows,) q_k by products, for rows that see many numbers."""
+    value = at_star
+    if order >= 1:
+        slopes = _slopes(at_star, stars)
+        linear = _products(slopes, firsts)
+        value = value + linear
+    if order == 2:
+        value = value + 0.5 * _products(_slopes(linear, stars), firsts)
+        bent = [k for k, flat in enumerate(affine) if not flat]
+        if bent:
+            value = value + 0.5 * _products([slopes[k] for k in bent], [seconds[k] for k in bent])
+    return value
 
 
 def _products(xs: Sequence[Variable], ys: Sequence[Variable]) -> Variable:
