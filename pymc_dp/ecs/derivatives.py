@@ -21,7 +21,7 @@ from pymc_dp.rows.functions import ParameterVector, compile_function, jacobian_o
 
 __all__ = ["RowDerivatives"]
 
-_INTERPRETED = Mode(linker="py", optimizer="fast_run")
+_INTERPRETED = Mode(linker="py", optimizer="fast_run").excluding("fusion")
 
 
 class RowDerivatives:
@@ -70,7 +70,7 @@ class RowDerivatives:
             self._curved = _interpreted([theta, *weights], [jacobian_of(slope, theta)])
 
     def at(
-        self, theta: np.ndarray, columns: Sequence[np.ndarray | None], data: Sequence[np.ndarray]
+        self, theta: np.ndarray, columns: Sequence[Any], data: Sequence[np.ndarray]
     ) -> np.ndarray:
         """(rows, k) value, first and second derivatives by eta of a block of rows."""
         values = self._values(theta)
@@ -88,7 +88,7 @@ class RowDerivatives:
     def sums(
         self,
         theta: np.ndarray,
-        columns: Sequence[np.ndarray | None],
+        columns: Sequence[Any],
         data: Sequence[np.ndarray],
         *,
         second: bool,
@@ -139,5 +139,5 @@ def _interpreted(inputs: list[Variable], outputs: list[Variable]) -> Any:
     return pytensor.function(inputs, outputs, mode=_INTERPRETED, on_unused_input="ignore")
 
 
-def _rows(columns: Sequence[np.ndarray | None], data: Sequence[np.ndarray]) -> int:
+def _rows(columns: Sequence[Any], data: Sequence[np.ndarray]) -> int:
     return len(next(x for x in (*columns, *data) if x is not None))

@@ -33,9 +33,7 @@ class Expansion(NamedTuple):
 
     def plus(self, constant: float, slope: ndarray, curvature: ndarray) -> Expansion:
         """The sum with another quadratic function about the same centre."""
-        return Expansion(
-            self.centre, self.constant + constant, self.A + slope, self.B + curvature
-        )
+        return Expansion(self.centre, self.constant + constant, self.A + slope, self.B + curvature)
 
 
 def expand(

@@ -21,8 +21,8 @@ from pymc_dp.rows.functions import ParameterVector, compile_function, prepared_l
 
 __all__ = ["GeneralRows", "KernelGraph", "jit"]
 
-#: For functions called once for every row.
-ONCE = Mode(linker="py", optimizer="fast_run")
+#: For functions called once for every row, one array operation after the other.
+_ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
 #: Rows that are evaluated at once, so that what is between stays in a cache.
 _BLOCK = 4096
 
@@ -151,7 +151,7 @@ class GeneralRows:
         along = compile_function([wrt, shared.direction, *self.inputs], product)
 
         def by_parameters(theta: np.ndarray, block: list[np.ndarray], second: bool) -> Any:
-            units = np.eye(len(theta)) if second else []
+            units = np.eye(len(theta) if second else 0)
             bent = np.array([along(theta, unit, *block) for unit in units])
             part, gradient = total(theta, *block)
             return float(part), gradient, bent if second else 0.0
@@ -189,9 +189,7 @@ class GeneralRows:
         data = [x for x in self.inputs if x not in self._input_of.values()]
         found = remainder(self._loglik, cuts, data, shared.affine, order)
         theta = self.parameters.theta
-        delta = {shared.direction: theta - shared.centre}
-        firsts = clone_replace(shared.first, delta, rebuild_strict=False)
-        seconds = clone_replace(shared.second, delta, rebuild_strict=False)
+        firsts, seconds = shared.along(theta, centre)
         stars = dict(zip(found.stars, self._seen(cuts, shared.at_centre), strict=True))
         seen = dict(zip(found.etas, self._seen(cuts, shared.value), strict=True))
         seen |= dict(zip(found.firsts, self._seen(cuts, firsts), strict=True))
@@ -228,7 +226,7 @@ class GeneralRows:
             return []
         values = clone_replace(columns, stars, rebuild_strict=False)
         function = pytensor.function(
-            [self._shared.centre, *self.inputs], values, mode=ONCE, on_unused_input="ignore"
+            [self._shared.centre, *self.inputs], values, mode=_ONCE, on_unused_input="ignore"
         )
         parts = [function(centre, *block) for block in self._blocks(None)]
         return [np.concatenate(part) for part in zip(*parts, strict=True)]

@@ -171,6 +171,4 @@ def perturbed_linear(
     rng: np.random.Generator,
 ) -> tuple[float, float, float, float, float]:
     """The same for records with a linear predictor and a prior that is part of the expansion."""
-    return perturbed(
-        None, None, at, rows, chain, covariance, momentum, step_size, n_steps, rng
-    )
+    return perturbed(None, None, at, rows, chain, covariance, momentum, step_size, n_steps, rng)

@@ -171,8 +171,7 @@ def _at(model: Model, parameters: ParameterVector, reference: Mapping[str, Any])
     names = {rv.name for rv in model.free_RVs}
     if set(reference) != names:
         raise ValueError(
-            f"reference must give a value for each of {sorted(names)}; it has "
-            f"{sorted(reference)}."
+            f"reference must give a value for each of {sorted(names)}; it has {sorted(reference)}."
         )
     start = {rv: np.asarray(reference[rv.name]) for rv in model.free_RVs}
     strategies = dict(model.rvs_to_initial_values)

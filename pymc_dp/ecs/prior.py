@@ -29,9 +29,7 @@ class PriorTerm:
         theta = records.parameters.theta
         [logp] = records.parameters.substitute([records.public_logp])
         gradient = pytensor.grad(logp, theta, disconnected_inputs="ignore")
-        hessian = rewrite_graph(
-            jacobian_of(gradient, theta), include=("canonicalize", "stabilize")
-        )
+        hessian = rewrite_graph(jacobian_of(gradient, theta), include=("canonicalize", "stabilize"))
         self.graph: KernelGraph = ([theta], [logp.reshape((1,)), gradient])
         self.is_quadratic = theta not in ancestors_without_shapes([hessian])
         self._total = compile_parameter_function([theta], [logp, gradient])

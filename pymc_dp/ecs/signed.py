@@ -16,7 +16,7 @@ from pymc_dp._jit import compiled, generic
 from pymc_dp.ecs.estimates import Sampled, density, estimate, leapfrog, negative
 from pymc_dp.ecs.gather import copy_rows, empty_rows, first_rows
 
-__all__ = ["SignedChain", "signed", "signed_linear", "start_signed"]
+__all__ = ["SignedChain", "log_constants", "signed", "signed_linear", "start_signed"]
 
 Arrays = tuple[ndarray, ...]
 #: Mini-batches of one product, at most: a Poisson(1) variable exceeds it with probability 1e-14.
@@ -37,7 +37,7 @@ class SignedChain(NamedTuple):
         What is read of their records: those of mini-batch j at j * batch and on.
     owner : (capacity / batch,) int64 ndarray
         The product to which each mini-batch belongs.
-    count : (2,) int64 ndarray
+    counts : (2,) int64 ndarray
         How many mini-batches there are, and products.
     block : tuple of ndarray
         Room for the records of one product.
@@ -48,7 +48,7 @@ class SignedChain(NamedTuple):
     d: ndarray
     sample: Arrays
     owner: ndarray
-    count: ndarray
+    counts: ndarray
     block: Arrays
 
 
@@ -74,14 +74,20 @@ def start_signed(
 
 @compiled(error_model="numpy")
 def _log_size(d: ndarray, scale: float, shift: float, products: int) -> float:
-    """log |d_hat - a| / lambda of one mini-batch."""
+    """Log |d_hat - a| / lambda of one mini-batch."""
     return math.log(abs(scale * d.sum() - shift) / products)
+
+
+@compiled(error_model="numpy")
+def log_constants(shift: float, products: int, batches: int) -> float:
+    """What eq. 5.1 has beside the numerators of its factors, in logarithms."""
+    return shift + products - batches * math.log(products)
 
 
 @generic(error_model="numpy")
 def _replace(chain: Any, chosen: int, batch: int, fresh: ndarray) -> None:
     """Give a product other mini-batches, the first of the block."""
-    owner, count = chain.owner, chain.count
+    owner, count = chain.owner, chain.counts
     index = np.arange(batch)
     j = 0
     while j < count[0]:
@@ -104,7 +110,7 @@ def _replace(chain: Any, chosen: int, batch: int, fresh: ndarray) -> None:
 @generic(error_model="numpy")
 def _refresh(kernel: Any, at: Sampled, rows: Any, chain: Any, rng: np.random.Generator) -> float:
     """Offer one product other mini-batches; the probability of acceptance."""
-    batch, count = at.batch, chain.count
+    batch, count = at.batch, chain.counts
     chosen = rng.integers(0, count[1])
     number = min(rng.poisson(1.0), _MOST)
     size = number * batch
@@ -149,7 +155,7 @@ def signed(
     Parameters and results are those of :func:`pymc_dp.ecs.perturbed.perturbed`, and in addition
     the sign of the estimated likelihood comes last.  The chain is a :class:`SignedChain`.
     """
-    theta, gradient, count = chain.theta, chain.gradient, chain.count
+    theta, gradient, count = chain.theta, chain.gradient, chain.counts
     if not np.isfinite(chain.d[0]):
         m = count[0] * at.batch
         density(kernel, prior, at, first_rows(chain.sample, m), theta, chain.d[:m], gradient)
@@ -174,7 +180,7 @@ def signed(
     variance = 0.0
     for first in range(0, m, at.batch):
         variance += _log_size(d[first : first + at.batch], at.scale, at.shift, products) ** 2
-    value = start + at.shift + products - count[0] * math.log(products)
+    value = start + log_constants(at.shift, products, count[0])
     sign = -1.0 if negative(d, at.scale, at.shift, at.batch) else 1.0
     return accept_theta, accept_u, variance, error, value, sign
 

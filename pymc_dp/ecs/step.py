@@ -211,9 +211,7 @@ class HMCECS(CompiledStep):
         if self.estimator == "signed":
             shift, batch = pilot.total - self.blocks, per_block
             scale = self.variates.n / per_block
-        self.sampled = Sampled(
-            self.variates.family, self.variates.expansion, scale, shift, batch
-        )
+        self.sampled = Sampled(self.variates.family, self.variates.expansion, scale, shift, batch)
         if wanted is not None and self.sigma2 > _TOO_LARGE:
             self._warn_of_size(math.ceil(pilot.variance / _VARIANCE), pilot)
 
@@ -294,7 +292,7 @@ class HMCECS(CompiledStep):
     def _transition(self) -> tuple[float, ...]:
         variates, curved = self.variates, self.variates.curved
         momentum = curved.inverse_root.T @ self.rng.standard_normal(len(curved.theta))
-        settings = (curved.covariance, momentum, self.step_size, self.n_steps, self.rng)
+        settings: Any = (curved.covariance, momentum, self.step_size, self.n_steps, self.rng)
         state = (self.sampled, variates.rows, self._chain)
         own_loops = variates.kernel is None and variates.prior is None
         if self.estimator == "signed":

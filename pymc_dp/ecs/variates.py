@@ -18,6 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
@@ -26,13 +27,15 @@ from pytensor.graph.replace import clone_replace
 from pymc_dp._compat import pushforward
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut
-from pymc_dp.rows.functions import ParameterVector, jacobian_of
+from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
 from pymc_dp.rows.simplify import hoisted
 
 __all__ = ["FEW", "Remainder", "SharedValues", "coefficients", "numbers_seen", "remainder"]
 
 #: Numbers that a row sees, up to which its derivatives by them are stored: 28 at most.
 FEW = 6
+#: Numbers of a second derivative that are kept in a compiled function.
+_NUMBERS = 2**14
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +73,30 @@ class SharedValues:
         second = [_along(phi, centre, direction) for phi in first]
         affine = [theta not in ancestors_without_shapes([jacobian_of(v, theta)]) for v in value]
         return cls(centre, direction, value, at_centre, first, second, affine)
+
+    def along(self, theta: Variable, centre: np.ndarray) -> tuple[list[Variable], list[Variable]]:
+        """First and second derivatives of all phi along theta - centre.
+
+        Those of values that are not affine are numbers, where these are few.
+        """
+        delta = {self.direction: theta - self.centre}
+        firsts = clone_replace(self.first, delta, rebuild_strict=False)
+        seconds = clone_replace(self.second, delta, rebuild_strict=False)
+        d = len(centre)
+        for k, flat in enumerate(self.affine):
+            shape = self.at_centre[k].type.shape
+            if flat or None in shape or math.prod(shape) * d * d > _NUMBERS:
+                continue
+            slope = jacobian_of(self.at_centre[k], self.centre)
+            evaluate = pytensor.function(
+                [self.centre], [slope, jacobian_of(slope, self.centre)], mode=INTERPRETED
+            )
+            by_theta, twice = evaluate(centre)
+            way = theta - self.centre
+            firsts[k] = pt.dot(pt.constant(by_theta), way).reshape(shape)
+            bent = pt.dot(pt.constant(twice.reshape(-1, d, d)), way)
+            seconds[k] = pt.dot(bent, way).reshape(shape)
+        return firsts, seconds
 
 
 def _along(value: Variable, wrt: Variable, direction: Variable) -> Variable:
@@ -186,7 +213,9 @@ def _polynomial(
     moves = _flat(firsts)
     ways = list(moves)
     if order == 2 and not all(affine):
-        bent = [pt.zeros_like(f) if a else s for f, s, a in zip(firsts, seconds, affine, strict=True)]
+        bent = [
+            pt.zeros_like(f) if a else s for f, s, a in zip(firsts, seconds, affine, strict=True)
+        ]
         ways = [f + 0.5 * s for f, s in zip(moves, _flat(bent), strict=True)]
     for k, way in enumerate(ways):
         value = value + derivatives[:, 1 + k] * way
