@@ -14,7 +14,7 @@ os.environ.setdefault("NUMBA_DISABLE_INTEL_SVML", "1")
 import numba
 from numba import njit
 
-__all__ = ["compiled", "generic"]
+__all__ = ["compiled"]
 
 if getattr(numba.config, "USING_SVML", False):
     warnings.warn(
@@ -42,18 +42,5 @@ def compiled(**options: Any) -> Callable[[F], F]:
             return njit(cache=True, nogil=True, **options)(function)
         except RuntimeError:
             return njit(nogil=True, **options)(function)
-
-    return decorate
-
-
-def generic(**options: Any) -> Callable[[F], F]:
-    """``numba.njit(nogil=True, **options)``, for functions that take compiled functions.
-
-    They are not cached on disk: the functions that they take differ from process to process, and
-    the cache would grow.  A function that calls them with known ones can be :func:`compiled`.
-    """
-
-    def decorate(function: F) -> F:
-        return njit(nogil=True, **options)(function)
 
     return decorate

@@ -10,8 +10,9 @@ batch
     Records of a mini-batch of the block-Poisson estimator, whose absolute value is taken; 0 for
     the perturbed one (eq. 4.5); -1 for the plain mean, of stochastic gradients.
 
-`kernel` and `prior` are functions compiled from graphs, or None: for records with a linear
-predictor, which are treated by loops of our own, and for a prior that is part of the expansion.
+`kernel` and `prior` are addresses of functions compiled from graphs, or None: for records with a
+linear predictor, which are treated by loops of our own, and for a prior that is part of the
+expansion.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from numba import types
 from numba.extending import overload
 from numpy import ndarray
 
-from pymc_dp._jit import compiled, generic
+from pymc_dp._jit import compiled
 from pymc_dp.ecs.expansion import Expansion, quadratic
 from pymc_dp.ecs.linear import linear_estimate
 
@@ -66,17 +67,14 @@ def _choose(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) 
         delta = theta - at.expansion.centre
         return linear_estimate(at.family, rows, delta, at.scale, at.shift, at.batch, d, gradient)
 
-    def compiled_graph(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
+    def graph(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
         numbers = np.array([at.scale, at.shift, float(at.batch)])
-        value, found, slope = kernel(theta, at.expansion.centre, numbers, *rows)
-        d[:] = found
-        gradient[:] = slope
-        return value[0]
+        return kernel(theta, at.expansion.centre, numbers, d, gradient, rows)
 
-    return linear if isinstance(kernel, types.NoneType) else compiled_graph
+    return linear if isinstance(kernel, types.NoneType) else graph
 
 
-@generic(error_model="numpy")
+@compiled(error_model="numpy")
 def estimate(
     kernel: Any, at: Sampled, rows: Any, theta: ndarray, d: ndarray, gradient: ndarray
 ) -> float:
@@ -87,7 +85,7 @@ def estimate(
     return _estimate(kernel, at, rows, theta, d, gradient)
 
 
-@generic(error_model="numpy")
+@compiled(error_model="numpy")
 def density(
     kernel: Any,
     prior: Any,
@@ -103,13 +101,12 @@ def density(
     value += quadratic(at.expansion, theta, part)
     gradient += part
     if prior is not None:
-        log_prior, slope = prior(theta)
-        value += log_prior[0]
-        gradient += slope
+        value += prior(theta, part)
+        gradient += part
     return value
 
 
-@generic(error_model="numpy")
+@compiled(error_model="numpy")
 def leapfrog(
     kernel: Any,
     prior: Any,

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from numba import cfunc, types
+from numba.np.numpy_support import from_dtype
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
@@ -19,7 +21,7 @@ from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.functions import ParameterVector, compile_function, prepared_loglik
 
-__all__ = ["GeneralRows", "KernelGraph", "jit"]
+__all__ = ["GeneralRows", "KernelGraph", "callable_kernel", "callable_prior"]
 
 #: For functions called once for every row, one array operation after the other.
 _ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
@@ -29,9 +31,47 @@ _BLOCK = 4096
 KernelGraph = tuple[list[Variable], list[Variable]]
 
 
-def jit(graph: KernelGraph) -> Any:
-    """A function that other compiled functions can call, from the inputs and outputs of a graph."""
+def callable_kernel(graph: KernelGraph) -> Any:
+    """The estimate of a sample, as a function that compiled loops call through its address.
+
+    Loops are compiled and cached without it: their types are those of its arguments alone.  It
+    takes theta, centre, numbers, d, gradient and the rows of a sample, writes d and the gradient,
+    and returns the estimate.
+    """
+    inputs, _ = graph
+    function = _jitted(graph)
+    vector = types.float64[::1]
+    rows = types.Tuple([_array(x) for x in inputs[3:]])
+    signature = types.float64(vector, vector, vector, vector, vector, rows)
+
+    def estimate(theta, centre, numbers, d, gradient, rows):  # type: ignore[no-untyped-def]
+        value, found, slope = function(theta, centre, numbers, *rows)
+        d[:] = found
+        gradient[:] = slope
+        return value[0]
+
+    return cfunc(signature)(estimate)
+
+
+def callable_prior(graph: KernelGraph) -> Any:
+    """The log-prior in the same form: takes theta and room for its gradient."""
+    function = _jitted(graph)
+    vector = types.float64[::1]
+
+    def log_prior(theta, gradient):  # type: ignore[no-untyped-def]
+        value, slope = function(theta)
+        gradient[:] = slope
+        return value[0]
+
+    return cfunc(types.float64(vector, vector))(log_prior)
+
+
+def _jitted(graph: KernelGraph) -> Any:
     return compile_function(*graph).vm.jit_fn
+
+
+def _array(variable: Variable) -> Any:
+    return types.Array(from_dtype(np.dtype(variable.type.dtype)), variable.type.ndim, "C")
 
 
 class GeneralRows:

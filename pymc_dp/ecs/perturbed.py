@@ -10,11 +10,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled, generic
+from pymc_dp._jit import compiled
 from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate, leapfrog
 from pymc_dp.ecs.gather import copy_rows, empty_rows
 
-__all__ = ["PerturbedChain", "perturbed", "perturbed_linear", "start_perturbed"]
+__all__ = ["PerturbedChain", "perturbed", "start_perturbed"]
 
 Arrays = tuple[ndarray, ...]
 
@@ -70,7 +70,7 @@ def _estimate_of(d: ndarray, block: ndarray, first: int, scale: float) -> tuple[
     return scale * total - 0.5 * variance, variance
 
 
-@generic(error_model="numpy")
+@compiled(error_model="numpy")
 def perturbed(
     kernel: Any,
     prior: Any,
@@ -157,18 +157,3 @@ def perturbed(
         start = end
     _, variance = _estimate_of(d, d[:0], 0, at.scale)
     return accept_theta, accept_u, variance, error, start
-
-
-@compiled(error_model="numpy")
-def perturbed_linear(
-    at: Sampled,
-    rows: Arrays,
-    chain: PerturbedChain,
-    covariance: ndarray,
-    momentum: ndarray,
-    step_size: float,
-    n_steps: int,
-    rng: np.random.Generator,
-) -> tuple[float, float, float, float, float]:
-    """The same for records with a linear predictor and a prior that is part of the expansion."""
-    return perturbed(None, None, at, rows, chain, covariance, momentum, step_size, n_steps, rng)

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp.ecs.estimates import MEAN
+from pymc_dp.ecs.estimates import Sampled, estimate
 from pymc_dp.ecs.expansion import Expansion, expand
-from pymc_dp.ecs.general import GeneralRows, KernelGraph, jit
-from pymc_dp.ecs.linear import LinearRows, linear_estimate, linear_rows
+from pymc_dp.ecs.general import GeneralRows, KernelGraph, callable_kernel, callable_prior
+from pymc_dp.ecs.linear import LinearRows, linear_rows
 from pymc_dp.ecs.mode import Curved, Posterior, find_mode
 from pymc_dp.ecs.prior import PriorTerm
 from pymc_dp.ecs.reading import read
@@ -60,8 +60,9 @@ class Variates:
 
     def compile(self) -> None:
         """Make the compiled functions, which do not travel between processes."""
-        self.kernel = None if self.kernel_graph is None else jit(self.kernel_graph)
-        self.prior = None if self.prior_graph is None else jit(self.prior_graph)
+        graph, prior = self.kernel_graph, self.prior_graph
+        self.kernel = None if graph is None else callable_kernel(graph)
+        self.prior = None if prior is None else callable_prior(prior)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "kernel": None, "prior": None}
@@ -74,12 +75,9 @@ class Variates:
     def differences(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
         """d_k = l_k - q_k of some records."""
         rows = tuple(x[index] for x in self.rows)
-        if self.kernel is not None:
-            numbers = np.array([1.0, 0.0, 1.0])
-            return np.asarray(self.kernel(theta, self.expansion.centre, numbers, *rows)[1])
-        d = np.empty(len(index))
-        delta = theta - self.expansion.centre
-        linear_estimate(self.family, rows, delta, 1.0, 0.0, MEAN, d, np.empty(len(theta)))
+        d, gradient = np.empty(len(index)), np.empty(len(theta))
+        at = Sampled(self.family, self.expansion, 1.0, 0.0, 1)
+        estimate(self.kernel, at, rows, theta, d, gradient)
         return d
 
     def typical(self, rng: np.random.Generator) -> np.ndarray:

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled, generic
+from pymc_dp._jit import compiled
 from pymc_dp.ecs.estimates import Sampled, density, estimate, leapfrog, negative
 from pymc_dp.ecs.gather import copy_rows, empty_rows, first_rows
 
-__all__ = ["SignedChain", "log_constants", "signed", "signed_linear", "start_signed"]
+__all__ = ["SignedChain", "log_constants", "signed", "start_signed"]
 
 Arrays = tuple[ndarray, ...]
 #: Mini-batches of one product, at most: a Poisson(1) variable exceeds it with probability 1e-14.
@@ -84,7 +84,7 @@ def log_constants(shift: float, products: int, batches: int) -> float:
     return shift + products - batches * math.log(products)
 
 
-@generic(error_model="numpy")
+@compiled(error_model="numpy")
 def _replace(chain: Any, chosen: int, batch: int, fresh: ndarray) -> None:
     """Give a product other mini-batches, the first of the block."""
     owner, count = chain.owner, chain.counts
@@ -107,7 +107,7 @@ def _replace(chain: Any, chosen: int, batch: int, fresh: ndarray) -> None:
         count[0] += 1
 
 
-@generic(error_model="numpy")
+@compiled(error_model="numpy")
 def _refresh(kernel: Any, at: Sampled, rows: Any, chain: Any, rng: np.random.Generator) -> float:
     """Offer one product other mini-batches; the probability of acceptance."""
     batch, count = at.batch, chain.counts
@@ -137,7 +137,7 @@ def _refresh(kernel: Any, at: Sampled, rows: Any, chain: Any, rng: np.random.Gen
     return accept
 
 
-@generic(error_model="numpy")
+@compiled(error_model="numpy")
 def signed(
     kernel: Any,
     prior: Any,
@@ -183,18 +183,3 @@ def signed(
     value = start + log_constants(at.shift, products, count[0])
     sign = -1.0 if negative(d, at.scale, at.shift, at.batch) else 1.0
     return accept_theta, accept_u, variance, error, value, sign
-
-
-@compiled(error_model="numpy")
-def signed_linear(
-    at: Sampled,
-    rows: Arrays,
-    chain: SignedChain,
-    covariance: ndarray,
-    momentum: ndarray,
-    step_size: float,
-    n_steps: int,
-    rng: np.random.Generator,
-) -> tuple[float, float, float, float, float, float]:
-    """The same for records with a linear predictor and a prior that is part of the expansion."""
-    return signed(None, None, at, rows, chain, covariance, momentum, step_size, n_steps, rng)

@@ -19,10 +19,10 @@ from pymc_dp import _compat
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.ecs.adaptation import DualAveraging
 from pymc_dp.ecs.estimates import PERTURBED, Sampled
-from pymc_dp.ecs.perturbed import perturbed, perturbed_linear, start_perturbed
+from pymc_dp.ecs.perturbed import perturbed, start_perturbed
 from pymc_dp.ecs.preparation import Pilot, Variates, prepare
 from pymc_dp.ecs.reading import refuse_budget, refuse_partial
-from pymc_dp.ecs.signed import signed, signed_linear, start_signed
+from pymc_dp.ecs.signed import signed, start_signed
 from pymc_dp.ecs.signs import MIN_POSITIVE
 from pymc_dp.privatized.base import CompiledStep
 
@@ -294,15 +294,9 @@ class HMCECS(CompiledStep):
         momentum = curved.inverse_root.T @ self.rng.standard_normal(len(curved.theta))
         settings: Any = (curved.covariance, momentum, self.step_size, self.n_steps, self.rng)
         state = (self.sampled, variates.rows, self._chain)
-        own_loops = variates.kernel is None and variates.prior is None
         if self.estimator == "signed":
-            if own_loops:
-                return signed_linear(*state, *settings)
             return signed(variates.kernel, variates.prior, *state, *settings)
-        if own_loops:
-            found = perturbed_linear(*state, *settings)
-        else:
-            found = perturbed(variates.kernel, variates.prior, *state, *settings)
+        found = perturbed(variates.kernel, variates.prior, *state, *settings)
         return (*found, 1.0)
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:

@@ -206,26 +206,25 @@ def _polynomial(
     affine: list[bool],
     order: int,
 ) -> Variable:
-    """(rows,) q_k from its coefficients."""
+    """(rows,) q_k from its coefficients, by products of small matrices."""
     value = derivatives[:, 0]
     if order == 0:
         return value
-    moves = _flat(firsts)
-    ways = list(moves)
+    moves = pt.stack(_flat(firsts), axis=1)
+    ways = moves
     if order == 2 and not all(affine):
         bent = [
-            pt.zeros_like(f) if a else s for f, s, a in zip(firsts, seconds, affine, strict=True)
+            pt.zeros_like(f) if flat else s
+            for f, s, flat in zip(firsts, seconds, affine, strict=True)
         ]
-        ways = [f + 0.5 * s for f, s in zip(moves, _flat(bent), strict=True)]
-    for k, way in enumerate(ways):
-        value = value + derivatives[:, 1 + k] * way
+        ways = moves + 0.5 * pt.stack(_flat(bent), axis=1)
+    k = int(numbers_seen(firsts))
+    value = value + (derivatives[:, 1 : 1 + k] * ways).sum(axis=1)
     if order == 2:
-        place = 1 + len(moves)
-        for k, first in enumerate(moves):
-            for j, other in enumerate(moves[k:], start=k):
-                half = 0.5 if j == k else 1.0
-                value = value + half * derivatives[:, place] * first * other
-                place += 1
+        first, second = np.triu_indices(k)
+        left = np.eye(k)[:, first] * np.where(first == second, 0.5, 1.0)
+        pairs = pt.dot(moves, pt.constant(left)) * pt.dot(moves, pt.constant(np.eye(k)[:, second]))
+        value = value + (derivatives[:, 1 + k :] * pairs).sum(axis=1)
     return value
 
 
