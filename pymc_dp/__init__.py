@@ -8,7 +8,7 @@ from pymc_dp.advice import clip_advice
 from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.diagnostics import clipping_report, inefficiency, mmd
-from pymc_dp.ecs import HMCECS, resample_signed, signed_expectation
+from pymc_dp.ecs import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
 from pymc_dp.errors import (
     BudgetExceeded,
     LedgerError,
@@ -58,6 +58,9 @@ __all__ = [
     "DPSGLD",
     "DPSGNHT",
     "HMCECS",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
     "BudgetExceeded",
     "ConjugateNormal",
     "DPBarker",

@@ -105,7 +105,7 @@ def test_statistics_of_a_chain() -> None:
 
 
 def test_processes_repeat_what_one_process_does() -> None:
-    step, idata = logistic_run("perturbed")
+    _step, idata = logistic_run("perturbed")
     model = regression("logistic")
     again = sample(model, dp.HMCECS(model=model, progressbar=False), cores=2)
     for name in ("beta",):

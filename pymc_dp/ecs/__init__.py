@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from pymc_dp.ecs.signs import resample_signed, signed_expectation
 from pymc_dp.ecs.step import HMCECS
+from pymc_dp.ecs.stochastic import SGHMC, SGLD, SGNHT
 
-__all__ = ["HMCECS", "resample_signed", "signed_expectation"]
+__all__ = ["HMCECS", "SGHMC", "SGLD", "SGNHT", "resample_signed", "signed_expectation"]
