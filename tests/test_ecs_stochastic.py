@@ -19,7 +19,7 @@ Z = 5.5
 
 @pytest.mark.parametrize("h", [0.8, 0.4, 0.1])
 def test_hamiltonian_dynamics_have_the_right_temperature(h: float) -> None:
-    """The bias falls at least with h^2."""
+    """The bias is h^2 / 8 in first order."""
     rng, queries = np.random.default_rng(1), Gaussian(2)
 
     def step(state):
@@ -27,7 +27,7 @@ def test_hamiltonian_dynamics_have_the_right_temperature(h: float) -> None:
 
     start = sgmcmc.initial_hamiltonian(rng, rng.standard_normal((CHAINS, D)))
     found, error = variance(step, start, 400)
-    assert abs(found - 1.0) < 0.1 * h**2 + Z * error
+    assert abs(found - 1.0) < 0.14 * h**2 + Z * error
 
 
 def test_a_wrong_temperature_is_found() -> None:
@@ -57,7 +57,7 @@ def test_variances_approach_1_as_steps_shrink(sampler: str, bias: float) -> None
         step = getattr(dp, sampler)(
             step_size=h, n_steps=8, subsample_size=10, model=model, progressbar=False
         )
-        draws = _compat.group(sample(model, step, draws=2000, tune=200), "posterior")["mu"].values
+        draws = _compat.group(sample(model, step, draws=1000, tune=100), "posterior")["mu"].values
         z = draws / np.sqrt(step.variates.curved.covariance[0, 0])
         ess = _compat.effective_draws(((z - z.mean()) ** 2)[..., None])
         allowed = bias * h * (1.3 if sampler == "SGLD" else h)
