@@ -157,6 +157,16 @@ def test_only_mechanisms_add_noise_to_records() -> None:
             assert "pymc_dp.rows.contributions.blocks" not in names_imported(module), module
 
 
+def test_subsampling_has_nothing_to_do_with_privacy() -> None:
+    """It asks for a budget in order to refuse it, and neither clips nor charges."""
+    private = {"clipping", "ledger", "mechanisms", "metering", "noise", "steps", "warmup"}
+    for module in MODULES:
+        if part_of(module) == "ecs":
+            own = imports_of(module)[0]
+            assert private.isdisjoint(part_of(name) for name in own), module
+            assert "budget" not in own or module == "ecs.reading", module
+
+
 def names_imported(module: str) -> set[str]:
     """What a module takes from others by ``from ... import ...``."""
     tree = ast.parse(MODULES[module].read_text(encoding="utf-8"))

@@ -239,11 +239,9 @@ class Few:
         )
 
     def differences(self, theta: float) -> np.ndarray:
-        design, numbers = self.rows
+        design, v, k, b, linear, bent = self.rows
         t = design[:, 0] * (theta - 0.1)
-        value = np.logaddexp(0, numbers[:, 0] + t)
-        bent = numbers[:, 3] * t + 0.5 * numbers[:, 4] * t**2
-        return bent - numbers[:, 2] * (value - numbers[:, 1])
+        return linear * t + 0.5 * bent * t**2 - b * (np.logaddexp(0, v + t) - k)
 
     def moments(self, log_density: np.ndarray) -> np.ndarray:
         """Mean, variance about 0 and probability of (0, inf) on the grid."""

@@ -134,26 +134,23 @@ class LinearRows:
             found -= (part * weights[start : start + _BLOCK, None]).T @ part
         return found
 
-    def remainders(self, centre: ndarray, order: int) -> tuple[ndarray, ndarray]:
-        """What an estimate reads of every record: its design, and the numbers of its d_k."""
+    def remainders(self, centre: ndarray, order: int) -> tuple[ndarray, ...]:
+        """What an estimate reads of every record: its design, and the numbers of its d_k.
+
+        These are v and K at the centre, b, and the coefficients of t and t^2/2.
+        """
         v = self.offset + self.design @ centre
         k, k1, k2 = _kernel(self.family, v)
         linear = self.b * k1 if order >= 1 else self.a
-        bent = self.b * k2 * float(order == 2)
-        return self.design, np.column_stack([v, k, self.b, linear, bent])
+        return self.design, v, k, self.b, linear, self.b * k2 * float(order == 2)
 
 
-@compiled(error_model="numpy")
-def _value_and_slope(family: int, v: float) -> tuple[float, float]:
-    """K(v) and K'(v), without branches within a family."""
-    if family == _LOGIT:
-        tail = elementary.exp(-abs(v))
-        inverse = 1.0 / (1.0 + tail)
-        return max(v, 0.0) + elementary.log1p(tail), inverse if v >= 0.0 else tail * inverse
-    if family == _LOG:
-        value = elementary.exp(v)
-        return value, value
-    return 0.5 * v * v, v
+@compiled(error_model="numpy", inline="always")
+def _logit(v: float) -> tuple[float, float]:
+    """K(v) and K'(v), without branches."""
+    tail = elementary.exp(-abs(v))
+    inverse = 1.0 / (1.0 + tail)
+    return max(v, 0.0) + elementary.log1p(tail), inverse if v >= 0.0 else tail * inverse
 
 
 @compiled(error_model="numpy")
@@ -161,11 +158,13 @@ def _kernel(family: int, v: ndarray) -> tuple[ndarray, ndarray, ndarray]:
     """K, K' and K'' at all v."""
     value, slope, bent = np.empty_like(v), np.empty_like(v), np.empty_like(v)
     for i in range(v.shape[0]):
-        value[i], slope[i] = _value_and_slope(family, v[i])
         if family == _LOGIT:
+            value[i], slope[i] = _logit(v[i])
             bent[i] = slope[i] * (1.0 - slope[i])
+        elif family == _LOG:
+            value[i] = slope[i] = bent[i] = elementary.exp(v[i])
         else:
-            bent[i] = slope[i] if family == _LOG else 1.0
+            value[i], slope[i], bent[i] = 0.5 * v[i] * v[i], v[i], 1.0
     return value, slope, bent
 
 
@@ -187,19 +186,41 @@ def _add_rows(design: ndarray, weights: ndarray, out: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
-def _remainders(family: int, numbers: ndarray, moved: ndarray, d: ndarray) -> None:
-    """d_k from the ways `moved` of v, which become the derivatives of d_k by v."""
-    for i in range(moved.shape[0]):
-        t, record = moved[i], numbers[i]
-        value, slope = _value_and_slope(family, record[0] + t)
-        d[i] = t * (record[3] + 0.5 * record[4] * t) - record[2] * (value - record[1])
-        moved[i] = record[3] + record[4] * t - record[2] * slope
+def _values(family: int, v: ndarray, t: ndarray, value: ndarray, slope: ndarray) -> None:
+    """K and K' at v + t.
+
+    A loop for each family, over few arrays, so that it uses vector instructions.
+    """
+    if family == _LOGIT:
+        for i in range(t.shape[0]):
+            value[i], slope[i] = _logit(v[i] + t[i])
+    elif family == _LOG:
+        for i in range(t.shape[0]):
+            value[i] = elementary.exp(v[i] + t[i])
+            slope[i] = value[i]
+    else:
+        for i in range(t.shape[0]):
+            slope[i] = v[i] + t[i]
+            value[i] = 0.5 * slope[i] * slope[i]
+
+
+@compiled(error_model="numpy")
+def _remainders(
+    family: int, numbers: tuple[ndarray, ...], t: ndarray, d: ndarray, slope: ndarray
+) -> None:
+    """d_k from the ways t of v, and the derivatives of d_k by v."""
+    v, k, b, linear, bent = numbers
+    _values(family, v, t, d, slope)
+    for i in range(t.shape[0]):
+        way = t[i]
+        d[i] = way * (linear[i] + 0.5 * bent[i] * way) - b[i] * (d[i] - k[i])
+        slope[i] = linear[i] + bent[i] * way - b[i] * slope[i]
 
 
 @compiled(error_model="numpy")
 def linear_estimate(
     family: int,
-    rows: tuple[ndarray, ndarray],
+    rows: tuple[ndarray, ...],
     delta: ndarray,
     scale: float,
     shift: float,
@@ -221,11 +242,11 @@ def linear_estimate(
     d : (m,) ndarray
     gradient : (d,) ndarray
     """
-    design, numbers = rows
+    design, numbers = rows[0], rows[1:]
     m = design.shape[0]
-    weights = np.empty(m)
-    _products(design, delta, weights)
-    _remainders(family, numbers, weights, d)
+    ways, weights = np.empty(m), np.empty(m)
+    _products(design, delta, ways)
+    _remainders(family, numbers, ways, d, weights)
     if batch > 0:
         value = 0.0
         for first in range(0, m, batch):
