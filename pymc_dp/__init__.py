@@ -8,6 +8,7 @@ from pymc_dp.advice import clip_advice
 from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.diagnostics import clipping_report, inefficiency, mmd
+from pymc_dp.ecs import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
 from pymc_dp.errors import (
     BudgetExceeded,
     LedgerError,
@@ -56,6 +57,10 @@ __all__ = [
     "DPHMC",
     "DPSGLD",
     "DPSGNHT",
+    "HMCECS",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
     "BudgetExceeded",
     "ConjugateNormal",
     "DPBarker",
@@ -97,8 +102,10 @@ __all__ = [
     "privacy_statement",
     "release",
     "release_statistic",
+    "resample_signed",
     "sample",
     "sample_posterior_predictive",
+    "signed_expectation",
 ]
 
 guard.install()

@@ -16,6 +16,11 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 try:  # PyTensor 3
+    from pytensor.gradient import pushforward
+except ImportError:  # PyTensor 2
+    from pytensor.gradient import Rop as pushforward
+
+try:  # PyTensor 3
     from pytensor.tensor.special import LogSumExp
 except ImportError:  # PyTensor 2 has no such operation
     LogSumExp = None
@@ -44,6 +49,7 @@ __all__ = [
     "group_names",
     "inference_data",
     "is_result",
+    "pushforward",
     "sample_call",
     "subtensor_indices",
 ]

@@ -25,7 +25,7 @@ LAYERS = (
     {"correction", "guard", "kernels", "simulation", "statement", "warmup"},
     {"midpoints", "publish"},
     {"privatized", "steps"},
-    {"advice", "laplace", "sampling"},
+    {"advice", "ecs", "laplace", "sampling"},
     {"diagnostics"},
     {"__init__"},
 )
@@ -155,6 +155,16 @@ def test_only_mechanisms_add_noise_to_records() -> None:
             assert "mechanisms.statistic" not in own, module
         if module != "mechanisms.oneoff":
             assert "pymc_dp.rows.contributions.blocks" not in names_imported(module), module
+
+
+def test_subsampling_has_nothing_to_do_with_privacy() -> None:
+    """It asks for a budget in order to refuse it, and neither clips nor charges."""
+    private = {"clipping", "ledger", "mechanisms", "metering", "noise", "steps", "warmup"}
+    for module in MODULES:
+        if part_of(module) == "ecs":
+            own = imports_of(module)[0]
+            assert private.isdisjoint(part_of(name) for name in own), module
+            assert "budget" not in own or module == "ecs.reading", module
 
 
 def names_imported(module: str) -> set[str]:

@@ -1,8 +1,8 @@
-"""Langevin dynamics and a Nosé-Hoover thermostat with noisy scores, without an accept test.
+"""Langevin, Hamiltonian and Nosé-Hoover dynamics with noisy scores, without an accept test.
 
 Sources: Welling & Teh (2011); Wang, Fienberg & Smola (2015); Li, Chen, Liu & Carin (2019), for
-private stochastic gradients; Ding et al. (2014), for the thermostat; Leimkuhler & Shang (2016),
-for the order of its parts.
+private stochastic gradients; Chen, Fox & Guestrin (2014), for friction; Ding et al. (2014), for the
+thermostat; Leimkuhler & Shang (2016), for the order of its parts.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from pymc_dp.kernels._batch import all_finite, dot, select
 from pymc_dp.kernels.interfaces import Array, Batch, GradientQueries, Mask, Prior
 
 __all__ = [
+    "SGHMCState",
     "SGInfo",
     "SGLDState",
     "SGNHTState",
+    "hamiltonian",
+    "initial_hamiltonian",
     "initial_langevin",
     "initial_thermostat",
     "langevin",
@@ -31,6 +34,13 @@ class SGLDState(NamedTuple):
     """What the Langevin chain carries on."""
 
     z: Array  # (..., d)
+
+
+class SGHMCState(NamedTuple):
+    """What Hamiltonian dynamics with friction carry on."""
+
+    z: Array  # (..., d)
+    momentum: Array  # (..., d)
 
 
 class SGNHTState(NamedTuple):
@@ -105,6 +115,66 @@ def langevin(
         z = state.z + 0.5 * step_size * score + noise
         finite = _inside(z, prior)
     return SGLDState(select(finite, z, state.z)), SGInfo(finite)
+
+
+def initial_hamiltonian(rng: np.random.Generator, z: Array) -> SGHMCState:
+    """State of Hamiltonian dynamics that start at ``z`` with a momentum of their own."""
+    return SGHMCState(z, rng.standard_normal(z.shape))
+
+
+def hamiltonian(
+    rng: np.random.Generator,
+    state: SGHMCState,
+    queries: GradientQueries,
+    prior: Prior,
+    *,
+    step_size: float,
+    friction: float,
+) -> tuple[SGHMCState, SGInfo]:
+    r"""One step of stochastic-gradient Hamiltonian dynamics with friction.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+    state : SGHMCState
+    queries : GradientQueries
+    prior : Prior
+    step_size : float
+        h.
+    friction : float
+        C.
+
+    Returns
+    -------
+    SGHMCState, SGInfo
+
+    Notes
+    -----
+    dz = p dt, dp = (score - C p) dt + sqrt(2 C) dW, in the palindromic order z, friction, score,
+    friction, z.  The noise of scores is not subtracted from that of the dynamics (Chen, Fox &
+    Guestrin 2014 with B = 0).
+
+    Guarantee
+        With exact scores and h -> 0, the posterior is stationary.
+
+    Weaknesses
+        No accept test: a bias of order h^2, and one of order h times the variance of the scores.
+    """
+    half = 0.5 * step_size
+    z, p = state
+    kept = math.exp(-friction * half)
+    spread = math.sqrt(1.0 - kept**2)
+    with np.errstate(all="ignore"):
+        z = z + half * p
+        p = kept * p + spread * rng.standard_normal(p.shape)
+        possible = all_finite(z)
+        asked = select(possible, z, state.z)
+        p = p + step_size * (queries.gradient(asked) + prior.gradient(asked))
+        p = kept * p + spread * rng.standard_normal(p.shape)
+        z = z + half * p
+        possible = possible & _inside(z, prior) & all_finite(p)
+    moved = SGHMCState(select(possible, z, state.z), select(possible, p, -state.momentum))
+    return moved, SGInfo(possible)
 
 
 def initial_thermostat(rng: np.random.Generator, z: Array, friction: float) -> SGNHTState:

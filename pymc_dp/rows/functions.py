@@ -34,6 +34,7 @@ __all__ = [
     "compile_function",
     "compile_parameter_function",
     "jacobian_of",
+    "prepared_loglik",
 ]
 
 #: Operations from which on a function of the parameters is interpreted.
@@ -158,6 +159,13 @@ def jacobian_of(phi: Variable, theta: Variable) -> Variable:
         return pt.stack(rows)
 
 
+def prepared_loglik(graph: RowGraph) -> Variable:
+    """The log-likelihood of a block of rows, stable and simplified, to be differentiated."""
+    [loglik] = clone_replace([graph.loglik])  # others need the graph as it was
+    loglik = rewrite_graph(loglik, include=("canonicalize", "stabilize"), clone=False)
+    return constant_solves(simplified(loglik))
+
+
 class RowFunctions:
     """The compiled functions of one :class:`RowGraph`.
 
@@ -256,10 +264,8 @@ class RowFunctions:
             for k, cut in enumerate(self.labels)
             if cut.row_data is not None
         }
-        [loglik] = clone_replace([graph.loglik])  # others need the graph as it was
-        loglik = rewrite_graph(loglik, include=("canonicalize", "stabilize"), clone=False)
         data = [leaf.block for leaf in graph.leaves]
-        loglik, hoisted, columns = slow_columns(constant_solves(simplified(loglik)), data)
+        loglik, hoisted, columns = slow_columns(prepared_loglik(graph), data)
         self._hoisted = compile_function(data, columns, compile_kwargs) if columns else None
         scores = pytensor.grad(
             loglik.sum(),

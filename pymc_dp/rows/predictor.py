@@ -32,11 +32,11 @@ from scipy.special import expit, log_ndtr
 
 from pymc_dp.rows.affine import linear_predictor
 from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import RowGraph
+from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED, compile_function
 
-__all__ = ["FAMILIES", "Predictor", "Recognised", "recognise"]
+__all__ = ["FAMILIES", "Predictor", "Recognised", "predictor_of", "recognise"]
 
 FAMILIES = ("logit", "log", "normal", "probit")
 #: Where one of the two terms of the derivative is nothing beside the other.
@@ -126,16 +126,42 @@ def recognise(engine: RowEngine, compile_kwargs: dict[str, Any] | None = None) -
     if not engine.one_row_per_unit:
         return None, "A privacy unit may have several rows, whose scores add up."
     functions = engine.groups[0].functions
-    graph = functions.graph
+    linear = all(jacobian is not None for jacobian in functions.constant_jacobians)
+    return predictor_of(functions.graph, functions.ordered, linear, compile_kwargs)
+
+
+def predictor_of(
+    graph: RowGraph,
+    cuts: Sequence[Cut],
+    linear: bool,
+    compile_kwargs: dict[str, Any] | None = None,
+) -> Recognised:
+    """The linear predictor of a row graph, if there is one.
+
+    Parameters
+    ----------
+    graph : RowGraph
+    cuts : sequence of Cut
+        The cuts of the graph, in the order in which the predictor will get their values.
+    linear : bool
+        Whether all shared values are affine in the parameters.
+    compile_kwargs : dict, optional
+
+    Returns
+    -------
+    predictor : Predictor or None
+    reason : str
+        As for :func:`recognise`.
+    """
     names = ", ".join(f"`{name}`" for name in graph.names)
-    if any(jacobian is None for jacobian in functions.constant_jacobians):
+    if not linear:
         return None, (
             f"Some parameters do not reach {names} linearly (a scale, or a product of parameters)."
         )
     variable = linear_predictor(graph)
     if variable is None:
         return None, f"The parameters do not reach {names} through one linear predictor per row."
-    etas = [cut.eta for cut in functions.ordered]
+    etas = [cut.eta for cut in cuts]
     v = pt.vector("v", dtype="float64")
     [loglik] = clone_replace([graph.loglik], {variable: v}, rebuild_strict=False)
     found = _family(loglik, v, graph)
@@ -154,7 +180,7 @@ def recognise(engine: RowEngine, compile_kwargs: dict[str, Any] | None = None) -
         compile_function([*etas, *blocks], outputs, compile_kwargs),
         compile_function([v, *blocks], slope, compile_kwargs),
         leaves,
-        tuple(tuple(cut.phi.type.shape[cut.kind != "copy" :]) for cut in functions.ordered),
+        tuple(tuple(cut.phi.type.shape[cut.kind != "copy" :]) for cut in cuts),
     )
     return predictor, f"{names} is of the {family} family in one linear predictor per row."
 

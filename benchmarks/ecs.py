@@ -1,0 +1,403 @@
+"""Samples of records against all of them: the tables and figures of Dang et al. (2019).
+
+::
+
+    python -m benchmarks.ecs --quick
+    python -m benchmarks.ecs --n 100000 1000000 --json ecs.json --figure docs/figures/ecs.png
+    python -m benchmarks.ecs --problems higgs splines --methods hmc perturbed signed numpyro nutpie
+
+The HIGGS data are simulated (d = 29), and so are the firms of the additive spline model (d = 81).
+Methods that need a package that is not installed are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from scipy.special import expit
+
+import pymc_dp as dp
+from benchmarks.machine import description
+from benchmarks.runs import quiet
+from pymc_dp._compat import effective_draws
+from pymc_dp.ecs.linear import linear_rows
+from pymc_dp.ecs.mode import Posterior
+from pymc_dp.ecs.prior import PriorTerm
+from pymc_dp.ecs.reading import read
+
+#: Paper, Tables 2 and 4: perturbed and signed.
+PAPER = {
+    "higgs": {"accept": (0.98, 0.979), "accept_u": (1.0, 0.993), "IF": (2.185, 2.192)},
+    "splines": {"accept": (0.967, 0.962), "accept_u": (0.994, 0.964), "IF": (2.202, 2.31)},
+}
+PRIOR_SD = 10.0
+
+
+def higgs(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """28 features and an intercept."""
+    rng = np.random.default_rng(1)
+    x = np.column_stack([np.ones(n), rng.standard_normal((n, 28))])
+    theta = rng.normal(0.0, 0.3, 29)
+    return x, rng.binomial(1, expit(x @ theta))
+
+
+def splines(n: int) -> tuple[np.ndarray, np.ndarray]:
+    """An intercept and 10 hat functions of each of 8 covariates; few outcomes are 1."""
+    rng = np.random.default_rng(2)
+    knots, columns = np.linspace(-2.0, 2.0, 11), [np.ones((n, 1))]
+    for _ in range(8):
+        z = np.clip(rng.standard_normal(n), -2.0, 2.0)
+        hats = np.maximum(0.0, 1.0 - np.abs(z[:, None] - knots) / (knots[1] - knots[0]))
+        columns.append(np.delete(hats, 5, axis=1))
+    x = np.hstack(columns)
+    theta = np.concatenate([[-3.0], rng.normal(0.0, 0.4, 80)])
+    return x, rng.binomial(1, expit(x @ theta))
+
+
+PROBLEMS = {"higgs": higgs, "splines": splines}
+
+
+def build(x: np.ndarray, y: np.ndarray) -> pm.Model:
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, PRIOR_SD, shape=x.shape[1])
+        pm.Bernoulli("y", logit_p=x @ beta, observed=y)
+    return model
+
+
+@dataclass
+class Result:
+    """One run; `evaluations` are densities and gradients of one record, for each draw."""
+
+    problem: str
+    n: int
+    method: str
+    setup_s: float
+    ms_per_draw: float
+    ess_per_s: float
+    IF: float
+    accept: float = math.nan
+    accept_u: float = math.nan
+    tau: float = 1.0
+    share: float = 1.0
+    sigma2: float = math.nan
+    evaluations: float = math.nan
+    error_mean: float = math.nan
+    error_sd: float = math.nan
+
+    @property
+    def computational_time(self) -> float:
+        """CT of eq. 3.2, and of eq. 5.4 with signs."""
+        return self.IF * self.evaluations / (2 * self.tau - 1) ** 2
+
+
+Run = tuple[Result, np.ndarray]
+
+
+def summarised(result: Result, draws: np.ndarray, seconds: float) -> Run:
+    ess = effective_draws(draws[None])
+    result.ms_per_draw = 1e3 * seconds / len(draws)
+    result.ess_per_s = float(ess.min()) / seconds
+    result.IF = float(np.mean(len(draws) / ess))
+    return result, draws
+
+
+def ours(problem: str, model: pm.Model, name: str, draws: int, **settings: Any) -> Run:
+    """One of the steps of the package, without PyMC around it."""
+    sampler = settings.pop("sampler", dp.HMCECS)
+    begin = time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = sampler(model=model, progressbar=False, **settings)
+    setup = time.perf_counter() - begin
+    step.set_rng(np.random.default_rng(5))
+    point = model.initial_point()
+    for _ in range(300):
+        point, _ = step.step(point)
+    step.stop_tuning()
+    found, stats = [], []
+    begin = time.perf_counter()
+    for _ in range(draws):
+        point, [stat] = step.step(point)
+        found.append(point["beta"])
+        stats.append(stat)
+    seconds = time.perf_counter() - begin
+    n, m = step.variates.n, step.subsample_size
+    result = Result(problem, n, name, setup, 0.0, 0.0, 0.0, share=m / n)
+    if isinstance(step, dp.HMCECS):
+        for key, stat in (("accept", "acceptance_rate"), ("accept_u", "acceptance_rate_u")):
+            setattr(result, key, float(np.mean([s[stat] for s in stats])))
+        result.sigma2 = float(np.mean([s["sigma2"] for s in stats]))
+        result.tau = float(np.mean([s["sign"] > 0 for s in stats]))
+    result.evaluations = m * (step.n_steps + 1.0)
+    return summarised(result, np.array(found), seconds)
+
+
+def full_hmc(problem: str, model: pm.Model, name: str, draws: int) -> Run:
+    """The same trajectories on all records: h = 0.2, L = 6, mass from the curvature at the mode."""
+    begin = time.perf_counter()
+    records = read(model, "HMC")
+    [group] = records.groups
+    source = linear_rows(group.graph, records.parameters, group.store.read())
+    assert source is not None
+    target = Posterior(source, PriorTerm(records))
+    curved = dp.HMCECS(model=model, progressbar=False).variates.curved
+    setup = time.perf_counter() - begin
+    rng, theta = np.random.default_rng(6), curved.theta.copy()
+    value, gradient = target.total(theta)
+    found, accepted = [], []
+    begin = time.perf_counter()
+    for _ in range(draws):
+        z = rng.standard_normal(len(theta))
+        energy, p, moved = value - 0.5 * z @ z, curved.inverse_root.T @ z, theta
+        slope, end = gradient, value
+        for _ in range(6):
+            p = p + 0.1 * slope
+            moved = moved + 0.2 * (curved.covariance @ p)
+            end, slope = target.total(moved)
+            p = p + 0.1 * slope
+        accept = math.exp(min(0.0, end - 0.5 * p @ curved.covariance @ p - energy))
+        if rng.random() < accept:
+            theta, value, gradient = moved, end, slope
+        found.append(theta)
+        accepted.append(accept)
+    seconds = time.perf_counter() - begin
+    result = Result(problem, source.n, name, setup, 0.0, 0.0, 0.0, float(np.mean(accepted)))
+    result.evaluations = 6.0 * source.n
+    return summarised(result, np.array(found), seconds)
+
+
+def numpyro_ecs(problem: str, model: pm.Model, name: str, draws: int, m: int) -> Run:
+    """NumPyro's HMCECS with second-order Taylor proxies about the same mode."""
+    import jax
+    import numpyro
+    import numpyro.distributions as dist
+    from numpyro.infer import HMC, HMCECS, MCMC
+
+    jax.config.update("jax_enable_x64", True)
+    x, y = PROBLEMS[problem](int(model["y"].shape[0].eval()))
+    curved = dp.HMCECS(model=model, progressbar=False).variates.curved
+
+    def declared(x: Any, y: Any) -> None:
+        beta = numpyro.sample("beta", dist.Normal(0, PRIOR_SD).expand([x.shape[1]]).to_event(1))
+        with numpyro.plate("records", len(x), subsample_size=m):
+            rows, outcomes = numpyro.subsample(x, 1), numpyro.subsample(y, 0)
+            numpyro.sample("y", dist.Bernoulli(logits=rows @ beta), obs=outcomes)
+
+    begin = time.perf_counter()
+    inner = HMC(
+        declared,
+        step_size=0.2,
+        num_steps=6,
+        adapt_step_size=False,
+        adapt_mass_matrix=False,
+        inverse_mass_matrix=curved.covariance,
+    )
+    kernel = HMCECS(
+        inner, num_blocks=100, proxy=HMCECS.taylor_proxy({"beta": curved.theta}, degree=2)
+    )
+    start = {"beta": curved.theta}
+    chain = MCMC(kernel, num_warmup=10, num_samples=draws, progress_bar=False)
+    chain.warmup(jax.random.PRNGKey(0), x, y, init_params=start, collect_warmup=False)
+    chain.run(jax.random.PRNGKey(1), x, y)  # compiles
+    setup = time.perf_counter() - begin
+    begin = time.perf_counter()
+    chain.run(jax.random.PRNGKey(2), x, y)
+    found = np.asarray(chain.get_samples()["beta"])
+    seconds = time.perf_counter() - begin
+    result = Result(problem, len(x), name, setup, 0.0, 0.0, 0.0, share=m / len(x))
+    result.evaluations = 7.0 * m
+    return summarised(result, found, seconds)
+
+
+def nuts(problem: str, model: pm.Model, name: str, draws: int) -> Run:
+    """PyMC's NUTS, or nutpie's, on all records."""
+    begin = time.perf_counter()
+    idata = pm.sample(
+        draws,
+        tune=300,
+        chains=1,
+        cores=1,
+        model=model,
+        nuts_sampler=name if name == "nutpie" else "pymc",
+        progressbar=False,
+        compute_convergence_checks=False,
+        random_seed=7,
+    )
+    seconds = time.perf_counter() - begin
+    found = idata.posterior["beta"].values[0]
+    result = Result(problem, int(model["y"].shape[0].eval()), name, 0.0, 0.0, 0.0, 0.0)
+    # warm-up takes part of the time: these samplers do not tell which
+    return summarised(result, found, seconds * draws / (draws + 300))
+
+
+SETTINGS = {"step_size": 0.2, "path_length": 1.2}
+Method = Callable[[str, pm.Model, str, int], Run]
+
+
+def _ours(**settings: Any) -> Method:
+    return lambda problem, model, name, draws: ours(problem, model, name, draws, **settings)
+
+
+METHODS: dict[str, Method] = {
+    "hmc": full_hmc,
+    "perturbed": _ours(subsample_size=1300, **SETTINGS),
+    "perturbed100": _ours(subsample_size=100, **SETTINGS),
+    "perturbed_auto": _ours(),
+    "signed": _ours(estimator="signed", subsample_size=3000, **SETTINGS),
+    "signed_auto": _ours(estimator="signed"),
+    "sgld": _ours(sampler=dp.SGLD, subsample_size=1300, n_steps=6),
+    "sghmc": _ours(sampler=dp.SGHMC, subsample_size=1300, step_size=0.2, n_steps=6),
+    "sgnht": _ours(sampler=dp.SGNHT, subsample_size=1300, step_size=0.2, n_steps=6),
+    "numpyro": lambda *a: numpyro_ecs(*a, m=1300),
+    "nuts": nuts,
+    "nutpie": nuts,
+}
+QUICK = ("hmc", "perturbed", "perturbed_auto", "signed", "sghmc")
+
+
+def compared(result: Result, draws: np.ndarray, reference: np.ndarray) -> None:
+    """Errors of means and sds over their expected Monte Carlo errors, root mean squares."""
+    ess, exact = effective_draws(draws[None]), effective_draws(reference[None])
+    sd = reference.std(axis=0)
+    noise = np.sqrt(1 / ess + 1 / exact)
+    away = (draws.mean(axis=0) - reference.mean(axis=0)) / sd / noise
+    spread = np.log(draws.std(axis=0) / sd) / (noise / math.sqrt(2))
+    result.error_mean = float(np.sqrt(np.mean(away**2)))
+    result.error_sd = float(np.sqrt(np.mean(spread**2)))
+
+
+def measure(problem: str, n: int, methods: list[str], draws: int) -> list[Run]:
+    model = build(*PROBLEMS[problem](n))
+    runs: list[Run] = []
+    for name in methods:
+        length = max(200, draws // 4) if name == "hmc" else draws
+        try:
+            runs.append(METHODS[name](problem, model, name, length))
+        except (ImportError, ModuleNotFoundError) as error:
+            print(f"{problem:8s} {n:8d} {name:15s} left out: {error}")
+            continue
+        if runs[0][0].method == "hmc":
+            compared(*runs[-1], runs[0][1])
+        print(_row(runs[-1][0], runs[0][0]), flush=True)
+    return runs
+
+
+HEADER = (
+    f"{'problem':8s} {'n':>8s} {'method':15s} {'set-up s':>8s} {'ms/draw':>8s} {'ESS/s':>7s} "
+    f"{'IF':>5s} {'acc':>5s} {'acc u':>6s} {'tau':>5s} {'data %':>7s} {'sigma2':>8s} {'RCT':>7s} "
+    f"{'mean':>5s} {'sd':>5s}"
+)
+
+
+def _row(r: Result, first: Result) -> str:
+    """RCT: computational time of the first method, full HMC, over that of this one (eq. 6.1)."""
+    return (
+        f"{r.problem:8s} {r.n:8d} {r.method:15s} {r.setup_s:8.1f} {r.ms_per_draw:8.3f} "
+        f"{r.ess_per_s:7.0f} {r.IF:5.2f} {r.accept:5.3f} {r.accept_u:6.4f} {r.tau:5.3f} "
+        f"{100 * r.share:7.3f} {r.sigma2:8.2g} "
+        f"{first.computational_time / r.computational_time:7.1f} "
+        f"{r.error_mean:5.2f} {r.error_sd:5.2f}"
+    )
+
+
+# -- figure ---------------------------------------------------------------------------------------
+
+
+def scaling(dimensions: list[int]) -> dict[int, list[float]]:
+    """Step sizes by dual averaging, in a normal regression with n = 10 000 (Section 6.7)."""
+    found: dict[int, list[float]] = {1: [], 2: []}
+    for d in dimensions:
+        rng = np.random.default_rng(d)
+        x = rng.standard_normal((10_000, d))
+        with pm.Model() as model:
+            beta = pm.Normal("beta", 0, 5, shape=d)
+            pm.Normal("y", x @ beta, 1.0, observed=x @ rng.normal(size=d) + rng.normal(size=10_000))
+        for order, sizes in found.items():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                step = dp.HMCECS(order=order, model=model, progressbar=False)
+            step.set_rng(np.random.default_rng(0))
+            for _ in range(400):
+                step.step(model.initial_point())
+            sizes.append(step._averaging.mean)
+    return found
+
+
+def variances(n: int) -> dict[int, float]:
+    """Pilot variance of the estimate from 1300 records, by order of the control variates."""
+    model, found = build(*higgs(n)), {}
+    for order in (0, 1, 2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            step = dp.HMCECS(order=order, subsample_size=1300, model=model, progressbar=False)
+        found[order] = step.sigma2
+    return found
+
+
+def figure(runs: list[Run], path: Path, n: int) -> None:
+    from matplotlib import pyplot as plt
+
+    fig, axes = plt.subplots(1, 3, figsize=(11.0, 3.2), layout="constrained")
+    [problem] = {run[0].problem for run in runs[:1]}
+    for result, draws in runs:
+        if result.problem == problem and result.n == runs[0][0].n:
+            hist, edges = np.histogram(draws[:, 3], bins=40, density=True)
+            axes[0].plot((edges[1:] + edges[:-1]) / 2, hist, label=result.method, lw=1)
+    axes[0].set(title="A marginal posterior", xlabel="beta[3]")
+    axes[0].legend(fontsize=6)
+    dimensions = [2, 4, 8, 16, 32, 64]
+    for order, sizes in scaling(dimensions).items():
+        axes[1].loglog(dimensions, sizes, "o-", label=f"order {order}")
+    guide = np.array(dimensions, dtype=float)
+    axes[1].loglog(guide, 1.8 * (guide / 2) ** -0.25, "k:", label="d^(-1/4)")
+    axes[1].set(title="Step size for acceptance 0.8", xlabel="d")
+    axes[1].legend(fontsize=7)
+    found = variances(n)
+    axes[2].semilogy(list(found), list(found.values()), "o-")
+    axes[2].axhline(1.0, color="k", ls=":")
+    axes[2].set(
+        title="Variance, 1300 records", xlabel="order of control variates", xticks=[0, 1, 2]
+    )
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(path, dpi=150)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="HIGGS-like, n = 20 000, few draws")
+    parser.add_argument("--problems", nargs="+", choices=PROBLEMS, default=["higgs"])
+    parser.add_argument("--n", nargs="+", type=int, default=[100_000])
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS)[:9])
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--figure", type=Path)
+    args = parser.parse_args()
+    quiet()
+    sizes = [20_000] if args.quick else args.n
+    methods = list(QUICK) if args.quick else args.methods
+    print(description())
+    print(HEADER)
+    runs: list[Run] = []
+    for problem in args.problems:
+        for n in sizes:
+            runs += measure(problem, n, methods, 500 if args.quick else args.draws)
+        print(f"{problem:8s} {'paper':>8s} {PAPER[problem]}")
+    if args.json:
+        report = {"runs": [asdict(result) for result, _ in runs], "paper": PAPER}
+        args.json.write_text(json.dumps(report, indent=1))
+    if args.figure:
+        figure(runs, args.figure, sizes[0])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""The log-posterior that a sample of records sees, its gradient, and trajectories along it.
+
+An estimate is described by three numbers:
+
+scale
+    n / m, m records in the sample, or in a mini-batch of it.
+shift
+    a of the block-Poisson estimator (eq. 5.1).
+batch
+    Records of a mini-batch of the block-Poisson estimator, whose absolute value is taken; 0 for
+    the perturbed one (eq. 4.5); -1 for the plain mean, of stochastic gradients.
+
+`kernel` and `prior` are addresses of functions compiled from graphs, or None: for records with a
+linear predictor, which are treated by loops of our own, and for a prior that is part of the
+expansion.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
+from pymc_dp.ecs.expansion import Expansion, quadratic
+from pymc_dp.ecs.linear import linear_estimate
+
+__all__ = ["MEAN", "PERTURBED", "Sampled", "density", "estimate", "leapfrog", "negative"]
+
+#: Sizes of a mini-batch that stand for estimators without mini-batches.
+PERTURBED, MEAN = 0, -1
+
+
+class Sampled(NamedTuple):
+    """How the posterior is estimated from a sample.
+
+    Attributes
+    ----------
+    family : int
+        Of the linear predictor; -1 without one.
+    expansion : Expansion
+        The sum of the control variates; with the prior, where that is quadratic too.
+    scale, shift : float
+    batch : int
+    """
+
+    family: int
+    expansion: Expansion
+    scale: float
+    shift: float
+    batch: int
+
+
+def _estimate(
+    kernel: Any, at: Sampled, rows: Any, theta: ndarray, d: ndarray, gradient: ndarray
+) -> float:
+    """As :func:`estimate`, which is compiled."""
+    raise NotImplementedError
+
+
+@overload(_estimate)
+def _choose(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
+    def linear(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
+        delta = theta - at.expansion.centre
+        return linear_estimate(at.family, rows, delta, at.scale, at.shift, at.batch, d, gradient)
+
+    def graph(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
+        numbers = np.array([at.scale, at.shift, float(at.batch)])
+        return kernel(theta, at.expansion.centre, numbers, d, gradient, rows)
+
+    return linear if isinstance(kernel, types.NoneType) else graph
+
+
+@compiled(error_model="numpy")
+def estimate(
+    kernel: Any, at: Sampled, rows: Any, theta: ndarray, d: ndarray, gradient: ndarray
+) -> float:
+    """What a sample says of the sum of d_k; d_k and the gradient are written."""
+    if d.shape[0] == 0:
+        gradient[:] = 0.0
+        return 0.0
+    return _estimate(kernel, at, rows, theta, d, gradient)
+
+
+@compiled(error_model="numpy")
+def density(
+    kernel: Any,
+    prior: Any,
+    at: Sampled,
+    rows: Any,
+    theta: ndarray,
+    d: ndarray,
+    gradient: ndarray,
+) -> float:
+    """Estimated log-posterior at theta, up to a constant; d_k and the gradient are written."""
+    value = estimate(kernel, at, rows, theta, d, gradient)
+    part = np.empty_like(gradient)
+    value += quadratic(at.expansion, theta, part)
+    gradient += part
+    if prior is not None:
+        value += prior(theta, part)
+        gradient += part
+    return value
+
+
+@compiled(error_model="numpy")
+def leapfrog(
+    kernel: Any,
+    prior: Any,
+    at: Sampled,
+    rows: Any,
+    theta: ndarray,
+    momentum: ndarray,
+    gradient: ndarray,
+    d: ndarray,
+    covariance: ndarray,
+    step_size: float,
+    n_steps: int,
+) -> float:
+    """Move theta and the momentum along a trajectory; the log-posterior at its end.
+
+    All of it sees the same sample: half a kick, then drifts and kicks, then half a kick.  The
+    published listing mixes up the indices of its half kicks.
+    """
+    value = 0.0
+    momentum += 0.5 * step_size * gradient
+    for step in range(n_steps):
+        theta += step_size * (covariance @ momentum)
+        value = density(kernel, prior, at, rows, theta, d, gradient)
+        if not np.isfinite(value):
+            return value
+        momentum += (step_size if step < n_steps - 1 else 0.5 * step_size) * gradient
+    return value
+
+
+@compiled(error_model="numpy")
+def negative(d: ndarray, scale: float, shift: float, batch: int) -> bool:
+    """Whether a product of the mini-batches' factors is negative."""
+    found = False
+    for first in range(0, d.shape[0], batch):
+        if scale * d[first : first + batch].sum() < shift:
+            found = not found
+    return found

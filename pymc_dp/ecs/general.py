@@ -1,0 +1,285 @@
+"""Records of any likelihood: compiled from the graph of the model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from numba import cfunc, types
+from numba.np.numpy_support import from_dtype
+from pytensor.compile.mode import Mode
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+
+from pymc_dp.ecs.columns import columns_of
+from pymc_dp.ecs.derivatives import RowDerivatives
+from pymc_dp.ecs.variates import FEW, SharedValues, numbers_seen, remainder
+from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.rows.functions import ParameterVector, compile_function, prepared_loglik
+
+__all__ = ["GeneralRows", "KernelGraph", "callable_kernel", "callable_prior"]
+
+#: For functions called once for every row, one array operation after the other.
+_ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
+#: Rows that are evaluated at once, so that what is between stays in a cache.
+_BLOCK = 4096
+
+KernelGraph = tuple[list[Variable], list[Variable]]
+
+
+def callable_kernel(graph: KernelGraph) -> Any:
+    """The estimate of a sample, as a function that compiled loops call through its address.
+
+    Loops are compiled and cached without it: their types are those of its arguments alone.  It
+    takes theta, centre, numbers, d, gradient and the rows of a sample, writes d and the gradient,
+    and returns the estimate.
+    """
+    inputs, _ = graph
+    function = _jitted(graph)
+    vector = types.float64[::1]
+    rows = types.Tuple([_array(x) for x in inputs[3:]])
+    signature = types.float64(vector, vector, vector, vector, vector, rows)
+
+    def estimate(theta, centre, numbers, d, gradient, rows):  # type: ignore[no-untyped-def]
+        value, found, slope = function(theta, centre, numbers, *rows)
+        d[:] = found
+        gradient[:] = slope
+        return value[0]
+
+    return cfunc(signature)(estimate)
+
+
+def callable_prior(graph: KernelGraph) -> Any:
+    """The log-prior in the same form: takes theta and room for its gradient."""
+    function = _jitted(graph)
+    vector = types.float64[::1]
+
+    def log_prior(theta, gradient):  # type: ignore[no-untyped-def]
+        value, slope = function(theta)
+        gradient[:] = slope
+        return value[0]
+
+    return cfunc(types.float64(vector, vector))(log_prior)
+
+
+def _jitted(graph: KernelGraph) -> Any:
+    return compile_function(*graph).vm.jit_fn
+
+
+def _array(variable: Variable) -> Any:
+    return types.Array(from_dtype(np.dtype(variable.type.dtype)), variable.type.ndim, "C")
+
+
+class GeneralRows:
+    """The records of a model, each a function of what it sees of theta.
+
+    Parameters
+    ----------
+    graph : RowGraph
+    parameters : ParameterVector
+    data : sequence of ndarray
+        In the order of ``graph.leaves``, records first.
+    """
+
+    def __init__(
+        self, graph: RowGraph, parameters: ParameterVector, data: Sequence[np.ndarray]
+    ) -> None:
+        self.graph = graph
+        self.parameters = parameters
+        self._loglik = prepared_loglik(graph)
+        self._place_columns(data)
+        used = ancestors_without_shapes([self._loglik])
+        for leaf, array in zip(graph.leaves, data, strict=True):
+            if leaf.block in used:
+                self.inputs.append(leaf.block)
+                self.arrays.append(np.ascontiguousarray(array))
+        self.n = graph.n_rows
+        self.d = parameters.size
+        real = [cut for cut in graph.cuts if cut.phi.type.dtype.startswith("float")]
+        self._others = [cut for cut in graph.cuts if cut not in real]
+        self._cuts = real
+        self._shared = SharedValues.of(real, parameters)
+        self._other_values = parameters.substitute([cut.phi for cut in self._others])
+        self._derivatives: Callable[..., Any] | None = None
+
+    def _place_columns(self, data: Sequence[np.ndarray]) -> None:
+        """Inputs for the designs and labels."""
+        columns = columns_of(self.graph, data)
+        self._input_of = {
+            expression: pt.TensorType(str(array.dtype), (None, *expression.type.shape[1:]))()
+            for expression, array in columns.items()
+        }
+        self.inputs: list[Variable] = list(self._input_of.values())
+        self.arrays: list[np.ndarray] = list(columns.values())
+
+    # -- the whole log-likelihood ---------------------------------------------------------------
+
+    def _seen(self, cuts: Sequence[Cut], values: Sequence[Variable]) -> list[Variable]:
+        """What a block of rows sees of shared values, per cut."""
+        n_block = self.inputs[0].shape[0]
+        found = []
+        for cut, phi in zip(cuts, values, strict=True):
+            if cut.kind == "dot":
+                eta = pt.dot(self._input_of[cut.row_data], phi)
+            elif cut.kind == "index":
+                eta = phi[self._input_of[cut.row_data]]
+            else:
+                eta = pt.alloc(phi, n_block, *phi.shape)
+            found.append(eta.astype(cut.eta.type.dtype))
+        return found
+
+    def _sum(self) -> Variable:
+        cuts, values = [*self._cuts, *self._others], [*self._shared.value, *self._other_values]
+        etas = dict(zip([cut.eta for cut in cuts], self._seen(cuts, values), strict=True))
+        [rows] = clone_replace([self._loglik], etas, rebuild_strict=False)
+        return rows.sum()
+
+    def total(self, theta: np.ndarray, rows: np.ndarray | None = None) -> tuple[float, np.ndarray]:
+        """Log-likelihood of all records, or of some of them, and its (d,) gradient."""
+        value, gradient, _ = self._sums(theta, rows, second=False)
+        return value, gradient
+
+    def hessian(self, theta: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """(d, d) sum of the Hessians of all records, or of some of them."""
+        found = self._sums(theta, rows, second=True)[2]
+        return (found + found.T) / 2.0
+
+    def _sums(
+        self, theta: np.ndarray, rows: np.ndarray | None, *, second: bool
+    ) -> tuple[float, np.ndarray, np.ndarray]:
+        value, gradient, hessian = 0.0, np.zeros(self.d), np.zeros((self.d, self.d))
+        if self._derivatives is None:
+            self._derivatives = self._compile_sums()
+        for block in self._blocks(rows):
+            part, slope, bent = self._derivatives(theta, block, second)
+            value += part
+            gradient += slope
+            hessian += bent
+        return value, gradient, hessian
+
+    def _compile_sums(self) -> Callable[..., tuple[float, np.ndarray, np.ndarray]]:
+        """Log-likelihood, gradient and Hessian of a block of rows."""
+        shared, cuts = self._shared, [*self._cuts, *self._others]
+        places = {x: k for k, x in enumerate(self.inputs)}
+        if numbers_seen([cut.eta for cut in self._cuts]) <= FEW:
+            data = self.inputs[len(self._input_of) :]
+            few = RowDerivatives(
+                self._loglik,
+                cuts,
+                [*shared.value, *self._other_values],
+                shared.affine,
+                self.parameters,
+                data,
+            )
+
+            def by_numbers(theta: np.ndarray, block: list[np.ndarray], second: bool) -> Any:
+                columns = [
+                    None if cut.row_data is None else block[places[self._input_of[cut.row_data]]]
+                    for cut in cuts
+                ]
+                return few.sums(theta, columns, block[len(self._input_of) :], second=second)
+
+            return by_numbers
+        wrt, value = self.parameters.theta, self._sum()
+        slope = pytensor.grad(value, wrt, disconnected_inputs="ignore")
+        product = pytensor.grad((slope * shared.direction).sum(), wrt, disconnected_inputs="ignore")
+        total = compile_function([wrt, *self.inputs], [value, slope])
+        along = compile_function([wrt, shared.direction, *self.inputs], product)
+
+        def by_parameters(theta: np.ndarray, block: list[np.ndarray], second: bool) -> Any:
+            units = np.eye(len(theta) if second else 0)
+            bent = np.array([along(theta, unit, *block) for unit in units])
+            part, gradient = total(theta, *block)
+            return float(part), gradient, bent if second else 0.0
+
+        return by_parameters
+
+    def _blocks(self, rows: np.ndarray | None) -> Iterator[list[np.ndarray]]:
+        arrays = self.arrays if rows is None else [x[rows] for x in self.arrays]
+        for start in range(0, len(arrays[0]), _BLOCK):
+            yield [x[start : start + _BLOCK] for x in arrays]
+
+    # -- what a sample estimates ----------------------------------------------------------------
+
+    def remainders(
+        self, centre: np.ndarray, order: int, estimator: str
+    ) -> tuple[KernelGraph, tuple[np.ndarray, ...]]:
+        """The estimate from a sample of records, and what it reads of every record.
+
+        Parameters
+        ----------
+        centre : (d,) ndarray
+        order : {0, 1, 2}
+            Of the control variates.
+        estimator : {"perturbed", "signed", "mean"}
+
+        Returns
+        -------
+        kernel : (inputs, outputs)
+            From theta, centre, (scale, shift, size of a mini-batch) and the rows of the sample,
+            to the (1,) estimate, the (rows,) d_k, and the (d,) gradient of the estimate by theta.
+        rows : tuple of ndarray
+            Records first.
+        """
+        shared, cuts = self._shared, self._cuts
+        data = [x for x in self.inputs if x not in self._input_of.values()]
+        found = remainder(self._loglik, cuts, data, shared.affine, order)
+        theta = self.parameters.theta
+        firsts, seconds = shared.along(theta, centre)
+        stars = dict(zip(found.stars, self._seen(cuts, shared.at_centre), strict=True))
+        seen = dict(zip(found.etas, self._seen(cuts, shared.value), strict=True))
+        seen |= dict(zip(found.firsts, self._seen(cuts, firsts), strict=True))
+        seen |= dict(zip(found.seconds, self._seen(cuts, seconds), strict=True))
+        # others, of conditions for example, are those at theta also where records are expanded
+        others = [cut.eta for cut in self._others]
+        seen |= dict(zip(others, self._seen(self._others, self._other_values), strict=True))
+        at_centre = clone_replace(self._other_values, {theta: shared.centre})
+        stars |= dict(zip(others, self._seen(self._others, at_centre), strict=True))
+        # what a linear predictor is at the centre is stored; other shared values are at hand
+        stored, columns = list(found.stored), list(found.columns)
+        used = ancestors_without_shapes([found.value])
+        for cut, star in zip(cuts, found.stars, strict=True):
+            if cut.kind == "dot" and star in used:
+                stored.append(star)
+                columns.append(star)
+            else:
+                seen[star] = stars[star]
+        [d] = clone_replace([found.value], seen, rebuild_strict=False)
+        numbers = pt.dvector("numbers")
+        value = _estimate(d, numbers, estimator)
+        gradient = pytensor.grad(value, theta, disconnected_inputs="ignore")
+        read = ancestors_without_shapes([value, gradient])
+        kept = [k for k, x in enumerate(self.inputs) if x in read or k == 0]
+        rows = [self.inputs[k] for k in kept] + stored
+        arrays = [self.arrays[k] for k in kept] + self._stored(columns, stars, centre)
+        inputs = [theta, shared.centre, numbers, *rows]
+        return (inputs, [value.reshape((1,)), d, gradient]), tuple(arrays)
+
+    def _stored(
+        self, columns: list[Variable], stars: dict[Variable, Variable], centre: np.ndarray
+    ) -> list[np.ndarray]:
+        if not columns:
+            return []
+        values = clone_replace(columns, stars, rebuild_strict=False)
+        function = pytensor.function(
+            [self._shared.centre, *self.inputs], values, mode=_ONCE, on_unused_input="ignore"
+        )
+        parts = [function(centre, *block) for block in self._blocks(None)]
+        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+
+
+def _estimate(d: Variable, numbers: Variable, how: str) -> Variable:
+    """What a sample says of the sum of d_k, on the scale of the log-likelihood."""
+    scale, shift = numbers[0], numbers[1]
+    if how == "signed":  # eq. 5.1, but for its constants
+        batch = numbers[2].astype("int64")
+        sums = d.reshape((d.shape[0] // batch, batch)).sum(axis=1)
+        return pt.log(pt.abs(scale * sums - shift)).sum()
+    if how == "mean":
+        return scale * d.sum()
+    # eq. 4.5
+    return scale * d.sum() - 0.5 * scale**2 * ((d - d.mean()) ** 2).sum()

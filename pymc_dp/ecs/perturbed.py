@@ -1,0 +1,159 @@
+"""One iteration of perturbed HMC-ECS: a block of the sample, then a trajectory.
+
+Dang et al. (2019), Algorithm 1 with the estimator of eq. 4.5.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
+from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate, leapfrog
+from pymc_dp.ecs.gather import copy_rows, empty_rows
+
+__all__ = ["PerturbedChain", "perturbed", "start_perturbed"]
+
+Arrays = tuple[ndarray, ...]
+
+
+class PerturbedChain(NamedTuple):
+    """What a chain carries on; the arrays are changed in place.
+
+    Attributes
+    ----------
+    theta : (d,) ndarray
+    gradient : (d,) ndarray
+        Room for a gradient.
+    d : (m,) ndarray
+        d_k of the sample at theta.
+    sample : tuple of ndarray
+        What is read of the m records of the sample.
+    block : tuple of ndarray
+        Room for the records of one block.
+    """
+
+    theta: ndarray
+    gradient: ndarray
+    d: ndarray
+    sample: Arrays
+    block: Arrays
+
+
+def start_perturbed(
+    rng: np.random.Generator, theta: ndarray, rows: Arrays, size: int, blocks: int
+) -> PerturbedChain:
+    """A chain at theta, with a sample of its own."""
+    sample = empty_rows(rows, size)
+    index = rng.integers(0, len(rows[0]), size)
+    for x, y in zip(rows, sample, strict=True):
+        y[:] = x[index]
+    d = len(theta)
+    block = empty_rows(rows, size // blocks)
+    return PerturbedChain(np.array(theta), np.zeros(d), np.full(size, np.nan), sample, block)
+
+
+@compiled(error_model="numpy")
+def _estimate_of(d: ndarray, block: ndarray, first: int, scale: float) -> tuple[float, float]:
+    """The estimate with other d_k in one block, and the variance (eq. 4.3)."""
+    m = d.shape[0]
+    last, total = first + block.shape[0], 0.0
+    for i in range(m):
+        total += block[i - first] if first <= i < last else d[i]
+    mean, square = total / m, 0.0
+    for i in range(m):
+        away = (block[i - first] if first <= i < last else d[i]) - mean
+        square += away * away
+    variance = scale * scale * square
+    return scale * total - 0.5 * variance, variance
+
+
+@compiled(error_model="numpy")
+def perturbed(
+    kernel: Any,
+    prior: Any,
+    at: Sampled,
+    rows: Any,
+    chain: Any,
+    covariance: ndarray,
+    momentum: ndarray,
+    step_size: float,
+    n_steps: int,
+    rng: np.random.Generator,
+) -> tuple[float, float, float, float, float]:
+    """One iteration.
+
+    Parameters
+    ----------
+    kernel, prior
+        Compiled functions, or None: :mod:`pymc_dp.ecs.estimates`.
+    at : Sampled
+    rows : tuple of ndarray
+        What is read of all records.
+    chain : PerturbedChain
+    covariance : (d, d) ndarray
+        Inverse of the mass matrix.
+    momentum : (d,) ndarray
+        A draw, which is overwritten.
+    step_size, n_steps
+        Of the leapfrog integrator.
+    rng : numpy.random.Generator
+
+    Returns
+    -------
+    accept_theta, accept_u : float
+        Probabilities of acceptance.
+    variance : float
+        Estimated variance of the estimate of the log-likelihood.
+    error : float
+        Of the energy along the trajectory.
+    value : float
+        Estimated log-posterior.
+    """
+    d, m = chain.d, chain.d.shape[0]
+    theta, gradient = chain.theta, chain.gradient
+    if not np.isfinite(d[0]):
+        density(kernel, prior, at, chain.sample, theta, d, gradient)
+    # a block of the sample, given theta
+    size = chain.block[0].shape[0]
+    first = rng.integers(0, m // size) * size
+    index = np.empty(size, np.int64)
+    for i in range(size):
+        index[i] = rng.integers(0, rows[0].shape[0])
+    copy_rows(rows, index, chain.block, 0)
+    proposed = np.empty(size)
+    plain = Sampled(at.family, at.expansion, at.scale, at.shift, MEAN)
+    estimate(kernel, plain, chain.block, theta, proposed, gradient)
+    before, _ = _estimate_of(d, d[:0], 0, at.scale)
+    after, _ = _estimate_of(d, proposed, first, at.scale)
+    accept_u = np.exp(min(0.0, after - before)) if np.isfinite(after) else 0.0
+    if rng.random() < accept_u:
+        copy_rows(chain.block, np.arange(size), chain.sample, first)
+        d[first : first + size] = proposed
+    # a trajectory, given the sample
+    start = density(kernel, prior, at, chain.sample, theta, d, gradient)
+    kinetic = 0.5 * np.dot(momentum, covariance @ momentum)
+    moved, at_end = theta.copy(), np.empty(m)
+    end = leapfrog(
+        kernel,
+        prior,
+        at,
+        chain.sample,
+        moved,
+        momentum,
+        gradient,
+        at_end,
+        covariance,
+        step_size,
+        n_steps,
+    )
+    error = start - end + 0.5 * np.dot(momentum, covariance @ momentum) - kinetic
+    accept_theta = np.exp(min(0.0, -error)) if np.isfinite(error) else 0.0
+    if rng.random() < accept_theta:
+        theta[:] = moved
+        d[:] = at_end
+        start = end
+    _, variance = _estimate_of(d, d[:0], 0, at.scale)
+    return accept_theta, accept_u, variance, error, start

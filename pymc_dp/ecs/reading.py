@@ -1,0 +1,94 @@
+"""A model as a prior and one log-likelihood term per record, for samplers that are not private."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from pymc.model import Model
+from pymc.util import get_value_vars_from_user_vars
+
+from pymc_dp.budget import get_budget, has_lost_budget
+from pymc_dp.errors import NotFactorizable, UnsafeModel
+from pymc_dp.records import Records, extract, row_counts
+from pymc_dp.rows.ancestry import array_of
+
+__all__ = ["read", "refuse_budget", "refuse_partial"]
+
+#: Numbers in the data up to which the structural proof is also checked numerically.
+_CHECKED = 2**20
+
+
+def refuse_budget(model: Model, sampler: str) -> None:
+    """Refuse a model that was given a privacy budget, or a copy of one."""
+    if get_budget(model) is not None or has_lost_budget(model):
+        raise UnsafeModel(
+            f"{sampler} is not private, and this model has a PrivacyBudget. Use a private step, "
+            "pm.sample(step=dp.DPLangevin(...)) for example, or build the model without a budget."
+        )
+
+
+def refuse_partial(vars: Any, model: Model, sampler: str) -> list[Any]:
+    """The value variables of the model, all of which must move together."""
+    discrete = [rv.name for rv in model.free_RVs if not rv.type.dtype.startswith("float")]
+    if discrete:
+        raise ValueError(
+            f"{sampler} moves continuous variables, and {discrete} are discrete. Sum them out "
+            "(pm.Mixture, pm.ZeroInflatedPoisson, ...)."
+        )
+    values = [model.rvs_to_values[rv] for rv in model.free_RVs]
+    if vars is not None:
+        chosen = set(get_value_vars_from_user_vars(vars, model))
+        left = [value.name for value in values if value not in chosen]
+        if left:
+            raise ValueError(
+                f"{sampler} moves all variables together, but `vars` leaves out {left}. Leave "
+                "`vars` out."
+            )
+    return values
+
+
+def read(model: Model, sampler: str) -> Records:
+    """Prior and per-record terms of a model.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    sampler : str
+        Who asks, for messages.
+
+    Returns
+    -------
+    Records
+        With one group of rows.
+
+    Raises
+    ------
+    NotFactorizable
+        If the log-likelihood can not be shown to be a sum of one term per record: with the
+        variable, and what to do.
+    UnsafeModel
+        If the data are not finite.
+    """
+    rows = row_counts(model, ())
+    if not rows:
+        raise NotFactorizable(
+            f"{sampler} samples records, and the model has no observed variable. Use NUTS."
+        )
+    if len(set(rows.values())) > 1:
+        lengths = ", ".join(f"`{name}`: {n}" for name, n in rows.items())
+        raise NotFactorizable(
+            f"{sampler} samples records, and the observed variables differ in length ({lengths}). "
+            "Give them one row per record each, or use NUTS."
+        )
+    [n] = set(rows.values())
+    # data without an axis of records, centres of groups for example, may reach every record
+    shared = [v.name for v in model.data_vars if n not in np.shape(array_of(v))]
+    size = sum(int(np.size(array_of(v))) for v in model.data_vars) + n
+    try:
+        return extract(model, public=shared, check=size <= _CHECKED)
+    except NotFactorizable as error:
+        raise NotFactorizable(
+            f"{sampler} estimates the log-likelihood from a sample of records, so it has to be a "
+            f"sum of one term per record. {error} NUTS samples models that are none."
+        ) from error

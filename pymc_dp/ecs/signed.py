@@ -1,0 +1,185 @@
+"""One iteration of signed HMC-ECS: one product of the block-Poisson estimator, then a trajectory.
+
+Dang et al. (2019), Section 5: the likelihood is estimated without bias by products of Poisson(1)
+many factors each (eq. 5.1); the chain sees the absolute value, and keeps the sign.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
+from pymc_dp.ecs.estimates import Sampled, density, estimate, leapfrog, negative
+from pymc_dp.ecs.gather import copy_rows, empty_rows, first_rows
+
+__all__ = ["SignedChain", "log_constants", "signed", "start_signed"]
+
+Arrays = tuple[ndarray, ...]
+#: Mini-batches of one product, at most: a Poisson(1) variable exceeds it with probability 1e-14.
+_MOST = 16
+
+
+class SignedChain(NamedTuple):
+    """What a chain carries on; the arrays are changed in place.
+
+    Attributes
+    ----------
+    theta : (d,) ndarray
+    gradient : (d,) ndarray
+        Room for a gradient.
+    d : (capacity,) ndarray
+        d_k of the mini-batches at theta.
+    sample : tuple of ndarray
+        What is read of their records: those of mini-batch j at j * batch and on.
+    owner : (capacity / batch,) int64 ndarray
+        The product to which each mini-batch belongs.
+    counts : (2,) int64 ndarray
+        How many mini-batches there are, and products.
+    block : tuple of ndarray
+        Room for the records of one product.
+    """
+
+    theta: ndarray
+    gradient: ndarray
+    d: ndarray
+    sample: Arrays
+    owner: ndarray
+    counts: ndarray
+    block: Arrays
+
+
+def start_signed(
+    rng: np.random.Generator, theta: ndarray, rows: Arrays, batch: int, products: int
+) -> SignedChain:
+    """A chain at theta, with mini-batches of its own."""
+    # a Poisson(products) variable exceeds it with probability below 1e-15
+    capacity = products + math.ceil(9.0 * math.sqrt(products)) + 2 * _MOST
+    numbers = np.minimum(rng.poisson(1.0, products), _MOST)
+    owners = np.repeat(np.arange(products), numbers)[:capacity]
+    owner = np.zeros(capacity, dtype=np.int64)
+    owner[: len(owners)] = owners
+    sample = empty_rows(rows, capacity * batch)
+    index = rng.integers(0, len(rows[0]), len(owners) * batch)
+    for x, y in zip(rows, sample, strict=True):
+        y[: len(index)] = x[index]
+    d = np.full(capacity * batch, np.nan)
+    count = np.array([len(owners), products])
+    block = empty_rows(rows, _MOST * batch)
+    return SignedChain(np.array(theta), np.zeros(len(theta)), d, sample, owner, count, block)
+
+
+@compiled(error_model="numpy")
+def _log_size(d: ndarray, scale: float, shift: float, products: int) -> float:
+    """Log |d_hat - a| / lambda of one mini-batch."""
+    return math.log(abs(scale * d.sum() - shift) / products)
+
+
+@compiled(error_model="numpy")
+def log_constants(shift: float, products: int, batches: int) -> float:
+    """What eq. 5.1 has beside the numerators of its factors, in logarithms."""
+    return shift + products - batches * math.log(products)
+
+
+@compiled(error_model="numpy")
+def _replace(chain: Any, chosen: int, batch: int, fresh: ndarray) -> None:
+    """Give a product other mini-batches, the first of the block."""
+    owner, count = chain.owner, chain.counts
+    index = np.arange(batch)
+    j = 0
+    while j < count[0]:
+        if owner[j] == chosen:  # the last one takes its place
+            count[0] -= 1
+            last = count[0]
+            copy_rows(chain.sample, index + last * batch, chain.sample, j * batch)
+            chain.d[j * batch : (j + 1) * batch] = chain.d[last * batch : (last + 1) * batch]
+            owner[j] = owner[last]
+        else:
+            j += 1
+    start = count[0] * batch
+    copy_rows(chain.block, np.arange(fresh.shape[0]), chain.sample, start)
+    chain.d[start : start + fresh.shape[0]] = fresh
+    for _ in range(fresh.shape[0] // batch):
+        owner[count[0]] = chosen
+        count[0] += 1
+
+
+@compiled(error_model="numpy")
+def _refresh(kernel: Any, at: Sampled, rows: Any, chain: Any, rng: np.random.Generator) -> float:
+    """Offer one product other mini-batches; the probability of acceptance."""
+    batch, count = at.batch, chain.counts
+    chosen = rng.integers(0, count[1])
+    number = min(rng.poisson(1.0), _MOST)
+    size = number * batch
+    fresh = np.empty(size)
+    change = 0.0
+    if size > 0:
+        index = np.empty(size, np.int64)
+        for i in range(size):
+            index[i] = rng.integers(0, rows[0].shape[0])
+        copy_rows(rows, index, chain.block, 0)
+        estimate(kernel, at, first_rows(chain.block, size), chain.theta, fresh, chain.gradient)
+        for first in range(0, size, batch):
+            change += _log_size(fresh[first : first + batch], at.scale, at.shift, count[1])
+    for j in range(count[0]):
+        if chain.owner[j] == chosen:
+            old = chain.d[j * batch : (j + 1) * batch]
+            change -= _log_size(old, at.scale, at.shift, count[1])
+            number -= 1
+    accept = math.exp(min(0.0, change)) if np.isfinite(change) else 0.0
+    if count[0] + number > chain.owner.shape[0]:
+        accept = 0.0
+    if rng.random() < accept:
+        _replace(chain, chosen, batch, fresh)
+    return accept
+
+
+@compiled(error_model="numpy")
+def signed(
+    kernel: Any,
+    prior: Any,
+    at: Sampled,
+    rows: Any,
+    chain: Any,
+    covariance: ndarray,
+    momentum: ndarray,
+    step_size: float,
+    n_steps: int,
+    rng: np.random.Generator,
+) -> tuple[float, float, float, float, float, float]:
+    """One iteration.
+
+    Parameters and results are those of :func:`pymc_dp.ecs.perturbed.perturbed`, and in addition
+    the sign of the estimated likelihood comes last.  The chain is a :class:`SignedChain`.
+    """
+    theta, gradient, count = chain.theta, chain.gradient, chain.counts
+    if not np.isfinite(chain.d[0]):
+        m = count[0] * at.batch
+        density(kernel, prior, at, first_rows(chain.sample, m), theta, chain.d[:m], gradient)
+    accept_u = _refresh(kernel, at, rows, chain, rng)
+    # a trajectory, given the mini-batches
+    m = count[0] * at.batch
+    sample, d = first_rows(chain.sample, m), chain.d[:m]
+    start = density(kernel, prior, at, sample, theta, d, gradient)
+    kinetic = 0.5 * np.dot(momentum, covariance @ momentum)
+    moved, at_end = theta.copy(), np.empty(m)
+    end = leapfrog(
+        kernel, prior, at, sample, moved, momentum, gradient, at_end, covariance, step_size, n_steps
+    )
+    error = start - end + 0.5 * np.dot(momentum, covariance @ momentum) - kinetic
+    accept_theta = math.exp(min(0.0, -error)) if np.isfinite(error) else 0.0
+    if rng.random() < accept_theta:
+        theta[:] = moved
+        d[:] = at_end
+        start = end
+    products = count[1]
+    # of the logarithm of the estimate: a compound Poisson variable
+    variance = 0.0
+    for first in range(0, m, at.batch):
+        variance += _log_size(d[first : first + at.batch], at.scale, at.shift, products) ** 2
+    value = start + log_constants(at.shift, products, count[0])
+    sign = -1.0 if negative(d, at.scale, at.shift, at.batch) else 1.0
+    return accept_theta, accept_u, variance, error, value, sign

@@ -1,0 +1,386 @@
+"""Hamiltonian Monte Carlo on samples of the records, as a PyMC step."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pymc as pm
+from pymc.model import Model
+from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.util import get_random_generator
+from rich.progress import TextColumn
+from rich.table import Column
+
+from pymc_dp import _compat
+from pymc_dp._checks import check_integer, check_number
+from pymc_dp.ecs.adaptation import DualAveraging
+from pymc_dp.ecs.estimates import PERTURBED, Sampled
+from pymc_dp.ecs.perturbed import perturbed, start_perturbed
+from pymc_dp.ecs.preparation import Pilot, Variates, prepare
+from pymc_dp.ecs.reading import refuse_budget, refuse_partial
+from pymc_dp.ecs.signed import signed, start_signed
+from pymc_dp.ecs.signs import MIN_POSITIVE
+from pymc_dp.privatized.base import CompiledStep
+
+__all__ = ["HMCECS"]
+
+#: Variance of the estimated log-likelihood that subsample sizes are chosen for.
+_VARIANCE = 0.5
+#: Variance from which on the user is warned.
+_TOO_LARGE = 1.0
+#: A quarter of the way to a negative factor, for the farthest record of the pilot.
+_SAFE = 0.25
+#: Energy error from which on an iteration counts as divergent.
+_DIVERGENT = 1000.0
+#: Leapfrog steps of an iteration, at most.
+_MOST_STEPS = 1000
+
+
+class HMCECS(CompiledStep):
+    r"""Hamiltonian Monte Carlo with energy-conserving subsampling.
+
+    Each iteration reads a sample of the records: trajectories follow the gradient of an estimate
+    of the log-posterior, and the accept test uses the same estimate from the same sample, so that
+    energy is conserved whatever the size of the sample.
+
+    Parameters
+    ----------
+    vars : sequence of variables, optional
+        All free variables, or left out.
+    estimator : {"perturbed", "signed"}, default "perturbed"
+        "perturbed": the target is within O(1 / (n m^2)) of the posterior, n records and m of them
+        in a sample (eq. 4.5, 4.6).  "signed": the likelihood is estimated without bias, at about
+        twice the cost, with a sign that every draw keeps as the statistic ``sign``; expectations
+        are exact with :func:`pymc_dp.signed_expectation`, ordinary draws come from
+        :func:`pymc_dp.resample_signed`.
+    order : {2, 1, 0}, default 2
+        Of the Taylor control variates.  2 needs by far the smallest samples.
+    subsample_size : int, optional
+        m, expected records in a sample; rounded up to a multiple of `blocks`.  Default: by a pilot,
+        so that the variance of the estimated log-likelihood is about 0.5, and 100 at least.
+    blocks : int, default 100
+        G: one block of a sample is renewed in each iteration, so that successive estimates have
+        correlation 1 - 1/G.  For "signed", the number of products lambda.
+    reference : dict of str to array, optional
+        theta*, about which records are expanded: a value for each free variable.  Default: the
+        posterior mode on all records, which is cheap beside any chain on all records.
+    step_size : float, optional
+        Of the leapfrog integrator, in units of posterior standard deviations; used as it is.
+        Default: dual averaging while the chain tunes, and then shortened a little so that a whole
+        number of steps makes up `path_length`.
+    path_length : float, optional
+        Length of a trajectory; default pi/2, a quarter of the period of a normal posterior, after
+        which draws are independent.  Steps: ``ceil(path_length / step_size)``.
+    target_accept : float, default 0.8
+        Of dual averaging.
+    model : pymc.Model, optional
+        Default: the model of the context.
+    rng : optional
+        As in PyMC.
+    compile_kwargs, initial_point, blocked
+        For PyMC; without effect.
+    progressbar : bool, default True
+        Of the search for the mode.
+
+    Raises
+    ------
+    UnsafeModel
+        If the model has a privacy budget, or its data are not finite.
+    NotFactorizable
+        If the log-likelihood is not a sum of one term per record, or parameters are latent
+        variables of records.
+    ValueError
+        If an argument is out of its range, or variables are discrete.
+
+    Notes
+    -----
+    *Guarantee.*  None: not private.
+
+    *Assumptions.*  Records are independent given the parameters, and the posterior is smooth and
+    near enough to its mode that Taylor expansions about it predict the records' log-likelihoods.
+    The perturbed estimator takes the error of the estimate to be normal.
+
+    *Weaknesses.*  One mode.  Few records per parameter leave little to gain, and NUTS is better.
+    Where a `reference` is far from the mode, estimates are too variable: the step warns when it is
+    made, and when a chain ends.  Chains start in the normal approximation of the posterior,
+    whatever the initial values, since far from the mode estimates say nothing.  The mass matrix is
+    minus the Hessian at the reference and is not adapted.
+
+    Statistics per draw: ``acceptance_rate`` of theta and ``acceptance_rate_u`` of the sample,
+    ``sigma2`` (estimated variance of the log-likelihood estimate), ``sign``, ``energy_error``,
+    ``lp``, ``step_size``, ``n_steps``, ``diverging``, ``tune``.
+
+    References
+    ----------
+    Dang, Quiroz, Kohn, Tran & Villani (2019), Hamiltonian Monte Carlo with energy conserving
+    subsampling: Algorithm 1, eq. 4.1-4.7 and 5.1-5.3.
+    """
+
+    name = "hmc_ecs"
+    default_tune_steps = 300
+    stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
+        "acceptance_rate": (np.float64, []),
+        "acceptance_rate_u": (np.float64, []),
+        "sigma2": (np.float64, []),
+        "sign": (np.float64, []),
+        "energy_error": (np.float64, []),
+        "lp": (np.float64, []),
+        "step_size": (np.float64, []),
+        "n_steps": (np.int64, []),
+        "diverging": (bool, []),
+        "tune": (bool, []),
+        "warning": (SamplerWarning, None),
+    }
+    _made = ("_chain",)
+
+    def __init__(
+        self,
+        vars: Any = None,
+        *,
+        estimator: str = "perturbed",
+        order: int = 2,
+        subsample_size: int | None = None,
+        blocks: int = 100,
+        reference: Mapping[str, Any] | None = None,
+        step_size: float | None = None,
+        path_length: float | None = None,
+        target_accept: float = 0.8,
+        model: Model | None = None,
+        rng: Any = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        initial_point: Any = None,
+        blocked: bool = True,
+        progressbar: bool = True,
+    ) -> None:
+        model = pm.modelcontext(model)
+        refuse_budget(model, "HMCECS")
+        self.vars = refuse_partial(vars, model, "HMCECS")
+        if estimator not in ("perturbed", "signed"):
+            raise ValueError(f"estimator must be 'perturbed' or 'signed', not {estimator!r}.")
+        if order not in (0, 1, 2) or isinstance(order, bool):
+            raise ValueError(f"order must be 0, 1 or 2, not {order!r}.")
+        if not blocked:
+            raise ValueError("HMCECS moves all variables together; leave `blocked` at True.")
+        self.estimator, self.order = estimator, int(order)
+        self.blocks = check_integer("blocks", blocks, minimum=1)
+        self.path_length = _positive("path_length", path_length) or math.pi / 2.0
+        self.target_accept = check_number("target_accept", target_accept)
+        if not 0.0 < self.target_accept < 1.0:
+            raise ValueError(f"target_accept must lie between 0 and 1, not {target_accept}.")
+        self._given_step = _positive("step_size", step_size)
+        if subsample_size is not None:
+            subsample_size = check_integer("subsample_size", subsample_size, minimum=1)
+        self.rng = get_random_generator(rng)
+        own = np.random.default_rng(0)  # the same pilot, whatever the seed of the chains
+        self.variates: Variates = prepare(
+            model,
+            "HMCECS",
+            order=self.order,
+            estimator=estimator,
+            reference=reference,
+            rng=own,
+            progressbar=progressbar,
+        )
+        self._choose(Pilot(self.variates, own), subsample_size)
+        self._planned: int | None = None
+        self._begin()
+        self._compile_transition()
+
+    # -- the size of a sample -------------------------------------------------------------------
+
+    def _choose(self, pilot: Pilot, wanted: int | None) -> None:
+        """Set the sizes of samples and mini-batches, and say if they do not suffice."""
+        size = wanted
+        if size is None:
+            size = max(100, math.ceil(min(pilot.variance / _VARIANCE, 1e15)))
+            if self.estimator == "signed":
+                size = max(size, math.ceil(min(pilot.largest / _SAFE, 1e15)))
+            if size > self.variates.n:
+                self._warn_of_size(size, pilot)
+                size = self.variates.n
+        per_block = -(-size // self.blocks)
+        self.subsample_size = per_block * self.blocks
+        #: Variance of the estimated log-likelihood where the posterior is, by the pilot.
+        self.sigma2 = pilot.variance / self.subsample_size
+        shift, batch = 0.0, PERTURBED
+        scale = self.variates.n / self.subsample_size
+        if self.estimator == "signed":
+            shift, batch = pilot.total - self.blocks, per_block
+            scale = self.variates.n / per_block
+        self.sampled = Sampled(self.variates.family, self.variates.expansion, scale, shift, batch)
+        if wanted is not None and self.sigma2 > _TOO_LARGE:
+            self._warn_of_size(math.ceil(pilot.variance / _VARIANCE), pilot)
+
+    def _warn_of_size(self, needed: int, pilot: Pilot) -> None:
+        size = min(needed, self.variates.n) if not hasattr(self, "sigma2") else self.subsample_size
+        distance = self.variates.curved.distance
+        far = (
+            f" `reference` is about {distance:.0f} posterior standard deviations from the mode: "
+            "leave it out to have the mode found on all records."
+            if distance > 1.0
+            else ""
+        )
+        less = " order=2 would need fewer." if self.order < 2 else ""
+        warnings.warn(
+            f"The log-likelihood estimated from {size} records has a variance of about "
+            f"{pilot.variance / size:.3g}; above 1 chains get stuck and the perturbed posterior is "
+            f"off. About {needed} of {self.variates.n} records would do: raise subsample_size, or "
+            f"use NUTS if that is no longer a small part.{far}{less}",
+            UserWarning,
+            stacklevel=4,
+        )
+
+    # -- the life of a chain --------------------------------------------------------------------
+
+    def _compile(self) -> None:
+        self.variates.compile()
+        self._begin()
+
+    def set_rng(self, rng: Any) -> None:
+        """Begin a chain with its generator (PyMC 5)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._begin()
+
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Begin a chain (PyMC 6)."""
+        self._planned = tune + draws
+        self.set_rng(rng)
+
+    def _begin(self) -> None:
+        self.tune = True
+        self._chain: Any = None
+        self._averaging = DualAveraging(0.5 * self.path_length, self.target_accept, 2.0)
+        self._set_step(self._given_step or self._averaging.current)
+        self._iterations = self._kept = 0
+        self._sigma2_sum = self._sign_sum = 0.0
+
+    def _set_step(self, step_size: float) -> None:
+        self.step_size = step_size
+        steps = math.ceil(self.path_length / step_size - 1e-9)
+        self.n_steps = min(max(1, steps), _MOST_STEPS)
+
+    def stop_tuning(self) -> None:
+        """Keep the step size from here on."""
+        if self.tune and self._given_step is None and self._iterations:
+            self._set_step(self._averaging.mean)
+            # shorter, so that the trajectory has the length that was asked for
+            self.step_size = min(self.step_size, self.path_length / self.n_steps)
+        self.tune = False
+
+    def reset_tuning(self) -> None:
+        """Begin to tune again."""
+        self._begin()
+
+    def _start(self) -> Any:
+        theta = self.variates.typical(self.rng)
+        rows = self.variates.rows
+        if self.estimator == "signed":
+            return start_signed(self.rng, theta, rows, self.sampled.batch, self.blocks)
+        return start_perturbed(self.rng, theta, rows, self.subsample_size, self.blocks)
+
+    def _compile_transition(self) -> None:
+        """Compile in the process that starts the chains, so that forked ones need not."""
+        given, self.rng = self.rng, np.random.default_rng(0)
+        self._chain = self._start()
+        self._transition()
+        self._chain, self.rng = None, given
+
+    def _transition(self) -> tuple[float, ...]:
+        variates, curved = self.variates, self.variates.curved
+        momentum = curved.inverse_root.T @ self.rng.standard_normal(len(curved.theta))
+        settings: Any = (curved.covariance, momentum, self.step_size, self.n_steps, self.rng)
+        state = (self.sampled, variates.rows, self._chain)
+        if self.estimator == "signed":
+            return signed(variates.kernel, variates.prior, *state, *settings)
+        found = perturbed(variates.kernel, variates.prior, *state, *settings)
+        return (*found, 1.0)
+
+    def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
+        """One iteration: a block of the sample, then a trajectory."""
+        if self._chain is None:
+            self._chain = self._start()
+        accept, accept_u, sigma2, error, lp, sign = self._transition()
+        stats = {
+            "acceptance_rate": accept,
+            "acceptance_rate_u": accept_u,
+            "sigma2": sigma2,
+            "sign": sign,
+            "energy_error": error,
+            "lp": lp,
+            "step_size": self.step_size,
+            "n_steps": self.n_steps,
+            "diverging": not abs(error) < _DIVERGENT,
+            "tune": self.tune,
+            "warning": None,
+        }
+        self._iterations += 1
+        if not self.tune:
+            self._kept += 1
+            self._sigma2_sum += sigma2
+            self._sign_sum += sign
+            if self._iterations == self._planned:
+                stats["warning"] = self._warning()
+        elif self._given_step is None:
+            self._averaging.update(accept)
+            self._set_step(self._averaging.current)
+        moved = self.variates.parameters.point(self._chain.theta.copy())
+        return {**point, **moved}, [stats]
+
+    # -- what it says ---------------------------------------------------------------------------
+
+    def _warning(self) -> SamplerWarning | None:
+        """At the end: signs that cancel, or estimates that vary too much, and what would help."""
+        positive = 0.5 * (1.0 + self._sign_sum / self._kept)
+        sigma2 = self._sigma2_sum / self._kept
+        remedy = "Raise subsample_size"
+        if self.order < 2:
+            remedy += ", use order=2"
+        if self.variates.curved.distance > 1.0:
+            remedy += ", leave out `reference` to expand about the mode"
+        if positive < MIN_POSITIVE:
+            return SamplerWarning(
+                WarningType.CONVERGENCE,
+                f"Only {positive:.2f} of the likelihood estimates are positive: expectations are "
+                f"differences of nearly equal sums, and dp.signed_expectation refuses. {remedy}.",
+                "error",
+            )
+        if sigma2 > _TOO_LARGE:
+            return SamplerWarning(
+                WarningType.CONVERGENCE,
+                f"The estimated log-likelihood has a variance of {sigma2:.3g} on average (sigma2), "
+                f"above 1: the chain may be stuck, and the posterior off. {remedy}.",
+                "warn",
+            )
+        return None
+
+    def _progressbar_config(
+        self, n_chains: int = 1
+    ) -> tuple[list[TextColumn], dict[str, list[float]]]:
+        call = _compat.sample_call()
+        if call is not None:
+            self._planned = call.draws + call.tune
+        shown = {"step_size": "Step", "acceptance_rate": "Accept", "sigma2": "σ²"}
+        columns = [
+            TextColumn(f"{{task.fields[{name}]:.3f}}", table_column=Column(title, ratio=1))
+            for name, title in shown.items()
+        ]
+        return columns, {name: [0.0] * n_chains for name in shown}
+
+    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
+        def update(stats: dict[str, Any]) -> dict[str, float]:
+            return {name: stats[name] for name in ("step_size", "acceptance_rate", "sigma2")}
+
+        return (update,)
+
+
+def _positive(name: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    number = check_number(name, value)
+    if number <= 0.0:
+        raise ValueError(f"{name} must be positive, not {value}.")
+    return number

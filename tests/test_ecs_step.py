@@ -1,0 +1,302 @@
+"""HMCECS in PyMC: what it samples, what it refuses, what it says."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+import xarray as xr
+from scipy.special import expit
+
+import pymc_dp as dp
+from pymc_dp import _compat
+
+#: Two-sided normal tail 3.8e-8 for each of fewer than twenty moments.
+Z = 5.5
+N = 20_000
+X = np.column_stack([np.ones(N), np.random.default_rng(0).normal(size=(N, 2))])
+ETA = X @ [-1.0, 0.5, 0.3]
+
+
+def regression(family: str, n: int = N) -> pm.Model:
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 3, shape=3)
+        eta, linear = X[:n] @ beta, ETA[:n]
+        if family == "logistic":
+            pm.Bernoulli("y", logit_p=eta, observed=rng.binomial(1, expit(linear)))
+        elif family == "poisson":
+            pm.Poisson("y", mu=pm.math.exp(eta), observed=rng.poisson(np.exp(linear)))
+        elif family == "student":
+            y = linear + rng.standard_t(5, n)
+            sigma, nu = pm.HalfNormal("sigma", 2), pm.Gamma("nu", 2, 0.1)
+            pm.StudentT("y", nu=nu, mu=eta, sigma=sigma, observed=y)
+        else:
+            y = rng.negative_binomial(2, 2 / (2 + np.exp(linear)))
+            alpha = pm.Exponential("alpha", 0.5)
+            pm.NegativeBinomial("y", mu=pm.math.exp(eta), alpha=alpha, observed=y)
+    return model
+
+
+def sample(model: pm.Model, step: Any, draws: int = 1500, **kwargs: Any) -> Any:
+    arguments = {"chains": 2, "cores": 1, "tune": 300, "random_seed": 3, **kwargs}
+    with model, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return pm.sample(
+            draws, step=step, progressbar=False, compute_convergence_checks=False, **arguments
+        )
+
+
+@cache
+def logistic_run(estimator: str) -> tuple[dp.HMCECS, Any]:
+    model = regression("logistic")
+    step = dp.HMCECS(estimator=estimator, model=model, progressbar=False)
+    return step, sample(model, step)
+
+
+def moments(idata: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Means, standard deviations and effective draws of all parameters."""
+    posterior = _compat.group(idata, "posterior")
+    values = np.concatenate(
+        [x.values.reshape(*x.shape[:2], -1) for _, x in sorted(posterior.data_vars.items())],
+        axis=2,
+    )
+    flat = values.reshape(-1, values.shape[2])
+    return flat.mean(axis=0), flat.std(axis=0), _compat.effective_draws(values)
+
+
+def agree(found: Any, other: Any) -> bool:
+    """Whether means and standard deviations differ by no more than Monte Carlo error."""
+    (m1, s1, e1), (m2, s2, e2) = moments(found), moments(other)
+    error = np.sqrt(s1**2 / e1 + s2**2 / e2)
+    # the standard deviation of a normal sample has half the relative variance of its mean
+    spread = np.sqrt(0.5 / e1 + 0.5 / e2) * 1.5
+    return bool(
+        (np.abs(m1 - m2) < Z * error).all() and (np.abs(np.log(s1 / s2)) < Z * spread).all()
+    )
+
+
+@pytest.mark.parametrize("estimator", ["perturbed", "signed"])
+def test_chains_agree_with_the_normal_approximation(estimator: str) -> None:
+    """20 000 records: skewness is of the order of 1/sqrt(n), below Monte Carlo error."""
+    step, idata = logistic_run(estimator)
+    mean, sd, ess = moments(idata)
+    curved = step.variates.curved
+    exact = np.sqrt(np.diag(curved.covariance))
+    assert (ess > 1000).all()
+    assert (np.abs(mean - curved.theta) < Z * exact / np.sqrt(ess) + 0.03 * exact).all()
+    assert (np.abs(np.log(sd / exact)) < Z * 1.5 * np.sqrt(0.5 / ess) + 0.02).all()
+
+
+def test_statistics_of_a_chain() -> None:
+    step, idata = logistic_run("perturbed")
+    stats = _compat.group(idata, "sample_stats")
+    assert abs(float(stats["acceptance_rate"].mean()) - 0.85) < 0.15
+    assert float(stats["acceptance_rate_u"].mean()) > 0.98
+    assert 0 < float(stats["sigma2"].mean()) < 1
+    assert (stats["sign"] == 1).all() and not stats["diverging"].any()
+    assert (stats["step_size"] * stats["n_steps"] <= np.pi / 2 + 1e-9).all()
+    assert step.subsample_size % step.blocks == 0
+
+
+def test_processes_repeat_what_one_process_does() -> None:
+    _step, idata = logistic_run("perturbed")
+    model = regression("logistic")
+    again = sample(model, dp.HMCECS(model=model, progressbar=False), cores=2)
+    for name in ("beta",):
+        one, two = (_compat.group(x, "posterior")[name].values for x in (idata, again))
+        assert np.array_equal(one, two)
+        assert not np.array_equal(one[0], one[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["poisson", "student", "negative_binomial"])
+def test_chains_agree_with_nuts(family: str) -> None:
+    model = regression(family, 2000)
+    for order, estimator in ((2, "perturbed"), (2, "signed"), (1, "perturbed")):
+        step = dp.HMCECS(order=order, estimator=estimator, model=model, progressbar=False)
+        assert agree(sample(model, step), sample(model, None))
+
+
+@pytest.mark.slow
+def test_chains_of_started_processes() -> None:
+    model = regression("logistic")
+    step = dp.HMCECS(model=model, progressbar=False)
+    idata = sample(model, step, draws=50, tune=20, cores=2, mp_ctx="spawn")
+    assert float(_compat.group(idata, "posterior")["beta"].std()) > 0
+
+
+def test_order_1_needs_larger_samples() -> None:
+    model = regression("logistic")
+    first, second = (dp.HMCECS(order=k, model=model, progressbar=False) for k in (1, 2))
+    assert first.sigma2 * first.subsample_size > 50 * second.sigma2 * second.subsample_size
+
+
+def test_given_steps_are_used_as_they_are() -> None:
+    model = regression("logistic")
+    step = dp.HMCECS(step_size=0.2, path_length=1.2, model=model, progressbar=False)
+    stats = _compat.group(sample(model, step, draws=20, tune=20), "sample_stats")
+    assert (stats["step_size"] == 0.2).all() and (stats["n_steps"] == 6).all()
+
+
+# -- what it says ---------------------------------------------------------------------------------
+
+
+def test_a_reference_from_few_records_is_reported() -> None:
+    """The expansion about the mode of 1 % of the records, as in the paper, does not suffice."""
+    few = dp.HMCECS(model=regression("logistic", N // 100), progressbar=False)
+    reference = {"beta": few.variates.curved.theta}
+    model = regression("logistic")
+    with pytest.warns(UserWarning, match=r"(?s)variance of about.*subsample_size.*`reference`"):
+        step = dp.HMCECS(
+            reference=reference, subsample_size=100, order=1, model=model, progressbar=False
+        )
+    with pytest.warns(UserWarning, match="sigma2"):
+        warnings.warn(step_warning(model, step), UserWarning, stacklevel=1)
+
+
+def step_warning(model: pm.Model, step: dp.HMCECS) -> str:
+    """What a chain says at its end."""
+    point = model.initial_point()
+    step.setup_chain(np.random.default_rng(0), 5, 20)
+    for k in range(25):
+        if k == 5:
+            step.stop_tuning()
+        point, [stats] = step.step(point)
+    assert stats["warning"] is not None
+    return str(stats["warning"].message)
+
+
+def test_a_good_reference_is_not_reported() -> None:
+    step, _ = logistic_run("perturbed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        other = dp.HMCECS(
+            reference={"beta": step.variates.curved.theta},
+            subsample_size=1000,
+            model=regression("logistic"),
+            progressbar=False,
+        )
+    assert other.sigma2 < 1
+
+
+def constant() -> pm.Model:
+    with pm.Model() as model:
+        mu = pm.Normal("mu", 0, 1)
+        pm.Normal("y", mu, 1, observed=np.arange(5.0))
+    return model
+
+
+def budgeted() -> pm.Model:
+    with constant() as model:
+        dp.PrivacyBudget(1.0, 1e-6)
+    return model
+
+
+def latents() -> pm.Model:
+    with pm.Model() as model:
+        z = pm.Normal("z", 0, 1, shape=50)
+        pm.Normal("y", z, 1, observed=np.arange(50.0))
+    return model
+
+
+def coupled() -> pm.Model:
+    with pm.Model() as model:
+        pm.AR("y", rho=[pm.Normal("rho")], sigma=1.0, observed=np.arange(50.0))
+    return model
+
+
+def lengths() -> pm.Model:
+    with pm.Model() as model:
+        mu = pm.Normal("mu")
+        pm.Normal("a", mu, 1, observed=np.arange(5.0))
+        pm.Normal("b", mu, 1, observed=np.arange(6.0))
+    return model
+
+
+def discrete() -> pm.Model:
+    with pm.Model() as model:
+        pm.Normal("y", pm.Poisson("k", 2.0), 1, observed=np.arange(5.0))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "match"),
+    [
+        (budgeted, dp.UnsafeModel, "not private.*DPLangevin"),
+        (latents, dp.NotFactorizable, "`z`.*one entry per record.*NUTS"),
+        (coupled, dp.NotFactorizable, "HMCECS estimates.*`y`"),
+        (lengths, dp.NotFactorizable, "`a`: 5, `b`: 6"),
+        (discrete, ValueError, "'k'.*discrete"),
+    ],
+)
+def test_models_that_are_refused(
+    make: Callable[[], pm.Model], error: type[Exception], match: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){match}"):
+        dp.HMCECS(model=make(), progressbar=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "match"),
+    [
+        ({"estimator": "exact"}, "estimator must be"),
+        ({"order": 3}, "order must be"),
+        ({"blocks": 0}, "blocks must be"),
+        ({"subsample_size": 0.5}, "subsample_size must be"),
+        ({"step_size": -1.0}, "step_size must be positive"),
+        ({"target_accept": 1.0}, "target_accept must lie"),
+        ({"reference": {"nu": 1.0}}, r"reference must give.*\['mu'\]"),
+    ],
+)
+def test_arguments_that_are_refused(arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        dp.HMCECS(model=constant(), progressbar=False, **arguments)
+
+
+# -- signs ----------------------------------------------------------------------------------------
+
+
+def signed_draws(negative: int) -> Any:
+    """A chain in which some draws around 1 are cancelled by negative ones."""
+    rng = np.random.default_rng(0)
+    x = np.concatenate([rng.normal(size=1000), np.repeat(rng.normal(1.0, 0.1, negative), 2)])
+    sign = np.ones(len(x))
+    sign[1001::2] = -1.0
+    groups = {"posterior": {"x": x[None]}, "sample_stats": {"sign": sign[None]}}
+    return _compat.inference_data(
+        {
+            name: xr.Dataset({k: (("chain", "draw"), v) for k, v in values.items()})
+            for name, values in groups.items()
+        },
+        {},
+    )
+
+
+def test_signed_expectations_and_draws() -> None:
+    idata = signed_draws(60)
+    plain = _compat.group(idata, "posterior")["x"].values[0, :1000]
+    found = dp.signed_expectation(idata, lambda draws: draws["x"])
+    assert abs(float(found) - plain.mean()) < 1e-12
+    assert abs(found.attrs["tau"] - 1060 / 1120) < 1e-12
+    left = _compat.group(dp.resample_signed(idata, random_seed=0), "posterior")["x"].values
+    assert np.array_equal(np.sort(left[0]), np.sort(plain))
+
+
+def test_too_many_negative_signs_are_an_error() -> None:
+    idata = signed_draws(200)
+    for function in (lambda x: dp.signed_expectation(x, lambda d: d["x"]), dp.resample_signed):
+        with pytest.raises(ValueError, match=r"0\.857 of the signs.*subsample_size"):
+            function(idata)
+    assert abs(float(dp.signed_expectation(idata, lambda d: d["x"], min_positive=0.8))) < 0.2
+
+
+def test_draws_without_signs_are_an_error() -> None:
+    idata = _compat.inference_data({"posterior": xr.Dataset()}, {})
+    with pytest.raises(ValueError, match="no statistic `sign`"):
+        dp.signed_expectation(idata, lambda d: d["x"])
