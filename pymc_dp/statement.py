@@ -12,7 +12,7 @@ from pymc_dp import _compat, noise
 from pymc_dp.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.events import MU2_UNIT
+from pymc_dp.events import MU2_UNIT, SubsampledGaussianEvent, batch_event
 from pymc_dp.ledger import STATISTIC, Ledger
 
 __all__ = ["STATEMENT", "make_statement", "privacy_statement", "refuse_other_types"]
@@ -215,12 +215,12 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             + "."
         )
     for plan in [facts["batches"]] if facts["batches"] else []:
-        event = plan["event"]
+        event = batch_event(plan["event"])
+        poisson = isinstance(event, SubsampledGaussianEvent)
         lines.append(
-            f"  {event['mechanism']}: {plan['releases']:,} releases with Gaussian noise, "
-            f"multiplier {event['noise_multiplier']:.4g}, of a secret Poisson batch "
-            f"(probability {event['sampling_probability']:.3g}); accounted together by their "
-            "privacy loss distribution."
+            f"  {event.mechanism}: {plan['releases']:,} releases with Gaussian noise, multiplier "
+            f"{event.noise_multiplier:.4g}, each of a secret {event.batch}; accounted together by "
+            + ("their privacy loss distribution." if poisson else "Rényi differential privacy.")
         )
     if facts.get("far", 0.0) > 0.1:
         lines.append(

@@ -1,4 +1,4 @@
-"""Answers about Poisson batches of the records."""
+"""Answers about batches of the records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 
 from pymc_dp import noise
 from pymc_dp.errors import PrivacyError
-from pymc_dp.events import GaussianEvent, SubsampledGaussianEvent
+from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
 from pymc_dp.mechanisms.queries import Path, Queries
 from pymc_dp.metering import Meter
 from pymc_dp.rows.engine import RowEngine
@@ -18,15 +18,16 @@ COINS = 2**32
 
 
 class BatchQueries(Queries):
-    """Private answers about batches, each drawn anew with coins that nobody knows.
+    """Private answers about batches, each drawn anew in a way that nobody knows.
 
     Parameters
     ----------
     engine : RowEngine
     meter : Meter
         Counts iterations; they were paid for together (`pymc_dp.plan.Batches`).
-    event : SubsampledGaussianEvent
-        Mechanism "gradient" or "log_ratio"; sampling probability a multiple of 1 / `COINS`.
+    event : SubsampledGaussianEvent or FixedBatchGaussianEvent
+        Mechanism "gradient" or "log_ratio".  The sampling probability of a Poisson batch is a
+        multiple of 1 / `COINS`; a batch of a fixed size is one of all units of the engine.
     clip_norm : float
         As in `Queries`.
     n_public : int
@@ -38,18 +39,18 @@ class BatchQueries(Queries):
     *Guarantee.*  The contribution of a unit that is in the batch has norm at most C, and the noise
     has standard deviation ``noise_multiplier * C``, on the integer grid of `Queries`, whose
     sensitivity is here that of one unit in or out of the sum.  What neighbours are is for the
-    accountant: if a unit is replaced, two contributions of norm C change places.
+    accountant: if a unit is replaced, one contribution of norm C gives way to another.
 
     *Assumptions.*  As for `Queries`; batches stay secret.
 
-    *Weaknesses.*  The time an answer takes tells the size of its batch.
+    *Weaknesses.*  The time an answer takes tells the size of a Poisson batch.
     """
 
     def __init__(
         self,
         engine: RowEngine,
         meter: Meter,
-        event: SubsampledGaussianEvent,
+        event: BatchEvent,
         clip_norm: float,
         n_public: int,
         likelihood_power: float = 1.0,
@@ -65,10 +66,13 @@ class BatchQueries(Queries):
             "add_or_remove_one",
             n_public,
         )
+        self.event = event
         self.probability = event.sampling_probability
         self.likelihood_power = likelihood_power
-        self._numerator = round(self.probability * COINS)
-        if self._numerator != self.probability * COINS:
+        if isinstance(event, FixedBatchGaussianEvent):
+            if event.n_units != engine.n_units:
+                raise PrivacyError("Batches of a fixed size were accounted for another data set.")
+        elif not (self.probability * COINS).is_integer():
             raise ValueError("The sampling probability must be a multiple of 2^-32.")
 
     @property
@@ -99,6 +103,11 @@ class BatchQueries(Queries):
         estimate.  If the sum is about normal, subtracting half of that is the penalty for sampling.
         One unit in or out of the batch changes the value by at most
         C = T c / q + T^2 (1 - q) c^2 / (2 q^2), at r = -c.
+
+        With B of n records, q = B / n, and 1 - q corrects for a finite population.  The variance
+        is then T^2 (1 - q) / q times n / (n - 1) times the sum of squares about the mean; what is
+        taken off for it is too much by (sum T r)^2 (1 - q) / (2 B), which is small beside 1 where
+        a proposal may be accepted, and is the price of terms that hold one record each.
         """
         self._use("log_ratio")
         c = self.clip_norms["log_ratio"] * float(np.linalg.norm(z_to - z_from))
@@ -120,7 +129,9 @@ class BatchQueries(Queries):
 
     def _batch(self) -> RowEngine | None:
         """The records of a new batch; None if it is empty."""
-        engine = self.engine
+        engine, event = self.engine, self.event
         assert isinstance(engine, RowEngine)
-        drawn = np.flatnonzero(noise.coins(engine.n_units, self._numerator))
+        if isinstance(event, FixedBatchGaussianEvent):
+            return engine.part(noise.subset(engine.n_units, event.batch_size))
+        drawn = np.flatnonzero(noise.coins(engine.n_units, int(self.probability * COINS)))
         return engine.part(drawn) if len(drawn) else None
