@@ -412,6 +412,13 @@ def _target(settings: dict[str, Any]) -> list[str]:
             f"The draws follow {settings['dynamics']} dynamics without an accept test: biased by "
             "their step, by the sampling of batches and by clipping, none of which is reported."
         ]
+    if settings.get("batch_size") and "correction_error" in settings:
+        return [
+            "The accept test is Barker's, approximate for three reasons: its noise is logistic to "
+            f"{settings['correction_error']:.2g} in distribution; ratios are estimated from "
+            "batches, whose sampling noise is not quite normal; and the variance of that is "
+            "an estimate. Clipping, which is not reported, may bias the draws as well."
+        ]
     if settings.get("batch_size"):
         return [
             "The accept test is approximate: ratios are estimated from batches, and their sampling "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
+from fractions import Fraction
 from itertools import combinations
 from time import perf_counter
 from typing import Any
@@ -26,9 +27,10 @@ from pymc_dp.events import (
     SubsampledGaussianEvent,
 )
 from pymc_dp.kernels import penalty
+from pymc_dp.kernels.barker import BarkerTest
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.ledger import Ledger
-from pymc_dp.mechanisms import COINS, BatchQueries
+from pymc_dp.mechanisms import COINS, BatchQueries, MomentQueries
 from pymc_dp.metering import Meter
 from pymc_dp.plan import plan_batches
 from pymc_dp.records import extract
@@ -291,21 +293,118 @@ def test_replacing_a_record_changes_two_terms_of_a_fixed_batch(
         assert grid.sensitivity < largest <= 2.0 * grid.sensitivity
 
 
-def test_an_empty_batch_is_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+class Ratios:
+    """A batch whose records have these log-likelihood ratios between 0 and any other point."""
+
+    def __init__(self, ratios: Any) -> None:
+        self.ratios = np.array(ratios, dtype=float)
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        return self.ratios if z.any() else np.zeros(len(self.ratios))
+
+
+@pytest.mark.parametrize("multiplier", [0.3, 2.0, 1e4])
+@pytest.mark.parametrize("far", [1.0, 1e-30, 1e30])
+def test_a_record_moves_both_sums_together_by_no_more_than_is_paid_for(
+    monkeypatch: pytest.MonkeyPatch, multiplier: float, far: float
+) -> None:
+    """Bit for bit, in integers: one record in or out; if replaced, two of these."""
+    from pymc_dp.mechanisms import batches as module
+
+    seen: list[np.ndarray] = []
+    original = module.clip_norm_sum
+
+    def watched(vectors: Any, unit: Any, bound: Any, total: np.ndarray, scale: Any) -> None:
+        total[:] = 0
+        original(vectors, unit, bound, total, scale)
+        seen.append(total.copy())
+
+    monkeypatch.setattr(module, "clip_norm_sum", watched)
+    asked = queries(poisson("log_ratio", 0.1, multiplier), MomentQueries, likelihood_power=0.7)
+    grid = asked.grids["log_ratio"]
+    bound = Fraction(2) ** grid.log2_sigma / Fraction(multiplier)
+    z = np.array([far, 0.0])
+    c = asked.clip_norms["log_ratio"] * far
+    rng = np.random.default_rng(9)
+    others = list(c * rng.uniform(-1.5, 1.5, 40))
+    nasty = [0.0, 5e-324, 1e160, -1e160, np.inf, -np.inf, np.nan, -c, c, c * (1 - 1e-12)]
+    distances = []
+    for one in [*nasty, *(c * rng.uniform(-1.5, 1.5, 40))]:
+        del seen[:]
+        for ratios in (others, [*others, one]):
+            monkeypatch.setattr(asked, "_batch", lambda ratios=ratios: Ratios(ratios))
+            asked.begin_iteration()
+            value, noise_sd = asked.log_ratio(np.zeros(2), z)
+            assert np.isfinite(value) and np.isfinite(noise_sd)
+        change = [int(b) - int(a) for a, b in zip(*seen, strict=True)]
+        assert sum(entry**2 for entry in change) <= bound**2
+        distances.append(np.hypot(*map(float, change)))
+    assert max(distances) >= float(bound) - 5  # attained
+
+
+@BOTH
+def test_ratios_and_their_sampling_variance_are_unbiased(event: Any) -> None:
+    q, power = 0.25, 0.3
+    asked = queries(event("log_ratio", q, 0.1), MomentQueries, likelihood_power=power)
+    z, new = np.array([0.5, 0.2]), np.array([1.1, -0.4])
+    distance = np.linalg.norm(new - z)
+    likelihood = asked.engine.log_likelihood
+    r = np.clip(likelihood(new) - likelihood(z), -0.3 * distance, 0.3 * distance)
+    found = []
+    for _ in range(3000):
+        assert asked.begin_iteration()
+        found.append(asked.log_ratio(z, new))
+    value, total = np.transpose(found) ** np.array([[1], [2]])
+    private = power * asked.ratio_noise_sd * distance
+    assert private == pytest.approx(0.1 * np.hypot(1, 0.5) * power * 0.3 * distance / q)
+    sampling = power**2 * (1 - q) / q * (r**2).sum()
+    assert total.min() > 0  # nothing was cut off, which would bias it
+    root = np.sqrt(len(found))
+    assert abs(value.mean() - power * r.sum()) < Z * value.std() / root
+    assert abs(total.mean() - private**2 - sampling) < Z * total.std() / root
+    true = sampling if event is poisson else power**2 * (1 - q) / q * N * r.var(ddof=1)
+    squares = (value - power * r.sum()) ** 2
+    assert abs(squares.mean() - private**2 - true) < Z * squares.std() / root
+    # the noise of the estimate is that which its docstring tells, and that of the batch
+    unsure = (1 - q) * private / 0.5 * power * 0.3 * distance / q
+    batch = power**4 * (1 - q) ** 3 / q**3 * (r**4).sum()
+    if event is poisson:
+        assert total.var() == pytest.approx(unsure**2 + batch, rel=0.2)
+
+
+def test_points_without_a_usable_bound() -> None:
+    asked = queries(poisson("log_ratio", 0.5, 1.0), MomentQueries)
+    for clip_norm, far, told in ((0.3, 0.0, 0.0), (1e-305, 1.0, -np.inf), (1e300, 1e30, -np.inf)):
+        asked.clip_norms["log_ratio"] = clip_norm
+        asked.begin_iteration()
+        assert asked.log_ratio(np.zeros(2), np.array([far, 0.0])) == (told, 0.0)
+
+
+@pytest.mark.parametrize("kind", [BatchQueries, MomentQueries])
+def test_an_empty_batch_is_noise_alone(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
     monkeypatch.setattr(noise, "coins", lambda size, numerator: np.zeros(size, bool))
-    for mechanism in ("gradient", "log_ratio"):
-        asked = queries(poisson(mechanism, 0.5, 1.0))
+    for mechanism in ("gradient", "log_ratio") if kind is BatchQueries else ("log_ratio",):
+        asked = queries(poisson(mechanism, 0.5, 1.0), kind)
         asked.begin_iteration()
         z = np.zeros(2)
         answer = asked.gradient(z) if mechanism == "gradient" else asked.log_ratio(z, z + 1.0)[0]
         assert np.isfinite(answer).all() and np.all(np.asarray(answer) != 0.0)
 
 
-@BOTH
-def test_the_subsampled_penalty_is_nearly_exact(event: Any) -> None:
-    """Its bias is that of a sum that is not quite normal: small where batches are large."""
+@pytest.mark.parametrize(
+    ("event", "kind", "test", "iterations"),
+    [
+        (poisson, BatchQueries, penalty.penalty_test, 20_000),
+        (fixed, BatchQueries, penalty.penalty_test, 6_000),
+        (poisson, MomentQueries, BarkerTest(1.2), 6_000),
+    ],
+)
+def test_subsampled_accept_tests_are_nearly_exact(
+    event: Any, kind: Any, test: Any, iterations: int
+) -> None:
+    """Their bias is that of a sum that is not quite normal: small where batches are large."""
     q, power = 0.5, 0.05
-    asked = queries(event("log_ratio", q, 0.5), likelihood_power=power)
+    asked = queries(event("log_ratio", q, 0.5), kind, likelihood_power=power)
 
     class Prior:
         def log_density(self, z: np.ndarray) -> Any:
@@ -324,9 +423,10 @@ def test_the_subsampled_penalty_is_nearly_exact(event: Any) -> None:
     variance = p @ (nodes - mean) ** 2
     state = penalty.initial_state(rng, mean, Prior())
     draws = []
-    for _ in range(20_000):
+    settings = {"proposal": GaussianProposal(4.0), "test": test}
+    for _ in range(iterations):
         asked.begin_iteration()
-        state, _ = penalty.transition(rng, state, asked, Prior(), proposal=GaussianProposal(4.0))
+        state, _ = penalty.transition(rng, state, asked, Prior(), **settings)
         draws.append(state.z)
     found = np.array(draws)
     from pymc_dp._compat import effective_draws
@@ -411,13 +511,14 @@ def sample(model: Model, step: Any, draws: int = 40, chains: int = 1, cores: int
     ("kind", "neighboring"),
     [("poisson", "replace_one"), ("poisson", "add_or_remove_one"), ("fixed_size", "replace_one")],
 )
-@pytest.mark.parametrize("cls", [dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty])
+@pytest.mark.parametrize("cls", [dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty, dp.DPBarker])
 def test_steps_on_batches(cls: Any, kind: str, neighboring: Any) -> None:
     public = {} if neighboring == "replace_one" else {"n_public": N}
     # fixed sizes need as much noise for a larger budget
     epsilon = 5.0 if kind == "poisson" else 20.0
     model, budget = logistic(epsilon, neighboring=neighboring, **public)
-    power = {"likelihood_power": 0.2} if cls is dp.DPPenalty else {}
+    tested = cls in (dp.DPPenalty, dp.DPBarker)
+    power = {"likelihood_power": 0.2} if tested else {}
     step = cls(draws=40, chains=2, batches=kind, model=model, **SETTINGS, **power)
     raw = sample(model, step, chains=2, cores=2)
     safe = dp.release(raw, model)
@@ -435,7 +536,8 @@ def test_steps_on_batches(cls: Any, kind: str, neighboring: Any) -> None:
     assert budget.spent().epsilon == used
     assert budget.ledger.spent(budget.account) == batches.reserved
     assert batch in budget.table()["mechanism"].iloc[0]
-    assert ("approximate" in statement) == (cls is dp.DPPenalty)
+    assert ("approximate" in statement) == tested
+    assert ("three reasons" in statement) == (cls is dp.DPBarker)
 
 
 def test_fixed_batches_of_users() -> None:
@@ -478,12 +580,20 @@ def test_fixed_batches_need_a_public_number_of_units() -> None:
 
 
 def test_a_preparation_beside_fixed_batches() -> None:
+    """The default step of Barker's test keeps its answers quiet enough."""
     model, budget = logistic(epsilon=60.0)
+    given: dict[str, Any] = {"batch_size": 200, "batches": "fixed_size", "likelihood_power": 0.1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        step = dp.DPSGNHT(draws=20, chains=1, batches="fixed_size", batch_size=60, model=model)
+        step = dp.DPBarker(draws=20, chains=1, model=model, **given)
     account = budget.ledger.account_info(budget.account)
     assert step.plan.batches.reserved < account.spent <= account.cap
+    q = step.plan.batches.event.sampling_probability
+    typical = 1.3 * np.sqrt(2) * float(step.step_size)  # of 2 coordinates
+    noise = 0.1 * typical * np.hypot(step.queries.ratio_noise_sd, np.sqrt((1 - q) / q))
+    assert noise <= 1.2 * (1 + 1e-9)
+    longest = 2.38 / np.sqrt(2) / np.sqrt(0.1)
+    assert float(step.step_size) == pytest.approx(longest) or noise == pytest.approx(1.2)
     sample(model, step, draws=20)
     assert budget.spent().epsilon <= 60.0
 
@@ -658,7 +768,9 @@ def test_budgets_that_share_a_ledger_have_no_batches(tmp_path: Any) -> None:
         (dp.DPPenalty, {"runs": 2}, "run once"),
         (dp.DPHMC, {"n_steps": 2}, "batch_size"),
         (dp.DPLangevin, {"curvature": 0.2}, "batch_size"),
-        (dp.DPBarker, {}, "batch_size"),
+        (dp.DPBarker, {"noise_sd": 1.9}, "1.81"),
+        (dp.DPBarker, {"batch_size": N + 1}, "at most the 600"),
+        (dp.DPBarker, {"runs": 2}, "run once"),
     ],
 )
 def test_wrong_settings_spend_nothing(cls: Any, settings: Any, message: str) -> None:

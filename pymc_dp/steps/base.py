@@ -72,6 +72,7 @@ class PrivateStep(BlockedStep):
     _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
     #: Whether it can do with batches of the records.
     _takes_batches = False
+    _batch_queries: type[BatchQueries] = BatchQueries
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuse what no parameter is named after, before anything else is looked at."""
@@ -243,7 +244,7 @@ class PrivateStep(BlockedStep):
             plan.iterations,
         )
         if plan.batches is not None:
-            return BatchQueries(
+            return self._batch_queries(
                 source.engine.with_coordinates(design.coordinates),
                 meter,
                 plan.batches.event,
