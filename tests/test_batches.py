@@ -581,7 +581,7 @@ def test_fixed_batches_need_a_public_number_of_units() -> None:
 
 def test_a_preparation_beside_fixed_batches() -> None:
     """The default step of Barker's test keeps its answers quiet enough."""
-    model, budget = logistic(epsilon=60.0)
+    model, budget = logistic(epsilon=8.0)
     given: dict[str, Any] = {"batch_size": 200, "batches": "fixed_size", "likelihood_power": 0.1}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -595,7 +595,7 @@ def test_a_preparation_beside_fixed_batches() -> None:
     longest = 2.38 / np.sqrt(2) / np.sqrt(0.1)
     assert float(step.step_size) == pytest.approx(longest) or noise == pytest.approx(1.2)
     sample(model, step, draws=20)
-    assert budget.spent().epsilon <= 60.0
+    assert budget.spent().epsilon <= 8.0
 
 
 def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
