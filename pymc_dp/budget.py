@@ -28,7 +28,7 @@ from pymc_dp.accounting import (
 from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.events import MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
+from pymc_dp.events import MU2_UNIT, GaussianEvent, batch_event
 from pymc_dp.forecast import Forecast, forecast
 from pymc_dp.ledger import Ledger
 from pymc_dp.records import count_units, private_observed, row_counts
@@ -382,12 +382,12 @@ class PrivacyBudget:
             )
         found = self.batches()
         if found is not None:
-            event, units = found["event"], found["reserved"]
+            batches, units = batch_event(found["event"]), found["reserved"]
             rows.append(
                 [
                     "",
-                    f"{event['mechanism']}, batches",
-                    event["noise_multiplier"],
+                    f"{batches.mechanism}, {batches.batch}",
+                    batches.noise_multiplier,
                     found["releases"],
                     self._epsilon_beside(found, 0),
                     units / cap,
@@ -414,7 +414,7 @@ class PrivacyBudget:
     def _epsilon_beside(self, found: dict[str, Any] | None, units: int) -> float:
         if found is None:
             return self.epsilon_of(units)
-        plan = (SubsampledGaussianEvent.from_dict(found["event"]), found["releases"])
+        plan = (batch_event(found["event"]), found["releases"])
         # the room is rounded down, so this may pass the budget's epsilon by a rounding error
         return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
 

@@ -21,7 +21,14 @@ from numpy.typing import NDArray
 
 from pymc_dp.exact_normal import fill
 
-__all__ = ["MAX_LOG2_SIGMA", "coins", "insecure_noise", "is_insecure", "rounded_normal"]
+__all__ = [
+    "MAX_LOG2_SIGMA",
+    "coins",
+    "insecure_noise",
+    "is_insecure",
+    "rounded_normal",
+    "subset",
+]
 
 MAX_LOG2_SIGMA = 40
 
@@ -144,6 +151,43 @@ def coins(size: int, numerator: int) -> NDArray[np.bool_]:
     if numerator == 2**32:
         return np.ones(size, dtype=np.bool_)
     return np.frombuffer(_pool.fresh(size), np.uint32) < np.uint32(numerator)
+
+
+def subset(n: int, size: int) -> NDArray[np.int64]:
+    """A secret subset of 0, ..., n - 1, each of this size with the same probability, exactly.
+
+    Parameters
+    ----------
+    n : int
+        At most 2^32.
+    size : int
+        0 to n.
+
+    Returns
+    -------
+    ndarray of int64, shape (size,)
+        In ascending order.
+
+    Notes
+    -----
+    Numbers are drawn uniformly until `size` of them are distinct; all are equally likely to be
+    among these.  A round draws no more than are missing, so none is drawn too much, and which ones
+    to keep is never a question.  What is drawn is the smaller of the subset and its complement.
+    Words of operating-system entropy as in `coins`; those of the bits of n that are n or more are
+    rejected.
+    """
+    n, size = operator.index(n), operator.index(size)
+    if not 0 <= size <= n <= 2**32:
+        raise ValueError("size must be between 0 and n, and n at most 2**32.")
+    few = min(size, n - size)
+    drawn = np.zeros(n, dtype=np.bool_)
+    mask = np.uint32((1 << max(n - 1, 0).bit_length()) - 1)
+    missing = few
+    while missing:
+        words = np.frombuffer(_pool.fresh(missing), np.uint32) & mask
+        drawn[words[words < n]] = True
+        missing = few - int(np.count_nonzero(drawn))
+    return np.flatnonzero(drawn if few == size else ~drawn)
 
 
 def rounded_normal(size: int, log2_sigma: int) -> NDArray[np.int64]:

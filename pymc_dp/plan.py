@@ -7,25 +7,25 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.accounting import calibrate, subsampled
 from pymc_dp.errors import BudgetExceeded
-from pymc_dp.events import GaussianEvent, SubsampledGaussianEvent
+from pymc_dp.events import BatchEvent, GaussianEvent
 
 __all__ = ["Batches", "Plan", "make_plan", "plan_batches"]
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Releases on Poisson batches of records, one per iteration of every chain.
+    """Releases on batches of records, one per iteration of every chain.
 
     Attributes
     ----------
-    event : SubsampledGaussianEvent
+    event : SubsampledGaussianEvent or FixedBatchGaussianEvent
     releases : int
         In all.
     reserved : int
@@ -33,7 +33,7 @@ class Batches:
         Gaussian transcript that may run beside them (`pymc_dp.accounting.room_beside`).
     """
 
-    event: SubsampledGaussianEvent
+    event: BatchEvent
     releases: int
     reserved: int
 
@@ -119,12 +119,11 @@ class Plan:
 
 
 def plan_batches(
-    mechanism: str,
+    event_of: Callable[[float], BatchEvent],
     *,
     draws: int,
     tune: int,
     chains: int,
-    sampling_probability: float,
     epsilon: float,
     delta: float,
     neighboring: str,
@@ -132,13 +131,13 @@ def plan_batches(
     room: int,
     noise_multiplier: float | None = None,
 ) -> Batches:
-    """One release on a Poisson batch per iteration, for a budget of which nothing is spent.
+    """One release on a batch per iteration, for a budget of which nothing is spent.
 
     Parameters
     ----------
-    mechanism : str
+    event_of : callable
+        The event of one release, by its noise multiplier.
     draws, tune, chains : int
-    sampling_probability : float
     epsilon, delta : float
         The budget.
     neighboring : str
@@ -162,9 +161,9 @@ def plan_batches(
     steps = chains * (draws + tune)
     if noise_multiplier is None:
         noise_multiplier = subsampled.smallest_noise_multiplier(
-            epsilon, delta, sampling_probability, steps, neighboring, units=room
+            epsilon, delta, event_of, steps, neighboring, units=room
         )
-    event = SubsampledGaussianEvent(mechanism, noise_multiplier, sampling_probability)
+    event = event_of(noise_multiplier)
     beside = subsampled.room_beside([(event, steps)], epsilon, delta, neighboring, cap)
     if beside < room:
         raise BudgetExceeded(

@@ -12,7 +12,7 @@ from pymc_dp import _compat, noise
 from pymc_dp.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.events import MU2_UNIT
+from pymc_dp.events import MU2_UNIT, SubsampledGaussianEvent, batch_event
 from pymc_dp.ledger import STATISTIC, Ledger
 
 __all__ = ["STATEMENT", "make_statement", "privacy_statement", "refuse_other_types"]
@@ -221,12 +221,13 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             + "."
         )
     for plan in [facts["batches"]] if facts["batches"] else []:
-        event = plan["event"]
+        event = batch_event(plan["event"])
+        poisson = isinstance(event, SubsampledGaussianEvent)
         lines.append(
-            f"  {event['mechanism']}: {plan['releases']:,} releases with Gaussian noise, "
-            f"multiplier {event['noise_multiplier']:.4g}, of a secret Poisson batch "
-            f"(probability {event['sampling_probability']:.3g}); accounted together by their "
-            f"privacy loss distribution{'' if plan['made'] else ', and paid for, but not made'}."
+            f"  {event.mechanism}: {plan['releases']:,} releases with Gaussian noise, multiplier "
+            f"{event.noise_multiplier:.4g}, each of a secret {event.batch}; accounted together by "
+            + ("their privacy loss distribution" if poisson else "Rényi differential privacy")
+            + ("." if plan["made"] else ", and paid for, but not made.")
         )
     if facts.get("far", 0.0) > 0.1:
         lines.append(
@@ -417,6 +418,13 @@ def _target(settings: dict[str, Any]) -> list[str]:
         return [
             f"The draws follow {settings['dynamics']} dynamics without an accept test: biased by "
             "their step, by the sampling of batches and by clipping, none of which is reported."
+        ]
+    if settings.get("batch_size") and "correction_error" in settings:
+        return [
+            "The accept test is Barker's, approximate for three reasons: its noise is logistic to "
+            f"{settings['correction_error']:.2g} in distribution; ratios are estimated from "
+            "batches, whose sampling noise is not quite normal; and the variance of that is "
+            "an estimate. Clipping, which is not reported, may bias the draws as well."
         ]
     if settings.get("batch_size"):
         return [

@@ -1,25 +1,36 @@
-"""Releases on Poisson batches: who is in them, what they cost, and what they give."""
+"""Releases on batches: who is in them, what they cost, and what they give."""
 
 from __future__ import annotations
 
 import multiprocessing
 import warnings
+from fractions import Fraction
+from itertools import combinations
+from time import perf_counter
 from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytest
 from pymc.model import Model
+from scipy.stats import chi2, chisquare
 
 import pymc_dp as dp
 from pymc_dp import noise
 from pymc_dp.accounting import subsampled
 from pymc_dp.budget import get_budget
-from pymc_dp.events import MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
+from pymc_dp.events import (
+    MU2_UNIT,
+    BatchEvent,
+    FixedBatchGaussianEvent,
+    GaussianEvent,
+    SubsampledGaussianEvent,
+)
 from pymc_dp.kernels import penalty
+from pymc_dp.kernels.barker import BarkerTest
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.ledger import Ledger
-from pymc_dp.mechanisms import COINS, BatchQueries, Preparation
+from pymc_dp.mechanisms import COINS, BatchQueries, MomentQueries, Preparation
 from pymc_dp.metering import Meter
 from pymc_dp.plan import plan_batches
 from pymc_dp.records import extract
@@ -75,6 +86,51 @@ def test_coins_do_not_follow_a_seed() -> None:
     assert not np.array_equal(*found)
 
 
+# -- subsets --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "size"), [(7, 3), (7, 5), (8, 4)])
+def test_all_subsets_are_equally_likely(n: int, size: int) -> None:
+    every = list(combinations(range(n), size))
+    place = {one: k for k, one in enumerate(every)}
+    found = [place[tuple(noise.subset(n, size).tolist())] for _ in range(300 * len(every))]
+    counts = np.bincount(found, minlength=len(every))
+    assert chisquare(counts).pvalue > 1e-6
+
+
+def test_members_of_large_subsets() -> None:
+    n, size, rounds = 30_001, 6_000, 200
+    counts = np.zeros(n)
+    for _ in range(rounds):
+        found = noise.subset(n, size)
+        assert len(found) == size and (np.diff(found) > 0).all()
+        assert 0 <= found[0] and found[-1] < n
+        counts[found] += 1
+    # each count is binomial; cells of 30 neighbours, whose counts have a little less variance
+    cells = counts[:30_000].reshape(-1, 30).sum(1)
+    expected, variance = 30 * rounds * size / n, 30 * rounds * size / n * (1 - size / n)
+    assert chi2.sf(((cells - expected) ** 2).sum() / variance, len(cells)) > 1e-6
+
+
+def test_subsets_at_the_ends() -> None:
+    assert noise.subset(5, 5).tolist() == [0, 1, 2, 3, 4]
+    assert noise.subset(1, 1).tolist() == [0] and noise.subset(5, 0).tolist() == []
+    for wrong in ((5, 6), (5, -1), (2**32 + 1, 1)):
+        with pytest.raises(ValueError, match="size"):
+            noise.subset(*wrong)
+
+
+def test_subsets_do_not_follow_a_seed_and_do_not_take_long() -> None:
+    found, seconds = [], []
+    for _ in range(5):
+        np.random.seed(1)  # noqa: NPY002 - the point of the test
+        start = perf_counter()
+        found.append(noise.subset(1_000_000, 20_000))
+        seconds.append(perf_counter() - start)
+    assert not np.array_equal(found[0], found[1])
+    assert min(seconds) < 0.05
+
+
 # -- batches --------------------------------------------------------------------------------------
 
 
@@ -98,7 +154,18 @@ def test_a_batch_has_the_bits_of_its_units(users: bool) -> None:
     assert np.array_equal(batch.log_likelihood(z), engine.log_likelihood(z)[drawn])
 
 
-def queries(mechanism: str, probability: float, multiplier: float, **kwargs: Any) -> BatchQueries:
+def poisson(mechanism: str, probability: float, multiplier: float) -> BatchEvent:
+    return SubsampledGaussianEvent(mechanism, multiplier, round(probability * COINS) / COINS)
+
+
+def fixed(mechanism: str, probability: float, multiplier: float) -> BatchEvent:
+    return FixedBatchGaussianEvent(mechanism, multiplier, round(probability * N), N)
+
+
+BOTH = pytest.mark.parametrize("event", [poisson, fixed])
+
+
+def queries(event: BatchEvent, kind: type[BatchQueries] = BatchQueries, **kwargs: Any) -> Any:
     ledger = Ledger.temporary()
     account = ledger.open_account(
         MU2_UNIT,
@@ -110,16 +177,16 @@ def queries(mechanism: str, probability: float, multiplier: float, **kwargs: Any
     )
     ledger.record_plan(account, 1, {"chains": 1})
     ledger.begin_run(account, 1, max_runs=1, run_cost=0)
-    event = SubsampledGaussianEvent(mechanism, multiplier, round(probability * COINS) / COINS)
     meter = Meter(ledger, account, 1, 0, 0, 10**6)
-    found = BatchQueries(engine_of(False), meter, event, 0.3, N, **kwargs)
+    found = kind(engine_of(False), meter, event, 0.3, N, **kwargs)
     found.begin_chain()
     return found
 
 
-def test_gradients_of_batches_are_unbiased() -> None:
-    asked, z = queries("gradient", 0.25, 0.01), np.array([0.5, 0.2])
-    whole = queries("gradient", 1.0, 1e-4)
+@BOTH
+def test_gradients_of_batches_are_unbiased(event: Any) -> None:
+    asked, z = queries(event("gradient", 0.25, 0.01)), np.array([0.5, 0.2])
+    whole = queries(poisson("gradient", 1.0, 1e-4))
     assert whole.begin_iteration()
     expected = whole.gradient(z)
     answers = []
@@ -130,9 +197,10 @@ def test_gradients_of_batches_are_unbiased() -> None:
     assert (np.abs(np.mean(answers, axis=0) - expected) < Z * error + 1e-3).all()
 
 
-def test_ratios_of_batches_have_their_penalty_taken_off() -> None:
+@BOTH
+def test_ratios_of_batches_have_their_penalty_taken_off(event: Any) -> None:
     q, power = 0.25, 0.3
-    asked = queries("log_ratio", q, 1e-4, likelihood_power=power)
+    asked = queries(event("log_ratio", q, 1e-4), likelihood_power=power)
     z, new = np.array([0.5, 0.2]), np.array([1.1, -0.4])
     c = 0.3 * np.linalg.norm(new - z)
     likelihood = asked.engine.log_likelihood
@@ -141,9 +209,12 @@ def test_ratios_of_batches_have_their_penalty_taken_off() -> None:
     for _ in range(4000):
         assert asked.begin_iteration()
         answers.append(asked.log_ratio(z, new)[0])
-    variance = power**2 * (1 - q) / q * (r**2).sum()
-    expected = power * r.sum() - 0.5 * variance
+    estimate = power**2 * (1 - q) / q * (r**2).sum()
+    expected = power * r.sum() - 0.5 * estimate
     assert abs(np.mean(answers) - expected) < Z * np.std(answers) / np.sqrt(len(answers)) + 1e-3
+    variance = estimate
+    if event is fixed:  # squares about the mean
+        variance = power**2 * (1 - q) / q * N * r.var(ddof=1)
     assert abs(np.var(answers) / variance - 1.0) < 0.2
 
 
@@ -154,7 +225,7 @@ def test_one_record_in_a_batch_changes_a_ratio_by_no_more_than_is_paid_for() -> 
     values = linear * r - 0.5 * linear**2 * (1 - q) * r**2
     bound = linear * c + 0.5 * linear**2 * (1 - q) * c**2
     assert np.abs(values).max() == pytest.approx(bound, rel=1e-12)
-    asked = queries("log_ratio", q, 2.0, likelihood_power=power)
+    asked = queries(poisson("log_ratio", q, 2.0), likelihood_power=power)
     asked.begin_iteration()
     z = np.zeros(2)
     new = np.array([c / asked.clip_norms["log_ratio"], 0.0])
@@ -171,7 +242,7 @@ def test_integer_sums_of_batches_move_by_one_clipped_record(
     monkeypatch.setattr(
         "pymc_dp.mechanisms.queries.rounded_normal", lambda size, m: np.zeros(size, int)
     )
-    asked = queries("gradient", 0.5, 1.5)
+    asked = queries(poisson("gradient", 0.5, 1.5))
     grid = asked.grids["gradient"]
     unit = grid.unit(0.3)
     rng = np.random.default_rng(5)
@@ -189,20 +260,152 @@ def test_integer_sums_of_batches_move_by_one_clipped_record(
         assert 0.0 < np.linalg.norm(sums[0] - sums[1]) <= grid.sensitivity
 
 
-def test_an_empty_batch_is_noise_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(noise, "coins", lambda size, numerator: np.zeros(size, bool))
+def test_replacing_a_record_changes_two_terms_of_a_fixed_batch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Bit for bit, without noise: two data sets that differ in one record, over the same batch."""
+    monkeypatch.setattr(
+        "pymc_dp.mechanisms.queries.rounded_normal", lambda size, m: np.zeros(size, int)
+    )
+    rng = np.random.default_rng(6)
+    z, new = np.array([0.3, -0.7]), np.array([0.9, 0.4])
     for mechanism in ("gradient", "log_ratio"):
-        asked = queries(mechanism, 0.5, 1.0)
+        asked = queries(fixed(mechanism, 0.3, 1.5), likelihood_power=0.4)
+        asked.clip_norms[mechanism] = 0.02  # binds
+        grid = asked.grids[mechanism]
+        largest = 0.0
+        for _ in range(30):
+            members = np.sort(rng.choice(N, 180, replace=False))
+            k = rng.integers(180)
+            outside = rng.choice(np.setdiff1d(np.arange(N), members))
+            # a neighbour in which this member holds another record's values
+            other = np.sort(np.r_[np.delete(members, k), outside])
+            sums = []
+            for chosen in (members, other):
+                monkeypatch.setattr(noise, "subset", lambda n, size, chosen=chosen: chosen)
+                asked.begin_iteration()
+                if mechanism == "gradient":
+                    unit = grid.unit(0.02)
+                    sums.append(np.rint(asked.gradient(z) * asked.probability / unit))
+                else:
+                    value, sd = asked.log_ratio(z, new)
+                    sums.append(np.rint(value / sd * 2.0**grid.log2_sigma))
+            largest = max(largest, float(np.linalg.norm(sums[0] - sums[1])))
+        assert grid.sensitivity < largest <= 2.0 * grid.sensitivity
+
+
+class Ratios:
+    """A batch whose records have these log-likelihood ratios between 0 and any other point."""
+
+    def __init__(self, ratios: Any) -> None:
+        self.ratios = np.array(ratios, dtype=float)
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        return self.ratios if z.any() else np.zeros(len(self.ratios))
+
+
+@pytest.mark.parametrize("multiplier", [0.3, 2.0, 1e4])
+@pytest.mark.parametrize("far", [1.0, 1e-30, 1e30])
+def test_a_record_moves_both_sums_together_by_no_more_than_is_paid_for(
+    monkeypatch: pytest.MonkeyPatch, multiplier: float, far: float
+) -> None:
+    """Bit for bit, in integers: one record in or out; if replaced, two of these."""
+    from pymc_dp.mechanisms import batches as module
+
+    seen: list[np.ndarray] = []
+    original = module.clip_norm_sum
+
+    def watched(vectors: Any, unit: Any, bound: Any, total: np.ndarray, scale: Any) -> None:
+        total[:] = 0
+        original(vectors, unit, bound, total, scale)
+        seen.append(total.copy())
+
+    monkeypatch.setattr(module, "clip_norm_sum", watched)
+    asked = queries(poisson("log_ratio", 0.1, multiplier), MomentQueries, likelihood_power=0.7)
+    grid = asked.grids["log_ratio"]
+    bound = Fraction(2) ** grid.log2_sigma / Fraction(multiplier)
+    z = np.array([far, 0.0])
+    c = asked.clip_norms["log_ratio"] * far
+    rng = np.random.default_rng(9)
+    others = list(c * rng.uniform(-1.5, 1.5, 40))
+    nasty = [0.0, 5e-324, 1e160, -1e160, np.inf, -np.inf, np.nan, -c, c, c * (1 - 1e-12)]
+    distances = []
+    for one in [*nasty, *(c * rng.uniform(-1.5, 1.5, 40))]:
+        del seen[:]
+        for ratios in (others, [*others, one]):
+            monkeypatch.setattr(asked, "_batch", lambda ratios=ratios: Ratios(ratios))
+            asked.begin_iteration()
+            value, noise_sd = asked.log_ratio(np.zeros(2), z)
+            assert np.isfinite(value) and np.isfinite(noise_sd)
+        change = [int(b) - int(a) for a, b in zip(*seen, strict=True)]
+        assert sum(entry**2 for entry in change) <= bound**2
+        distances.append(np.hypot(*map(float, change)))
+    assert max(distances) >= float(bound) - 5  # attained
+
+
+@BOTH
+def test_ratios_and_their_sampling_variance_are_unbiased(event: Any) -> None:
+    q, power = 0.25, 0.3
+    asked = queries(event("log_ratio", q, 0.1), MomentQueries, likelihood_power=power)
+    z, new = np.array([0.5, 0.2]), np.array([1.1, -0.4])
+    distance = np.linalg.norm(new - z)
+    likelihood = asked.engine.log_likelihood
+    r = np.clip(likelihood(new) - likelihood(z), -0.3 * distance, 0.3 * distance)
+    found = []
+    for _ in range(3000):
+        assert asked.begin_iteration()
+        found.append(asked.log_ratio(z, new))
+    value, total = np.transpose(found) ** np.array([[1], [2]])
+    private = power * asked.ratio_noise_sd * distance
+    assert private == pytest.approx(0.1 * np.hypot(1, 0.5) * power * 0.3 * distance / q)
+    sampling = power**2 * (1 - q) / q * (r**2).sum()
+    assert total.min() > 0  # nothing was cut off, which would bias it
+    root = np.sqrt(len(found))
+    assert abs(value.mean() - power * r.sum()) < Z * value.std() / root
+    assert abs(total.mean() - private**2 - sampling) < Z * total.std() / root
+    true = sampling if event is poisson else power**2 * (1 - q) / q * N * r.var(ddof=1)
+    squares = (value - power * r.sum()) ** 2
+    assert abs(squares.mean() - private**2 - true) < Z * squares.std() / root
+    # the noise of the estimate is that which its docstring tells, and that of the batch
+    unsure = (1 - q) * private / 0.5 * power * 0.3 * distance / q
+    batch = power**4 * (1 - q) ** 3 / q**3 * (r**4).sum()
+    if event is poisson:
+        assert total.var() == pytest.approx(unsure**2 + batch, rel=0.2)
+
+
+def test_points_without_a_usable_bound() -> None:
+    asked = queries(poisson("log_ratio", 0.5, 1.0), MomentQueries)
+    for clip_norm, far, told in ((0.3, 0.0, 0.0), (1e-305, 1.0, -np.inf), (1e300, 1e30, -np.inf)):
+        asked.clip_norms["log_ratio"] = clip_norm
+        asked.begin_iteration()
+        assert asked.log_ratio(np.zeros(2), np.array([far, 0.0])) == (told, 0.0)
+
+
+@pytest.mark.parametrize("kind", [BatchQueries, MomentQueries])
+def test_an_empty_batch_is_noise_alone(monkeypatch: pytest.MonkeyPatch, kind: Any) -> None:
+    monkeypatch.setattr(noise, "coins", lambda size, numerator: np.zeros(size, bool))
+    for mechanism in ("gradient", "log_ratio") if kind is BatchQueries else ("log_ratio",):
+        asked = queries(poisson(mechanism, 0.5, 1.0), kind)
         asked.begin_iteration()
         z = np.zeros(2)
         answer = asked.gradient(z) if mechanism == "gradient" else asked.log_ratio(z, z + 1.0)[0]
         assert np.isfinite(answer).all() and np.all(np.asarray(answer) != 0.0)
 
 
-def test_the_subsampled_penalty_is_nearly_exact() -> None:
-    """Its bias is that of a sum that is not quite normal: small where batches are large."""
+@pytest.mark.parametrize(
+    ("event", "kind", "test", "iterations"),
+    [
+        (poisson, BatchQueries, penalty.penalty_test, 20_000),
+        (fixed, BatchQueries, penalty.penalty_test, 6_000),
+        (poisson, MomentQueries, BarkerTest(1.2), 6_000),
+    ],
+)
+def test_subsampled_accept_tests_are_nearly_exact(
+    event: Any, kind: Any, test: Any, iterations: int
+) -> None:
+    """Their bias is that of a sum that is not quite normal: small where batches are large."""
     q, power = 0.5, 0.05
-    asked = queries("log_ratio", q, 0.5, likelihood_power=power)
+    asked = queries(event("log_ratio", q, 0.5), kind, likelihood_power=power)
 
     class Prior:
         def log_density(self, z: np.ndarray) -> Any:
@@ -221,9 +424,10 @@ def test_the_subsampled_penalty_is_nearly_exact() -> None:
     variance = p @ (nodes - mean) ** 2
     state = penalty.initial_state(rng, mean, Prior())
     draws = []
-    for _ in range(20_000):
+    settings = {"proposal": GaussianProposal(4.0), "test": test}
+    for _ in range(iterations):
         asked.begin_iteration()
-        state, _ = penalty.transition(rng, state, asked, Prior(), proposal=GaussianProposal(4.0))
+        state, _ = penalty.transition(rng, state, asked, Prior(), **settings)
         draws.append(state.z)
     found = np.array(draws)
     from pymc_dp._compat import effective_draws
@@ -243,11 +447,10 @@ def plan(multiplier: float | None = None, part: float = 0.0) -> Any:
     budget: dict[str, Any] = {"epsilon": 2.0, "delta": 1e-6, "neighboring": "replace_one"}
     cap = subsampled.room_beside([], cap=2**62, **budget)
     made = plan_batches(
-        "gradient",
+        lambda noise: SubsampledGaussianEvent("gradient", noise, 0.125),
         draws=100,
         tune=0,
         chains=2,
-        sampling_probability=0.125,
         cap=cap,
         room=int(part * cap),
         noise_multiplier=multiplier,
@@ -305,27 +508,95 @@ def sample(model: Model, step: Any, draws: int = 40, chains: int = 1, cores: int
     )
 
 
-@pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
-@pytest.mark.parametrize("cls", [dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty])
-def test_steps_on_batches(cls: Any, neighboring: Any) -> None:
+@pytest.mark.parametrize(
+    ("kind", "neighboring"),
+    [("poisson", "replace_one"), ("poisson", "add_or_remove_one"), ("fixed_size", "replace_one")],
+)
+@pytest.mark.parametrize("cls", [dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty, dp.DPBarker])
+def test_steps_on_batches(cls: Any, kind: str, neighboring: Any) -> None:
     public = {} if neighboring == "replace_one" else {"n_public": N}
-    model, budget = logistic(neighboring=neighboring, **public)
-    power = {"likelihood_power": 0.2} if cls is dp.DPPenalty else {}
-    step = cls(draws=40, chains=2, model=model, **SETTINGS, **power)
+    # fixed sizes need as much noise for a larger budget
+    epsilon = 5.0 if kind == "poisson" else 20.0
+    model, budget = logistic(epsilon, neighboring=neighboring, **public)
+    tested = cls in (dp.DPPenalty, dp.DPBarker)
+    power = {"likelihood_power": 0.2} if tested else {}
+    step = cls(draws=40, chains=2, batches=kind, model=model, **SETTINGS, **power)
     raw = sample(model, step, chains=2, cores=2)
     safe = dp.release(raw, model)
     draws = np.asarray(safe["posterior"]["beta"])
     assert draws.shape == (2, 40, 2) and np.isfinite(draws).all()
-    assert not np.array_equal(draws[0], draws[1])  # coins and noise of their own
+    assert not np.array_equal(draws[0], draws[1])  # batches and noise of their own
     statement = dp.privacy_statement(safe)
-    assert "Poisson batch" in statement and "at this delta" in statement
+    batch = "Poisson batch (prob" if kind == "poisson" else "batch of exactly 200 of 600 units"
+    assert batch in statement and "at this delta" in statement
+    assert ("Rényi" in statement) == (kind == "fixed_size")
     assert "Gaussian differential privacy" not in statement
     batches = step.plan.batches
     used = subsampled.epsilon_of([(batches.event, batches.releases)], 0, budget.delta, neighboring)
-    assert 4.9 < used <= budget.epsilon
+    assert 0.98 * epsilon < used <= epsilon
+    assert budget.spent().epsilon == used
     assert budget.ledger.spent(budget.account) == batches.reserved
-    assert "batches" in budget.table()["mechanism"].iloc[0]
-    assert ("approximate" in statement) == (cls is dp.DPPenalty)
+    assert batch in budget.table()["mechanism"].iloc[0]
+    assert ("approximate" in statement) == tested
+    assert ("three reasons" in statement) == (cls is dp.DPBarker)
+
+
+def test_fixed_batches_of_users() -> None:
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, 2, shape=2)
+        pm.Bernoulli("y", logit_p=pm.math.dot(X, beta), observed=Y)
+        budget = dp.PrivacyBudget(30.0, 1e-5, privacy_unit=USERS)
+    settings = {**SETTINGS, "batch_size": 20, "step_size": 1e-4}
+    step = dp.DPSGLD(draws=10, chains=1, batches="fixed_size", model=model, **settings)
+    users = len(np.unique(USERS))
+    assert step.plan.batches.event.n_units == users == budget.n_public
+    drawn = step.queries._batch()
+    assert drawn.n_units == 20
+    statement = dp.privacy_statement(dp.release(sample(model, step, draws=10), model))
+    assert f"exactly 20 of {users} units" in statement
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cls": dp.DPSGLD, "batches": "fixed"}, "'poisson' or 'fixed_size'"),
+        ({"cls": dp.DPPenalty, "batches": "fixed_size", "batch_size": None}, "needs a batch_size"),
+        ({"cls": dp.DPSGNHT, "batches": "fixed_size", "batch_size": N + 1}, "at most the 600"),
+        ({"cls": dp.DPHMC, "n_steps": 2, "batches": "fixed_size"}, "leave batch_size and"),
+    ],
+)
+def test_wrong_kinds_of_batches_spend_nothing(settings: Any, message: str) -> None:
+    model, budget = logistic()
+    made = {**SETTINGS, **settings}
+    with pytest.raises(ValueError, match=message):
+        made.pop("cls")(draws=10, chains=1, model=model, **made)
+    assert budget.spent().epsilon == 0.0
+
+
+def test_fixed_batches_need_a_public_number_of_units() -> None:
+    model, budget = logistic(neighboring="add_or_remove_one", n_public=N)
+    with pytest.raises(ValueError, match="neighboring='replace_one' only"):
+        dp.DPSGLD(draws=10, chains=1, batches="fixed_size", model=model, **SETTINGS)
+    assert budget.ledger.spent(budget.account) == 0
+
+
+def test_a_preparation_beside_fixed_batches() -> None:
+    """The default step of Barker's test keeps its answers quiet enough."""
+    model, budget = logistic(epsilon=8.0)
+    given: dict[str, Any] = {"batch_size": 200, "batches": "fixed_size", "likelihood_power": 0.1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        step = dp.DPBarker(draws=20, chains=1, model=model, **given)
+    account = budget.ledger.account_info(budget.account)
+    assert step.plan.batches.reserved < account.spent <= account.cap
+    q = step.plan.batches.event.sampling_probability
+    typical = 1.3 * np.sqrt(2) * float(step.step_size)  # of 2 coordinates
+    noise = 0.1 * typical * np.hypot(step.queries.ratio_noise_sd, np.sqrt((1 - q) / q))
+    assert noise <= 1.2 * (1 + 1e-9)
+    longest = 2.38 / np.sqrt(2) / np.sqrt(0.1)
+    assert float(step.step_size) == pytest.approx(longest) or noise == pytest.approx(1.2)
+    sample(model, step, draws=20)
+    assert budget.spent().epsilon <= 8.0
 
 
 def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
@@ -553,7 +824,9 @@ def test_budgets_that_share_a_ledger_have_no_batches(tmp_path: Any) -> None:
         (dp.DPPenalty, {"runs": 2}, "run once"),
         (dp.DPHMC, {"n_steps": 2}, "batch_size"),
         (dp.DPLangevin, {"curvature": 0.2}, "batch_size"),
-        (dp.DPBarker, {}, "batch_size"),
+        (dp.DPBarker, {"noise_sd": 1.9}, "1.81"),
+        (dp.DPBarker, {"batch_size": N + 1}, "at most the 600"),
+        (dp.DPBarker, {"runs": 2}, "run once"),
     ],
 )
 def test_wrong_settings_spend_nothing(cls: Any, settings: Any, message: str) -> None:

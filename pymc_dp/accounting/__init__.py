@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pymc_dp.accounting.calibration import calibrate, smallest_noise_multiplier
 from pymc_dp.accounting.comparison import compare_accountants
+from pymc_dp.accounting.fixed_size import fixed_size_epsilon
 from pymc_dp.accounting.gdp import (
     delta_from_mu,
     epsilon_from_mu,
@@ -12,7 +13,7 @@ from pymc_dp.accounting.gdp import (
     mu_from_units,
     units_from_mu,
 )
-from pymc_dp.accounting.subsampled import epsilon_of, fixed_size_epsilon, room_beside
+from pymc_dp.accounting.subsampled import epsilon_of, room_beside
 
 __all__ = [
     "calibrate",

@@ -1,4 +1,7 @@
-"""What releases on Poisson batches cost: numerical privacy loss distributions, by dp-accounting.
+"""What releases on batches cost, by dp-accounting.
+
+Batches of a fixed size are accounted by Rényi divergences (:mod:`pymc_dp.accounting.fixed_size`),
+Poisson batches by numerical privacy loss distributions, as follows.
 
 The privacy loss of a Gaussian sum over a Poisson batch is not Gaussian, and composing k of them
 has no closed form.  dp-accounting puts the loss on a grid ("connect the dots": Doroshenko et al.
@@ -31,28 +34,26 @@ from pymc_dp._checks import (
     check_epsilon,
     check_integer,
     check_neighboring,
-    check_number,
-    check_probability,
 )
+from pymc_dp.accounting._library import library, relation, true_multiplier
+from pymc_dp.accounting.fixed_size import renyi_epsilon
 from pymc_dp.accounting.gdp import (
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
     units_from_mu,
 )
-from pymc_dp.events import SubsampledGaussianEvent
+from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
 
 __all__ = [
     "epsilon_of",
-    "fixed_size_epsilon",
-    "library",
     "room_beside",
     "sampled_rdp_epsilon",
     "smallest_noise_multiplier",
 ]
 
 #: A plan: the event of one release, and how many there are.
-Plan = tuple[SubsampledGaussianEvent, int]
+Plan = tuple[BatchEvent, int]
 
 # Interval of the grid in standard deviations of one release's loss.
 _FINEST, _COARSEST = 0.01, 0.1
@@ -64,56 +65,47 @@ _ROUNDING = 1e-16
 _RESOLUTION = 2.0**-20  # relative, of noise multipliers
 
 
-# -- dp-accounting ------------------------------------------------------------------------------
+# -- plans ---------------------------------------------------------------------------------------
 
 
-def library() -> Any:
-    """dp-accounting, or an ImportError that says how to install it."""
-    try:
-        import dp_accounting
-        import dp_accounting.pld
-        import dp_accounting.rdp
-    except ImportError as error:
-        raise ImportError(
-            "Accounting for subsampled releases needs the library dp-accounting, which is not "
-            "installed: pip install pymc_dp[accounting]"
-        ) from error
-    return dp_accounting
-
-
-def _relation(neighboring: str) -> Any:
-    relations = library().NeighboringRelation
-    return relations.REPLACE_ONE if neighboring == "replace_one" else relations.ADD_OR_REMOVE_ONE
-
-
-def _check_plans(plans: Iterable[Plan]) -> list[Plan]:
+def _check_plans(plans: Iterable[Plan], neighboring: str) -> list[Plan]:
     checked = []
     for plan in plans:
         event, steps = plan
-        if not isinstance(event, SubsampledGaussianEvent):
+        if not isinstance(event, SubsampledGaussianEvent | FixedBatchGaussianEvent):
             raise ValueError(
-                f"plans must hold pairs (SubsampledGaussianEvent, steps), not {type(event)}; "
+                f"plans must hold pairs (event on batches, steps), not {type(event)}; "
                 "releases on all units are counted as ledger units"
             )
         checked.append((event, check_integer("steps", steps, minimum=1)))
+    if len({type(event) for event, _ in checked}) > 1:
+        raise ValueError(
+            "plans must be all on Poisson batches or all on batches of fixed sizes: the two have "
+            "different accountants"
+        )
+    if _fixed(checked) and neighboring != "replace_one":
+        raise ValueError(
+            "batches of a fixed size have an accounting under neighboring='replace_one' only; use "
+            "Poisson batches"
+        )
     return checked
+
+
+def _fixed(plans: Sequence[Plan]) -> list[tuple[FixedBatchGaussianEvent, int]]:
+    """The plans on batches of fixed sizes: all of them, or none."""
+    return [(one, steps) for one, steps in plans if isinstance(one, FixedBatchGaussianEvent)]
 
 
 # -- the grid -----------------------------------------------------------------------------------
 
 
-def _true_multiplier(noise_multiplier: float, neighboring: str) -> float:
-    """σ/Δ: under replace_one, two contributions of norm C are up to 2C apart."""
-    return noise_multiplier / 2.0 if neighboring == "replace_one" else noise_multiplier
-
-
-def _loss_variance(event: SubsampledGaussianEvent, neighboring: str) -> float:
+def _loss_variance(event: BatchEvent, neighboring: str) -> float:
     """About the variance of one release's loss, q² (exp(1/τ²) - 1), without its heavy tail."""
-    tau = _true_multiplier(event.noise_multiplier, neighboring)
+    tau = true_multiplier(event.noise_multiplier, neighboring)
     return event.sampling_probability**2 * math.expm1(min(tau**-2.0, 1.0))
 
 
-def _loss_range(event: SubsampledGaussianEvent) -> float:
+def _loss_range(event: BatchEvent) -> float:
     """About the width of the support of one release's loss, cut at 10 standard deviations."""
     s, q = event.noise_multiplier, event.sampling_probability
     exponent = math.log(q) + 0.5 / s**2 + 10.0 / s
@@ -140,7 +132,7 @@ def _composed(plans: Sequence[Plan], neighboring: str) -> Any:
             event.noise_multiplier,
             value_discretization_interval=interval,
             sampling_prob=event.sampling_probability,
-            neighboring_relation=_relation(neighboring),
+            neighboring_relation=relation(neighboring),
         ).self_compose(steps)
         total = one if total is None else total.compose(one)
     return total
@@ -226,18 +218,19 @@ def epsilon_of(
 
     Assumptions
     -----------
-    Batches are Poisson samples, drawn anew for each release, and secret.
+    Batches are what the events say, drawn anew for each release, and secret.
 
     Weaknesses
     ----------
-    Above the exact value: by some 1e-5 of it at 1000 releases, 1e-4 at 10^4, 1e-3 at 10^6, where
-    a finer grid would take longer; by 5e-3 at q = 1e-4, and by up to 1e-2 where the loss of one
-    release is below 1e-6.
+    Batches of a fixed size cost 2 to 7 times the epsilon of Poisson batches.  For these it is above
+    the exact value: by some 1e-5 of it at 1000 releases, 1e-4 at 10^4, 1e-3 at 10^6, where a finer
+    grid would take longer; by 5e-3 at q = 1e-4, and by up to 1e-2 where the loss of one release is
+    below 1e-6.
 
     Parameters
     ----------
-    plans : iterable of (SubsampledGaussianEvent, int)
-        Each event with the number of its releases.
+    plans : iterable of (BatchEvent, int)
+        Each event with the number of its releases; all on batches of one kind.
     units : int
         Squared mu of all other releases in ledger units of 2^-40, relative to the sensitivity
         under `neighboring`.
@@ -256,11 +249,13 @@ def epsilon_of(
     ValueError
         If an argument is out of its range, or delta is below the accuracy of the computation.
     """
-    plans, delta = _check_plans(plans), check_delta(delta)
-    units = check_integer("units", units, minimum=0)
     neighboring = check_neighboring(neighboring)
+    plans, delta = _check_plans(plans, neighboring), check_delta(delta)
+    units = check_integer("units", units, minimum=0)
     if not plans:
         return epsilon_from_mu(mu_from_units(units), delta)
+    if fixed := _fixed(plans):
+        return renyi_epsilon(fixed, units, delta)
     usable = _usable(delta, plans)
     losses = _composed(plans, neighboring)
     alone = float(losses.get_epsilon_for_delta(usable))
@@ -294,8 +289,8 @@ def room_beside(
 
     Parameters
     ----------
-    plans : iterable of (SubsampledGaussianEvent, int)
-        Each event with the number of its releases.
+    plans : iterable of (BatchEvent, int)
+        Each event with the number of its releases; all on batches of one kind.
     epsilon, delta : float
         The budget.
     neighboring : {"replace_one", "add_or_remove_one"}
@@ -330,30 +325,48 @@ def room_beside(
     everything released.  The same argument fails for two adaptively chosen kinds of losses, which
     is why the plans are fixed.
     """
-    plans, epsilon, delta = _check_plans(plans), check_epsilon(epsilon), check_delta(delta)
-    cap = check_integer("cap", cap, minimum=0)
     neighboring = check_neighboring(neighboring)
-    alone = units_from_mu(mu_from_budget(epsilon, delta))
+    plans = _check_plans(plans, neighboring)
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    cap = check_integer("cap", cap, minimum=0)
+    high = min(cap, units_from_mu(mu_from_budget(epsilon, delta)))
     if not plans:
-        return min(cap, alone)
+        return high
+    beside = _renyi_excess if _fixed(plans) else _loss_excess
+    excess = beside(plans, epsilon, delta, neighboring)
+    if excess(0) > 0:  # by the chords of a curve
+        return 0
+    if excess(high) <= 0:
+        return high
+    return math.floor(_last_private(excess, 0.0, float(high), max(1.0, high * 1e-10)))
+
+
+def _loss_excess(
+    plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
+) -> Callable[[float], float]:
+    """By ledger units beside plans on Poisson batches: log of delta over what it may be."""
     usable = _usable(delta, plans)
     losses = _composed(plans, neighboring)
-    if losses.get_delta_for_epsilon(epsilon) > usable:
+    _check_alone(losses.get_delta_for_epsilon(epsilon) <= usable, epsilon, delta)
+    curve = _Curve(losses, usable)
+    return lambda units: math.log(curve.beside(math.floor(units), epsilon) / usable)
+
+
+def _renyi_excess(
+    plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
+) -> Callable[[float], float]:
+    """By ledger units beside plans on batches of fixed sizes: epsilon above what it may be."""
+    fixed = _fixed(plans)
+    _check_alone(renyi_epsilon(fixed, 0, delta) <= epsilon, epsilon, delta)
+    return lambda units: renyi_epsilon(fixed, math.floor(units), delta) - epsilon
+
+
+def _check_alone(fit: bool, epsilon: float, delta: float) -> None:
+    if not fit:
         raise ValueError(
             f"the plans alone pass epsilon = {epsilon:g}, delta = {delta:g}. Use a larger noise "
             "multiplier, fewer steps or smaller batches"
         )
-    curve = _Curve(losses, usable)
-
-    def excess(units: float) -> float:
-        return math.log(curve.beside(math.floor(units), epsilon) / usable)
-
-    if excess(0) > 0:  # by the chords of the curve
-        return 0
-    high = min(cap, alone)
-    if excess(high) <= 0:
-        return high
-    return math.floor(_last_private(excess, 0.0, float(high), max(1.0, high * 1e-10)))
 
 
 def _last_private(
@@ -372,7 +385,7 @@ def _last_private(
 def smallest_noise_multiplier(
     epsilon: float,
     delta: float,
-    sampling_probability: float,
+    event_of: Callable[[float], BatchEvent],
     steps: int,
     neighboring: str = "replace_one",
     plans: Iterable[Plan] = (),
@@ -389,12 +402,12 @@ def smallest_noise_multiplier(
     ----------
     epsilon, delta : float
         The budget.
-    sampling_probability : float
-        q of the plan, in (0, 1].
+    event_of : callable
+        The event of one release, by its noise multiplier.
     steps : int
         Releases of the plan.
     neighboring : {"replace_one", "add_or_remove_one"}
-    plans : iterable of (SubsampledGaussianEvent, int), optional
+    plans : iterable of (BatchEvent, int), optional
         Other plans under the same budget.
     units : int, default 0
         Ledger units of GDP releases under the same budget.
@@ -412,10 +425,10 @@ def smallest_noise_multiplier(
         If `plans` and `units` leave nothing of the budget, or an argument is out of its range.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
-    q = check_probability("sampling_probability", sampling_probability)
     steps = check_integer("steps", steps, minimum=1)
     neighboring = check_neighboring(neighboring)
-    plans, units = _check_plans(plans), check_integer("units", units, minimum=0)
+    plans = _check_plans([*plans, (event_of(1.0), steps)], neighboring)[:-1]
+    units = check_integer("units", units, minimum=0)
     used = epsilon_of(plans, units, delta, neighboring)
     if used >= epsilon:
         raise ValueError(
@@ -424,11 +437,12 @@ def smallest_noise_multiplier(
         )
 
     def excess(log_s: float) -> float:
-        event = SubsampledGaussianEvent("plan", math.exp(log_s), q)
+        event = event_of(math.exp(log_s))
         found = epsilon_of([*plans, (event, steps)], units, delta, neighboring)
         # Slack for the rounding of another order of composition; bounded for the root finder.
         return min(found - epsilon * (1.0 - 1e-9), 10.0 * epsilon)
 
+    q = event_of(1.0).sampling_probability
     inside = outside = math.log(_clt_multiplier(epsilon, delta, q, steps, neighboring))
     stride = 0.05
     if excess(inside) <= 0:
@@ -452,69 +466,6 @@ def _clt_multiplier(epsilon: float, delta: float, q: float, steps: int, neighbor
     return 2.0 * tau if neighboring == "replace_one" else tau
 
 
-def fixed_size_epsilon(
-    noise_multiplier: float, batch_size: int, n: int, steps: int, delta: float
-) -> float:
-    """Epsilon of Gaussian sums over batches of a fixed size, drawn without replacement.
-
-    Guarantee
-    ---------
-    (epsilon, delta)-DP under ``replace_one`` with public n, by Rényi differential privacy (Wang,
-    Balle & Kasiviswanathan 2019, Theorem 27).
-
-    Assumptions
-    -----------
-    Each batch is a uniformly random subset of `batch_size` of the n units, drawn anew for each
-    release, and secret.
-
-    Weaknesses
-    ----------
-    Expensive: 2 to 7 times the epsilon of Poisson batches of the same mean size, for two reasons.
-    The bound is on Rényi divergences, and it is not tight; no tight one is known, as no pair of
-    neighbouring data sets is known to be the worst.  Figures for Poisson batches must not be
-    quoted for fixed ones.  With 1000 steps, q = 0.01 and delta = 1e-6, epsilon is 23.29 against
-    3.21 (s = 1), 4.02 against 1.37 (s = 2) and 1.24 against 0.51 (s = 5).
-
-    Parameters
-    ----------
-    noise_multiplier : float
-        s = σ/C, with C the largest norm of one unit's contribution, as in
-        `SubsampledGaussianEvent`.
-    batch_size, n : int
-        Units in a batch, and in all.
-    steps : int
-        Number of releases.
-    delta : float
-        Strictly between 0 and 1.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ImportError
-        If dp-accounting is not installed.
-    ValueError
-        If an argument is out of its range.
-    """
-    s = check_number("noise_multiplier", noise_multiplier)
-    if s <= 0:
-        raise ValueError(f"noise_multiplier must be positive, not {s}")
-    delta = check_delta(delta)
-    steps = check_integer("steps", steps, minimum=1)
-    batch_size = check_integer("batch_size", batch_size, minimum=1)
-    n = check_integer("n", n, minimum=1)
-    if batch_size > n:
-        raise ValueError(f"batch_size must be at most n = {n}, not {batch_size}")
-    found = library()
-    accountant = found.rdp.RdpAccountant(neighboring_relation=_relation("replace_one"))
-    # The RDP accountant takes σ/Δ and, unlike that of privacy loss distributions, doubles nothing.
-    one = found.GaussianDpEvent(_true_multiplier(s, "replace_one"))
-    accountant.compose(found.SampledWithoutReplacementDpEvent(n, batch_size, one), steps)
-    return float(accountant.get_epsilon(delta))
-
-
 def sampled_rdp_epsilon(event: SubsampledGaussianEvent, steps: int, delta: float) -> float:
     """Epsilon of a plan on Poisson batches by Rényi divergences, under ``add_or_remove_one``.
 
@@ -522,7 +473,7 @@ def sampled_rdp_epsilon(event: SubsampledGaussianEvent, steps: int, delta: float
     is known to dp-accounting for ``replace_one``.
     """
     found = library()
-    accountant = found.rdp.RdpAccountant(neighboring_relation=_relation("add_or_remove_one"))
+    accountant = found.rdp.RdpAccountant(neighboring_relation=relation("add_or_remove_one"))
     one = found.GaussianDpEvent(event.noise_multiplier)
     sampled = found.PoissonSampledDpEvent(event.sampling_probability, one)
     accountant.compose(sampled, steps)

@@ -113,7 +113,8 @@ class BarkerTest:
     ----------
     noise_sd : float
         To which the noise of every answer is filled up with public noise.  Proposals whose answer
-        is noisier are rejected; as noise is symmetric in the two positions, so is that.
+        is noisier are rejected; as noise is symmetric in the two positions, so is that.  (Where an
+        answer tells an estimate of its noise, symmetric is the law of that.)
 
     Notes
     -----
@@ -124,7 +125,10 @@ class BarkerTest:
     Weaknesses
         Approximate, whatever the correction.  The relative error of small acceptance probabilities
         is larger than that of the distribution function.  At most half as many proposals are
-        accepted as by a test of Metropolis.
+        accepted as by a test of Metropolis.  Noise with a third cumulant k changes the log odds of
+        a move and its reverse by k (1 - 6 f) / 6, with f the logistic density at the log ratio, in
+        first order; where part of the noise is that of sampling, with an estimated variance v, k is
+        its third cumulant less three times its covariance with v.
     """
 
     noise_sd: float

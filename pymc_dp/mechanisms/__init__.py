@@ -17,7 +17,7 @@ run.
 
 from __future__ import annotations
 
-from pymc_dp.mechanisms.batches import COINS, BatchQueries
+from pymc_dp.mechanisms.batches import COINS, BatchQueries, MomentQueries
 from pymc_dp.mechanisms.fixed import StatisticQueries
 from pymc_dp.mechanisms.preparation import Histogram, Preparation
 from pymc_dp.mechanisms.queries import Path, Queries
@@ -26,6 +26,7 @@ __all__ = [
     "COINS",
     "BatchQueries",
     "Histogram",
+    "MomentQueries",
     "Path",
     "Preparation",
     "Queries",

@@ -217,11 +217,9 @@ class Queries:
     ) -> tuple[float, float]:
         grid = self.grids[mechanism]
         sensitivity = self._sensitivity(lower, upper)
-        if sensitivity == 0.0:
-            return 0.0, 0.0  # a point compared with itself: every contribution is clipped to 0
+        if (told := self._without_sum(mechanism, sensitivity)) is not None:
+            return told, 0.0
         unit = grid.unit(sensitivity)
-        if not (_SMALLEST_UNIT < unit and sensitivity < math.inf):
-            return -math.inf, 0.0  # no usable bound for this pair of points: a rejection
         # both ends shrink alike, to stay antisymmetric under reversal
         low, high = math.ceil(lower / unit * _SLACK), math.floor(upper / unit * _SLACK)
         if not low <= 0 <= high:
@@ -230,6 +228,16 @@ class Queries:
         # in 64 bits, like the sum itself: if one wraps, both do, and wrapping is post-processing
         total += rounded_normal(1, grid.log2_sigma)
         return float(total[0] * unit), grid.noise_multiplier * sensitivity
+
+    def _without_sum(self, mechanism: str, sensitivity: float) -> float | None:
+        """The answer where the bound decides it and records do not; None elsewhere."""
+        if sensitivity == 0.0:
+            return 0.0  # a point compared with itself: every contribution is clipped to 0
+        if not (
+            _SMALLEST_UNIT < self.grids[mechanism].unit(sensitivity) and sensitivity < math.inf
+        ):
+            return -math.inf  # no usable bound for this pair of points: a rejection
+        return None
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) log-likelihoods, remembering the last two points."""

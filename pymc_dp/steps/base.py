@@ -31,7 +31,7 @@ from pymc_dp.ledger import SPENDING
 from pymc_dp.mechanisms import BatchQueries, Queries
 from pymc_dp.metering import Meter
 from pymc_dp.plan import Batches, Plan, make_plan, per_mechanism
-from pymc_dp.steps.batches import check_batch_size, fixed_batches
+from pymc_dp.steps.batches import batch_events, check_batch_size, check_kind, fixed_batches
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
 from pymc_dp.steps.source import Design, Source
 
@@ -72,6 +72,7 @@ class PrivateStep(BlockedStep):
     _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
     #: Whether it can do with batches of the records.
     _takes_batches = False
+    _batch_queries: type[BatchQueries] = BatchQueries
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuse what no parameter is named after, before anything else is looked at."""
@@ -91,6 +92,7 @@ class PrivateStep(BlockedStep):
         noise_multiplier: float | Mapping[str, float] | None = None,
         runs: int = 1,
         batch_size: int | None = None,
+        batches: str = "poisson",
         model: Model | None = None,
         rng: Any = None,
         compile_kwargs: dict[str, Any] | None = None,
@@ -136,13 +138,14 @@ class PrivateStep(BlockedStep):
         if not self._secure and not self.budget.ledger.is_temporary:
             raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
 
-        self.batch_size = batch_size
+        self.batch_size, self.batches = batch_size, batches
+        if not self._takes_batches and (batch_size is not None or batches != "poisson"):
+            raise ValueError(
+                f"{sampler} reads all records in every iteration: leave batch_size and batches "
+                "out. DPSGLD, DPSGNHT, DPPenalty and DPBarker take batches."
+            )
+        check_kind(batches, batch_size, self.budget)
         if batch_size is not None:
-            if not self._takes_batches:
-                raise ValueError(
-                    f"{sampler} reads all records in every iteration: leave batch_size out. "
-                    "DPSGLD, DPSGNHT and DPPenalty take batches."
-                )
             mode = (compile_kwargs or {}).get("mode")
             self.batch_size = check_batch_size(
                 batch_size, self.budget, counts["runs"], noise_multiplier, mode
@@ -157,8 +160,8 @@ class PrivateStep(BlockedStep):
         if not self.automatic:
             design = self._given(source, scaling_matrix(scaling, self.parameters, model), clip_norm)
             design = replace(design, shares=dict(shares))
-        with self._batches(counts, noise_multiplier) as batches:
-            self._build(source, design, counts, noise_multiplier, batches, settings)
+        with self._batches(counts, noise_multiplier) as charged:
+            self._build(source, design, counts, noise_multiplier, charged, settings)
 
     def _batches(
         self, counts: Mapping[str, int], noise_multiplier: Any
@@ -169,9 +172,8 @@ class PrivateStep(BlockedStep):
         per_iteration, at_start = self._releases()
         [(mechanism, once)] = per_iteration.items()
         assert once == 1 and not at_start
-        return fixed_batches(
-            self.budget, mechanism, self.batch_size, counts, noise_multiplier, self.automatic
-        )
+        event_of = batch_events(mechanism, self.batch_size, self.batches, self.budget)
+        return fixed_batches(self.budget, event_of, counts, noise_multiplier, self.automatic)
 
     def _build(
         self,
@@ -242,7 +244,7 @@ class PrivateStep(BlockedStep):
             plan.iterations,
         )
         if plan.batches is not None:
-            return BatchQueries(
+            return self._batch_queries(
                 source.engine.with_coordinates(design.coordinates),
                 meter,
                 plan.batches.event,

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from pymc_dp._checks import check_integer
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError
+from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
 from pymc_dp.mechanisms import COINS
 from pymc_dp.plan import Batches, plan_batches
 from pymc_dp.warmup.scaled import FIRST_PART
 
-__all__ = ["check_batch_size", "fixed_batches"]
+__all__ = ["KINDS", "batch_events", "check_batch_size", "check_kind", "fixed_batches"]
+
+#: How batches are drawn.
+KINDS = ("poisson", "fixed_size")
 
 
 def check_batch_size(
     size: Any, budget: PrivacyBudget, runs: int, noise_multiplier: Any, mode: Any
 ) -> int:
-    """An expected number of units in a batch; refuses what has no accounting."""
+    """The size of a batch, expected or fixed; refuses what has no accounting."""
     size = check_integer("batch_size", size, minimum=1)
     if size > budget.n_public:
         raise ValueError(
-            f"batch_size is the expected size of a batch, at most the {budget.n_public} "
-            f"{budget.unit}s of the data, not {size}."
+            f"batch_size is the size of a batch, at most the {budget.n_public} {budget.unit}s of "
+            f"the data, not {size}."
         )
     if runs != 1:
         raise ValueError(
@@ -39,25 +43,48 @@ def check_batch_size(
     return size
 
 
+def check_kind(batches: Any, size: Any, budget: PrivacyBudget) -> None:
+    """Refuses a kind of batches that is unknown, or has no accounting under the budget."""
+    if batches not in KINDS:
+        raise ValueError(f"batches must be 'poisson' or 'fixed_size', not {batches!r}.")
+    if batches == "poisson":
+        return
+    if size is None:
+        raise ValueError("batches='fixed_size' needs a batch_size, the number of units in a batch.")
+    if budget.neighboring != "replace_one":
+        raise ValueError(
+            "batches='fixed_size' is accounted under neighboring='replace_one' only, where the "
+            "number of units is public. Leave batches at 'poisson'."
+        )
+
+
+def batch_events(
+    mechanism: str, size: int, batches: str, budget: PrivacyBudget
+) -> Callable[[float], BatchEvent]:
+    """The event of a release on one batch, by its noise multiplier."""
+    if batches == "fixed_size":
+        return lambda noise: FixedBatchGaussianEvent(mechanism, noise, size, budget.n_public)
+    probability = round(COINS * size / budget.n_public) / COINS
+    return lambda noise: SubsampledGaussianEvent(mechanism, noise, probability)
+
+
 @contextmanager
 def fixed_batches(
     budget: PrivacyBudget,
-    mechanism: str,
-    batch_size: int,
+    event_of: Callable[[float], BatchEvent],
     counts: Mapping[str, int],
     noise_multiplier: float | None,
     automatic: bool,
 ) -> Iterator[Batches]:
-    """One release on a Poisson batch per iteration, charged as a whole while a step is made.
+    """One release on a batch per iteration, charged as a whole while a step is made.
 
     If that fails before anything was released, the charge is taken back.
 
     Parameters
     ----------
     budget : PrivacyBudget
-    mechanism : str
-    batch_size : int
-        Expected number of units in a batch.
+    event_of : callable
+        From `batch_events`.
     counts : mapping
         ``draws``, ``tune`` and ``chains``.
     noise_multiplier : float or None
@@ -69,11 +96,10 @@ def fixed_batches(
     cap = ledger.cap(account)
     before = ledger.batches(account)
     found = plan_batches(
-        mechanism,
+        event_of,
         draws=counts["draws"],
         tune=counts["tune"],
         chains=counts["chains"],
-        sampling_probability=round(COINS * batch_size / budget.n_public) / COINS,
         epsilon=budget.epsilon,
         delta=budget.delta,
         neighboring=budget.neighboring,

@@ -19,6 +19,7 @@ from pymc_dp.kernels.proposals import (
     IndependenceProposal,
     OneComponentProposal,
 )
+from pymc_dp.mechanisms import BatchQueries, MomentQueries
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
 from pymc_dp.steps.source import Design, Source
@@ -66,9 +67,12 @@ class DPPenalty(PrivateStep):
         The target is prior times likelihood to this power, at most 1: of n records it has the
         width of a posterior of ``likelihood_power * n``, and the noise weighs less.
     batch_size : int, optional
-        Expected number of records (or users) in a Poisson batch, from which every ratio is
-        estimated; default: all records.  Approximate, and sensible with a small
-        `likelihood_power` only.
+        Number of records (or users) in a batch, from which every ratio is estimated; default: all
+        records.  Approximate, and sensible with a small `likelihood_power` only.
+    batches : {"poisson", "fixed_size"}
+        Every record is in a batch by a secret coin of its own, and `batch_size` is the expected
+        size; or batches are secret subsets of exactly this size, for 2 to 7 times the epsilon, and
+        under ``replace_one`` only.
     noise_multiplier : float, optional
         Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
         budget.
@@ -93,7 +97,7 @@ class DPPenalty(PrivateStep):
     |T r / q - T^2 (1 - q) r^2 / (2 q^2)| <= T c / q + T^2 (1 - q) c^2 / (2 q^2) for |r| <= c.  So
     the variance costs no release of its own.  The penalty is right as far as the estimate is normal
     and its variance well estimated.  All releases are accounted together by their privacy loss
-    distribution, and paid for when the step is built.
+    distribution (fixed sizes: by Rényi divergences), and paid for when the step is built.
 
     *Assumptions.*  ``clip_norm`` is a valid Lipschitz bound; settings are public.
 
@@ -215,10 +219,9 @@ class DPPenalty(PrivateStep):
         batches = self.plan.batches
         if self.step_size is None and batches is not None:
             # noise of a ratio per unit of distance: that of privacy, and that of sampling
+            assert isinstance(self.queries, BatchQueries)
             q = batches.event.sampling_probability
-            bound = self.queries.clip_norms["log_ratio"]
-            private = batches.event.noise_multiplier * bound / q
-            noise = math.hypot(private, math.sqrt((1.0 - q) / q))
+            noise = math.hypot(self.queries.ratio_noise_sd, math.sqrt((1.0 - q) / q))
             self.step_size = self._longest(self.parameters.size, 1, noise)
         assert self.step_size is not None
         return {"step_size": self.step_size.tolist()}
@@ -262,7 +265,10 @@ class DPBarker(DPPenalty):
         Standard deviation of the Gaussian noise in the test, below 1.81.  More allows longer moves
         and makes the test less exact: the distribution function of the noise differs from the
         logistic one by 2.3e-7 at 1, 2.9e-5 at 1.2, 6.5e-4 at 1.4 and 5e-3 at 1.6.
-    noise_multiplier, runs, **kwargs
+    batch_size : int, optional
+        Number of records (or users) in a batch, from which every ratio is estimated; default: all
+        records.  Sensible with a small `likelihood_power` only.
+    batches, noise_multiplier, runs, **kwargs
         As for :class:`DPPenalty`.
 
     Raises
@@ -274,12 +280,27 @@ class DPBarker(DPPenalty):
     -----
     *Guarantee.*  One Gaussian release per iteration; all draws together satisfy the budget.
 
+    With `batch_size`, a batch with sampling probability q tells two sums in one Gaussian release:
+    of T r / q, which estimates the ratio, and of w T r^2 / (q c), from which its sampling variance
+    follows; a record with |r| <= c adds a vector of norm (T c / q) (1 + w^2)^(1/2) at most, and
+    w = 1/2 makes the ratio 12 % noisier than it would be alone.  The test fills up what privacy
+    noise and estimated sampling variance leave of `noise_sd`, with public noise.  The guarantee
+    counts the Gaussian noise that is added, amplified by the sampling, and nothing else: it does
+    not rest on the noise of sampling being normal, as that of Räisä (2021) does.
+
     *Assumptions.*  As for :class:`DPPenalty`.
 
     *Weaknesses.*  Approximate: for no noise is the test exactly Barker's, though its error at the
     default is far below what chains of usual length can show.  A proposal whose answer is noisier
-    than `noise_sd` is rejected.  At most half of the proposals are accepted.  There is no form for
-    batches of records: their sampling noise would have to be hidden from the noise that is added.
+    than `noise_sd` is rejected.  At most half of the proposals are accepted.
+
+    With `batch_size` it is approximate for two more reasons.  The noise of sampling is normal by a
+    central limit theorem only: skewed ratios r shift the log odds of a move by about
+    (2 - q) (1 - q) T^3 sum r^3 / (12 q^2) where both ways are equally likely, one over the root of
+    the size of the batch.  And its variance is estimated, with noise of standard deviation
+    (1 - q) (T c / q) s / w, s the privacy noise: a noise of about normal size but with heavier
+    tails, and where the estimate comes near what `noise_sd` allows, proposals are rejected that
+    should not be, and others are not.
 
     References
     ----------
@@ -287,7 +308,7 @@ class DPBarker(DPPenalty):
     """
 
     name = "dp_barker"
-    _takes_batches = False
+    _batch_queries = MomentQueries
 
     def __init__(self, vars: Any = None, *, noise_sd: float = 1.2, **kwargs: Any) -> None:
         self._corrected = correction(check_number("noise_sd", noise_sd))
@@ -300,6 +321,5 @@ class DPBarker(DPPenalty):
     def _step(self, d: int, iterations: int, noise: float) -> float:
         # the longest of most moves is as noisy as the test allows
         longest = 2.0 if d == 1 else 1.3
-        wide = math.sqrt(self.likelihood_power)
-        quiet = self._corrected.sd / (longest * wide * noise * math.sqrt(d * iterations))
+        quiet = self._corrected.sd / (longest * noise * math.sqrt(d * iterations))
         return min(random_walk(d, iterations, 0.0), quiet)

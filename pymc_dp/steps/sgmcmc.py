@@ -103,8 +103,11 @@ class DPSGLD(_Dynamics):
         where the sampling of batches would add more than 5 % to the variance, and at most the step
         at which the privacy noise is all the noise that is needed.
     batch_size : int, optional
-        Expected number of records (or users) in a batch.  Every record is in it by a secret coin of
-        its own, so the size varies.  Default: 2 %, 256 at least.
+        Number of records (or users) in a batch.  Default: 2 %, 256 at least.
+    batches : {"poisson", "fixed_size"}
+        Every record is in a batch by a secret coin of its own, so its size varies about
+        `batch_size`; or batches are secret subsets of exactly this size, for 2 to 7 times the
+        epsilon, and under ``replace_one`` only.
     clip_norm : float, optional
         Bound on the norm of one record's score in z.  Default: learned privately.
     scaling : float, (d,) array, (d, d) array or dict, optional
@@ -125,8 +128,9 @@ class DPSGLD(_Dynamics):
     Notes
     -----
     *Guarantee.*  (epsilon, delta), for all draws together, by the composed privacy loss
-    distribution of Gaussian sums over Poisson batches.  The plan is fixed and paid for as a whole
-    when the step is built: a run that is interrupted or never made costs all of it.
+    distribution of Gaussian sums over Poisson batches, or the Rényi divergences of those over
+    batches of a fixed size.  The plan is fixed and paid for as a whole when the step is built: a
+    run that is interrupted or never made costs all of it.
 
     *Assumptions.*  As for :class:`DPLangevin`.
 
@@ -186,7 +190,7 @@ class DPSGNHT(_Dynamics):
     ----------
     vars : sequence of variables, optional
         All free variables, or left out.
-    draws, tune, chains, batch_size, clip_norm, scaling, noise_multiplier : optional
+    draws, tune, chains, batch_size, batches, clip_norm, scaling, noise_multiplier : optional
         As for :class:`DPSGLD`.
     step_size : float, optional
         h, in z.  Default (automatic settings only): 0.25, or less, so that neither the privacy
