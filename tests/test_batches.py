@@ -319,6 +319,8 @@ def test_a_record_moves_both_sums_together_by_no_more_than_is_paid_for(
         total[:] = 0
         original(vectors, unit, bound, total, scale)
         seen.append(total.copy())
+        # where the ratio is within its interval, the vector is within its bound but for rounding
+        assert (scale[np.isfinite(vectors).all(axis=0)] > 1 - 1e-6).all()
 
     monkeypatch.setattr(module, "clip_norm_sum", watched)
     asked = queries(poisson("log_ratio", 0.1, multiplier), MomentQueries, likelihood_power=0.7)
