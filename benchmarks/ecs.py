@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from scipy.special import expit
+from scipy.stats import gaussian_kde
 
 import pymc_dp as dp
 from benchmarks.machine import description
@@ -351,8 +352,9 @@ def figure(runs: list[Run], path: Path, n: int) -> None:
     [problem] = {run[0].problem for run in runs[:1]}
     for result, draws in runs:
         if result.problem == problem and result.n == runs[0][0].n:
-            hist, edges = np.histogram(draws[:, 3], bins=40, density=True)
-            axes[0].plot((edges[1:] + edges[:-1]) / 2, hist, label=result.method, lw=1)
+            x = draws[:, 3]
+            grid = np.linspace(x.min(), x.max(), 200)
+            axes[0].plot(grid, gaussian_kde(x)(grid), label=result.method, lw=1)
     axes[0].set(title="A marginal posterior", xlabel="beta[3]")
     axes[0].legend(fontsize=6)
     dimensions = [2, 4, 8, 16, 32, 64]
@@ -361,6 +363,8 @@ def figure(runs: list[Run], path: Path, n: int) -> None:
     guide = np.array(dimensions, dtype=float)
     axes[1].loglog(guide, 1.8 * (guide / 2) ** -0.25, "k:", label="d^(-1/4)")
     axes[1].set(title="Step size for acceptance 0.8", xlabel="d")
+    axes[1].set_xticks(dimensions, map(str, dimensions))
+    axes[1].minorticks_off()
     axes[1].legend(fontsize=7)
     found = variances(n)
     axes[2].semilogy(list(found), list(found.values()), "o-")

@@ -53,7 +53,7 @@ class RowDerivatives:
     ) -> None:
         self.cuts = cuts
         etas = [cut.eta for cut in cuts]
-        n_real = len(affine)
+        self._real = n_real = len(affine)
         matrix = coefficients(loglik, etas[:n_real], 2)
         self._function = compile_function([*etas, *data], matrix)
         theta = parameters.theta
@@ -68,6 +68,11 @@ class RowDerivatives:
             )
             slope = pytensor.grad(weighted, theta, disconnected_inputs="ignore")
             self._curved = _interpreted([theta, *weights], [jacobian_of(slope, theta)])
+
+    def width(self, order: int) -> int:
+        """Columns of :meth:`at` that control variates of an order need."""
+        k = sum(int(np.prod(cut.eta.type.shape[1:], dtype=int)) for cut in self.cuts[: self._real])
+        return (1, 1 + k, 1 + k + k * (k + 1) // 2)[order]
 
     def at(
         self, theta: np.ndarray, columns: Sequence[Any], data: Sequence[np.ndarray]

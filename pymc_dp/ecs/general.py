@@ -105,6 +105,7 @@ class GeneralRows:
         self._shared = SharedValues.of(real, parameters)
         self._other_values = parameters.substitute([cut.phi for cut in self._others])
         self._derivatives: Callable[..., Any] | None = None
+        self._few: RowDerivatives | None = None
 
     def _place_columns(self, data: Sequence[np.ndarray]) -> None:
         """Inputs for the designs and labels."""
@@ -161,29 +162,31 @@ class GeneralRows:
             hessian += bent
         return value, gradient, hessian
 
+    def _by_numbers(self) -> RowDerivatives | None:
+        """Derivatives by what the records see, if that is little."""
+        cuts, shared = [*self._cuts, *self._others], self._shared
+        if numbers_seen([cut.eta for cut in self._cuts]) > FEW:
+            return None
+        if self._few is None:
+            values = [*shared.value, *self._other_values]
+            data = self.inputs[len(self._input_of) :]
+            self._few = RowDerivatives(
+                self._loglik, cuts, values, shared.affine, self.parameters, data
+            )
+        return self._few
+
+    def _split(self, block: list[np.ndarray]) -> tuple[list[Any], list[np.ndarray]]:
+        """Designs and labels of all cuts, and the other data."""
+        places = {expression: k for k, expression in enumerate(self._input_of)}
+        cuts = [*self._cuts, *self._others]
+        columns = [None if c.row_data is None else block[places[c.row_data]] for c in cuts]
+        return columns, block[len(places) :]
+
     def _compile_sums(self) -> Callable[..., tuple[float, np.ndarray, np.ndarray]]:
         """Log-likelihood, gradient and Hessian of a block of rows."""
-        shared, cuts = self._shared, [*self._cuts, *self._others]
-        places = {x: k for k, x in enumerate(self.inputs)}
-        if numbers_seen([cut.eta for cut in self._cuts]) <= FEW:
-            data = self.inputs[len(self._input_of) :]
-            few = RowDerivatives(
-                self._loglik,
-                cuts,
-                [*shared.value, *self._other_values],
-                shared.affine,
-                self.parameters,
-                data,
-            )
-
-            def by_numbers(theta: np.ndarray, block: list[np.ndarray], second: bool) -> Any:
-                columns = [
-                    None if cut.row_data is None else block[places[self._input_of[cut.row_data]]]
-                    for cut in cuts
-                ]
-                return few.sums(theta, columns, block[len(self._input_of) :], second=second)
-
-            return by_numbers
+        few, shared = self._by_numbers(), self._shared
+        if few is not None:
+            return lambda theta, block, second: few.sums(theta, *self._split(block), second=second)
         wrt, value = self.parameters.theta, self._sum()
         slope = pytensor.grad(value, wrt, disconnected_inputs="ignore")
         product = pytensor.grad((slope * shared.direction).sum(), wrt, disconnected_inputs="ignore")
@@ -255,21 +258,32 @@ class GeneralRows:
         read = ancestors_without_shapes([value, gradient])
         kept = [k for k, x in enumerate(self.inputs) if x in read or k == 0]
         rows = [self.inputs[k] for k in kept] + stored
-        arrays = [self.arrays[k] for k in kept] + self._stored(columns, stars, centre)
+        arrays = [self.arrays[k] for k in kept] + self._stored(columns, stars, centre, order)
         inputs = [theta, shared.centre, numbers, *rows]
         return (inputs, [value.reshape((1,)), d, gradient]), tuple(arrays)
 
     def _stored(
-        self, columns: list[Variable], stars: dict[Variable, Variable], centre: np.ndarray
+        self,
+        columns: list[Variable],
+        stars: dict[Variable, Variable],
+        centre: np.ndarray,
+        order: int,
     ) -> list[np.ndarray]:
-        if not columns:
-            return []
-        values = clone_replace(columns, stars, rebuild_strict=False)
-        function = pytensor.function(
-            [self._shared.centre, *self.inputs], values, mode=_ONCE, on_unused_input="ignore"
-        )
-        parts = [function(centre, *block) for block in self._blocks(None)]
-        return [np.concatenate(part) for part in zip(*parts, strict=True)]
+        """What is stored of every record: functions of the data and of the centre."""
+        few, found = self._by_numbers(), []
+        if few is not None:  # the first column, of derivatives, is compiled already
+            columns = columns[1:]
+            width = few.width(order)
+            parts = [few.at(centre, *self._split(block)) for block in self._blocks(None)]
+            found.append(np.ascontiguousarray(np.concatenate(parts)[:, :width]))
+        if columns:
+            values = clone_replace(columns, stars, rebuild_strict=False)
+            function = pytensor.function(
+                [self._shared.centre, *self.inputs], values, mode=_ONCE, on_unused_input="ignore"
+            )
+            blocks = [function(centre, *block) for block in self._blocks(None)]
+            found += [np.concatenate(part) for part in zip(*blocks, strict=True)]
+        return found
 
 
 def _estimate(d: Variable, numbers: Variable, how: str) -> Variable:

@@ -15,8 +15,8 @@ from pymc_dp.rows.ancestry import array_of
 
 __all__ = ["read", "refuse_budget", "refuse_partial"]
 
-#: Numbers in the data up to which the structural proof is also checked numerically.
-_CHECKED = 2**20
+#: Records up to which the structural proof is also checked numerically.
+_CHECKED = 20_000
 
 
 def refuse_budget(model: Model, sampler: str) -> None:
@@ -84,9 +84,8 @@ def read(model: Model, sampler: str) -> Records:
     [n] = set(rows.values())
     # data without an axis of records, centres of groups for example, may reach every record
     shared = [v.name for v in model.data_vars if n not in np.shape(array_of(v))]
-    size = sum(int(np.size(array_of(v))) for v in model.data_vars) + n
     try:
-        return extract(model, public=shared, check=size <= _CHECKED)
+        return extract(model, public=shared, check=n <= _CHECKED)
     except NotFactorizable as error:
         raise NotFactorizable(
             f"{sampler} estimates the log-likelihood from a sample of records, so it has to be a "
