@@ -17,6 +17,7 @@ from pytensor.graph.replace import clone_replace
 from pymc_dp.ecs.columns import columns_of
 from pymc_dp.ecs.derivatives import RowDerivatives
 from pymc_dp.ecs.variates import FEW, SharedValues, numbers_seen, remainder
+from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.functions import ParameterVector, compile_function, prepared_loglik
@@ -230,6 +231,13 @@ class GeneralRows:
         """
         shared, cuts = self._shared, self._cuts
         data = [x for x in self.inputs if x not in self._input_of.values()]
+        if self._others and numbers_seen([cut.eta for cut in cuts]) > FEW:
+            names = ", ".join(f"`{name}`" for name in self.graph.names)
+            raise NotFactorizable(
+                f"{names}: records see {FEW} numbers of the parameters or more, and a condition on "
+                "them, which an expansion can not follow. Write it without the condition, or use "
+                "NUTS."
+            )
         found = remainder(self._loglik, cuts, data, shared.affine, order)
         theta = self.parameters.theta
         firsts, seconds = shared.along(theta, centre)
@@ -237,7 +245,7 @@ class GeneralRows:
         seen = dict(zip(found.etas, self._seen(cuts, shared.value), strict=True))
         seen |= dict(zip(found.firsts, self._seen(cuts, firsts), strict=True))
         seen |= dict(zip(found.seconds, self._seen(cuts, seconds), strict=True))
-        # others, of conditions for example, are those at theta also where records are expanded
+        # others, of conditions for example: those at theta here, those at the centre in columns
         others = [cut.eta for cut in self._others]
         seen |= dict(zip(others, self._seen(self._others, self._other_values), strict=True))
         at_centre = clone_replace(self._other_values, {theta: shared.centre})

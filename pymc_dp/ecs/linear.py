@@ -17,6 +17,7 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 from pymc_dp.ecs.columns import columns_of
+from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.rows import elementary
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import RowGraph
@@ -53,7 +54,7 @@ def linear_rows(
     if not all(phi.type.dtype.startswith("float") for phi in phis):
         return None
     jacobians = [jacobian_of(phi, theta) for phi in phis]
-    linear = theta not in ancestors_without_shapes(jacobians)
+    linear = theta not in ancestors_without_shapes(jacobians) and not has_kinks(phis, theta)
     predictor, _ = predictor_of(graph, graph.cuts, linear, {"mode": INTERPRETED})
     if predictor is None or predictor.family == "probit":
         return None
@@ -64,7 +65,17 @@ def linear_rows(
     k = len(phis)
     offset, design = _assembled(graph, data, predictor, found[:k], found[k:])
     a, b = predictor.coefficients(data)
+    if not _all_counted(predictor, data, a, b):
+        return None
     return LinearRows(FAMILIES.index(predictor.family), offset, design, a, b)
+
+
+def _all_counted(predictor: Predictor, data: Sequence[ndarray], a: ndarray, b: ndarray) -> bool:
+    """Whether rows without coefficients have no slope, and were not left out (negative weights)."""
+    without = (a == 0.0) & (b == 0.0)
+    leaves = [np.ascontiguousarray(data[k])[without] for k in predictor.leaves]
+    slopes = [predictor.slope(np.full(without.sum(), v), *leaves) for v in (0.0, 1.0)]
+    return all(bool((np.asarray(slope) == 0.0).all()) for slope in slopes)
 
 
 def _assembled(

@@ -7,6 +7,7 @@ import pytensor
 from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_dp.ecs.general import KernelGraph
+from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.records import Records
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.functions import compile_parameter_function, jacobian_of
@@ -22,7 +23,8 @@ class PriorTerm:
     graph : (inputs, outputs)
         From theta to the (1,) log-density and its (d,) gradient.
     is_quadratic : bool
-        Whether the Hessian is constant, as for normal priors: the graph shows it.
+        Whether the Hessian is constant and nothing bends or jumps, as for normal priors: the graph
+        shows it.
     """
 
     def __init__(self, records: Records) -> None:
@@ -31,7 +33,8 @@ class PriorTerm:
         gradient = pytensor.grad(logp, theta, disconnected_inputs="ignore")
         hessian = rewrite_graph(jacobian_of(gradient, theta), include=("canonicalize", "stabilize"))
         self.graph: KernelGraph = ([theta], [logp.reshape((1,)), gradient])
-        self.is_quadratic = theta not in ancestors_without_shapes([hessian])
+        constant = theta not in ancestors_without_shapes([hessian])
+        self.is_quadratic = constant and not has_kinks([logp], theta)
         self._total = compile_parameter_function([theta], [logp, gradient])
         self._hessian = compile_parameter_function([theta], hessian)
 

@@ -13,7 +13,7 @@ from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import Records, extract, row_counts
 from pymc_dp.rows.ancestry import array_of
 
-__all__ = ["read", "refuse_budget", "refuse_partial"]
+__all__ = ["Data", "read", "refuse_budget", "refuse_partial"]
 
 #: Records up to which the structural proof is also checked numerically.
 _CHECKED = 20_000
@@ -46,6 +46,26 @@ def refuse_partial(vars: Any, model: Model, sampler: str) -> list[Any]:
                 "`vars` out."
             )
     return values
+
+
+class Data:
+    """The ``pm.Data`` that a step has read, to see whether they are still the same."""
+
+    def __init__(self, model: Model) -> None:
+        self._held = [(v, array_of(v)) for v in model.data_vars]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_held": []}  # a copy in another process runs what was checked here
+
+    def refuse_changed(self) -> None:
+        """Raise a ValueError if one was set to something else."""
+        for v, before in self._held:
+            now = array_of(v)
+            if now is not before and not np.array_equal(now, before):
+                raise ValueError(
+                    f"`{v.name}` was changed after the step was made, which has read it already. "
+                    "Make the step anew."
+                )
 
 
 def read(model: Model, sampler: str) -> Records:

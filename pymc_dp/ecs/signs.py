@@ -61,7 +61,7 @@ def signed_expectation(
     Raises
     ------
     ValueError
-        If there are no signs, or too few of them are positive.
+        If there are no signs, too few of them are positive, or `f` leaves no dims chain and draw.
 
     Notes
     -----
@@ -76,7 +76,12 @@ def signed_expectation(
     posterior, sign = _signed_draws(idata, min_positive)
     values = f(posterior)
     dims = ("chain", "draw")
-    found = (values * sign).sum(dims) / sign.sum(dims)
+    if not set(dims) <= set(getattr(values, "dims", ())):
+        raise ValueError(
+            "f must return values for every draw, with the dims chain and draw: signs weigh the "
+            "draws, so means can not be taken before."
+        )
+    found = (values * sign).sum(dims, skipna=False) / sign.sum(dims)
     found.attrs["tau"] = float((sign > 0).mean())
     return found
 

@@ -21,7 +21,7 @@ from pymc_dp.ecs.adaptation import DualAveraging
 from pymc_dp.ecs.estimates import PERTURBED, Sampled
 from pymc_dp.ecs.perturbed import perturbed, start_perturbed
 from pymc_dp.ecs.preparation import Pilot, Variates, prepare
-from pymc_dp.ecs.reading import refuse_budget, refuse_partial
+from pymc_dp.ecs.reading import Data, refuse_budget, refuse_partial
 from pymc_dp.ecs.signed import signed, start_signed
 from pymc_dp.ecs.signs import MIN_POSITIVE
 from pymc_dp.privatized.base import CompiledStep
@@ -187,6 +187,7 @@ class HMCECS(CompiledStep):
         )
         self._choose(Pilot(self.variates, own), subsample_size)
         self._planned: int | None = None
+        self._data = Data(model)
         self._begin()
         self._compile_transition()
 
@@ -196,12 +197,13 @@ class HMCECS(CompiledStep):
         """Set the sizes of samples and mini-batches, and say if they do not suffice."""
         size = wanted
         if size is None:
-            size = max(100, math.ceil(min(pilot.variance / _VARIANCE, 1e15)))
+            size = _at_most(pilot.variance / _VARIANCE)
             if self.estimator == "signed":
-                size = max(size, math.ceil(min(pilot.largest / _SAFE, 1e15)))
+                size = max(size, _at_most(pilot.largest / _SAFE))
             if size > self.variates.n:
                 self._warn_of_size(size, pilot)
                 size = self.variates.n
+            size = max(100, size)
         per_block = -(-size // self.blocks)
         self.subsample_size = per_block * self.blocks
         #: Variance of the estimated log-likelihood where the posterior is, by the pilot.
@@ -212,8 +214,8 @@ class HMCECS(CompiledStep):
             shift, batch = pilot.total - self.blocks, per_block
             scale = self.variates.n / per_block
         self.sampled = Sampled(self.variates.family, self.variates.expansion, scale, shift, batch)
-        if wanted is not None and self.sigma2 > _TOO_LARGE:
-            self._warn_of_size(math.ceil(pilot.variance / _VARIANCE), pilot)
+        if wanted is not None and not self.sigma2 <= _TOO_LARGE:
+            self._warn_of_size(_at_most(pilot.variance / _VARIANCE), pilot)
 
     def _warn_of_size(self, needed: int, pilot: Pilot) -> None:
         size = min(needed, self.variates.n) if not hasattr(self, "sigma2") else self.subsample_size
@@ -251,6 +253,7 @@ class HMCECS(CompiledStep):
         self.set_rng(rng)
 
     def _begin(self) -> None:
+        self._data.refuse_changed()
         self.tune = True
         self._chain: Any = None
         self._averaging = DualAveraging(0.5 * self.path_length, self.target_accept, 2.0)
@@ -348,7 +351,7 @@ class HMCECS(CompiledStep):
                 f"differences of nearly equal sums, and dp.signed_expectation refuses. {remedy}.",
                 "error",
             )
-        if sigma2 > _TOO_LARGE:
+        if not sigma2 <= _TOO_LARGE:
             return SamplerWarning(
                 WarningType.CONVERGENCE,
                 f"The estimated log-likelihood has a variance of {sigma2:.3g} on average (sigma2), "
@@ -375,6 +378,11 @@ class HMCECS(CompiledStep):
             return {name: stats[name] for name in ("step_size", "acceptance_rate", "sigma2")}
 
         return (update,)
+
+
+def _at_most(size: float) -> int:
+    """A number of records, where the pilot may have found no finite one."""
+    return math.ceil(size) if size < 1e15 else 10**15
 
 
 def _positive(name: str, value: float | None) -> float | None:

@@ -15,7 +15,7 @@ from pymc.util import get_random_generator
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.ecs.estimates import MEAN, Sampled, density
 from pymc_dp.ecs.preparation import Variates, prepare
-from pymc_dp.ecs.reading import refuse_budget, refuse_partial
+from pymc_dp.ecs.reading import Data, refuse_budget, refuse_partial
 from pymc_dp.kernels import sgmcmc
 from pymc_dp.privatized.base import CompiledStep
 
@@ -108,6 +108,7 @@ class _Stochastic(CompiledStep):
             rng=np.random.default_rng(0),
             progressbar=progressbar,
         )
+        self._data = Data(model)
         self._begin()
 
     def _step_at(self, iteration: int) -> float:
@@ -131,6 +132,7 @@ class _Stochastic(CompiledStep):
         self.set_rng(rng)
 
     def _begin(self) -> None:
+        self._data.refuse_changed()
         self.tune = True
         self._iteration = 0
         self._scores = _Scores(self.variates, self.subsample_size, self.rng)

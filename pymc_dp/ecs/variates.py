@@ -25,6 +25,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp._compat import pushforward
+from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut
 from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
@@ -71,7 +72,11 @@ class SharedValues:
         at_centre = clone_replace(value, {theta: centre}) if value else []
         first = [_along(phi, centre, direction) for phi in at_centre]
         second = [_along(phi, centre, direction) for phi in first]
-        affine = [theta not in ancestors_without_shapes([jacobian_of(v, theta)]) for v in value]
+        affine = [
+            theta not in ancestors_without_shapes([jacobian_of(v, theta)])
+            and not has_kinks([v], theta)
+            for v in value
+        ]
         return cls(centre, direction, value, at_centre, first, second, affine)
 
     def along(self, theta: Variable, centre: np.ndarray) -> tuple[list[Variable], list[Variable]]:
