@@ -8,6 +8,7 @@ import math
 import pickle
 import subprocess
 import sys
+import warnings
 from dataclasses import FrozenInstanceError
 from itertools import pairwise
 
@@ -95,6 +96,19 @@ def test_poisson_reference_values(s, epsilon):
     # 1000 steps, q = 0.01; published to four digits, and never below
     found = epsilon_of([(event(s), 1000)], 0, DELTA, "replace_one")
     assert epsilon - 5e-5 < found < epsilon + 1e-4
+
+
+def test_extreme_noise_on_fixed_batches() -> None:
+    with np.errstate(all="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert fixed_size_epsilon(1e-160, 50, 100, 1, 1e-6) == math.inf
+    assert fixed_size_epsilon(1e9, 50, 100, 1000, 1e-6) < 1e-3
+    for delta in (1e-6, 1e-9):
+        found = smallest_noise_multiplier(
+            0.02, delta, lambda s: FixedBatchGaussianEvent("sum", s, 100, 10_000), 1000
+        )
+        assert 300 < found < 1e5
+        assert fixed_size_epsilon(found, 100, 10_000, 1000, delta) <= 0.02
 
 
 @pytest.mark.parametrize(("s", "epsilon"), [(1, 23.29), (2, 4.02), (5, 1.24)])
