@@ -11,6 +11,7 @@ import pymc as pm
 import pytest
 from scipy.special import expit
 
+from pymc_dp.ecs import estimates as estimates_module
 from pymc_dp.ecs import perturbed as perturbed_module
 from pymc_dp.ecs import signed as signed_module
 from pymc_dp.ecs.estimates import MEAN, PERTURBED, Sampled, density
@@ -313,14 +314,15 @@ def test_a_forgotten_variance_is_found() -> None:
 
 
 def test_dynamics_with_another_sample_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, rng = perturbed_module.leapfrog, np.random.default_rng(4)
+    original, rng = estimates_module.leapfrog, np.random.default_rng(4)
     few = Few(order=1)
 
     def leapfrog(kernel: Any, prior: Any, at: Any, sample: Any, *rest: Any) -> float:
         index = rng.integers(0, 4, len(sample[0]))
         return original(kernel, prior, at, tuple(x[index] for x in few.rows), *rest)
 
-    monkeypatch.setattr(perturbed_module, "leapfrog", leapfrog)
+    monkeypatch.setattr(estimates_module, "leapfrog", leapfrog)
+    monkeypatch.setattr(perturbed_module, "trajectory", estimates_module.trajectory.py_func)
     assert np.abs(perturbed_errors(interpreted, 20_000)).max() > 1.5 * Z
 
 

@@ -58,7 +58,7 @@ def _estimate(
     kernel: Any, at: Sampled, rows: Any, theta: ndarray, d: ndarray, gradient: ndarray
 ) -> float:
     """As :func:`estimate`, which is compiled."""
-    raise NotImplementedError
+    raise TypeError("An estimate is made by compiled loops only.")
 
 
 @overload(_estimate)
@@ -134,6 +134,47 @@ def leapfrog(
             return value
         momentum += (step_size if step < n_steps - 1 else 0.5 * step_size) * gradient
     return value
+
+
+@compiled(error_model="numpy")
+def trajectory(
+    kernel: Any,
+    prior: Any,
+    at: Sampled,
+    sample: Any,
+    theta: ndarray,
+    momentum: ndarray,
+    gradient: ndarray,
+    d: ndarray,
+    covariance: ndarray,
+    step_size: float,
+    n_steps: int,
+    rng: np.random.Generator,
+) -> tuple[float, float, float]:
+    """A trajectory from theta and its accept test, given the sample.
+
+    Returns
+    -------
+    accept : float
+        Probability of acceptance; theta and d_k are those at the end where it was accepted.
+    error : float
+        Of the energy along the trajectory.
+    value : float
+        Estimated log-posterior, up to a constant, where the chain is now.
+    """
+    value = density(kernel, prior, at, sample, theta, d, gradient)
+    kinetic = 0.5 * np.dot(momentum, covariance @ momentum)
+    moved, at_end = theta.copy(), np.empty(d.shape[0])
+    end = leapfrog(
+        kernel, prior, at, sample, moved, momentum, gradient, at_end, covariance, step_size, n_steps
+    )
+    error = value - end + 0.5 * np.dot(momentum, covariance @ momentum) - kinetic
+    accept = np.exp(min(0.0, -error)) if np.isfinite(error) else 0.0
+    if rng.random() < accept:
+        theta[:] = moved
+        d[:] = at_end
+        value = end
+    return accept, error, value
 
 
 @compiled(error_model="numpy")

@@ -11,7 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from pymc_dp._jit import compiled
-from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate, leapfrog
+from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate, trajectory
 from pymc_dp.ecs.gather import copy_rows, empty_rows
 
 __all__ = ["PerturbedChain", "perturbed", "start_perturbed"]
@@ -132,28 +132,19 @@ def perturbed(
     if rng.random() < accept_u:
         copy_rows(chain.block, np.arange(size), chain.sample, first)
         d[first : first + size] = proposed
-    # a trajectory, given the sample
-    start = density(kernel, prior, at, chain.sample, theta, d, gradient)
-    kinetic = 0.5 * np.dot(momentum, covariance @ momentum)
-    moved, at_end = theta.copy(), np.empty(m)
-    end = leapfrog(
+    accept_theta, error, value = trajectory(
         kernel,
         prior,
         at,
         chain.sample,
-        moved,
+        theta,
         momentum,
         gradient,
-        at_end,
+        d,
         covariance,
         step_size,
         n_steps,
+        rng,
     )
-    error = start - end + 0.5 * np.dot(momentum, covariance @ momentum) - kinetic
-    accept_theta = np.exp(min(0.0, -error)) if np.isfinite(error) else 0.0
-    if rng.random() < accept_theta:
-        theta[:] = moved
-        d[:] = at_end
-        start = end
     _, variance = _estimate_of(d, d[:0], 0, at.scale)
-    return accept_theta, accept_u, variance, error, start
+    return accept_theta, accept_u, variance, error, value

@@ -13,7 +13,7 @@ from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import Records, extract, row_counts
 from pymc_dp.rows.ancestry import array_of
 
-__all__ = ["Data", "read", "refuse_budget", "refuse_partial"]
+__all__ = ["Data", "check_order", "read", "refuse_budget", "refuse_partial"]
 
 #: Records up to which the structural proof is also checked numerically.
 _CHECKED = 20_000
@@ -46,6 +46,13 @@ def refuse_partial(vars: Any, model: Model, sampler: str) -> list[Any]:
                 "`vars` out."
             )
     return values
+
+
+def check_order(order: Any) -> int:
+    """An order of control variates."""
+    if order not in (0, 1, 2) or isinstance(order, bool):
+        raise ValueError(f"order must be 0, 1 or 2, not {order!r}.")
+    return int(order)
 
 
 class Data:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy import ndarray
 
 from pymc_dp._jit import compiled
-from pymc_dp.ecs.estimates import Sampled, density, estimate, leapfrog, negative
+from pymc_dp.ecs.estimates import Sampled, density, estimate, negative, trajectory
 from pymc_dp.ecs.gather import copy_rows, empty_rows, first_rows
 
 __all__ = ["SignedChain", "log_constants", "signed", "start_signed"]
@@ -160,26 +160,27 @@ def signed(
         m = count[0] * at.batch
         density(kernel, prior, at, first_rows(chain.sample, m), theta, chain.d[:m], gradient)
     accept_u = _refresh(kernel, at, rows, chain, rng)
-    # a trajectory, given the mini-batches
     m = count[0] * at.batch
     sample, d = first_rows(chain.sample, m), chain.d[:m]
-    start = density(kernel, prior, at, sample, theta, d, gradient)
-    kinetic = 0.5 * np.dot(momentum, covariance @ momentum)
-    moved, at_end = theta.copy(), np.empty(m)
-    end = leapfrog(
-        kernel, prior, at, sample, moved, momentum, gradient, at_end, covariance, step_size, n_steps
+    accept_theta, error, value = trajectory(
+        kernel,
+        prior,
+        at,
+        sample,
+        theta,
+        momentum,
+        gradient,
+        d,
+        covariance,
+        step_size,
+        n_steps,
+        rng,
     )
-    error = start - end + 0.5 * np.dot(momentum, covariance @ momentum) - kinetic
-    accept_theta = math.exp(min(0.0, -error)) if np.isfinite(error) else 0.0
-    if rng.random() < accept_theta:
-        theta[:] = moved
-        d[:] = at_end
-        start = end
     products = count[1]
     # of the logarithm of the estimate: a compound Poisson variable
     variance = 0.0
     for first in range(0, m, at.batch):
         variance += _log_size(d[first : first + at.batch], at.scale, at.shift, products) ** 2
-    value = start + log_constants(at.shift, products, count[0])
+    value += log_constants(at.shift, products, count[0])
     sign = -1.0 if negative(d, at.scale, at.shift, at.batch) else 1.0
     return accept_theta, accept_u, variance, error, value, sign

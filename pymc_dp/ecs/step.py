@@ -21,7 +21,7 @@ from pymc_dp.ecs.adaptation import DualAveraging
 from pymc_dp.ecs.estimates import PERTURBED, Sampled
 from pymc_dp.ecs.perturbed import perturbed, start_perturbed
 from pymc_dp.ecs.preparation import Pilot, Variates, prepare
-from pymc_dp.ecs.reading import Data, refuse_budget, refuse_partial
+from pymc_dp.ecs.reading import Data, check_order, refuse_budget, refuse_partial
 from pymc_dp.ecs.signed import signed, start_signed
 from pymc_dp.ecs.signs import MIN_POSITIVE
 from pymc_dp.privatized.base import CompiledStep
@@ -161,11 +161,10 @@ class HMCECS(CompiledStep):
         self.vars = refuse_partial(vars, model, "HMCECS")
         if estimator not in ("perturbed", "signed"):
             raise ValueError(f"estimator must be 'perturbed' or 'signed', not {estimator!r}.")
-        if order not in (0, 1, 2) or isinstance(order, bool):
-            raise ValueError(f"order must be 0, 1 or 2, not {order!r}.")
+        order = check_order(order)
         if not blocked:
             raise ValueError("HMCECS moves all variables together; leave `blocked` at True.")
-        self.estimator, self.order = estimator, int(order)
+        self.estimator, self.order = estimator, order
         self.blocks = check_integer("blocks", blocks, minimum=1)
         self.path_length = _positive("path_length", path_length) or math.pi / 2.0
         self.target_accept = check_number("target_accept", target_accept)
@@ -186,7 +185,6 @@ class HMCECS(CompiledStep):
             progressbar=progressbar,
         )
         self._choose(Pilot(self.variates, own), subsample_size)
-        self._planned: int | None = None
         self._data = Data(model)
         self._begin()
         self._compile_transition()
@@ -201,7 +199,7 @@ class HMCECS(CompiledStep):
             if self.estimator == "signed":
                 size = max(size, _at_most(pilot.largest / _SAFE))
             if size > self.variates.n:
-                self._warn_of_size(size, pilot)
+                self._warn_of_size(self.variates.n, size, pilot)
                 size = self.variates.n
             size = max(100, size)
         per_block = -(-size // self.blocks)
@@ -215,10 +213,10 @@ class HMCECS(CompiledStep):
             scale = self.variates.n / per_block
         self.sampled = Sampled(self.variates.family, self.variates.expansion, scale, shift, batch)
         if wanted is not None and not self.sigma2 <= _TOO_LARGE:
-            self._warn_of_size(_at_most(pilot.variance / _VARIANCE), pilot)
+            needed = _at_most(pilot.variance / _VARIANCE)
+            self._warn_of_size(self.subsample_size, needed, pilot)
 
-    def _warn_of_size(self, needed: int, pilot: Pilot) -> None:
-        size = min(needed, self.variates.n) if not hasattr(self, "sigma2") else self.subsample_size
+    def _warn_of_size(self, size: int, needed: int, pilot: Pilot) -> None:
         distance = self.variates.curved.distance
         far = (
             f" `reference` is about {distance:.0f} posterior standard deviations from the mode: "
@@ -241,16 +239,6 @@ class HMCECS(CompiledStep):
     def _compile(self) -> None:
         self.variates.compile()
         self._begin()
-
-    def set_rng(self, rng: Any) -> None:
-        """Begin a chain with its generator (PyMC 5)."""
-        self.rng = get_random_generator(rng, copy=False)
-        self._begin()
-
-    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
-        """Begin a chain (PyMC 6)."""
-        self._planned = tune + draws
-        self.set_rng(rng)
 
     def _begin(self) -> None:
         self._data.refuse_changed()

@@ -15,7 +15,7 @@ from pymc.util import get_random_generator
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.ecs.estimates import MEAN, Sampled, density
 from pymc_dp.ecs.preparation import Variates, prepare
-from pymc_dp.ecs.reading import Data, refuse_budget, refuse_partial
+from pymc_dp.ecs.reading import Data, check_order, refuse_budget, refuse_partial
 from pymc_dp.kernels import sgmcmc
 from pymc_dp.privatized.base import CompiledStep
 
@@ -90,8 +90,7 @@ class _Stochastic(CompiledStep):
         model = pm.modelcontext(model)
         refuse_budget(model, sampler)
         self.vars = refuse_partial(vars, model, sampler)
-        if order not in (0, 1, 2) or isinstance(order, bool):
-            raise ValueError(f"order must be 0, 1 or 2, not {order!r}.")
+        order = check_order(order)
         if not blocked:
             raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
         self.subsample_size = check_integer("subsample_size", subsample_size, minimum=1)
@@ -102,7 +101,7 @@ class _Stochastic(CompiledStep):
         self.variates = prepare(
             model,
             sampler,
-            order=int(order),
+            order=order,
             estimator="mean",
             reference=reference,
             rng=np.random.default_rng(0),
@@ -121,15 +120,6 @@ class _Stochastic(CompiledStep):
     def _compile(self) -> None:
         self.variates.compile()
         self._begin()
-
-    def set_rng(self, rng: Any) -> None:
-        """Begin a chain with its generator (PyMC 5)."""
-        self.rng = get_random_generator(rng, copy=False)
-        self._begin()
-
-    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
-        """Begin a chain (PyMC 6)."""
-        self.set_rng(rng)
 
     def _begin(self) -> None:
         self._data.refuse_changed()

@@ -1,4 +1,4 @@
-"""What the two step methods for published statistics share."""
+"""What step methods share that are not private and hold compiled functions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
+from pymc.util import get_random_generator
 
 __all__ = ["CompiledStep"]
 
@@ -23,10 +24,26 @@ class CompiledStep(BlockedStep):
     _state_class = CompiledStepState
     #: Attributes that :meth:`_compile` makes, and that are never pickled.
     _made: tuple[str, ...] = ()
+    #: Iterations of a chain, where they are known.
+    _planned: int | None = None
 
     @abstractmethod
     def _compile(self) -> None:
         """Make what is compiled, and begin a chain."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin a chain with the generator that it was given."""
+
+    def set_rng(self, rng: Any) -> None:
+        """Begin a chain with its generator (PyMC 5)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._begin()
+
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Begin a chain (PyMC 6)."""
+        self._planned = tune + draws
+        self.set_rng(rng)
 
     @staticmethod
     def competence(var: Any, has_grad: bool = False) -> Competence:

@@ -95,16 +95,10 @@ class ConjugateNormal(CompiledStep):
 
     def _compile(self) -> None:
         self._function = Function([self.vector.theta, *self.rest], self._graphs)
-        self._checked = False
+        self._begin()
 
-    def set_rng(self, rng: Any) -> None:
-        """Begin a chain with its generator (PyMC 5)."""
-        self.rng = get_random_generator(rng, copy=False)
+    def _begin(self) -> None:
         self._checked = False
-
-    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
-        """Begin a chain (PyMC 6)."""
-        self.set_rng(rng)
 
     def _at(self, theta: np.ndarray, rest: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
         """Gradient and log-density."""

@@ -173,7 +173,6 @@ class PrivacyAwareGibbs(CompiledStep):
         self.rng = get_random_generator(rng)
         self.tune = True
         self._model = model
-        self._planned: int | None = None
         self._fixed = self.reading.fixed()
         self._compile()
 
@@ -203,16 +202,6 @@ class PrivacyAwareGibbs(CompiledStep):
         self._begin()
 
     # -- the life of a chain --------------------------------------------------------------------
-
-    def set_rng(self, rng: Any) -> None:
-        """Begin a chain with its generator (PyMC 5)."""
-        self.rng = get_random_generator(rng, copy=False)
-        self._begin()
-
-    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
-        """Begin a chain (PyMC 6)."""
-        self._planned = tune + draws
-        self.set_rng(rng)
 
     def _begin(self) -> None:
         for (name, before), (_, now) in zip(self._fixed, self.reading.fixed(), strict=True):
