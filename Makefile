@@ -1,4 +1,4 @@
-# make demo | test | lint | clean
+# make demo | test | lint | docs | clean
 #
 # Each target makes its own virtual environment in $(VENV), installs what it needs (again only when
 # pyproject.toml changed), and runs. Nothing is installed outside $(VENV).
@@ -7,7 +7,10 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_JOBS ?= 2
 # A test module stays on one worker, so that what it compiles is compiled once.
-PYTEST_ARGS ?= -n $(PYTEST_JOBS) --dist loadfile --timeout 900 -m "not slow"
+PYTEST_ARGS ?= -n $(PYTEST_JOBS) --dist loadfile --timeout 900 -m "not slow and not exhaustive"
+
+# Notebooks of the documentation draw as much as they should, or just enough to run ("reduced").
+DOCS_DRAWS ?= full
 
 # Private steps compile with Numba. An empty cxx keeps PyTensor 2 from calling (or from missing) a
 # C++ compiler for the small functions around them, so that results do not depend on having one.
@@ -20,14 +23,15 @@ export OMP_NUM_THREADS
 VENV_PYTHON := $(VENV)/bin/python
 PIP_INSTALL := $(VENV_PYTHON) -m pip install --quiet --disable-pip-version-check --no-input
 
-.PHONY: help demo test lint clean
+.PHONY: help demo test lint docs clean
 
 help:
 	@echo "make demo    run the quickstart on real data; results go to quickstart_output/"
 	@echo "make test    run the tests that are not marked slow"
 	@echo "make lint    ruff and mypy"
+	@echo "make docs    the documentation, with its notebooks run, in docs/_build/html"
 	@echo "make clean   remove the virtual environment and caches"
-	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) PYTEST_ARGS='...'"
+	@echo "Variables: PYTHON=$(PYTHON) VENV=$(VENV) DOCS_DRAWS=$(DOCS_DRAWS) PYTEST_ARGS='...'"
 
 demo: $(VENV)/.installed-demo
 	$(VENV_PYTHON) examples/quickstart.py
@@ -40,9 +44,15 @@ lint: $(VENV)/.installed-lint
 	$(VENV_PYTHON) -m ruff format --check .
 	$(VENV_PYTHON) -m mypy
 
+# Warnings are errors, unknown references and links that lead nowhere included.
+docs: $(VENV)/.installed-docs
+	PYMC_DP_DOCS_DRAWS=$(DOCS_DRAWS) $(VENV_PYTHON) -m sphinx -n -W --keep-going -q docs docs/_build/html
+	$(VENV_PYTHON) docs/check_links.py docs/_build/html
+
 $(VENV)/.installed-demo: EXTRAS = examples
 $(VENV)/.installed-test: EXTRAS = test,accounting
 $(VENV)/.installed-lint: EXTRAS = lint
+$(VENV)/.installed-docs: EXTRAS = docs,accounting
 
 $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
 	@echo "Installing pymc_dp[$(EXTRAS)] into $(VENV) (minutes the first time)"
@@ -57,5 +67,5 @@ $(VENV)/.created:
 	@touch $@
 
 clean:
-	rm -rf "$(VENV)" build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf "$(VENV)" build dist docs/_build docs/api/generated .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -path './.*' -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -4,8 +4,9 @@
 
     python -m benchmarks.ecs --quick
     python -m benchmarks.ecs --n 100000 1000000 --json ecs.json --figure docs/figures/ecs.png
-    python -m benchmarks.ecs --problems higgs splines --methods hmc perturbed signed numpyro nutpie
+    python -m benchmarks.ecs --methods hmc perturbed generic numpyro_ecs nuts nutpie
 
+Seconds are of processor time, in all threads, so that other work on the machine counts little.
 The HIGGS data are simulated (d = 29), and so are the firms of the additive spline model (d = 81).
 Methods that need a package that is not installed are left out.
 """
@@ -42,6 +43,8 @@ PAPER = {
     "splines": {"accept": (0.967, 0.962), "accept_u": (0.994, 0.964), "IF": (2.202, 2.31)},
 }
 PRIOR_SD = 10.0
+#: Iterations in which NUTS adapts.
+_TUNE = 200
 
 
 def higgs(n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -68,10 +71,14 @@ def splines(n: int) -> tuple[np.ndarray, np.ndarray]:
 PROBLEMS = {"higgs": higgs, "splines": splines}
 
 
-def build(x: np.ndarray, y: np.ndarray) -> pm.Model:
+def build(x: np.ndarray, y: np.ndarray, *, plain: bool = True) -> pm.Model:
+    """The regression; if it is not `plain`, written so that the general path takes it."""
     with pm.Model() as model:
         beta = pm.Normal("beta", 0.0, PRIOR_SD, shape=x.shape[1])
-        pm.Bernoulli("y", logit_p=x @ beta, observed=y)
+        if plain:
+            pm.Bernoulli("y", logit_p=x @ beta, observed=y)
+        else:
+            pm.Bernoulli("y", p=0.5 + 0.5 * pm.math.tanh(0.5 * (x @ beta)), observed=y)
     return model
 
 
@@ -115,23 +122,23 @@ def summarised(result: Result, draws: np.ndarray, seconds: float) -> Run:
 def ours(problem: str, model: pm.Model, name: str, draws: int, **settings: Any) -> Run:
     """One of the steps of the package, without PyMC around it."""
     sampler = settings.pop("sampler", dp.HMCECS)
-    begin = time.perf_counter()
+    begin = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step = sampler(model=model, progressbar=False, **settings)
-    setup = time.perf_counter() - begin
+    setup = time.process_time() - begin
     step.set_rng(np.random.default_rng(5))
     point = model.initial_point()
     for _ in range(300):
         point, _ = step.step(point)
     step.stop_tuning()
     found, stats = [], []
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(draws):
         point, [stat] = step.step(point)
         found.append(point["beta"])
         stats.append(stat)
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     n, m = step.variates.n, step.subsample_size
     result = Result(problem, n, name, setup, 0.0, 0.0, 0.0, share=m / n)
     if isinstance(step, dp.HMCECS):
@@ -145,18 +152,18 @@ def ours(problem: str, model: pm.Model, name: str, draws: int, **settings: Any) 
 
 def full_hmc(problem: str, model: pm.Model, name: str, draws: int) -> Run:
     """The same trajectories on all records: h = 0.2, L = 6, mass from the curvature at the mode."""
-    begin = time.perf_counter()
+    begin = time.process_time()
     records = read(model, "HMC")
     [group] = records.groups
     source = linear_rows(group.graph, records.parameters, group.store.read())
     assert source is not None
     target = Posterior(source, PriorTerm(records))
     curved = dp.HMCECS(model=model, progressbar=False).variates.curved
-    setup = time.perf_counter() - begin
+    setup = time.process_time() - begin
     rng, theta = np.random.default_rng(6), curved.theta.copy()
     value, gradient = target.total(theta)
     found, accepted = [], []
-    begin = time.perf_counter()
+    begin = time.process_time()
     for _ in range(draws):
         z = rng.standard_normal(len(theta))
         energy, p, moved = value - 0.5 * z @ z, curved.inverse_root.T @ z, theta
@@ -171,74 +178,118 @@ def full_hmc(problem: str, model: pm.Model, name: str, draws: int) -> Run:
             theta, value, gradient = moved, end, slope
         found.append(theta)
         accepted.append(accept)
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
     result = Result(problem, source.n, name, setup, 0.0, 0.0, 0.0, float(np.mean(accepted)))
     result.evaluations = 6.0 * source.n
     return summarised(result, np.array(found), seconds)
 
 
-def numpyro_ecs(problem: str, model: pm.Model, name: str, draws: int, m: int) -> Run:
-    """NumPyro's HMCECS with second-order Taylor proxies about the same mode."""
+def numpyro_chain(
+    problem: str, model: pm.Model, name: str, draws: int, kind: str, m: int | None = None
+) -> Run:
+    """NumPyro's HMC, NUTS, or HMCECS with second-order Taylor proxies about the same mode.
+
+    All have the covariance at the mode as inverse mass matrix and begin there; NUTS adapts its step
+    size in 50 iterations.
+    """
     import jax
     import numpyro
     import numpyro.distributions as dist
-    from numpyro.infer import HMC, HMCECS, MCMC
+    from numpyro.infer import HMC, HMCECS, MCMC, NUTS
 
     jax.config.update("jax_enable_x64", True)
-    x, y = PROBLEMS[problem](int(model["y"].shape[0].eval()))
+    x, y = map(jax.numpy.asarray, PROBLEMS[problem](int(model["y"].shape[0].eval())))
     curved = dp.HMCECS(model=model, progressbar=False).variates.curved
 
     def declared(x: Any, y: Any) -> None:
         beta = numpyro.sample("beta", dist.Normal(0, PRIOR_SD).expand([x.shape[1]]).to_event(1))
+        if m is None:
+            numpyro.sample("y", dist.Bernoulli(logits=x @ beta), obs=y)
+            return
         with numpyro.plate("records", len(x), subsample_size=m):
             rows, outcomes = numpyro.subsample(x, 1), numpyro.subsample(y, 0)
             numpyro.sample("y", dist.Bernoulli(logits=rows @ beta), obs=outcomes)
 
-    begin = time.perf_counter()
-    inner = HMC(
-        declared,
-        step_size=0.2,
-        num_steps=6,
-        adapt_step_size=False,
-        adapt_mass_matrix=False,
-        inverse_mass_matrix=curved.covariance,
-    )
-    kernel = HMCECS(
-        inner, num_blocks=100, proxy=HMCECS.taylor_proxy({"beta": curved.theta}, degree=2)
+    begin = time.process_time()
+    mass = {"inverse_mass_matrix": curved.covariance, "adapt_mass_matrix": False}
+    if kind == "nuts":
+        kernel = NUTS(declared, step_size=0.5, dense_mass=True, **mass)
+    else:
+        kernel = HMC(
+            declared,
+            step_size=0.2,
+            num_steps=6,
+            trajectory_length=None,  # or it would take the place of the step size
+            adapt_step_size=False,
+            dense_mass=True,
+            **mass,
+        )
+    if m is not None:
+        proxy = HMCECS.taylor_proxy({"beta": curved.theta}, degree=2)
+        kernel = HMCECS(kernel, num_blocks=100, proxy=proxy)
+    chain = MCMC(
+        kernel, num_warmup=50 if kind == "nuts" else 10, num_samples=draws, progress_bar=False
     )
     start = {"beta": curved.theta}
-    chain = MCMC(kernel, num_warmup=10, num_samples=draws, progress_bar=False)
     chain.warmup(jax.random.PRNGKey(0), x, y, init_params=start, collect_warmup=False)
     chain.run(jax.random.PRNGKey(1), x, y)  # compiles
-    setup = time.perf_counter() - begin
-    begin = time.perf_counter()
+    setup = time.process_time() - begin
+    begin = time.process_time()
     chain.run(jax.random.PRNGKey(2), x, y)
     found = np.asarray(chain.get_samples()["beta"])
-    seconds = time.perf_counter() - begin
-    result = Result(problem, len(x), name, setup, 0.0, 0.0, 0.0, share=m / len(x))
-    result.evaluations = 7.0 * m
+    seconds = time.process_time() - begin
+    result = Result(problem, len(x), name, setup, 0.0, 0.0, 0.0, share=(m or len(x)) / len(x))
+    if kind == "hmc":
+        result.evaluations = (6.0 if m is None else 7.0) * (m or len(x))
     return summarised(result, found, seconds)
 
 
 def nuts(problem: str, model: pm.Model, name: str, draws: int) -> Run:
-    """PyMC's NUTS, or nutpie's, on all records."""
-    begin = time.perf_counter()
-    idata = pm.sample(
-        draws,
-        tune=300,
+    """PyMC's NUTS on all records: the time of the draws that are kept."""
+    begin = time.process_time()
+    with model:
+        step = pm.NUTS(compile_kwargs={"mode": "NUMBA"})
+        idata = pm.sample(
+            draws,
+            tune=_TUNE,
+            chains=1,
+            cores=1,
+            step=step,
+            progressbar=False,
+            compute_convergence_checks=False,
+            random_seed=7,
+        )
+    seconds = float(idata.sample_stats["process_time_diff"].sum())
+    setup = time.process_time() - begin - seconds
+    n = int(model["y"].shape[0].eval())
+    found = idata.posterior["beta"].values[0]
+    return summarised(Result(problem, n, name, setup, 0.0, 0.0, 0.0), found, seconds)
+
+
+def nutpie_nuts(problem: str, model: pm.Model, name: str, draws: int) -> Run:
+    """nutpie's NUTS on all records, compiled beforehand."""
+    import nutpie
+
+    begin = time.process_time()
+    compiled = nutpie.compile_pymc_model(model)
+    setup, begin = time.process_time() - begin, time.process_time()
+    idata = nutpie.sample(
+        compiled,
+        draws=draws,
+        tune=_TUNE,
         chains=1,
         cores=1,
-        model=model,
-        nuts_sampler=name if name == "nutpie" else "pymc",
-        progressbar=False,
-        compute_convergence_checks=False,
-        random_seed=7,
+        seed=7,
+        progress_bar=False,
+        save_warmup=True,
     )
-    seconds = time.perf_counter() - begin
+    seconds = time.process_time() - begin
+    steps = float(idata.sample_stats["n_steps"].sum())
+    # the warm-up's share of the gradients is its share of the time
+    seconds *= steps / (steps + float(idata.warmup_sample_stats["n_steps"].sum()))
+    n = int(model["y"].shape[0].eval())
     found = idata.posterior["beta"].values[0]
-    result = Result(problem, int(model["y"].shape[0].eval()), name, 0.0, 0.0, 0.0, 0.0)
-    # warm-up takes part of the time: these samplers do not tell which
-    return summarised(result, found, seconds * draws / (draws + 300))
+    return summarised(Result(problem, n, name, setup, 0.0, 0.0, 0.0), found, seconds)
 
 
 SETTINGS = {"step_size": 0.2, "path_length": 1.2}
@@ -259,10 +310,22 @@ METHODS: dict[str, Method] = {
     "sgld": _ours(sampler=dp.SGLD, subsample_size=1300, n_steps=6),
     "sghmc": _ours(sampler=dp.SGHMC, subsample_size=1300, step_size=0.2, n_steps=6),
     "sgnht": _ours(sampler=dp.SGNHT, subsample_size=1300, step_size=0.2, n_steps=6),
-    "numpyro": lambda *a: numpyro_ecs(*a, m=1300),
+    "generic": lambda problem, model, *rest: ours(
+        problem,
+        build(*PROBLEMS[problem](int(model["y"].shape[0].eval())), plain=False),
+        *rest,
+        subsample_size=1300,
+        **SETTINGS,
+    ),
+    "numpyro_hmc": lambda *a: numpyro_chain(*a, kind="hmc"),
+    "numpyro_nuts": lambda *a: numpyro_chain(*a, kind="nuts"),
+    "numpyro_ecs": lambda *a: numpyro_chain(*a, kind="hmc", m=1300),
+    "numpyro_ecs100": lambda *a: numpyro_chain(*a, kind="hmc", m=100),
     "nuts": nuts,
-    "nutpie": nuts,
+    "nutpie": nutpie_nuts,
 }
+#: Samplers that read all records in every step.
+FULL = ("hmc", "numpyro_hmc", "numpyro_nuts", "nuts", "nutpie")
 QUICK = ("hmc", "perturbed", "perturbed_auto", "signed", "sghmc")
 
 
@@ -281,7 +344,8 @@ def measure(problem: str, n: int, methods: list[str], draws: int) -> list[Run]:
     model = build(*PROBLEMS[problem](n))
     runs: list[Run] = []
     for name in methods:
-        length = max(200, draws // 4) if name == "hmc" else draws
+        # 200 at n = 100,000
+        length = min(draws, max(50, 20_000_000 // n)) if name in FULL else draws
         try:
             runs.append(METHODS[name](problem, model, name, length))
         except (ImportError, ModuleNotFoundError) as error:
@@ -309,6 +373,33 @@ def _row(r: Result, first: Result) -> str:
         f"{first.computational_time / r.computational_time:7.1f} "
         f"{r.error_mean:5.2f} {r.error_sd:5.2f}"
     )
+
+
+def against_peers(runs: list[Run]) -> dict[str, dict[str, dict[str, float]]]:
+    """How many times faster each run is than each sampler of another package."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    peers = [r for r, _ in runs if r.method.startswith(("numpyro", "nut"))]
+    for r, _ in runs:
+        if r in peers:
+            continue
+        key = f"{r.problem} {r.n} {r.method}"
+        found[key] = {
+            p.method: {
+                "ms_per_draw": p.ms_per_draw / r.ms_per_draw,
+                "ess_per_s": r.ess_per_s / p.ess_per_s,
+            }
+            for p in peers
+            if (p.problem, p.n) == (r.problem, r.n)
+        }
+    return found
+
+
+def print_ratios(ratios: dict[str, dict[str, dict[str, float]]]) -> None:
+    """One line per run: ms/draw and ESS/s relative to each peer."""
+    for key, peers in ratios.items():
+        parts = [f"{p} {v['ms_per_draw']:.1f}x {v['ess_per_s']:.1f}x" for p, v in peers.items()]
+        if parts:
+            print(f"{key}: ms/draw, ESS/s against " + ", ".join(parts))
 
 
 # -- figure ---------------------------------------------------------------------------------------
@@ -396,8 +487,15 @@ def main() -> None:
         for n in sizes:
             runs += measure(problem, n, methods, 500 if args.quick else args.draws)
         print(f"{problem:8s} {'paper':>8s} {PAPER[problem]}")
+    ratios = against_peers(runs)
+    print_ratios(ratios)
     if args.json:
-        report = {"runs": [asdict(result) for result, _ in runs], "paper": PAPER}
+        report = {
+            "machine": description(),
+            "runs": [asdict(result) for result, _ in runs],
+            "ratios": ratios,
+            "paper": PAPER,
+        }
         args.json.write_text(json.dumps(report, indent=1))
     if args.figure:
         figure(runs, args.figure, sizes[0])

@@ -21,6 +21,15 @@ from pymc_dp.errors import (
 from pymc_dp.laplace import find_MAP, laplace
 from pymc_dp.ledger import Ledger
 from pymc_dp.midpoints import posterior_mean
+from pymc_dp.plots import (
+    plot_acceptance,
+    plot_budget,
+    plot_clip_advice,
+    plot_effective_draws,
+    plot_epsilon_delta,
+    plot_gibbs_acceptance,
+    plot_posterior_comparison,
+)
 from pymc_dp.privatized import (
     ConjugateNormal,
     DiscreteGaussianRelease,
@@ -97,6 +106,13 @@ __all__ = [
     "inefficiency",
     "laplace",
     "mmd",
+    "plot_acceptance",
+    "plot_budget",
+    "plot_clip_advice",
+    "plot_effective_draws",
+    "plot_epsilon_delta",
+    "plot_gibbs_acceptance",
+    "plot_posterior_comparison",
     "posterior_mean",
     "present",
     "privacy_statement",

@@ -60,7 +60,16 @@ class AuditResult:
     method: Method
 
     def refutes(self, epsilon: float) -> bool:
-        """Whether a claim of (epsilon, delta) is refuted at this confidence."""
+        """Whether a claim of (epsilon, delta) is refuted at this confidence.
+
+        Parameters
+        ----------
+        epsilon : float
+
+        Returns
+        -------
+        bool
+        """
         return self.epsilon_lower > epsilon
 
 

@@ -94,7 +94,7 @@ def bounds(
     NumPy array elsewhere in the model.
 
     Known bounds on all that a likelihood reads imply bounds on scores, for models with one linear
-    predictor (:func:`pymc_dp.rows.limits.score_norm_limit`).
+    predictor (``pymc_dp.rows.limits.score_norm_limit``).
     """
     if isinstance(model, Mapping):
         if given is not None:

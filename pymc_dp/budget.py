@@ -230,6 +230,10 @@ class PrivacyBudget:
     def check_model(self, model: Model) -> None:
         """Refuse a model that grew after the budget was declared.
 
+        Parameters
+        ----------
+        model : pymc.Model
+
         Raises
         ------
         UnsafeModel
@@ -243,6 +247,10 @@ class PrivacyBudget:
 
     def check_data(self, model: Model) -> None:
         """Refuse data of another length than when the budget was declared.
+
+        Parameters
+        ----------
+        model : pymc.Model
 
         Raises
         ------
@@ -276,15 +284,41 @@ class PrivacyBudget:
         return self._n_units
 
     def epsilon_of(self, units: int) -> float:
-        """Epsilon, at the budget's delta, of a cost in ledger units."""
+        """Epsilon, at the budget's delta, of a cost in ledger units.
+
+        Parameters
+        ----------
+        units : int
+            Ledger units, 2^-40 of squared mu.
+
+        Returns
+        -------
+        float
+        """
         return epsilon_from_mu(mu_from_units(units), self.delta) if units else 0.0
 
     def describe(self, units: int) -> str:
-        """A cost in words."""
+        """A cost in words.
+
+        Parameters
+        ----------
+        units : int
+            Ledger units, 2^-40 of squared mu.
+
+        Returns
+        -------
+        str
+        """
         return f"epsilon = {self.epsilon_of(units):.4g} (mu^2 = {units / MU2_UNIT:.4g})"
 
     def spent(self) -> Spending:
-        """What has been charged so far, unused parts of open leases included."""
+        """What has been charged so far, unused parts of open leases included.
+
+        Returns
+        -------
+        Spending
+            Its ``epsilon`` at the budget's delta, and ``gdp_mu2``, squared Gaussian-DP mu.
+        """
         units = self.ledger.spent(self.account)
         found = self.batches()
         beside = units if found is None else units - found["reserved"]
@@ -295,6 +329,10 @@ class PrivacyBudget:
 
         Epsilons do not add up: ``spent().epsilon + remaining().epsilon`` is more than the budget's
         epsilon, while the squared mu do.
+
+        Returns
+        -------
+        Spending
         """
         units = self.ledger.remaining(self.account)
         return Spending(self.epsilon_of(units), units / MU2_UNIT)
@@ -306,6 +344,8 @@ class PrivacyBudget:
         chains: int = 4,
         step: Any = "DPLangevin",
         model: Model | None = None,
+        *,
+        epsilon: float | None = None,
     ) -> Forecast:
         """What the rest of the budget will buy; nothing is spent and no record is read.
 
@@ -318,6 +358,8 @@ class PrivacyBudget:
             A private step method.
         model : pymc.Model, optional
             Default: the model of the context.
+        epsilon : float, optional
+            What this much, at the budget's delta, would buy instead.
 
         Returns
         -------
@@ -339,6 +381,10 @@ class PrivacyBudget:
             raise UnsafeModel("The budget belongs to another model than the one given.")
         start = model.initial_point()
         sizes = [np.size(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs]
+        if epsilon is None:
+            mu2 = max(self.remaining().gdp_mu2, 2.0**-30)
+        else:
+            mu2 = mu_from_budget(epsilon, self.delta) ** 2
         return forecast(
             step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__),
             draws=draws,
@@ -346,7 +392,7 @@ class PrivacyBudget:
             chains=chains,
             n=self.n_public,
             d=int(sum(sizes)),
-            mu2=max(self.remaining().gdp_mu2, 2.0**-30),
+            mu2=mu2,
             delta=self.delta,
             sensitivity=2.0 if self.neighboring == "replace_one" else 1.0,
         )
@@ -363,7 +409,7 @@ class PrivacyBudget:
         """
         charged: dict[tuple[int, GaussianEvent], int] = {}
         samplers: dict[int, str] = {}
-        for plan_id, plan, event, count in self._releases():
+        for plan_id, plan, event, count in self.releases():
             samplers[plan_id] = plan["sampler"]
             charged[plan_id, event] = charged.get((plan_id, event), 0) + count
         cap = self.ledger.account_info(self.account).cap
@@ -404,11 +450,26 @@ class PrivacyBudget:
         )
 
     def batches(self) -> dict[str, Any] | None:
-        """The releases on batches of records that were charged, as the ledger has them."""
+        """The releases on batches of records that were charged, as the ledger has them.
+
+        Returns
+        -------
+        dict or None
+        """
         return self.ledger.batches(self.account)
 
     def epsilon_beside_batches(self, units: int) -> float:
-        """Epsilon, at the budget's delta, of releases on batches, if any, and `units` beside."""
+        """Epsilon, at the budget's delta, of releases on batches, if any, and `units` beside.
+
+        Parameters
+        ----------
+        units : int
+            Ledger units, 2^-40 of squared mu.
+
+        Returns
+        -------
+        float
+        """
         return self._epsilon_beside(self.batches(), units)
 
     def _epsilon_beside(self, found: dict[str, Any] | None, units: int) -> float:
@@ -418,8 +479,15 @@ class PrivacyBudget:
         # the room is rounded down, so this may pass the budget's epsilon by a rounding error
         return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
 
-    def _releases(self) -> Iterator[tuple[int, dict[str, Any], GaussianEvent, int]]:
-        """Plan, event and number of every charge; the number is negative for a return."""
+    def releases(self) -> Iterator[tuple[int, dict[str, Any], GaussianEvent, int]]:
+        """Id and payload of the plan, event and number of every charge, oldest first.
+
+        Returns
+        -------
+        iterator of (int, dict, GaussianEvent, int)
+            The number is negative where the unused part of a lease was returned.  Releases on
+            batches are not among them: see `batches`.
+        """
         plans: dict[int, dict[str, Any]] = {}
         for entry in self.ledger.entries():
             if entry.account != self.account or entry.plan is None:
@@ -497,6 +565,10 @@ def get_budget(model: Model | None = None) -> PrivacyBudget | None:
     ----------
     model : pymc.Model, optional
         Default: the model of the context.  A nested model has the budget of the outermost one.
+
+    Returns
+    -------
+    PrivacyBudget or None
     """
     return getattr(pm.modelcontext(model).root, _ATTRIBUTE, None)
 

@@ -249,11 +249,11 @@ def clip_multiples_sum(
 
     Parameters
     ----------
-    common_values : (q, N) float64
-        Entries of the vectors u_i, one per column.
+    common_values : (q, N) float64 or float32
+        Entries of the vectors u_i, one per column.  Products are in float64 in both cases.
     common : (q,) int64
         Places of these entries in `total`.
-    moving_values : (m, N) float64
+    moving_values : (m, N) float64 or float32
         Further entries.
     moving : (m, N) int64
         Their places.  Those of a column are distinct where its entries are not 0.

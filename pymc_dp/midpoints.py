@@ -69,7 +69,7 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
     Notes
     -----
     Free post-processing.  Every iteration has released a score, which the draws use only as a force
-    and as friction.  The mean of :func:`newton_estimate` over iterations is the estimate for the
+    and as friction.  The mean of ``newton_estimate`` over iterations is the estimate for the
     unconstrained parameters; the draws are moved there together, and the means of their constrained
     values are returned.  The standard error is that of the Newton estimates, carried over by
     regression of the variable on the unconstrained parameters.

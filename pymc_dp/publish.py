@@ -197,7 +197,7 @@ def release(
         public are 0..k-1.  A result that was released before is returned as it is.
 
         Of an anchored run, ``posterior`` holds noise-aware draws
-        (:func:`pymc_dp.noise_aware.noise_aware`), and ``posterior_raw`` the draws of the chains,
+        (``pymc_dp.noise_aware.noise_aware``), and ``posterior_raw`` the draws of the chains,
         on which effective sample sizes and R-hat are to be computed.
 
     Raises

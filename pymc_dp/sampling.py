@@ -100,6 +100,8 @@ def sample(
         If an instance was planned for another call.
     BudgetExceeded
         If the budget does not pay for the plan.
+    ValueError
+        If an argument is not usable.
 
     Notes
     -----
@@ -241,6 +243,8 @@ def sample_posterior_predictive(
     ------
     UnsafeRelease
         If the draws were not released, or a variable depends on private data.
+    ValueError
+        If `var_names` are not in the model.
     """
     model = pm.modelcontext(model)
     attrs = _compat.attributes(idata) if _compat.is_result(idata) else {}

@@ -15,7 +15,13 @@ from pymc_dp.errors import UnsafeRelease
 from pymc_dp.events import MU2_UNIT, SubsampledGaussianEvent, batch_event
 from pymc_dp.ledger import STATISTIC, Ledger
 
-__all__ = ["STATEMENT", "make_statement", "privacy_statement", "refuse_other_types"]
+__all__ = [
+    "STATEMENT",
+    "facts_of",
+    "make_statement",
+    "privacy_statement",
+    "refuse_other_types",
+]
 
 #: The attribute of a result that holds its statement.
 STATEMENT = "pymc_dp_statement"
@@ -167,6 +173,17 @@ def privacy_statement(idata: Any) -> str:
     UnsafeRelease
         If the result was not released.
     """
+    return "\n".join(_sentences(facts_of(idata)))
+
+
+def facts_of(idata: Any) -> dict[str, Any]:
+    """The statement of a released result as data.
+
+    Raises
+    ------
+    UnsafeRelease
+        If the result was not released.
+    """
     if isinstance(idata, xr.Dataset):
         attrs = idata.attrs
     else:
@@ -176,8 +193,8 @@ def privacy_statement(idata: Any) -> str:
         raise UnsafeRelease(
             "This result carries no privacy statement. Make one with dp.release(idata, model)."
         )
-    facts = json.loads(attrs[STATEMENT])
-    return "\n".join(_sentences(facts))
+    facts: dict[str, Any] = json.loads(attrs[STATEMENT])
+    return facts
 
 
 def _sentences(facts: dict[str, Any]) -> list[str]:
@@ -191,7 +208,8 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
         if facts["neighboring"] == "replace_one"
         else f"one {unit} is added or removed"
     )
-    size = f" of {facts['n_units']:,} {unit}s" if facts["n_units"] else ""
+    units = unit.replace("group", "groups") if " " in unit else f"{unit}s"
+    size = f" of {facts['n_units']:,} {units}" if facts["n_units"] else ""
     data = f' "{facts["dataset"]}"' if facts["dataset"] else ""
     lines = [
         f"These posterior draws are ({facts['epsilon']:g}, {facts['delta']:g})-differentially "

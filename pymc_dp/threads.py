@@ -6,6 +6,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -60,7 +61,8 @@ def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:
         yield part(slices[0])
         return
     with ThreadPoolExecutor(parts - 1) as pool:
-        waiting = [pool.submit(part, where) for where in slices[1:]]
+        # in the context of the caller: which warnings of NumPy are silent belongs to it
+        waiting = [pool.submit(copy_context().run, part, where) for where in slices[1:]]
         yield part(slices[0])
         for future in waiting:
             yield future.result()

@@ -25,9 +25,11 @@ from pymc_dp.errors import NotFactorizable
 from pymc_dp.mechanisms import sums
 from pymc_dp.mechanisms.sums import clipped_sum
 from pymc_dp.records import count_units, extract
+from pymc_dp.rows import blockwise
 from pymc_dp.rows import engine as engine_module
 from pymc_dp.rows import huber as huber_module
-from pymc_dp.rows.engine import BLOCK, Coordinates, Engine, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.blockwise import BLOCK
+from pymc_dp.rows.engine import Coordinates, Engine, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.predictor import Predictor, recognise
@@ -140,7 +142,7 @@ class Drawn:
 def blocks_of(rows: int, numbers: int) -> Iterator[None]:
     """Blocks of at most so many rows, and vectors of so many numbers."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine_module, "BLOCK", rows)
+        patch.setattr(blockwise, "BLOCK", rows)
         patch.setattr(engine_module, "_CACHED", numbers)
         patch.setattr(huber_module, "_BLOCK", rows)
         patch.setattr(huber_module, "_CACHED", numbers)

@@ -14,7 +14,8 @@ ROOT = Path(pymc_dp.__file__).parent
 
 #: From what is released to what leaves.  A module imports from lower layers, or from its own part.
 LAYERS = (
-    {"_checks", "_compat", "_jit", "_memory", "errors", "matrices", "threads"},
+    {"_checks", "_compat", "_jit", "_memory", "_signature", "errors", "matrices", "threads"},
+    {"_linker"},
     {"events", "exact_laplace", "exact_normal", "audit_bounds", "noise_aware"},
     {"accounting", "clipping", "noise"},
     {"audit", "forecast", "ledger", "plan"},
@@ -27,12 +28,14 @@ LAYERS = (
     {"privatized", "steps"},
     {"advice", "ecs", "laplace", "sampling"},
     {"diagnostics"},
+    {"plots"},
     {"__init__"},
 )
 #: What an auditor, or a reader of the algorithms, can read without knowing PyMC.
 PURE = {
     "_checks",
     "_jit",
+    "_signature",
     "accounting",
     "audit",
     "audit_bounds",

@@ -272,6 +272,7 @@ def test_model(model_name, step_name):
     text = dp.privacy_statement(safe)
     assert ("added or removed" in text) == (model_name == "added or removed")
     assert ("group of rows with one id" in text) == (model_name == "users")
+    assert ("groups of rows with one id." in text) == (model_name == "users")
     assert ("2,503" in text) == (model_name not in ("users", "added or removed"))
     if cls is dp.DPLangevin:
         recognised = model_name in ("added or removed", "poisson_groups")

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pymc_dp.rows import contributions, hessians, store
-from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows import blockwise, contributions, hessians, store
 from pymc_dp.rows.contributions import (
     Change,
     Contribution,
@@ -225,7 +224,7 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
         whole = values(engine, spec)
         with monkeypatch.context() as patch:
             for size in (7, 16):
-                patch.setattr(engine_module, "BLOCK", size)
+                patch.setattr(blockwise, "BLOCK", size)
                 patch.setattr(contributions, "BLOCK", 2 * size + 1)
                 patch.setattr(hessians, "_DIRECTIONS", 2000)
                 patch.setattr(hessians, "_SHORTEST", size - 2)

@@ -16,6 +16,7 @@ from pymc_dp.ecs import perturbed as perturbed_module
 from pymc_dp.ecs import signed as signed_module
 from pymc_dp.ecs.estimates import MEAN, PERTURBED, Sampled, density
 from pymc_dp.ecs.expansion import expand, quadratic
+from pymc_dp.ecs.gather import drawn, first_records
 from pymc_dp.ecs.linear import LinearRows
 from pymc_dp.ecs.perturbed import start_perturbed
 from pymc_dp.ecs.preparation import Variates, prepare
@@ -174,12 +175,12 @@ def estimate_of(variates: Variates, batch: int) -> Callable[[np.ndarray], tuple[
     scale = N / (batch if batch > 0 else m)
     at = Sampled(variates.family, variates.expansion, scale, shift, batch)
     index = np.random.default_rng(1).integers(0, N, m)
-    rows = tuple(x[index] for x in variates.rows)
+    sample = variates.sample(index)
 
     def evaluate(theta: np.ndarray) -> tuple[float, np.ndarray]:
         gradient = np.empty_like(theta)
         kernel, prior = variates.kernel, variates.prior
-        return density(kernel, prior, at, rows, theta, np.empty(m), gradient), gradient
+        return density(kernel, prior, at, sample, theta, np.empty(m), gradient), gradient
 
     return evaluate
 
@@ -230,7 +231,7 @@ class Few:
         expansion = expand(centre, value, gradient, source.hessian(centre), order)
         # log N(0, 1) about the centre
         self.expansion = expansion.plus(-0.005, -centre, -np.eye(1))
-        self.rows = source.remainders(centre, order)
+        self.rows, self.width = source.remainders(centre, order)
         v = self.grid[:, None] * self.x
         self.loglik = (self.y * v - np.logaddexp(0, v)).sum(axis=1) - 0.5 * self.grid**2
         d = np.array([self.differences(theta) for theta in self.grid])
@@ -240,8 +241,8 @@ class Few:
         )
 
     def differences(self, theta: float) -> np.ndarray:
-        design, v, k, b, linear, bent = self.rows
-        t = design[:, 0] * (theta - 0.1)
+        design, v, k, b, linear, bent = self.rows.T
+        t = design * (theta - 0.1)
         return linear * t + 0.5 * bent * t**2 - b * (np.logaddexp(0, v + t) - k)
 
     def moments(self, log_density: np.ndarray) -> np.ndarray:
@@ -289,7 +290,7 @@ def perturbed_errors(
 ) -> np.ndarray:
     few = Few(order=1)
     at = Sampled(FAMILIES.index("logit"), few.expansion, 4 / m, 0.0, PERTURBED)
-    chain = start_perturbed(np.random.default_rng(2), np.zeros(1), few.rows, m, m)
+    chain = start_perturbed(np.random.default_rng(2), np.zeros(1), few.rows, few.width, m, m)
     theta, _ = run(transition, at, few.rows, chain, draws)
     target = few.moments(few.perturbed(m))
     assert np.abs(target - few.moments(few.loglik)).max() > 0.03  # these can be told apart
@@ -318,8 +319,8 @@ def test_dynamics_with_another_sample_are_found(monkeypatch: pytest.MonkeyPatch)
     few = Few(order=1)
 
     def leapfrog(kernel: Any, prior: Any, at: Any, sample: Any, *rest: Any) -> float:
-        index = rng.integers(0, 4, len(sample[0]))
-        return original(kernel, prior, at, tuple(x[index] for x in few.rows), *rest)
+        other = drawn(few.rows, few.width, rng.integers(0, 4, len(sample[0])))
+        return original(kernel, prior, at, other, *rest)
 
     monkeypatch.setattr(estimates_module, "leapfrog", leapfrog)
     monkeypatch.setattr(perturbed_module, "trajectory", estimates_module.trajectory.py_func)
@@ -333,7 +334,11 @@ def test_the_planted_faults_are_all_that_is_wrong_with_those_runs() -> None:
 def signed_setting(batch: int = 2, products: int = 5) -> tuple[Few, Sampled, Any]:
     few = Few(order=1)
     at = Sampled(FAMILIES.index("logit"), few.expansion, 4 / batch, -1.0 - products, batch)
-    return few, at, lambda rng: start_signed(rng, np.array([1.2]), few.rows, batch, products)
+    return (
+        few,
+        at,
+        lambda rng: start_signed(rng, np.array([1.2]), few.rows, few.width, batch, products),
+    )
 
 
 def test_the_block_poisson_estimate_is_unbiased() -> None:
@@ -343,7 +348,7 @@ def test_the_block_poisson_estimate_is_unbiased() -> None:
     for k in range(len(values)):
         chain = start(rng)
         m = chain.counts[0] * at.batch
-        sample, d = tuple(x[:m] for x in chain.sample), chain.d[:m]
+        sample, d = first_records(chain.sample, m), chain.d[:m]
         value = density(None, None, at, sample, chain.theta, d, gradient)
         value += log_constants(at.shift, chain.counts[1], chain.counts[0])
         sign = -1.0 if signed_module.negative(d, at.scale, at.shift, at.batch) else 1.0

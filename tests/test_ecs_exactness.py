@@ -7,20 +7,25 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
 import xarray as xr
+from numba import njit
 from pymc.model import Model
 
 import pymc_dp as dp
-from pymc_dp.ecs.expansion import quadratic
+from pymc_dp.ecs.calls import call_address
+from pymc_dp.ecs.compiling import callable_prior
 from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.ecs.preparation import Variates, prepare
+from pymc_dp.rows import predictor
 
 N = 120
 _rng = np.random.default_rng(4)
 X = _rng.normal(size=(N, 2))
 Y = _rng.integers(0, 2, N)
+COUNT, CLASS = _rng.poisson(1.0, N), _rng.integers(0, 3, N)
 V = X @ [0.4, -0.2] + _rng.normal(size=N)
 
 
@@ -54,6 +59,58 @@ def normal() -> None:
     pm.Bernoulli("y", logit_p=X @ b, observed=Y)
 
 
+def natural_normal() -> None:
+    """In natural form: the slope of a record is not 0 where its predictor is."""
+    b = pm.Normal("b", 0, 3, shape=2)
+    pm.CustomDist("y", X @ b, logp=lambda y, v: y * v - v**2 / 2.0, observed=V)
+
+
+def flat() -> None:
+    b, s = pm.Normal("b", 0, 1, shape=2), pm.Flat("s")
+    pm.Bernoulli("y", logit_p=X @ b + s, observed=Y)
+
+
+def categorical() -> None:
+    logits = X @ pm.Normal("b", 0, 1, shape=(2, 2))
+    base = pt.zeros((N, 1))
+    pm.Categorical("y", logit_p=pt.concatenate([base, logits], axis=1), observed=CLASS)
+
+
+def many_classes() -> None:
+    pm.Categorical("y", logit_p=X @ pm.Normal("b", 0, 1, shape=(2, 8)), observed=CLASS)
+
+
+def mixture() -> None:
+    mu = pm.Normal("mu", [-1, 1], 1, shape=2)
+    sigma = pm.HalfNormal("sigma", 1, shape=2)
+    pm.NormalMixture("y", w=pm.Dirichlet("w", np.ones(2)), mu=mu, sigma=sigma, observed=V)
+
+
+def zero_inflated() -> None:
+    b = pm.Normal("b", 0, 1, shape=2)
+    pm.ZeroInflatedPoisson("y", psi=pm.Beta("p", 2, 2), mu=pt.exp(X @ b), observed=COUNT)
+
+
+def censored() -> None:
+    eta = X @ pm.Normal("b", 0, 1, shape=2)
+    normal = pm.Normal.dist(eta, pm.HalfNormal("s", 1))
+    pm.Censored("y", normal, lower=-1.0, upper=1.0, observed=np.clip(V, -1, 1))
+
+
+def several() -> None:
+    b, s = pm.Normal("b", 0, 1, shape=2), pm.HalfNormal("s", 1)
+    pm.Normal("y", X @ b, s, observed=V)
+    pm.Poisson("k", pt.exp(b[0] * X[:, 1]), observed=COUNT)
+
+
+def groups() -> None:
+    """Group effects around a common scale, in data of several types."""
+    a = pm.HalfNormal("tau", 1) * pm.Normal("z", 0, 1, shape=3)
+    b = pm.Normal("b", 0, 1, shape=2)
+    x = pm.Data("x", X.astype("float32"))
+    pm.StudentT("y", nu=4, mu=a[CLASS] + x @ b, sigma=pm.HalfNormal("s", 1), observed=V)
+
+
 def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
     with pm.Model() as model:
         declare()
@@ -69,16 +126,23 @@ def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
     return model, variates
 
 
-def density(variates: Variates, theta: np.ndarray) -> float:
-    """What the chains sample, from all records, up to a constant."""
-    total = variates.differences(theta, np.arange(variates.n)).sum()
-    total += quadratic(variates.expansion, theta, np.empty(len(theta)))
-    if variates.prior_graph is not None:
-        total += variates.prior(theta, np.empty(len(theta)))
-    return float(total)
+SLOW, FURTHER = [categorical, mixture, several, groups], [many_classes, zero_inflated, censored]
 
 
-@pytest.mark.parametrize("declare", [normal, laplace, bounded, jumping, negative_weights])
+@pytest.mark.parametrize(
+    "declare",
+    [
+        normal,
+        natural_normal,
+        flat,
+        laplace,
+        bounded,
+        jumping,
+        negative_weights,
+        *(pytest.param(declare, marks=pytest.mark.slow) for declare in SLOW),
+        *(pytest.param(declare, marks=pytest.mark.exhaustive) for declare in FURTHER),
+    ],
+)
 def test_records_and_prior_add_up_to_the_density(declare: Callable[[], None]) -> None:
     model, variates = made(declare)
     logp = model.compile_logp()
@@ -86,10 +150,55 @@ def test_records_and_prior_add_up_to_the_density(declare: Callable[[], None]) ->
     centre = variates.curved.mode
     points = [centre, *(centre + rng.normal(0, 2.0, (12, len(centre))))]
     expected = np.array([float(logp(variates.parameters.point(p))) for p in points])
-    found = np.array([density(variates, p) for p in points])
+    found = np.array([variates.total(p) for p in points])
     inside = np.isfinite(expected)
     assert not np.isfinite(found[~inside]).any()
     assert np.allclose((found - found[0])[inside], (expected - expected[0])[inside], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("declare", "count"),
+    [
+        (lambda: pm.Bernoulli("y", logit_p=X @ pm.Normal("b", shape=2), observed=Y + 1), Y.sum()),
+        (lambda: pm.Bernoulli("y", logit_p=X @ pm.Normal("b", shape=2), observed=2 * Y - 1), None),
+        (lambda: pm.Poisson("y", pt.exp(X[:, 0] * pm.Normal("b")), observed=COUNT - 1), None),
+    ],
+)
+def test_impossible_records_are_refused(declare: Callable[[], None], count: int | None) -> None:
+    with pm.Model():
+        declare()
+        with pytest.raises(dp.UnsafeModel, match=f"{count or ''}.*`y`.*no finite log-density"):
+            dp.HMCECS(progressbar=False)
+
+
+def test_another_density_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planted fault: rows lose the coefficient of their linear term."""
+    right = predictor.Predictor.coefficients
+
+    def wrong(self: Any, arrays: Any) -> Any:
+        a, b = right(self, arrays)
+        return 0.999 * a, b
+
+    monkeypatch.setattr(predictor.Predictor, "coefficients", wrong)
+    with pm.Model():
+        natural_normal()
+        with pytest.raises(RuntimeError, match="not its log-density"):
+            dp.HMCECS(progressbar=False)
+
+
+def test_functions_that_raise_give_no_number() -> None:
+    theta = pt.vector("theta", shape=(2,))
+    matrix = pt.stack([theta, theta])
+    value = pt.linalg.inv(matrix)[0, 0].reshape((1,))
+    prior = callable_prior(([theta], [value, theta]))
+
+    @njit
+    def called(address: Any, theta: Any, gradient: Any) -> Any:
+        return call_address(address, (theta, gradient))
+
+    gradient = np.zeros(2)
+    assert np.isnan(called(prior.address, np.array([1.0, 2.0]), gradient))
+    assert np.isnan(gradient).all()
 
 
 def test_kinks_are_seen_where_derivatives_show_none() -> None:
@@ -99,6 +208,7 @@ def test_kinks_are_seen_where_derivatives_show_none() -> None:
         pt.switch(theta > 0, 1.0, 2.0).sum(),
         pt.sign(theta).sum(),
         pt.floor(theta).sum(),
+        (theta // 0.5).sum(),
         pt.max(theta),
         pt.sort(theta)[0],
         (theta > 0).astype("float64").sum(),
@@ -139,6 +249,17 @@ def test_data_that_were_changed_are_refused(cls: Any) -> None:
         step.set_rng(np.random.default_rng(1))
         pm.set_data({"responses": V + 1.0})
         with pytest.raises(ValueError, match=r"`responses` was changed.*Make the step anew"):
+            step.set_rng(np.random.default_rng(1))
+
+
+def test_shared_variables_that_were_changed_are_refused() -> None:
+    x = pytensor.shared(np.linspace(-1, 1, N), name="x")
+    with pm.Model():
+        pm.Normal("y", pm.Normal("b") * x, 1.0, observed=V)
+        step = dp.HMCECS(subsample_size=20, progressbar=False)
+        step.set_rng(np.random.default_rng(1))
+        x.set_value(-x.get_value())
+        with pytest.raises(ValueError, match=r"`x` was changed.*Make the step anew"):
             step.set_rng(np.random.default_rng(1))
 
 

@@ -155,7 +155,7 @@ def test_a_reference_from_few_records_is_reported() -> None:
     few = dp.HMCECS(model=regression("logistic", N // 100), progressbar=False)
     reference = {"beta": few.variates.curved.theta}
     model = regression("logistic")
-    with pytest.warns(UserWarning, match=r"(?s)variance of about.*subsample_size.*`reference`"):
+    with pytest.warns(UserWarning, match=r"(?s)variance of about.*would not do.*`reference`"):
         step = dp.HMCECS(
             reference=reference, subsample_size=100, order=1, model=model, progressbar=False
         )
@@ -163,11 +163,27 @@ def test_a_reference_from_few_records_is_reported() -> None:
         warnings.warn(step_warning(model, step), UserWarning, stacklevel=1)
 
 
+def test_estimates_that_change_their_sign_are_reported() -> None:
+    """Far from the mode, order 1 and 100 records: the factors of the products vary too much."""
+    model = regression("logistic")
+    reference = {"beta": np.array([-0.95, 0.55, 0.35])}
+    with pytest.warns(UserWarning, match="variance of about"):
+        step = dp.HMCECS(
+            estimator="signed",
+            order=1,
+            subsample_size=100,
+            reference=reference,
+            model=model,
+            progressbar=False,
+        )
+    assert "of the likelihood estimates are positive" in step_warning(model, step)
+
+
 def step_warning(model: pm.Model, step: dp.HMCECS) -> str:
     """What a chain says at its end."""
     point = model.initial_point()
-    step.setup_chain(np.random.default_rng(0), 5, 20)
-    for k in range(25):
+    step.setup_chain(np.random.default_rng(0), 5, 300)
+    for k in range(305):
         if k == 5:
             step.stop_tuning()
         point, [stats] = step.step(point)
@@ -228,6 +244,57 @@ def discrete() -> pm.Model:
     return model
 
 
+def standardised() -> pm.Model:
+    with pm.Model() as model:
+        x = pm.Data("x", np.arange(50.0))
+        pm.Normal("y", pm.Normal("b") * (x - x.mean()), 1, observed=np.arange(50.0))
+    return model
+
+
+def masked() -> pm.Model:
+    with pm.Model() as model:
+        mu = pm.Normal("mu", shape=2)
+        pm.Normal("y", mu[np.arange(50) % 3], 1, observed=np.arange(50.0))
+    return model
+
+
+def not_finite() -> pm.Model:
+    with pm.Model() as model:
+        x = np.where(np.arange(50) == 7, np.inf, 1.0)
+        pm.Normal("y", pm.Normal("b") * pm.Data("x", x), 1, observed=np.arange(50.0))
+    return model
+
+
+@pytest.mark.parametrize("make", [standardised, masked, not_finite, latents, coupled])
+def test_refusals_speak_of_subsampling(make: Callable[[], pm.Model]) -> None:
+    with pytest.raises((dp.UnsafeModel, dp.NotFactorizable, IndexError)) as found:
+        dp.HMCECS(model=make(), progressbar=False)
+    words = str(found.value).lower()
+    assert not any(word in words for word in ("privat", "privacy", "public", "released"))
+
+
+def bounded(width: float) -> pm.Model:
+    with pm.Model() as model:
+        mu = pm.Uniform("mu", 0, width, default_transform=None, initval=width / 2)
+        y = np.random.default_rng(0).normal(size=200)
+        pm.Normal("y", mu, 1.0, observed=y - y.mean() + width / 2)
+    return model
+
+
+def test_chains_begin_where_the_density_is_finite() -> None:
+    """About half of the draws from the normal approximation lie outside the bounds."""
+    model = bounded(0.1)
+    step = dp.HMCECS(model=model, progressbar=False)
+    for seed in range(20):
+        step.set_rng(np.random.default_rng(seed))
+        assert 0.0 <= step.step(model.initial_point())[0]["mu"] <= 0.1
+
+
+def test_bounds_that_leave_no_start_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"not finite at 100 draws.*`mu`"):
+        dp.HMCECS(model=bounded(1e-6), progressbar=False)
+
+
 @pytest.mark.parametrize(
     ("make", "error", "match"),
     [
@@ -252,6 +319,7 @@ def test_models_that_are_refused(
         ({"order": 3}, "order must be"),
         ({"blocks": 0}, "blocks must be"),
         ({"subsample_size": 0.5}, "subsample_size must be"),
+        ({"subsample_size": 2}, "subsample_size must be.* 10"),
         ({"step_size": -1.0}, "step_size must be positive"),
         ({"target_accept": 1.0}, "target_accept must lie"),
         ({"reference": {"nu": 1.0}}, r"reference must give.*\['mu'\]"),
@@ -274,7 +342,10 @@ def signed_draws(negative: int) -> Any:
     groups = {"posterior": {"x": x[None]}, "sample_stats": {"sign": sign[None]}}
     return _compat.inference_data(
         {
-            name: xr.Dataset({k: (("chain", "draw"), v) for k, v in values.items()})
+            name: xr.Dataset(
+                {k: (("chain", "draw"), v) for k, v in values.items()},
+                coords={"chain": [0], "draw": np.arange(len(x))},
+            )
             for name, values in groups.items()
         },
         {},
@@ -289,6 +360,18 @@ def test_signed_expectations_and_draws() -> None:
     assert abs(found.attrs["tau"] - 1060 / 1120) < 1e-12
     left = _compat.group(dp.resample_signed(idata, random_seed=0), "posterior")["x"].values
     assert np.array_equal(np.sort(left[0]), np.sort(plain))
+
+
+def test_draws_that_are_left_out_do_not_count() -> None:
+    idata = signed_draws(60)
+    x, sign = _compat.group(idata, "posterior")["x"], _compat.group(idata, "sample_stats")["sign"]
+    for part in (slice(500, None), slice(None, None, 10)):
+        found = dp.signed_expectation(idata, lambda draws, part=part: draws["x"].isel(draw=part))
+        s = sign.isel(draw=part).values
+        assert float(found) == pytest.approx((x.isel(draw=part).values * s).sum() / s.sum())
+        assert found.attrs["tau"] == pytest.approx((s > 0).mean())
+    with pytest.raises(ValueError, match="keep the coordinates chain and draw"):
+        dp.signed_expectation(idata, lambda draws: draws["x"][:, 10:].drop_vars("draw"))
 
 
 def test_too_many_negative_signs_are_an_error() -> None:

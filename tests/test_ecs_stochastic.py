@@ -95,6 +95,18 @@ def test_schedules_are_followed() -> None:
 
 
 @pytest.mark.parametrize("sampler", ["SGLD", "SGHMC", "SGNHT"])
+def test_chains_stay_in_the_support(sampler: str) -> None:
+    rng = np.random.default_rng(0)
+    with pm.Model() as model:
+        b = pm.Uniform("b", -0.3, 0.3, default_transform=None)
+        pm.Normal("y", b, 1.0, observed=rng.normal(0.25, 1.0, 100))
+    step = getattr(dp, sampler)(subsample_size=50, model=model, progressbar=False)
+    draws = _compat.group(sample(model, step, draws=1000, tune=10), "posterior")["b"].values
+    assert np.abs(draws).max() < 0.3
+    assert np.ptp(draws) > 0.1
+
+
+@pytest.mark.parametrize("sampler", ["SGLD", "SGHMC", "SGNHT"])
 def test_what_is_refused(sampler: str) -> None:
     step = getattr(dp, sampler)
     with pytest.raises(dp.UnsafeModel, match=f"{sampler} is not private"):

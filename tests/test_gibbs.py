@@ -231,8 +231,18 @@ def autoregressive(current: dict[str, Any], parameters: dict[str, Any]) -> tuple
     return {"x": current["x"] + pm.Normal.dist(0, 1.5, shape=(N,))}, 0.0
 
 
-@pytest.mark.parametrize("proposal", ["prior", "pcn", autoregressive])
-@pytest.mark.parametrize("noncentered", [False, "auto"])
+@pytest.mark.parametrize(
+    ("proposal", "noncentered"),
+    [
+        ("prior", "auto"),
+        ("pcn", False),
+        (autoregressive, "auto"),
+        *(
+            pytest.param(*other, marks=pytest.mark.exhaustive)
+            for other in [("prior", False), ("pcn", "auto"), (autoregressive, False)]
+        ),
+    ],
+)
 def test_releases_and_measurements_of_single_records(proposal: Any, noncentered: Any) -> None:
     model, step, mean, variance = normal_model(proposal=proposal, noncentered=noncentered)
     values, _ = run(model, step, draw_mean, lambda point: float(point["mu"]), 8000)

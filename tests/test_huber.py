@@ -14,11 +14,11 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.records import extract
-from pymc_dp.rows import contributions
-from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows import blockwise, contributions
 from pymc_dp.rows.contributions import blocks
-from pymc_dp.rows.engine import Coordinates, RowEngine, row_blocks
+from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.loops import row_blocks
 from pymc_dp.rows.predictor import Predictor, recognise
 from pymc_dp.rows.tilt import TiltedEngine
 
@@ -94,6 +94,21 @@ def grouped_binomial(d: Data) -> None:
     pm.Binomial("y", n=d.count + 3, logit_p=logit_p, observed=d.count)
 
 
+def natural_normal(d: Data) -> None:
+    """In natural form: the slope of a row is not 0 where its predictor is."""
+    pm.CustomDist("y", d.X @ coefficients(), logp=lambda y, v: y * v - v**2 / 2.0, observed=d.real)
+
+
+def weighted_squares(d: Data) -> None:
+    weights = pt.as_tensor(0.5 + np.abs(d.x))
+    pm.CustomDist(
+        "y",
+        d.X @ coefficients(),
+        logp=lambda y, v: -weights * (v * v - 2.0 * y * v + y * y),
+        observed=d.real,
+    )
+
+
 FAMILY_MODELS: dict[Callable[[Data], None], str] = {
     probit: "probit",
     exposed: "log",
@@ -101,6 +116,8 @@ FAMILY_MODELS: dict[Callable[[Data], None], str] = {
     exponential_scale: "log",
     gamma_rate: "log",
     known_scales: "normal",
+    natural_normal: "normal",
+    weighted_squares: "normal",
     grouped_binomial: "logit",
 }
 
@@ -324,7 +341,7 @@ def test_bits_do_not_depend_on_place_or_block(
     whole, kinds = evaluate(huber, z), every_kind(engine.coordinates)
     added = [values(huber, spec) for spec in kinds]
     for size in (7, 16, 8192):
-        monkeypatch.setattr(engine_module, "BLOCK", size)
+        monkeypatch.setattr(blockwise, "BLOCK", size)
         monkeypatch.setattr(contributions, "BLOCK", size)
         moved = HuberEngine(with_data(engine, lambda a: a[order]), predictor, 0.5)
         found = evaluate(moved, z)
@@ -529,6 +546,35 @@ def test_vectors_are_kept_only_where_they_are_short() -> None:
         assert linear.reads == before
         assert linear.linear().moves.width == (4 if expected else d)
     assert not HuberEngine(engine, predictor, np.inf).pays(2**40)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_features_are_kept_in_their_own_precision(dtype: str) -> None:
+    """Nothing of more than a number per row is in float64 if features are float32."""
+
+    def effects(d: Data) -> None:
+        slopes = pm.Normal("a", shape=40)[np.arange(len(d.binary)) % 40]
+        eta = slopes + d.X.astype(dtype) @ coefficients()
+        pm.Bernoulli("y", logit_p=eta, observed=d.binary)
+
+    engine = engine_of(effects)
+    rng = np.random.default_rng(2)
+    engine = engine.with_coordinates(
+        Coordinates(np.zeros(engine.d), np.diag(rng.gamma(4.0, 1.0, engine.d)))
+    )
+    huber = HuberEngine(engine, found_in(engine), 2.0)
+    moves = huber.linear().moves
+    assert moves.moving.shape[0] == 1
+    assert moves.common_values.dtype == moves.moving_values.dtype == dtype
+    held = np.concatenate([moves.common_values, moves.moving_values]).astype("float64")
+    assert np.all(moves.lengths >= np.sqrt((held**2).sum(axis=0)))
+    z = rng.standard_normal(engine.d)
+    vectors = evaluate(engine, z)[1]
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    assert 0.1 < np.mean(norms > 2.0) < 0.9
+    clipped = vectors * np.minimum(1.0, 2.0 / norms)
+    error = np.abs(evaluate(huber, z)[1] - clipped).max()
+    assert error < (1e-5 if dtype == "float32" else 1e-10)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

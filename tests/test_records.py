@@ -6,6 +6,7 @@ log-density in whatever mode compiles fastest.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
@@ -15,15 +16,18 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 import pytest
+from pymc.distributions.dist_math import check_parameters
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
 
+from pymc_dp import threads
+from pymc_dp._linker import ExactLinker
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import PublicTerms, Records, count_units, extract
-from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows import blockwise
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 
 from .models import EXAMPLES, GROUPS, Data, build
@@ -182,7 +186,9 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
     whole = evaluate(engine, z)
     permuted = with_data(engine, lambda a: a[order])
     for size in (7, 16, 8192):  # odd, of vector registers, all rows at once
-        monkeypatch.setattr(engine_module, "BLOCK", size)
+        monkeypatch.setattr(blockwise, "BLOCK", size)
+        monkeypatch.setattr(threads, "_WORTH", size)
+        monkeypatch.setattr(threads, "count", lambda: 3)
         found, moved = evaluate(engine, z), evaluate(permuted, z)
         for k in range(2):
             assert same_bits(found[k], whole[k])
@@ -557,6 +563,14 @@ def discrete_parameter() -> None:
     observe(pm.Poisson("k", 1.0))
 
 
+@refused("`y`.*check of its parameters is not one condition for each record.*pt.switch")
+def check_of_all_records_together() -> None:
+    def logp(y: Any, mu: Any) -> Any:
+        return check_parameters(-((y - mu) ** 2), pt.or_(pt.all(mu > -1.0), pt.all(mu < 1.0)))
+
+    pm.CustomDist("y", pm.Normal("b") * fixed(DATA.x), logp=logp, observed=DATA.real)
+
+
 @refused("observed value of `y` is computed in the model.*Compute it before")
 def computed_observations() -> None:
     pm.Normal("y", pm.Normal("b"), 1.0, observed=fixed(DATA.real)[DATA.group])
@@ -620,6 +634,35 @@ def test_refusal_names_variable_and_remedy(name: str) -> None:
         declare()
     with pytest.raises((NotFactorizable, UnsafeModel), match=f"(?s){match}"):
         extract(model, **options)
+
+
+@pytest.mark.parametrize("name", ["logistic"])
+def test_functions_are_exact_wherever_they_are_compiled(name: str) -> None:
+    """A pickled function is compiled anew, by the defaults of the process that reads it."""
+    engine = compiled(name)
+    assert pytensor.config.numba__fastmath  # or nothing is shown
+    for each in (engine, pickle.loads(pickle.dumps(engine))):
+        functions = each.groups[0].functions
+        assert functions.threaded
+        for function in (functions._loglik, functions._scores):
+            assert function.vm.jit_fn.targetoptions["fastmath"] is False
+            assert isinstance(function.maker.linker, ExactLinker)
+
+
+def test_a_joint_check_is_made_for_each_record() -> None:
+    def logp(y: Any, mu: Any) -> Any:
+        return check_parameters(-((y - mu) ** 2), pt.all(mu > -1.0) & pt.all(mu < 1.0))
+
+    with pm.Model() as model:
+        b = pm.Normal("b")
+        pm.CustomDist("y", b * fixed(DATA.x), logp=logp, observed=DATA.real)
+    records = extract(model)
+    found = records.engine(identity(records), QUICK).log_likelihood(np.array([1.5]))
+    mu = 1.5 * DATA.x
+    inside = np.abs(mu) < 1.0
+    assert 0 < inside.sum() < len(mu)
+    expected = np.where(inside, -((DATA.real - mu) ** 2), -np.inf)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("n", [3, GROUPS])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -49,6 +50,21 @@ def test_no_thread_is_left_and_errors_arrive(monkeypatch: pytest.MonkeyPatch) ->
     with pytest.raises(RuntimeError, match="a part failed"):
         list(threads.over(fails, 10, 2**40))
     assert threading.active_count() == before
+
+
+def test_warnings_that_are_silent_are_silent_in_threads(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A warning in one part would tell of a record there."""
+    monkeypatch.setattr(threads, "count", lambda: 3)
+
+    def overflows(where: slice) -> float:
+        return float(np.float64(1e308) * np.float64(where.stop))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with np.errstate(over="ignore"):
+            assert list(threads.over(overflows, 90, 2**40)) == [np.inf] * 3
 
 
 def test_the_environment_sets_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pymc_dp.rows import engine as engine_module
-from pymc_dp.rows import moves
+from pymc_dp.rows import blockwise, moves
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
@@ -82,7 +81,7 @@ def test_bits_do_not_depend_on_place_or_block(
     order = np.random.default_rng(3).permutation(engine.n_units)
     whole = evaluate(TiltedEngine(engine), z)
     for size in (7, 16, 8192):
-        monkeypatch.setattr(engine_module, "BLOCK", size)
+        monkeypatch.setattr(blockwise, "BLOCK", size)
         moved = evaluate(TiltedEngine(with_data(engine, lambda a: a[order])), z)
         for k in range(2):
             assert same_bits(moved[k], whole[k][order])

@@ -41,7 +41,7 @@ def mmd(
     -------
     float
         Square root of the absolute value of the unbiased estimate of the squared discrepancy, with
-        the kernel exp(-|x - y|²/(2 w²)), as Räisä et al. (2021) report it.  About 0.016 for two
+        the kernel ``exp(-|x - y|²/(2 w²))``, as Räisä et al. (2021) report it.  About 0.016 for two
         sets of 1000 independent draws of one law; at most sqrt(2).
 
     Raises

@@ -10,8 +10,10 @@ batch
     Records of a mini-batch of the block-Poisson estimator, whose absolute value is taken; 0 for
     the perturbed one (eq. 4.5); -1 for the plain mean, of stochastic gradients.
 
-`kernel` and `prior` are addresses of functions compiled from graphs, or None: for records with a
-linear predictor, which are treated by loops of our own, and for a prior that is part of the
+`kernel` says how records are evaluated: None for those of one linear predictor
+(:mod:`pymc_dp.ecs.linear`), a plan and addresses for those that see few numbers
+(:mod:`pymc_dp.ecs.compact`), constants and an address for others (:mod:`pymc_dp.ecs.general`).
+`prior` is the address of a function compiled from a graph, or None for a prior that is part of the
 expansion.
 """
 
@@ -25,13 +27,14 @@ from numba.extending import overload
 from numpy import ndarray
 
 from pymc_dp._jit import compiled
+from pymc_dp.ecs.calls import call_address
+from pymc_dp.ecs.compact import compact_estimate
 from pymc_dp.ecs.expansion import Expansion, quadratic
+from pymc_dp.ecs.gather import Sample
 from pymc_dp.ecs.linear import linear_estimate
+from pymc_dp.ecs.weights import MEAN, PERTURBED
 
 __all__ = ["MEAN", "PERTURBED", "Sampled", "density", "estimate", "leapfrog", "negative"]
-
-#: Sizes of a mini-batch that stand for estimators without mini-batches.
-PERTURBED, MEAN = 0, -1
 
 
 class Sampled(NamedTuple):
@@ -55,34 +58,42 @@ class Sampled(NamedTuple):
 
 
 def _estimate(
-    kernel: Any, at: Sampled, rows: Any, theta: ndarray, d: ndarray, gradient: ndarray
+    kernel: Any, at: Sampled, sample: Sample, theta: ndarray, d: ndarray, gradient: ndarray
 ) -> float:
     """As :func:`estimate`, which is compiled."""
     raise TypeError("An estimate is made by compiled loops only.")
 
 
 @overload(_estimate)
-def _choose(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
-    def linear(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
+def _choose(kernel: Any, at: Any, sample: Any, theta: Any, d: Any, gradient: Any) -> Any:
+    def linear(kernel: Any, at: Any, sample: Any, theta: Any, d: Any, gradient: Any) -> Any:
         delta = theta - at.expansion.centre
-        return linear_estimate(at.family, rows, delta, at.scale, at.shift, at.batch, d, gradient)
+        return linear_estimate(at.family, sample, delta, at.scale, at.shift, at.batch, d, gradient)
 
-    def graph(kernel: Any, at: Any, rows: Any, theta: Any, d: Any, gradient: Any) -> Any:
-        numbers = np.array([at.scale, at.shift, float(at.batch)])
-        return kernel(theta, at.expansion.centre, numbers, d, gradient, rows)
+    def compact(kernel: Any, at: Any, sample: Any, theta: Any, d: Any, gradient: Any) -> Any:
+        centre, numbers = at.expansion.centre, (at.scale, at.shift, at.batch)
+        return compact_estimate(kernel[0], kernel[1], sample, theta, centre, numbers, d, gradient)
 
-    return linear if isinstance(kernel, types.NoneType) else graph
+    def graph(kernel: Any, at: Any, sample: Any, theta: Any, d: Any, gradient: Any) -> Any:
+        constants, functions = kernel
+        numbers = np.concatenate((np.array([at.scale, at.shift, float(at.batch)]), constants))
+        arguments = (theta, at.expansion.centre, numbers, d, gradient, sample[0], sample[1])
+        return call_address(functions[0], arguments)
+
+    if isinstance(kernel, types.NoneType):
+        return linear
+    return compact if isinstance(kernel[0], types.BaseNamedTuple) else graph
 
 
 @compiled(error_model="numpy")
 def estimate(
-    kernel: Any, at: Sampled, rows: Any, theta: ndarray, d: ndarray, gradient: ndarray
+    kernel: Any, at: Sampled, sample: Sample, theta: ndarray, d: ndarray, gradient: ndarray
 ) -> float:
     """What a sample says of the sum of d_k; d_k and the gradient are written."""
     if d.shape[0] == 0:
         gradient[:] = 0.0
         return 0.0
-    return _estimate(kernel, at, rows, theta, d, gradient)
+    return _estimate(kernel, at, sample, theta, d, gradient)
 
 
 @compiled(error_model="numpy")
@@ -90,18 +101,18 @@ def density(
     kernel: Any,
     prior: Any,
     at: Sampled,
-    rows: Any,
+    sample: Sample,
     theta: ndarray,
     d: ndarray,
     gradient: ndarray,
 ) -> float:
     """Estimated log-posterior at theta, up to a constant; d_k and the gradient are written."""
-    value = estimate(kernel, at, rows, theta, d, gradient)
+    value = estimate(kernel, at, sample, theta, d, gradient)
     part = np.empty_like(gradient)
     value += quadratic(at.expansion, theta, part)
     gradient += part
     if prior is not None:
-        value += prior(theta, part)
+        value += call_address(prior, (theta, part))
         gradient += part
     return value
 
@@ -111,7 +122,7 @@ def leapfrog(
     kernel: Any,
     prior: Any,
     at: Sampled,
-    rows: Any,
+    sample: Sample,
     theta: ndarray,
     momentum: ndarray,
     gradient: ndarray,
@@ -129,7 +140,7 @@ def leapfrog(
     momentum += 0.5 * step_size * gradient
     for step in range(n_steps):
         theta += step_size * (covariance @ momentum)
-        value = density(kernel, prior, at, rows, theta, d, gradient)
+        value = density(kernel, prior, at, sample, theta, d, gradient)
         if not np.isfinite(value):
             return value
         momentum += (step_size if step < n_steps - 1 else 0.5 * step_size) * gradient
@@ -141,7 +152,7 @@ def trajectory(
     kernel: Any,
     prior: Any,
     at: Sampled,
-    sample: Any,
+    sample: Sample,
     theta: ndarray,
     momentum: ndarray,
     gradient: ndarray,

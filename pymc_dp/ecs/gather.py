@@ -1,60 +1,77 @@
-"""Rows of several arrays at once, within compiled loops.
+"""All records as rows of one matrix, and samples of them as arrays that loops read in order.
 
-The arrays of a tuple may differ in type, so loops over them are unrolled when they are compiled:
-each function treats the first array and calls itself for the rest.
+A record is a row: what its linear predictors are products of comes first (its design), then its
+other numbers.  A sample is copied when it is drawn, not when it is used: a row is read from one
+place of memory.  Its designs stay rows; each other number becomes an array over the sample.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
-from numba.extending import overload
+from numpy import ndarray
 
-__all__ = ["copy_rows", "empty_rows", "first_rows"]
+from pymc_dp._jit import compiled
 
-Arrays = tuple[np.ndarray, ...]
+__all__ = ["Sample", "drawn", "empty_sample", "first_records", "gather", "move", "packed"]
 
-
-def copy_rows(source: Arrays, index: np.ndarray, target: Arrays, start: int) -> None:
-    """target[k][start + i] = source[k][index[i]] for all arrays k and entries i of the index."""
-    for x, y in zip(source, target, strict=True):
-        y[start : start + len(index)] = x[index]
-
-
-# numba wants the signatures of all implementations to be that of the overload, annotations included
+#: (m, p) designs and (k, m) other numbers of m records.
+Sample = tuple[ndarray, ndarray]
+#: Rows that are filled at once.
+_BLOCK = 2**14
 
 
-@overload(copy_rows)
-def _copy_rows(source: Any, index: Any, target: Any, start: Any) -> Any:
-    def nothing(source: Any, index: Any, target: Any, start: Any) -> Any:
-        return None
-
-    def copy(source: Any, index: Any, target: Any, start: Any) -> Any:
-        x, y = source[0], target[0]
-        for i in range(index.shape[0]):
-            y[start + i] = x[index[i]]
-        copy_rows(source[1:], index, target[1:], start)
-
-    return copy if len(source) else nothing
-
-
-def first_rows(arrays: Arrays, stop: int) -> Arrays:
-    """The first rows of all arrays, as views."""
-    return tuple(x[:stop] for x in arrays)
+def packed(arrays: Sequence[ndarray], room: int = 0) -> ndarray:
+    """(n, k + room) float64 matrix of (n, ...) arrays side by side."""
+    n = len(arrays[0])
+    flat = [x.reshape(n, -1) for x in arrays]
+    rows = np.empty((n, sum(x.shape[1] for x in flat) + room))
+    for first in range(0, n, _BLOCK):  # all columns of a row while it is in a cache
+        here, start = slice(first, first + _BLOCK), 0
+        for x in flat:
+            rows[here, start : start + x.shape[1]] = x[here]
+            start += x.shape[1]
+    return rows
 
 
-@overload(first_rows)
-def _first_rows(arrays: Any, stop: Any) -> Any:
-    def nothing(arrays: Any, stop: Any) -> Any:
-        return ()
-
-    def view(arrays: Any, stop: Any) -> Any:
-        return (arrays[0][:stop], *first_rows(arrays[1:], stop))
-
-    return view if len(arrays) else nothing
+def empty_sample(rows: ndarray, width: int, size: int) -> Sample:
+    """Room for `size` records whose designs have `width` numbers."""
+    return np.zeros((size, width)), np.zeros((rows.shape[1] - width, size))
 
 
-def empty_rows(arrays: Arrays, n: int) -> Arrays:
-    """Room for `n` rows like those of the arrays."""
-    return tuple(np.zeros((n, *x.shape[1:]), x.dtype) for x in arrays)
+def drawn(rows: ndarray, width: int, index: ndarray) -> Sample:
+    """The records of an index."""
+    sample = empty_sample(rows, width, len(index))
+    gather(rows, index, sample, 0)
+    return sample
+
+
+@compiled(error_model="numpy")
+def gather(rows: ndarray, index: ndarray, sample: Sample, start: int) -> None:
+    """Copy the records of an index to the places `start` and on of a sample."""
+    design, numbers = sample
+    width = design.shape[1]
+    for i in range(index.shape[0]):
+        row = rows[index[i]]
+        for j in range(width):
+            design[start + i, j] = row[j]
+        for j in range(numbers.shape[0]):
+            numbers[j, start + i] = row[width + j]
+
+
+@compiled(error_model="numpy")
+def move(source: Sample, first: int, count: int, target: Sample, start: int) -> None:
+    """Copy `count` records of a sample, from `first` on, to `start` and on of another."""
+    for i in range(count):
+        for j in range(source[0].shape[1]):
+            target[0][start + i, j] = source[0][first + i, j]
+    for j in range(source[1].shape[0]):
+        for i in range(count):
+            target[1][j, start + i] = source[1][j, first + i]
+
+
+@compiled(error_model="numpy")
+def first_records(sample: Sample, stop: int) -> Sample:
+    """The first records of a sample."""
+    return sample[0][:stop], np.ascontiguousarray(sample[1][:, :stop])

@@ -1,78 +1,46 @@
-"""Records of any likelihood: compiled from the graph of the model."""
+"""Records that see many numbers of theta: the whole estimate is compiled from the graph."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from numba import cfunc, types
-from numba.np.numpy_support import from_dtype
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp.ecs.columns import columns_of
-from pymc_dp.ecs.derivatives import RowDerivatives
-from pymc_dp.ecs.variates import FEW, SharedValues, numbers_seen, remainder
+from pymc_dp.ecs.compiling import Kernel, KernelGraph, callable_kernel
+from pymc_dp.ecs.gather import packed
+from pymc_dp.ecs.variates import FEW, SharedValues, entries, numbers_seen, remainder
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.functions import ParameterVector, compile_function, prepared_loglik
 
-__all__ = ["GeneralRows", "KernelGraph", "callable_kernel", "callable_prior"]
+__all__ = ["GeneralRows", "WholeGraph"]
 
 #: For functions called once for every row, one array operation after the other.
 _ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
 #: Rows that are evaluated at once, so that what is between stays in a cache.
 _BLOCK = 4096
 
-KernelGraph = tuple[list[Variable], list[Variable]]
 
+@dataclass(frozen=True, eq=False)
+class WholeGraph:
+    """The estimate of a sample, before it is compiled, and numbers that it reads."""
 
-def callable_kernel(graph: KernelGraph) -> Any:
-    """The estimate of a sample, as a function that compiled loops call through its address.
+    graph: KernelGraph
+    constants: np.ndarray
 
-    Loops are compiled and cached without it: their types are those of its arguments alone.  It
-    takes theta, centre, numbers, d, gradient and the rows of a sample, writes d and the gradient,
-    and returns the estimate.
-    """
-    inputs, _ = graph
-    function = _jitted(graph)
-    vector = types.float64[::1]
-    rows = types.Tuple([_array(x) for x in inputs[3:]])
-    signature = types.float64(vector, vector, vector, vector, vector, rows)
-
-    def estimate(theta, centre, numbers, d, gradient, rows):  # type: ignore[no-untyped-def]
-        value, found, slope = function(theta, centre, numbers, *rows)
-        d[:] = found
-        gradient[:] = slope
-        return value[0]
-
-    return cfunc(signature)(estimate)
-
-
-def callable_prior(graph: KernelGraph) -> Any:
-    """The log-prior in the same form: takes theta and room for its gradient."""
-    function = _jitted(graph)
-    vector = types.float64[::1]
-
-    def log_prior(theta, gradient):  # type: ignore[no-untyped-def]
-        value, slope = function(theta)
-        gradient[:] = slope
-        return value[0]
-
-    return cfunc(types.float64(vector, vector))(log_prior)
-
-
-def _jitted(graph: KernelGraph) -> Any:
-    return compile_function(*graph).vm.jit_fn
-
-
-def _array(variable: Variable) -> Any:
-    return types.Array(from_dtype(np.dtype(variable.type.dtype)), variable.type.ndim, "C")
+    def compiled(self) -> Kernel:
+        """The kernel of an estimate."""
+        return Kernel(self.constants, [callable_kernel(self.graph)])
 
 
 class GeneralRows:
@@ -106,7 +74,6 @@ class GeneralRows:
         self._shared = SharedValues.of(real, parameters)
         self._other_values = parameters.substitute([cut.phi for cut in self._others])
         self._derivatives: Callable[..., Any] | None = None
-        self._few: RowDerivatives | None = None
 
     def _place_columns(self, data: Sequence[np.ndarray]) -> None:
         """Inputs for the designs and labels."""
@@ -163,31 +130,9 @@ class GeneralRows:
             hessian += bent
         return value, gradient, hessian
 
-    def _by_numbers(self) -> RowDerivatives | None:
-        """Derivatives by what the records see, if that is little."""
-        cuts, shared = [*self._cuts, *self._others], self._shared
-        if numbers_seen([cut.eta for cut in self._cuts]) > FEW:
-            return None
-        if self._few is None:
-            values = [*shared.value, *self._other_values]
-            data = self.inputs[len(self._input_of) :]
-            self._few = RowDerivatives(
-                self._loglik, cuts, values, shared.affine, self.parameters, data
-            )
-        return self._few
-
-    def _split(self, block: list[np.ndarray]) -> tuple[list[Any], list[np.ndarray]]:
-        """Designs and labels of all cuts, and the other data."""
-        places = {expression: k for k, expression in enumerate(self._input_of)}
-        cuts = [*self._cuts, *self._others]
-        columns = [None if c.row_data is None else block[places[c.row_data]] for c in cuts]
-        return columns, block[len(places) :]
-
     def _compile_sums(self) -> Callable[..., tuple[float, np.ndarray, np.ndarray]]:
         """Log-likelihood, gradient and Hessian of a block of rows."""
-        few, shared = self._by_numbers(), self._shared
-        if few is not None:
-            return lambda theta, block, second: few.sums(theta, *self._split(block), second=second)
+        shared = self._shared
         wrt, value = self.parameters.theta, self._sum()
         slope = pytensor.grad(value, wrt, disconnected_inputs="ignore")
         product = pytensor.grad((slope * shared.direction).sum(), wrt, disconnected_inputs="ignore")
@@ -211,7 +156,7 @@ class GeneralRows:
 
     def remainders(
         self, centre: np.ndarray, order: int, estimator: str
-    ) -> tuple[KernelGraph, tuple[np.ndarray, ...]]:
+    ) -> tuple[WholeGraph, np.ndarray, int]:
         """The estimate from a sample of records, and what it reads of every record.
 
         Parameters
@@ -223,11 +168,12 @@ class GeneralRows:
 
         Returns
         -------
-        kernel : (inputs, outputs)
-            From theta, centre, (scale, shift, size of a mini-batch) and the rows of the sample,
-            to the (1,) estimate, the (rows,) d_k, and the (d,) gradient of the estimate by theta.
-        rows : tuple of ndarray
-            Records first.
+        kernel : WholeGraph
+            From theta, centre, (scale, shift, size of a mini-batch, constants) and a sample, to the
+            (1,) estimate, the (rows,) d_k, and the (d,) gradient of the estimate by theta.
+        rows : (n, k) ndarray
+        width : int
+            Of the designs, which come first.
         """
         shared, cuts = self._shared, self._cuts
         data = [x for x in self.inputs if x not in self._input_of.values()]
@@ -240,7 +186,8 @@ class GeneralRows:
             )
         found = remainder(self._loglik, cuts, data, shared.affine, order)
         theta = self.parameters.theta
-        firsts, seconds = shared.along(theta, centre)
+        along = shared.along(theta, range(len(cuts)), order)
+        firsts, seconds = along.firsts, along.seconds
         stars = dict(zip(found.stars, self._seen(cuts, shared.at_centre), strict=True))
         seen = dict(zip(found.etas, self._seen(cuts, shared.value), strict=True))
         seen |= dict(zip(found.firsts, self._seen(cuts, firsts), strict=True))
@@ -264,34 +211,40 @@ class GeneralRows:
         value = _estimate(d, numbers, estimator)
         gradient = pytensor.grad(value, theta, disconnected_inputs="ignore")
         read = ancestors_without_shapes([value, gradient])
-        kept = [k for k, x in enumerate(self.inputs) if x in read or k == 0]
-        rows = [self.inputs[k] for k in kept] + stored
-        arrays = [self.arrays[k] for k in kept] + self._stored(columns, stars, centre, order)
-        inputs = [theta, shared.centre, numbers, *rows]
-        return (inputs, [value.reshape((1,)), d, gradient]), tuple(arrays)
+        designs = {cut.row_data for cut in self.graph.cuts if cut.kind == "dot"}
+        designs = {self._input_of[expression] for expression in designs}
+        held = dict(zip(self.inputs, self.arrays, strict=True))
+        first = {v: x for v, x in held.items() if v in read and v in designs}
+        other = {v: x for v, x in held.items() if v in read and v not in designs}
+        other |= dict(zip(stored, self._stored(columns, stars, centre), strict=True))
+        inputs, design, others = {}, pt.dmatrix("design"), pt.dmatrix("others")
+        width = 0
+        for v, x in first.items():
+            inputs[v] = design[:, width : width + x.shape[1]]
+            width += x.shape[1]
+        place = 0
+        for v, x in other.items():
+            inputs[v] = entries(others, place, x.shape[1:], v.type.dtype)
+            place += math.prod(x.shape[1:])
+        for v in self.inputs:  # of others the shape alone may be read
+            inputs.setdefault(v, pt.zeros((design.shape[0], *v.type.shape[1:]), v.type.dtype))
+        inputs[along.constants] = numbers[3:]
+        outputs = clone_replace([value.reshape((1,)), d, gradient], inputs, rebuild_strict=False)
+        rows = packed([*first.values(), *other.values()])
+        graph = ([theta, shared.centre, numbers, design, others], outputs)
+        return WholeGraph(graph, along.at(centre)), rows, width
 
     def _stored(
-        self,
-        columns: list[Variable],
-        stars: dict[Variable, Variable],
-        centre: np.ndarray,
-        order: int,
+        self, columns: list[Variable], stars: dict[Variable, Variable], centre: np.ndarray
     ) -> list[np.ndarray]:
         """What is stored of every record: functions of the data and of the centre."""
-        few, found = self._by_numbers(), []
-        if few is not None:  # the first column, of derivatives, is compiled already
-            columns = columns[1:]
-            width = few.width(order)
-            parts = [few.at(centre, *self._split(block)) for block in self._blocks(None)]
-            found.append(np.ascontiguousarray(np.concatenate(parts)[:, :width]))
-        if columns:
-            values = clone_replace(columns, stars, rebuild_strict=False)
-            function = pytensor.function(
-                [self._shared.centre, *self.inputs], values, mode=_ONCE, on_unused_input="ignore"
-            )
-            blocks = [function(centre, *block) for block in self._blocks(None)]
-            found += [np.concatenate(part) for part in zip(*blocks, strict=True)]
-        return found
+        if not columns:
+            return []
+        values = clone_replace(columns, stars, rebuild_strict=False)
+        inputs = [self._shared.centre, *self.inputs]
+        function = pytensor.function(inputs, values, mode=_ONCE, on_unused_input="ignore")
+        blocks = [function(centre, *block) for block in self._blocks(None)]
+        return [np.concatenate(part) for part in zip(*blocks, strict=True)]
 
 
 def _estimate(d: Variable, numbers: Variable, how: str) -> Variable:

@@ -22,6 +22,7 @@ _BENDS = (
     scalar.Ceil,
     scalar.Clip,
     scalar.Floor,
+    scalar.IntDiv,
     scalar.Mod,
     scalar.RoundHalfAwayFromZero,
     scalar.RoundHalfToEven,

@@ -17,14 +17,16 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 from pymc_dp.ecs.columns import columns_of
+from pymc_dp.ecs.gather import Sample, packed
 from pymc_dp.ecs.kinks import has_kinks
+from pymc_dp.ecs.weights import weigh
 from pymc_dp.rows import elementary
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
 from pymc_dp.rows.predictor import FAMILIES, Predictor, predictor_of
 
-__all__ = ["LinearRows", "linear_estimate", "linear_rows"]
+__all__ = ["LinearRows", "add_rows", "linear_estimate", "linear_rows", "products"]
 
 _LOGIT, _LOG = FAMILIES.index("logit"), FAMILIES.index("log")
 #: Numbers of a dense design that may be kept: 4 GB.
@@ -145,15 +147,16 @@ class LinearRows:
             found -= (part * weights[start : start + _BLOCK, None]).T @ part
         return found
 
-    def remainders(self, centre: ndarray, order: int) -> tuple[ndarray, ...]:
-        """What an estimate reads of every record: its design, and the numbers of its d_k.
+    def remainders(self, centre: ndarray, order: int) -> tuple[ndarray, int]:
+        """What an estimate reads of every record, and the width of its design.
 
-        These are v and K at the centre, b, and the coefficients of t and t^2/2.
+        The other numbers are v and K at the centre, b, and the coefficients of t and t^2/2.
         """
         v = self.offset + self.design @ centre
         k, k1, k2 = _kernel(self.family, v)
         linear = self.b * k1 if order >= 1 else self.a
-        return self.design, v, k, self.b, linear, self.b * k2 * float(order == 2)
+        bent = self.b * k2 * float(order == 2)
+        return packed([self.design, v, k, self.b, linear, bent]), self.d
 
 
 @compiled(error_model="numpy", inline="always")
@@ -180,18 +183,21 @@ def _kernel(family: int, v: ndarray) -> tuple[ndarray, ndarray, ndarray]:
 
 
 @compiled(error_model="numpy", fastmath=_REORDERED)
-def _products(design: ndarray, delta: ndarray, out: ndarray) -> None:
+def products(design: ndarray, first: int, delta: ndarray, out: ndarray) -> None:
+    """Product of the columns of a design from `first` on with `delta`, per row."""
     for i in range(design.shape[0]):
-        x, total = design[i], 0.0
+        # a view, since sums of indices hinder vector instructions
+        x, total = design[i][first : first + delta.shape[0]], 0.0
         for j in range(delta.shape[0]):
             total += x[j] * delta[j]
         out[i] = total
 
 
 @compiled(error_model="numpy", fastmath=_REORDERED)
-def _add_rows(design: ndarray, weights: ndarray, out: ndarray) -> None:
+def add_rows(design: ndarray, first: int, weights: ndarray, out: ndarray) -> None:
+    """Add the sum of the rows of these columns, weighted."""
     for i in range(design.shape[0]):
-        x, w = design[i], weights[i]
+        x, w = design[i][first : first + out.shape[0]], weights[i]
         for j in range(out.shape[0]):
             out[j] += w * x[j]
 
@@ -216,11 +222,9 @@ def _values(family: int, v: ndarray, t: ndarray, value: ndarray, slope: ndarray)
 
 
 @compiled(error_model="numpy")
-def _remainders(
-    family: int, numbers: tuple[ndarray, ...], t: ndarray, d: ndarray, slope: ndarray
-) -> None:
+def _remainders(family: int, numbers: ndarray, t: ndarray, d: ndarray, slope: ndarray) -> None:
     """d_k from the ways t of v, and the derivatives of d_k by v."""
-    v, k, b, linear, bent = numbers
+    v, k, b, linear, bent = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
     _values(family, v, t, d, slope)
     for i in range(t.shape[0]):
         way = t[i]
@@ -231,7 +235,7 @@ def _remainders(
 @compiled(error_model="numpy")
 def linear_estimate(
     family: int,
-    rows: tuple[ndarray, ...],
+    sample: Sample,
     delta: ndarray,
     scale: float,
     shift: float,
@@ -244,8 +248,8 @@ def linear_estimate(
     Parameters
     ----------
     family : int
-    rows : tuple of ndarray
-        Of the sample, from :meth:`LinearRows.remainders`.
+    sample : (m, d) and (5, m) ndarray
+        Of the rows from :meth:`LinearRows.remainders`.
     delta : (d,) ndarray
         theta - centre.
     scale, shift, batch
@@ -253,31 +257,13 @@ def linear_estimate(
     d : (m,) ndarray
     gradient : (d,) ndarray
     """
-    design, numbers = rows[0], rows[1:]
+    design, numbers = sample
     m = design.shape[0]
-    ways, weights = np.empty(m), np.empty(m)
-    _products(design, delta, ways)
-    _remainders(family, numbers, ways, d, weights)
-    if batch > 0:
-        value = 0.0
-        for first in range(0, m, batch):
-            term = scale * d[first : first + batch].sum() - shift
-            value += np.log(abs(term))
-            for i in range(first, first + batch):
-                weights[i] *= scale / term
-    else:
-        total = d.sum()
-        value = scale * total
-        if batch == 0:
-            mean, square = total / m, 0.0
-            for i in range(m):
-                away = d[i] - mean
-                square += away * away
-                weights[i] *= scale - scale * scale * away
-            value -= 0.5 * scale * scale * square
-        else:
-            for i in range(m):
-                weights[i] *= scale
+    ways, slopes, weights = np.empty(m), np.empty(m), np.empty(m)
+    products(design, 0, delta, ways)
+    _remainders(family, numbers, ways, d, slopes)
+    value = weigh(d, scale, shift, batch, weights)
+    weights *= slopes
     gradient[:] = 0.0
-    _add_rows(design, weights, gradient)
+    add_rows(design, 0, weights, gradient)
     return value

@@ -12,11 +12,9 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate, trajectory
-from pymc_dp.ecs.gather import copy_rows, empty_rows
+from pymc_dp.ecs.gather import Sample, drawn, empty_sample, gather, move
 
 __all__ = ["PerturbedChain", "perturbed", "start_perturbed"]
-
-Arrays = tuple[ndarray, ...]
 
 
 class PerturbedChain(NamedTuple):
@@ -30,7 +28,7 @@ class PerturbedChain(NamedTuple):
     d : (m,) ndarray
         d_k of the sample at theta.
     sample : tuple of ndarray
-        What is read of the m records of the sample.
+        The m records: :mod:`pymc_dp.ecs.gather`.
     block : tuple of ndarray
         Room for the records of one block.
     """
@@ -38,20 +36,17 @@ class PerturbedChain(NamedTuple):
     theta: ndarray
     gradient: ndarray
     d: ndarray
-    sample: Arrays
-    block: Arrays
+    sample: Sample
+    block: Sample
 
 
 def start_perturbed(
-    rng: np.random.Generator, theta: ndarray, rows: Arrays, size: int, blocks: int
+    rng: np.random.Generator, theta: ndarray, rows: ndarray, width: int, size: int, blocks: int
 ) -> PerturbedChain:
-    """A chain at theta, with a sample of its own."""
-    sample = empty_rows(rows, size)
-    index = rng.integers(0, len(rows[0]), size)
-    for x, y in zip(rows, sample, strict=True):
-        y[:] = x[index]
+    """A chain at theta, with a sample of its own; designs have `width` numbers."""
+    sample = drawn(rows, width, rng.integers(0, len(rows), size))
     d = len(theta)
-    block = empty_rows(rows, size // blocks)
+    block = empty_sample(rows, width, size // blocks)
     return PerturbedChain(np.array(theta), np.zeros(d), np.full(size, np.nan), sample, block)
 
 
@@ -75,7 +70,7 @@ def perturbed(
     kernel: Any,
     prior: Any,
     at: Sampled,
-    rows: Any,
+    rows: ndarray,
     chain: Any,
     covariance: ndarray,
     momentum: ndarray,
@@ -90,7 +85,7 @@ def perturbed(
     kernel, prior
         Compiled functions, or None: :mod:`pymc_dp.ecs.estimates`.
     at : Sampled
-    rows : tuple of ndarray
+    rows : (n, k) ndarray
         What is read of all records.
     chain : PerturbedChain
     covariance : (d, d) ndarray
@@ -117,12 +112,12 @@ def perturbed(
     if not np.isfinite(d[0]):
         density(kernel, prior, at, chain.sample, theta, d, gradient)
     # a block of the sample, given theta
-    size = chain.block[0].shape[0]
+    size = chain.block[1].shape[1]
     first = rng.integers(0, m // size) * size
     index = np.empty(size, np.int64)
     for i in range(size):
-        index[i] = rng.integers(0, rows[0].shape[0])
-    copy_rows(rows, index, chain.block, 0)
+        index[i] = rng.integers(0, rows.shape[0])
+    gather(rows, index, chain.block, 0)
     proposed = np.empty(size)
     plain = Sampled(at.family, at.expansion, at.scale, at.shift, MEAN)
     estimate(kernel, plain, chain.block, theta, proposed, gradient)
@@ -130,7 +125,7 @@ def perturbed(
     after, _ = _estimate_of(d, proposed, first, at.scale)
     accept_u = np.exp(min(0.0, after - before)) if np.isfinite(after) else 0.0
     if rng.random() < accept_u:
-        copy_rows(chain.block, np.arange(size), chain.sample, first)
+        move(chain.block, 0, size, chain.sample, first)
         d[first : first + size] = proposed
     accept_theta, error, value = trajectory(
         kernel,

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp.ecs.estimates import Sampled, estimate
+from pymc_dp.ecs.compiling import Kernel, KernelGraph, callable_prior
+from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate
 from pymc_dp.ecs.expansion import Expansion, expand
-from pymc_dp.ecs.general import GeneralRows, KernelGraph, callable_kernel, callable_prior
+from pymc_dp.ecs.few import CompactGraph, FewNumbers, few_numbers
+from pymc_dp.ecs.gather import Sample, drawn
+from pymc_dp.ecs.general import GeneralRows, WholeGraph
+from pymc_dp.ecs.guard import refuse_another_density
 from pymc_dp.ecs.linear import LinearRows, linear_rows
 from pymc_dp.ecs.mode import Curved, Posterior, find_mode
 from pymc_dp.ecs.prior import PriorTerm
 from pymc_dp.ecs.reading import read
+from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.functions import ParameterVector
 
 __all__ = ["Pilot", "Variates", "prepare"]
 
-#: Records and points of the pilot.
+#: Records that are evaluated at once, those of the pilot, and points of the pilot.
 _RECORDS, _POINTS = 20_000, 8
 
 
@@ -35,9 +40,11 @@ class Variates:
         The sum of the control variates; with the prior, if that is quadratic.
     family : int
         Of the linear predictor; -1 without one.
-    rows : tuple of ndarray
+    rows : (n, k) ndarray
         What an estimate reads of every record.
-    kernel_graph, prior_graph : (inputs, outputs) or None
+    width : int
+        Of the designs, which come first.
+    kernel_graph, prior_graph : graphs or None
         What trajectories call; None where loops of our own, or the expansion, do.
     """
 
@@ -47,38 +54,63 @@ class Variates:
         curved: Curved,
         expansion: Expansion,
         family: int,
-        rows: tuple[np.ndarray, ...],
-        kernel_graph: KernelGraph | None,
+        rows: np.ndarray,
+        width: int,
+        kernel_graph: CompactGraph | WholeGraph | None,
         prior_graph: KernelGraph | None,
+        functions: Kernel | None = None,
     ) -> None:
         self.parameters, self.curved, self.expansion = parameters, curved, expansion
-        self.family, self.rows = family, rows
+        self.family, self.rows, self.width = family, rows, width
         self.kernel_graph, self.prior_graph = kernel_graph, prior_graph
         self.kernel: Any = None
         self.prior: Any = None
-        self.compile()
+        self._kept: list[Any] = []
+        self.compile(functions)
 
-    def compile(self) -> None:
-        """Make the compiled functions, which do not travel between processes."""
-        graph, prior = self.kernel_graph, self.prior_graph
-        self.kernel = None if graph is None else callable_kernel(graph)
-        self.prior = None if prior is None else callable_prior(prior)
+    def compile(self, functions: Kernel | None = None) -> None:
+        """Make the compiled functions, unless they are given: they do not leave a process."""
+        if self.kernel_graph is not None:
+            functions = functions or self.kernel_graph.compiled()
+            self.kernel = functions.arguments
+            self._kept.append(functions)
+        if self.prior_graph is not None:
+            prior = callable_prior(self.prior_graph)
+            self.prior = prior.address
+            self._kept.append(prior)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kernel": None, "prior": None}
+        return {**self.__dict__, "kernel": None, "prior": None, "_kept": []}
 
     @property
     def n(self) -> int:
         """Number of records."""
-        return len(self.rows[0])
+        return len(self.rows)
+
+    def sample(self, index: np.ndarray) -> Sample:
+        """Some records, as estimates read them."""
+        return drawn(self.rows, self.width, index)
 
     def differences(self, theta: np.ndarray, index: np.ndarray) -> np.ndarray:
         """d_k = l_k - q_k of some records."""
-        rows = tuple(x[index] for x in self.rows)
         d, gradient = np.empty(len(index)), np.empty(len(theta))
         at = Sampled(self.family, self.expansion, 1.0, 0.0, 1)
-        estimate(self.kernel, at, rows, theta, d, gradient)
+        estimate(self.kernel, at, self.sample(index), theta, d, gradient)
         return d
+
+    def log_density(self, at: Sampled, sample: Sample, theta: np.ndarray) -> float:
+        """Log-posterior as a sample estimates it, up to a constant."""
+        d, gradient = np.empty(len(sample[0])), np.empty(len(theta))
+        return float(density(self.kernel, self.prior, at, sample, theta, d, gradient))
+
+    def total(self, theta: np.ndarray) -> float:
+        """Log-posterior of all records, up to a constant, by the functions that chains call."""
+        at = Sampled(self.family, self.expansion, 1.0, 0.0, MEAN)
+        index = np.arange(self.n)
+        value = self.log_density(at, self.sample(index[:0]), theta)
+        for first in range(0, self.n, _RECORDS):
+            value += float(self.differences(theta, index[first : first + _RECORDS]).sum())
+        return value
 
     def typical(self, rng: np.random.Generator) -> np.ndarray:
         """(d,) draw from the normal approximation of the posterior."""
@@ -100,7 +132,7 @@ class Pilot:
 
     def __init__(self, variates: Variates, rng: np.random.Generator) -> None:
         n = variates.n
-        index = rng.choice(n, min(n, _RECORDS), replace=False)
+        index = np.sort(rng.choice(n, min(n, _RECORDS), replace=False))
         found = np.array(
             [n * variates.differences(variates.typical(rng), index) for _ in range(_POINTS)]
         )
@@ -139,13 +171,14 @@ def prepare(
     Raises
     ------
     NotFactorizable, UnsafeModel, ValueError
+    RuntimeError
+        If what was derived is not the density of the model.
     """
     records = read(model, sampler)
     [group] = records.groups
     data = group.store.read()
     parameters, prior = records.parameters, PriorTerm(records)
-    linear = None if general else linear_rows(group.graph, parameters, data)
-    source: LinearRows | GeneralRows = linear or GeneralRows(group.graph, parameters, data)
+    source = _source(group.graph, parameters, data, order, general)
     if reference is None:
         curved = find_mode(source, prior, records.initial, rng, progressbar)
     else:
@@ -157,11 +190,39 @@ def prepare(
     if prior.is_quadratic:
         expansion = expansion.plus(*prior.total(centre), prior.hessian(centre))
         prior_graph = None
+    family = -1
+    graph: CompactGraph | WholeGraph | None = None
     if isinstance(source, LinearRows):
-        rows: tuple[np.ndarray, ...] = source.remainders(centre, order)
-        return Variates(parameters, curved, expansion, source.family, rows, None, prior_graph)
-    kernel, rows = source.remainders(centre, order, estimator)
-    return Variates(parameters, curved, expansion, -1, rows, kernel, prior_graph)
+        family = source.family
+        rows, width = source.remainders(centre, order)
+    elif isinstance(source, FewNumbers):
+        source.expand(centre)
+        graph, rows, width = source.graph, source.rows, source.width
+    else:
+        graph, rows, width = source.remainders(centre, order, estimator)
+    kernel = source.kernel if isinstance(source, FewNumbers) else None
+    variates = Variates(
+        parameters, curved, expansion, family, rows, width, graph, prior_graph, kernel
+    )
+    places = [centre, variates.typical(rng), variates.typical(rng)]
+    refuse_another_density(model, parameters, variates.total, places)
+    return variates
+
+
+def _source(
+    graph: RowGraph,
+    parameters: ParameterVector,
+    data: Sequence[np.ndarray],
+    order: int,
+    general: bool,
+) -> LinearRows | FewNumbers | GeneralRows:
+    """The records, in the form that is fastest."""
+    linear = None if general else linear_rows(graph, parameters, data)
+    return (
+        linear
+        or few_numbers(graph, parameters, data, order)
+        or GeneralRows(graph, parameters, data)
+    )
 
 
 def _at(model: Model, parameters: ParameterVector, reference: Mapping[str, Any]) -> np.ndarray:

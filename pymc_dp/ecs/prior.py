@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytensor
+from pytensor.compile.mode import Mode
 from pytensor.graph.rewriting.utils import rewrite_graph
 
-from pymc_dp.ecs.general import KernelGraph
+from pymc_dp.ecs.compiling import KernelGraph
 from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.records import Records
 from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.functions import compile_parameter_function, jacobian_of
+from pymc_dp.rows.functions import compile_function, jacobian_of
 
 __all__ = ["PriorTerm"]
 
@@ -35,8 +36,10 @@ class PriorTerm:
         self.graph: KernelGraph = ([theta], [logp.reshape((1,)), gradient])
         constant = theta not in ancestors_without_shapes([hessian])
         self.is_quadratic = constant and not has_kinks([logp], theta)
-        self._total = compile_parameter_function([theta], [logp, gradient])
-        self._hessian = compile_parameter_function([theta], hessian)
+        # called a few times, while the mode is sought
+        mode = {"mode": Mode(linker="py", optimizer="fast_run")}
+        self._total = compile_function([theta], [logp, gradient], mode)
+        self._hessian = compile_function([theta], hessian, mode)
 
     def total(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
         """Log-density at theta, and its (d,) gradient."""

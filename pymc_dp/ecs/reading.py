@@ -7,11 +7,13 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 from pymc.util import get_value_vars_from_user_vars
+from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import get_budget, has_lost_budget
+from pymc_dp.ecs.wording import in_words_of_subsampling
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import Records, extract, row_counts
-from pymc_dp.rows.ancestry import array_of
+from pymc_dp.rows.ancestry import array_of, is_data
 
 __all__ = ["Data", "check_order", "read", "refuse_budget", "refuse_partial"]
 
@@ -56,10 +58,12 @@ def check_order(order: Any) -> int:
 
 
 class Data:
-    """The ``pm.Data`` that a step has read, to see whether they are still the same."""
+    """The shared arrays that a step has read, to see whether they are still the same."""
 
     def __init__(self, model: Model) -> None:
-        self._held = [(v, array_of(v)) for v in model.data_vars]
+        used = ancestors([*model.basic_RVs, *model.rvs_to_values.values(), *model.potentials])
+        shared = {*filter(is_data, used), *model.data_vars}
+        self._held = [(v, array_of(v)) for v in shared]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_held": []}  # a copy in another process runs what was checked here
@@ -69,8 +73,9 @@ class Data:
         for v, before in self._held:
             now = array_of(v)
             if now is not before and not np.array_equal(now, before):
+                name = f"`{v.name}`" if v.name else "A shared variable of the model"
                 raise ValueError(
-                    f"`{v.name}` was changed after the step was made, which has read it already. "
+                    f"{name} was changed after the step was made, which has read it already. "
                     "Make the step anew."
                 )
 
@@ -116,5 +121,8 @@ def read(model: Model, sampler: str) -> Records:
     except NotFactorizable as error:
         raise NotFactorizable(
             f"{sampler} estimates the log-likelihood from a sample of records, so it has to be a "
-            f"sum of one term per record. {error} NUTS samples models that are none."
+            f"sum of one term per record. {in_words_of_subsampling(str(error))} NUTS samples "
+            "models that are none."
         ) from error
+    except UnsafeModel as error:
+        raise UnsafeModel(in_words_of_subsampling(str(error))) from error

@@ -14,11 +14,10 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 from pymc_dp.ecs.estimates import Sampled, density, estimate, negative, trajectory
-from pymc_dp.ecs.gather import copy_rows, empty_rows, first_rows
+from pymc_dp.ecs.gather import Sample, empty_sample, first_records, gather, move
 
 __all__ = ["SignedChain", "log_constants", "signed", "start_signed"]
 
-Arrays = tuple[ndarray, ...]
 #: Mini-batches of one product, at most: a Poisson(1) variable exceeds it with probability 1e-14.
 _MOST = 16
 
@@ -46,29 +45,27 @@ class SignedChain(NamedTuple):
     theta: ndarray
     gradient: ndarray
     d: ndarray
-    sample: Arrays
+    sample: Sample
     owner: ndarray
     counts: ndarray
-    block: Arrays
+    block: Sample
 
 
 def start_signed(
-    rng: np.random.Generator, theta: ndarray, rows: Arrays, batch: int, products: int
+    rng: np.random.Generator, theta: ndarray, rows: ndarray, width: int, batch: int, products: int
 ) -> SignedChain:
-    """A chain at theta, with mini-batches of its own."""
+    """A chain at theta, with mini-batches of its own; designs have `width` numbers."""
     # a Poisson(products) variable exceeds it with probability below 1e-15
     capacity = products + math.ceil(9.0 * math.sqrt(products)) + 2 * _MOST
     numbers = np.minimum(rng.poisson(1.0, products), _MOST)
     owners = np.repeat(np.arange(products), numbers)[:capacity]
     owner = np.zeros(capacity, dtype=np.int64)
     owner[: len(owners)] = owners
-    sample = empty_rows(rows, capacity * batch)
-    index = rng.integers(0, len(rows[0]), len(owners) * batch)
-    for x, y in zip(rows, sample, strict=True):
-        y[: len(index)] = x[index]
+    sample = empty_sample(rows, width, capacity * batch)
+    gather(rows, rng.integers(0, len(rows), len(owners) * batch), sample, 0)
     d = np.full(capacity * batch, np.nan)
     count = np.array([len(owners), products])
-    block = empty_rows(rows, _MOST * batch)
+    block = empty_sample(rows, width, _MOST * batch)
     return SignedChain(np.array(theta), np.zeros(len(theta)), d, sample, owner, count, block)
 
 
@@ -88,19 +85,18 @@ def log_constants(shift: float, products: int, batches: int) -> float:
 def _replace(chain: Any, chosen: int, batch: int, fresh: ndarray) -> None:
     """Give a product other mini-batches, the first of the block."""
     owner, count = chain.owner, chain.counts
-    index = np.arange(batch)
     j = 0
     while j < count[0]:
         if owner[j] == chosen:  # the last one takes its place
             count[0] -= 1
             last = count[0]
-            copy_rows(chain.sample, index + last * batch, chain.sample, j * batch)
+            move(chain.sample, last * batch, batch, chain.sample, j * batch)
             chain.d[j * batch : (j + 1) * batch] = chain.d[last * batch : (last + 1) * batch]
             owner[j] = owner[last]
         else:
             j += 1
     start = count[0] * batch
-    copy_rows(chain.block, np.arange(fresh.shape[0]), chain.sample, start)
+    move(chain.block, 0, fresh.shape[0], chain.sample, start)
     chain.d[start : start + fresh.shape[0]] = fresh
     for _ in range(fresh.shape[0] // batch):
         owner[count[0]] = chosen
@@ -108,7 +104,9 @@ def _replace(chain: Any, chosen: int, batch: int, fresh: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
-def _refresh(kernel: Any, at: Sampled, rows: Any, chain: Any, rng: np.random.Generator) -> float:
+def _refresh(
+    kernel: Any, at: Sampled, rows: ndarray, chain: Any, rng: np.random.Generator
+) -> float:
     """Offer one product other mini-batches; the probability of acceptance."""
     batch, count = at.batch, chain.counts
     chosen = rng.integers(0, count[1])
@@ -119,9 +117,9 @@ def _refresh(kernel: Any, at: Sampled, rows: Any, chain: Any, rng: np.random.Gen
     if size > 0:
         index = np.empty(size, np.int64)
         for i in range(size):
-            index[i] = rng.integers(0, rows[0].shape[0])
-        copy_rows(rows, index, chain.block, 0)
-        estimate(kernel, at, first_rows(chain.block, size), chain.theta, fresh, chain.gradient)
+            index[i] = rng.integers(0, rows.shape[0])
+        gather(rows, index, chain.block, 0)
+        estimate(kernel, at, first_records(chain.block, size), chain.theta, fresh, chain.gradient)
         for first in range(0, size, batch):
             change += _log_size(fresh[first : first + batch], at.scale, at.shift, count[1])
     for j in range(count[0]):
@@ -142,7 +140,7 @@ def signed(
     kernel: Any,
     prior: Any,
     at: Sampled,
-    rows: Any,
+    rows: ndarray,
     chain: Any,
     covariance: ndarray,
     momentum: ndarray,
@@ -158,10 +156,10 @@ def signed(
     theta, gradient, count = chain.theta, chain.gradient, chain.counts
     if not np.isfinite(chain.d[0]):
         m = count[0] * at.batch
-        density(kernel, prior, at, first_rows(chain.sample, m), theta, chain.d[:m], gradient)
+        density(kernel, prior, at, first_records(chain.sample, m), theta, chain.d[:m], gradient)
     accept_u = _refresh(kernel, at, rows, chain, rng)
     m = count[0] * at.batch
-    sample, d = first_rows(chain.sample, m), chain.d[:m]
+    sample, d = first_records(chain.sample, m), chain.d[:m]
     accept_theta, error, value = trajectory(
         kernel,
         prior,

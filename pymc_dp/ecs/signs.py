@@ -49,7 +49,8 @@ def signed_expectation(
         From ``pm.sample(step=dp.HMCECS(estimator="signed"))``.
     f : callable
         From the posterior data set, with dims chain and draw, to a data array or data set with
-        these dims: ``lambda x: x["beta"]``, ``lambda x: x["beta"] > 0``.
+        these dims: ``lambda x: x["beta"]``, ``lambda x: x["beta"] > 0``.  Draws that it leaves out
+        do not count.
     min_positive : float, default 0.9
         Least part of positive signs.
 
@@ -61,7 +62,8 @@ def signed_expectation(
     Raises
     ------
     ValueError
-        If there are no signs, too few of them are positive, or `f` leaves no dims chain and draw.
+        If there are no signs, too few of them are positive, or `f` leaves no dims chain and draw,
+        or others than it was given.
 
     Notes
     -----
@@ -81,8 +83,15 @@ def signed_expectation(
             "f must return values for every draw, with the dims chain and draw: signs weigh the "
             "draws, so means can not be taken before."
         )
-    found = (values * sign).sum(dims, skipna=False) / sign.sum(dims)
-    found.attrs["tau"] = float((sign > 0).mean())
+    # f may have left draws out
+    weights = sign.sel({dim: values[dim] for dim in dims if dim in values.coords})
+    if any(values.sizes[dim] != weights.sizes[dim] for dim in dims):
+        raise ValueError(
+            "f returned other chains or draws than it was given: keep the coordinates chain and "
+            "draw of those that are left."
+        )
+    found = (values * weights).sum(dims, skipna=False) / weights.sum(dims)
+    found.attrs["tau"] = float((weights > 0).mean())
     return found
 
 

@@ -19,6 +19,7 @@ from pymc_dp import _compat
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.ecs.adaptation import DualAveraging
 from pymc_dp.ecs.estimates import PERTURBED, Sampled
+from pymc_dp.ecs.gather import first_records
 from pymc_dp.ecs.perturbed import perturbed, start_perturbed
 from pymc_dp.ecs.preparation import Pilot, Variates, prepare
 from pymc_dp.ecs.reading import Data, check_order, refuse_budget, refuse_partial
@@ -34,8 +35,15 @@ _VARIANCE = 0.5
 _TOO_LARGE = 1.0
 #: A quarter of the way to a negative factor, for the farthest record of the pilot.
 _SAFE = 0.25
+#: For the perturbed estimator: most that one record of a sample may add to the log-likelihood, so
+#: that rare records, of a small group for example, do not come as a surprise.
+_LARGEST = 1.0
 #: Energy error from which on an iteration counts as divergent.
 _DIVERGENT = 1000.0
+#: Records of a sample, at least: from fewer, the tails of the posterior can not be told.
+_LEAST = 10
+#: Draws at which a chain may begin, until one has a finite density.
+_STARTS = 100
 #: Leapfrog steps of an iteration, at most.
 _MOST_STEPS = 1000
 
@@ -60,8 +68,9 @@ class HMCECS(CompiledStep):
     order : {2, 1, 0}, default 2
         Of the Taylor control variates.  2 needs by far the smallest samples.
     subsample_size : int, optional
-        m, expected records in a sample; rounded up to a multiple of `blocks`.  Default: by a pilot,
-        so that the variance of the estimated log-likelihood is about 0.5, and 100 at least.
+        m, expected records in a sample, 10 or more; rounded up to a multiple of `blocks`.  Default:
+        by a pilot, so that the variance of the estimated log-likelihood is about 0.5, and 100 at
+        least.
     blocks : int, default 100
         G: one block of a sample is renewed in each iteration, so that successive estimates have
         correlation 1 - 1/G.  For "signed", the number of products lambda.
@@ -107,7 +116,8 @@ class HMCECS(CompiledStep):
     *Weaknesses.*  One mode.  Few records per parameter leave little to gain, and NUTS is better.
     Where a `reference` is far from the mode, estimates are too variable: the step warns when it is
     made, and when a chain ends.  Chains start in the normal approximation of the posterior,
-    whatever the initial values, since far from the mode estimates say nothing.  The mass matrix is
+    whatever the initial values, since far from the mode estimates say nothing; where the density
+    is not finite another draw is taken.  The mass matrix is
     minus the Hessian at the reference and is not adapted.
 
     Statistics per draw: ``acceptance_rate`` of theta and ``acceptance_rate_u`` of the sample,
@@ -172,7 +182,7 @@ class HMCECS(CompiledStep):
             raise ValueError(f"target_accept must lie between 0 and 1, not {target_accept}.")
         self._given_step = _positive("step_size", step_size)
         if subsample_size is not None:
-            subsample_size = check_integer("subsample_size", subsample_size, minimum=1)
+            subsample_size = check_integer("subsample_size", subsample_size, minimum=_LEAST)
         self.rng = get_random_generator(rng)
         own = np.random.default_rng(0)  # the same pilot, whatever the seed of the chains
         self.variates: Variates = prepare(
@@ -195,9 +205,8 @@ class HMCECS(CompiledStep):
         """Set the sizes of samples and mini-batches, and say if they do not suffice."""
         size = wanted
         if size is None:
-            size = _at_most(pilot.variance / _VARIANCE)
-            if self.estimator == "signed":
-                size = max(size, _at_most(pilot.largest / _SAFE))
+            most = _SAFE if self.estimator == "signed" else _LARGEST
+            size = max(_at_most(pilot.variance / _VARIANCE), _at_most(pilot.largest / most))
             if size > self.variates.n:
                 self._warn_of_size(self.variates.n, size, pilot)
                 size = self.variates.n
@@ -225,11 +234,14 @@ class HMCECS(CompiledStep):
             else ""
         )
         less = " order=2 would need fewer." if self.order < 2 else ""
+        n = self.variates.n
+        would_do = f"About {needed} of {n} records would do: raise subsample_size, or use NUTS."
+        if needed > n:
+            would_do = f"As many as there are, {n}, would not do."
         warnings.warn(
             f"The log-likelihood estimated from {size} records has a variance of about "
             f"{pilot.variance / size:.3g}; above 1 chains get stuck and the perturbed posterior is "
-            f"off. About {needed} of {self.variates.n} records would do: raise subsample_size, or "
-            f"use NUTS if that is no longer a small part.{far}{less}",
+            f"off. {would_do}{far}{less}",
             UserWarning,
             stacklevel=4,
         )
@@ -267,11 +279,35 @@ class HMCECS(CompiledStep):
         self._begin()
 
     def _start(self) -> Any:
-        theta = self.variates.typical(self.rng)
-        rows = self.variates.rows
-        if self.estimator == "signed":
-            return start_signed(self.rng, theta, rows, self.sampled.batch, self.blocks)
-        return start_perturbed(self.rng, theta, rows, self.subsample_size, self.blocks)
+        """A chain at a draw from the normal approximation, where its density is finite."""
+        variates, at = self.variates, self.sampled
+        records = (variates.rows, variates.width)
+        theta = variates.typical(self.rng)
+        chain: Any
+        for _ in range(_STARTS):
+            if self.estimator == "signed":
+                chain = start_signed(self.rng, theta, *records, at.batch, self.blocks)
+                sample = first_records(chain.sample, chain.counts[0] * at.batch)
+            else:
+                chain = start_perturbed(self.rng, theta, *records, self.subsample_size, self.blocks)
+                sample = chain.sample
+            if math.isfinite(variates.log_density(at, sample, theta)):
+                return chain
+            refused, theta = theta, variates.typical(self.rng)
+        centre, names = variates.curved.theta, []
+        for value, where in zip(
+            variates.parameters.values, variates.parameters.slices, strict=True
+        ):
+            alone = centre.copy()
+            alone[where] = refused[where]
+            if not math.isfinite(variates.log_density(at, sample, alone)):
+                names.append(f"`{value.name}`")
+        raise ValueError(
+            f"The density is not finite at {_STARTS} draws from the normal approximation about "
+            f"the mode, for {', '.join(names) or 'values of several variables together'}. The "
+            "mode lies at a bound of the support, or the posterior is not finite about it: use "
+            "the default transform, another parameterisation, or NUTS."
+        )
 
     def _compile_transition(self) -> None:
         """Compile in the process that starts the chains, so that forked ones need not."""
@@ -291,7 +327,18 @@ class HMCECS(CompiledStep):
         return (*found, 1.0)
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One iteration: a block of the sample, then a trajectory."""
+        """One iteration: a block of the sample, then a trajectory.
+
+        Parameters
+        ----------
+        point : dict of str to array
+            Values of all variables, on PyMC's unconstrained scale.
+
+        Returns
+        -------
+        dict, list of dict
+            The new point, and the statistics of the iteration.
+        """
         if self._chain is None:
             self._chain = self._start()
         accept, accept_u, sigma2, error, lp, sign = self._transition()

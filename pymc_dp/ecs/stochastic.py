@@ -13,6 +13,7 @@ from pymc.model import Model
 from pymc.util import get_random_generator
 
 from pymc_dp._checks import check_integer, check_number
+from pymc_dp._signature import full_signature
 from pymc_dp.ecs.estimates import MEAN, Sampled, density
 from pymc_dp.ecs.preparation import Variates, prepare
 from pymc_dp.ecs.reading import Data, check_order, refuse_budget, refuse_partial
@@ -22,16 +23,8 @@ from pymc_dp.privatized.base import CompiledStep
 __all__ = ["SGHMC", "SGLD", "SGNHT"]
 
 StepSize = float | Callable[[int], float]
-
-
-class _Flat:
-    """No prior of its own: it is part of the score."""
-
-    def log_density(self, z: np.ndarray) -> np.ndarray:
-        return np.zeros(z.shape[:-1])
-
-    def gradient(self, z: np.ndarray) -> np.ndarray:
-        return np.zeros_like(z)
+#: Draws at which a chain may begin, until one is in the support; then the centre, which is.
+_STARTS = 100
 
 
 class _Scores:
@@ -44,6 +37,7 @@ class _Scores:
         scale = variates.n / size
         self._at = Sampled(variates.family, variates.expansion, scale, 0.0, MEAN)
         self._d = np.empty(size)
+        self._nothing = variates.sample(np.empty(0, dtype=np.int64))
 
     def theta(self, z: np.ndarray) -> np.ndarray:
         """(d,) unconstrained parameters."""
@@ -53,11 +47,28 @@ class _Scores:
         """(d,) score of the log-posterior at z."""
         variates = self.variates
         index = self.rng.integers(0, variates.n, self.size)
-        rows = tuple(x[index] for x in variates.rows)
+        sample = variates.sample(index)
         gradient = np.empty(len(z))
         kernel, prior = variates.kernel, variates.prior
-        density(kernel, prior, self._at, rows, self.theta(z), self._d, gradient)
+        density(kernel, prior, self._at, sample, self.theta(z), self._d, gradient)
         return variates.curved.root.T @ gradient
+
+    def possible(self, z: np.ndarray) -> bool:
+        """Whether z is in the support, as far as parameters alone decide."""
+        return math.isfinite(self.variates.log_density(self._at, self._nothing, self.theta(z)))
+
+
+class _Support:
+    """Where the posterior is: the prior itself is part of the scores."""
+
+    def __init__(self, scores: _Scores) -> None:
+        self._scores = scores
+
+    def log_density(self, z: np.ndarray) -> np.ndarray:
+        return np.where(self._scores.possible(z), 0.0, -np.inf)
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        return np.zeros_like(z)
 
 
 class _Stochastic(CompiledStep):
@@ -68,7 +79,12 @@ class _Stochastic(CompiledStep):
         "step_size": (np.float64, []),
         "tune": (bool, []),
     }
-    _made = ("_scores", "_state")
+    _made = ("_scores", "_support", "_state")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Tell `help` and editors what `**kwargs` stands for."""
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = full_signature(cls)
 
     def __init__(
         self,
@@ -126,17 +142,31 @@ class _Stochastic(CompiledStep):
         self.tune = True
         self._iteration = 0
         self._scores = _Scores(self.variates, self.subsample_size, self.rng)
+        self._support = _Support(self._scores)
         self._state: Any = None
 
     def reset_tuning(self) -> None:
         """Nothing is tuned."""
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """`n_steps` steps of the dynamics."""
+        """`n_steps` steps of the dynamics.
+
+        Parameters
+        ----------
+        point : dict of str to array
+            Values of all variables, on PyMC's unconstrained scale.
+
+        Returns
+        -------
+        dict, list of dict
+            The new point, and the statistics of the iteration.
+        """
         curved = self.variates.curved
         if self._state is None:
-            start = curved.inverse_root @ (self.variates.typical(self.rng) - curved.theta)
-            self._state = self._initial(start)
+            draws = (self.variates.typical(self.rng) - curved.theta for _ in range(_STARTS))
+            starts = (curved.inverse_root @ draw for draw in draws)
+            inside = (z for z in starts if self._scores.possible(z))
+            self._state = self._initial(next(inside, np.zeros(len(curved.theta))))
         step_size = self._step_at(self._iteration)
         for _ in range(self.n_steps):
             self._state = self._move(step_size)
@@ -202,7 +232,7 @@ class SGLD(_Stochastic):
 
     def _move(self, step_size: float) -> sgmcmc.SGLDState:
         found, _ = sgmcmc.langevin(
-            self.rng, self._state, self._scores, _Flat(), step_size=step_size
+            self.rng, self._state, self._scores, self._support, step_size=step_size
         )
         return found
 
@@ -228,13 +258,15 @@ class SGHMC(_WithMomentum):
 
     Parameters
     ----------
-    vars, step_size, subsample_size, order, reference, model, rng, compile_kwargs : optional
-        As for :class:`SGLD`; step_size is h of a leapfrog-like step, default 0.25.
+    vars : sequence of variables, optional
+        All free variables, or left out.
     friction : float, default 1
         C: the momentum gets noise of variance 2 C h per step.
+    step_size, subsample_size, order : optional
+        As for :class:`SGLD`; step_size is h of a leapfrog-like step, default 0.25.
     n_steps : int, optional
         Steps for one draw; default: as many as make up a quarter of a period, pi/2.
-    initial_point, blocked, progressbar : optional
+    reference, model, rng, compile_kwargs, initial_point, blocked, progressbar : optional
         As for :class:`SGLD`.
 
     Raises
@@ -266,7 +298,7 @@ class SGHMC(_WithMomentum):
             self.rng,
             self._state,
             self._scores,
-            _Flat(),
+            self._support,
             step_size=step_size,
             friction=self.friction,
         )
@@ -278,13 +310,15 @@ class SGNHT(_WithMomentum):
 
     Parameters
     ----------
-    vars, step_size, subsample_size, order, reference, model, rng, compile_kwargs : optional
-        As for :class:`SGLD`; step_size is h of a leapfrog-like step, default 0.25.
+    vars : sequence of variables, optional
+        All free variables, or left out.
     friction : float, default 1
         A: the momentum gets noise of variance 2 A h per step, beside that of the samples.
+    step_size, subsample_size, order : optional
+        As for :class:`SGLD`; step_size is h of a leapfrog-like step, default 0.25.
     n_steps : int, optional
         Steps for one draw; default: as many as make up a quarter of a period, pi/2.
-    initial_point, blocked, progressbar : optional
+    reference, model, rng, compile_kwargs, initial_point, blocked, progressbar : optional
         As for :class:`SGLD`.
 
     Raises
@@ -316,7 +350,7 @@ class SGNHT(_WithMomentum):
             self.rng,
             self._state,
             self._scores,
-            _Flat(),
+            self._support,
             step_size=step_size,
             friction=self.friction,
         )

@@ -15,7 +15,7 @@ Hessian of a record is formed, and the cost does not depend on the number of par
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +31,16 @@ from pymc_dp.rows.cuts import Cut
 from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
 from pymc_dp.rows.simplify import hoisted
 
-__all__ = ["FEW", "Remainder", "SharedValues", "coefficients", "numbers_seen", "remainder"]
+__all__ = [
+    "FEW",
+    "Along",
+    "Remainder",
+    "SharedValues",
+    "by_row",
+    "entries",
+    "numbers_seen",
+    "remainder",
+]
 
 #: Numbers that a row sees, up to which its derivatives by them are stored: 28 at most.
 FEW = 6
@@ -79,29 +88,56 @@ class SharedValues:
         ]
         return cls(centre, direction, value, at_centre, first, second, affine)
 
-    def along(self, theta: Variable, centre: np.ndarray) -> tuple[list[Variable], list[Variable]]:
-        """First and second derivatives of all phi along theta - centre.
+    def along(self, theta: Variable, which: Sequence[int], order: int) -> Along:
+        """First and second derivatives of some phi along theta - centre.
 
-        Those of values that are not affine are numbers, where these are few.
+        Those of values that are not affine are read from an input, where they are few.
         """
-        delta = {self.direction: theta - self.centre}
-        firsts = clone_replace(self.first, delta, rebuild_strict=False)
-        seconds = clone_replace(self.second, delta, rebuild_strict=False)
-        d = len(centre)
-        for k, flat in enumerate(self.affine):
+        constants = pt.dvector("constants")
+        way = theta - self.centre
+        delta = {self.direction: way}
+        firsts = clone_replace([self.first[k] for k in which], delta, rebuild_strict=False)
+        seconds = clone_replace([self.second[k] for k in which], delta, rebuild_strict=False)
+        d = int(theta.type.shape[0])
+        parts: list[Variable] = []
+        start = 0
+        for place, k in enumerate(which):
             shape = self.at_centre[k].type.shape
-            if flat or None in shape or math.prod(shape) * d * d > _NUMBERS:
+            if self.affine[k] or None in shape or math.prod(shape) * d * d > _NUMBERS:
                 continue
+            size = math.prod(shape)
             slope = jacobian_of(self.at_centre[k], self.centre)
-            evaluate = pytensor.function(
-                [self.centre], [slope, jacobian_of(slope, self.centre)], mode=INTERPRETED
-            )
-            by_theta, twice = evaluate(centre)
-            way = theta - self.centre
-            firsts[k] = pt.dot(pt.constant(by_theta), way).reshape(shape)
-            bent = pt.dot(pt.constant(twice.reshape(-1, d, d)), way)
-            seconds[k] = pt.dot(bent, way).reshape(shape)
-        return firsts, seconds
+            parts += [slope.flatten(), jacobian_of(slope, self.centre).flatten()]
+            matrix = constants[start : start + size * d].reshape((size, d))
+            start += size * d
+            cube = constants[start : start + size * d * d].reshape((size * d, d))
+            start += size * d * d
+            firsts[place] = pt.dot(matrix, way).reshape(shape)
+            seconds[place] = pt.dot(pt.dot(cube, way).reshape((size, d)), way).reshape(shape)
+        if order < 2:
+            seconds = [pt.zeros_like(x) for x in seconds]
+        whole = pt.concatenate(parts) if parts else pt.zeros(0)
+        at = pytensor.function([self.centre], whole, mode=INTERPRETED, on_unused_input="ignore")
+        return Along(firsts, seconds, constants, at)
+
+
+@dataclass(frozen=True, eq=False)
+class Along:
+    """Derivatives of shared values along theta - centre.
+
+    Attributes
+    ----------
+    firsts, seconds : list of Variable
+    constants : Variable
+        An input that they read.
+    at : callable
+        Its value for a centre.
+    """
+
+    firsts: list[Variable]
+    seconds: list[Variable]
+    constants: Variable
+    at: Callable[[np.ndarray], np.ndarray]
 
 
 def _along(value: Variable, wrt: Variable, direction: Variable) -> Variable:
@@ -162,7 +198,7 @@ def remainder(
     [here] = clone_replace([loglik], moved, rebuild_strict=False)
     if numbers_seen(etas) <= FEW:
         column = pt.dmatrix("coefficients")
-        derivatives = coefficients(at_star, stars, order)
+        derivatives = pt.stack(by_row(at_star, stars, order), axis=1)
         polynomial = _polynomial(column, firsts, seconds, affine, order)
         value, stored, columns = hoisted(here, data)
         value = value - polynomial
@@ -187,21 +223,30 @@ def _flat(values: Sequence[Variable]) -> list[Variable]:
     return found
 
 
+def entries(matrix: Variable, first: int, shape: tuple[int, ...], dtype: str) -> Variable:
+    """(rows, *shape) values that are held as rows of a matrix, an array over the records each."""
+    size = math.prod(shape)
+    found = matrix[first] if shape == () else matrix[first : first + size].T
+    if len(shape) > 1:
+        found = found.reshape((found.shape[0], *shape))
+    return pt.neq(found, 0.0) if dtype == "bool" else found.astype(dtype)
+
+
 def _slopes(value: Variable, wrt: Sequence[Variable]) -> list[Variable]:
     """Gradients of (rows,) values, each with respect to its own row of the inputs."""
     return pytensor.grad(value.sum(), wrt, disconnected_inputs="ignore")
 
 
-def coefficients(at_star: Variable, stars: list[Variable], order: int) -> Variable:
-    """(rows, k) value, first and second derivatives of each row, in the order of `_polynomial`."""
-    found = [at_star]
+def by_row(value: Variable, etas: list[Variable], order: int) -> list[Variable]:
+    """(rows,) values, first and second derivatives of each row, in the order of `_polynomial`."""
+    found = [value]
     if order >= 1:
-        slopes = _flat(_slopes(at_star, stars))
+        slopes = _flat(_slopes(value, etas))
         found += slopes
     if order == 2:
         for k, slope in enumerate(slopes):
-            found += _flat(_slopes(slope, stars))[k:]
-    return pt.stack([x.astype("float64") for x in found], axis=1)
+            found += _flat(_slopes(slope, etas))[k:]
+    return [x.astype("float64") for x in found]
 
 
 def _polynomial(

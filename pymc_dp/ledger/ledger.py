@@ -56,32 +56,28 @@ _RELATIONS = ("replace_one", "add_or_remove_one")
 class Ledger:
     """A persistent record of what was spent on one data set; see `create`, `open`, `temporary`.
 
-    Guarantee
-    ---------
-    A charge is committed before the method that makes it returns, and the charges of an account
-    never pass its cap, whichever processes write and whenever they are killed. The caps of all
-    accounts never pass the ledger's cap. With the filter theorem of Smith & Thakurta (2022) and
-    Koskela, Tobaben & Honkela (2022) the releases paid from an account are then GDP with the
-    squared mu of its cap, however adaptively they were chosen.
-
-    Assumptions
-    -----------
-    All work on the data set is charged to the same file, nobody with write access is hostile, and
-    file locks work (a local disk). The file grows by about 250 bytes per lease. It holds
-    released values, no private one, and no time.
-
-    Weaknesses
-    ----------
-    The hash chain shows that a row in the middle was edited. Replacing the file by an older copy
-    or rewriting it whole cannot be seen from the file alone: `verify` with the head hash of a
-    published statement shows it.
-
     Parameters
     ----------
     path : str or os.PathLike
         An existing ledger; nothing is read before the first use. `open` is the checked way.
     temporary : bool
         Whether charges may be lost in a power failure; set by `Ledger.temporary`.
+
+    Notes
+    -----
+    *Guarantee.*  A charge is committed before the method that makes it returns, and the charges of
+    an account never pass its cap, whichever processes write and whenever they are killed. The caps
+    of all accounts never pass the ledger's cap. With the filter theorem of Smith & Thakurta (2022)
+    and Koskela, Tobaben & Honkela (2022) the releases paid from an account are then GDP with the
+    squared mu of its cap, however adaptively they were chosen.
+
+    *Assumptions.*  All work on the data set is charged to the same file, nobody with write access
+    is hostile, and file locks work (a local disk). The file grows by about 250 bytes per lease. It
+    holds released values, no private one, and no time.
+
+    *Weaknesses.*  The hash chain shows that a row in the middle was edited. Replacing the file by
+    an older copy or rewriting it whole cannot be seen from the file alone: `verify` with the head
+    hash of a published statement shows it.
     """
 
     def __init__(self, path: str | os.PathLike[str], temporary: bool = False) -> None:
@@ -120,6 +116,10 @@ class Ledger:
         dataset : str, optional
             Your label for the data. A label, never a hash: a hash of small data can be guessed.
 
+        Returns
+        -------
+        Ledger
+
         Raises
         ------
         LedgerError
@@ -143,6 +143,14 @@ class Ledger:
     def open(cls, path: str | os.PathLike[str]) -> Ledger:
         """Open a ledger file and check its first row; `verify` checks all of them.
 
+        Parameters
+        ----------
+        path : str or os.PathLike
+
+        Returns
+        -------
+        Ledger
+
         Raises
         ------
         LedgerError
@@ -162,6 +170,14 @@ class Ledger:
         Its charges survive a kill of any process, but not a power failure: that ends all processes
         that could continue to spend and the released values with them, so nothing is lost by not
         waiting for the disk, and a charge is about a hundred times cheaper.
+
+        Parameters
+        ----------
+        neighboring : {"replace_one", "add_or_remove_one"}
+
+        Returns
+        -------
+        Ledger
         """
         directory = tempfile.mkdtemp(prefix="pymc_dp-")
         atexit.register(_remove, directory, os.getpid())
@@ -247,6 +263,24 @@ class Ledger:
     ) -> int:
         """Reserve `cap` ledger units for one budget and return the account's number.
 
+        Parameters
+        ----------
+        cap : int
+            Ledger units.
+        epsilon, delta : float
+            The budget, as its owner stated it.
+        neighboring : str
+            That of the ledger; another is refused.
+        unit : str or None
+            What one privacy unit is, in words.
+        public_payload : mapping
+            Public facts to keep beside, JSON values only.
+
+        Returns
+        -------
+        int
+            Number of the account.
+
         Raises
         ------
         BudgetExceeded
@@ -293,30 +327,76 @@ class Ledger:
         return number
 
     def close_account(self, account: int) -> None:
-        """Release the unspent part of an account's reservation; it can not be charged again."""
+        """Release the unspent part of an account's reservation; it can not be charged again.
+
+        Parameters
+        ----------
+        account : int
+        """
         with self._journal.transaction() as transaction:
             if not read_account(transaction, account).closed:
                 transaction.append("close", account, 0, {})
 
     def account_info(self, account: int) -> Account:
-        """Return the state of an account; LedgerError if there is none of that number."""
+        """Return the state of an account; LedgerError if there is none of that number.
+
+        Parameters
+        ----------
+        account : int
+
+        Returns
+        -------
+        Account
+        """
         with self._journal.transaction() as transaction:
             return read_account(transaction, account)
 
     def spent(self, account: int) -> int:
-        """Return the ledger units charged to an account."""
+        """Return the ledger units charged to an account.
+
+        Parameters
+        ----------
+        account : int
+
+        Returns
+        -------
+        int
+        """
         return self.account_info(account).spent
 
     def cap(self, account: int) -> int:
-        """Return the ledger units an account may spend; once closed, what it has spent."""
+        """Return the ledger units an account may spend; once closed, what it has spent.
+
+        Parameters
+        ----------
+        account : int
+
+        Returns
+        -------
+        int
+        """
         return self.account_info(account).cap
 
     def remaining(self, account: int) -> int:
-        """Return the ledger units that may still be charged to an account."""
+        """Return the ledger units that may still be charged to an account.
+
+        Parameters
+        ----------
+        account : int
+
+        Returns
+        -------
+        int
+        """
         return self.account_info(account).remaining
 
     def total_reserved(self) -> int:
-        """Return the sum of the caps of all accounts, in ledger units."""
+        """Return the sum of the caps of all accounts, in ledger units.
+
+        Returns
+        -------
+        int
+        """
         with self._journal.transaction() as transaction:
             return reserved(transaction)
 
@@ -364,7 +444,7 @@ class Ledger:
         charged, and None takes them back.  From then on they are for good, whether they will be
         made or not: that there is no choice, between them and others or between them and Gaussian
         releases in their place, is what makes their accounting valid beside a filter
-        (:func:`pymc_dp.accounting.subsampled.room_beside`).
+        (``pymc_dp.accounting.subsampled.room_beside``).
 
         Parameters
         ----------
@@ -397,12 +477,30 @@ class Ledger:
             transaction.append(BATCHES, account, cost - old.get("reserved", 0), new)
 
     def batches(self, account: int) -> dict[str, Any] | None:
-        """Return the releases on batches that were fixed for an account, or None."""
+        """Return the releases on batches that were fixed for an account, or None.
+
+        Parameters
+        ----------
+        account : int
+
+        Returns
+        -------
+        dict or None
+        """
         with self._journal.transaction() as transaction:
             return read_batches(transaction, account) or None
 
     def plan(self, account: int, plan_id: int) -> dict[str, Any]:
-        """Return the payload of a recorded plan; LedgerError if there is none."""
+        """Return the payload of a recorded plan; LedgerError if there is none.
+
+        Parameters
+        ----------
+        account, plan_id : int
+
+        Returns
+        -------
+        dict
+        """
         with self._journal.transaction() as transaction:
             return read_plan(transaction, account, plan_id).payload
 
@@ -433,6 +531,10 @@ class Ledger:
             The releases on batches that the run will make, as they were fixed and charged.
         describe : callable, optional
             Turns ledger units into words for the error message, such as an epsilon.
+
+        Returns
+        -------
+        int
 
         Raises
         ------
@@ -482,6 +584,14 @@ class Ledger:
     def begin_chain(self, account: int, plan_id: int) -> int:
         """Register a chain of the newest run and return its number within the run, from 0.
 
+        Parameters
+        ----------
+        account, plan_id : int
+
+        Returns
+        -------
+        int
+
         Raises
         ------
         PlanMismatch
@@ -514,6 +624,19 @@ class Ledger:
 
         Only whole iterations are charged. The charge is committed when the method returns; 0 means
         that the account cannot pay for one more.
+
+        Parameters
+        ----------
+        account, plan_id : int
+        cost : int
+            Ledger units of one iteration.
+        want : int
+            Iterations.
+
+        Returns
+        -------
+        int
+            Iterations that were charged.
         """
         cost = check_integer("cost", cost, minimum=1)
         want = check_integer("want", want, minimum=0)
@@ -526,6 +649,14 @@ class Ledger:
 
     def give_back(self, account: int, plan_id: int, cost: int, unused: int) -> None:
         """Return leased iterations that were never begun.
+
+        Parameters
+        ----------
+        account, plan_id : int
+        cost : int
+            Ledger units of one iteration.
+        unused : int
+            Iterations.
 
         Raises
         ------
@@ -555,6 +686,10 @@ class Ledger:
         facts : mapping
             Entries that the plan's payload must have, with equal values as JSON; the payload may
             have others, such as what remained of the budget when it was recorded.
+
+        Returns
+        -------
+        int or None
         """
         with self._journal.transaction() as transaction:
             return releases.find_plan(transaction, account, facts)
@@ -571,6 +706,10 @@ class Ledger:
             Whose plan.
         event : GaussianEvent
             The release; its `mechanism` is the label under which the values are kept.
+
+        Returns
+        -------
+        int
 
         Raises
         ------
@@ -607,24 +746,57 @@ class Ledger:
             releases.keep(transaction, account, plan_id, label, values, number)
 
     def kept(self, account: int, plan_id: int) -> list[Release]:
-        """Return the releases of a plan that were kept, oldest first."""
+        """Return the releases of a plan that were kept, oldest first.
+
+        Parameters
+        ----------
+        account, plan_id : int
+
+        Returns
+        -------
+        list of Release
+        """
         with self._journal.transaction() as transaction:
             return releases.kept(transaction, account, plan_id)
 
     def charged(self, account: int, plan_id: int) -> int:
-        """Return the ledger units that one-off releases of a plan were charged, kept or not."""
+        """Return the ledger units that one-off releases of a plan were charged, kept or not.
+
+        Parameters
+        ----------
+        account, plan_id : int
+
+        Returns
+        -------
+        int
+        """
         with self._journal.transaction() as transaction:
             return releases.charged(transaction, account, plan_id)
 
     def finish_plan(self, account: int, plan_id: int) -> None:
-        """Record that a plan has made all its releases: it is not charged or found again."""
+        """Record that a plan has made all its releases: it is not charged or found again.
+
+        Parameters
+        ----------
+        account, plan_id : int
+        """
         with self._journal.transaction() as transaction:
             releases.finish(transaction, account, plan_id)
 
     # Audit
 
     def head(self) -> str:
-        """Return the hash of the newest row, which covers every row before it."""
+        """Return the hash of the newest row, which covers every row before it.
+
+        Returns
+        -------
+        str
+
+        Raises
+        ------
+        LedgerError
+            If the file has no rows.
+        """
         with self._journal.transaction() as transaction:
             newest = transaction.newest()
         if newest is None:
@@ -632,7 +804,12 @@ class Ledger:
         return newest.hash
 
     def entries(self) -> Iterator[Entry]:
-        """Iterate over all rows, oldest first."""
+        """Iterate over all rows, oldest first.
+
+        Returns
+        -------
+        iterator of Entry
+        """
         return self._journal.entries()
 
     def verify(self, head: str | None = None) -> int:
@@ -643,6 +820,10 @@ class Ledger:
         head : str, optional
             Hash from a published statement. It must be the hash of some row: so an older copy of
             the file, or a rewritten one, is found out.
+
+        Returns
+        -------
+        int
 
         Raises
         ------

@@ -46,8 +46,16 @@ def clipped_sum(
     rows = engine.linear()
     if rows is None:
         scores = engine.scores(z)
-        for where, block in engine.sparse_vectors(scores):
-            add_clipped(block, inverse_unit, bound, total, scale[where])
+
+        def general(units: slice) -> ndarray:
+            own = np.zeros(engine.d, dtype=np.int64)
+            for where, block in engine.sparse_vectors(scores, units):
+                add_clipped(block, inverse_unit, bound, own, scale[where])
+            return own
+
+        numbers = engine.n_units * engine.d if engine.divisible else 0
+        for own in over(general, engine.n_units, numbers):
+            total += own
         return total, scores, scale
     moved, found = np.empty(engine.n_units), np.empty(engine.n_units)
 

@@ -138,7 +138,18 @@ class ConjugateNormal(CompiledStep):
             )
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One draw."""
+        """One draw.
+
+        Parameters
+        ----------
+        point : dict of str to array
+            Values of all variables, on PyMC's unconstrained scale.
+
+        Returns
+        -------
+        dict, list of dict
+            The new point, and the statistics of the iteration.
+        """
         rest = [np.asarray(point[v.name]) for v in self.rest]
         if not self._checked:
             self._check(rest, np.random.default_rng(11))

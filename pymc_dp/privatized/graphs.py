@@ -11,7 +11,6 @@ import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
 from pymc.model import Model
 from pymc.pytensorf import collect_default_updates, reseed_rngs
-from pytensor.compile.mode import get_mode
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
@@ -21,6 +20,7 @@ from pytensor.tensor.basic import Join, MakeVector, ScalarFromTensor, TensorFrom
 from pytensor.tensor.elemwise import CAReduce, DimShuffle
 from pytensor.tensor.random.type import RandomType
 
+from pymc_dp._linker import exact
 from pymc_dp.rows.functions import INTERPRETED
 
 __all__ = ["Function", "density_of_total", "forward", "placed"]
@@ -75,13 +75,12 @@ def _compiled(
     updates: dict[Variable, Variable],
     mode: Any,
 ) -> Any:
-    # without fastmath, which may leave tests for NaN out
     outputs = _checked(outputs)
-    mode = get_mode(mode).including("random_make_inplace")
-    with pytensor.config.change_flags(numba__fastmath=False):
-        function = pytensor.function(
-            list(inputs), list(outputs), updates=updates, mode=mode, on_unused_input="ignore"
-        )
+    # without fastmath, which may leave tests for NaN out
+    mode = exact(mode).including("random_make_inplace")
+    function = pytensor.function(
+        list(inputs), list(outputs), updates=updates, mode=mode, on_unused_input="ignore"
+    )
     function.trust_input = True
     return function
 

@@ -146,12 +146,27 @@ class PublishedStatistic:
         return clipped[:, 0] if self.scalar else clipped
 
     def to_json(self) -> str:
-        """All of it as JSON, to be published."""
+        """All of it as JSON, to be published.
+
+        Returns
+        -------
+        str
+        """
         return json.dumps(asdict(self), indent=1)
 
     @classmethod
     def from_json(cls, text: str) -> PublishedStatistic:
-        """Read what `to_json` wrote."""
+        """Read what `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            From :meth:`to_json`.
+
+        Returns
+        -------
+        PublishedStatistic
+        """
         return cls(**json.loads(text))
 
 
@@ -210,6 +225,8 @@ def release_statistic(
         If an argument is not usable; nothing is spent.
     BudgetExceeded
         If the budget does not pay for it; no record was read.
+    PrivacyError
+        If the insecure noise of tests would meet a persistent ledger.
 
     Notes
     -----
@@ -218,7 +235,7 @@ def release_statistic(
     is mu-Gaussian private, the others exact discrete Laplace noise (Canonne, Kamath & Steinke 2020)
     and are (epsilon, 0)-private.  The charge is committed before a record is read.  The ledger
     counts squared mu, so pure privacy is charged as the smallest mu that implies it
-    (:func:`pymc_dp.accounting.mu_from_pure`): far more than a "gaussian" release of that epsilon
+    (``pymc_dp.accounting.mu_from_pure``): far more than a "gaussian" release of that epsilon
     at a small delta, which is why "gaussian" is the better choice together with other releases.
 
     *Assumptions.*  `statistic`, bounds and norms are chosen without looking at the records, and so

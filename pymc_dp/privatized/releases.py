@@ -94,9 +94,12 @@ def present(count: Any, capacity: int) -> Variable:
 
     Examples
     --------
-    >>> count = pm.DiscreteUniform("count", 50, 150)
-    >>> x = pm.Normal("x", mu, 1, shape=150)
-    >>> dp.LaplaceRelease("total", dp.clamp(x, -3, 3) * dp.present(count, 150), scale=4, observed=s)
+    >>> import pymc as pm, pymc_dp as dp
+    >>> with pm.Model():
+    ...     count = pm.DiscreteUniform("count", 50, 150)
+    ...     mu = pm.Normal("mu", 0, 1)
+    ...     rows = dp.clamp(pm.Normal("x", mu, 1, shape=150), -3, 3) * dp.present(count, 150)
+    ...     total = dp.LaplaceRelease("total", rows, scale=4, observed=12.3)
     """
     capacity = check_integer("capacity", capacity, minimum=1)
     return pt.lt(pt.arange(capacity), pt.as_tensor_variable(count)).astype("int64")
@@ -125,7 +128,7 @@ def LaplaceRelease(
     observed : float, (m,) array or pm.Data
         What was published.
     scale : float or (m,) array
-        Scale b of the noise; its density is exp(-|u| / b) / 2b.
+        Scale b of the noise; its density is ``exp(-|u| / b) / 2b``.
     sensitivity, epsilon : float
         In place of `scale`: l1 sensitivity of the sum and epsilon; b = sensitivity / epsilon.
     **kwargs
@@ -256,7 +259,8 @@ def GeometricRelease(
     observed : int or (m,) integer array
         What was published.
     scale : float or (m,) array
-        Scale b of the noise: the probability of u is proportional to exp(-|u| / b).
+        Scale b of the noise: the probability of u is proportional to
+        ``exp(-|u| / b)``.
     sensitivity, epsilon : float
         In place of `scale`: l1 sensitivity of the sum and epsilon; b = sensitivity / epsilon.
     **kwargs
@@ -398,6 +402,11 @@ def Release(
     -------
     tensor
         The observed variable.
+
+    Raises
+    ------
+    ValueError
+        If an argument is not usable.
     """
     rows = _rows("Release", name, statistic)
     published = _numbers(observed)
@@ -592,10 +601,15 @@ def KNormGradientRelease(
     tensor
         The observed variable.
 
+    Raises
+    ------
+    ValueError
+        If an argument is not usable.
+
     Notes
     -----
-    Reimherr & Awan (2019): probabilities are proportional to exp(-epsilon |gradient| / (2
-    sensitivity)).
+    Reimherr & Awan (2019): probabilities are proportional to
+    ``exp(-epsilon |gradient| / (2 sensitivity))``.
     """
     rate = check_epsilon(epsilon) / (2.0 * _positive("sensitivity", sensitivity))
     if norm not in (1, 2, np.inf):
@@ -638,10 +652,10 @@ def ObjectivePerturbationRelease(
     scale : float
         Scale of the noise b in the linear term.
     regularization : float, default 0
-        gamma, where (gamma / 2) |s|^2 was added to the sum of losses.
+        gamma, where ``(gamma / 2) |s|^2`` was added to the sum of losses.
     noise : {"l2", "l1", "gaussian"}
-        Density of b: proportional to exp(-|b|_2 / scale), exp(-|b|_1 / scale), or normal with
-        standard deviation `scale`.
+        Density of b: proportional to ``exp(-|b|_2 / scale)``, ``exp(-|b|_1 / scale)``, or
+        normal with standard deviation `scale`.
     **kwargs
         Passed on to PyMC.
 
@@ -650,10 +664,16 @@ def ObjectivePerturbationRelease(
     tensor
         The observed variable.  It can not be drawn in predictive samples.
 
+    Raises
+    ------
+    ValueError
+        If an argument is not usable.
+
     Notes
     -----
     Chaudhuri, Monteleoni & Sarwate (2011); Kifer, Smith & Thakurta (2012).  s solves
-    sum gradient + gamma s + b = 0, so its density is that of b times |det(sum hessian + gamma I)|.
+    sum gradient + gamma s + b = 0, so its density is that of b times
+    ``|det(sum hessian + gamma I)|``.
     """
     size, ridge = _positive("scale", scale), check_number("regularization", regularization)
     published = np.asarray(observed, dtype=float)

@@ -81,9 +81,10 @@ class PrivacyAwareGibbs(CompiledStep):
           returns the proposed records by name and (n,) values of log q(current | proposed) -
           log q(proposed | current), both in PyTensor.
     noncentered : "auto", bool, or list of variables, default "auto"
-        Also move the parameters with the records' innovations held fixed (:mod:`pymc_dp.
-        privatized.noncentred`): for which records.  "auto": where it is possible.  Without, the
-        parameters of vague releases mix slowly, since n imputed records hold them in place.
+        Also move the parameters with the records' innovations held fixed
+        (``pymc_dp.privatized.noncentred``): for which records.  "auto": where it is possible.
+        Without, the parameters of vague releases mix slowly, since n imputed records hold them in
+        place.
     moves : int, default 2
         How many such moves follow a sweep; each costs about six evaluations of all records.
     store_records : bool, default False
@@ -98,6 +99,8 @@ class PrivacyAwareGibbs(CompiledStep):
 
     Raises
     ------
+    UnsafeModel
+        If the model has a budget: its data are confidential, not published.
     NotFactorizable
         If a release is not a function of sums over records, a record's row depends on other
         records, or nothing was published about the records.
@@ -228,7 +231,18 @@ class PrivacyAwareGibbs(CompiledStep):
         self.tune = True
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One sweep over all records, and one move of the parameters with their innovations."""
+        """One sweep over all records, and one move of the parameters with their innovations.
+
+        Parameters
+        ----------
+        point : dict of str to array
+            Values of all variables, on PyMC's unconstrained scale.
+
+        Returns
+        -------
+        dict, list of dict
+            The new point, and the statistics of the iteration.
+        """
         state = self._current(point)
         swept = self.offers(state, self.rng)
         if self.tune:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pymc_dp.rows import loops
-from pymc_dp.rows.engine import BLOCK, Coordinates, Engine, RowEngine
+from pymc_dp.rows.blockwise import BLOCK
+from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.hessians import outer_products, packed_curvatures, sees_few
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.tilt import TiltedEngine

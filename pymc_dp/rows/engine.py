@@ -6,15 +6,14 @@ after the ledger has been charged.  Everything is in the coordinates z of ``thet
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
+from pymc_dp.rows import blockwise, loops
 from pymc_dp.rows import etas as through
-from pymc_dp.rows import loops
-from pymc_dp.rows.etas import inputs
 from pymc_dp.rows.functions import ParameterVector
 from pymc_dp.rows.interfaces import Coordinates, Engine, Scores
 from pymc_dp.rows.linear import LinearRows
@@ -24,19 +23,19 @@ from pymc_dp.rows.store import Columns, RecordStore, RowGroup
 from pymc_dp.rows.structure import effects, index_blocks
 
 __all__ = [
-    "BLOCK",
     "Coordinates",
     "Engine",
     "RecordStore",
     "RowEngine",
     "RowGroup",
     "Scores",
-    "row_blocks",
 ]
 
-#: Rows per block of the compiled functions of rows, at most, and numbers of a block of vectors:
-#: half of a second-level cache.
-BLOCK, _CACHED = 8192, 2**16
+#: Numbers of a block of vectors: half of a second-level cache.
+_CACHED = 2**16
+
+# held while a thread makes what all keep
+_MAKING = threading.Lock()
 
 
 class RowEngine:
@@ -88,7 +87,9 @@ class RowEngine:
         """The same functions on made-up data, to compile them without touching a record."""
         groups, n_units = [], 0
         for group in self.groups:
-            n_rows = min(group.n_rows, BLOCK + 2)  # as many rows as give the same array layouts
+            n_rows = min(
+                group.n_rows, blockwise.BLOCK + 2
+            )  # as many rows as give the same array layouts
             groups.append(group.synthetic(n_rows))
             n_units = max(n_units, n_rows)
         return RowEngine(groups, self.parameters, n_units, self.coordinates)
@@ -183,38 +184,22 @@ class RowEngine:
         """(n_units,) log-likelihood of every unit at z."""
         theta = self.coordinates.theta(z)
         out = np.zeros(self.n_units)
-        for group, columns in zip(self.groups, self.columns(), strict=True):
+        for group in self.groups:
             phis, _ = group.functions.shared(theta)
-            for where in row_blocks(group.n_rows, BLOCK):
-                etas, labels, blocks = inputs(group, columns, phis, where)
-                value = group.functions.loglik(etas, phis, labels, blocks)
-                if group.units is None:
-                    out[where] += value
-                else:
-                    loops.add_to_units(value[None], group.units[where], out[None])
+            values = blockwise.log_likelihoods(group, phis)
+            if group.units is None:
+                out += values
+            else:
+                loops.add_to_units(values[None], group.units, out[None])
         return out
 
     def scores(self, z: np.ndarray) -> Scores:
         """Scores at the cuts of every row at z."""
         theta = self.coordinates.theta(z)
         scores = Scores([], [])
-        for group, columns in zip(self.groups, self.columns(), strict=True):
-            functions = group.functions
-            phis, jacobians = functions.shared(theta)
-            rows: list[np.ndarray | None] = [None] * len(phis)
-            for where in row_blocks(group.n_rows, BLOCK):
-                etas, labels, blocks = inputs(group, columns, phis, where)
-                for k, block in enumerate(functions.scores(etas, phis, labels, blocks)):
-                    if block is None:
-                        continue
-                    found = rows[k]
-                    if found is None:
-                        found = rows[k] = np.empty((block.shape[1], group.n_rows))
-                    found[:, where] = block.T
-            for found in rows:
-                if found is not None:
-                    loops.clean(found)
-            scores.rows.append(rows)
+        for group in self.groups:
+            phis, jacobians = group.functions.shared(theta)
+            scores.rows.append(blockwise.scores(group, phis))
             scores.maps.append(
                 [None if jac is None else jac @ self.coordinates.scaling for jac in jacobians]
             )
@@ -238,10 +223,18 @@ class RowEngine:
             for where, block in self._row_vectors(0, scores, self._full(0)):
                 yield where, block.values
 
-    def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
-        """The same without the coordinates in which they are 0, where these are many."""
+    @property
+    def divisible(self) -> bool:
+        """Whether vectors of some units can be made without those of the others."""
+        return self.one_row_per_unit
+
+    def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
+        """Those of some units, without the coordinates in which they are 0 if these are many.
+
+        Of all units, and no others, where a unit may have several rows.
+        """
         if self.one_row_per_unit:
-            yield from self._row_vectors(0, scores, self._layout(0, scores))
+            yield from self._row_vectors(0, scores, self._layout(0, scores), units)
         else:
             for where, block in self.vectors(scores):
                 yield where, SparseBlock.full(block)
@@ -265,8 +258,10 @@ class RowEngine:
         return layout
 
     def _row_vectors(
-        self, g: int, scores: Scores, layout: Layout
+        self, g: int, scores: Scores, layout: Layout, some: slice | None = None
     ) -> Iterator[tuple[slice, SparseBlock]]:
+        """Vectors of the rows of a group, or of `some` of them."""
+        some = some or slice(0, self.groups[g].n_rows)
         group, columns = self.groups[g], self.columns()[g]
         maps = [
             None if matrix is None else np.ascontiguousarray(matrix[:, layout.common])
@@ -274,7 +269,8 @@ class RowEngine:
         ]
         entries = [None if matrix is None else loops.compressed_rows(matrix) for matrix in maps]
         found = None
-        for where in row_blocks(group.n_rows, max(1, min(BLOCK, _CACHED // max(1, layout.width)))):
+        size = max(1, min(blockwise.BLOCK, _CACHED // max(1, layout.width)))
+        for where in loops.row_blocks(some.stop - some.start, size, some.start):
             rows = where.stop - where.start
             if found is None or found.values.shape[1] != rows:
                 found = layout.empty(rows)
@@ -324,11 +320,12 @@ class RowEngine:
         # one with all columns, and one with those that rows touch, which may change with z
         key = (g, k, len(layout.common) == self.d)
         columns = layout.common.tobytes()
-        if key not in self._designs or self._designs[key][0] != columns:
-            everything = slice(0, group.n_rows)
-            made = ScaledDesign.of(design, matrix, width, everything)
-            self._designs[key] = columns, made
-        return self._designs[key][1], where.start
+        with _MAKING:
+            if key not in self._designs or self._designs[key][0] != columns:
+                everything = slice(0, group.n_rows)
+                made = ScaledDesign.of(design, matrix, width, everything)
+                self._designs[key] = columns, made
+            return self._designs[key][1], where.start
 
     def linear(self) -> LinearRows | None:
         """Not known here: score vectors may be sums of several vectors."""
@@ -377,15 +374,3 @@ class RowEngine:
             else:
                 for j in range(s.shape[0]):
                     out += s[j] * flat[j]
-
-
-def row_blocks(n_rows: int, size: int) -> list[slice]:
-    """Slices of about `size` rows each, in order.
-
-    None is of one row among several: where functions of rows are interpreted, NumPy may round a
-    row differently if it is alone.
-    """
-    starts = list(range(0, n_rows, size))
-    if len(starts) > 1 and n_rows - starts[-1] == 1:
-        starts.pop()
-    return [slice(a, b) for a, b in pairwise([*starts, n_rows])]

@@ -16,7 +16,7 @@ from pymc_dp.rows import loops
 from pymc_dp.rows.cuts import Cut
 from pymc_dp.rows.store import Columns, RowGroup
 
-__all__ = ["directions", "inputs", "second_derivatives", "seen"]
+__all__ = ["directions", "inputs", "second_derivatives", "seen", "width"]
 
 Inputs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 Maps = Sequence[np.ndarray | None]
@@ -37,7 +37,7 @@ def inputs(group: RowGroup, columns: Columns, phis: list[np.ndarray], where: sli
     return etas, labels, [block[where] for block in columns.blocks]
 
 
-def _width(cut: Cut, phi: np.ndarray) -> int:
+def width(cut: Cut, phi: np.ndarray) -> int:
     """How many numbers a row sees at a cut."""
     return phi.size if cut.kind == "copy" else phi.size // max(phi.shape[0], 1)
 
@@ -54,7 +54,7 @@ def seen(group: RowGroup, phis: Sequence[np.ndarray], maps: Maps) -> np.ndarray:
     found = []
     for cut, phi, matrix in zip(group.functions.ordered, phis, maps, strict=True):
         if matrix is not None:
-            found += [part.any(axis=0) for part in _by_eta(cut, _width(cut, phi), matrix)]
+            found += [part.any(axis=0) for part in _by_eta(cut, width(cut, phi), matrix)]
     return np.array(found, dtype=bool).reshape(len(found), -1)
 
 
@@ -67,7 +67,7 @@ def directions(
     for cut, phi, matrix in zip(group.functions.ordered, phis, maps, strict=True):
         if matrix is None:
             continue
-        for part in _by_eta(cut, _width(cut, phi), matrix):
+        for part in _by_eta(cut, width(cut, phi), matrix):
             u = np.zeros((part.shape[1], where.stop - where.start))
             at = (ones, where.start, *loops.compressed_rows(part))
             if cut.kind == "dot":
@@ -127,7 +127,7 @@ def second_derivatives(
     for k, (cut, phi, matrix) in enumerate(zip(functions.ordered, phis, maps, strict=True)):
         if matrix is None:
             continue
-        for j, part in enumerate(_by_eta(cut, _width(cut, phi), matrix)):
+        for j, part in enumerate(_by_eta(cut, width(cut, phi), matrix)):
             at = etas[k] if cut.kind == "dot" else phi
             moved = at.copy()
             entries = moved.reshape(1 if cut.kind == "copy" else len(moved), -1)[:, j]

@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
-from pytensor.compile.mode import Mode, get_mode
+from pytensor.compile.mode import Mode
 from pytensor.gradient import jacobian
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
+from pymc_dp._linker import code_of, exact
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.simplify import hoisted as slow_columns
@@ -61,13 +62,12 @@ def compile_function(
     """
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
-    kwargs["mode"] = get_mode(kwargs["mode"]).excluding(*_GATHERING).register(JOIN_PRODUCTS)
+    kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING).register(JOIN_PRODUCTS)
     if isinstance(outputs, Variable):
         [outputs] = without_errors([outputs], interpreted=interpreted)
     else:
         outputs = without_errors(outputs, interpreted=interpreted)
-    with pytensor.config.change_flags(numba__fastmath=False):
-        function = pytensor.function(inputs, outputs, on_unused_input="ignore", **kwargs)
+    function = pytensor.function(inputs, outputs, on_unused_input="ignore", **kwargs)
     function.trust_input = True
     return function
 
@@ -300,14 +300,22 @@ class RowFunctions:
         inputs = [*dot_inputs, *phi_inputs, *label_inputs.values(), *blocks, *hoisted]
         # not a number: an impossible value of the parameters for this record, like minus infinity
         value = pt.switch(pt.isnan(outputs[0]), -np.inf, outputs[0])
-        self._loglik = compile_function(inputs, value, compile_kwargs)
+        self._loglik = compile_function(inputs, [value], compile_kwargs)
         self._scores = compile_function(inputs, outputs[1:], compile_kwargs)
+
+    @property
+    def threaded(self) -> bool:
+        """Whether threads may call `loglik` and `scores` side by side."""
+        return code_of(self._loglik) is not None and code_of(self._scores) is not None
 
     def loglik(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> np.ndarray:
         """(rows,) log-likelihood of a block."""
-        return self._loglik(*etas, *phis[self.n_dots :], *labels, *blocks)
+        function = code_of(self._loglik) or self._loglik
+        [value] = function(*etas, *phis[self.n_dots :], *labels, *blocks)
+        return value
 
     def scores(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> list[np.ndarray | None]:
         """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
-        found = iter(self._scores(*etas, *phis[self.n_dots :], *labels, *blocks))
+        function = code_of(self._scores) or self._scores
+        found = iter(function(*etas, *phis[self.n_dots :], *labels, *blocks))
         return [next(found) if smooth else None for smooth in self.differentiable]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.rows import concave, linear, loops
-from pymc_dp.rows.engine import Coordinates, RowEngine, Scores, row_blocks
+from pymc_dp.rows.engine import Coordinates, RowEngine, Scores
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.moves import LARGEST, Moves, predict
 from pymc_dp.rows.predictor import FAMILIES, Predictor
@@ -159,7 +159,7 @@ class HuberEngine(RowEngine):
             arrays = self.groups[0].store.read()
             a, b, offset = np.empty(n), np.empty(n), np.empty(n)
             weights: list[np.ndarray] = []
-            for where in row_blocks(n, _BLOCK):
+            for where in loops.row_blocks(n, _BLOCK):
                 block = [array[where] for array in arrays]
                 a[where], b[where] = self.predictor.coefficients(block)
                 offset[where], found = self.predictor.affine_form(block)
@@ -177,7 +177,9 @@ class HuberEngine(RowEngine):
             phis, maps = self._shared(group)
             origin = rows.offset.copy()
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
-            moves, self._seen = Moves.of(group, group.columns(), rows.weights, maps)
+            moves, self._seen = Moves.of(
+                group, group.columns(), rows.weights, maps, self.predictor.single
+            )
             finite = np.isfinite(moves.lengths)
             with np.errstate(divide="ignore", invalid="ignore"):
                 bounds = np.where(finite, self.clip_norm / moves.lengths, 0.0)
@@ -189,12 +191,12 @@ class HuberEngine(RowEngine):
             self._linear = LinearRows(self._family, a, b, lower, upper, origin, nothing, moves)
         return self._linear
 
-    def _times(self, factors: np.ndarray) -> Iterator[tuple[slice, SparseBlock]]:
+    def _times(self, factors: np.ndarray, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """factors_i u_i, block by block."""
         moves = self.linear().moves
         step = max(1, min(_BLOCK, _CACHED // max(1, moves.width)))
-        for start in range(0, self.n_units, step):
-            where = slice(start, min(start + step, self.n_units))
+        for start in range(units.start, units.stop, step):
+            where = slice(start, min(start + step, units.stop))
             yield where, moves.times(factors, where)
 
     def _along(self, z: np.ndarray) -> np.ndarray:
@@ -305,12 +307,17 @@ class HuberEngine(RowEngine):
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
         """Score vectors g_i in z of all units, as blocks (units, (d, size of the block))."""
-        for where, block in self.sparse_vectors(scores):
+        for where, block in self.sparse_vectors(scores, slice(0, self.n_units)):
             yield where, block.dense(self.d)
 
-    def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
+    @property
+    def divisible(self) -> bool:
+        """Rows are units."""
+        return True
+
+    def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """The same without the coordinates in which they are 0."""
-        yield from self._times(slopes_in(scores))
+        yield from self._times(slopes_in(scores), units)
 
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray

@@ -92,8 +92,15 @@ class Engine(Protocol):
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
         """Score vectors of all units, as blocks (units, (d, size of the block))."""
 
-    def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
-        """The same without the coordinates in which they are 0, where these are many."""
+    @property
+    def divisible(self) -> bool:
+        """Whether vectors of some units can be made without those of the others."""
+
+    def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
+        """Those of some units, without the coordinates in which they are 0 if these are many.
+
+        Of all units, and no others, where the rows are not `divisible`.
+        """
 
     def linear(self) -> LinearRows | None:
         """The rows as multiples of vectors that do not depend on z; None if they are not."""

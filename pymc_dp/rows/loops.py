@@ -8,6 +8,7 @@ no matrix library, whose blocking may round a row differently at the edge of a b
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 from numpy import ndarray
@@ -29,6 +30,7 @@ __all__ = [
     "lengths",
     "linear_predictor",
     "nonzero",
+    "row_blocks",
     "slopes",
 ]
 
@@ -296,3 +298,15 @@ def compressed_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
     rows, columns = np.nonzero(matrix)
     starts = np.searchsorted(rows, np.arange(matrix.shape[0] + 1))
     return starts.astype(np.int64), columns.astype(np.int64), matrix[rows, columns]
+
+
+def row_blocks(n_rows: int, size: int, first: int = 0) -> list[slice]:
+    """Slices of about `size` rows each, in order, from the row `first` on.
+
+    None is of one row among several: where functions of rows are interpreted, NumPy may round a
+    row differently if it is alone.
+    """
+    starts = list(range(0, n_rows, size))
+    if len(starts) > 1 and n_rows - starts[-1] == 1:
+        starts.pop()
+    return [slice(first + a, first + b) for a, b in pairwise([*starts, n_rows])]

@@ -23,6 +23,8 @@ __all__ = ["LARGEST", "Moves", "ScaledDesign", "predict"]
 #: Entries of a map for each entry of its product with a design from which on the product is made,
 #: and how many numbers may be kept: 1 GB of float64.
 _WORTH, LARGEST = 4, 2**27
+#: Rows that are made at a time, in float64, before they are stored.
+_BLOCK = 4096
 
 
 class ScaledDesign(NamedTuple):
@@ -31,7 +33,7 @@ class ScaledDesign(NamedTuple):
     Attributes
     ----------
     moves : (k, q, n) ndarray
-        By predictor and coordinate.
+        By predictor and coordinate, of the type of the design.
     columns : (q,) integer ndarray
         The coordinates that matter.
     """
@@ -51,12 +53,17 @@ class ScaledDesign(NamedTuple):
     def of(cls, design: ndarray, matrix: ndarray, width: int, where: slice) -> ScaledDesign:
         """For some rows of a (p, n) design, and the map of its (p, k) coefficients."""
         columns = np.flatnonzero(matrix.any(axis=0))
-        moves = np.zeros((width, len(columns), where.stop - where.start))
+        n = where.stop - where.start
+        moves = np.empty((width, len(columns), n), design.dtype)
         ones = np.ones((1, where.stop))
         for k in range(width):
             part = np.ascontiguousarray(matrix[k::width, columns])
             entries = loops.compressed_rows(part)
-            loops.add_products(moves[k], design, ones, where.start, *entries)
+            for rows in loops.row_blocks(n, _BLOCK):
+                block = np.zeros((len(columns), rows.stop - rows.start))
+                loops.add_products(block, design, ones, where.start + rows.start, *entries)
+                with np.errstate(over="ignore"):  # a long one gets the weight 0
+                    moves[k][:, rows] = block
         return cls(moves, columns)
 
     @staticmethod
@@ -73,12 +80,13 @@ class Moves(NamedTuple):
     common : (q,) int64 ndarray
         Coordinates that every row touches.
     common_values : (q, n) ndarray
-        Entries there.
+        Entries there, float32 if all features are and float64 otherwise.
     moving : (m, n) int64 ndarray
         Further coordinates of each row.
     moving_values : (m, n) ndarray
+        Entries there, of the same type.
     lengths : (n,) ndarray
-        Of u_i, rounded up: see :func:`pymc_dp.rows.loops.lengths`.
+        Of u_i as it is stored, rounded up: see :func:`pymc_dp.rows.loops.lengths`.
     """
 
     common: ndarray
@@ -94,8 +102,11 @@ class Moves(NamedTuple):
         columns: Columns,
         weights: Sequence[ndarray | None],
         maps: Sequence[ndarray | None],
+        single: bool,
     ) -> tuple[Moves, ndarray]:
         """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z.
+
+        In float32 if all designs are and `single` says that other features are no wider.
 
         Returns
         -------
@@ -111,28 +122,40 @@ class Moves(NamedTuple):
         d = max(matrix.shape[1] for _, _, matrix in cuts)
         kinds, widths = [cut.kind for cut, _, _ in cuts], [len(w) for _, w, _ in cuts]
         layout = Layout.of(kinds, widths, [matrix for _, _, matrix in cuts], d)
-        block = layout.empty(group.n_rows)
-        places, moving = block.common, block.moving
-        common, values = block.values[: len(places)], block.values[len(places) :]
-        common[:] = 0.0
-        for cut, w, matrix in cuts:
-            part = np.ascontiguousarray(matrix[:, places])
-            at = (w, 0, *loops.compressed_rows(part))
-            if cut.kind == "dot":
-                loops.add_products(common, columns.designs[cut], *at)
-            elif cut.kind == "copy":
-                loops.add_copies(common, *at)
-            else:
-                loops.add_indexed(common, columns.labels[cut], len(matrix) // len(w), *at)
-        used = [part is not None for part in layout.labelled]
-        layout.fill(
-            block,
-            [columns.labels[c] if u else None for (c, _, _), u in zip(cuts, used, strict=True)],
-            [w if u else None for (_, w, _), u in zip(cuts, used, strict=True)],
-        )
-        lengths = np.empty(group.n_rows)
-        loops.lengths(common, values, lengths)
-        return cls(places, common, moving, values, lengths), layout.seen(d)
+        designs = [columns.designs[cut].dtype for cut, _, _ in cuts if cut.kind == "dot"]
+        dtype = np.result_type(*designs) if single and designs else np.dtype("float64")
+        n, q = group.n_rows, len(layout.common)
+        values = np.empty((layout.width, n), dtype)
+        moving, lengths = np.empty((layout.moving, n), dtype=np.int64), np.empty(n)
+        labelled = list(zip([part is not None for part in layout.labelled], cuts, strict=True))
+        entries = [
+            loops.compressed_rows(np.ascontiguousarray(matrix[:, layout.common]))
+            for _, _, matrix in cuts
+        ]
+        for where in loops.row_blocks(n, _BLOCK):
+            block = layout.empty(where.stop - where.start)
+            common = block.values[:q]
+            common[:] = 0.0
+            for (cut, w, matrix), own in zip(cuts, entries, strict=True):
+                at = (w, where.start, *own)
+                if cut.kind == "dot":
+                    loops.add_products(common, columns.designs[cut], *at)
+                elif cut.kind == "copy":
+                    loops.add_copies(common, *at)
+                else:
+                    loops.add_indexed(common, columns.labels[cut], len(matrix) // len(w), *at)
+            layout.fill(
+                block,
+                [columns.labels[cut][where] if u else None for u, (cut, _, _) in labelled],
+                [np.ascontiguousarray(w[:, where]) if u else None for u, (_, w, _) in labelled],
+            )
+            with np.errstate(over="ignore"):  # its length is then infinite, and its weight 0
+                values[:, where] = block.values
+            moving[:, where] = block.moving
+            block.values[:] = values[:, where]  # as stored: lengths must not be too short
+            loops.lengths(common, block.values[q:], lengths[where])
+        moves = cls(layout.common, values[:q], moving, values[q:], lengths)
+        return moves, layout.seen(d)
 
     @property
     def width(self) -> int:

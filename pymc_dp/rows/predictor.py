@@ -65,6 +65,9 @@ class Predictor:
         Which data both need, in the order of the graph's leaves.
     tails : tuple of tuple of int
         Shape of one row of each cut.
+    single : bool
+        Whether single precision holds every number of the data that multiplies a group effect or
+        a common coefficient.
     """
 
     family: str
@@ -73,6 +76,7 @@ class Predictor:
     slope: Callable[..., Any]
     leaves: tuple[int, ...]
     tails: tuple[tuple[int, ...], ...]
+    single: bool
 
     @property
     def counts(self) -> bool:
@@ -94,11 +98,12 @@ class Predictor:
         def slope(v: float) -> np.ndarray:
             return np.asarray(self.sign * self.slope(np.full(n, self.sign * v), *data))
 
-        a, b = _counted(*_solve(self.family, slope(0.0), slope(1.0)), 1e-13)
+        at_0 = slope(0.0)
+        a, b = _counted(*_solve(self.family, at_0, slope(1.0)), 1e-13)
         if self.family in _FAR:
             # near 0 the smaller one of a and b is lost in their difference
             v = _FAR[self.family]
-            far = _solve_far(self.family, v, slope(-v), slope(v))
+            far = _solve_far(self.family, v, at_0, slope(-v), slope(v))
             usable = np.isfinite(far).all(axis=0) & (far[1] >= 0.0)
             far = _counted(*far, 1e-99)
             a, b = np.where(usable, far[0], a), np.where(usable, far[1], b)
@@ -181,6 +186,12 @@ def predictor_of(
         compile_function([v, *blocks], slope, compile_kwargs),
         leaves,
         tuple(tuple(cut.phi.type.shape[cut.kind != "copy" :]) for cut in cuts),
+        not any(
+            np.result_type(leaf.block.type.dtype, "float32") != "float32"
+            for cut, weight in zip(cuts, weights, strict=True)
+            for leaf in graph.leaves
+            if cut.kind != "dot" and leaf.block in ancestors_without_shapes([weight])
+        ),
     )
     return predictor, f"{names} is of the {family} family in one linear predictor per row."
 
@@ -210,10 +221,12 @@ def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> Numbers:
     return at_0 + b * k0, b
 
 
-def _solve_far(family: str, v: float, below: np.ndarray, above: np.ndarray) -> Numbers:
-    """The same from their slopes at -v and v, where one of the two terms is nothing."""
+def _solve_far(
+    family: str, v: float, at_0: np.ndarray, below: np.ndarray, above: np.ndarray
+) -> Numbers:
+    """The same from their slopes at 0, -v and v, where one of the two terms is nothing."""
     if family == "normal":
-        return 0.5 * (below + above), 0.5 * (below - above) / v
+        return at_0, 0.5 * (below - above) / v
     return below, (below - above) / math.exp(v)
 
 

@@ -13,6 +13,7 @@ import pytensor.tensor as pt
 from pymc.logprob.utils import CheckParameterValue
 from pytensor.graph.basic import Constant, Variable
 from pytensor.raise_op import CheckAndRaise
+from pytensor.scalar import AND
 from pytensor.tensor.basic import (
     Alloc,
     ARange,
@@ -294,6 +295,11 @@ def _check(lifter: Lifter, v: Variable, axis: int) -> Variable:
                 further = tuple(range(v.type.ndim, part.type.ndim))
                 holds = lifter.lift(part, axis).all(axis=further)
                 value = pt.switch(holds, value, -np.inf)
+            else:
+                raise lifter.refuse(
+                    "a check of its parameters is not one condition for each record",
+                    "Check each record by itself: pt.switch(valid, logp, -np.inf).",
+                )
     return value
 
 
@@ -306,9 +312,9 @@ def _broadcasts_to(x: Variable, y: Variable) -> bool:
 
 
 def _conjunction(condition: Variable) -> list[Variable]:
-    """The elementwise conditions behind ``all(all(a), all(b), ...)``."""
+    """The elementwise conditions behind ``all(all(a), all(b), ...)`` and ``all(a) & all(b)``."""
     if condition.owner is None:
-        return []
+        return [condition]
     op = condition.owner.op
     if isinstance(op, ScalarFromTensor):
         return _conjunction(condition.owner.inputs[0])
@@ -316,10 +322,10 @@ def _conjunction(condition: Variable) -> list[Variable]:
         x = condition.owner.inputs[0]
         if x.owner is not None and isinstance(x.owner.op, MakeVector):
             return [part for y in x.owner.inputs for part in _conjunction(y)]
-        if x.owner is not None and isinstance(x.owner.op, All):
-            return _conjunction(x)
-        return [x]
-    return [condition] if isinstance(condition.type, pt.TensorType) else []
+        return _conjunction(x) if x.type.ndim == 0 else [x]
+    if isinstance(op, Elemwise) and isinstance(op.scalar_op, AND) and condition.dtype == "bool":
+        return [part for y in condition.owner.inputs for part in _conjunction(y)]
+    return [condition]
 
 
 RULES: Rules = (

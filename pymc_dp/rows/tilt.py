@@ -114,9 +114,14 @@ class TiltedEngine:
         """Changes g_i(z) - g_i(0) of all units, as blocks (units, (d, size of the block))."""
         return self.engine.vectors(scores)
 
-    def sparse_vectors(self, scores: Scores) -> Iterator[tuple[slice, SparseBlock]]:
+    @property
+    def divisible(self) -> bool:
+        """Whether vectors of some units can be made without those of the others."""
+        return self.engine.divisible
+
+    def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """The same without the coordinates in which they are 0, where these are many."""
-        return self.engine.sparse_vectors(scores)
+        return self.engine.sparse_vectors(scores, units)
 
     def linear(self) -> LinearRows | None:
         """The rows of the engine, with the slopes at z = 0 subtracted."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from rich.table import Column
 
 from pymc_dp import _compat, noise, threads
 from pymc_dp._checks import check_integer
+from pymc_dp._signature import full_signature
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.events import BATCHES
@@ -74,9 +74,18 @@ class PrivateStep(BlockedStep):
     _takes_batches = False
     _batch_queries: type[BatchQueries] = BatchQueries
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Tell `help` and editors what `**kwargs` stands for."""
+        super().__init_subclass__(**kwargs)
+        hidden = {"shares", "settings", "clip_norm", "batch_size", "batches"} - {*cls._by_hand}
+        if cls._takes_batches:
+            hidden -= {"batch_size", "batches"}
+        cls.__signature__ = full_signature(cls, hidden)
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Refuse what no parameter is named after, before anything else is looked at."""
-        refuse_unknown(cls.__name__, kwargs, _parameters(cls))
+        known = full_signature(cls, {"shares", "settings"}).parameters
+        refuse_unknown(cls.__name__, kwargs, list(known))
         return super().__new__(cls, *args, **kwargs)
 
     def __init__(
@@ -342,7 +351,16 @@ class PrivateStep(BlockedStep):
         return self._iteration < self.plan.tune
 
     def belongs_to(self, model: Model) -> bool:
-        """Whether the step was built for `model` and its budget."""
+        """Whether the step was built for `model` and its budget.
+
+        Parameters
+        ----------
+        model : pymc.Model
+
+        Returns
+        -------
+        bool
+        """
         return model is self._model and get_budget(model) is self.budget
 
     def close(self) -> None:
@@ -380,7 +398,23 @@ class PrivateStep(BlockedStep):
         self._point = self.parameters.point(self.coordinates.theta(self._state.z))
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One iteration from a PyMC point."""
+        """One iteration from a PyMC point.
+
+        Parameters
+        ----------
+        point : dict of str to array
+            Values of all variables, on PyMC's unconstrained scale.
+
+        Returns
+        -------
+        dict, list of dict
+            The new point, and the statistics of the iteration.
+
+        Raises
+        ------
+        UnsafeModel
+            If another step method has moved the variables since.
+        """
         if self._point is None:
             self._begin_chain(point)
             if self._point is None:  # frozen from the beginning
@@ -524,15 +558,6 @@ class PrivateStep(BlockedStep):
             if name not in ("_model", "_state", "_point") and not name.endswith("__newargs")
         }
         return _rebuild, (type(self), {**kept, "_model": None, "_state": None, "_point": None})
-
-
-def _parameters(cls: type[PrivateStep]) -> list[str]:
-    """Names of what the user of a step method may pass."""
-    names: list[str] = []
-    for base in cls.__mro__[: cls.__mro__.index(PrivateStep) + 1]:
-        if "__init__" in vars(base):
-            names += inspect.signature(vars(base)["__init__"]).parameters
-    return [n for n in dict.fromkeys(names) if n not in ("self", "kwargs", "shares", "settings")]
 
 
 def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:

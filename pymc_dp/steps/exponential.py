@@ -66,7 +66,7 @@ class ExponentialFamilyPenalty(PrivateStep):
         budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
-    model, rng, compile_kwargs, initial_point, blocked
+    model, rng, compile_kwargs, initial_point, blocked, progressbar
         As in PyMC.
 
     Raises
@@ -80,7 +80,7 @@ class ExponentialFamilyPenalty(PrivateStep):
     together satisfy the budget.  Stationary distribution: the exact posterior given the statistics,
     clamped to their public bounds and rounded to a fine grid, whatever the noise.
 
-    With statistics of norm at most R (:mod:`pymc_dp.steps.families` derives their scales) the l2
+    With statistics of norm at most R (``pymc_dp.steps.families`` derives their scales) the l2
     sensitivity of the sums is 2 R if one record is replaced, 2^(1/2) R where no entry is negative
     (Categorical), and R if one is added or removed.  In the last case the number of records, which
     multiplies the log-normaliser, is private, so 1 is an entry of the statistic.

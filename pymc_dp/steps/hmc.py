@@ -61,7 +61,7 @@ class DPHMC(PrivateStep):
         budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
-    model, rng, compile_kwargs, initial_point, blocked
+    model, rng, compile_kwargs, initial_point, blocked, progressbar
         As in PyMC.
 
     Raises

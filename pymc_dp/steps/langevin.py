@@ -52,6 +52,15 @@ class DPLangevin(PrivateStep):
         h, the step in coordinates in which the posterior is about N(0, I).
     n_steps : int, optional
         L, gradients per iteration.
+    clip_norm, scaling, curvature, log_concave, energy_clip
+        For settings by hand, from public knowledge alone: `scaling` is the A of theta = initial
+        point + A z (number, (d,), (d, d) or dict by variable name), `clip_norm` bounds the norm of
+        one record's score in z, `curvature` bounds the spectral norm of the Hessian of one record's
+        log-likelihood there (``|A|^2 B^2 / 4`` for logistic regression with rows of norm at most
+        B; the chain is exact then if gradients are never clipped), halved in effect by
+        `log_concave`; `energy_clip`, about ``0.1 * clip_norm``, is used where no such bound is
+        known. `step_size` is needed too, and nothing is spent on a preparation. Tuning iterations
+        then move without the accept test, to reach the bulk from afar.
     momentum : {"persistent", "fresh"}, optional
         Keep the momentum between iterations, or draw it anew. Default: persistent for the plain
         form with ``n_steps=1``, else fresh.
@@ -61,21 +70,14 @@ class DPLangevin(PrivateStep):
         momentum, else 1.
     jitter : float, default 0.0
         Step sizes vary by this fraction, by a randomised Halton sequence.
-    clip_norm, scaling, curvature, log_concave, energy_clip, energy_share
-        For settings by hand, from public knowledge alone: `scaling` is the A of theta = initial
-        point + A z (number, (d,), (d, d) or dict by variable name), `clip_norm` bounds the norm of
-        one record's score in z, `curvature` bounds the spectral norm of the Hessian of one record's
-        log-likelihood there (``|A|^2 B^2 / 4`` for logistic regression with rows of norm at most
-        B; the chain is exact then if gradients are never clipped), halved in effect by
-        `log_concave`; `energy_clip`, about ``0.1 * clip_norm``, is used where no such bound is
-        known. `step_size` is needed too, and nothing is spent on a preparation. Tuning iterations
-        then move without the accept test, to reach the bulk from afar.
+    energy_share : float, optional
+        Part of the budget for accept tests; the rest pays for gradients. For settings by hand.
     noise_multiplier : float or {"gradient": float, "energy_error": float}, optional
         Noise standard deviation over sensitivity, for settings by hand; default: calibrated so that
         the plan uses the budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
-    model, rng, compile_kwargs, initial_point, blocked
+    model, rng, compile_kwargs, initial_point, blocked, progressbar
         As in PyMC.
 
     Raises
@@ -91,7 +93,7 @@ class DPLangevin(PrivateStep):
     - *anchored*: the score at one point is released once, with most of the budget; chains pay for
       its changes only, which are a thousand times smaller in large data. They target the posterior
       tilted by the noise of that one release, exactly, and publication corrects for it
-      (:mod:`pymc_dp.noise_aware`).
+      (``pymc_dp.noise_aware``).
     - *plain*: every iteration pays for the whole score; the target is the posterior itself. For
       posteriors so far from normal that scores change as much as they are.
     - *quadratic*: for budgets that pay for one score and one curvature only. Chains do not touch

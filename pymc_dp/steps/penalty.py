@@ -66,6 +66,11 @@ class DPPenalty(PrivateStep):
     likelihood_power : float, default 1
         The target is prior times likelihood to this power, at most 1: of n records it has the
         width of a posterior of ``likelihood_power * n``, and the noise weighs less.
+    noise_multiplier : float, optional
+        Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
+        budget.
+    runs : int, default 1
+        How many times ``pm.sample`` may be called with this step.
     batch_size : int, optional
         Number of records (or users) in a batch, from which every ratio is estimated; default: all
         records.  Approximate, and sensible with a small `likelihood_power` only.
@@ -73,12 +78,7 @@ class DPPenalty(PrivateStep):
         Every record is in a batch by a secret coin of its own, and `batch_size` is the expected
         size; or batches are secret subsets of exactly this size, for 2 to 7 times the epsilon, and
         under ``replace_one`` only.
-    noise_multiplier : float, optional
-        Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
-        budget.
-    runs : int, default 1
-        How many times ``pm.sample`` may be called with this step.
-    model, rng, compile_kwargs, initial_point, blocked
+    model, rng, compile_kwargs, initial_point, blocked, progressbar
         As in PyMC.
 
     Raises
@@ -94,7 +94,8 @@ class DPPenalty(PrivateStep):
     With `batch_size`, T times the sum of ratios is estimated by sum T r / q over a batch with
     sampling probability q, and its sampling variance by T^2 (1 - q) / q^2 sum r^2.  What is
     released is the estimate less half of that variance, a sum with one bounded term per record:
-    |T r / q - T^2 (1 - q) r^2 / (2 q^2)| <= T c / q + T^2 (1 - q) c^2 / (2 q^2) for |r| <= c.  So
+    ``|T r / q - T^2 (1 - q) r^2 / (2 q^2)| <= T c / q + T^2 (1 - q) c^2 / (2 q^2)`` for
+    ``|r| <= c``.  So
     the variance costs no release of its own.  The penalty is right as far as the estimate is normal
     and its variance well estimated.  All releases are accounted together by their privacy loss
     distribution (fixed sizes: by Rényi divergences), and paid for when the step is built.
@@ -259,16 +260,18 @@ class DPBarker(DPPenalty):
     ----------
     vars : sequence of variables, optional
         All free variables, or left out.
-    draws, tune, chains, step_size, clip_norm, scaling, proposal, likelihood_power : optional
-        As for :class:`DPPenalty`; the default step keeps most answers less noisy than `noise_sd`.
+    draws, tune, chains : int
+        As for :class:`DPPenalty`.
     noise_sd : float, default 1.2
         Standard deviation of the Gaussian noise in the test, below 1.81.  More allows longer moves
         and makes the test less exact: the distribution function of the noise differs from the
         logistic one by 2.3e-7 at 1, 2.9e-5 at 1.2, 6.5e-4 at 1.4 and 5e-3 at 1.6.
+    step_size, clip_norm, scaling, proposal, likelihood_power, noise_multiplier, runs : optional
+        As for :class:`DPPenalty`; the default step keeps most answers less noisy than `noise_sd`.
     batch_size : int, optional
         Number of records (or users) in a batch, from which every ratio is estimated; default: all
         records.  Sensible with a small `likelihood_power` only.
-    batches, noise_multiplier, runs, **kwargs
+    batches, model, rng, compile_kwargs, initial_point, blocked, progressbar : optional
         As for :class:`DPPenalty`.
 
     Raises
@@ -282,7 +285,7 @@ class DPBarker(DPPenalty):
 
     With `batch_size`, a batch with sampling probability q tells two sums in one Gaussian release:
     of T r / q, which estimates the ratio, and of w T r^2 / (q c), from which its sampling variance
-    follows; a record with |r| <= c adds a vector of norm (T c / q) (1 + w^2)^(1/2) at most, and
+    follows; a record with ``|r| <= c`` adds a vector of norm (T c / q) (1 + w^2)^(1/2) at most, and
     w = 1/2 makes the ratio 12 % noisier than it would be alone.  The test fills up what privacy
     noise and estimated sampling variance leave of `noise_sd`, with public noise.  The guarantee
     counts the Gaussian noise that is added, amplified by the sampling, and nothing else: it does

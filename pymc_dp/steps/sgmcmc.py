@@ -104,10 +104,6 @@ class DPSGLD(_Dynamics):
         at which the privacy noise is all the noise that is needed.
     batch_size : int, optional
         Number of records (or users) in a batch.  Default: 2 %, 256 at least.
-    batches : {"poisson", "fixed_size"}
-        Every record is in a batch by a secret coin of its own, so its size varies about
-        `batch_size`; or batches are secret subsets of exactly this size, for 2 to 7 times the
-        epsilon, and under ``replace_one`` only.
     clip_norm : float, optional
         Bound on the norm of one record's score in z.  Default: learned privately.
     scaling : float, (d,) array, (d, d) array or dict, optional
@@ -115,8 +111,14 @@ class DPSGLD(_Dynamics):
     noise_multiplier : float, optional
         Noise standard deviation over `clip_norm`; default: the least with which the plan fits the
         budget.
-    **kwargs
-        model, rng, compile_kwargs, initial_point, blocked, progressbar, as in PyMC.
+    runs : int, default 1
+        Must be 1: the plan is fixed when the step is built.
+    batches : {"poisson", "fixed_size"}
+        Every record is in a batch by a secret coin of its own, so its size varies about
+        `batch_size`; or batches are secret subsets of exactly this size, for 2 to 7 times the
+        epsilon, and under ``replace_one`` only.
+    model, rng, compile_kwargs, initial_point, blocked, progressbar
+        As in PyMC.
 
     Raises
     ------
@@ -190,15 +192,17 @@ class DPSGNHT(_Dynamics):
     ----------
     vars : sequence of variables, optional
         All free variables, or left out.
-    draws, tune, chains, batch_size, batches, clip_norm, scaling, noise_multiplier : optional
+    draws, tune, chains : int
         As for :class:`DPSGLD`.
+    friction : float, default 1
+        A: the momentum gets noise of variance 2 A h per step, that of privacy included.
     step_size : float, optional
         h, in z.  Default (automatic settings only): 0.25, or less, so that neither the privacy
         noise nor the sampling of batches asks for a friction above 1.
-    friction : float, default 1
-        A: the momentum gets noise of variance 2 A h per step, that of privacy included.
-    **kwargs
-        model, rng, compile_kwargs, initial_point, blocked, progressbar, as in PyMC.
+    batch_size, clip_norm, scaling, noise_multiplier, runs, batches : optional
+        As for :class:`DPSGLD`.
+    model, rng, compile_kwargs, initial_point, blocked, progressbar
+        As in PyMC.
 
     Raises
     ------

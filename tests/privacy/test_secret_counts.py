@@ -42,8 +42,18 @@ def constant_labels(group: Any, y: np.ndarray) -> None:
     pm.Bernoulli("y", logit_p=b * a[group], observed=(y > 0).astype(int))
 
 
-@pytest.mark.parametrize("data", [False, True], ids=["numpy", "data"])
-@pytest.mark.parametrize("declare", [noncentred, transformed, constant_labels])
+@pytest.mark.parametrize(
+    ("declare", "data"),
+    [
+        (noncentred, False),
+        (transformed, True),
+        (constant_labels, False),
+        *(
+            pytest.param(*other, marks=pytest.mark.exhaustive)
+            for other in [(noncentred, True), (transformed, False), (constant_labels, True)]
+        ),
+    ],
+)
 def test_form_of_the_likelihood(declare: Any, data: bool) -> None:
     """One user with 5, 9 or 50 rows more, below and above the number of groups."""
     found = []

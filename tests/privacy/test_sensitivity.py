@@ -32,8 +32,7 @@ from pymc_dp.mechanisms import oneoff
 from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.mechanisms import sums as passes
 from pymc_dp.records import extract
-from pymc_dp.rows import contributions, hessians, loops, moves
-from pymc_dp.rows import engine as engine_module
+from pymc_dp.rows import blockwise, contributions, hessians, loops, moves
 from pymc_dp.rows.contributions import (
     Change,
     Curvature,
@@ -230,7 +229,7 @@ def test_vectors_without_their_zeros_stay_within_the_norm_bound(
     np.testing.assert_array_equal(total, expected)
 
 
-def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None):
+def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None, dtype="float64"):
     """Integers of each row alone, and what it was scaled by, from `clip_multiples_sum`."""
     n, w = rows.shape
     columns = np.ascontiguousarray(rows.T)
@@ -239,6 +238,7 @@ def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None)
     if lengths is None:
         lengths = np.empty(n)
         loops.lengths(u, v, lengths)
+    u, v = u.astype(dtype), v.astype(dtype)
     common = np.arange(d - q, d)
     found, scales = [], np.empty(n)
     for i in range(n):
@@ -264,12 +264,13 @@ def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None)
     scale=st.sampled_from([1e-300, 1e-160, 1.0, 1e150, 1e300]),
     held=st.integers(0, 5),
     seed=st.integers(0, 99),
+    dtype=st.sampled_from(["float64", "float32"]),
 )
 def test_multiples_of_any_vectors_stay_within_the_norm_bound(
-    rows, factor, tau, clip, neighboring, scale, held, seed
+    rows, factor, tau, clip, neighboring, scale, held, seed, dtype
 ):
     with np.errstate(over="ignore", under="ignore"):
-        rows = rows * scale
+        rows = (rows * scale).astype(dtype).astype("float64")
     n, w = rows.shape
     q, d = min(held, w), 2 * w + 3
     rng = np.random.default_rng(seed)
@@ -277,7 +278,7 @@ def test_multiples_of_any_vectors_stay_within_the_norm_bound(
         factors = factor * rng.choice([1.0, -1.0, 1e-9, 1e9], n)
     moving = places_of(rng, n, w - q, d - q)
     limit, bound, inverse_unit = in_grid_units(tau, n, d, clip, neighboring)
-    found, scales = multiples(rows, factors, held, moving, inverse_unit, bound, d)
+    found, scales = multiples(rows, factors, held, moving, inverse_unit, bound, d, dtype=dtype)
     assert np.all((scales >= 0) & (scales <= 1))
     for i, (alone, s) in enumerate(zip(found, scales, strict=True)):
         assert sum(int(entry) ** 2 for entry in alone) <= limit**2
@@ -624,7 +625,7 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
         expected = transcript(sums, model.queries(arrays, "replace_one", model.units), 3)
         totals = one_off_releases(model.engine(arrays, model.units), "replace_one", 3)
         for block in (8192, 1, 7, 40):
-            monkeypatch.setattr(engine_module, "BLOCK", block)
+            monkeypatch.setattr(blockwise, "BLOCK", block)
             monkeypatch.setattr(contributions, "BLOCK", block)
             monkeypatch.setattr(passes, "_TILE", block)
             monkeypatch.setattr(threads, "_WORTH", block)

@@ -67,7 +67,11 @@ class LinearRecords:
     def vectors(self, scores: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield slice(0, self.n_units), np.ascontiguousarray(scores.T)
 
-    def sparse_vectors(self, scores: np.ndarray) -> Iterator[tuple[slice, SparseBlock]]:
+    divisible = False
+
+    def sparse_vectors(
+        self, scores: np.ndarray, units: slice
+    ) -> Iterator[tuple[slice, SparseBlock]]:
         for where, block in self.vectors(scores):
             yield where, SparseBlock.full(block)
 
