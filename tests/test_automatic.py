@@ -7,6 +7,7 @@ accuracy of the draws, but for the one budget that is far too small.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import math
@@ -32,6 +33,7 @@ from pymc_dp.noise import insecure_noise
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
+from .selection import marked
 from .test_conformance import CHAINS, DRAWS, TUNE, check_raw, pm_sample
 
 pytestmark = pytest.mark.filterwarnings(
@@ -220,7 +222,9 @@ def check_result(safe: Any, budget: dp.PrivacyBudget) -> None:
 # -- sampling -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step_name", STEPS)
+@pytest.mark.parametrize(
+    "step_name", marked(STEPS, slow=["langevin-anchored"], exhaustive=["langevin-quadratic"])
+)
 def test_step(step_name):
     """Three runs, on one core, on two and by ``dp.sample``; then the budget is used up."""
     model, budget = build("logistic")
@@ -250,8 +254,24 @@ def test_step(step_name):
 
 @pytest.mark.parametrize(
     ("model_name", "step_name"),
-    [(m, s) for m in MODELS if m != "logistic" for s in ("langevin", "penalty")]
-    + [("banana", "langevin-anchored"), ("users", "hmc")],
+    marked(
+        [
+            *itertools.product([m for m in MODELS if m != "logistic"], ["langevin", "penalty"]),
+            ("banana", "langevin-anchored"),
+            ("users", "hmc"),
+        ],
+        slow=[
+            ("banana", "langevin"),
+            ("poisson_groups", "langevin"),
+        ],
+        exhaustive=[
+            ("poisson_groups", "penalty"),
+            ("banana", "penalty"),
+            ("added or removed", "penalty"),
+            ("users", "hmc"),
+            ("users", "penalty"),
+        ],
+    ),
 )
 def test_model(model_name, step_name):
     model, budget = build(model_name)
@@ -279,6 +299,7 @@ def test_model(model_name, step_name):
         assert (plan_of(safe, budget)["settings"]["clipping"] == "huberised") == recognised
 
 
+@pytest.mark.slow
 def test_new_interpreters():
     """An anchored step, with its records tilted, reaches them in one piece."""
     context = multiprocessing.get_context("forkserver")

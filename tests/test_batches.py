@@ -36,6 +36,7 @@ from pymc_dp.plan import plan_batches
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.steps.source import Source
+from tests.selection import marked
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
@@ -510,11 +511,29 @@ def sample(model: Model, step: Any, draws: int = 40, chains: int = 1, cores: int
     )
 
 
+BATCHES = [
+    (cls, *kind)
+    for cls in (dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty, dp.DPBarker)
+    for kind in (
+        ("poisson", "replace_one"),
+        ("poisson", "add_or_remove_one"),
+        ("fixed_size", "replace_one"),
+    )
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "neighboring"),
-    [("poisson", "replace_one"), ("poisson", "add_or_remove_one"), ("fixed_size", "replace_one")],
+    ("cls", "kind", "neighboring"),
+    marked(
+        BATCHES,
+        slow=[case for case in BATCHES if case[1:] == ("poisson", "replace_one")],
+        exhaustive=[
+            (dp.DPSGLD, "fixed_size", "replace_one"),
+            (dp.DPSGNHT, "poisson", "add_or_remove_one"),
+            (dp.DPPenalty, "fixed_size", "replace_one"),
+        ],
+    ),
 )
-@pytest.mark.parametrize("cls", [dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty, dp.DPBarker])
 def test_steps_on_batches(cls: Any, kind: str, neighboring: Any) -> None:
     public = {} if neighboring == "replace_one" else {"n_public": N}
     # fixed sizes need as much noise for a larger budget

@@ -281,6 +281,7 @@ def bounded(width: float) -> pm.Model:
     return model
 
 
+@pytest.mark.slow
 def test_chains_begin_where_the_density_is_finite() -> None:
     """About half of the draws from the normal approximation lie outside the bounds."""
     model = bounded(0.1)

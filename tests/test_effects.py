@@ -16,6 +16,7 @@ from pymc_dp.ledger import SPENDING
 from pymc_dp.noise import insecure_noise
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.steps.effects import Effects, effects_of
 
 N, GROUPS = 3001, 6
@@ -119,15 +120,19 @@ def redundant() -> None:
     pm.Normal("y", (a[0] + pt.exp(a[1]) * places * a[2])[R.group], 1.0, observed=R.y)
 
 
+#: Values are compared, not bits: compiled functions would take most of the time.
+QUICK = {"mode": INTERPRETED}
+
+
 def parts(declare: Any) -> tuple[Any, RowEngine, Effects | None, np.ndarray]:
     """Records, their engine in unconstrained parameters, effects, and draws from the prior."""
     with pm.Model() as model:
         declare()
     records = extract(model, check=False)
     d = records.parameters.size
-    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)))
+    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
     drawn = np.random.default_rng(1).normal(0.0, 0.7, (200, d))
-    return records, engine, effects_of(records, engine, drawn, None), drawn
+    return records, engine, effects_of(records, engine, drawn, QUICK), drawn
 
 
 @pytest.mark.parametrize(

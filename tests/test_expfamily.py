@@ -148,7 +148,6 @@ def extreme(name: str, size: int = 12) -> np.ndarray:
 QUICK = {
     ("Normal", "replace_one"),
     ("Poisson", "add_or_remove_one"),
-    ("Categorical", "replace_one"),
 }
 
 

@@ -75,13 +75,15 @@ def test_the_table_of_the_enumerated_posterior(tables: dict[float, Any]) -> None
 @pytest.mark.parametrize(
     ("epsilon", "proposal", "noncentered"),
     [
-        (1.0, "prior", False),
-        (10.0, "prior", "auto"),
-        (1.0, "pcn", "auto"),
         (10.0, "pcn", False),
         (10.0, "enumerate", False),
         (1.0, "soma", False),
         (10.0, any_answer, False),
+        *(
+            pytest.param(*other, marks=pytest.mark.slow)
+            for other in [(1.0, "prior", False), (1.0, "pcn", "auto")]
+        ),
+        pytest.param(10.0, "prior", "auto", marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_posterior_is_that_of_the_enumeration(
@@ -236,7 +238,7 @@ def autoregressive(current: dict[str, Any], parameters: dict[str, Any]) -> tuple
     [
         ("prior", "auto"),
         ("pcn", False),
-        (autoregressive, "auto"),
+        pytest.param(autoregressive, "auto", marks=pytest.mark.slow),
         *(
             pytest.param(*other, marks=pytest.mark.exhaustive)
             for other in [("prior", False), ("pcn", "auto"), (autoregressive, False)]
@@ -338,7 +340,7 @@ def test_dims_and_as_many_entries_as_records() -> None:
 # -- what the review of the kernels found ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("proposal", ["prior", "pcn"])
+@pytest.mark.parametrize("proposal", ["prior", pytest.param("pcn", marks=pytest.mark.exhaustive)])
 def test_records_far_in_a_tail_stay_where_they_are(proposal: str) -> None:
     """The distribution function is 1 to double precision there; they must not be brought back."""
     with pm.Model() as model:
@@ -465,6 +467,7 @@ def unseen() -> tuple[Model, list[Any]]:
     return model, [income, shift, rank]
 
 
+@pytest.mark.slow
 def test_a_model_of_other_distributions_works_by_the_same_three_lines() -> None:
     model, _ = unseen()
     with model:
