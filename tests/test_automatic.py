@@ -223,7 +223,12 @@ def check_result(safe: Any, budget: dp.PrivacyBudget) -> None:
 
 
 @pytest.mark.parametrize(
-    "step_name", marked(STEPS, slow=["langevin-anchored"], exhaustive=["langevin-quadratic"])
+    "step_name",
+    marked(
+        STEPS,
+        slow=["langevin-plain"],
+        exhaustive=["hmc", "langevin-anchored", "langevin-quadratic"],
+    ),
 )
 def test_step(step_name):
     """Three runs, on one core, on two and by ``dp.sample``; then the budget is used up."""
@@ -260,11 +265,9 @@ def test_step(step_name):
             ("banana", "langevin-anchored"),
             ("users", "hmc"),
         ],
-        slow=[
+        exhaustive=[
             ("banana", "langevin"),
             ("poisson_groups", "langevin"),
-        ],
-        exhaustive=[
             ("poisson_groups", "penalty"),
             ("banana", "penalty"),
             ("added or removed", "penalty"),
@@ -323,12 +326,13 @@ def test_consistent_clipping(consistent):
         assert tilted.engine.clip_norm == step.queries.clip_norms["anchor"]
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("step_name", "given"),
     [
         ("langevin", {"step_size": 0.123, "n_steps": 3, "momentum": "persistent", "jitter": 0.2}),
         ("hmc", {"step_size": 0.123, "n_steps": 3}),
-        ("penalty", {"step_size": [0.1, 0.2]}),
+        pytest.param("penalty", {"step_size": [0.1, 0.2]}, marks=pytest.mark.slow),
     ],
 )
 def test_settings_that_are_given_are_kept(step_name, given):
@@ -435,6 +439,7 @@ def kept(budget: dp.PrivacyBudget) -> list[str]:
     return [e.payload["label"] for e in budget.ledger.entries() if e.kind == "release"]
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("step_name", "call"), [("langevin-anchored", 1), ("langevin-anchored", 7), ("hmc", 4)]
 )
@@ -463,6 +468,7 @@ def test_an_interrupted_preparation_goes_on(step_name, call, monkeypatch):
     check_result(dp.release(idata, model), budget)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_release_that_was_charged_and_not_seen_begins_anew(monkeypatch):
     model, budget = build("logistic")
 
@@ -486,6 +492,7 @@ def test_a_release_that_was_charged_and_not_seen_begins_anew(monkeypatch):
     check_result(dp.release(idata, model), budget)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_another_plan_does_not_go_on_with_an_interrupted_preparation(monkeypatch):
     model, budget = build("logistic")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -512,6 +519,7 @@ def small(n: int = 200, epsilon: float = 0.5) -> pm.Model:
     return model
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("cls", [dp.DPLangevin, dp.DPHMC, dp.DPPenalty])
 def test_a_small_budget_is_said_to_be_small(cls):
     model = small()

@@ -213,12 +213,10 @@ def every_model_with_every_step() -> list[Any]:
     quick = [
         *(("logistic", step) for step in STEPS),
         ("poisson_groups", "hmc-reuse_gradient"),
-        ("two_observed", "penalty"),
     ]
     slow = [
         ("mv_normal", "langevin-energy_clip"),
-        ("negative_binomial", "langevin-fresh"),
-        ("two_observed", "langevin-persistent"),
+        ("two_observed", "penalty"),
     ]
     return marked(pairs, slow=slow, exhaustive=others(pairs, [*quick, *slow]))
 
@@ -259,7 +257,7 @@ def test_step(model_name, step_name, tmp_path):
     ("model_name", "step_name", "start_method"),
     [
         ("logistic", "penalty", "spawn"),
-        ("logistic", "langevin-persistent", "forkserver"),
+        pytest.param("logistic", "langevin-persistent", "forkserver", marks=pytest.mark.slow),
         pytest.param("iid_normal", "exponential", "spawn", marks=pytest.mark.slow),
         *(
             pytest.param(*other, marks=pytest.mark.exhaustive)

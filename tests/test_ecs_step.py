@@ -81,7 +81,7 @@ def agree(found: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("estimator", ["perturbed", "signed"])
+@pytest.mark.parametrize("estimator", ["perturbed", pytest.param("signed", marks=pytest.mark.slow)])
 def test_chains_agree_with_the_normal_approximation(estimator: str) -> None:
     """20 000 records: skewness is of the order of 1/sqrt(n), below Monte Carlo error."""
     step, idata = logistic_run(estimator)

@@ -79,11 +79,11 @@ def test_the_table_of_the_enumerated_posterior(tables: dict[float, Any]) -> None
         (10.0, "enumerate", False),
         (1.0, "soma", False),
         (10.0, any_answer, False),
+        pytest.param(1.0, "prior", False, marks=pytest.mark.slow),
         *(
-            pytest.param(*other, marks=pytest.mark.slow)
-            for other in [(1.0, "prior", False), (1.0, "pcn", "auto")]
+            pytest.param(*other, marks=pytest.mark.exhaustive)
+            for other in [(1.0, "pcn", "auto"), (10.0, "prior", "auto")]
         ),
-        pytest.param(10.0, "prior", "auto", marks=pytest.mark.exhaustive),
     ],
 )
 def test_the_posterior_is_that_of_the_enumeration(
@@ -314,6 +314,7 @@ def test_conditionals_that_are_nearly_normal_are_refused() -> None:
                 draw.step(point)
 
 
+@pytest.mark.slow
 def test_dims_and_as_many_entries_as_records() -> None:
     """Shapes that only the coordinates tell; and a statistic with n = m entries."""
     coords = {"record": range(N), "entry": range(N)}
@@ -340,7 +341,13 @@ def test_dims_and_as_many_entries_as_records() -> None:
 # -- what the review of the kernels found ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("proposal", ["prior", pytest.param("pcn", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        pytest.param("prior", marks=pytest.mark.slow),
+        pytest.param("pcn", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_records_far_in_a_tail_stay_where_they_are(proposal: str) -> None:
     """The distribution function is 1 to double precision there; they must not be brought back."""
     with pm.Model() as model:
@@ -378,6 +385,7 @@ def test_small_products_of_records_are_found() -> None:
             dp.PrivacyAwareGibbs([x])
 
 
+@pytest.mark.slow
 def test_published_entries_of_an_array_may_change() -> None:
     with pm.Model() as model:
         seen = pm.Data("seen", np.array([0.0, 0.0, 5.0]))
@@ -485,6 +493,7 @@ def test_a_model_of_other_distributions_works_by_the_same_three_lines() -> None:
     assert set(_compat.group(idata, "observed_data")) == {"totals", "top"}
 
 
+@pytest.mark.slow
 def test_the_density_of_records_is_that_of_the_model() -> None:
     """Differences of log-densities at fixed parameters: what the step uses, and PyMC's own."""
     model, records = unseen()
@@ -539,6 +548,7 @@ def test_large_records_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.mark.slow
 def test_slow_parameters_are_announced() -> None:
     with pm.Model() as model:
         mu = pm.Normal("mu")

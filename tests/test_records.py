@@ -29,11 +29,12 @@ from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import PublicTerms, Records, count_units, extract
 from pymc_dp.rows import blockwise
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.functions import INTERPRETED
 
 from .models import EXAMPLES, GROUPS, Data, build
 from .selection import marked
 
-QUICK = {"mode": "FAST_COMPILE"}
+QUICK = {"mode": INTERPRETED}
 #: Examples compiled as in production: every kind of cut, per-row linear algebra, special functions.
 COMPILED = [
     "categorical",
@@ -48,7 +49,10 @@ COMPILED = [
     "two_observed",
 ]
 #: Those of them that take longest to compile.
-LONG = ["categorical", "censored", "mixture_shared", "neural_network"]
+LONG, LONGEST = (
+    ["censored", "negative_binomial"],
+    ["categorical", "mixture_shared", "neural_network"],
+)
 #: Further examples of what the others show.
 FURTHER = [
     "beta",
@@ -211,7 +215,7 @@ def test_scaled_coordinates_change_variables() -> None:
 # -- one record concerns no other -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", marked(COMPILED, slow=LONG))
+@pytest.mark.parametrize("name", marked(COMPILED, slow=LONG, exhaustive=LONGEST))
 def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = compiled(name)
     z = point(records_of(name)[1], 0)
@@ -229,7 +233,7 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, 1e308])
-@pytest.mark.parametrize("name", marked(COMPILED, slow=LONG))
+@pytest.mark.parametrize("name", marked(COMPILED, slow=LONG, exhaustive=LONGEST))
 def test_a_changed_record_leaves_the_bits_of_all_others(name: str, bad: float | None) -> None:
     engine = compiled(name)
     z = point(records_of(name)[1], 1)

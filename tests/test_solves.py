@@ -28,7 +28,9 @@ def _solves(value) -> int:
     return sum(isinstance(o, Blockwise) and isinstance(o.core_op, SolveTriangular) for o in ops)
 
 
-@pytest.mark.parametrize("given", ["cov", "tau", "chol"])
+@pytest.mark.parametrize(
+    "given", ["cov", pytest.param("tau", marks=pytest.mark.exhaustive), "chol"]
+)
 def test_log_likelihood_and_scores(given: str) -> None:
     k = 4
     cov, x = _data(k)

@@ -297,6 +297,7 @@ def test_one_batch_beside_a_transcript(neighboring, s, q, mu):
 # -- monotonicity and speed ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_monotone():
     def one(s=1.5, q=0.02, steps=200, units=0, delta=DELTA, neighboring="replace_one"):
         return epsilon_of([(event(s, q), steps)], units, delta, neighboring)
@@ -420,6 +421,7 @@ def test_wrong_arguments_are_named(call, named):
         call()
 
 
+@pytest.mark.slow
 def test_the_library_is_optional():
     code = (
         "import sys; sys.modules['dp_accounting'] = None\n"

@@ -242,6 +242,7 @@ class TestNestedAndCopied:
         with refused(dp.UnsafeModel, "copy"):
             dp.sample(model=other)
 
+    @pytest.mark.slow
     def test_a_pickled_copy_pays_from_the_same_account(self):
         model = logistic()
         other = cloudpickle.loads(cloudpickle.dumps(model))

@@ -54,7 +54,7 @@ def test_heavy_tailed_residuals_under_a_normal_likelihood(seed: int, epsilon: fl
     assert abs(draws.mean() - y.std()) < 4.0 * draws.std()
 
 
-@pytest.mark.parametrize("seed", marked([1, 2, 3, 4], slow=[2], exhaustive=[1, 4]))
+@pytest.mark.parametrize("seed", marked([1, 2, 3, 4], exhaustive=[1, 2, 4]))
 def test_a_small_regression_is_not_wider_than_its_prior(seed: int) -> None:
     """No chain of the quadratic form stays where it began, far out in the prior."""
     rng = np.random.default_rng(seed)
@@ -77,8 +77,8 @@ RARE = [(1500, 3.0, -3.3), (2000, 4.0, -3.3), (20_000, 4.0, -5.2)]
     ("seed", "n", "epsilon", "intercept"),
     marked(
         [(seed, *case) for seed in (3, 4, 5) for case in RARE],
-        slow=[(5, *case) for case in RARE[1:]],
-        exhaustive=[(seed, *case) for seed in (3, 4) for case in RARE],
+        slow=[(5, *RARE[2])],
+        exhaustive=[(5, *RARE[1]), *((seed, *case) for seed in (3, 4) for case in RARE)],
     ),
 )
 def test_rare_events_are_not_clipped_away(
