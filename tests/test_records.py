@@ -51,7 +51,7 @@ COMPILED = [
 #: Those of them that take longest to compile.
 LONG, LONGEST = (
     ["censored", "negative_binomial"],
-    ["categorical", "mixture_shared", "neural_network"],
+    ["categorical", "mixture_shared", "neural_network", "two_observed"],
 )
 #: Further examples of what the others show.
 FURTHER = [

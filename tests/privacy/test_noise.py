@@ -210,7 +210,12 @@ def draw_in_children(method, size, children=2):
 # probability 3.5e-7. A reused pool repeats hundreds.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 @pytest.mark.parametrize(
-    "method", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"]
+    "method",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.slow),
+        pytest.param("forkserver", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_processes_and_calls_share_no_value(method):
     if method not in multiprocessing.get_all_start_methods():
