@@ -18,11 +18,14 @@ from pymc_dp._compat import PYMC_MAJOR, group
 from pymc_dp.budget import MODELS
 from pymc_dp.rows.store import RecordStore
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:These data already have a budget:UserWarning",
-    "ignore:The gradients of this plan:UserWarning",
-    "ignore:`find_MAP` will:FutureWarning",
-)
+pytestmark = [
+    pytest.mark.usefixtures("interpreted"),
+    pytest.mark.filterwarnings(
+        "ignore:These data already have a budget:UserWarning",
+        "ignore:The gradients of this plan:UserWarning",
+        "ignore:`find_MAP` will:FutureWarning",
+    ),
+]
 
 N = 60
 _rng = np.random.default_rng(3)
