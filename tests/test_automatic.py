@@ -7,6 +7,7 @@ accuracy of the draws, but for the one budget that is far too small.
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import logging
 import math
@@ -32,6 +33,7 @@ from pymc_dp.noise import insecure_noise
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
+from .selection import marked
 from .test_conformance import CHAINS, DRAWS, TUNE, check_raw, pm_sample
 
 pytestmark = pytest.mark.filterwarnings(
@@ -220,7 +222,14 @@ def check_result(safe: Any, budget: dp.PrivacyBudget) -> None:
 # -- sampling -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step_name", STEPS)
+@pytest.mark.parametrize(
+    "step_name",
+    marked(
+        STEPS,
+        slow=["langevin-plain"],
+        exhaustive=["hmc", "langevin-anchored", "langevin-quadratic"],
+    ),
+)
 def test_step(step_name):
     """Three runs, on one core, on two and by ``dp.sample``; then the budget is used up."""
     model, budget = build("logistic")
@@ -250,8 +259,22 @@ def test_step(step_name):
 
 @pytest.mark.parametrize(
     ("model_name", "step_name"),
-    [(m, s) for m in MODELS if m != "logistic" for s in ("langevin", "penalty")]
-    + [("banana", "langevin-anchored"), ("users", "hmc")],
+    marked(
+        [
+            *itertools.product([m for m in MODELS if m != "logistic"], ["langevin", "penalty"]),
+            ("banana", "langevin-anchored"),
+            ("users", "hmc"),
+        ],
+        exhaustive=[
+            ("banana", "langevin"),
+            ("poisson_groups", "langevin"),
+            ("poisson_groups", "penalty"),
+            ("banana", "penalty"),
+            ("added or removed", "penalty"),
+            ("users", "hmc"),
+            ("users", "penalty"),
+        ],
+    ),
 )
 def test_model(model_name, step_name):
     model, budget = build(model_name)
@@ -279,6 +302,7 @@ def test_model(model_name, step_name):
         assert (plan_of(safe, budget)["settings"]["clipping"] == "huberised") == recognised
 
 
+@pytest.mark.slow
 def test_new_interpreters():
     """An anchored step, with its records tilted, reaches them in one piece."""
     context = multiprocessing.get_context("forkserver")
@@ -302,12 +326,13 @@ def test_consistent_clipping(consistent):
         assert tilted.engine.clip_norm == step.queries.clip_norms["anchor"]
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("step_name", "given"),
     [
         ("langevin", {"step_size": 0.123, "n_steps": 3, "momentum": "persistent", "jitter": 0.2}),
         ("hmc", {"step_size": 0.123, "n_steps": 3}),
-        ("penalty", {"step_size": [0.1, 0.2]}),
+        pytest.param("penalty", {"step_size": [0.1, 0.2]}, marks=pytest.mark.slow),
     ],
 )
 def test_settings_that_are_given_are_kept(step_name, given):
@@ -414,6 +439,7 @@ def kept(budget: dp.PrivacyBudget) -> list[str]:
     return [e.payload["label"] for e in budget.ledger.entries() if e.kind == "release"]
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("step_name", "call"), [("langevin-anchored", 1), ("langevin-anchored", 7), ("hmc", 4)]
 )
@@ -442,6 +468,7 @@ def test_an_interrupted_preparation_goes_on(step_name, call, monkeypatch):
     check_result(dp.release(idata, model), budget)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_release_that_was_charged_and_not_seen_begins_anew(monkeypatch):
     model, budget = build("logistic")
 
@@ -465,6 +492,7 @@ def test_a_release_that_was_charged_and_not_seen_begins_anew(monkeypatch):
     check_result(dp.release(idata, model), budget)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_another_plan_does_not_go_on_with_an_interrupted_preparation(monkeypatch):
     model, budget = build("logistic")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -491,6 +519,7 @@ def small(n: int = 200, epsilon: float = 0.5) -> pm.Model:
     return model
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("cls", [dp.DPLangevin, dp.DPHMC, dp.DPPenalty])
 def test_a_small_budget_is_said_to_be_small(cls):
     model = small()

@@ -36,6 +36,7 @@ from pymc_dp.plan import plan_batches
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.steps.source import Source
+from tests.selection import marked
 
 pytest.importorskip("dp_accounting")
 pytestmark = pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
@@ -397,7 +398,7 @@ def test_an_empty_batch_is_noise_alone(monkeypatch: pytest.MonkeyPatch, kind: An
 @pytest.mark.parametrize(
     ("event", "kind", "test", "iterations"),
     [
-        (poisson, BatchQueries, penalty.penalty_test, 20_000),
+        pytest.param(poisson, BatchQueries, penalty.penalty_test, 20_000, marks=pytest.mark.slow),
         (fixed, BatchQueries, penalty.penalty_test, 6_000),
         (poisson, MomentQueries, BarkerTest(1.2), 6_000),
     ],
@@ -461,6 +462,7 @@ def plan(multiplier: float | None = None, part: float = 0.0) -> Any:
     return made, cap
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("part", [0.0, 0.2, 0.9])
 def test_a_plan_uses_the_budget_and_no_more(part: float) -> None:
     made, cap = plan(part=part)
@@ -470,6 +472,7 @@ def test_a_plan_uses_the_budget_and_no_more(part: float) -> None:
     assert 1.99 < subsampled.epsilon_of([pair], beside, 1e-6, "replace_one") <= 2.0
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises((ValueError, dp.BudgetExceeded), match="noise multiplier"):
         plan(multiplier=0.3)
@@ -510,11 +513,29 @@ def sample(model: Model, step: Any, draws: int = 40, chains: int = 1, cores: int
     )
 
 
+BATCHES = [
+    (cls, *kind)
+    for cls in (dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty, dp.DPBarker)
+    for kind in (
+        ("poisson", "replace_one"),
+        ("poisson", "add_or_remove_one"),
+        ("fixed_size", "replace_one"),
+    )
+]
+
+
 @pytest.mark.parametrize(
-    ("kind", "neighboring"),
-    [("poisson", "replace_one"), ("poisson", "add_or_remove_one"), ("fixed_size", "replace_one")],
+    ("cls", "kind", "neighboring"),
+    marked(
+        BATCHES,
+        slow=[case for case in BATCHES if case[1:] == ("poisson", "replace_one")],
+        exhaustive=[
+            (dp.DPSGLD, "fixed_size", "replace_one"),
+            (dp.DPSGNHT, "poisson", "add_or_remove_one"),
+            (dp.DPPenalty, "fixed_size", "replace_one"),
+        ],
+    ),
 )
-@pytest.mark.parametrize("cls", [dp.DPSGLD, dp.DPSGNHT, dp.DPPenalty, dp.DPBarker])
 def test_steps_on_batches(cls: Any, kind: str, neighboring: Any) -> None:
     public = {} if neighboring == "replace_one" else {"n_public": N}
     # fixed sizes need as much noise for a larger budget
@@ -601,6 +622,7 @@ def test_a_preparation_beside_fixed_batches() -> None:
     assert budget.spent().epsilon <= 8.0
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
     model, budget = logistic(epsilon=5.0)
     step = dp.DPSGLD(
@@ -628,6 +650,7 @@ def charge(budget: dp.PrivacyBudget, multiplier: float) -> None:
     budget.ledger.charge(budget.account, 5, GaussianEvent("a release", multiplier))
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_there_is_no_choice_of_a_plan_after_a_release() -> None:
     """Each plan alone would fit; chosen in view of a release, they would leak more together."""
     model, budget = logistic(epsilon=5.0)
@@ -648,6 +671,7 @@ def test_there_is_no_choice_of_a_plan_after_a_release() -> None:
     assert budget.batches() is None
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_plan_that_was_replaced_can_not_run() -> None:
     model, _ = logistic(epsilon=5.0)
     given: dict[str, Any] = {"draws": 20, "chains": 1, "model": model}
@@ -657,6 +681,7 @@ def test_a_plan_that_was_replaced_can_not_run() -> None:
         sample(model, first, draws=20)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_there_is_no_choice_between_batches_and_other_releases() -> None:
     """What the batches cost is gone, whether they are released or not.
 
@@ -679,6 +704,7 @@ def test_there_is_no_choice_between_batches_and_other_releases() -> None:
     assert beside.plan.run_cost <= budget.ledger.remaining(budget.account)
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("wrong", [{"scaling": -1.0}, {"scaling": None, "clip_norm": None}])
 def test_a_step_that_can_not_be_made_costs_nothing(
     wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -696,6 +722,7 @@ def test_a_step_that_can_not_be_made_costs_nothing(
     dp.DPPenalty(draws=5, chains=1, model=model, scaling=0.1, clip_norm=0.3, step_size=0.1)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_draws_beside_batches_say_what_all_of_it_cost() -> None:
     model, budget = logistic(epsilon=5.0)
     step = dp.DPSGLD(draws=20, chains=1, model=model, **SHORT)
@@ -710,6 +737,7 @@ def test_draws_beside_batches_say_what_all_of_it_cost() -> None:
     assert told == pytest.approx(budget.spent().epsilon)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_preparation_stays_within_its_room() -> None:
     model, budget = logistic(epsilon=20.0)
     with warnings.catch_warnings():
@@ -721,6 +749,7 @@ def test_a_preparation_stays_within_its_room() -> None:
     assert budget.spent().epsilon <= 20.0
 
 
+@pytest.mark.slow
 def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the room was set aside for was released once, and would not pay for another time."""
     model, budget = logistic(epsilon=20.0)
@@ -738,6 +767,7 @@ def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.Mon
     sample(model, again, draws=20)
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_preparation_beside_batches_is_not_taken_up_by_another_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -776,6 +806,7 @@ def test_the_ledger_is_read_a_few_times_for_a_chain(monkeypatch: pytest.MonkeyPa
     assert len(read) < 60
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_what_was_spent_is_that_of_the_batches() -> None:
     """Ledger units that stand for batches do not turn into an epsilon as those of others do."""
     model, budget = logistic(epsilon=8.0)
@@ -799,6 +830,7 @@ def test_a_ledger_with_a_cap_at_another_delta_has_no_batches(tmp_path: Any) -> N
     assert budget.spent().epsilon == 0.0
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_budgets_that_share_a_ledger_have_no_batches(tmp_path: Any) -> None:
     ledger = dp.Ledger.create(tmp_path / "one.db")
     first, _ = logistic(epsilon=1.0, ledger=tmp_path / "one.db")
@@ -813,6 +845,7 @@ def test_budgets_that_share_a_ledger_have_no_batches(tmp_path: Any) -> None:
     assert ledger.verify() > 0
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [

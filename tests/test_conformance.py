@@ -23,6 +23,7 @@ import xarray as xr
 
 import pymc_dp as dp
 from pymc_dp import _compat
+from tests.selection import marked, others
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:These data already have a budget:UserWarning",
@@ -207,12 +208,17 @@ def check_round_trip(safe: Any, path: Any) -> None:
 
 
 def every_model_with_every_step() -> list[Any]:
-    """Each step with the first model and with one or two others; the rest takes minutes."""
-    pairs = []
-    for (k, model), (j, step) in itertools.product(enumerate(MODELS), enumerate(STEPS)):
-        quick = k == 0 or (k + j) % (len(MODELS) - 1) == 0
-        pairs.append(pytest.param(model, step, marks=() if quick else pytest.mark.exhaustive))
-    return pairs
+    """Each step with the first model and some with one of the others; the rest takes minutes."""
+    pairs = list(itertools.product(MODELS, STEPS))
+    quick = [
+        *(("logistic", step) for step in STEPS),
+        ("poisson_groups", "hmc-reuse_gradient"),
+    ]
+    slow = [
+        ("mv_normal", "langevin-energy_clip"),
+        ("two_observed", "penalty"),
+    ]
+    return marked(pairs, slow=slow, exhaustive=others(pairs, [*quick, *slow]))
 
 
 @pytest.mark.parametrize(
@@ -251,12 +257,12 @@ def test_step(model_name, step_name, tmp_path):
     ("model_name", "step_name", "start_method"),
     [
         ("logistic", "penalty", "spawn"),
-        ("logistic", "hmc-reuse_gradient", "spawn"),
-        ("logistic", "langevin-persistent", "forkserver"),
-        ("iid_normal", "exponential", "spawn"),
+        pytest.param("logistic", "langevin-persistent", "forkserver", marks=pytest.mark.slow),
+        pytest.param("iid_normal", "exponential", "spawn", marks=pytest.mark.slow),
         *(
             pytest.param(*other, marks=pytest.mark.exhaustive)
             for other in [
+                ("logistic", "hmc-reuse_gradient", "spawn"),
                 ("logistic", "penalty", "forkserver"),
                 ("logistic", "hmc-reuse_gradient", "forkserver"),
                 ("logistic", "langevin-persistent", "spawn"),

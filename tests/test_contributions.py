@@ -233,7 +233,7 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
                 assert same_bits(values(permuted, spec), whole[order])
 
 
-@pytest.mark.parametrize("name", ["persons", "two_lengths"])
+@pytest.mark.parametrize("name", [pytest.param("persons", marks=pytest.mark.slow), "two_lengths"])
 def test_units_of_several_rows_keep_their_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, at = compiled(name), coordinates(name)
     groups = []

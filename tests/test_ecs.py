@@ -107,7 +107,10 @@ def general_logistic(order: int) -> Variates:
     return prepared(logistic, order, general=True)
 
 
-@pytest.mark.parametrize("order", [pytest.param(1, marks=pytest.mark.slow), 2])
+@pytest.mark.parametrize(
+    "order",
+    [pytest.param(1, marks=pytest.mark.exhaustive), pytest.param(2, marks=pytest.mark.slow)],
+)
 def test_control_variates_from_the_graph_are_those_of_the_loops(order: int) -> None:
     own, general = prepared(logistic, order), general_logistic(order)
     assert own.kernel is None and general.kernel is not None

@@ -126,7 +126,10 @@ def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
     return model, variates
 
 
-SLOW, FURTHER = [categorical, mixture, several, groups], [many_classes, zero_inflated, censored]
+SLOW, FURTHER = (
+    [jumping, categorical, mixture, several, groups],
+    [many_classes, zero_inflated, censored],
+)
 
 
 @pytest.mark.parametrize(
@@ -137,7 +140,6 @@ SLOW, FURTHER = [categorical, mixture, several, groups], [many_classes, zero_inf
         flat,
         laplace,
         bounded,
-        jumping,
         negative_weights,
         *(pytest.param(declare, marks=pytest.mark.slow) for declare in SLOW),
         *(pytest.param(declare, marks=pytest.mark.exhaustive) for declare in FURTHER),
@@ -223,6 +225,7 @@ def test_kinks_are_seen_where_derivatives_show_none() -> None:
         assert not has_kinks([value], theta)
 
 
+@pytest.mark.slow
 def test_a_condition_among_many_numbers_is_refused() -> None:
     with pm.Model():
         b = pm.Normal("b", shape=8)

@@ -81,7 +81,7 @@ def agree(found: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("estimator", ["perturbed", "signed"])
+@pytest.mark.parametrize("estimator", ["perturbed", pytest.param("signed", marks=pytest.mark.slow)])
 def test_chains_agree_with_the_normal_approximation(estimator: str) -> None:
     """20 000 records: skewness is of the order of 1/sqrt(n), below Monte Carlo error."""
     step, idata = logistic_run(estimator)
@@ -281,6 +281,7 @@ def bounded(width: float) -> pm.Model:
     return model
 
 
+@pytest.mark.slow
 def test_chains_begin_where_the_density_is_finite() -> None:
     """About half of the draws from the normal approximation lie outside the bounds."""
     model = bounded(0.1)

@@ -16,6 +16,7 @@ from pymc_dp.ledger import SPENDING
 from pymc_dp.noise import insecure_noise
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.steps.effects import Effects, effects_of
 
 N, GROUPS = 3001, 6
@@ -119,15 +120,19 @@ def redundant() -> None:
     pm.Normal("y", (a[0] + pt.exp(a[1]) * places * a[2])[R.group], 1.0, observed=R.y)
 
 
+#: Values are compared, not bits: compiled functions would take most of the time.
+QUICK = {"mode": INTERPRETED}
+
+
 def parts(declare: Any) -> tuple[Any, RowEngine, Effects | None, np.ndarray]:
     """Records, their engine in unconstrained parameters, effects, and draws from the prior."""
     with pm.Model() as model:
         declare()
     records = extract(model, check=False)
     d = records.parameters.size
-    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)))
+    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
     drawn = np.random.default_rng(1).normal(0.0, 0.7, (200, d))
-    return records, engine, effects_of(records, engine, drawn, None), drawn
+    return records, engine, effects_of(records, engine, drawn, QUICK), drawn
 
 
 @pytest.mark.parametrize(
@@ -175,15 +180,18 @@ def test_parameters_stay_where_effects_would_be_no_better(declare: Any) -> None:
     assert parts(declare)[2] is None
 
 
-def _sample(declare: Any, epsilon: float, noise: Any) -> tuple[pm.Model, Any, Any]:
+def _sample(
+    declare: Any, epsilon: float, noise: Any, draws: int = 800
+) -> tuple[pm.Model, Any, Any]:
     with pm.Model() as model, noise:
         declare()
         budget = dp.PrivacyBudget(epsilon=epsilon, delta=1e-5)
-        step = dp.DPLangevin(draws=800, chains=2, progressbar=False)
-        result = dp.sample(800, chains=2, step=step, cores=1, random_seed=1, progressbar=False)
+        step = dp.DPLangevin(draws=draws, chains=2, progressbar=False)
+        result = dp.sample(draws, chains=2, step=step, cores=1, random_seed=1, progressbar=False)
     return model, budget, result
 
 
+@pytest.mark.slow
 def test_noncentred_hierarchy_has_the_exact_posterior() -> None:
     """Against the posterior of (mu, log tau) on a grid, with privacy noise that hardly matters.
 
@@ -215,7 +223,7 @@ def test_noncentred_hierarchy_has_the_exact_posterior() -> None:
 
 def test_what_is_said_about_it() -> None:
     """The statement names the approximation; no score is there to average."""
-    model, _, result = _sample(banana, 20.0, contextlib.nullcontext())
+    model, _, result = _sample(banana, 20.0, contextlib.nullcontext(), draws=50)
     text = dp.privacy_statement(result)
     assert "quadratic" in text and "effects" in text
     with model, pytest.raises(ValueError, match="Average the draws instead"):

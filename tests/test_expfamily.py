@@ -148,7 +148,6 @@ def extreme(name: str, size: int = 12) -> np.ndarray:
 QUICK = {
     ("Normal", "replace_one"),
     ("Poisson", "add_or_remove_one"),
-    ("Categorical", "replace_one"),
 }
 
 
@@ -211,6 +210,7 @@ def test_a_wrong_bound_would_be_seen() -> None:
     assert np.abs(clipped - half.total(with_records(step.queries.engine, np.array([1])))) <= 1
 
 
+@pytest.mark.slow
 def test_a_statistic_does_not_depend_on_where_a_record_stands() -> None:
     step = step_of(budgeted("Gamma"))
     y = np.random.default_rng(3).uniform(0.01, 9, 1003)
@@ -288,6 +288,7 @@ def test_charged_before_the_records_are_read_and_read_once(
     assert "y is clamped to [0, 8]" in dp.privacy_statement(safe)
 
 
+@pytest.mark.slow
 def test_settings_are_learned_from_releases_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default: two one-off releases at most, charged before; chains begin at the posterior."""
     rng = np.random.default_rng(8)
@@ -355,7 +356,9 @@ def line(neighboring: str = "replace_one") -> pm.Model:
     return model
 
 
-@pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
+@pytest.mark.parametrize(
+    "neighboring", [pytest.param("replace_one", marks=pytest.mark.exhaustive), "add_or_remove_one"]
+)
 def test_a_family_by_hand(neighboring: str) -> None:
     model = line(neighboring)
     step = step_of(model, **LINE)
@@ -388,6 +391,7 @@ def test_the_template_of_wrong_families_is_right() -> None:
     assert step._exponential.statistic.size == 1
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -466,6 +470,7 @@ def columns() -> None:
     dp.bounds(y=(-3, 3))
 
 
+@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
@@ -498,6 +503,7 @@ def test_persons_with_several_rows_are_refused() -> None:
     assert spent(model) == 0
 
 
+@pytest.mark.usefixtures("interpreted")
 def test_a_wrong_family_of_ours_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison with PyMC looks at families that are found, too."""
     honest = recognition.family_of

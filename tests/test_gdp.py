@@ -91,7 +91,15 @@ def test_monotone():
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("noise_multipliers", [(2.0,), (1.0, 2.0), (1.5, 1.5, 3.0), (8.0,) * 16])
+@pytest.mark.parametrize(
+    "noise_multipliers",
+    [
+        (2.0,),
+        pytest.param((1.0, 2.0), marks=pytest.mark.slow),
+        pytest.param((1.5, 1.5, 3.0), marks=pytest.mark.exhaustive),
+        (8.0,) * 16,
+    ],
+)
 def test_agrees_with_dp_accounting(noise_multipliers):
     """The privacy loss distribution of the composed Gaussians, at discretisation 1e-5.
 

@@ -75,13 +75,14 @@ def test_the_table_of_the_enumerated_posterior(tables: dict[float, Any]) -> None
 @pytest.mark.parametrize(
     ("epsilon", "proposal", "noncentered"),
     [
-        (1.0, "prior", False),
-        (10.0, "prior", "auto"),
-        (1.0, "pcn", "auto"),
-        (10.0, "pcn", False),
         (10.0, "enumerate", False),
         (1.0, "soma", False),
         (10.0, any_answer, False),
+        pytest.param(1.0, "prior", False, marks=pytest.mark.slow),
+        *(
+            pytest.param(*other, marks=pytest.mark.exhaustive)
+            for other in [(10.0, "pcn", False), (1.0, "pcn", "auto"), (10.0, "prior", "auto")]
+        ),
     ],
 )
 def test_the_posterior_is_that_of_the_enumeration(
@@ -236,7 +237,7 @@ def autoregressive(current: dict[str, Any], parameters: dict[str, Any]) -> tuple
     [
         ("prior", "auto"),
         ("pcn", False),
-        (autoregressive, "auto"),
+        pytest.param(autoregressive, "auto", marks=pytest.mark.slow),
         *(
             pytest.param(*other, marks=pytest.mark.exhaustive)
             for other in [("prior", False), ("pcn", "auto"), (autoregressive, False)]
@@ -312,6 +313,7 @@ def test_conditionals_that_are_nearly_normal_are_refused() -> None:
                 draw.step(point)
 
 
+@pytest.mark.slow
 def test_dims_and_as_many_entries_as_records() -> None:
     """Shapes that only the coordinates tell; and a statistic with n = m entries."""
     coords = {"record": range(N), "entry": range(N)}
@@ -338,7 +340,13 @@ def test_dims_and_as_many_entries_as_records() -> None:
 # -- what the review of the kernels found ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("proposal", ["prior", "pcn"])
+@pytest.mark.parametrize(
+    "proposal",
+    [
+        pytest.param("prior", marks=pytest.mark.slow),
+        pytest.param("pcn", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_records_far_in_a_tail_stay_where_they_are(proposal: str) -> None:
     """The distribution function is 1 to double precision there; they must not be brought back."""
     with pm.Model() as model:
@@ -376,6 +384,7 @@ def test_small_products_of_records_are_found() -> None:
             dp.PrivacyAwareGibbs([x])
 
 
+@pytest.mark.slow
 def test_published_entries_of_an_array_may_change() -> None:
     with pm.Model() as model:
         seen = pm.Data("seen", np.array([0.0, 0.0, 5.0]))
@@ -465,6 +474,7 @@ def unseen() -> tuple[Model, list[Any]]:
     return model, [income, shift, rank]
 
 
+@pytest.mark.slow
 def test_a_model_of_other_distributions_works_by_the_same_three_lines() -> None:
     model, _ = unseen()
     with model:
@@ -482,6 +492,7 @@ def test_a_model_of_other_distributions_works_by_the_same_three_lines() -> None:
     assert set(_compat.group(idata, "observed_data")) == {"totals", "top"}
 
 
+@pytest.mark.slow
 def test_the_density_of_records_is_that_of_the_model() -> None:
     """Differences of log-densities at fixed parameters: what the step uses, and PyMC's own."""
     model, records = unseen()
@@ -536,6 +547,7 @@ def test_large_records_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.mark.slow
 def test_slow_parameters_are_announced() -> None:
     with pm.Model() as model:
         mu = pm.Normal("mu")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from collections.abc import Callable
 from functools import cache
@@ -23,8 +24,9 @@ from pymc_dp.rows.predictor import Predictor, recognise
 from pymc_dp.rows.tilt import TiltedEngine
 
 from .models import EXAMPLES, Data
+from .selection import marked, others
 from .test_contributions import every_kind, long_arrays, values
-from .test_records import QUICK, compiled, evaluate, quick, same_bits, with_data
+from .test_records import FURTHER, QUICK, compiled, evaluate, quick, same_bits, with_data
 
 #: Examples of tests/models.py that have one linear predictor per row, and a concave family.
 RECOGNISED = {
@@ -186,7 +188,7 @@ def found_in(engine: RowEngine) -> Predictor:
 # -- what is recognised ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@pytest.mark.parametrize("name", marked(sorted(EXAMPLES), exhaustive=FURTHER))
 def test_examples_are_recognised_or_told_why_not(name: str) -> None:
     engine = with_data(quick(name)[2], lambda a: a)
     predictor, reason = recognise(engine, QUICK)
@@ -328,7 +330,11 @@ def test_impossible_records_contribute_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "declare", [probit, known_scales, grouped_binomial], ids=lambda f: f.__name__
+    "declare",
+    marked(
+        [probit, known_scales, grouped_binomial], slow=[grouped_binomial], exhaustive=[known_scales]
+    ),
+    ids=lambda f: f.__name__,
 )
 def test_bits_do_not_depend_on_place_or_block(
     declare: Callable[[Data], None], monkeypatch: pytest.MonkeyPatch
@@ -434,8 +440,22 @@ def differences(engine: RowEngine) -> np.ndarray:
     return np.diff(values, axis=0)
 
 
-@pytest.mark.parametrize("unit", [1e-30, 1e-14, 1.0, 1e12, 1e17, 1e30])
-@pytest.mark.parametrize("kind", ["gamma", "exponential", "normal"])
+UNITS = [1e-30, 1e-14, 1.0, 1e12, 1e17, 1e30]
+EXTREME = [("gamma", 1e-30), ("normal", 1e30)]
+FURTHER_UNITS = [("gamma", 1e30), ("exponential", 1e17), ("normal", 1e-14)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit"),
+    marked(
+        itertools.product(["gamma", "exponential", "normal"], UNITS),
+        slow=FURTHER_UNITS,
+        exhaustive=others(
+            itertools.product(["gamma", "exponential", "normal"], UNITS),
+            [*EXTREME, *FURTHER_UNITS],
+        ),
+    ),
+)
 def test_units_of_the_data_lose_no_digits(kind: str, unit: float) -> None:
     """One of the two numbers of a record may be any part of the other, or nothing."""
     rng = np.random.default_rng(0)
@@ -548,7 +568,9 @@ def test_vectors_are_kept_only_where_they_are_short() -> None:
     assert not HuberEngine(engine, predictor, np.inf).pays(2**40)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float64", marks=pytest.mark.exhaustive)]
+)
 def test_features_are_kept_in_their_own_precision(dtype: str) -> None:
     """Nothing of more than a number per row is in float64 if features are float32."""
 

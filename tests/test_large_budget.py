@@ -20,6 +20,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp._compat import group
+from tests.selection import marked
 
 pytestmark = pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
 
@@ -78,7 +79,14 @@ STEPS: dict[str, tuple[type, int, dict[str, Any]]] = {  # with draws per chain
 }
 
 
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    "name",
+    marked(
+        STEPS,
+        slow=["penalty"],
+        exhaustive=["hmc-position", "langevin-three_steps", "langevin-fresh"],
+    ),
+)
 def test_posterior(name):
     cls, draws, settings = STEPS[name]
     with pm.Model() as model:

@@ -189,6 +189,7 @@ class TestFile:
         monkeypatch.chdir("/")
         assert ledger.verify() == 1
 
+    @pytest.mark.slow
     def test_temporary_ledger_goes_with_its_process(self):
         code = (
             "import os\n"

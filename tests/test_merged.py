@@ -9,18 +9,18 @@ import numpy as np
 import pymc as pm
 import pytensor.tensor as pt
 import pytest
-from pytensor.compile.mode import Mode
 
 from pymc_dp.records import Records, extract
 from pymc_dp.rows.engine import Coordinates, RowEngine
-from pymc_dp.rows.functions import RowFunctions
+from pymc_dp.rows.functions import INTERPRETED, RowFunctions
 from pymc_dp.rows.merged import merged
 from pymc_dp.rows.store import RowGroup
 from pymc_dp.steps.effects import effects_of
+from tests.selection import marked
 
 N, GROUPS = 301, 5
 #: Hundreds of functions, called a few times: interpreted, they need no compilation.
-INTERPRETED = {"mode": Mode(linker="py", optimizer="fast_run")}
+QUICK = {"mode": INTERPRETED}
 
 RNG = np.random.default_rng(11)
 G, H = RNG.integers(0, GROUPS, N), RNG.integers(0, GROUPS, N)
@@ -164,7 +164,7 @@ def records_of(family: Callable[[Predictor], None], predictor: Predictor) -> Rec
 def plain_engine(records: Records) -> RowEngine:
     """Records in unconstrained parameters."""
     d = records.parameters.size
-    return records.engine(Coordinates(np.zeros(d), np.eye(d)), INTERPRETED)
+    return records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
 
 
 def engine_of(records: Records, change: Callable[[Any], Any] = lambda graph: graph) -> RowEngine:
@@ -172,7 +172,7 @@ def engine_of(records: Records, change: Callable[[Any], Any] = lambda graph: gra
     engine = plain_engine(records)
     changed = [
         RowGroup(
-            RowFunctions(change(group.functions.graph), records.parameters, INTERPRETED),
+            RowFunctions(change(group.functions.graph), records.parameters, QUICK),
             group.store,
             group.units,
         )
@@ -192,8 +192,24 @@ def same_rows(found: Any, expected: Any) -> None:
     np.testing.assert_allclose(found[1], expected[1], rtol=1e-9, atol=1e-10)
 
 
-@pytest.mark.parametrize("family", [gaussian_of_unknown_scale, bernoulli])
-@pytest.mark.parametrize("predictor", [*MERGES, *APART])
+#: Forms of a predictor, each with one of two families: the other runs with the slow tests, and of
+#: the further forms before a version.
+FORMS = [groups, product, with_slope, crossed, matrix, nested, twice]
+
+
+def crossed_with(families: list[Callable[[Predictor], None]], forms: list[Predictor]) -> list[Any]:
+    """All forms with all families, of which one at a time runs always."""
+    return marked(
+        [(form, family) for form in forms for family in families],
+        slow=[(form, families[k % 2]) for k, form in enumerate(forms) if form not in FORMS],
+        exhaustive=[(form, families[1 - k % 2]) for k, form in enumerate(forms)],
+    )
+
+
+@pytest.mark.parametrize(
+    ("predictor", "family"),
+    crossed_with([bernoulli, gaussian_of_unknown_scale], [*MERGES, *APART]),
+)
 def test_likelihood_and_scores_are_the_same(family: Any, predictor: Predictor) -> None:
     """Merged graphs, as functions of the parameters themselves."""
     records = records_of(family, predictor)
@@ -232,15 +248,14 @@ def test_what_stays_apart(family: Any, predictor: Predictor) -> None:
     assert merged(graph) is graph
 
 
-@pytest.mark.parametrize("family", [gaussian, bernoulli])
-@pytest.mark.parametrize("predictor", MERGES)
+@pytest.mark.parametrize(("predictor", "family"), crossed_with([gaussian, bernoulli], list(MERGES)))
 def test_effects_of_merged_values(family: Any, predictor: Predictor) -> None:
     """They carry the likelihood; scores follow by the chain rule."""
     records = records_of(family, predictor)
     d = records.parameters.size
     outside = plain_engine(records)
     drawn = np.random.default_rng(1).normal(0.0, 0.7, (200, d))
-    effects = effects_of(records, outside, drawn, INTERPRETED)
+    effects = effects_of(records, outside, drawn, QUICK)
     assert effects is not None and effects.engine.d == MERGES[predictor][1]
     size, function = effects.engine.d, effects.seen.function
     for theta in drawn[:2]:
@@ -268,10 +283,7 @@ def test_merged_values_that_are_redundant_are_left() -> None:
     d = records.parameters.size
     engine = plain_engine(records)
     assert merged(records.groups[0].graph) is not records.groups[0].graph
-    assert (
-        effects_of(records, engine, np.random.default_rng(1).normal(size=(50, d)), INTERPRETED)
-        is None
-    )
+    assert effects_of(records, engine, np.random.default_rng(1).normal(size=(50, d)), QUICK) is None
 
 
 def test_several_groups_of_rows() -> None:
@@ -289,7 +301,7 @@ def test_several_groups_of_rows() -> None:
     d = records.parameters.size
     engine = plain_engine(records)
     drawn = np.random.default_rng(1).normal(size=(50, d))
-    effects = effects_of(records, engine, drawn, INTERPRETED)
+    effects = effects_of(records, engine, drawn, QUICK)
     assert effects is not None and effects.engine.d == 2 and effects.seen.n_direct == 1
     theta = drawn[0]
     at = Coordinates(effects.seen.function(theta), np.eye(2))
@@ -297,8 +309,17 @@ def test_several_groups_of_rows() -> None:
     np.testing.assert_allclose(inside, engine.log_likelihood(theta), rtol=1e-9)
 
 
-@pytest.mark.parametrize("data", [False, True], ids=["numpy", "data"])
-@pytest.mark.parametrize("predictor", ["sum", "product", "column"])
+@pytest.mark.parametrize(
+    ("predictor", "data"),
+    [
+        pytest.param("sum", False, id="sum-numpy", marks=pytest.mark.slow),
+        pytest.param("sum", True, id="sum-data", marks=pytest.mark.exhaustive),
+        pytest.param("product", False, id="product-numpy"),
+        pytest.param("product", True, id="product-data", marks=pytest.mark.exhaustive),
+        pytest.param("column", False, id="column-numpy", marks=pytest.mark.exhaustive),
+        pytest.param("column", True, id="column-data"),
+    ],
+)
 def test_number_of_rows_does_not_matter(predictor: str, data: bool) -> None:
     """One user with 5, 9 or 50 rows more, below and above the number of groups."""
     many, users = 40, 30
@@ -321,7 +342,7 @@ def test_number_of_rows_does_not_matter(predictor: str, data: bool) -> None:
         d = records.parameters.size
         engine = plain_engine(records)
         drawn = np.random.default_rng(1).normal(0.0, 0.7, (50, d))
-        effects = effects_of(records, engine, drawn, INTERPRETED)
+        effects = effects_of(records, engine, drawn, QUICK)
         assert effects is not None
         found.append(([(c.kind, c.phi.type.shape) for c in graph.cuts], effects.engine.d))
     assert all(one == found[0] for one in found)

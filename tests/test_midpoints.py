@@ -112,6 +112,7 @@ def test_unbiased_wherever_the_path_ran():
 # -- of a released result -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_variables_are_moved_to_the_estimate():
     """A log-normal: the estimate is exact up to the shape of 4,000 draws, 1 % in its mean."""
     model, budget = budgeted(transformed)

@@ -14,6 +14,7 @@ from scipy import stats
 from scipy.integrate import trapezoid
 
 from pymc_dp import noise_aware as na
+from tests.selection import marked
 
 D = 5
 #: Standard errors that an average may be off.
@@ -277,7 +278,7 @@ def many_candidates(monkeypatch):
     monkeypatch.setattr(na, "_CHUNK", 64)
 
 
-@pytest.mark.parametrize("prior", PRIORS)
+@pytest.mark.parametrize("prior", marked(PRIORS, slow=["flat"]))
 def test_a_skewed_posterior_is_resampled(prior, many_candidates):
     found = skewed(20_000, *PRIORS[prior])
     assert found.method == "resampled" and not found.normality.near_normal

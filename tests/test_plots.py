@@ -27,10 +27,13 @@ from pymc_dp.plan import make_plan
 from pymc_dp.plots.acceptance import longest_stay
 from pymc_dp.statement import STATEMENT, make_statement
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:These data already have a budget:UserWarning",
-    "ignore:The gradients of this plan:UserWarning",
-)
+pytestmark = [
+    pytest.mark.usefixtures("interpreted"),
+    pytest.mark.filterwarnings(
+        "ignore:These data already have a budget:UserWarning",
+        "ignore:The gradients of this plan:UserWarning",
+    ),
+]
 
 RNG = np.random.default_rng(4)
 Y = np.random.default_rng(2).normal(0.5, 1.0, 400)

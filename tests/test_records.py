@@ -29,10 +29,12 @@ from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import PublicTerms, Records, count_units, extract
 from pymc_dp.rows import blockwise
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.functions import INTERPRETED
 
 from .models import EXAMPLES, GROUPS, Data, build
+from .selection import marked
 
-QUICK = {"mode": "FAST_COMPILE"}
+QUICK = {"mode": INTERPRETED}
 #: Examples compiled as in production: every kind of cut, per-row linear algebra, special functions.
 COMPILED = [
     "categorical",
@@ -45,6 +47,41 @@ COMPILED = [
     "poisson_groups",
     "random_slopes",
     "two_observed",
+]
+#: Those of them that take longest to compile.
+LONG, LONGEST = (
+    ["censored", "negative_binomial"],
+    ["categorical", "mixture_shared", "neural_network", "two_observed"],
+)
+#: Further examples of what the others show.
+FURTHER = [
+    "beta",
+    "categorical_shared",
+    "censored",
+    "custom_dist",
+    "data_with_dims",
+    "dirichlet",
+    "gamma",
+    "hurdle",
+    "mixture_of_regressions",
+    "mixture_shared",
+    "multinomial",
+    "mv_normal_lkj",
+    "negative_binomial",
+    "neural_network",
+    "non_centred_groups",
+    "one_column_of_data",
+    "ordered_logistic",
+    "pandas_inputs",
+    "random_walk_prior",
+    "scalar_times_column",
+    "series_by_row",
+    "small_unsigned_labels",
+    "student_t",
+    "sum_of_products",
+    "switch_on_data",
+    "truncated",
+    "zero_inflated",
 ]
 Bits = tuple[np.ndarray, np.ndarray]
 
@@ -105,7 +142,7 @@ def with_data(engine: RowEngine, change: Callable[[np.ndarray], np.ndarray]) -> 
 # -- values ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=FURTHER))
 def test_terms_add_up_to_the_log_density_of_pymc(name: str) -> None:
     model, records, engine, public = quick(name)
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]
@@ -178,7 +215,7 @@ def test_scaled_coordinates_change_variables() -> None:
 # -- one record concerns no other -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", marked(COMPILED, slow=LONG, exhaustive=LONGEST))
 def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = compiled(name)
     z = point(records_of(name)[1], 0)
@@ -196,7 +233,7 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, 1e308])
-@pytest.mark.parametrize("name", COMPILED)
+@pytest.mark.parametrize("name", marked(COMPILED, slow=LONG, exhaustive=LONGEST))
 def test_a_changed_record_leaves_the_bits_of_all_others(name: str, bad: float | None) -> None:
     engine = compiled(name)
     z = point(records_of(name)[1], 1)
@@ -748,7 +785,7 @@ def roots_of(outputs: list[Any]) -> Iterator[Any]:
             yield from roots_of(variable.owner.op.inner_outputs)
 
 
-@pytest.mark.parametrize("name", sorted(EXAMPLES))
+@pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=FURTHER))
 def test_no_data_in_compiled_functions(name: str) -> None:
     model, _, engine, public = quick(name)
     engines = [engine, compiled(name)] if name in COMPILED else [engine]
@@ -792,7 +829,10 @@ def test_a_private_number_of_rows_may_not_be_used_as_a_number():
             extract(model, count_is_private=True, **options)
 
 
-@pytest.mark.parametrize("name", [n for n in EXAMPLES if n != "public_data_by_row_and_by_mean"])
+@pytest.mark.parametrize(
+    "name",
+    marked([n for n in EXAMPLES if n != "public_data_by_row_and_by_mean"], slow=FURTHER),
+)
 def test_no_other_example_uses_its_number_of_rows(name):
     model = build(name)
     extract(model, count_is_private=True, check=False, **EXAMPLES[name].options(Data()))

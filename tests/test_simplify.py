@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pymc as pm
@@ -31,10 +32,15 @@ AMOUNTS = RNG.gamma(2.0, 1.0, N)
 PLACES = (0.0, 1.0, -30.0, 200.0)
 
 
-def engine(declare: Callable[[pt.Variable], None], at: float) -> RowEngine:
+@cache
+def compiled(declare: Callable[[pt.Variable], None]) -> RowEngine:
     with pm.Model() as model:
         declare(pm.Flat("b"))
-    return extract(model, check=False).engine(Coordinates(np.array([at]), np.eye(1)))
+    return extract(model, check=False).engine(Coordinates(np.zeros(1), np.eye(1)))
+
+
+def engine(declare: Callable[[pt.Variable], None], at: float) -> RowEngine:
+    return compiled(declare).with_coordinates(Coordinates(np.array([at]), np.eye(1)))
 
 
 def bernoulli(b: pt.Variable) -> None:

@@ -28,7 +28,10 @@ def _solves(value) -> int:
     return sum(isinstance(o, Blockwise) and isinstance(o.core_op, SolveTriangular) for o in ops)
 
 
-@pytest.mark.parametrize("given", ["cov", "tau", "chol"])
+@pytest.mark.parametrize(
+    "given",
+    ["cov", *(pytest.param(given, marks=pytest.mark.exhaustive) for given in ("tau", "chol"))],
+)
 def test_log_likelihood_and_scores(given: str) -> None:
     k = 4
     cov, x = _data(k)

@@ -35,6 +35,7 @@ from pymc_dp.events import (
     SubsampledGaussianEvent,
     batch_event,
 )
+from tests.selection import marked
 
 pytest.importorskip("dp_accounting")
 
@@ -98,6 +99,7 @@ def test_poisson_reference_values(s, epsilon):
     assert epsilon - 5e-5 < found < epsilon + 1e-4
 
 
+@pytest.mark.slow
 def test_extreme_noise_on_fixed_batches() -> None:
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -295,6 +297,7 @@ def test_one_batch_beside_a_transcript(neighboring, s, q, mu):
 # -- monotonicity and speed ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_monotone():
     def one(s=1.5, q=0.02, steps=200, units=0, delta=DELTA, neighboring="replace_one"):
         return epsilon_of([(event(s, q), steps)], units, delta, neighboring)
@@ -355,11 +358,18 @@ def test_room_without_plans_and_without_room():
 # -- calibration --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("neighboring", RELATIONS)
 @pytest.mark.parametrize(
-    ("epsilon", "q", "steps"), [(1.0, 0.01, 1000), (8.0, 0.1, 100), (0.2, 0.02, 5000)]
+    ("epsilon", "q", "steps", "neighboring"),
+    marked(
+        [
+            (*plan, neighboring)
+            for plan in [(1.0, 0.01, 1000), (8.0, 0.1, 100), (0.2, 0.02, 5000)]
+            for neighboring in RELATIONS
+        ],
+        slow=[(1.0, 0.01, 1000, "add_or_remove_one")],
+    ),
 )
-def test_smallest_noise_multiplier(neighboring, epsilon, q, steps):
+def test_smallest_noise_multiplier(epsilon, q, steps, neighboring):
     s = smallest_noise_multiplier(epsilon, DELTA, poisson(q), steps, neighboring)
     assert epsilon_of([(event(s, q), steps)], 0, DELTA, neighboring) <= epsilon
     assert epsilon_of([(event(s * (1 - 1e-4), q), steps)], 0, DELTA, neighboring) > epsilon
@@ -369,6 +379,7 @@ def test_smallest_noise_multiplier(neighboring, epsilon, q, steps):
     assert 0 <= room < 1e-4 * whole
 
 
+@pytest.mark.slow
 def test_calibration_beside_others_agrees_with_the_room():
     others, units = [(event(3.0, 0.02), 100)], 2**34
     s = smallest_noise_multiplier(1.0, DELTA, event, 500, "replace_one", others, units)
@@ -410,6 +421,7 @@ def test_wrong_arguments_are_named(call, named):
         call()
 
 
+@pytest.mark.slow
 def test_the_library_is_optional():
     code = (
         "import sys; sys.modules['dp_accounting'] = None\n"

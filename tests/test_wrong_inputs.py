@@ -18,11 +18,14 @@ from pymc_dp._compat import PYMC_MAJOR, group
 from pymc_dp.budget import MODELS
 from pymc_dp.rows.store import RecordStore
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:These data already have a budget:UserWarning",
-    "ignore:The gradients of this plan:UserWarning",
-    "ignore:`find_MAP` will:FutureWarning",
-)
+pytestmark = [
+    pytest.mark.usefixtures("interpreted"),
+    pytest.mark.filterwarnings(
+        "ignore:These data already have a budget:UserWarning",
+        "ignore:The gradients of this plan:UserWarning",
+        "ignore:`find_MAP` will:FutureWarning",
+    ),
+]
 
 N = 60
 _rng = np.random.default_rng(3)
@@ -242,6 +245,7 @@ class TestNestedAndCopied:
         with refused(dp.UnsafeModel, "copy"):
             dp.sample(model=other)
 
+    @pytest.mark.slow
     def test_a_pickled_copy_pays_from_the_same_account(self):
         model = logistic()
         other = cloudpickle.loads(cloudpickle.dumps(model))

@@ -18,9 +18,9 @@ N = 20_011
     ("step", "extreme"),
     [
         (dp.DPLangevin, 1e308),
-        (dp.DPLangevin, 5e-324),
         (dp.DPHMC, 5e-324),
-        (dp.DPPenalty, 1e308),
+        pytest.param(dp.DPLangevin, 5e-324, marks=pytest.mark.exhaustive),
+        pytest.param(dp.DPPenalty, 1e308, marks=pytest.mark.slow),
         pytest.param(dp.DPHMC, 1e308, marks=pytest.mark.exhaustive),
         pytest.param(dp.DPPenalty, 5e-324, marks=pytest.mark.exhaustive),
     ],

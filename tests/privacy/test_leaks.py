@@ -453,6 +453,7 @@ CACHED_RUN = """
 CONTROL = 0.8431973261194375
 
 
+@pytest.mark.slow
 def test_the_compile_cache_holds_no_secret(tmp_path):
     """A fresh cache, filled by one run in a process of its own."""
     root = Path(__file__).parents[2]

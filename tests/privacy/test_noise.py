@@ -209,7 +209,14 @@ def draw_in_children(method, size, children=2):
 # up to 2e4 of them the expected number of coincidences is below 8.3e-4, so that two or more have
 # probability 3.5e-7. A reused pool repeats hundreds.
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "fork",
+        pytest.param("spawn", marks=pytest.mark.slow),
+        pytest.param("forkserver", marks=pytest.mark.exhaustive),
+    ],
+)
 def test_processes_and_calls_share_no_value(method):
     if method not in multiprocessing.get_all_start_methods():
         pytest.skip(f"no {method} on this platform")
@@ -423,6 +430,7 @@ def test_forked_children_of_an_insecure_parent_stay_insecure():
     assert shared_values(*runs[0]) <= 1
 
 
+@pytest.mark.slow
 def test_fresh_interpreters_are_secure():
     with insecure_noise(1):
         children, insecure = draw_in_children("spawn", 100)

@@ -76,7 +76,13 @@ def test_refits_of_the_same_data_with_the_same_seed():
     assert_unshared(chains)
 
 
-@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(method, marks=pytest.mark.slow if method == "spawn" else ())
+        for method in multiprocessing.get_all_start_methods()
+    ],
+)
 def test_chains_in_workers(method):
     model = logistic_model()
     step = make_step(model, chains=2, runs=2 if method == "fork" else 1)

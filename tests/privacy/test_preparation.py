@@ -486,6 +486,7 @@ def total_of_events(ledger, account):
     return total
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The gradients of this plan:UserWarning")
 def test_the_releases_of_a_model_add_up_to_what_was_spent(monkeypatch):
     model = logistic_model(data_seed=3)

@@ -72,6 +72,7 @@ def test_prior_draws_with_code_of_their_own_are_not_used():
     assert start.scaling[0, 0] == pytest.approx(1.0, rel=1e-3), "of the density, not of the draws"
 
 
+@pytest.mark.slow
 def test_an_interrupted_preparation_does_not_go_on_with_other_data(monkeypatch):
     x, y = logistic(4000, np.array([0.5, -1.0]))
     with pm.Model():
@@ -125,7 +126,14 @@ def quotients_by_row(b, k, x):
 
 @pytest.mark.parametrize(
     "predictor",
-    [powers, integers_of, small_integers, constant_power, powers_by_row, quotients_by_row],
+    [
+        powers,
+        integers_of,
+        small_integers,
+        constant_power,
+        powers_by_row,
+        pytest.param(quotients_by_row, marks=pytest.mark.slow),
+    ],
 )
 def test_no_record_stops_a_release_that_was_charged(predictor):
     """Python refuses some integer powers and casts; an error after a charge would tell of them."""
@@ -231,7 +239,7 @@ def test_matrices_of_records_that_may_have_no_inverse_are_refused(name):
         extract(model)
 
 
-@pytest.mark.parametrize("epsilon", [5.0, 40.0])
+@pytest.mark.parametrize("epsilon", [pytest.param(5.0, marks=pytest.mark.slow), 40.0])
 def test_rare_events_are_found_or_given_up(epsilon):
     """One record in fifty holds half of the score: it must not be clipped away unnoticed."""
     truth = np.array([-3.9, 0.5, -0.5])
@@ -251,6 +259,7 @@ def test_rare_events_are_found_or_given_up(epsilon):
         assert "TOO SMALL" in dp.privacy_statement(idata)
 
 
+@pytest.mark.slow
 def test_chains_of_the_quadratic_form_cover_their_target():
     """Directions that the noise leaves to the prior are as wide in the draws as in the target."""
     rng = np.random.default_rng(5)

@@ -5,6 +5,7 @@ Nor does a prior, a shape, an initial value or a likelihood that is public for a
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -18,10 +19,14 @@ from pymc.model.transform.optimization import freeze_dims_and_data
 import pymc_dp as dp
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import effects_of
+from tests.selection import marked, others
 
 GROUPS, USERS = 40, 30
+#: Forms are compared, not bits: compiled functions would take most of the time.
+QUICK = {"mode": INTERPRETED}
 
 
 def noncentred(group: Any, y: np.ndarray) -> None:
@@ -66,16 +71,16 @@ def test_form_of_the_likelihood(declare: Any, data: bool) -> None:
             declare(pm.Data("group", group) if data else group, y)
         records = extract(model, privacy_unit=unit, check=False)
         d = records.parameters.size
-        engine = records.engine(Coordinates(np.zeros(d), np.eye(d)))
+        engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
         drawn = np.random.default_rng(1).normal(0.0, 0.7, (50, d))
-        effects = effects_of(records, engine, drawn, None)
+        effects = effects_of(records, engine, drawn, QUICK)
         graph = records.groups[0].graph
         found.append(
             (
                 [(cut.kind, cut.phi.type.ndim) for cut in graph.cuts],
                 [jacobian is None for jacobian in engine.groups[0].functions.constant_jacobians],
                 None if effects is None else effects.engine.d,
-                recognise(engine)[1],
+                recognise(engine, QUICK)[1],
             )
         )
     assert all(one == found[0] for one in found)
@@ -179,9 +184,23 @@ def refuse_as_secret(model: pm.Model, **options: Any) -> str:
     return text
 
 
-@pytest.mark.parametrize("data", [False, True], ids=["numpy", "data"])
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", COUNTS)
+COUNTED = list(itertools.product(COUNTS, PLACES))
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "data"),
+    [
+        pytest.param(
+            name,
+            place,
+            data,
+            id=f"{name}-{place.__name__}-{'data' if data else 'numpy'}",
+            marks=() if (k + data) % 2 else pytest.mark.exhaustive,
+        )
+        for k, (name, place) in enumerate(COUNTED)
+        for data in (False, True)
+    ],
+)
 def test_a_number_of_rows_is_refused_where_it_is_secret(name: str, place: Any, data: bool) -> None:
     model = counting(place, COUNTS[name], data)
     text = refuse_as_secret(model, **SECRET["rows"])
@@ -190,8 +209,7 @@ def test_a_number_of_rows_is_refused_where_it_is_secret(name: str, place: Any, d
     refuse_as_secret(model, **SECRET["units"])
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", COUNTS)
+@pytest.mark.parametrize(("name", "place"), marked(COUNTED, exhaustive=COUNTED[::2]))
 def test_a_length_that_is_part_of_a_type_is_no_number(name: str, place: Any) -> None:
     """PyTensor would put it into the graph while the likelihood is derived."""
     refuse_as_secret(counting(place, COUNTS[name], data=True, known=True), **SECRET["rows"])
@@ -265,8 +283,17 @@ def test_a_number_of_rows_is_a_number_where_it_is_public(name: str, place: Any) 
         extract(counting(place, COUNTS[name], data), check=False)
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", WIDTHS)
+def places_of_widths() -> list[Any]:
+    """Every number in one place and every place with one number; others before a version."""
+    crossed = list(itertools.product(WIDTHS, PLACES))
+    first = [
+        *((name, PLACES[k % len(PLACES)]) for k, name in enumerate(WIDTHS)),
+        *(("shapes", place) for place in PLACES),
+    ]
+    return marked(crossed, exhaustive=others(crossed, first))
+
+
+@pytest.mark.parametrize(("name", "place"), places_of_widths())
 def test_a_number_of_columns_is_public(name: str, place: Any) -> None:
     """And what is computed with it does not depend on the number of rows."""
     for data in (False, True):

@@ -517,7 +517,7 @@ def transcript(sums, queries, seed):
     params=[
         (_logistic, False),
         (_poisson_groups, False),
-        (_two_observed, False),
+        pytest.param((_two_observed, False), marks=pytest.mark.slow),
         (_logistic, True),
     ],
     ids=["logistic", "poisson_groups", "two_observed", "people"],

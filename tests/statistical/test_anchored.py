@@ -157,7 +157,10 @@ def anchored_run(huberised: bool, tilted: bool = True, chains: int = 300) -> Run
     return Run(draws, accepted / (chains * ITERATIONS), max(errors))
 
 
-@pytest.mark.parametrize("huberised", [False, True], ids=["plain", "Huberised"])
+@pytest.mark.parametrize(
+    "huberised",
+    [pytest.param(False, marks=pytest.mark.slow, id="plain"), pytest.param(True, id="Huberised")],
+)
 def test_tilted_posterior_is_stationary(huberised):
     run, target = anchored_run(huberised), TARGETS[huberised]
     assert run.largest_error < HALF_WIDTH, "the setting must clip no energy error to be exact"

@@ -6,6 +6,7 @@ the last tests comes from the operating system; all else has fixed seeds.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ import pymc_dp as dp
 from pymc_dp.kernels import exponential, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
 
+from ..selection import marked
 from .harness import Z_LIMIT, Target, run
 
 CHAINS = 2000
@@ -255,8 +257,14 @@ class StepSums:
 
 
 @pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
-@pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    ("name", "neighboring"),
+    marked(
+        itertools.product(MODELS, ["replace_one", "add_or_remove_one"]),
+        slow=[("Bernoulli", "replace_one"), ("Poisson", "add_or_remove_one")],
+        exhaustive=[("Poisson", "replace_one"), ("Normal", "add_or_remove_one")],
+    ),
+)
 def test_the_step_keeps_the_exact_posterior_of_the_clamped_statistics(
     name: str, neighboring: Any
 ) -> None:

@@ -24,6 +24,7 @@ from pymc_dp.kernels.proposals import (
     OneComponentProposal,
 )
 from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
+from tests.selection import marked
 
 from .harness import (
     Z_LIMIT,
@@ -193,7 +194,18 @@ VALID = {
 }
 
 
-@pytest.mark.parametrize("name", VALID)
+@pytest.mark.parametrize(
+    "name",
+    marked(
+        VALID,
+        exhaustive=[
+            "hmc jitter and mass",
+            "langevin jitter and mass",
+            "hmc banana",
+            "langevin long fresh, constant interval",
+        ],
+    ),
+)
 def test_posterior_is_stationary(name):
     kernel, target, settings, noise = VALID[name]
     queries, state, step = chain(kernel, target, settings=dict(settings), **noise)
@@ -407,7 +419,13 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("planted", [False, True], ids=["valid", "faulty"])
+@pytest.mark.parametrize(
+    "planted",
+    [
+        pytest.param(False, marks=pytest.mark.exhaustive, id="valid"),
+        pytest.param(True, id="faulty"),
+    ],
+)
 @pytest.mark.parametrize("name", FAULTS)
 def test_planted_fault_is_rejected(name, planted):
     fault = FAULTS[name]

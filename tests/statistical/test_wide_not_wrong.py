@@ -16,6 +16,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.noise import insecure_noise
+from tests.selection import marked
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -35,9 +36,13 @@ def drawn(
     return np.concatenate(columns, axis=1), [str(w.message) for w in caught]
 
 
-@pytest.mark.parametrize("epsilon", [2.0, 8.0])
-@pytest.mark.parametrize("seed", [1, 2])
-def test_heavy_tailed_residuals_under_a_normal_likelihood(epsilon: float, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("seed", "epsilon"),
+    marked(
+        [(1, 2.0), (1, 8.0), (2, 2.0), (2, 8.0)], slow=[(2, 2.0)], exhaustive=[(1, 2.0), (1, 8.0)]
+    ),
+)
+def test_heavy_tailed_residuals_under_a_normal_likelihood(seed: int, epsilon: float) -> None:
     """The scale of t residuals with 3 degrees of freedom is decided by records in the tail."""
     y = np.random.default_rng(seed).standard_t(3.0, 20_000)
 
@@ -49,7 +54,7 @@ def test_heavy_tailed_residuals_under_a_normal_likelihood(epsilon: float, seed: 
     assert abs(draws.mean() - y.std()) < 4.0 * draws.std()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+@pytest.mark.parametrize("seed", marked([1, 2, 3, 4], exhaustive=[1, 2, 4]))
 def test_a_small_regression_is_not_wider_than_its_prior(seed: int) -> None:
     """No chain of the quadratic form stays where it began, far out in the prior."""
     rng = np.random.default_rng(seed)
@@ -65,12 +70,19 @@ def test_a_small_regression_is_not_wider_than_its_prior(seed: int) -> None:
     assert np.all(np.abs(draws.mean(axis=0) - [1.0, 0.5, 1.0]) < 4.0 * draws.std(axis=0))
 
 
+RARE = [(1500, 3.0, -3.3), (2000, 4.0, -3.3), (20_000, 4.0, -5.2)]
+
+
 @pytest.mark.parametrize(
-    ("n", "epsilon", "intercept"), [(1500, 3.0, -3.3), (2000, 4.0, -3.3), (20_000, 4.0, -5.2)]
+    ("seed", "n", "epsilon", "intercept"),
+    marked(
+        [(seed, *case) for seed in (3, 4, 5) for case in RARE],
+        slow=[(5, *RARE[2])],
+        exhaustive=[(5, *RARE[1]), *((seed, *case) for seed in (3, 4) for case in RARE)],
+    ),
 )
-@pytest.mark.parametrize("seed", [3, 4, 5])
 def test_rare_events_are_not_clipped_away(
-    n: int, epsilon: float, intercept: float, seed: int
+    seed: int, n: int, epsilon: float, intercept: float
 ) -> None:
     """5 or 1 % of events, too few for a histogram, hold half of all that scores say."""
     rng = np.random.default_rng(seed)
@@ -85,6 +97,7 @@ def test_rare_events_are_not_clipped_away(
     assert np.all(np.abs(draws.mean(axis=0) - [intercept, *slopes]) < 4.0 * draws.std(axis=0))
 
 
+@pytest.mark.slow
 def test_two_modes_are_sampled_or_said() -> None:
     """Only the product of two parameters is known, and both may change their sign."""
     rng = np.random.default_rng(0)
