@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from scipy.linalg import pinvh
 
 from pymc_dp.matrices import positive_part
 from pymc_dp.rows.contributions import Curvature, Score
@@ -31,8 +32,8 @@ def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
 
     Five standard deviations of chi-square: a sound one fails with probability below 1e-4.
     """
-    d = len(difference)
-    square = float(difference @ np.linalg.solve(covariance, difference))
+    inverse, d = pinvh(covariance, return_rank=True)
+    square = float(difference @ inverse @ difference)
     return square < d + 5.0 * math.sqrt(2.0 * d) + 10.0
 
 
@@ -70,8 +71,8 @@ def quadratic(
     """
     d, basis = len(blank.score), blank.basis
     left = 1.0 - budget.spent
-    score, sd = budget.sum("first score", Score(blank.clip), bound, 0.35 * left)
-    first, noise = basis.T @ score, sd**2 * basis.T @ basis
+    score, of_score = budget.score("first score", Score(blank.clip), bound, 0.35 * left)
+    first, noise = basis.T @ score, of_score.covariance(basis)
     at = blank.coordinates
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
     here, before = at, at.scaling.T @ seen @ at.scaling
@@ -84,15 +85,16 @@ def quadratic(
         clip_norm = budget.tail(f"curvature norms{again}", spec, 0.01, share * left / 6.0)
         if not clip_norm:
             return replace(blank, trusted=False)
-        packed, error = budget.sum(f"curvature{again}", spec, clip_norm, share * left * 5.0 / 6.0)
-        error *= float(np.linalg.norm(basis, 2)) ** 2
-        floor = 3.0 * error if spec.diagonal else error * math.sqrt(2.0 * d)
-        released = basis.T @ spec.matrix(packed) @ basis
+        part = share * left * 5.0 / 6.0
+        matrix, error = budget.curvature(f"curvature{again}", spec, clip_norm, part)
+        floor = error.norm(basis)
+        released = basis.T @ matrix @ basis
         values, vectors = np.linalg.eigh(released)
         curvature = (vectors * np.where(values > floor, values, 0.0)) @ vectors.T
-        noise = noise + error**2 * float(step @ step) * np.eye(d)
+        of_step = basis.T @ error.of_product(basis @ step) @ basis
+        noise = noise + of_step
         now, then = float(step @ released @ step), float(step @ before @ step)
-        unsure = _UNSURE * error * float(step @ step)
+        unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
         if _STEADY * then - unsure <= now <= then / _STEADY + unsure:
             first = first - curvature @ step
             break
@@ -100,8 +102,8 @@ def quadratic(
         before = curvature
         precision = positive_part(curvature + prior_curvature(gradient, here), 1e-3)
         step = np.linalg.solve(precision, first + here.scaling.T @ gradient(here.location))
-    score, sd = budget.sum("anchor", Score(clip), bound, 1.0 - budget.spent)
-    second, rest = basis.T @ score, sd**2 * basis.T @ basis
+    score, of_score = budget.score("anchor", Score(clip), bound, 1.0 - budget.spent)
+    second, rest = basis.T @ score, of_score.covariance(basis)
 
     if not _consistent(second - first, noise + rest):
         return replace(blank, trusted=False)
@@ -109,7 +111,7 @@ def quadratic(
     prior = here.scaling.T @ gradient(here.location)
     precision = positive_part(curvature + prior_curvature(gradient, here), 1e-3)
     ahead = np.linalg.solve(precision, final + prior)
-    covariance = covariance + error**2 * float(ahead @ ahead) * np.eye(d)
+    covariance = covariance + basis.T @ error.of_product(basis @ ahead) @ basis
     return replace(
         blank,
         clip=clip,
