@@ -95,7 +95,7 @@ class CurvatureNoise:
     def norm(self, basis: np.ndarray | None = None) -> float:
         """About the largest spectral norm of basis' N basis.
 
-        Of made-up noise with a fixed seed, mean and one standard deviation.
+        Of made-up noise with a fixed seed, mean and two standard deviations; `basis` is (d, k).
         """
         d = len(self.pairs)
         if np.count_nonzero(self.pairs) == np.trace(self.pairs):  # no more than d numbers
@@ -107,13 +107,12 @@ class CurvatureNoise:
             noise = np.where(self.pairs, (noise + noise.T) / 2.0, 0.0)
             # diagonal entries of (Z + Z')/2 have variance 1, others 1/2
             norms.append(np.linalg.norm(noise if basis is None else basis.T @ noise @ basis, 2))
-        return self.sd * float(np.mean(norms) + np.std(norms))
+        return self.sd * float(np.mean(norms) + 2.0 * np.std(norms))
 
-    def of_product(self, u: np.ndarray) -> np.ndarray:
-        """(d, d) covariance of N u."""
+    def of_product(self, moment: np.ndarray) -> np.ndarray:
+        """(d, d) covariance of N u for a vector u of which E u u' is given."""
         half = np.where(self.pairs, 0.5, 0.0)
-        square = half @ u**2 + half.diagonal() * u**2
-        return self.sd**2 * (half * np.outer(u, u) * (1.0 - np.eye(len(u))) + np.diag(square))
+        return self.sd**2 * (half * moment + np.diag(half @ moment.diagonal()))
 
 
 class Answers:
