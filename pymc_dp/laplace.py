@@ -21,6 +21,7 @@ from pymc_dp.plan import make_plan
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
+from pymc_dp.steps.target import about_prior
 from pymc_dp.unconstrained import constrain
 from pymc_dp.warmup.climb import climb
 
@@ -61,6 +62,11 @@ class _Normal:
         widths = root(np.linalg.inv(precision))
         self.mean = at.theta(mode)
         self.root = at.scaling @ widths
+        untouched: list[str] = []
+        if found.trusted:  # otherwise it was said already
+            public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
+            few = source.few_prior_draws
+            untouched = about_prior(public, few, source.names(), stacklevel=6)
         plan = make_plan(
             sampler,
             draws=draws,
@@ -74,6 +80,7 @@ class _Normal:
         payload = plan.payload(
             form="laplace",
             trusted=found.trusted,
+            about_prior=untouched,
             clip_norm=found.clip_norms,
             clipping="huberised" if huberised else None,
             clipped=list(found.clipped),

@@ -134,6 +134,19 @@ def noise_law(
     return NoiseLaw(vu @ (score - curvature @ mu), _symmetric(vuh + vuh @ c @ vuh.T))
 
 
+def second_moment(
+    score: np.ndarray,
+    noise: np.ndarray,
+    curvature: np.ndarray,
+    prior_precision: np.ndarray,
+    prior_score: np.ndarray,
+) -> np.ndarray:
+    """(d, d) E w w' under the noise-aware posterior N(mu, C); arguments as in :func:`noise_law`."""
+    u, c = _terms(noise, curvature, prior_precision)
+    mu = c @ (curvature @ (u @ score) + prior_score)
+    return c + np.outer(mu, mu)
+
+
 @dataclass(frozen=True, eq=False)
 class Normality:
     """How far draws are from normal, along standardised axes and their principal directions.

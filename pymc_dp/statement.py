@@ -332,6 +332,12 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
     return [first, second]
 
 
+def _untouched(settings: dict[str, Any]) -> str:
+    """Which variables the records said next to nothing about, as a sentence to append."""
+    names = settings.get("about_prior")
+    return f" ABOUT AS WIDE AS THEIR PRIOR: {', '.join(names)}." if names else ""
+
+
 def _bias(settings: dict[str, Any]) -> str:
     """What clipping did to the target."""
     if settings.get("clipping") == "huberised":
@@ -400,7 +406,7 @@ def _target(settings: dict[str, Any]) -> list[str]:
         return [
             "No chains were run: the posterior was replaced by a normal one, from scores and a "
             "curvature released once, whose noise the intervals account for. Approximate where the "
-            f"posterior is not near normal. {_bias(settings)}"
+            f"posterior is not near normal. {_bias(settings)}{_untouched(settings)}"
         ]
     if form == "quadratic":
         what = (
@@ -413,10 +419,8 @@ def _target(settings: dict[str, Any]) -> list[str]:
             f"The chains did not touch the records: the {what} by a quadratic one, from scores and "
             "a curvature released once, whose noise the intervals account for; the prior is exact. "
             f"Approximate where that likelihood is not near normal. {_bias(settings)}"
+            f"{_untouched(settings)}"
         )
-        untouched = settings.get("about_prior")
-        if untouched:
-            text += f" ABOUT AS WIDE AS THEIR PRIOR: {', '.join(untouched)}."
         return [text]
     if form == "anchored":
         return [

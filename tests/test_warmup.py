@@ -367,7 +367,7 @@ def posterior(name: str) -> tuple[np.ndarray, np.ndarray]:
     asked = problem(name)
     gradient = asked.terms.gradient
     releases = Releases(asked, 1e12, seed=None)
-    theta = find_bulk(releases, gradient, asked.start, asked.engine.effects).location
+    theta = find_bulk(releases, gradient, asked.start, asked.engine).location
     for _ in range(20):
         at = Coordinates(theta, 1e-3 * asked.start.scaling)
         spec = Curvature(at, step=1e-4)
@@ -389,7 +389,7 @@ def prepare(releases: Releases, name: str, **options: Any) -> Prepared:
             releases,
             asked.terms.gradient,
             asked.start,
-            asked.engine.effects,
+            asked.engine,
             paths=4000,
             sensitivity=2.0,
             **options,
@@ -504,7 +504,7 @@ def test_too_small_a_budget_leaves_the_prior(name, form):
         Releases(problem(name), 1e-7, 0),
         problem(name).terms.gradient,
         start,
-        problem(name).engine.effects,
+        problem(name).engine,
     )
     assert not scaled.trusted
     np.testing.assert_array_equal(scaled.coordinates.scaling, start.scaling)
@@ -528,7 +528,7 @@ def test_the_anchor_is_announced_before_what_is_made_with_it(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_scaled_preparation_finds_the_posterior(name, mu2):
     asked, releases = problem(name), Releases(problem(name), mu2, 5)
-    found = prepare_scaled(releases, asked.terms.gradient, asked.start, asked.engine.effects)
+    found = prepare_scaled(releases, asked.terms.gradient, asked.start, asked.engine)
     low, high, far = ACCURACY[mu2]
     assert found.trusted
     values = np.linalg.eigvalsh(precision_in(found.coordinates, name))
@@ -551,7 +551,7 @@ def test_moves_along_axes_have_a_bound_of_their_own(along_axes):
         releases,
         asked.terms.gradient,
         asked.start,
-        asked.engine.effects,
+        asked.engine,
         along_axes=along_axes,
     )
     scores, _ = releases.contributions(Score(found.coordinates))
@@ -567,7 +567,7 @@ def test_without_a_centre_the_preparation_keeps_to_its_part(name, mu2):
     for seed in range(3):
         releases = Releases(asked, mu2, seed)
         found = prepare_scaled(
-            releases, asked.terms.gradient, asked.start, asked.engine.effects, centred=False
+            releases, asked.terms.gradient, asked.start, asked.engine, centred=False
         )
         assert sum(releases.shares) < FIRST_PART * (1.0 + 1e-12)
         assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
@@ -692,7 +692,7 @@ def test_trajectories_keep_what_is_given():
 @pytest.mark.parametrize("name", MODELS)
 def test_bulk_is_a_normal_approximation(name):
     asked, releases = problem(name), Releases(problem(name), 30.0, 2)
-    bulk = find_bulk(releases, asked.terms.gradient, asked.start, asked.engine.effects, share=0.5)
+    bulk = find_bulk(releases, asked.terms.gradient, asked.start, asked.engine, share=0.5)
     mode, precision = posterior(name)
     assert distance(Coordinates(bulk.location, np.eye(len(mode))), name) < 1.0
     back = np.linalg.inv(root(precision))

@@ -20,7 +20,7 @@ from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.moves import ScaledDesign
 from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RecordStore, RowGroup
-from pymc_dp.rows.structure import effects, index_blocks
+from pymc_dp.rows.structure import effects, index_blocks, touched
 
 __all__ = [
     "Coordinates",
@@ -136,6 +136,13 @@ class RowEngine:
         See :func:`pymc_dp.rows.structure.effects`.
         """
         return effects(self.groups, theta)
+
+    def touched(self, coordinates: Coordinates) -> np.ndarray:
+        """(d, d) bool: which coordinates of z a row may see together, by the structure.
+
+        See :func:`pymc_dp.rows.structure.touched`.
+        """
+        return touched(self.groups, coordinates.location, coordinates.scaling)
 
     # -- what rows see --------------------------------------------------------------------------
 

@@ -1,14 +1,20 @@
-"""Public structure of a model: which parameters are group effects."""
+"""Public structure of a model: which parameters are group effects, which reach a row together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import numpy as np
+from scipy.sparse import csr_array
 
 from pymc_dp.rows.store import RowGroup
 
-__all__ = ["effects", "index_blocks"]
+__all__ = ["effects", "index_blocks", "touched"]
+
+
+def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A point and one nearby: a derivative may vanish by chance at one (that by tau at z = 0)."""
+    return theta, theta + np.random.default_rng(0).uniform(0.05, 0.15, theta.size)
 
 
 def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarray]:
@@ -31,15 +37,12 @@ def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarr
     Notes
     -----
     Read from the zeros of d phi / d theta, which depends on the model and on `theta`, not on data.
-    A derivative may vanish by chance at one point (that by tau at z = 0), so a second point nearby
-    is looked at as well.
     """
-    nearby = theta + np.random.default_rng(0).uniform(0.05, 0.15, theta.size)
     dense: set[int] = set()
     labels: dict[int, set[tuple[int, int, int]]] = {}
     columns: dict[int, set[tuple[int, int, int]]] = {}
     for g, group in enumerate(groups):
-        for at in (theta, nearby):
+        for at in _places(theta):
             phis, jacobians = group.functions.shared(at)
             for k, cut in enumerate(group.functions.ordered):
                 jacobian = jacobians[k]
@@ -100,3 +103,50 @@ def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndar
     if not np.linalg.cond(change) < 1e8:
         change = np.eye(theta.size)
     return blocks, change
+
+
+def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) -> np.ndarray:
+    """Which coordinates of z, theta + scaling z, a row may see together.
+
+    Parameters
+    ----------
+    groups : sequence of RowGroup
+    theta : (d,) ndarray
+        A public point.
+    scaling : (d, d) ndarray
+
+    Returns
+    -------
+    (d, d) bool ndarray
+        Symmetric.  Where it is False, the entry of every unit's curvature is 0; where the diagonal
+        is, so is that of every score.  Rows see one label of an "index" cut, and everything of the
+        others.
+
+    Notes
+    -----
+    Read from the zeros of d phi / d z, as for :func:`index_blocks`: public.
+    """
+    d = theta.size
+    pairs = np.zeros((d, d), dtype=bool)
+    for group in groups:
+        supports: list[np.ndarray | None] = [None] * len(group.functions.ordered)
+        for at in _places(theta):
+            phis, jacobians = group.functions.shared(at)
+            for k, cut in enumerate(group.functions.ordered):
+                jacobian = jacobians[k]
+                if jacobian is None:
+                    continue
+                moved = jacobian @ scaling
+                # what cancels leaves rounding errors
+                size = np.abs(jacobian) @ np.abs(scaling)
+                labels = len(phis[k]) if cut.kind == "index" else 1
+                support = (np.abs(moved) > 1e-12 * size).reshape(labels, -1, d).any(axis=1)
+                before = supports[k]
+                supports[k] = support if before is None else before | support
+        found = [csr_array(support, dtype=np.int64) for support in supports if support is not None]
+        for k, a in enumerate(found):
+            pairs[(a.T @ a).nonzero()] = True
+            for b in found[:k]:
+                both = np.outer(a.sum(axis=0) > 0, b.sum(axis=0) > 0)
+                pairs |= both | both.T
+    return pairs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import warnings
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -247,14 +246,6 @@ class DPLangevin(PrivateStep):
             self._public_draws, at = drawn, spread(drawn)
             beyond = far(drawn, effects, found)
             untouched = about_prior(drawn, few, source.names())
-            if {name for name, _ in source.names()} <= set(untouched):
-                warnings.warn(
-                    "These draws are about as wide as the prior in every variable: the budget told "
-                    "next to nothing of these records under this model. A larger epsilon, more "
-                    "records or fewer parameters would help.",
-                    UserWarning,
-                    stacklevel=4,
-                )
         terms: Prior = source.terms.with_coordinates(at)
         settings: dict[str, Any] = {
             "form": found.form,

@@ -227,9 +227,12 @@ def far(drawn: np.ndarray, effects: Effects | None, found: Prepared) -> float:
 
 
 def about_prior(
-    drawn: np.ndarray, prior_draws: np.ndarray | None, names: list[tuple[str, slice]]
+    drawn: np.ndarray,
+    prior_draws: np.ndarray | None,
+    names: list[tuple[str, slice]],
+    stacklevel: int = 5,
 ) -> list[str]:
-    """Variables about which the draws say no more than the prior.
+    """Variables about which the draws say no more than the prior; warns if these are all.
 
     Parameters
     ----------
@@ -237,6 +240,8 @@ def about_prior(
         Unconstrained.
     names : list of (str, slice)
         Variables, and where their entries are.
+    stacklevel : int
+        Of the warning.
 
     Returns
     -------
@@ -253,4 +258,12 @@ def about_prior(
         count, size = int(untouched[where].sum()), len(untouched[where])
         if count:
             found.append(name if count == size else f"{name} ({count} of {size} entries)")
+    if {name for name, _ in names} <= set(found):
+        warnings.warn(
+            "These draws are about as wide as the prior in every variable: the budget told next to "
+            "nothing of these records under this model. A larger epsilon, more records or fewer "
+            "parameters would help.",
+            UserWarning,
+            stacklevel=stacklevel,
+        )
     return found

@@ -40,27 +40,30 @@ def anchored(
     """
     basis, total = blank.basis, budget.total
     rng = np.random.default_rng(1)
-    score, sd = budget.sum("first score", Score(blank.clip), bound, FIRST * (1.0 - budget.spent))
-    first, first_noise = basis.T @ score, sd**2 * basis.T @ basis
+    spec, left = Score(blank.clip), 1.0 - budget.spent
+    score, noise = budget.score("first score", spec, bound, FIRST * left)
+    first, first_noise = basis.T @ score, noise.covariance(basis)
     at = blank.coordinates
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
-    spec = Change(blank.clip, basis @ step)
+    change_of = Change(blank.clip, basis @ step)
     moved = replace(blank, form="anchored", clip=Coordinates(at.theta(step), blank.clip.scaling))
-    reach = budget.tail("norms of the move", spec, 0.001, 0.25 * RECENTRE)
+    reach = budget.tail("norms of the move", change_of, 0.001, 0.25 * RECENTRE)
     joined = None
     if reach:
-        difference, sd = budget.sum("move of the origin", spec, 1.1 * reach, 0.75 * RECENTRE)
+        label, share = "move of the origin", 0.75 * RECENTRE
+        difference, noise = budget.score(label, change_of, 1.1 * reach, share)
         joined = first + basis.T @ difference
-        first_noise = first_noise + sd**2 * basis.T @ basis
+        first_noise = first_noise + noise.covariance(basis)
 
-    noise = sensitivity * change * float(np.linalg.norm(basis, 2))
-    noise *= math.sqrt(paths * blank.n_steps / (kicks * total))
-    moved = replace(moved, step_size=step_size or min(blank.step_size, 2.0 / noise))
-    error = energy_clip(moved, budget, noise, change, rng)
+    kick = sensitivity * change * float(np.linalg.norm(basis, 2))  # sd of its noise
+    kick *= math.sqrt(paths * blank.n_steps / (kicks * total))
+    moved = replace(moved, step_size=step_size or min(blank.step_size, 2.0 / kick))
+    error = energy_clip(moved, budget, kick, change, rng)
     tests = (5.0 * sensitivity * error) ** 2 * paths / total  # noise of 0.2 in the log ratio
     tests = min(max(tests, TESTS[0]), TESTS[1] * (1.0 - budget.spent))
-    score, sd = budget.sum("anchor", Score(moved.clip), bound, 1.0 - budget.spent - kicks - tests)
-    final, covariance = basis.T @ score, sd**2 * basis.T @ basis
+    left = 1.0 - budget.spent - kicks - tests
+    score, noise = budget.score("anchor", Score(moved.clip), bound, left)
+    final, covariance = basis.T @ score, noise.covariance(basis)
     if joined is not None:
         final, covariance = pooled(joined, first_noise, final, covariance)
     return replace(

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from pymc_dp.matrices import minus_hessian, positive_part, within
 from pymc_dp.rows.contributions import Contribution, Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
+from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.quantiles import tail_quantile
 
@@ -35,32 +35,9 @@ LEAST = 0.002
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
 
-__all__ = ["Bulk", "Gradient", "Releases", "Structure", "find_bulk", "prior_curvature"]
+__all__ = ["Bulk", "Gradient", "find_bulk", "prior_curvature", "scaling_of"]
 
-Structure = Callable[[np.ndarray], tuple[list[np.ndarray], np.ndarray]]
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
-
-
-class Releases(Protocol):
-    """One-off private answers; each is charged before a record is touched."""
-
-    @property
-    def n_public(self) -> int:
-        """Public number of units."""
-
-    @property
-    def units_mu2(self) -> float:
-        """Squared mu of which shares are parts."""
-
-    def histogram(
-        self, label: str, spec: Contribution, share: float
-    ) -> tuple[np.ndarray, np.ndarray, float]:
-        """(edges, noisy counts, noise sd) of the norms of `spec`."""
-
-    def vector_sum(
-        self, label: str, spec: Contribution, clip_norm: float, share: float
-    ) -> tuple[np.ndarray, float]:
-        """Noisy sum of clipped vectors, and the noise sd of each entry."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +80,16 @@ def prior_curvature(gradient: Gradient, at: Coordinates, step: float = 1e-3) -> 
     return np.where(np.isfinite(curvature), curvature, 0.0)
 
 
+def scaling_of(
+    precision: np.ndarray, location: np.ndarray, structure: Structure, n: int
+) -> np.ndarray:
+    """The (d, d) scaling of the coordinates in which contributions are clipped about a place."""
+    blocks, effects = structure.effects(location)
+    here = Coordinates(location, np.eye(len(location)))
+    unseen = np.flatnonzero(~structure.touched(here).diagonal())
+    return clip_scaling(precision, blocks, n, effects, unseen)
+
+
 def find_bulk(
     releases: Releases,
     gradient: Gradient,
@@ -123,9 +110,8 @@ def find_bulk(
         theta -> gradient of the public log density.
     start : Coordinates
         Location and standard deviations of the prior.
-    structure : callable
-        theta -> parameters that reach each unit through an index, block by block, and coordinates
-        in which they are what units see (see `clip_scaling`).
+    structure : Structure
+        How units see the parameters: public.
     share : float
         Part of the budget to be spent. Far from the bulk, where the scores of the records agree,
         rounds cost little.
@@ -192,6 +178,7 @@ class _Search:
         counts: bool,
     ) -> None:
         self.structure = structure
+        self.answers = Answers(releases, structure)
         self.kind = kind
         self.norms = LongestScore if counts else Score
         self.releases = releases
@@ -229,12 +216,12 @@ class _Search:
                 self.shorten(0.25)
             return False
         self.visible = share
-        score, noise_sd = self.sum(f"{label} score", spec, clip_norm, 0.5 * (1.0 - LOOK) * share)
+        score, noise = self.score(f"{label} score", spec, clip_norm, 0.5 * (1.0 - LOOK) * share)
         total = score + self.at.scaling.T @ self.gradient(self.at.location)
-        if self.step is not None and not self.near(total, noise_sd):
+        if self.step is not None and not self.near(total, noise):
             along = np.linalg.solve(self.at.scaling, self.step)
             slope = float(total @ along)
-            unsure = 3.0 * noise_sd * float(np.linalg.norm(along))
+            unsure = 3.0 * noise.sd * float(np.linalg.norm(along[noise.reach]))
             if slope < -0.6 * self.rise - unsure and self.shortened < PATIENCE:
                 self.shorten(self.rise / (self.rise - slope))
                 return False
@@ -247,23 +234,23 @@ class _Search:
             self.shortened = 0
             if self.step @ self.metric @ self.step > 0.5 * self.radius**2:
                 self.radius *= 2.0
-        return self.newton(label, 0.5 * share, total, noise_sd)
+        return self.newton(label, 0.5 * share, total, noise)
 
     def confirm(self, label: str, share: float) -> None:
         """Whether the place where the search ended is the right one after all."""
         spec = Score(self.at)
         clip_norm = self.bound(f"{label} score", self.norms(self.at), TAIL, LOOK * share)
         if clip_norm:
-            score, sd = self.sum(f"{label} score", spec, clip_norm, (1.0 - LOOK) * share)
+            score, noise = self.score(f"{label} score", spec, clip_norm, (1.0 - LOOK) * share)
             total = score + self.at.scaling.T @ self.gradient(self.at.location)
-            self.arrived = self.near(total, sd)
+            self.arrived = self.near(total, noise)
 
-    def near(self, total: np.ndarray, noise_sd: float) -> bool:
+    def near(self, total: np.ndarray, noise: ScoreNoise) -> bool:
         """Whether a score is no more than its noise, in what is known of the curvature."""
         hessian = self.at.scaling.T @ self.precision @ self.at.scaling
         decrement = float(total @ np.linalg.solve(hessian, total))
-        noise = noise_sd**2 * float(np.trace(np.linalg.inv(hessian)))
-        return decrement < 4.0 * noise + self.d
+        explained = noise.sd**2 * float(np.linalg.inv(hessian).diagonal()[noise.reach].sum())
+        return decrement < 4.0 * explained + self.d
 
     # -- releases -------------------------------------------------------------------------------
 
@@ -272,51 +259,58 @@ class _Search:
         self.spent += share
         return tail_quantile(edges, counts, noise_sd, tail, self.releases.n_public)
 
-    def sum(
-        self, label: str, spec: Score | Curvature, clip_norm: float, share: float
-    ) -> tuple[np.ndarray, float]:
+    def score(
+        self, label: str, spec: Score, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, ScoreNoise]:
         self.spent += share
-        return self.releases.vector_sum(label, spec, clip_norm, share)
+        return self.answers.score(label, spec, clip_norm, share)
 
-    def curvature(self, label: str, share: float) -> tuple[np.ndarray, float] | None:
-        """Released curvature in z and the spectral norm of its noise; None where hidden."""
+    def curvature(
+        self, label: str, share: float
+    ) -> tuple[np.ndarray, CurvatureNoise | None] | None:
+        """Released curvature in z and its noise, if any; None where hidden."""
         spec = self.kind(self.at, diagonal=self.d > FULL, step=1e-6)
         clip_norm = self.bound(f"{label} curvature", spec, 2.0 * TAIL, LOOK * share)
         if clip_norm is None:
             return None
         if clip_norm == 0.0:  # a likelihood that is linear here, or does not see the parameters
-            return np.zeros((self.d, self.d)), 0.0
-        packed, sd = self.sum(f"{label} curvature", spec, clip_norm, (1.0 - LOOK) * share)
-        return spec.matrix(packed), 3.0 * sd if spec.diagonal else sd * math.sqrt(2.0 * self.d)
+            return np.zeros((self.d, self.d)), None
+        self.spent += (1.0 - LOOK) * share
+        label = f"{label} curvature"
+        return self.answers.curvature(label, spec, clip_norm, (1.0 - LOOK) * share)
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def newton(self, label: str, share: float, total: np.ndarray, noise_sd: float) -> bool:
+    def newton(self, label: str, share: float, total: np.ndarray, noise: ScoreNoise) -> bool:
         """A step within the radius of trust, and new coordinates."""
         seen = self.curvature(label, share)
         if seen is None:
             self.step = None
             return True
-        records, floor = seen
+        records, unsure = seen
         values, vectors = np.linalg.eigh(records + prior_curvature(self.gradient, self.at))
-        sizes = np.maximum(np.abs(values), max(floor, 1e-10))
+        # directions that no unit sees are those of the prior
+        floor = 0.0 if unsure is None else unsure.norm()
+        visible = np.sum(vectors[noise.reach] ** 2, axis=0)
+        floors = np.maximum(floor * visible, 1e-10)
+        sizes = np.maximum(np.abs(values), floors)
         hessian = (vectors * sizes) @ vectors.T
         metric = self.at.scaling.T @ self.metric @ self.at.scaling
         step = within(hessian, metric, total, self.radius)
         decrement = float(total @ step)
-        noise = float(np.sum(noise_sd**2 / sizes))
+        explained = noise.sd**2 * float(np.sum(visible / sizes))
 
         back = np.linalg.inv(self.at.scaling)
         self.data_precision = back.T @ positive_part(records) @ back
         in_theta = self.at.scaling @ step
         self.precision = back.T @ hessian @ back
-        blocks, effects = self.structure(self.at.location)
-        scaling = clip_scaling(self.precision, blocks, self.releases.n_public, effects)
+        n = self.releases.n_public
+        scaling = scaling_of(self.precision, self.at.location, self.structure, n)
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, decrement)
-        self.known = float(np.min(values)) > 0.7 * floor
-        self.arrived = decrement < 8.0 * noise + 4.0 * self.d
-        return decrement < 3.0 * noise + 0.5 * self.d
+        self.known = bool(np.all(values > 0.7 * floors))
+        self.arrived = decrement < 8.0 * explained + 4.0 * self.d
+        return decrement < 3.0 * explained + 0.5 * self.d
 
     def move(self, step: np.ndarray, rise: float) -> None:
         self.step, self.rise = step, rise

@@ -26,6 +26,7 @@ def clip_scaling(
     blocks: Sequence[np.ndarray],
     n: int,
     effects: np.ndarray | None = None,
+    unseen: np.ndarray | None = None,
 ) -> np.ndarray:
     """The scaling A of the coordinates theta = m + A z in which contributions are clipped.
 
@@ -39,11 +40,14 @@ def clip_scaling(
         Number of units.
     effects : (d, d) ndarray, optional
         T of theta' = T theta, in which the entries of the blocks are what units see.
+    unseen : integer ndarray, optional
+        Parameters that reach no unit, as those of the prior of group effects: their scores are 0,
+        and they are kept apart from the others.
 
     Returns
     -------
     (d, d) ndarray
-        Of mean square posterior width 1 in z.
+        Of mean square posterior width 1 in z, that of seen and of unseen parameters.
 
     Notes
     -----
@@ -57,7 +61,15 @@ def clip_scaling(
     d = len(precision)
     if effects is not None:
         back = np.linalg.inv(effects)
-        return np.asarray(back @ clip_scaling(back.T @ precision @ back, blocks, n))
+        return np.asarray(back @ clip_scaling(back.T @ precision @ back, blocks, n, None, unseen))
+    if unseen is not None and 0 < len(unseen) < d:
+        seen = np.setdiff1d(np.arange(d), unseen)
+        inside = [np.searchsorted(seen, block) for block in blocks]
+        scaling, covariance = np.zeros((d, d)), np.linalg.inv(precision)
+        marginal = np.linalg.inv(covariance[np.ix_(seen, seen)])
+        scaling[np.ix_(seen, seen)] = clip_scaling(marginal, inside, n)
+        scaling[np.ix_(unseen, unseen)] = root(covariance[np.ix_(unseen, unseen)])
+        return scaling
     covariance = np.linalg.inv(precision)
     covariance = (covariance + covariance.T) / 2.0
     indexed = np.concatenate(blocks) if blocks else np.empty(0, dtype=int)

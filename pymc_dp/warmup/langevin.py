@@ -17,8 +17,8 @@ from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import Change, LongestScore, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
-from pymc_dp.warmup.bulk import Gradient, Releases, Structure, find_bulk
-from pymc_dp.warmup.geometry import clip_scaling
+from pymc_dp.warmup.answers import Releases, Structure
+from pymc_dp.warmup.bulk import Gradient, find_bulk, scaling_of
 from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.plain import plain
 from pymc_dp.warmup.prepared import (
@@ -87,7 +87,7 @@ def prepare_langevin(
         theta -> gradient of the public log density.
     start : Coordinates
         Location and standard deviations of the prior.
-    structure : callable
+    structure : Structure
         As for `find_bulk`.
     paths : int
         Iterations of all chains and runs together.
@@ -116,10 +116,10 @@ def prepare_langevin(
     Prepared
     """
     bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, flat=flat, counts=counts)
-    budget = Shares(releases, bulk.spent)
+    budget = Shares(releases, structure, bulk.spent)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
-    blocks, effects = structure(bulk.location)
-    clip = Coordinates(bulk.location, clip_scaling(bulk.precision, blocks, n, effects))
+    scaling = scaling_of(bulk.precision, bulk.location, structure, n)
+    clip = Coordinates(bulk.location, scaling)
     basis = np.linalg.solve(clip.scaling, root(np.linalg.inv(bulk.precision)))
     stretch = float(np.linalg.norm(basis, 2))  # of noise, from z to w
     rng = np.random.default_rng(0)  # public: places at which norms are looked at

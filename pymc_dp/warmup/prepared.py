@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+from scipy.linalg import pinvh
 
-from pymc_dp.rows.contributions import Contribution
+from pymc_dp.rows.contributions import Change, Contribution, Curvature, Score
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.bulk import Releases
+from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.warmup.quantiles import heavy_quantile, tail_quantile
 
 __all__ = [
@@ -149,11 +150,13 @@ class Shares:
     Parameters
     ----------
     releases : Releases
+    structure : Structure
     spent : float
     """
 
-    def __init__(self, releases: Releases, spent: float) -> None:
+    def __init__(self, releases: Releases, structure: Structure, spent: float) -> None:
         self.releases = releases
+        self.answers = Answers(releases, structure)
         self.spent = spent
         self._of_scores = (np.empty(0), np.empty(0), 0.0)  # the histogram of the scores
         self.above = (0.0, 0.0)  # noisy fraction above the last quantile, and its sd
@@ -209,18 +212,26 @@ class Shares:
             )
         return found
 
-    def sum(
-        self, label: str, spec: Contribution, clip_norm: float, share: float
-    ) -> tuple[np.ndarray, float]:
-        """Noisy sum of clipped vectors, and the noise sd of each entry."""
+    def score(
+        self, label: str, spec: Score | Change, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, ScoreNoise]:
+        """Noisy sum of clipped scores, or of their changes."""
         self.spent += share
-        return self.releases.vector_sum(label, spec, clip_norm, share)
+        return self.answers.score(label, spec, clip_norm, share)
+
+    def curvature(
+        self, label: str, spec: Curvature, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, CurvatureNoise]:
+        """Noisy sum of clipped curvatures."""
+        self.spent += share
+        return self.answers.curvature(label, spec, clip_norm, share)
 
 
 def pooled(
     first: np.ndarray, first_noise: np.ndarray, second: np.ndarray, second_noise: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best of two noisy measurements of one vector, and the covariance of its noise."""
-    weight = np.linalg.solve((first_noise + second_noise).T, second_noise.T).T  # of the first
+    # of the first; both are exact where there is no noise
+    weight = second_noise @ pinvh(first_noise + second_noise)
     covariance = second_noise - weight @ second_noise
     return second + weight @ (first - second), (covariance + covariance.T) / 2.0

@@ -6,10 +6,13 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from scipy.linalg import pinvh
 
 from pymc_dp.matrices import positive_part
+from pymc_dp.noise_aware import second_moment
 from pymc_dp.rows.contributions import Curvature, Score
 from pymc_dp.rows.engine import Coordinates
+from pymc_dp.warmup.answers import CurvatureNoise
 from pymc_dp.warmup.bulk import FULL, Gradient, prior_curvature
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 
@@ -22,6 +25,11 @@ _FLAT_STEP = 0.3
 #: Parts of what is left for the curvature, and for one more or two where it is not steady: where it
 #: changes by a factor over the step that it was meant for.
 _CURVATURES, _STEADY = (0.24, 0.06, 0.06), 0.6
+#: Noise of a curvature of 1 from which on directions are hidden: more is paid for less noise, up to
+#: a part of what is left.
+_CLEAR, _MOST = 0.3, 0.45
+#: Fraction of the curvatures that may be clipped: it makes them smaller, so intervals wider.
+_TAIL = 0.03
 #: And by more than so many sds of its noise; that of the search, which cost less, is larger.
 _UNSURE = 8.0
 
@@ -31,9 +39,25 @@ def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
 
     Five standard deviations of chi-square: a sound one fails with probability below 1e-4.
     """
-    d = len(difference)
-    square = float(difference @ np.linalg.solve(covariance, difference))
+    inverse, d = pinvh(covariance, return_rank=True)
+    square = float(difference @ inverse @ difference)
     return square < d + 5.0 * math.sqrt(2.0 * d) + 10.0
+
+
+def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> np.ndarray:
+    """A noisy curvature without the directions in which it may be nothing but noise.
+
+    Eigenvalues are compared with the largest that noise alone has in as many dimensions: in all at
+    first, then in those that were not above it, as long as some of these are above that.
+    """
+    values, vectors = np.linalg.eigh(released)
+    hidden = np.ones(len(values), dtype=bool)
+    while hidden.any():
+        still = hidden & (values <= error.norm(basis @ vectors[:, hidden]))
+        if (still == hidden).all():
+            break
+        hidden = still
+    return np.asarray((vectors * np.where(hidden, 0.0, values)) @ vectors.T)
 
 
 def quadratic(
@@ -70,8 +94,9 @@ def quadratic(
     """
     d, basis = len(blank.score), blank.basis
     left = 1.0 - budget.spent
-    score, sd = budget.sum("first score", Score(blank.clip), bound, 0.35 * left)
-    first, noise = basis.T @ score, sd**2 * basis.T @ basis
+    score, of_score = budget.score("first score", Score(blank.clip), bound, 0.35 * left)
+    unit = of_score.sd / bound * math.sqrt(0.35 * left)  # of a sum of norm 1 for the whole budget
+    first, noise = basis.T @ score, of_score.covariance(basis)
     at = blank.coordinates
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
     here, before = at, at.scaling.T @ seen @ at.scaling
@@ -81,18 +106,22 @@ def quadratic(
         clip = Coordinates(here.location, blank.clip.scaling)
         spec = Curvature(clip, diagonal=d > FULL, step=length)
         again = f" {k + 1}" if k else ""
-        clip_norm = budget.tail(f"curvature norms{again}", spec, 0.01, share * left / 6.0)
+        clip_norm = budget.tail(f"curvature norms{again}", spec, _TAIL, share * left / 6.0)
         if not clip_norm:
             return replace(blank, trusted=False)
-        packed, error = budget.sum(f"curvature{again}", spec, clip_norm, share * left * 5.0 / 6.0)
-        error *= float(np.linalg.norm(basis, 2)) ** 2
-        floor = 3.0 * error if spec.diagonal else error * math.sqrt(2.0 * d)
-        released = basis.T @ spec.matrix(packed) @ basis
-        values, vectors = np.linalg.eigh(released)
-        curvature = (vectors * np.where(values > floor, values, 0.0)) @ vectors.T
-        noise = noise + error**2 * float(step @ step) * np.eye(d)
+        size = 3.0 if spec.diagonal else math.sqrt(2.0 * d)
+        size *= unit * clip_norm * float(np.linalg.norm(basis, 2)) ** 2
+        part = max(
+            share * left * 5.0 / 6.0, min((size / _CLEAR) ** 2, _MOST * (1.0 - budget.spent))
+        )
+        matrix, error = budget.curvature(f"curvature{again}", spec, clip_norm, part)
+        released = basis.T @ matrix @ basis
+        curvature = _visible(released, error, basis)
+        moved = basis @ step
+        of_step = basis.T @ error.of_product(np.outer(moved, moved)) @ basis
+        noise = noise + of_step
         now, then = float(step @ released @ step), float(step @ before @ step)
-        unsure = _UNSURE * error * float(step @ step)
+        unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
         if _STEADY * then - unsure <= now <= then / _STEADY + unsure:
             first = first - curvature @ step
             break
@@ -100,16 +129,16 @@ def quadratic(
         before = curvature
         precision = positive_part(curvature + prior_curvature(gradient, here), 1e-3)
         step = np.linalg.solve(precision, first + here.scaling.T @ gradient(here.location))
-    score, sd = budget.sum("anchor", Score(clip), bound, 1.0 - budget.spent)
-    second, rest = basis.T @ score, sd**2 * basis.T @ basis
+    score, of_score = budget.score("anchor", Score(clip), bound, 1.0 - budget.spent)
+    second, rest = basis.T @ score, of_score.covariance(basis)
 
     if not _consistent(second - first, noise + rest):
         return replace(blank, trusted=False)
     final, covariance = pooled(first, noise, second, rest)
-    prior = here.scaling.T @ gradient(here.location)
-    precision = positive_part(curvature + prior_curvature(gradient, here), 1e-3)
-    ahead = np.linalg.solve(precision, final + prior)
-    covariance = covariance + error**2 * float(ahead @ ahead) * np.eye(d)
+    # the noise in the curvature counts as far as the posterior reaches
+    prior, bend = here.scaling.T @ gradient(here.location), prior_curvature(gradient, here)
+    reach = second_moment(final, covariance, curvature, positive_part(bend, 1e-8), prior)
+    covariance = covariance + basis.T @ error.of_product(basis @ reach @ basis.T) @ basis
     return replace(
         blank,
         clip=clip,

@@ -11,7 +11,8 @@ import numpy as np
 from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.bulk import Gradient, Releases, Structure, find_bulk
+from pymc_dp.warmup.answers import Answers, Releases, Structure
+from pymc_dp.warmup.bulk import Gradient, find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
 from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.prepared import tail_of_scores
@@ -153,8 +154,9 @@ def prepare_scaled(
     share = min((sensitivity * longest / CENTRE) ** 2 / total, MOST)
     if share < LEAST or not centred:  # the last score of the search was as good
         share = 0.0
+    answers = Answers(releases, structure)
     for k, part in enumerate(NEWTON if share else (), start=1):
-        score, _ = releases.vector_sum(f"centre {k}", Score(at), longest, part * share)
+        score, _ = answers.score(f"centre {k}", Score(at), longest, part * share)
         step = score + at.scaling.T @ gradient(at.location)
         at = Coordinates(at.location + at.scaling @ step, at.scaling)
     shortest = min((bound for bound in found if bound), default=longest)
