@@ -1,0 +1,207 @@
+"""Released sums have no noise where nothing but noise could be: which entries these are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pymc as pm
+import pytest
+
+from pymc_dp.noise_aware import second_moment
+from pymc_dp.records import extract
+from pymc_dp.rows.contributions import Curvature, OuterProduct, Score, blocks
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.warmup.answers import Answers, CurvatureNoise, ScoreNoise
+from pymc_dp.warmup.geometry import clip_scaling
+from pymc_dp.warmup.quadratic import _visible
+
+from .models import EXAMPLES
+from .selection import marked
+from .test_records import quick, records_of
+
+GENERAL = ("mv_normal_lkj", "neural_network", "mixture_shared", "censored", "truncated")
+N, GROUPS = 400, 5
+
+
+def centred(n: int = N) -> pm.Model:
+    """Group means about a level with a scale: neither of these reaches a record."""
+    rng = np.random.default_rng(0)
+    group = np.arange(n) % GROUPS
+    with pm.Model() as model:
+        level, scale = pm.Normal("level"), pm.HalfNormal("scale")
+        means, slope = pm.Normal("means", level, scale, shape=GROUPS), pm.Normal("slope")
+        pm.Normal("y", means[group] + slope * rng.normal(size=n), 1.0, observed=rng.normal(size=n))
+    return model
+
+
+@pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=GENERAL))
+def test_what_no_row_sees_is_zero(name: str) -> None:
+    """Scores and curvatures of the records of every model have no other entries than these."""
+    engine, records = quick(name)[2], records_of(name)[1]
+    d = engine.d
+    location = records.initial + 0.1 * np.random.default_rng(1).standard_normal(d)
+    at = Coordinates(location, np.eye(d))
+    pairs = engine.touched(at)
+    assert (pairs == pairs.T).all()
+    scores = np.zeros(d, dtype=bool)
+    for _, block in blocks(engine, Score(at)):
+        scores |= (block != 0.0).any(axis=1)
+    assert not (scores & ~pairs.diagonal()).any()
+    spec = Curvature(at, step=1e-6)
+    curvatures = np.zeros((d, d), dtype=bool)
+    for _, block in blocks(engine, spec):
+        curvatures |= spec.matrix((block != 0.0).any(axis=1).astype(float)) != 0.0
+    assert not (curvatures & ~pairs).any()
+
+
+def test_the_pattern_of_a_hierarchy() -> None:
+    records = extract(centred())
+    d = len(records.initial)
+    at = Coordinates(records.initial, np.eye(d))
+    engine = records.engine(at)
+    places = dict(_places(records))
+    expected = np.zeros((d, d), dtype=bool)
+    means, slope = places["means"], places["slope"]
+    expected[means, means] = True
+    expected[np.ix_([*means, *slope], slope)] = True
+    expected[np.ix_(slope, means)] = True
+    np.testing.assert_array_equal(engine.touched(at), expected)
+    # coordinates that mix everything hide it
+    mixed = Coordinates(records.initial, np.random.default_rng(0).normal(size=(d, d)))
+    assert engine.touched(mixed).all()
+
+
+def _places(records) -> list[tuple[str, np.ndarray]]:
+    at, found = 0, []
+    for rv, size in (("level", 1), ("scale", 1), ("means", GROUPS), ("slope", 1)):
+        found.append((rv, np.arange(at, at + size)))
+        at += size
+    assert at == len(records.initial)
+    return found
+
+
+class Loud:
+    """Answers that are nothing but noise."""
+
+    n_public, units_mu2 = N, 1.0
+
+    def histogram(self, label, spec, share):
+        raise AssertionError
+
+    def vector_sum(self, label, spec, clip_norm, share):
+        size = spec.size
+        return np.random.default_rng(3).standard_normal(size), 1.0
+
+
+def test_answers_are_quiet_where_nothing_is_to_be_heard() -> None:
+    records = extract(centred())
+    d = len(records.initial)
+    at = Coordinates(records.initial, np.eye(d))
+    engine = records.engine(at)
+    answers = Answers(Loud(), engine)
+    pairs = engine.touched(at)
+    score, noise = answers.score("score", Score(at), 1.0, 0.1)
+    np.testing.assert_array_equal(score != 0.0, pairs.diagonal())
+    np.testing.assert_array_equal(noise.reach, pairs.diagonal())
+    full, _ = answers.curvature("curvature", Curvature(at), 1.0, 0.1)
+    np.testing.assert_array_equal(full != 0.0, pairs)
+    diagonal, _ = answers.curvature("diagonal", Curvature(at, diagonal=True), 1.0, 0.1)
+    np.testing.assert_array_equal(diagonal != 0.0, np.diag(pairs.diagonal()))
+
+
+def test_outer_products_of_users_meet_what_rows_do_not() -> None:
+    """The rows of one user may lie in two groups: their scores multiply."""
+    model = centred()
+    records = extract(model, privacy_unit=np.arange(N) // 4)
+    d = len(records.initial)
+    at = Coordinates(records.initial, np.eye(d))
+    engine = records.engine(at)
+    spec = OuterProduct(at)
+    seen = np.zeros((d, d), dtype=bool)
+    for _, block in blocks(engine, spec):
+        seen |= spec.matrix((block != 0.0).any(axis=1).astype(float)) != 0.0
+    outer, _ = Answers(Loud(), engine).curvature("outer", spec, 1.0, 0.1)
+    assert (seen & ~engine.touched(at)).any()
+    np.testing.assert_array_equal(outer != 0.0, seen)
+
+
+def made_up(noise: CurvatureNoise, count: int) -> np.ndarray:
+    d, rng = len(noise.pairs), np.random.default_rng(7)
+    raw = rng.standard_normal((count, d, d))
+    return noise.sd * np.where(noise.pairs, (raw + raw.transpose(0, 2, 1)) / 2.0, 0.0)
+
+
+PATTERNS = {
+    "full": np.ones((4, 4), dtype=bool),
+    "diagonal": np.eye(4, dtype=bool),
+    "hierarchy": np.array([[1, 1, 1, 0], [1, 1, 0, 0], [1, 0, 1, 0], [0, 0, 0, 0]], dtype=bool),
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_noise_of_a_curvature(name: str) -> None:
+    """Its covariance with a vector and its size are those of 40,000 draws; entries within 8 sds."""
+    noise = CurvatureNoise(0.3, PATTERNS[name])
+    drawn = made_up(noise, 40_000)
+    u = np.array([1.0, -2.0, 0.5, 3.0])
+    products = drawn @ u
+    found, expected = products.T @ products / len(drawn), noise.of_product(np.outer(u, u))
+    sizes = np.sqrt(np.outer(expected.diagonal(), expected.diagonal()) + expected**2)
+    assert (np.abs(found - expected) <= 8.0 * sizes / np.sqrt(len(drawn))).all()
+    basis = np.random.default_rng(8).normal(size=(4, 3))
+    for of in (None, basis):
+        matrices = drawn[:4000] if of is None else of.T @ drawn[:4000] @ of
+        norms = np.linalg.norm(matrices, 2, axis=(1, 2))
+        assert np.quantile(norms, 0.8) < noise.norm(of) < 2.5 * np.quantile(norms, 0.99)
+
+
+def test_noise_of_a_score() -> None:
+    basis = np.random.default_rng(8).normal(size=(3, 3))
+    noise = ScoreNoise(0.5, np.array([True, False, True]))
+    rest = basis[[0, 2]]
+    np.testing.assert_allclose(noise.covariance(basis), 0.25 * rest.T @ rest)
+
+
+def test_directions_hidden_by_noise_are_left_out_and_others_kept() -> None:
+    """One of ten directions carries nothing; the others carry 1, as much as is heard of them."""
+    truth = np.diag(np.r_[np.zeros(1), np.ones(9)])
+    noise = CurvatureNoise(0.08, np.ones((10, 10), dtype=bool))
+    assert noise.norm() > 0.35, "in all directions at once it would hide one of half the size"
+    ranks = []
+    for draw in made_up(noise, 200):
+        kept = _visible(truth + draw, noise, np.eye(10))
+        ranks.append(np.linalg.matrix_rank(kept, tol=1e-9))
+    # beyond two standard deviations of noise in the one direction in 2 % of the cases
+    assert np.mean(np.array(ranks) == 9) > 0.85
+    assert min(ranks) >= 8
+    nothing = [_visible(draw, noise, np.eye(10)).any() for draw in made_up(noise, 200)]
+    assert np.mean(nothing) < 0.15
+    half = np.diag(np.full(10, 0.5))
+    all_kept = [
+        np.linalg.matrix_rank(_visible(half + draw, noise, np.eye(10)), tol=1e-9) == 10
+        for draw in made_up(noise, 200)
+    ]
+    assert np.mean(all_kept) > 0.3
+
+
+def test_unseen_parameters_have_coordinates_of_their_own() -> None:
+    rng = np.random.default_rng(2)
+    raw = rng.normal(size=(6, 6))
+    precision, unseen = raw @ raw.T + np.eye(6), np.array([1, 4])
+    seen = np.array([0, 2, 3, 5])
+    scaling = clip_scaling(precision, [np.array([2, 5])], N, None, unseen)
+    assert not scaling[np.ix_(seen, unseen)].any() and not scaling[np.ix_(unseen, seen)].any()
+    covariance = np.linalg.inv(precision)
+    alone = clip_scaling(np.linalg.inv(covariance[np.ix_(seen, seen)]), [np.array([1, 3])], N)
+    np.testing.assert_allclose(scaling[np.ix_(seen, seen)], alone)
+    own = scaling[np.ix_(unseen, unseen)]
+    np.testing.assert_allclose(own @ own.T, covariance[np.ix_(unseen, unseen)])
+
+
+def test_second_moments_are_those_of_the_noise_aware_posterior() -> None:
+    """Of one normal parameter: likelihood N(G; h w, h + v), prior N(m, 1/p)."""
+    g, v, h, p, m = 3.0, 2.0, 4.0, 0.5, 0.7
+    precision = p + h**2 / (h + v)
+    mean = (h * g / (h + v) + p * m) / precision
+    one = np.ones((1, 1))
+    found = second_moment(np.array([g]), v * one, h * one, p * one, np.array([p * m]))
+    np.testing.assert_allclose(found, [[1.0 / precision + mean**2]])
