@@ -18,10 +18,9 @@ from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.math import Dot
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
-from pytensor.tensor.slinalg import SolveTriangular
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
-from pymc_dp._compat import AdvancedSubtensor1
+from pymc_dp._compat import AdvancedSubtensor1, SolveTriangular
 
 __all__ = ["degree_of"]
 
