@@ -226,6 +226,11 @@ def _advice(
         else f"The privacy noise is about {noise_sd:.1f} posterior sds (wide intervals): "
     )
     return first + (
-        f"to bring the error down to {wanted:.2g} posterior sds, raise epsilon to {epsilon:.2g} or "
-        f"collect {factor:.1f}x the records, or use fewer parameters."
+        f"to bring the error down to {wanted:.2g} posterior sds, raise epsilon to "
+        f"{_about(epsilon)} or collect {_about(factor)}x the records, or use fewer parameters."
     )
+
+
+def _about(number: float) -> str:
+    """Two digits, without an exponent."""
+    return f"{float(f'{number:.2g}'):,.{0 if number >= 9.95 else 1}f}"

@@ -265,6 +265,14 @@ def release(
                 UserWarning,
                 stacklevel=2,
             )
+        elif correction["method"] == "none":
+            warnings.warn(
+                "The privacy noise in these draws is not accounted for, because "
+                f"{correction['reason']}: intervals are too narrow. Longer chains of all free "
+                "variables, or form='quadratic', would mend that.",
+                UserWarning,
+                stacklevel=2,
+            )
     statement = make_statement(budget, plan_id, plan, vouched, correction)
     if plan["settings"].get("form") == "quadratic" and plan["settings"].get("trusted"):
         statement["far"] = plan["settings"]["far"]
