@@ -33,7 +33,7 @@ templates_path = ["_templates"]
 default_role = "literal"
 
 # Pages in Markdown, those with code run.
-myst_enable_extensions = ["amsmath", "colon_fence", "deflist", "dollarmath", "tasklist"]
+myst_enable_extensions = ["colon_fence", "deflist", "tasklist"]
 myst_heading_anchors = 3
 nb_execution_mode = os.environ.get("PYMC_DP_DOCS_EXECUTE", "cache")
 nb_execution_raise_on_error = True
