@@ -23,6 +23,7 @@ __all__ = [
     "likelihood_curvature",
     "noise_aware",
     "noise_law",
+    "noisy_posterior",
     "normality",
 ]
 
@@ -128,23 +129,22 @@ def noise_law(
     """
     u, c = _terms(noise, curvature, prior_precision)
     vu = noise @ u
-    mu = c @ (curvature @ (u @ score) + prior_score)
+    mu, _ = noisy_posterior(score, noise, curvature, prior_precision, prior_score)
     vuh = vu @ curvature
     # V - V U V = V U H
     return NoiseLaw(vu @ (score - curvature @ mu), _symmetric(vuh + vuh @ c @ vuh.T))
 
 
-def second_moment(
+def noisy_posterior(
     score: np.ndarray,
     noise: np.ndarray,
     curvature: np.ndarray,
     prior_precision: np.ndarray,
     prior_score: np.ndarray,
-) -> np.ndarray:
-    """(d, d) E w w' under the noise-aware posterior N(mu, C); arguments as in :func:`noise_law`."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and covariance of the noise-aware posterior; arguments as in :func:`noise_law`."""
     u, c = _terms(noise, curvature, prior_precision)
-    mu = c @ (curvature @ (u @ score) + prior_score)
-    return c + np.outer(mu, mu)
+    return c @ (curvature @ (u @ score) + prior_score), c
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,9 +6,9 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp.noise_aware import second_moment
+from pymc_dp.noise_aware import noisy_posterior
 from pymc_dp.records import extract
-from pymc_dp.rows.contributions import Curvature, OuterProduct, Score, blocks
+from pymc_dp.rows.contributions import Change, Curvature, OuterProduct, Score, blocks
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, ScoreNoise
 from pymc_dp.warmup.geometry import clip_scaling
@@ -197,11 +197,28 @@ def test_unseen_parameters_have_coordinates_of_their_own() -> None:
     np.testing.assert_allclose(own @ own.T, covariance[np.ix_(unseen, unseen)])
 
 
-def test_second_moments_are_those_of_the_noise_aware_posterior() -> None:
+def test_the_noise_aware_posterior_of_one_parameter() -> None:
     """Of one normal parameter: likelihood N(G; h w, h + v), prior N(m, 1/p)."""
     g, v, h, p, m = 3.0, 2.0, 4.0, 0.5, 0.7
     precision = p + h**2 / (h + v)
     mean = (h * g / (h + v) + p * m) / precision
     one = np.ones((1, 1))
-    found = second_moment(np.array([g]), v * one, h * one, p * one, np.array([p * m]))
-    np.testing.assert_allclose(found, [[1.0 / precision + mean**2]])
+    found, width = noisy_posterior(np.array([g]), v * one, h * one, p * one, np.array([p * m]))
+    np.testing.assert_allclose(found, [mean])
+    np.testing.assert_allclose(width, [[1.0 / precision]])
+
+
+def test_what_is_flat_here_may_be_seen_elsewhere() -> None:
+    """A hinge at 0: its records have no score in `b` where b < 0, and one where b > 0."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=N), rng.normal(size=N)
+    with pm.Model() as model:
+        b, c = pm.Normal("b"), pm.Normal("c")
+        pm.Normal("y", pm.math.maximum(b, 0.0) * x + c, 1.0, observed=y)
+    records = extract(model)
+    at = Coordinates(np.array([-0.3, 0.0]), np.eye(2))
+    engine = records.engine(at)
+    assert engine.touched(at).all()
+    change = Change(at, np.array([1.0, 0.1]))
+    score, noise = Answers(Loud(), engine).score("change", change, 1.0, 0.1)
+    assert score.all() and noise.reach.all()

@@ -17,6 +17,7 @@ from pymc.model import Model
 import pymc_dp as dp
 from pymc_dp.ecs.calls import call_address
 from pymc_dp.ecs.compiling import callable_prior
+from pymc_dp.ecs.degree import degree_of
 from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.ecs.preparation import Variates, prepare
 from pymc_dp.rows import predictor
@@ -111,6 +112,19 @@ def groups() -> None:
     pm.StudentT("y", nu=4, mu=a[CLASS] + x @ b, sigma=pm.HalfNormal("s", 1), observed=V)
 
 
+def half_life() -> None:
+    """The level follows from another parameter: no quadratic prior."""
+    x = pm.Normal("x", 0, 1, shape=2)
+    z = pm.Normal("z", 0.5 ** x[0], 1)
+    pm.Normal("y", X[:, 0] * z + x[1], 1.0, observed=V)
+
+
+def unit_vector() -> None:
+    """Its derivatives at 0 are no numbers."""
+    v = pm.Normal("v", 1.0, 0.1, shape=2)
+    pm.Normal("y", X @ (v / pt.sqrt((v**2).sum())), 1.0, observed=V)
+
+
 def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
     with pm.Model() as model:
         declare()
@@ -141,6 +155,8 @@ SLOW, FURTHER = (
         laplace,
         bounded,
         negative_weights,
+        half_life,
+        unit_vector,
         *(pytest.param(declare, marks=pytest.mark.slow) for declare in SLOW),
         *(pytest.param(declare, marks=pytest.mark.exhaustive) for declare in FURTHER),
     ],
@@ -226,6 +242,35 @@ def test_kinks_are_seen_where_derivatives_show_none() -> None:
 
 
 @pytest.mark.slow
+def test_degrees_are_never_too_low() -> None:
+    theta = pt.dvector("theta")
+    chosen = theta[theta > 0]
+    for value in (
+        (theta**2 + 2.0**theta).sum(),
+        (2.0**theta + theta**2).sum(),
+        pt.switch(pt.scalar("c") > 1, theta**2, 2.0**theta).sum(),
+        pt.join(0, theta, 2.0**theta).sum(),
+        pt.join(0, 2.0**theta, theta).sum(),
+        (theta**theta).sum(),
+        pt.ones_like(chosen).sum(),
+        chosen.shape[0] * 1.0,
+        theta[0] ** 2 * theta[1],
+        1.0 / theta[0],
+        pt.abs(theta).sum(),
+        pt.exp(theta).sum(),
+        theta.astype("float32").sum(),
+    ):
+        assert degree_of(value, theta) > 2.0
+    for value, degree in (
+        ((theta**2).sum(), 2.0),
+        (pt.sqr(theta - theta[0]).sum() / 3.0, 2.0),
+        (pt.dot(theta, pt.dot(np.eye(2), theta)), 2.0),
+        (pt.ones(theta.shape) @ theta, 1.0),
+        (theta.shape[0] * 1.0, 0.0),
+    ):
+        assert degree_of(value, theta) == degree
+
+
 def test_a_condition_among_many_numbers_is_refused() -> None:
     with pm.Model():
         b = pm.Normal("b", shape=8)

@@ -179,6 +179,28 @@ def test_estimates_that_change_their_sign_are_reported() -> None:
     assert "of the likelihood estimates are positive" in step_warning(model, step)
 
 
+def test_a_chain_that_left_the_posterior_is_reported() -> None:
+    """Three records and two blocks: the estimate has mass where the expansion means nothing."""
+    x, y = np.array([0.5, -0.3, 1.2]), np.array([1, 0, 2])
+    with pm.Model():
+        b = pm.Normal("b", 0.0, 0.5)
+        pm.Poisson("y", pm.math.exp(b * x), observed=y)
+        with pytest.warns(UserWarning, match="Use 20 blocks or more"):
+            step = dp.HMCECS(
+                estimator="signed",
+                order=1,
+                blocks=2,
+                subsample_size=10,
+                reference={"b": 0.3},
+                progressbar=False,
+            )
+    step._kept, step._sigma2_sum, step._sign_sum, step._accept_sum = 100, 1.0, 100.0, 80.0
+    step._accept_u_sum = 0.5
+    assert "Only 0.5% of the moves" in str(step._warning().message)
+    step._accept_u_sum = 50.0
+    assert step._warning() is None
+
+
 def step_warning(model: pm.Model, step: dp.HMCECS) -> str:
     """What a chain says at its end."""
     point = model.initial_point()

@@ -50,8 +50,8 @@ def degree_of(value: Variable, theta: Variable) -> float:
 def _degree(node: Apply, inputs: list[float]) -> float:
     """The degree of the outputs of a node, from those of its inputs; not all are 0."""
     op = node.op
-    if isinstance(op, Shape | Shape_i):
-        return 0.0
+    if isinstance(op, Shape | Shape_i):  # a choice of entries changes the shape
+        return 0.0 if math.isfinite(max(inputs)) else math.inf
     if isinstance(op, Elemwise):
         return _of_scalars(op.scalar_op, node, inputs)
     if isinstance(op, CAReduce):
@@ -83,11 +83,11 @@ def _of_scalars(op: scalar.ScalarOp, node: Apply, inputs: list[float]) -> float:
     if isinstance(op, scalar.TrueDiv):
         return inputs[0] if not inputs[1] else math.inf
     if isinstance(op, scalar.Second):
-        return inputs[1]
+        return inputs[1] if math.isfinite(inputs[0]) else math.inf
     if isinstance(op, scalar.Switch):
         return max(inputs[1:]) if not inputs[0] else math.inf
     if isinstance(op, scalar.Pow):
-        return inputs[0] * _power(node.inputs[1])
+        return inputs[0] * _power(node.inputs[1]) if not inputs[1] else math.inf
     return math.inf
 
 

@@ -170,6 +170,7 @@ class FewNumbers:
         self._jacobian = np.vstack([np.zeros((0, self.d)), *maps])
         self._origin = np.concatenate([np.zeros(0), *(values[k] for k in affine)])
         self._constants_at: Callable[[np.ndarray], np.ndarray] = lambda _: np.zeros(0)
+        self._constants = np.zeros(0)  # nothing is expanded yet
         self._shared_graph: KernelGraph | None = None
         if bent:
             along = shared.along(theta, bent, self.order)
@@ -179,7 +180,7 @@ class FewNumbers:
             slope = pytensor.grad(pt.dot(found, adjoint), theta, disconnected_inputs="ignore")
             inputs = [theta, shared.centre, along.constants, adjoint]
             self._shared_graph = (inputs, [found, slope])
-            self._constants_at = along.at
+            self._constants_at, self._constants = along.at, np.zeros(along.size)
             flat = pt.concatenate([shared.value[k].astype("float64").flatten() for k in bent])
             weights = pt.dvector("weights")
             slope = pytensor.grad(pt.dot(flat, weights), theta, disconnected_inputs="ignore")
@@ -212,7 +213,7 @@ class FewNumbers:
             order=self.order,
             jacobian=np.ascontiguousarray(self._jacobian),
             origin=self._origin,
-            constants=self._constants_at(np.zeros(self.d)),
+            constants=self._constants,
         )
 
     # -- the whole log-likelihood ---------------------------------------------------------------

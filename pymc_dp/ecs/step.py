@@ -31,6 +31,10 @@ __all__ = ["HMCECS"]
 
 #: Variance of the estimated log-likelihood that subsample sizes are chosen for.
 _VARIANCE = 0.5
+#: Part of moves, below which a chain is said to be stuck.
+_HARDLY_MOVED = 0.1
+#: Signed estimates bound the target where the expansion fails by exp(-blocks) only.
+_FEW_BLOCKS = 20
 #: Variance from which on the user is warned.
 _TOO_LARGE = 1.0
 #: A quarter of the way to a negative factor, for the farthest record of the pilot.
@@ -118,7 +122,9 @@ class HMCECS(CompiledStep):
     made, and when a chain ends.  Chains start in the normal approximation of the posterior,
     whatever the initial values, since far from the mode estimates say nothing; where the density
     is not finite another draw is taken.  The mass matrix is
-    minus the Hessian at the reference and is not adapted.
+    minus the Hessian at the reference and is not adapted.  With few records, or few blocks of the
+    signed estimator, the estimated likelihood may have mass where the expansion is meaningless; a
+    chain that is lost there hardly moves, and says so at its end.
 
     Statistics per draw: ``acceptance_rate`` of theta and ``acceptance_rate_u`` of the sample,
     ``sigma2`` (estimated variance of the log-likelihood estimate), ``sign``, ``energy_error``,
@@ -176,6 +182,14 @@ class HMCECS(CompiledStep):
             raise ValueError("HMCECS moves all variables together; leave `blocked` at True.")
         self.estimator, self.order = estimator, order
         self.blocks = check_integer("blocks", blocks, minimum=1)
+        if estimator == "signed" and self.blocks < _FEW_BLOCKS:
+            warnings.warn(
+                f"With blocks={self.blocks} a signed estimate may be far too large where the "
+                "expansion about the mode is poor, and a chain that comes there stays. Use "
+                f"{_FEW_BLOCKS} blocks or more.",
+                UserWarning,
+                stacklevel=2,
+            )
         self.path_length = _positive("path_length", path_length) or math.pi / 2.0
         self.target_accept = check_number("target_accept", target_accept)
         if not 0.0 < self.target_accept < 1.0:
@@ -259,7 +273,7 @@ class HMCECS(CompiledStep):
         self._averaging = DualAveraging(0.5 * self.path_length, self.target_accept, 2.0)
         self._set_step(self._given_step or self._averaging.current)
         self._iterations = self._kept = 0
-        self._sigma2_sum = self._sign_sum = 0.0
+        self._sigma2_sum = self._sign_sum = self._accept_sum = self._accept_u_sum = 0.0
 
     def _set_step(self, step_size: float) -> None:
         self.step_size = step_size
@@ -360,6 +374,8 @@ class HMCECS(CompiledStep):
             self._kept += 1
             self._sigma2_sum += sigma2
             self._sign_sum += sign
+            self._accept_sum += accept
+            self._accept_u_sum += accept_u
             if self._iterations == self._planned:
                 stats["warning"] = self._warning()
         elif self._given_step is None:
@@ -391,6 +407,15 @@ class HMCECS(CompiledStep):
                 WarningType.CONVERGENCE,
                 f"The estimated log-likelihood has a variance of {sigma2:.3g} on average (sigma2), "
                 f"above 1: the chain may be stuck, and the posterior off. {remedy}.",
+                "warn",
+            )
+        least = min(self._accept_sum, self._accept_u_sum) / self._kept
+        if least < _HARDLY_MOVED:
+            return SamplerWarning(
+                WarningType.CONVERGENCE,
+                f"Only {least:.1%} of the moves of theta or of the sample were accepted: the chain "
+                "hardly moved, and may have left the posterior for a place where the expansion "
+                f"about the mode is meaningless. {remedy}, or use NUTS.",
                 "warn",
             )
         return None

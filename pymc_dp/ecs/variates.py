@@ -118,7 +118,7 @@ class SharedValues:
             seconds = [pt.zeros_like(x) for x in seconds]
         whole = pt.concatenate(parts) if parts else pt.zeros(0)
         at = pytensor.function([self.centre], whole, mode=INTERPRETED, on_unused_input="ignore")
-        return Along(firsts, seconds, constants, at)
+        return Along(firsts, seconds, constants, at, start)
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,12 +132,15 @@ class Along:
         An input that they read.
     at : callable
         Its value for a centre.
+    size : int
+        Its length.
     """
 
     firsts: list[Variable]
     seconds: list[Variable]
     constants: Variable
     at: Callable[[np.ndarray], np.ndarray]
+    size: int
 
 
 def _along(value: Variable, wrt: Variable, direction: Variable) -> Variable:

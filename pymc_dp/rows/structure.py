@@ -11,6 +11,9 @@ from pymc_dp.rows.store import RowGroup
 
 __all__ = ["effects", "index_blocks", "touched"]
 
+#: How far away, relative to 1 + |theta|, and how often derivatives are looked at.
+_WIDE, _LOOKS = (1.0, 3.0, 10.0), 3
+
 
 def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """A point and one nearby: a derivative may vanish by chance at one (that by tau at z = 0)."""
@@ -124,23 +127,30 @@ def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) 
 
     Notes
     -----
-    Read from the zeros of d phi / d z, as for :func:`index_blocks`: public.
+    Read from the zeros of d phi / d z, as for :func:`index_blocks`: public.  Where it depends on
+    theta, places far away are looked at as well: of max(b, 0) there is nothing to see on one side.
     """
-    d = theta.size
+    d, rng = theta.size, np.random.default_rng(1)
+    steps = np.repeat(_WIDE, _LOOKS)[:, None] * rng.standard_normal((_LOOKS * len(_WIDE), d))
+    places = [*_places(theta), *(theta + steps * (1.0 + np.abs(theta)))]
+    coordinates = csr_array(scaling)
     pairs = np.zeros((d, d), dtype=bool)
     for group in groups:
         supports: list[np.ndarray | None] = [None] * len(group.functions.ordered)
-        for at in _places(theta):
-            phis, jacobians = group.functions.shared(at)
+        varying = set(group.functions.varying)
+        for number, at in enumerate(places if varying else places[:1]):
+            with np.errstate(all="ignore"):
+                phis, jacobians = group.functions.shared(at)
             for k, cut in enumerate(group.functions.ordered):
                 jacobian = jacobians[k]
-                if jacobian is None:
+                if jacobian is None or (number and k not in varying):
                     continue
-                moved = jacobian @ scaling
+                given = csr_array(jacobian)
+                moved = np.abs((given @ coordinates).toarray())
                 # what cancels leaves rounding errors
-                size = np.abs(jacobian) @ np.abs(scaling)
+                size = 1e-12 * (abs(given) @ abs(coordinates)).toarray()
                 labels = len(phis[k]) if cut.kind == "index" else 1
-                support = (np.abs(moved) > 1e-12 * size).reshape(labels, -1, d).any(axis=1)
+                support = (~(moved <= size)).reshape(labels, -1, d).any(axis=1)
                 before = supports[k]
                 supports[k] = support if before is None else before | support
         found = [csr_array(support, dtype=np.int64) for support in supports if support is not None]

@@ -133,6 +133,9 @@ class Answers:
         """Noisy sum of scores or of their changes, in z."""
         total, sd = self.releases.vector_sum(label, spec, clip_norm, share)
         reach = self.structure.touched(spec.coordinates).diagonal()
+        if isinstance(spec, Change):
+            there = Coordinates(spec.coordinates.theta(spec.z), spec.coordinates.scaling)
+            reach = reach | self.structure.touched(there).diagonal()
         return np.where(reach, total, 0.0), ScoreNoise(sd, reach)
 
     def curvature(

@@ -292,10 +292,11 @@ class _Search:
         # directions that no unit sees are those of the prior
         floor = 0.0 if unsure is None else unsure.norm()
         visible = np.sum(vectors[noise.reach] ** 2, axis=0)
-        floors = np.maximum(floor * visible, 1e-10)
+        metric = self.at.scaling.T @ self.metric @ self.at.scaling
+        flattest = max(1e-2 * float(np.linalg.eigvalsh(metric)[0]), 1e-10)
+        floors = np.maximum(floor * visible, flattest)
         sizes = np.maximum(np.abs(values), floors)
         hessian = (vectors * sizes) @ vectors.T
-        metric = self.at.scaling.T @ self.metric @ self.at.scaling
         step = within(hessian, metric, total, self.radius)
         decrement = float(total @ step)
         explained = noise.sd**2 * float(np.sum(visible / sizes))
@@ -308,7 +309,7 @@ class _Search:
         scaling = scaling_of(self.precision, self.at.location, self.structure, n)
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, decrement)
-        self.known = bool(np.all(values > 0.7 * floors))
+        self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
         self.arrived = decrement < 8.0 * explained + 4.0 * self.d
         return decrement < 3.0 * explained + 0.5 * self.d
 

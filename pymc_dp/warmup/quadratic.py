@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import pinvh
 
 from pymc_dp.matrices import positive_part
-from pymc_dp.noise_aware import second_moment
+from pymc_dp.noise_aware import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise
@@ -28,6 +28,10 @@ _CURVATURES, _STEADY = (0.24, 0.06, 0.06), 0.6
 #: Noise of a curvature of 1 from which on directions are hidden: more is paid for less noise, up to
 #: a part of what is left.
 _CLEAR, _MOST = 0.3, 0.45
+#: How far a step goes, in standard deviations of a score, noise included.
+_FURTHEST = 3.0
+#: Least precision of the prior in w: the quadratic holds over no more than 30 posterior sds.
+_FLATTEST = 1e-3
 #: Fraction of the curvatures that may be clipped: it makes them smaller, so intervals wider.
 _TAIL = 0.03
 #: And by more than so many sds of its noise; that of the search, which cost less, is larger.
@@ -58,6 +62,11 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
             break
         hidden = still
     return np.asarray((vectors * np.where(hidden, 0.0, values)) @ vectors.T)
+
+
+def _within(step: np.ndarray, longest: float) -> np.ndarray:
+    length = float(np.linalg.norm(step))
+    return step if length <= longest else step * (longest / length)
 
 
 def quadratic(
@@ -98,7 +107,9 @@ def quadratic(
     unit = of_score.sd / bound * math.sqrt(0.35 * left)  # of a sum of norm 1 for the whole budget
     first, noise = basis.T @ score, of_score.covariance(basis)
     at = blank.coordinates
+    longest = _FURTHEST * math.sqrt(d + float(np.trace(noise)))
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
+    step = _within(step, longest)
     here, before = at, at.scaling.T @ seen @ at.scaling
     length = _FLAT_STEP * math.sqrt(budget.releases.n_public / d) if flat else 1e-6
     for k, share in enumerate(_CURVATURES):
@@ -127,18 +138,27 @@ def quadratic(
             break
         first = first - 0.5 * (before + curvature) @ step
         before = curvature
-        precision = positive_part(curvature + prior_curvature(gradient, here), 1e-3)
-        step = np.linalg.solve(precision, first + here.scaling.T @ gradient(here.location))
+        # a score means nothing in directions that noise hides
+        bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
+        prior = here.scaling.T @ gradient(here.location)
+        step, _ = noisy_posterior(first, noise, curvature, bend, prior)
+        step = _within(step, longest)
     score, of_score = budget.score("anchor", Score(clip), bound, 1.0 - budget.spent)
     second, rest = basis.T @ score, of_score.covariance(basis)
 
-    if not _consistent(second - first, noise + rest):
-        return replace(blank, trusted=False)
-    final, covariance = pooled(first, noise, second, rest)
+    prior = here.scaling.T @ gradient(here.location)
+    bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
+    if _consistent(second - first, noise + rest):
+        final, covariance = pooled(first, noise, second, rest)
+    else:  # the way was too long for a straight line; the second was taken where it counts
+        final, covariance = second, rest
+        mean, _ = noisy_posterior(final, covariance, curvature, bend, prior)
+        if float(np.linalg.norm(mean)) > longest:
+            return replace(blank, trusted=False)
     # the noise in the curvature counts as far as the posterior reaches
-    prior, bend = here.scaling.T @ gradient(here.location), prior_curvature(gradient, here)
-    reach = second_moment(final, covariance, curvature, positive_part(bend, 1e-8), prior)
-    covariance = covariance + basis.T @ error.of_product(basis @ reach @ basis.T) @ basis
+    mean, width = noisy_posterior(final, covariance, curvature, bend, prior)
+    reach = basis @ (width + np.outer(mean, mean)) @ basis.T
+    covariance = covariance + basis.T @ error.of_product(reach) @ basis
     return replace(
         blank,
         clip=clip,
