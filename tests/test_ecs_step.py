@@ -115,7 +115,10 @@ def test_processes_repeat_what_one_process_does() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["poisson", "student", "negative_binomial"])
+@pytest.mark.parametrize(
+    "family",
+    ["poisson", "student", pytest.param("negative_binomial", marks=pytest.mark.exhaustive)],
+)
 def test_chains_agree_with_nuts(family: str) -> None:
     model = regression(family, 2000)
     with model:  # the default of PyMC 5 needs a C compiler
