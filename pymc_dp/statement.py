@@ -415,13 +415,12 @@ def _target(settings: dict[str, Any]) -> list[str]:
             if settings.get("effects")
             else "log-likelihood was replaced"
         )
-        text = (
+        return [
             f"The chains did not touch the records: the {what} by a quadratic one, from scores and "
             "a curvature released once, whose noise the intervals account for; the prior is exact. "
             f"Approximate where that likelihood is not near normal. {_bias(settings)}"
             f"{_untouched(settings)}"
-        )
-        return [text]
+        ]
     if form == "anchored":
         return [
             "Changes of scores and energy errors were clipped at bounds learned from noisy "

@@ -25,6 +25,8 @@ _FLAT_STEP = 0.3
 #: Parts of what is left for the curvature, and for one more or two where it is not steady: where it
 #: changes by a factor over the step that it was meant for.
 _CURVATURES, _STEADY = (0.24, 0.06, 0.06), 0.6
+#: And by more than so many sds of its noise; that of the search, which cost less, is larger.
+_UNSURE = 8.0
 #: Noise of a curvature of 1 from which on directions are hidden: more is paid for less noise, up to
 #: a part of what is left.
 _CLEAR, _MOST = 0.3, 0.45
@@ -34,8 +36,6 @@ _FURTHEST = 3.0
 _FLATTEST = 1e-3
 #: Fraction of the curvatures that may be clipped: it makes them smaller, so intervals wider.
 _TAIL = 0.03
-#: And by more than so many sds of its noise; that of the search, which cost less, is larger.
-_UNSURE = 8.0
 
 
 def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
@@ -64,7 +64,8 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
     return np.asarray((vectors * np.where(hidden, 0.0, values)) @ vectors.T)
 
 
-def _within(step: np.ndarray, longest: float) -> np.ndarray:
+def _shortened(step: np.ndarray, longest: float) -> np.ndarray:
+    """The step, no longer than that."""
     length = float(np.linalg.norm(step))
     return step if length <= longest else step * (longest / length)
 
@@ -109,7 +110,7 @@ def quadratic(
     at = blank.coordinates
     longest = _FURTHEST * math.sqrt(d + float(np.trace(noise)))
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
-    step = _within(step, longest)
+    step = _shortened(step, longest)
     here, before = at, at.scaling.T @ seen @ at.scaling
     length = _FLAT_STEP * math.sqrt(budget.releases.n_public / d) if flat else 1e-6
     for k, share in enumerate(_CURVATURES):
@@ -142,21 +143,19 @@ def quadratic(
         bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
         prior = here.scaling.T @ gradient(here.location)
         step, _ = noisy_posterior(first, noise, curvature, bend, prior)
-        step = _within(step, longest)
+        step = _shortened(step, longest)
     score, of_score = budget.score("anchor", Score(clip), bound, 1.0 - budget.spent)
     second, rest = basis.T @ score, of_score.covariance(basis)
 
     prior = here.scaling.T @ gradient(here.location)
     bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
-    if _consistent(second - first, noise + rest):
-        final, covariance = pooled(first, noise, second, rest)
-    else:  # the way was too long for a straight line; the second was taken where it counts
-        final, covariance = second, rest
-        mean, _ = noisy_posterior(final, covariance, curvature, bend, prior)
-        if float(np.linalg.norm(mean)) > longest:
-            return replace(blank, trusted=False)
-    # the noise in the curvature counts as far as the posterior reaches
+    straight = _consistent(second - first, noise + rest)
+    # after too long a way for a straight line the second, taken where it counts, stands alone
+    final, covariance = pooled(first, noise, second, rest) if straight else (second, rest)
     mean, width = noisy_posterior(final, covariance, curvature, bend, prior)
+    if not straight and float(np.linalg.norm(mean)) > longest:
+        return replace(blank, trusted=False)
+    # the noise in the curvature counts as far as the posterior reaches
     reach = basis @ (width + np.outer(mean, mean)) @ basis.T
     covariance = covariance + basis.T @ error.of_product(reach) @ basis
     return replace(
