@@ -84,7 +84,12 @@ def build(x: np.ndarray, y: np.ndarray, *, plain: bool = True) -> pm.Model:
 
 @dataclass
 class Result:
-    """One run; `evaluations` are densities and gradients of one record, for each draw."""
+    """One run.
+
+    Effective draws are those of the worst parameter: for its mean, and for its square about the
+    mean.  NUTS overshoots, so that its means are better than those of independent draws and its
+    squares worse.  `evaluations` are densities and gradients of one record, for each draw.
+    """
 
     problem: str
     n: int
@@ -92,6 +97,7 @@ class Result:
     setup_s: float
     ms_per_draw: float
     ess_per_s: float
+    ess_squares_per_s: float
     IF: float
     accept: float = math.nan
     accept_u: float = math.nan
@@ -115,6 +121,8 @@ def summarised(result: Result, draws: np.ndarray, seconds: float) -> Run:
     ess = effective_draws(draws[None])
     result.ms_per_draw = 1e3 * seconds / len(draws)
     result.ess_per_s = float(ess.min()) / seconds
+    squares = (draws - draws.mean(axis=0)) ** 2
+    result.ess_squares_per_s = float(effective_draws(squares[None]).min()) / seconds
     result.IF = float(np.mean(len(draws) / ess))
     return result, draws
 
@@ -140,7 +148,7 @@ def ours(problem: str, model: pm.Model, name: str, draws: int, **settings: Any) 
         stats.append(stat)
     seconds = time.process_time() - begin
     n, m = step.variates.n, step.subsample_size
-    result = Result(problem, n, name, setup, 0.0, 0.0, 0.0, share=m / n)
+    result = Result(problem, n, name, setup, 0.0, 0.0, 0.0, 0.0, share=m / n)
     if isinstance(step, dp.HMCECS):
         for key, stat in (("accept", "acceptance_rate"), ("accept_u", "acceptance_rate_u")):
             setattr(result, key, float(np.mean([s[stat] for s in stats])))
@@ -179,7 +187,7 @@ def full_hmc(problem: str, model: pm.Model, name: str, draws: int) -> Run:
         found.append(theta)
         accepted.append(accept)
     seconds = time.process_time() - begin
-    result = Result(problem, source.n, name, setup, 0.0, 0.0, 0.0, float(np.mean(accepted)))
+    result = Result(problem, source.n, name, setup, 0.0, 0.0, 0.0, 0.0, float(np.mean(accepted)))
     result.evaluations = 6.0 * source.n
     return summarised(result, np.array(found), seconds)
 
@@ -238,7 +246,7 @@ def numpyro_chain(
     chain.run(jax.random.PRNGKey(2), x, y)
     found = np.asarray(chain.get_samples()["beta"])
     seconds = time.process_time() - begin
-    result = Result(problem, len(x), name, setup, 0.0, 0.0, 0.0, share=(m or len(x)) / len(x))
+    result = Result(problem, len(x), name, setup, 0.0, 0.0, 0.0, 0.0, share=(m or len(x)) / len(x))
     if kind == "hmc":
         result.evaluations = (6.0 if m is None else 7.0) * (m or len(x))
     return summarised(result, found, seconds)
@@ -263,7 +271,7 @@ def nuts(problem: str, model: pm.Model, name: str, draws: int) -> Run:
     setup = time.process_time() - begin - seconds
     n = int(model["y"].shape[0].eval())
     found = idata.posterior["beta"].values[0]
-    return summarised(Result(problem, n, name, setup, 0.0, 0.0, 0.0), found, seconds)
+    return summarised(Result(problem, n, name, setup, 0.0, 0.0, 0.0, 0.0), found, seconds)
 
 
 def nutpie_nuts(problem: str, model: pm.Model, name: str, draws: int) -> Run:
@@ -289,7 +297,7 @@ def nutpie_nuts(problem: str, model: pm.Model, name: str, draws: int) -> Run:
     seconds *= steps / (steps + float(idata.warmup_sample_stats["n_steps"].sum()))
     n = int(model["y"].shape[0].eval())
     found = idata.posterior["beta"].values[0]
-    return summarised(Result(problem, n, name, setup, 0.0, 0.0, 0.0), found, seconds)
+    return summarised(Result(problem, n, name, setup, 0.0, 0.0, 0.0, 0.0), found, seconds)
 
 
 SETTINGS = {"step_size": 0.2, "path_length": 1.2}
@@ -344,8 +352,8 @@ def measure(problem: str, n: int, methods: list[str], draws: int) -> list[Run]:
     model = build(*PROBLEMS[problem](n))
     runs: list[Run] = []
     for name in methods:
-        # 200 at n = 100,000
-        length = min(draws, max(50, 20_000_000 // n)) if name in FULL else draws
+        # 500 at n = 100,000
+        length = min(draws, max(50, 50_000_000 // n)) if name in FULL else draws
         try:
             runs.append(METHODS[name](problem, model, name, length))
         except (ImportError, ModuleNotFoundError) as error:
@@ -359,8 +367,8 @@ def measure(problem: str, n: int, methods: list[str], draws: int) -> list[Run]:
 
 HEADER = (
     f"{'problem':8s} {'n':>8s} {'method':15s} {'set-up s':>8s} {'ms/draw':>8s} {'ESS/s':>7s} "
-    f"{'IF':>5s} {'acc':>5s} {'acc u':>6s} {'tau':>5s} {'data %':>7s} {'sigma2':>8s} {'RCT':>7s} "
-    f"{'mean':>5s} {'sd':>5s}"
+    f"{'squares':>7s} {'IF':>5s} {'acc':>5s} {'acc u':>6s} {'tau':>5s} "
+    f"{'data %':>7s} {'sigma2':>8s} {'RCT':>7s} {'mean':>5s} {'sd':>5s}"
 )
 
 
@@ -368,7 +376,8 @@ def _row(r: Result, first: Result) -> str:
     """RCT: computational time of the first method, full HMC, over that of this one (eq. 6.1)."""
     return (
         f"{r.problem:8s} {r.n:8d} {r.method:15s} {r.setup_s:8.1f} {r.ms_per_draw:8.3f} "
-        f"{r.ess_per_s:7.0f} {r.IF:5.2f} {r.accept:5.3f} {r.accept_u:6.4f} {r.tau:5.3f} "
+        f"{r.ess_per_s:7.0f} "
+        f"{r.ess_squares_per_s:7.0f} {r.IF:5.2f} {r.accept:5.3f} {r.accept_u:6.4f} {r.tau:5.3f} "
         f"{100 * r.share:7.3f} {r.sigma2:8.2g} "
         f"{first.computational_time / r.computational_time:7.1f} "
         f"{r.error_mean:5.2f} {r.error_sd:5.2f}"
@@ -387,6 +396,7 @@ def against_peers(runs: list[Run]) -> dict[str, dict[str, dict[str, float]]]:
             p.method: {
                 "ms_per_draw": p.ms_per_draw / r.ms_per_draw,
                 "ess_per_s": r.ess_per_s / p.ess_per_s,
+                "ess_squares_per_s": r.ess_squares_per_s / p.ess_squares_per_s,
             }
             for p in peers
             if (p.problem, p.n) == (r.problem, r.n)
@@ -395,11 +405,11 @@ def against_peers(runs: list[Run]) -> dict[str, dict[str, dict[str, float]]]:
 
 
 def print_ratios(ratios: dict[str, dict[str, dict[str, float]]]) -> None:
-    """One line per run: ms/draw and ESS/s relative to each peer."""
+    """One line per run: ms/draw and ESS/s (means, squares) relative to each peer."""
     for key, peers in ratios.items():
-        parts = [f"{p} {v['ms_per_draw']:.1f}x {v['ess_per_s']:.1f}x" for p, v in peers.items()]
+        parts = [f"{p} " + " ".join(f"{x:.1f}x" for x in v.values()) for p, v in peers.items()]
         if parts:
-            print(f"{key}: ms/draw, ESS/s against " + ", ".join(parts))
+            print(f"{key}: ms/draw, ESS/s, of squares, against " + ", ".join(parts))
 
 
 # -- figure ---------------------------------------------------------------------------------------

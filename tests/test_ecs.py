@@ -14,6 +14,7 @@ from scipy.special import expit
 from pymc_dp.ecs import estimates as estimates_module
 from pymc_dp.ecs import perturbed as perturbed_module
 from pymc_dp.ecs import signed as signed_module
+from pymc_dp.ecs.chances import Chances, perturbed_chances, signed_chances
 from pymc_dp.ecs.estimates import MEAN, PERTURBED, Sampled, density
 from pymc_dp.ecs.expansion import expand, quadratic
 from pymc_dp.ecs.gather import drawn, first_records
@@ -277,13 +278,17 @@ def errors(found: list[np.ndarray], weights: np.ndarray, expected: np.ndarray) -
 
 
 def run(
-    transition: Callable[..., tuple[float, ...]], at: Sampled, rows: Any, chain: Any, draws: int
+    transition: Callable[..., tuple[float, ...]],
+    at: Sampled,
+    rows: Any,
+    chain: Any,
+    chances: Callable[[np.random.Generator], Chances],
+    draws: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
     theta, last = np.empty(draws), np.ones(draws)
     for k in range(draws):
-        momentum = rng.standard_normal(1)
-        found = transition(None, None, at, rows, chain, np.eye(1), momentum, 0.7, 2, rng)
+        found = transition(None, None, at, rows, chain, np.eye(1), 0.7, 2, chances(rng))
         theta[k], last[k] = chain.theta[0], found[-1]
     return theta, last
 
@@ -294,7 +299,11 @@ def perturbed_errors(
     few = Few(order=1)
     at = Sampled(FAMILIES.index("logit"), few.expansion, 4 / m, 0.0, PERTURBED)
     chain = start_perturbed(np.random.default_rng(2), np.zeros(1), few.rows, few.width, m, m)
-    theta, _ = run(transition, at, few.rows, chain, draws)
+
+    def chances(rng: np.random.Generator) -> Chances:
+        return perturbed_chances(rng, np.eye(1), 4, m, 1)
+
+    theta, _ = run(transition, at, few.rows, chain, chances, draws)
     target = few.moments(few.perturbed(m))
     assert np.abs(target - few.moments(few.loglik)).max() > 0.03  # these can be told apart
     return errors(few.functions(theta), np.ones(draws), target)
@@ -364,7 +373,12 @@ def test_the_block_poisson_estimate_is_unbiased() -> None:
 
 def test_signed_chains_have_the_posterior_itself() -> None:
     few, at, start = signed_setting()
-    theta, sign = run(signed_module.signed, at, few.rows, start(np.random.default_rng(2)), 150_000)
+    chain = start(np.random.default_rng(2))
+
+    def chances(rng: np.random.Generator) -> Chances:
+        return signed_chances(rng, np.eye(1), 4, int(chain.counts[1]), at.batch)
+
+    theta, sign = run(signed_module.signed, at, few.rows, chain, chances, 150_000)
     assert 0.05 < (sign < 0).mean() < 0.4
     expected = few.moments(few.loglik)
     assert np.abs(errors(few.functions(theta), sign, expected)).max() < Z

@@ -160,9 +160,9 @@ def trajectory(
     covariance: ndarray,
     step_size: float,
     n_steps: int,
-    rng: np.random.Generator,
+    uniform: float,
 ) -> tuple[float, float, float]:
-    """A trajectory from theta and its accept test, given the sample.
+    """A trajectory from theta and its accept test, given the sample and a uniform number.
 
     Returns
     -------
@@ -181,7 +181,7 @@ def trajectory(
     )
     error = value - end + 0.5 * np.dot(momentum, covariance @ momentum) - kinetic
     accept = np.exp(min(0.0, -error)) if np.isfinite(error) else 0.0
-    if rng.random() < accept:
+    if uniform < accept:
         theta[:] = moved
         d[:] = at_end
         value = end

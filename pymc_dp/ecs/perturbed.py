@@ -11,6 +11,7 @@ import numpy as np
 from numpy import ndarray
 
 from pymc_dp._jit import compiled
+from pymc_dp.ecs.chances import Chances
 from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate, trajectory
 from pymc_dp.ecs.gather import Sample, drawn, empty_sample, gather, move
 
@@ -73,10 +74,9 @@ def perturbed(
     rows: ndarray,
     chain: Any,
     covariance: ndarray,
-    momentum: ndarray,
     step_size: float,
     n_steps: int,
-    rng: np.random.Generator,
+    chances: Chances,
 ) -> tuple[float, float, float, float, float]:
     """One iteration.
 
@@ -90,11 +90,9 @@ def perturbed(
     chain : PerturbedChain
     covariance : (d, d) ndarray
         Inverse of the mass matrix.
-    momentum : (d,) ndarray
-        A draw, which is overwritten.
     step_size, n_steps
         Of the leapfrog integrator.
-    rng : numpy.random.Generator
+    chances : Chances
 
     Returns
     -------
@@ -107,24 +105,21 @@ def perturbed(
     value : float
         Estimated log-posterior.
     """
-    d, m = chain.d, chain.d.shape[0]
+    d = chain.d
     theta, gradient = chain.theta, chain.gradient
     if not np.isfinite(d[0]):
         density(kernel, prior, at, chain.sample, theta, d, gradient)
     # a block of the sample, given theta
     size = chain.block[1].shape[1]
-    first = rng.integers(0, m // size) * size
-    index = np.empty(size, np.int64)
-    for i in range(size):
-        index[i] = rng.integers(0, rows.shape[0])
-    gather(rows, index, chain.block, 0)
+    first = chances.block * size
+    gather(rows, chances.records, chain.block, 0)
     proposed = np.empty(size)
     plain = Sampled(at.family, at.expansion, at.scale, at.shift, MEAN)
     estimate(kernel, plain, chain.block, theta, proposed, gradient)
     before, _ = _estimate_of(d, d[:0], 0, at.scale)
     after, _ = _estimate_of(d, proposed, first, at.scale)
     accept_u = np.exp(min(0.0, after - before)) if np.isfinite(after) else 0.0
-    if rng.random() < accept_u:
+    if chances.uniforms[0] < accept_u:
         move(chain.block, 0, size, chain.sample, first)
         d[first : first + size] = proposed
     accept_theta, error, value = trajectory(
@@ -133,13 +128,13 @@ def perturbed(
         at,
         chain.sample,
         theta,
-        momentum,
+        chances.momentum,
         gradient,
         d,
         covariance,
         step_size,
         n_steps,
-        rng,
+        chances.uniforms[1],
     )
     _, variance = _estimate_of(d, d[:0], 0, at.scale)
     return accept_theta, accept_u, variance, error, value

@@ -13,13 +13,11 @@ import numpy as np
 from numpy import ndarray
 
 from pymc_dp._jit import compiled
+from pymc_dp.ecs.chances import MOST_BATCHES, Chances
 from pymc_dp.ecs.estimates import Sampled, density, estimate, negative, trajectory
 from pymc_dp.ecs.gather import Sample, empty_sample, first_records, gather, move
 
 __all__ = ["SignedChain", "log_constants", "signed", "start_signed"]
-
-#: Mini-batches of one product, at most: a Poisson(1) variable exceeds it with probability 1e-14.
-_MOST = 16
 
 
 class SignedChain(NamedTuple):
@@ -56,8 +54,8 @@ def start_signed(
 ) -> SignedChain:
     """A chain at theta, with mini-batches of its own; designs have `width` numbers."""
     # a Poisson(products) variable exceeds it with probability below 1e-15
-    capacity = products + math.ceil(9.0 * math.sqrt(products)) + 2 * _MOST
-    numbers = np.minimum(rng.poisson(1.0, products), _MOST)
+    capacity = products + math.ceil(9.0 * math.sqrt(products)) + 2 * MOST_BATCHES
+    numbers = np.minimum(rng.poisson(1.0, products), MOST_BATCHES)
     owners = np.repeat(np.arange(products), numbers)[:capacity]
     owner = np.zeros(capacity, dtype=np.int64)
     owner[: len(owners)] = owners
@@ -65,7 +63,7 @@ def start_signed(
     gather(rows, rng.integers(0, len(rows), len(owners) * batch), sample, 0)
     d = np.full(capacity * batch, np.nan)
     count = np.array([len(owners), products])
-    block = empty_sample(rows, width, _MOST * batch)
+    block = empty_sample(rows, width, MOST_BATCHES * batch)
     return SignedChain(np.array(theta), np.zeros(len(theta)), d, sample, owner, count, block)
 
 
@@ -104,21 +102,15 @@ def _replace(chain: Any, chosen: int, batch: int, fresh: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
-def _refresh(
-    kernel: Any, at: Sampled, rows: ndarray, chain: Any, rng: np.random.Generator
-) -> float:
+def _refresh(kernel: Any, at: Sampled, rows: ndarray, chain: Any, chances: Chances) -> float:
     """Offer one product other mini-batches; the probability of acceptance."""
     batch, count = at.batch, chain.counts
-    chosen = rng.integers(0, count[1])
-    number = min(rng.poisson(1.0), _MOST)
-    size = number * batch
+    chosen, size = chances.block, chances.records.shape[0]
+    number = size // batch
     fresh = np.empty(size)
     change = 0.0
     if size > 0:
-        index = np.empty(size, np.int64)
-        for i in range(size):
-            index[i] = rng.integers(0, rows.shape[0])
-        gather(rows, index, chain.block, 0)
+        gather(rows, chances.records, chain.block, 0)
         estimate(kernel, at, first_records(chain.block, size), chain.theta, fresh, chain.gradient)
         for first in range(0, size, batch):
             change += _log_size(fresh[first : first + batch], at.scale, at.shift, count[1])
@@ -130,7 +122,7 @@ def _refresh(
     accept = math.exp(min(0.0, change)) if np.isfinite(change) else 0.0
     if count[0] + number > chain.owner.shape[0]:
         accept = 0.0
-    if rng.random() < accept:
+    if chances.uniforms[0] < accept:
         _replace(chain, chosen, batch, fresh)
     return accept
 
@@ -143,10 +135,9 @@ def signed(
     rows: ndarray,
     chain: Any,
     covariance: ndarray,
-    momentum: ndarray,
     step_size: float,
     n_steps: int,
-    rng: np.random.Generator,
+    chances: Chances,
 ) -> tuple[float, float, float, float, float, float]:
     """One iteration.
 
@@ -157,7 +148,7 @@ def signed(
     if not np.isfinite(chain.d[0]):
         m = count[0] * at.batch
         density(kernel, prior, at, first_records(chain.sample, m), theta, chain.d[:m], gradient)
-    accept_u = _refresh(kernel, at, rows, chain, rng)
+    accept_u = _refresh(kernel, at, rows, chain, chances)
     m = count[0] * at.batch
     sample, d = first_records(chain.sample, m), chain.d[:m]
     accept_theta, error, value = trajectory(
@@ -166,13 +157,13 @@ def signed(
         at,
         sample,
         theta,
-        momentum,
+        chances.momentum,
         gradient,
         d,
         covariance,
         step_size,
         n_steps,
-        rng,
+        chances.uniforms[1],
     )
     products = count[1]
     # of the logarithm of the estimate: a compound Poisson variable

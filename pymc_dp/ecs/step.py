@@ -18,6 +18,7 @@ from rich.table import Column
 from pymc_dp import _compat
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.ecs.adaptation import DualAveraging
+from pymc_dp.ecs.chances import perturbed_chances, signed_chances
 from pymc_dp.ecs.estimates import PERTURBED, Sampled
 from pymc_dp.ecs.gather import first_records
 from pymc_dp.ecs.perturbed import perturbed, start_perturbed
@@ -331,14 +332,17 @@ class HMCECS(CompiledStep):
         self._chain, self.rng = None, given
 
     def _transition(self) -> tuple[float, ...]:
-        variates, curved = self.variates, self.variates.curved
-        momentum = curved.inverse_root.T @ self.rng.standard_normal(len(curved.theta))
-        settings: Any = (curved.covariance, momentum, self.step_size, self.n_steps, self.rng)
-        state = (self.sampled, variates.rows, self._chain)
+        variates, curved, n = self.variates, self.variates.curved, self.variates.n
+        state = (variates.kernel, variates.prior, self.sampled, variates.rows, self._chain)
+        settings = (curved.covariance, self.step_size, self.n_steps)
         if self.estimator == "signed":
-            return signed(variates.kernel, variates.prior, *state, *settings)
-        found = perturbed(variates.kernel, variates.prior, *state, *settings)
-        return (*found, 1.0)
+            some = (self.blocks, self.sampled.batch)
+            return signed(
+                *state, *settings, signed_chances(self.rng, curved.inverse_root.T, n, *some)
+            )
+        some = (self.blocks, self.subsample_size // self.blocks)
+        chances = perturbed_chances(self.rng, curved.inverse_root.T, n, *some)
+        return (*perturbed(*state, *settings, chances), 1.0)
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
         """One iteration: a block of the sample, then a trajectory.
