@@ -107,11 +107,21 @@ class Result:
     evaluations: float = math.nan
     error_mean: float = math.nan
     error_sd: float = math.nan
+    IF_each: tuple[float, ...] = ()
 
     @property
     def computational_time(self) -> float:
         """CT of eq. 3.2, and of eq. 5.4 with signs."""
-        return self.IF * self.evaluations / (2 * self.tau - 1) ** 2
+        return self.IF * self._cost
+
+    @property
+    def computational_times(self) -> np.ndarray:
+        """The same for each parameter."""
+        return np.array(self.IF_each) * self._cost
+
+    @property
+    def _cost(self) -> float:
+        return self.evaluations / (2 * self.tau - 1) ** 2
 
 
 Run = tuple[Result, np.ndarray]
@@ -123,7 +133,8 @@ def summarised(result: Result, draws: np.ndarray, seconds: float) -> Run:
     result.ess_per_s = float(ess.min()) / seconds
     squares = (draws - draws.mean(axis=0)) ** 2
     result.ess_squares_per_s = float(effective_draws(squares[None]).min()) / seconds
-    result.IF = float(np.mean(len(draws) / ess))
+    result.IF_each = tuple(map(float, len(draws) / ess))
+    result.IF = float(np.mean(result.IF_each))
     return result, draws
 
 
@@ -384,6 +395,19 @@ def _row(r: Result, first: Result) -> str:
     )
 
 
+def against_perturbed(runs: list[Run]) -> dict[str, list[float]]:
+    """Least, median and largest CT of a parameter, relative to perturbed (Tables 1 and 3)."""
+    base = {(r.problem, r.n): r for r, _ in runs if r.method == "perturbed"}
+    found = {}
+    for r, _ in runs:
+        own = base.get((r.problem, r.n))
+        if own is not None and r is not own and math.isfinite(r.evaluations):
+            ratios = r.computational_times / own.computational_times
+            key = f"{r.problem} {r.n} {r.method}"
+            found[key] = [float(f(ratios)) for f in (np.min, np.median, np.max)]
+    return found
+
+
 def against_peers(runs: list[Run]) -> dict[str, dict[str, dict[str, float]]]:
     """How many times faster each run is than each sampler of another package."""
     found: dict[str, dict[str, dict[str, float]]] = {}
@@ -497,12 +521,16 @@ def main() -> None:
         for n in sizes:
             runs += measure(problem, n, methods, 500 if args.quick else args.draws)
         print(f"{problem:8s} {'paper':>8s} {PAPER[problem]}")
+    relative = against_perturbed(runs)
+    for key, (least, median, most) in relative.items():
+        print(f"{key}: CT against perturbed {least:.2f} {median:.2f} {most:.2f}")
     ratios = against_peers(runs)
     print_ratios(ratios)
     if args.json:
         report = {
             "machine": description(),
             "runs": [asdict(result) for result, _ in runs],
+            "against_perturbed": relative,
             "ratios": ratios,
             "paper": PAPER,
         }

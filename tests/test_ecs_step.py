@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable
 from functools import cache
@@ -15,6 +16,7 @@ from scipy.special import expit
 
 import pymc_dp as dp
 from pymc_dp import _compat
+from pymc_dp.ecs import step as step_module
 
 #: Two-sided normal tail 3.8e-8 for each of fewer than twenty moments.
 Z = 5.5
@@ -151,6 +153,13 @@ def test_given_steps_are_used_as_they_are() -> None:
 
 
 # -- what it says ---------------------------------------------------------------------------------
+
+
+def test_trajectories_that_stay_too_short_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(step_module, "_MOST_STEPS", 2)
+    model = regression("logistic")
+    step = dp.HMCECS(target_accept=0.999, model=model, progressbar=False)
+    assert re.search(r"of 2 steps .* instead of path_length=1\.6", step_warning(model, step))
 
 
 def test_a_reference_from_few_records_is_reported() -> None:
@@ -347,6 +356,7 @@ def test_models_that_are_refused(
         ({"subsample_size": 0.5}, "subsample_size must be"),
         ({"subsample_size": 2}, "subsample_size must be.* 10"),
         ({"step_size": -1.0}, "step_size must be positive"),
+        ({"step_size": 1e-4}, "more than 1000 steps of step_size=0.0001"),
         ({"target_accept": 1.0}, "target_accept must lie"),
         ({"reference": {"nu": 1.0}}, r"reference must give.*\['mu'\]"),
     ],

@@ -83,7 +83,8 @@ class HMCECS(CompiledStep):
         theta*, about which records are expanded: a value for each free variable.  Default: the
         posterior mode on all records, which is cheap beside any chain on all records.
     step_size : float, optional
-        Of the leapfrog integrator, in units of posterior standard deviations; used as it is.
+        Of the leapfrog integrator, in units of posterior standard deviations; used as it is.  At
+        most 1000 steps make a trajectory.
         Default: dual averaging while the chain tunes, and then shortened a little so that a whole
         number of steps makes up `path_length`.
     path_length : float, optional
@@ -196,6 +197,11 @@ class HMCECS(CompiledStep):
         if not 0.0 < self.target_accept < 1.0:
             raise ValueError(f"target_accept must lie between 0 and 1, not {target_accept}.")
         self._given_step = _positive("step_size", step_size)
+        if self._given_step is not None and self.path_length > _MOST_STEPS * self._given_step:
+            raise ValueError(
+                f"path_length={self.path_length:.4g} would take more than {_MOST_STEPS} steps of "
+                f"step_size={step_size}. Raise step_size, or lower path_length."
+            )
         if subsample_size is not None:
             subsample_size = check_integer("subsample_size", subsample_size, minimum=_LEAST)
         self.rng = get_random_generator(rng)
@@ -420,6 +426,15 @@ class HMCECS(CompiledStep):
                 f"Only {least:.1%} of the moves of theta or of the sample were accepted: the chain "
                 "hardly moved, and may have left the posterior for a place where the expansion "
                 f"about the mode is meaningless. {remedy}, or use NUTS.",
+                "warn",
+            )
+        length = self.n_steps * self.step_size
+        if length < 0.99 * self.path_length:
+            return SamplerWarning(
+                WarningType.CONVERGENCE,
+                f"Trajectories of {self.n_steps} steps of {self.step_size:.2g} are {length:.2g} "
+                f"long instead of path_length={self.path_length:.2g}, so draws are strongly "
+                "correlated. Use another parameterisation, lower target_accept, or NUTS.",
                 "warn",
             )
         return None
