@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 import pymc_dp as dp
 from pymc_dp import _compat
+from pymc_dp._linker import code_of
 from pymc_dp.noise import insecure_noise
 from pymc_dp.records import extract
 from pymc_dp.rows.contributions import Curvature, OuterProduct, Score, blocks
@@ -104,6 +105,25 @@ def test_flat_likelihoods_are_recognised(declare: Any, expected: bool) -> None:
     places = np.random.default_rng(0).normal(0.0, 0.3, (2, engine.d))
     assert is_flat(engine.groups, list(places)) is expected
     assert engine.reads == reads, "a record was read"
+
+
+def test_functions_of_rows_are_compiled_once() -> None:
+    """For made-up rows and for the records, which may not be written to; for scalars, too."""
+    y = R.y.copy()
+    y.flags.writeable = False
+    with pm.Model() as model:
+        mu, sigma = pm.Normal("a", 0.0, 5.0), pm.HalfNormal("s", 2.0)
+        pm.StudentT("y", nu=4.0, mu=mu, sigma=sigma, observed=y)
+    records, at = extract(model, check=False), np.zeros(2)
+    engine = records.engine(Coordinates(at, np.eye(2)))
+    made_up = engine.synthetic()
+    made_up.log_likelihood(at)
+    made_up.scores(at)
+    assert not is_flat(engine.groups, [at])
+    engine.log_likelihood(at)
+    engine.scores(at)
+    for function in (engine.groups[0].functions._loglik, engine.groups[0].functions._scores):
+        assert len(code_of(function).signatures) == 1
 
 
 def test_outer_products_are_packed_like_curvatures() -> None:

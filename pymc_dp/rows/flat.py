@@ -41,7 +41,7 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
     for group in groups:
         made_up = group.synthetic(_ROWS)
         functions, columns = made_up.functions, made_up.columns()
-        ones = functions.row_data([np.ones_like(array) for array in made_up.store.read()])
+        ones = functions.row_data(group.store.synthetic(_ROWS, 1).read())
         everywhere = None
         for theta in places:
             phis, jacobians = functions.shared(theta)
@@ -57,7 +57,8 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
                     moved = moved_etas if k < functions.n_dots else moved_phis
                     # not all by the same: choices do not see what is added to all of them
                     move = _STEP * rng.uniform(0.5, 1.5, np.shape(moved[k]))
-                    moved[k] = np.ascontiguousarray((moved[k] + move).astype(moved[k].dtype))
+                    # of the same type and number of axes, or numba compiles once more
+                    moved[k] = np.asarray(moved[k] + move, dtype=moved[k].dtype, order="C")
                     with np.errstate(all="ignore"):
                         here = functions.scores(etas, phis, labels, blocks)[k]
                         there = functions.scores(moved_etas, moved_phis, labels, blocks)[k]

@@ -32,13 +32,13 @@ class RecordStore:
         self.reads += 1
         return self._arrays
 
-    def synthetic(self, n_rows: int) -> RecordStore:
-        """Made-up data of the same types and layout; no value is looked at."""
+    def synthetic(self, n_rows: int, value: int = 0) -> RecordStore:
+        """Made-up data, all of one value, of the same types and layout; no value is looked at."""
         arrays = []
         for array in self._arrays:
-            blank = np.zeros((n_rows, *array.shape[1:]), array.dtype)
-            blank.flags.writeable = array.flags.writeable
-            arrays.append(blank)
+            made = np.full((n_rows, *array.shape[1:]), value, array.dtype)
+            made.flags.writeable = array.flags.writeable
+            arrays.append(made)
         return RecordStore(arrays)
 
 
