@@ -18,6 +18,7 @@ from pymc_dp.kernels.tilts import NoRecords, Tilted
 from pymc_dp.midpoints import newton_estimate
 from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.progress import working
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.steps.target import about_prior, far, spread, target_draws
@@ -242,7 +243,8 @@ class DPLangevin(PrivateStep):
         beyond, untouched = None, []
         if found.form == "quadratic" and found.trusted:  # what follows is public
             few = source.few_prior_draws
-            drawn = target_draws(source.records, effects, found, few, secrets.randbits(32))
+            with working("Exploring what was released", source.progressbar):
+                drawn = target_draws(source.records, effects, found, few, secrets.randbits(32))
             self._public_draws, at = drawn, spread(drawn)
             beyond = far(drawn, effects, found)
             untouched = about_prior(drawn, few, source.names())

@@ -13,14 +13,14 @@ from pymc_dp.mechanisms import Histogram, Preparation
 from pymc_dp.rows.contributions import Contribution, Statistic
 from pymc_dp.rows.engine import Engine
 
-__all__ = ["Shown", "compiling"]
+__all__ = ["Shown", "working"]
 
 
 @contextmanager
-def compiling(progressbar: bool) -> Iterator[None]:
-    """Show for how long functions of the model are compiled: seconds, the first time."""
+def working(what: str, progressbar: bool) -> Iterator[None]:
+    """Show what is done meanwhile, and for how long."""
     bar = Progress(
-        TextColumn("Compiling the model"),
+        TextColumn(what),
         SpinnerColumn(finished_text=""),
         TimeElapsedColumn(),
         disable=not progressbar,

@@ -30,7 +30,7 @@ from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import Effects, effects_of
-from pymc_dp.steps.progress import Shown, compiling
+from pymc_dp.steps.progress import Shown, working
 from pymc_dp.steps.start import few_prior_draws, prior_coordinates, prior_draws
 from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.prepared import Form, Prepared
@@ -272,7 +272,7 @@ class Source:
     def _compile(self, engine: RowEngine) -> None:
         """Evaluate what the preparation will ask for on made-up data; it takes seconds."""
         made_up, at = engine.synthetic(), np.zeros(engine.d)
-        with compiling(self.progressbar), np.errstate(all="ignore"):
+        with working("Compiling the model", self.progressbar), np.errstate(all="ignore"):
             made_up.log_likelihood(at)
             made_up.scores(at)
 
