@@ -28,7 +28,7 @@ def available() -> int:
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     found = processors or os.cpu_count() or 1
     asked = os.environ.get("NUMBA_NUM_THREADS", "")
-    return max(1, min(found, int(asked))) if asked.isdigit() else found
+    return max(1, min(found, int(asked))) if asked.isdecimal() else found
 
 
 def share(workers: int) -> None:

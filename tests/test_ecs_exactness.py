@@ -18,9 +18,9 @@ import pymc_dp as dp
 from pymc_dp.ecs.calls import call_address
 from pymc_dp.ecs.compiling import callable_prior
 from pymc_dp.ecs.degree import degree_of
-from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.ecs.preparation import Variates, prepare
 from pymc_dp.rows import predictor
+from pymc_dp.rows.kinks import has_kinks
 
 N = 120
 _rng = np.random.default_rng(4)

@@ -501,11 +501,24 @@ def test_a_predictor_that_bends_far_out_is_none(bend: Callable[..., Any]) -> Non
     assert recognise(engine)[0] is None
 
 
-def test_a_rate_that_is_cut_off_is_none() -> None:
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda v, k: pm.Poisson("y", pt.exp(pt.clip(v, -40.0, 40.0)), observed=k),
+        lambda v, k: pm.Poisson("y", pt.exp(pt.clip(v, -350.0, 350.0)), observed=k),
+        lambda v, k: pm.Poisson("y", pt.exp(pt.switch(v < 350.0, v, 350.0)), observed=k),
+        lambda v, k: pm.Bernoulli("y", logit_p=pt.clip(v, -35.0, 35.0), observed=k % 2),
+        lambda v, k: pm.Bernoulli("y", logit_p=pt.maximum(v, -32.0), observed=k % 2),
+        lambda v, k: pm.Bernoulli(
+            "y", p=pt.clip(pm.math.sigmoid(v), 1e-15, 1.0 - 1e-15), observed=k % 2
+        ),
+        lambda v, k: pm.Bernoulli("y", p=pm.math.invprobit(pt.clip(v, -5.0, 5.0)), observed=k % 2),
+    ],
+)
+def test_a_rate_or_probability_that_is_cut_off_is_none(declare: Callable[..., Any]) -> None:
     x = np.random.default_rng(0).normal(size=(60, 2))
     with pm.Model() as model:
-        rate = pt.exp(pt.clip(x @ pm.Normal("b", shape=2), -40.0, 40.0))
-        pm.Poisson("y", rate, observed=np.arange(60) % 5)
+        declare(x @ pm.Normal("b", shape=2), np.arange(60) % 5)
     engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
     assert recognise(engine)[0] is None
 

@@ -18,12 +18,12 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 from pymc_dp.ecs.columns import columns_of
 from pymc_dp.ecs.gather import Sample, packed
-from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.ecs.weights import weigh
 from pymc_dp.rows import elementary
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
+from pymc_dp.rows.kinks import has_kinks
 from pymc_dp.rows.predictor import FAMILIES, Predictor, predictor_of
 
 __all__ = ["LinearRows", "add_rows", "linear_estimate", "linear_rows", "products"]

@@ -25,10 +25,10 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp._compat import pushforward
-from pymc_dp.ecs.kinks import has_kinks
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut
 from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
+from pymc_dp.rows.kinks import has_kinks
 from pymc_dp.rows.simplify import hoisted
 
 __all__ = [

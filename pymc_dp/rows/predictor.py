@@ -21,13 +21,11 @@ from typing import Any
 
 import numpy as np
 import pytensor
-import pytensor.scalar.basic as scalar
 import pytensor.tensor as pt
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import Elemwise
 from scipy.special import expit, log_ndtr
 
 from pymc_dp.rows.affine import linear_predictor
@@ -35,14 +33,13 @@ from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED, compile_function
+from pymc_dp.rows.kinks import has_bends
 
 __all__ = ["FAMILIES", "Predictor", "Recognised", "predictor_of", "recognise"]
 
 FAMILIES = ("logit", "log", "normal", "probit")
 #: Where one of the two terms of the derivative is nothing beside the other.
 _FAR = {"log": 300.0, "normal": 1e100}
-#: What makes of a predictor one that bends.
-_BENDS = (scalar.Abs, scalar.Clip, scalar.ScalarMaximum, scalar.ScalarMinimum, scalar.Switch)
 #: Rows and relative tolerance of the numerical check: a few hundred roundings of double precision.
 _ROWS, _TOLERANCE = 512, 1e-9
 
@@ -276,7 +273,10 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
             doors.append(x)
     if any(door.type.ndim != 1 for door in doors):
         return None
-    bent = _bends(loglik, v)
+    # that a predictor is cut off, or bent, far out no probe need find
+    if has_bends(loglik, v, equalities=True):
+        return None
+    chosen = has_bends(loglik, v, equalities=False)
     inputs = [door.type() for door in doors]
     [value] = clone_replace([loglik], dict(zip(doors, inputs, strict=True)), rebuild_strict=False)
     slope = pytensor.grad(value.sum(), v, disconnected_inputs="ignore")
@@ -297,18 +297,17 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
         return np.array([f[0] for f in found]), np.array([f[1] for f in found])
 
     near = np.concatenate([[0.0, 1.0], np.linspace(-4.0, 4.0, 11)])
-    # a predictor that is cut off, or bent, far out is none; a probit underflows there
     far = np.array([5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0])
     further = np.concatenate([far, 10.0 ** np.arange(2, 13)])
     much = np.append(far, [40.0, 100.0, _FAR["log"]])
     places = {
-        "probit": near,
+        "probit": near,  # further out it may underflow
         "normal": np.concatenate([near, further, -further]),
         "log": np.concatenate([near, much, -much]),
     }
     for sign in (1.0, -1.0):
         for family in FAMILIES:
-            if family == "normal" and bent:
+            if family == "normal" and chosen:
                 continue
             points = places.get(family, np.concatenate([near, far, -far]))
             values, slopes = evaluate(sign * points)
@@ -319,21 +318,6 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
             ):
                 return family, sign
     return None
-
-
-def _bends(loglik: Variable, v: Variable) -> bool:
-    """Whether the way from v to the log-likelihood has a kink that no probe need find."""
-    return any(
-        isinstance(x.owner.op, Elemwise)
-        and isinstance(x.owner.op.scalar_op, _BENDS)
-        and v in ancestors(x.owner.inputs[:1] if _chooses(x.owner.op) else x.owner.inputs)
-        for x in ancestors([loglik])
-        if x.owner is not None
-    )
-
-
-def _chooses(op: Elemwise) -> bool:
-    return isinstance(op.scalar_op, scalar.Switch)
 
 
 def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarray) -> bool:
