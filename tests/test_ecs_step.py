@@ -13,10 +13,12 @@ import pymc as pm
 import pytest
 import xarray as xr
 from scipy.special import expit
+from scipy.stats import binom
 
 import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.ecs import step as step_module
+from pymc_dp.ecs.preparation import Pilot
 
 #: Two-sided normal tail 3.8e-8 for each of fewer than twenty moments.
 Z = 5.5
@@ -173,6 +175,44 @@ def test_a_reference_from_few_records_is_reported() -> None:
         )
     with pytest.warns(UserWarning, match="sigma2"):
         warnings.warn(step_warning(model, step), UserWarning, stacklevel=1)
+
+
+def rare(rows: list[int], n: int = 30_000) -> pm.Model:
+    """A coefficient that the given rows alone know of, all of them successes."""
+    rng, group = np.random.default_rng(2), np.zeros(n)
+    x, group[rows] = rng.normal(size=n), 1.0
+    y = rng.binomial(1, expit(0.3 * x))
+    y[rows] = 1
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0.0, [5.0, 3.0], shape=2)
+        pm.Bernoulli("y", logit_p=beta[0] * x + beta[1] * group, observed=y)
+    return model
+
+
+@pytest.mark.parametrize("rows", [[10, 20, 30], [50, 52, 53], [29_000, 29_500, 29_999]])
+def test_rare_records_are_seen_wherever_they_are(rows: list[int]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # all records may not be enough
+        step = dp.HMCECS(model=rare(rows), progressbar=False)
+    assert step.subsample_size > 15_000
+    assert dp.HMCECS(model=rare([]), progressbar=False).subsample_size == 100
+    with pytest.warns(UserWarning, match=r"(?s)Single records change.*is off.*signed"):
+        dp.HMCECS(model=rare(rows), subsample_size=10_000, progressbar=False)
+
+
+def test_the_error_of_perturbed_estimates_is_foreseen() -> None:
+    """Log-density of the perturbed target, with the number of rare records in a sample summed."""
+    n, m, delta, k = 30_000, 20_000, np.array([0.3, -0.4]), 3
+    count, s = np.arange(60), n / m
+    for d in delta:
+        total, spread = (
+            s * count * d,
+            count * (d - count * d / m) ** 2 + (m - count) * (count * d / m) ** 2,
+        )
+        exact = np.log(np.sum(binom.pmf(count, m, k / n) * np.exp(total - 0.5 * s**2 * spread)))
+        found = Pilot.__new__(Pilot)
+        found.third = abs(n**2 * k * d**3)
+        assert 0.6 < found.bias(m) / abs(exact - k * d) < 1.6
 
 
 def test_estimates_that_change_their_sign_are_reported() -> None:
@@ -356,6 +396,10 @@ def test_models_that_are_refused(
         ({"subsample_size": 0.5}, "subsample_size must be"),
         ({"subsample_size": 2}, "subsample_size must be.* 10"),
         ({"step_size": -1.0}, "step_size must be positive"),
+        ({"step_size": 2**0.5}, "must be at most 1"),
+        ({"order": np.array([1, 2])}, "order must be"),
+        ({"reference": {"mu": np.zeros(2)}}, r"reference\['mu'\] must be numbers of shape \(\)"),
+        ({"reference": {"mu": "a"}}, r"reference\['mu'\] must be numbers"),
         ({"step_size": 1e-4}, "more than 1000 steps of step_size=0.0001"),
         ({"target_accept": 1.0}, "target_accept must lie"),
         ({"reference": {"nu": 1.0}}, r"reference must give.*\['mu'\]"),
@@ -416,6 +460,33 @@ def test_too_many_negative_signs_are_an_error() -> None:
         with pytest.raises(ValueError, match=r"0\.857 of the signs.*subsample_size"):
             function(idata)
     assert abs(float(dp.signed_expectation(idata, lambda d: d["x"], min_positive=0.8))) < 0.2
+
+
+def test_values_that_are_missing_in_some_draws_do_not_match_them() -> None:
+    idata = signed_draws(60)
+    posterior = _compat.group(idata, "posterior")
+    missing = posterior["x"].where(np.arange(posterior.sizes["draw"]) % 3 > 0)
+    groups = {
+        "posterior": posterior.to_dataset() if hasattr(posterior, "to_dataset") else posterior
+    }
+    groups["posterior"] = groups["posterior"].assign(missing=missing)
+    groups["sample_stats"] = xr.Dataset({"sign": _compat.group(idata, "sample_stats")["sign"]})
+    with_gaps = _compat.inference_data(groups, {})
+    plain, other = (
+        _compat.group(dp.resample_signed(x, random_seed=0), "posterior")["x"].values
+        for x in (idata, with_gaps)
+    )
+    assert np.array_equal(plain, other)
+
+
+def test_a_chain_without_positive_sum_is_an_error() -> None:
+    idata = signed_draws(60)
+    sign = _compat.group(idata, "sample_stats")["sign"]
+    sign[:] = np.where(np.arange(sign.sizes["draw"]) % 2, -1.0, 1.0)
+    with pytest.raises(ValueError, match="no more positive signs than negative"):
+        dp.signed_expectation(idata, lambda d: d["x"], min_positive=0.5)
+    with pytest.raises(ValueError, match="Chain 0 has no more positive signs"):
+        dp.resample_signed(idata, min_positive=0.5)
 
 
 def test_draws_without_signs_are_an_error() -> None:

@@ -113,5 +113,12 @@ def test_what_is_refused(sampler: str) -> None:
         step(model=budgeted(), progressbar=False)
     with pytest.raises(dp.NotFactorizable, match=f"{sampler} estimates"):
         step(model=latents(), progressbar=False)
-    with pytest.raises(ValueError, match="step_size must be positive"):
-        step(model=unit_gaussian(), step_size=-0.1, progressbar=False)
+    for size in (-0.1, 0.0, 1e-320, 2.2):
+        with pytest.raises(ValueError, match=r"step_size must lie between 0\.0001 and 1"):
+            step(model=unit_gaussian(), step_size=size, progressbar=False)
+    for size in (np.nan, "a", [0.1]):
+        with pytest.raises(ValueError, match="step_size must be"):
+            step(model=unit_gaussian(), step_size=size, progressbar=False)
+    if sampler != "SGLD":
+        with pytest.raises(ValueError, match="friction must be positive"):
+            step(model=unit_gaussian(), friction=0.0, progressbar=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,8 @@ def refuse_partial(vars: Any, model: Model, sampler: str) -> list[Any]:
 
 def check_order(order: Any) -> int:
     """An order of control variates."""
-    if order not in (0, 1, 2) or isinstance(order, bool):
+    whole = isinstance(order, Integral) and not isinstance(order, bool)
+    if not (whole and order in (0, 1, 2)):
         raise ValueError(f"order must be 0, 1 or 2, not {order!r}.")
     return int(order)
 
@@ -102,7 +104,10 @@ def read(model: Model, sampler: str) -> Records:
     UnsafeModel
         If the data are not finite.
     """
-    rows = row_counts(model, ())
+    try:
+        rows = row_counts(model, ())
+    except NotFactorizable as error:
+        raise NotFactorizable(in_words_of_subsampling(str(error))) from error
     if not rows:
         raise NotFactorizable(
             f"{sampler} samples records, and the model has no observed variable. Use NUTS."

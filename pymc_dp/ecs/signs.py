@@ -90,6 +90,11 @@ def signed_expectation(
             "f returned other chains or draws than it was given: keep the coordinates chain and "
             "draw of those that are left."
         )
+    if not float(weights.sum(dims)) > 0.0:
+        raise ValueError(
+            "There are no more positive signs than negative ones, so no expectation is left. "
+            "Sample with a larger subsample_size."
+        )
     found = (values * weights).sum(dims, skipna=False) / weights.sum(dims)
     found.attrs["tau"] = float((weights > 0).mean())
     return found
@@ -109,7 +114,8 @@ def resample_signed(
     idata : arviz.InferenceData or xarray.DataTree
         From ``pm.sample(step=dp.HMCECS(estimator="signed"))``.
     draws : int, optional
-        Per chain; default: as many as there are positive ones in the chain that has fewest.
+        Per chain; default: as many as there are positive draws more than negative ones, in the
+        chain where these are fewest.
     min_positive : float, default 0.9
         Least part of positive signs.
     random_seed : int or Generator, optional
@@ -122,7 +128,8 @@ def resample_signed(
     Raises
     ------
     ValueError
-        If there are no signs, too few are positive, or more draws are asked for than are left.
+        If there are no signs, too few are positive, in any chain no more than negative, or more
+        draws are asked for than are left.
 
     Notes
     -----
@@ -130,7 +137,8 @@ def resample_signed(
 
     *Weaknesses.*  Draws can not have negative weight.  Each negative draw is left out together
     with the positive draw of its chain that is nearest to it, in units of standard deviations,
-    which stands for about the same place; the fewer negative signs, the better.
+    which stands for about the same place.  Where many signs are negative the draws are too wide
+    (1.4 times the variance with 28 % of them, in one experiment).
     :func:`signed_expectation` needs no such device.
     """
     posterior, sign = _signed_draws(idata, min_positive)
@@ -151,10 +159,16 @@ def resample_signed(
 def _unmatched(posterior: xr.Dataset, sign: xr.DataArray, chain: int) -> np.ndarray:
     """Positive draws of a chain, without the nearest one to each negative draw."""
     signs = sign.isel(chain=chain).values
+    if (signs > 0).sum() <= (signs < 0).sum():
+        raise ValueError(
+            f"Chain {chain} has no more positive signs than negative ones, so no draws are left of "
+            "it. Sample with a larger subsample_size, or leave the chain out."
+        )
     columns = [
         x.isel(chain=chain).values.reshape(len(signs), -1) for x in posterior.data_vars.values()
     ]
     values = np.concatenate(columns, axis=1).astype("float64")
+    values = values[:, np.isfinite(values).all(axis=0)]
     spread = values.std(axis=0)
     values = values / np.where(spread > 0, spread, 1.0)
     left = list(np.flatnonzero(signs > 0))

@@ -40,9 +40,11 @@ _FEW_BLOCKS = 20
 _TOO_LARGE = 1.0
 #: A quarter of the way to a negative factor, for the farthest record of the pilot.
 _SAFE = 0.25
-#: For the perturbed estimator: most that one record of a sample may add to the log-likelihood, so
-#: that rare records, of a small group for example, do not come as a surprise.
-_LARGEST = 1.0
+#: For the perturbed estimator: most that one record of a sample may add to the log-likelihood, and
+#: the error of the log-density, so that rare records, of a small group for example, count fully.
+_LARGEST, _BIAS = 1.0, 0.05
+#: Error of the log-density from which on the user is warned: means move by less of a sd.
+_BIASED = 0.15
 #: Energy error from which on an iteration counts as divergent.
 _DIVERGENT = 1000.0
 #: Records of a sample, at least: from fewer, the tails of the posterior can not be told.
@@ -66,9 +68,10 @@ class HMCECS(CompiledStep):
         All free variables, or left out.
     estimator : {"perturbed", "signed"}, default "perturbed"
         "perturbed": the target is within O(1 / (n m^2)) of the posterior, n records and m of them
-        in a sample (eq. 4.5, 4.6).  "signed": the likelihood is estimated without bias, at about
-        twice the cost, with a sign that every draw keeps as the statistic ``sign``; expectations
-        are exact with :func:`pymc_dp.signed_expectation`, ordinary draws come from
+        in a sample (eq. 4.5, 4.6), where no few records dominate what the expansion leaves.
+        "signed": the likelihood is estimated without bias, at about twice the cost, with a sign
+        that every draw keeps as the statistic ``sign``; expectations are exact with
+        :func:`pymc_dp.signed_expectation`, ordinary draws come from
         :func:`pymc_dp.resample_signed`.
     order : {2, 1, 0}, default 2
         Of the Taylor control variates.  2 needs by far the smallest samples.
@@ -83,8 +86,8 @@ class HMCECS(CompiledStep):
         theta*, about which records are expanded: a value for each free variable.  Default: the
         posterior mode on all records, which is cheap beside any chain on all records.
     step_size : float, optional
-        Of the leapfrog integrator, in units of posterior standard deviations; used as it is.  At
-        most 1000 steps make a trajectory.
+        Of the leapfrog integrator, in units of posterior standard deviations, at most 1; used as it
+        is.  At most 1000 steps make a trajectory.
         Default: dual averaging while the chain tunes, and then shortened a little so that a whole
         number of steps makes up `path_length`.
     path_length : float, optional
@@ -197,6 +200,12 @@ class HMCECS(CompiledStep):
         if not 0.0 < self.target_accept < 1.0:
             raise ValueError(f"target_accept must lie between 0 and 1, not {target_accept}.")
         self._given_step = _positive("step_size", step_size)
+        if self._given_step is not None and self._given_step > 1.0:
+            raise ValueError(
+                f"step_size={step_size} is in posterior standard deviations, and must be at most "
+                "1: trajectories of few large steps come back to where they began, and from 2 on "
+                "they are unstable."
+            )
         if self._given_step is not None and self.path_length > _MOST_STEPS * self._given_step:
             raise ValueError(
                 f"path_length={self.path_length:.4g} would take more than {_MOST_STEPS} steps of "
@@ -228,6 +237,8 @@ class HMCECS(CompiledStep):
         if size is None:
             most = _SAFE if self.estimator == "signed" else _LARGEST
             size = max(_at_most(pilot.variance / _VARIANCE), _at_most(pilot.largest / most))
+            if self.estimator == "perturbed":
+                size = max(size, _at_most(math.sqrt(pilot.third / (3.0 * _BIAS))))
             if size > self.variates.n:
                 self._warn_of_size(self.variates.n, size, pilot)
                 size = self.variates.n
@@ -245,6 +256,9 @@ class HMCECS(CompiledStep):
         if wanted is not None and not self.sigma2 <= _TOO_LARGE:
             needed = _at_most(pilot.variance / _VARIANCE)
             self._warn_of_size(self.subsample_size, needed, pilot)
+        elif self.estimator == "perturbed" and pilot.bias(self.subsample_size) > _BIASED:
+            needed = _at_most(math.sqrt(pilot.third / (3.0 * _BIAS)))
+            self._warn_of_size(self.subsample_size, needed, pilot)
 
     def _warn_of_size(self, size: int, needed: int, pilot: Pilot) -> None:
         distance = self.variates.curved.distance
@@ -259,13 +273,23 @@ class HMCECS(CompiledStep):
         would_do = f"About {needed} of {n} records would do: raise subsample_size, or use NUTS."
         if needed > n:
             would_do = f"As many as there are, {n}, would not do."
-        warnings.warn(
+        what = (
             f"The log-likelihood estimated from {size} records has a variance of about "
             f"{pilot.variance / size:.3g}; above 1 chains get stuck and the perturbed posterior is "
-            f"off. {would_do}{far}{less}",
-            UserWarning,
-            stacklevel=4,
+            "off."
         )
+        if pilot.variance / size <= _TOO_LARGE:
+            what = (
+                f"Single records change the log-likelihood estimated from {size} of them by up to "
+                f"{pilot.largest / size:.2g}: the expansion about the mode does not predict them, "
+            )
+            what += (
+                f"and the perturbed posterior is off, by about {pilot.bias(size):.2g} of its "
+                'log-density. estimator="signed" has no such error.'
+                if self.estimator == "perturbed"
+                else "and estimates may change their sign."
+            )
+        warnings.warn(f"{what} {would_do}{far}{less}", UserWarning, stacklevel=4)
 
     # -- the life of a chain --------------------------------------------------------------------
 

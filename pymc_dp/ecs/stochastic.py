@@ -23,6 +23,8 @@ from pymc_dp.privatized.base import CompiledStep
 __all__ = ["SGHMC", "SGLD", "SGNHT"]
 
 StepSize = float | Callable[[int], float]
+#: Smallest step size.
+_SHORTEST = 1e-4
 #: Draws at which a chain may begin, until one is in the support; then the centre, which is.
 _STARTS = 100
 
@@ -93,7 +95,7 @@ class _Stochastic(CompiledStep):
         step_size: StepSize | None = None,
         subsample_size: int = 1000,
         order: int = 2,
-        n_steps: int = 1,
+        n_steps: int | None = None,
         reference: Mapping[str, Any] | None = None,
         model: Model | None = None,
         rng: Any = None,
@@ -110,9 +112,11 @@ class _Stochastic(CompiledStep):
         if not blocked:
             raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
         self.subsample_size = check_integer("subsample_size", subsample_size, minimum=1)
-        self.n_steps = check_integer("n_steps", n_steps, minimum=1)
         self.step_size: StepSize = self._longest if step_size is None else step_size
-        self._step_at(0)
+        first = self._step_at(0)
+        if n_steps is None:
+            n_steps = self._enough(self._longest if callable(step_size) else first)
+        self.n_steps = check_integer("n_steps", n_steps, minimum=1)
         self.rng = get_random_generator(rng)
         self.variates = prepare(
             model,
@@ -126,11 +130,18 @@ class _Stochastic(CompiledStep):
         self._data = Data(model)
         self._begin()
 
+    def _enough(self, step_size: float) -> int:
+        """Steps for one draw."""
+        return 1
+
     def _step_at(self, iteration: int) -> float:
         given = self.step_size
         found = check_number("step_size", given(iteration) if callable(given) else given)
-        if found <= 0.0:
-            raise ValueError(f"step_size must be positive, not {found} (iteration {iteration}).")
+        if not _SHORTEST <= found <= 1.0:
+            raise ValueError(
+                f"step_size must lie between {_SHORTEST:g} and 1, in posterior standard "
+                f"deviations, not {found:g} (iteration {iteration}): larger steps are unstable."
+            )
         return found
 
     def _compile(self) -> None:
@@ -191,14 +202,15 @@ class SGLD(_Stochastic):
     vars : sequence of variables, optional
         All free variables, or left out.
     step_size : float or callable, optional
-        h of z' = z + h/2 score + N(0, h), in units of posterior standard deviations; a callable
-        gives it for each iteration, ``lambda t: 0.1 * (1 + t / 100) ** -0.55``.  Default: 0.1.
+        h of z' = z + h/2 score + N(0, h), in units of posterior standard deviations, at most 1; a
+        callable gives it for each iteration, ``lambda t: 0.1 * (1 + t / 100) ** -0.55``.
+        Default: 0.1.
     subsample_size : int, default 1000
         Records of the sample from which a score is estimated, a new one for every score.
     order : {2, 1, 0}, default 2
         Of the Taylor control variates; 0 has none in the score.
-    n_steps : int, default 1
-        Steps for one draw.
+    n_steps : int, optional
+        Steps for one draw; default 1.
     reference : dict of str to array, optional
         As for :class:`pymc_dp.HMCECS`.
     model, rng, compile_kwargs, initial_point, blocked, progressbar : optional
@@ -215,9 +227,10 @@ class SGLD(_Stochastic):
 
     *Assumptions.*  As for :class:`pymc_dp.HMCECS`.
 
-    *Weaknesses.*  There is no accept test: variances are off by h/4 of them, and by h/4 times the
-    variance of the score of a sample.  A decreasing schedule removes the bias in the limit, and
-    draws from different iterations then have unequal weight, which nothing here knows.
+    *Weaknesses.*  There is no accept test: variances are those of the posterior over 1 - h/4, and
+    further off by about h/4 times the variance of the score of a sample.  A decreasing schedule
+    removes the bias in the limit, and draws from different iterations then have unequal weight,
+    which nothing here knows.
 
     References
     ----------
@@ -244,13 +257,14 @@ class _WithMomentum(_Stochastic):
 
     def __init__(self, vars: Any = None, *, friction: float = 1.0, **kwargs: Any) -> None:
         self.friction = check_number("friction", friction)
-        if self.friction < 0.0:
-            raise ValueError(f"friction must not be negative, got {friction}.")
-        if kwargs.get("n_steps") is None:
-            step_size = kwargs.get("step_size")
-            longest = self._longest if step_size is None or callable(step_size) else step_size
-            kwargs["n_steps"] = max(1, math.ceil(0.5 * math.pi / float(longest)))
+        if self.friction <= 0.0:
+            raise ValueError(
+                f"friction must be positive, got {friction}: without it, energy is not exchanged."
+            )
         super().__init__(vars, **kwargs)
+
+    def _enough(self, step_size: float) -> int:
+        return max(1, math.ceil(0.5 * math.pi / step_size))
 
 
 class SGHMC(_WithMomentum):

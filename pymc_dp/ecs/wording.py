@@ -33,6 +33,7 @@ _WORDS = (
         "which holds data of the records, or may. Compute what it needs before the model is built.",
     ),
     (r"; that is private under neighboring='add_or_remove_one' and with a privacy_unit", ""),
+    (r"nothing can be hidden among so few", "there is nothing to take a sample of"),
     (r"a public group", "a group"),
 )
 
