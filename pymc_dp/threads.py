@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["available", "count", "of_each", "over", "share"]
+__all__ = ["available", "count", "of_each", "over", "pieces", "share"]
 
 #: Numbers to be read from which on it pays to start a thread, a tenth of a millisecond: one or two.
 _WORTH = 2**18
@@ -49,12 +49,17 @@ def of_each(workers: int) -> int:
     return max(1, available() // workers)
 
 
+def pieces(numbers: int, threads: int) -> int:
+    """Into how many pieces a pass that reads so many numbers is cut, with so many threads."""
+    return min(threads, max(1, numbers // _WORTH))
+
+
 def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:
     """The results of ``part`` for slices that make up 0, ..., n - 1, in order.
 
     Threads are started for the pass alone: none is alive when a process is forked.
     """
-    parts = min(count(), max(1, numbers // _WORTH))
+    parts = pieces(numbers, count())
     edges = [n * k // parts for k in range(parts + 1)]
     slices = [slice(a, b) for a, b in pairwise(edges)]
     if parts == 1:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import threading
 import warnings
 
 import numpy as np
+import pymc as pm
 import pytest
 
+import pymc_dp as dp
 from pymc_dp import threads
 
 
@@ -94,3 +97,17 @@ def test_processes_side_by_side_share_the_processors(monkeypatch: pytest.MonkeyP
     assert threads.count() == 3
     threads.share(100)
     assert threads.count() == 1
+
+
+def test_which_threads_there_are_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(threads, "available", lambda: 4)
+    monkeypatch.setattr(threads, "_WORTH", 300)
+    y = np.random.default_rng(0).normal(size=1000)
+    with pm.Model(), caplog.at_level(logging.INFO):
+        pm.Normal("y", pm.Normal("mu", 0.0, 3.0), 1.0, observed=y)
+        dp.PrivacyBudget(1.0, 1e-5)
+        dp.DPLangevin(draws=2, tune=0, chains=2, form="anchored", progressbar=False)
+    # a thousand numbers: three pieces of 300 or more
+    assert "read by 3 threads if chains run one after the other, by 2 in each of 2" in caplog.text

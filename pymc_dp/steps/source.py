@@ -38,7 +38,8 @@ from pymc_dp.warmup.scaled import FIRST_PART, Scaled, prepare_scaled
 
 __all__ = ["Design", "Learned", "Source"]
 
-_log = logging.getLogger("pymc_dp")
+#: Shown among what PyMC says.
+_log = logging.getLogger("pymc.pymc_dp")
 _KEY = os.urandom(32)
 #: Digests of the data that interrupted preparations of this process were about.
 _PREPARED: dict[int, bytes] = {}
@@ -248,7 +249,7 @@ class Source:
                 return Learned(prior_only(found, start), self.engine, False, reason, None)
         engine = engine.with_coordinates(found.clip)
         if found.form != "quadratic":
-            self._tell_threads(sampler, engine)
+            self._tell_threads(engine)
         return Learned(found, engine, huberised and found.trusted, reason, effects)
 
     def effects(self) -> Effects | None:
@@ -441,19 +442,21 @@ class Source:
         if not found.trusted:
             self.warn_untrusted(sampler)
         design = self._design(found.coordinates, {})
-        self._tell_threads(sampler, design.engine)
+        self._tell_threads(design.engine)
         return found, design
 
-    def _tell_threads(self, sampler: str, engine: Engine) -> None:
-        """Say how rows are shared among processors."""
-        if isinstance(engine, HuberEngine) and threads.available() > 1:
-            chains = self.counts["chains"]
+    def _tell_threads(self, engine: Engine) -> None:
+        """Say how records are shared among processors, by public numbers."""
+        if not engine.divisible or self._preparation is None:
+            return
+        numbers, chains = self._preparation.n_public * engine.d, self.counts["chains"]
+        alone = threads.pieces(numbers, threads.available())
+        if alone > 1:
             _log.info(
-                "%s reads the rows in %d threads where one chain runs at a time, and in %d within "
-                "each of %d chains in processes of their own. NUMBA_NUM_THREADS sets a limit.",
-                sampler,
-                threads.available(),
-                threads.of_each(chains),
+                "Records are read by %d threads if chains run one after the other, by %d in each "
+                "of %d chains at once. NUMBA_NUM_THREADS sets a limit.",
+                alone,
+                threads.pieces(numbers, threads.of_each(chains)),
                 chains,
             )
 
