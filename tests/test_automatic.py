@@ -407,7 +407,7 @@ def test_results_logs_and_ledger_hold_no_secret(tmp_path, caplog, capfd):
         assert records.found_in(json.dumps(safe.attrs), budget.table().to_string()) == []
         for file in tmp_path.rglob("*"):
             assert file.is_dir() or records.found_in(file.read_bytes()) == []
-        ours = [r.getMessage() for r in caplog.records if r.name.startswith("pymc_dp")]
+        ours = [r.getMessage() for r in caplog.records if r.name == "pymc.pymc_dp"]
         stats = _compat.group(idata, "sample_stats")
         said.append((ours, stats["dp_epsilon"].values.shape, stats["dp_frozen"].values.any()))
     assert said[0][0], "the preparation is announced"
