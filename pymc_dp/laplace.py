@@ -21,13 +21,16 @@ from pymc_dp.plan import make_plan
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
-from pymc_dp.steps.target import about_prior
+from pymc_dp.steps.target import about_prior, far
 from pymc_dp.unconstrained import constrain
 from pymc_dp.warmup.climb import climb
 
 __all__ = ["find_MAP", "laplace"]
 
 _SPREAD_DRAWS = 2000
+#: What a draw of the normal should be worth as a draw of the target, and the part of the draws
+#: that may lie where the likelihood was not looked at.
+_NORMAL, _BEYOND = 0.6, 0.1
 
 
 class _Normal:
@@ -67,6 +70,7 @@ class _Normal:
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
             few = source.few_prior_draws
             untouched = about_prior(public, few, source.names(), stacklevel=6)
+            _warn_if_not_normal(_worth(target, mode, widths), far(public, None, found))
         plan = make_plan(
             sampler,
             draws=draws,
@@ -119,6 +123,31 @@ class _Normal:
         return public_coords(dataset, self.budget.public)
 
 
+def _worth(target: Quadratic, mode: np.ndarray, widths: np.ndarray) -> float:
+    """Effective part of draws of the normal as draws of the target, by importance weights."""
+    u = np.random.default_rng(0).standard_normal((_SPREAD_DRAWS, len(mode)))
+    log_target = np.array([float(target.log_density(z)) for z in mode + u @ widths.T])
+    log_weights = log_target + 0.5 * (u**2).sum(axis=1)
+    weights = np.exp(log_weights - log_weights.max())
+    return float(weights.sum() ** 2 / (weights**2).sum()) / _SPREAD_DRAWS
+
+
+def _warn_if_not_normal(worth: float, beyond: float) -> None:
+    """Say that a normal distribution is a poor approximation; from what was released alone."""
+    if worth >= _NORMAL and beyond <= _BEYOND:
+        return
+    what = "prior and released likelihood together are not near normal"
+    if beyond > _BEYOND:
+        what = f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
+    warnings.warn(
+        f"The normal approximation is unreliable: {what}, as in hierarchies whose scale is little "
+        "known, or where signals are much stronger than the budget shows. Intervals may be too "
+        "narrow or too wide. Use dp.sample with DPLangevin, or a larger budget.",
+        UserWarning,
+        stacklevel=5,
+    )
+
+
 def laplace(
     draws: int = 1000,
     *,
@@ -159,7 +188,7 @@ def laplace(
     -----
     The log-likelihood is replaced by a quadratic one, from two released scores and a released
     curvature at the mode; the released score is N(H z, H + V) given the parameters, V the privacy
-    noise, so the draws are wider than the posterior by what the noise hides, and never wider than
+    noise, so the draws are wider than the posterior by what the noise hides, and hardly wider than
     the prior.  In unconstrained space the result is normal about the mode of that and the prior.
 
     *Guarantee.*  The releases of the preparation satisfy the budget.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import warnings
 
 import numpy as np
 import pymc as pm
@@ -13,7 +15,10 @@ import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.forecast import forecast
+from pymc_dp.matrices import root
+from pymc_dp.warmup.climb import climb
 
+laplace_module = sys.modules["pymc_dp.laplace"]  # `dp.laplace` is the function
 N, D = 6000, 3
 TRUTH = np.array([0.3, -0.5, 0.8])
 FACTS = "pymc_dp_statement"
@@ -51,6 +56,38 @@ def test_laplace_is_near_the_truth_and_spends_the_budget():
     assert "No chains were run" in text and "laplace" in text
     ratio = posterior["beta"] / posterior["sigma"]
     assert np.abs(posterior["ratio"] - ratio).max() < 1e-9
+
+
+class Funnel:
+    """Effects N(0, exp(2 s)) with s ~ N(0, 1), of which measurements with noise are known."""
+
+    def __init__(self, noise):
+        self.noise = noise
+
+    def log_density(self, z):
+        s, effects = z[0], z[1:]
+        prior = -0.5 * (s**2 + np.sum(effects**2) * np.exp(-2 * s)) - len(effects) * s
+        return prior - 0.5 * np.sum((effects - 1.0) ** 2) / self.noise**2
+
+    def gradient(self, z):
+        s, effects = z[0], z[1:]
+        precision = np.exp(-2 * s)
+        slope = -s + np.sum(effects**2) * precision - len(effects)
+        return np.append(slope, -effects * precision - (effects - 1.0) / self.noise**2)
+
+
+@pytest.mark.parametrize(("noise", "normal"), [(0.01, True), (3.0, False)])
+def test_what_is_not_near_normal_is_said(noise, normal):
+    target = Funnel(noise)
+    mode, precision = climb(target, 9)
+    worth = laplace_module._worth(target, mode, root(np.linalg.inv(precision)))
+    assert (worth > 0.75) == normal
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        laplace_module._warn_if_not_normal(worth, 0.0)
+        assert bool(caught) != normal
+        laplace_module._warn_if_not_normal(1.0, 0.3)
+    assert "30% of the draws lie far" in str(caught[-1].message)
 
 
 def test_find_map_leaves_the_rest_of_the_budget():

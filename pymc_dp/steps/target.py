@@ -88,7 +88,8 @@ def target_draws(
         warnings.warn(
             "Prior and released likelihood make a posterior in which NUTS did not mix well, or "
             f"that has several modes (about {most:.0f} effective draws): results are less reliable "
-            "than they look. Narrower priors, or one that breaks a symmetry, may help.",
+            "than they look. Narrower priors, one that breaks a symmetry, or the effects of a "
+            "hierarchy written as mu + tau * z with z ~ N(0, 1), may help.",
             UserWarning,
             stacklevel=2,
         )

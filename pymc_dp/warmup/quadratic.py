@@ -82,8 +82,9 @@ def quadratic(
 
     The first score moves the origin to where the second and the curvature are taken; it then counts
     there, too. What the noise in the curvature adds to the score, over the distance to the mode, is
-    noise like any other. Where the curvature changes much on the way, the origin moves again, by
-    the first score less what the curvature at both ends of the way took from it.
+    noise like any other. Where the curvature changes much on the way, or the way was longer than a
+    step may be, the origin moves again, by the first score less what the curvature at both ends of
+    the way took from it.
 
     Parameters
     ----------
@@ -118,6 +119,7 @@ def quadratic(
         clip = Coordinates(here.location, blank.clip.scaling)
         spec = Curvature(clip, diagonal=d > FULL, step=length)
         again = f" {k + 1}" if k else ""
+        arrived = float(np.linalg.norm(step)) < longest or k == len(_CURVATURES) - 1
         clip_norm = budget.tail(f"curvature norms{again}", spec, _TAIL, share * left / 6.0)
         if not clip_norm:
             return replace(blank, trusted=False)
@@ -134,7 +136,7 @@ def quadratic(
         noise = noise + of_step
         now, then = float(step @ released @ step), float(step @ before @ step)
         unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
-        if _STEADY * then - unsure <= now <= then / _STEADY + unsure:
+        if arrived and _STEADY * then - unsure <= now <= then / _STEADY + unsure:
             first = first - curvature @ step
             break
         first = first - 0.5 * (before + curvature) @ step
