@@ -136,10 +136,10 @@ def quadratic(
         noise = noise + of_step
         now, then = float(step @ released @ step), float(step @ before @ step)
         unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
-        if arrived and _STEADY * then - unsure <= now <= then / _STEADY + unsure:
-            first = first - curvature @ step
+        steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
+        first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
+        if steady and arrived:
             break
-        first = first - 0.5 * (before + curvature) @ step
         before = curvature
         # a score means nothing in directions that noise hides
         bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
