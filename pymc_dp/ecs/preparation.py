@@ -268,11 +268,11 @@ def _at(model: Model, parameters: ParameterVector, reference: Mapping[str, Any])
         )
     start, shapes = {}, model.eval_rv_shapes()
     for rv in model.free_RVs:
-        value = np.asarray(reference[rv.name])
-        if value.dtype.kind not in "fiub" or value.shape != tuple(shapes[rv.name]):
+        value, shape = np.asarray(reference[rv.name]), tuple(map(int, shapes[rv.name]))
+        if value.dtype.kind not in "fiub" or value.shape != shape:
             raise ValueError(
-                f"reference[{rv.name!r}] must be numbers of shape {tuple(shapes[rv.name])}, not "
-                f"{value.dtype} of shape {value.shape}."
+                f"reference[{rv.name!r}] must be numbers of shape {shape}, not {value.dtype} of "
+                f"shape {value.shape}."
             )
         start[rv] = value
     strategies = dict(model.rvs_to_initial_values)
