@@ -119,7 +119,7 @@ def quadratic(
         clip = Coordinates(here.location, blank.clip.scaling)
         spec = Curvature(clip, diagonal=d > FULL, step=length)
         again = f" {k + 1}" if k else ""
-        arrived = float(np.linalg.norm(step)) < longest or k == len(_CURVATURES) - 1
+        arrived = float(np.linalg.norm(step)) < 0.999 * longest or k == len(_CURVATURES) - 1
         clip_norm = budget.tail(f"curvature norms{again}", spec, _TAIL, share * left / 6.0)
         if not clip_norm:
             return replace(blank, trusted=False)
