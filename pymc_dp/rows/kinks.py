@@ -7,10 +7,10 @@ the first: neither is linear.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pytensor import scalar
-from pytensor.graph.basic import Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import CAReduce, Elemwise
@@ -51,17 +51,12 @@ def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
     Checks that parameters lie in their range (a rate is not negative, a probability not above 1)
     are no choices: what is impossible beyond 0 or 1 is seen at a few points.
     """
-    depend = {v}
     #: What a range of v decides, and whether the range ends at 0 or 1.
     decided: dict[Variable, bool] = {}
-    for node in toposort([value]):
-        if isinstance(node.op, Shape | Shape_i) or depend.isdisjoint(node.inputs):
-            continue
-        mine = [x for x in node.inputs if x in depend]
-        depend.update(node.outputs)
-        operation = node.op.scalar_op if isinstance(node.op, Elemwise | CAReduce) else None
+    for node, operation, depend in _way([value], v):
         if isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
             return True
+        mine = [x for x in node.inputs if x in depend]
         if isinstance(operation, scalar.Switch) and node.inputs[0] in depend:
             condition, *branches = node.inputs
             checks = decided.get(condition, True) and any(map(_is_impossible, branches))
@@ -73,6 +68,17 @@ def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
                 ends = [_number(x) in (0.0, 1.0) for x in node.inputs if x not in depend]
                 decided[node.outputs[0]] = all(before) and (not compares or any(ends))
     return False
+
+
+def _way(values: Sequence[Variable], v: Variable) -> Iterator[tuple[Apply, object, set[Variable]]]:
+    """Nodes from `v` to `values`: each with its scalar operation, and what depends on v so far."""
+    depend = {v}
+    for node in toposort(list(values)):
+        if isinstance(node.op, Shape | Shape_i) or depend.isdisjoint(node.inputs):
+            continue
+        depend.update(node.outputs)
+        operation = node.op.scalar_op if isinstance(node.op, Elemwise | CAReduce) else None
+        yield node, operation, depend
 
 
 def _is_float(x: Variable) -> bool:
@@ -93,14 +99,9 @@ def _is_impossible(log_density: Variable) -> bool:
 
 def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
     """Whether an operation on the way from `theta` to `values` bends, jumps or chooses."""
-    depend = {theta}
-    for node in toposort(list(values)):
-        if isinstance(node.op, Shape | Shape_i) or depend.isdisjoint(node.inputs):
-            continue
-        depend.update(node.outputs)
+    for node, operation, _ in _way(values, theta):
         # conditions and places are no floating-point numbers
         chooses = not all(map(_is_float, node.outputs))
-        bends = isinstance(node.op, Elemwise | CAReduce) and isinstance(node.op.scalar_op, _BENDS)
-        if chooses or bends or isinstance(node.op, SortOp):
+        if chooses or isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
             return True
     return False
