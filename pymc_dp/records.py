@@ -61,6 +61,10 @@ __all__ = [
     "row_counts",
 ]
 
+#: An array as long as there are units may be private, and those of one or two entries are not told
+#: from shapes.
+_FEWEST_UNITS = 3
+
 
 @dataclass(frozen=True, eq=False)
 class _Group:
@@ -215,7 +219,7 @@ def count_units(
     Raises
     ------
     ValueError
-        If the ids do not match the observed variables.
+        If the ids do not match the observed variables, or name hardly any units.
     NotFactorizable
         If observed variables of different lengths have no ids.
     """
@@ -253,6 +257,11 @@ def count_units(
             )
         arrays[name] = array
     unique = np.unique(np.concatenate(list(arrays.values())))
+    if len(unique) < _FEWEST_UNITS:
+        raise ValueError(
+            f"privacy_unit gives all rows to fewer than {_FEWEST_UNITS} units; nothing can be "
+            "hidden among so few. Give every row the id of the person or unit it is about."
+        )
     return len(unique), {
         name: np.searchsorted(unique, array).astype("int64") for name, array in arrays.items()
     }

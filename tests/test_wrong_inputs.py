@@ -158,6 +158,7 @@ class TestBudget:
             ({"privacy_unit": IDS[:-1]}, ["privacy_unit of `y`", "60 integers", "(59,)"]),
             ({"privacy_unit": IDS.astype(float)}, ["privacy_unit of `y`", "float64"]),
             ({"privacy_unit": np.full(N, "mallory")}, ["privacy_unit of `y`", "integers"]),
+            ({"privacy_unit": IDS % 2}, ["privacy_unit gives all rows to fewer than 3 units"]),
             ({"privacy_unit": {"income": IDS}}, ["privacy_unit names ['income']", "['y']"]),
             ({"dataset": X}, ["dataset must be a label"]),
         ],
