@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 from typing import Any
 
@@ -10,27 +11,32 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 from pymc.model import Model
+from scipy.stats import norm
 
 from pymc_dp import _compat, noise
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.budget import PrivacyBudget, require_budget
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.tilts import Quadratic
-from pymc_dp.matrices import root
+from pymc_dp.matrices import minus_hessian, positive_part, root
 from pymc_dp.plan import make_plan
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
 from pymc_dp.steps.target import about_prior, far
 from pymc_dp.unconstrained import constrain
-from pymc_dp.warmup.climb import climb
+from pymc_dp.warmup.climb import Target, climb
 
 __all__ = ["find_MAP", "laplace"]
 
 _SPREAD_DRAWS = 2000
-#: What a draw of the normal should be worth as a draw of the target, and the part of the draws
-#: that may lie where the likelihood was not looked at.
-_NORMAL, _BEYOND = 0.6, 0.1
+#: By how much the content of a 90 % interval of the normal may differ under the target, and its
+#: centre in standard deviations; fewer effective draws than this tell neither.
+_CONTENT, _SHIFT, _FEWEST = 0.05, 0.3, 50.0
+#: Part of the draws that may lie where the likelihood was not looked at.
+_BEYOND = 0.1
+#: Least precision in w: a quadratic holds over no more than 30 posterior sds.
+_FLATTEST = 1e-3
 
 
 class _Normal:
@@ -61,16 +67,25 @@ class _Normal:
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)
-        mode, precision = climb(target, len(found.score))
+        origin = np.zeros(len(found.score))
+        bend = minus_hessian(target.gradient, origin, np.full(len(origin), 1e-4))
+        mode, precision = climb(target, positive_part(bend, _FLATTEST))
         widths = root(np.linalg.inv(precision))
         self.mean = at.theta(mode)
         self.root = at.scaling @ widths
         untouched: list[str] = []
+        departs = ""
         if found.trusted:  # otherwise it was said already
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
             few = source.few_prior_draws
             untouched = about_prior(public, few, source.names(), stacklevel=6)
-            _warn_if_not_normal(_worth(target, mode, widths), far(public, None, found))
+            departs = _departure(target, mode, widths, at.scaling)
+            if (beyond := far(public, None, found)) > _BEYOND:
+                departs = (
+                    f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
+                )
+            if departs:
+                _warn(departs)
         plan = make_plan(
             sampler,
             draws=draws,
@@ -85,6 +100,7 @@ class _Normal:
             form="laplace",
             trusted=found.trusted,
             about_prior=untouched,
+            departs=departs,
             clip_norm=found.clip_norms,
             clipping="huberised" if huberised else None,
             clipped=list(found.clipped),
@@ -123,26 +139,37 @@ class _Normal:
         return public_coords(dataset, self.budget.public)
 
 
-def _worth(target: Quadratic, mode: np.ndarray, widths: np.ndarray) -> float:
-    """Effective part of draws of the normal as draws of the target, by importance weights."""
+def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
+    """How the target differs from its normal approximation, in words; empty where it hardly does.
+
+    Draws of the normal are weighted to draws of the target, and the parameters looked at one by
+    one, as their intervals are. Three Monte-Carlo errors are allowed for.
+    """
     u = np.random.default_rng(0).standard_normal((_SPREAD_DRAWS, len(mode)))
     log_target = np.array([float(target.log_density(z)) for z in mode + u @ widths.T])
     log_weights = log_target + 0.5 * (u**2).sum(axis=1)
     weights = np.exp(log_weights - log_weights.max())
-    return float(weights.sum() ** 2 / (weights**2).sum()) / _SPREAD_DRAWS
+    weights /= weights.sum()
+    ess = 1.0 / float(np.sum(weights**2))
+    if not ess >= _FEWEST:
+        return "it has little in common with prior times released likelihood"
+    axes = scaling @ widths
+    z = u @ axes.T / np.linalg.norm(axes, axis=1)
+    error = 3.0 / math.sqrt(ess)
+    content = float((weights @ (np.abs(z) < norm.ppf(0.95))).min())
+    if content < 0.9 - _CONTENT - 0.3 * error:
+        return f"90 % intervals hold as little as {content:.0%} of prior times released likelihood"
+    shift = float(np.abs(weights @ z).max())
+    if shift > _SHIFT + error:
+        return f"the mean of prior times released likelihood is {shift:.1f} standard deviations off"
+    return ""
 
 
-def _warn_if_not_normal(worth: float, beyond: float) -> None:
-    """Say that a normal distribution is a poor approximation; from what was released alone."""
-    if worth >= _NORMAL and beyond <= _BEYOND:
-        return
-    what = "prior and released likelihood together are not near normal"
-    if beyond > _BEYOND:
-        what = f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
+def _warn(departs: str) -> None:
     warnings.warn(
-        f"The normal approximation is unreliable: {what}, as in hierarchies whose scale is little "
-        "known, or where signals are much stronger than the budget shows. Intervals may be too "
-        "narrow or too wide. Use dp.sample with DPLangevin, or a larger budget.",
+        f"The normal approximation is unreliable: {departs}. This happens in hierarchies whose "
+        "scale is little known, and where signals are much stronger than the budget shows. Use "
+        "dp.sample with DPLangevin, or a larger budget.",
         UserWarning,
         stacklevel=5,
     )

@@ -404,9 +404,10 @@ def _target(settings: dict[str, Any]) -> list[str]:
         ]
     if form == "laplace":
         return [
-            "No chains were run: the posterior was replaced by a normal one, from scores and a "
-            "curvature released once, whose noise the intervals account for. Approximate where the "
-            f"posterior is not near normal. {_bias(settings)}{_untouched(settings)}"
+            "No chains were run: the posterior was replaced by a normal one, from released scores "
+            "and curvatures, whose noise the intervals account for. Approximate where the "
+            f"posterior is not near normal. {_bias(settings)}{_untouched(settings)}",
+            *([f"UNRELIABLE: {settings['departs']}."] if settings.get("departs") else []),
         ]
     if form == "quadratic":
         what = (
@@ -416,8 +417,8 @@ def _target(settings: dict[str, Any]) -> list[str]:
             else "log-likelihood was replaced"
         )
         return [
-            f"The chains did not touch the records: the {what} by a quadratic one, from scores and "
-            "a curvature released once, whose noise the intervals account for; the prior is exact. "
+            f"The chains did not touch the records: the {what} by a quadratic one, from released "
+            "scores and curvatures, whose noise the intervals account for; the prior is exact. "
             f"Approximate where that likelihood is not near normal. {_bias(settings)}"
             f"{_untouched(settings)}"
         ]

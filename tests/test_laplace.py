@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
-import warnings
 
 import numpy as np
 import pymc as pm
 import pytest
 import xarray as xr
+from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.forecast import forecast
-from pymc_dp.matrices import root
+from pymc_dp.kernels.tilts import Quadratic
+from pymc_dp.matrices import minus_hessian, root
 from pymc_dp.warmup.climb import climb
 
 laplace_module = sys.modules["pymc_dp.laplace"]  # `dp.laplace` is the function
@@ -79,15 +81,61 @@ class Funnel:
 @pytest.mark.parametrize(("noise", "normal"), [(0.01, True), (3.0, False)])
 def test_what_is_not_near_normal_is_said(noise, normal):
     target = Funnel(noise)
-    mode, precision = climb(target, 9)
-    worth = laplace_module._worth(target, mode, root(np.linalg.inv(precision)))
-    assert (worth > 0.75) == normal
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        laplace_module._warn_if_not_normal(worth, 0.0)
-        assert bool(caught) != normal
-        laplace_module._warn_if_not_normal(1.0, 0.3)
-    assert "30% of the draws lie far" in str(caught[-1].message)
+    mode, precision = climb(target, np.eye(9))
+    widths = root(np.linalg.inv(precision))
+    assert (laplace_module._departure(target, mode, widths, np.eye(9)) == "") == normal
+
+
+class Independent:
+    """Parameters with one law each."""
+
+    def __init__(self, law, d):
+        self.law, self.d = law, d
+
+    def log_density(self, z):
+        return float(self.law.logpdf(z).sum())
+
+    def gradient(self, z):
+        return (self.law.logpdf(z + 1e-5) - self.law.logpdf(z - 1e-5)) / 2e-5
+
+
+@pytest.mark.parametrize(
+    ("law", "d", "departs"),
+    [
+        (stats.norm(), 60, False),
+        # the weights of many parameters are uneven, and yet each is well described
+        (stats.t(20), 60, False),
+        (stats.t(3), 1, True),
+        (stats.gumbel_r(), 3, True),
+    ],
+)
+def test_parameters_are_looked_at_one_by_one(law, d, departs):
+    target = Independent(law, d)
+    mode, precision = climb(target, np.eye(d))
+    said = laplace_module._departure(target, mode, root(np.linalg.inv(precision)), np.eye(d))
+    assert bool(said) == departs, said
+
+
+@pytest.mark.parametrize("noise", [1.0, 100.0])
+def test_the_mode_is_found_however_wide_the_noise_makes_the_target(noise):
+    """In units of what the records would know without noise it is far away."""
+    rng = np.random.default_rng(0)
+    d, score = 4, 4.0 * math.sqrt(1.0 + noise) * rng.standard_normal(4)
+    prior = Independent(stats.norm(0.0, 100.0), d)
+    target = Quadratic(prior, score, np.eye(d), noise * np.eye(d))
+    mode, precision = climb(target, minus_hessian(target.gradient, np.zeros(d), np.full(d, 1e-4)))
+    known = 1e-4 + 1.0 / (1.0 + noise)
+    np.testing.assert_allclose(precision, known * np.eye(d), rtol=1e-3, atol=1e-5 * known)
+    np.testing.assert_allclose(mode, score / (1.0 + noise) / known, rtol=1e-3)
+    assert not laplace_module._departure(target, mode, root(np.linalg.inv(precision)), np.eye(d))
+
+
+def test_what_is_not_normal_is_said_where_it_is_published(monkeypatch):
+    monkeypatch.setattr(laplace_module, "_departure", lambda *_: "it leans to one side")
+    model, _ = model_of(20.0)
+    with model, pytest.warns(UserWarning, match="unreliable: it leans to one side"):
+        idata = dp.laplace(10, progressbar=False)
+    assert "UNRELIABLE: it leans to one side." in dp.privacy_statement(idata)
 
 
 def test_find_map_leaves_the_rest_of_the_budget():

@@ -9,9 +9,9 @@ import numpy as np
 
 from pymc_dp.matrices import minus_hessian, within
 
-__all__ = ["climb"]
+__all__ = ["Target", "climb"]
 
-#: In posterior standard deviations per parameter: the quadratic holds no farther.
+#: How far the mode may be, in standard deviations per parameter: what is known holds no farther.
 _FURTHEST = 5.0
 
 
@@ -25,15 +25,30 @@ class Target(Protocol):
         """(d,) gradient."""
 
 
-def climb(target: Target, d: int) -> tuple[np.ndarray, np.ndarray]:
-    """Mode of a public target and the precision there, by Newton steps in a trust region."""
+def climb(target: Target, metric: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mode of a public target and the precision there, by Newton steps in a trust region.
+
+    Parameters
+    ----------
+    target : Target
+    metric : (d, d) ndarray
+        Precision of what is known of the target before: its mode is looked for within five standard
+        deviations of 0 for each parameter.
+
+    Returns
+    -------
+    mode : (d,) ndarray
+    precision : (d, d) ndarray
+    """
+    d = len(metric)
     z, radius = np.zeros(d), math.sqrt(d)
     for _ in range(200):
         precision = _precision(target, z)
         slope = np.asarray(target.gradient(z))
-        step = within(precision, np.eye(d), slope, radius)
+        step = within(precision, metric, slope, radius)
         gain = float(target.log_density(z + step) - target.log_density(z))
-        far = float(np.linalg.norm(z + step)) > _FURTHEST * math.sqrt(d)
+        reach = z + step
+        far = float(reach @ metric @ reach) > _FURTHEST**2 * d
         if far or not gain > -1e-9:  # a scale in the prior may have its mode at 0
             radius /= 4.0
             if radius < 1e-10:

@@ -1,4 +1,4 @@
-"""The quadratic form: two scores and one curvature, for budgets that pay for no more."""
+"""The quadratic form: two scores and a few curvatures, for budgets that pay for no more."""
 
 from __future__ import annotations
 
@@ -113,6 +113,7 @@ def quadratic(
     step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
     step = _shortened(step, longest)
     here, before = at, at.scaling.T @ seen @ at.scaling
+    clip_norm: float | None = None
     length = _FLAT_STEP * math.sqrt(budget.releases.n_public / d) if flat else 1e-6
     for k, share in enumerate(_CURVATURES):
         here = Coordinates(here.theta(step), at.scaling)
@@ -120,7 +121,9 @@ def quadratic(
         spec = Curvature(clip, diagonal=d > FULL, step=length)
         again = f" {k + 1}" if k else ""
         arrived = float(np.linalg.norm(step)) < 0.999 * longest or k == len(_CURVATURES) - 1
-        clip_norm = budget.tail(f"curvature norms{again}", spec, _TAIL, share * left / 6.0)
+        # a later look costs less, and may be hidden where the first was not
+        seen_norm = budget.tail(f"curvature norms{again}", spec, _TAIL, share * left / 6.0)
+        clip_norm = seen_norm or clip_norm
         if not clip_norm:
             return replace(blank, trusted=False)
         size = 3.0 if spec.diagonal else math.sqrt(2.0 * d)
@@ -138,6 +141,9 @@ def quadratic(
         unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
         steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
         first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
+        # what two places do not tell of the curvature between them is an error like noise
+        bent = 0.5 * (before - curvature) @ step
+        noise = noise + np.outer(bent, bent)
         if steady and arrived:
             break
         before = curvature

@@ -144,7 +144,7 @@ def _mode(
     for restraint in (0.0, sd**2):
         target = _Noisy(model, prior, value, start, restraint)
         try:
-            z, precision = climb(target, len(start.location))
+            z, precision = climb(target, np.eye(len(start.location)))
             hessian = minus_hessian(target.gradient, z, np.full(len(z), 1e-4))
             slope = target.gradient(z)
             left = float(slope @ np.linalg.solve(precision, slope))
