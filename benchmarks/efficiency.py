@@ -5,7 +5,7 @@
     python -m benchmarks.efficiency --quick
     python -m benchmarks.efficiency --models gauss banana --epsilon 1 4 10 15 --repeats 3 \\
         --json efficiency.json --figure docs/figures/efficiency.png
-    python -m benchmarks.figure efficiency.json more.json --out docs/figures/efficiency.png
+    python -m benchmarks.figure docs/efficiency.md more.json --out docs/figures/efficiency.png
 """
 
 from __future__ import annotations
@@ -21,39 +21,16 @@ import numpy as np
 from benchmarks.figure import draw
 from benchmarks.metrics import diagnostics
 from benchmarks.models import MODELS, PAPER, REGRESSIONS, ZOO
+from benchmarks.paper import PAPER_MMD, best_of_paper
 from benchmarks.reference import reference
 from benchmarks.runs import LAPLACE, METHODS, ONE_SHOT, Run, mu2, one_shot, private_run, quiet
 from pymc_dp import mmd
 
-__all__ = ["PAPER_MMD", "measure"]
+__all__ = ["measure"]
 
-#: Raisa, Koskela & Honkela (2021): MMD of their code with their hand-tuned parameters on their
-#: data, 4 chains, first half dropped, delta = 0.1/n.  Exact draws score .016 against each other,
-#: their starting points alone .27 (banana) and .41 (gauss).  None of these runs converged.
-PAPER_MMD: dict[str, dict[str, dict[float, float]]] = {
-    "gauss": {
-        "DP-HMC": {4: 0.462, 6: 0.380, 10: 0.202, 15: 0.243},
-        "DP-penalty": {4: 0.502, 6: 0.426, 10: 0.363, 15: 0.403},
-        "DP-SGLD": {4: 0.171, 6: 0.149, 10: 0.227, 15: 0.111},
-        "DP-SGNHT": {4: 0.343, 6: 0.293, 10: 0.234, 15: 0.225},
-    },
-    "banana": {
-        "DP-HMC": {4: 0.298, 6: 0.367, 10: 0.188, 15: 0.334},
-        "DP-penalty": {4: 0.355, 6: 0.230, 10: 0.324, 15: 0.219},
-        "DP-SGLD": {4: 0.423, 10: 0.391},
-        "DP-SGNHT": {4: 0.400, 10: 0.324},
-    },
-}
 EPSILONS = (1.0, 4.0, 10.0, 15.0)
 QUICK_MODELS = ("banana", "logistic10_20k")
 GROUPS = {"paper": PAPER, "regressions": REGRESSIONS, "zoo": ZOO, "all": MODELS}
-
-
-def best_of_paper(name: str, epsilon: float) -> float | None:
-    """Smallest MMD of the four methods of the paper, where it was measured."""
-    rows = PAPER_MMD.get(name, {}).values()
-    values = [row[epsilon] for row in rows if epsilon in row]
-    return min(values) if values else None
 
 
 def measure(
@@ -243,7 +220,7 @@ def main() -> None:
                 cells.append(_pooled(cell))
                 print(_row(cells[-1]), flush=True)
                 if args.json:  # after each cell, so that an interrupted run is not lost
-                    report = {"cells": cells, "runs": runs, "paper_mmd": PAPER_MMD}
+                    report = {"cells": cells, "runs": runs}
                     args.json.write_text(json.dumps(_finite(report), indent=1))
             for method, row in PAPER_MMD.get(name, {}).items():
                 if epsilon in row:
@@ -251,7 +228,7 @@ def main() -> None:
                     print(f"{head} {'MMD in the paper':>37s} {row[epsilon]:6.3f}")
     if args.figure:
         args.figure.parent.mkdir(parents=True, exist_ok=True)
-        draw(cells, PAPER_MMD).savefig(args.figure, dpi=150)
+        draw(cells).savefig(args.figure, dpi=150)
     print(f"{time.perf_counter() - begin:.0f} s")
 
 

@@ -3,12 +3,16 @@
 ::
 
     python -m benchmarks.figure a.json b.json --out efficiency.png --table efficiency.txt
+    python -m benchmarks.figure docs/efficiency.md new.json --table tables.txt
+
+Tables are read as well as written: what was measured anew takes the place of what a page has.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +20,9 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-__all__ = ["draw", "table"]
+from benchmarks.paper import PAPER_MMD
+
+__all__ = ["draw", "read_tables", "table"]
 
 _COLOURS = {
     "DPLangevin": "#0072B2",
@@ -25,18 +31,20 @@ _COLOURS = {
     "DPPenalty": "#009E73",
     "one-shot": "#000000",
 }
-_PANELS = (("rmse", "RMSE of the mean (sds)"), ("mmd", "MMD"), ("ess", "effective draws"))
+_PANELS = (
+    ("rmse", "RMSE of the mean (sds)"),
+    ("mmd", "MMD"),
+    ("ess_per_1000", "effective draws of 1000"),
+)
 
 
-def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure:
-    """One row of panels for each model.
+def draw(cells: Sequence[Mapping[str, Any]]) -> Figure:
+    """One row of panels for each model; MMD of the published code in grey.
 
     Parameters
     ----------
     cells : sequence of mapping
         Summaries with ``model``, ``method``, ``epsilon`` and the quantities of the panels.
-    paper : mapping
-        model -> method -> epsilon -> MMD of the published code, drawn in grey.
     """
     models = list(dict.fromkeys(cell["model"] for cell in cells))
     figure = Figure(figsize=(10.0, 2.7 * len(models) + 0.6), layout="constrained")
@@ -50,7 +58,7 @@ def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure
                     for cell in cells
                     if (cell["model"], cell["method"]) == (model, method) and key in cell
                 )
-                if points and not (key == "ess" and method in ("one-shot", "laplace")):
+                if points and not (key == "ess_per_1000" and method in ("one-shot", "laplace")):
                     [lines[method]] = panel.plot(*zip(*points, strict=True), "o-", color=colour)
             limit = sorted(
                 {(c["epsilon"], c["sigma0"]) for c in cells if c["model"] == model and "rmse" in c}
@@ -60,7 +68,7 @@ def draw(cells: Sequence[Mapping[str, Any]], paper: Mapping[str, Any]) -> Figure
                     *zip(*limit, strict=True), ".--", color="0.4"
                 )
             if key == "mmd":
-                for published in paper.get(model, {}).values():
+                for published in PAPER_MMD.get(model, {}).values():
                     points = sorted(published.items())
                     [lines["the paper's four methods"]] = panel.plot(
                         *zip(*points, strict=True), "s:", color="0.65", markersize=4
@@ -115,28 +123,59 @@ def table(cells: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(text)
 
 
+def read_tables(text: str) -> list[dict[str, Any]]:
+    """Summaries from tables as :func:`table` writes them."""
+    cells: list[dict[str, Any]] = []
+    model, repeats = "", 0
+    for line in text.splitlines():
+        if heading := re.fullmatch(r"\*\*(\w+)\*\*, (\d+) repeats:", line):
+            model, repeats = heading[1], int(heading[2])
+        entries = [entry.strip() for entry in line.strip("|").split("|")]
+        if not model or len(entries) != 9 or not entries[0].isdigit():
+            continue
+        rmse, sigma0 = re.findall(r"[\d.]+", entries[3])
+        ratios = map(float, entries[4].split(", "))
+        cells.append(
+            {
+                "model": model,
+                "repeats": repeats,
+                "epsilon": float(entries[0]),
+                "method": entries[1],
+                "forms": entries[2].split(", "),
+                "rmse": float(rmse),
+                "sigma0": float(sigma0),
+                "sd_ratio": dict(zip(("min", "mean", "max"), ratios, strict=True)),
+                "coverage": float(entries[5]) if entries[5] else None,
+                "mmd": float(entries[6]),
+                "ess_per_1000": float(entries[7]),
+                "rhat": float(entries[8]),
+            }
+        )
+    return cells
+
+
+def _read(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".md":
+        return read_tables(path.read_text())
+    return list(json.loads(path.read_text())["cells"])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("reports", nargs="+", type=Path, help="JSON of benchmarks.efficiency")
+    parser.add_argument(
+        "reports", nargs="+", type=Path, help="JSON of benchmarks.efficiency, or a page of tables"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/figures/efficiency.png"))
     parser.add_argument("--table", type=Path, help="write Markdown tables, too")
     args = parser.parse_args()
-    cells: list[dict[str, Any]] = []
-    for report in (json.loads(path.read_text()) for path in args.reports):
-        cells += report["cells"]
-        paper = report["paper_mmd"]
+    latest: dict[tuple[str, str, float], dict[str, Any]] = {}
+    for cell in (cell for path in args.reports for cell in _read(path)):
+        latest[cell["model"], cell["method"], float(cell["epsilon"])] = cell
+    cells = list(latest.values())
     if args.table:
         args.table.write_text(table(cells))
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    # JSON has no numbers for keys
-    numbers = {
-        model: {
-            method: {float(epsilon): value for epsilon, value in row.items()}
-            for method, row in rows.items()
-        }
-        for model, rows in paper.items()
-    }
-    draw(cells, numbers).savefig(args.out, dpi=150)
+    draw(cells).savefig(args.out, dpi=150)
 
 
 if __name__ == "__main__":
