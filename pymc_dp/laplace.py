@@ -221,7 +221,8 @@ def laplace(
     *Guarantee.*  The releases of the preparation satisfy the budget.
 
     *Weaknesses.*  Approximate where the posterior is not near normal; ``DPLangevin`` is better
-    there.  The bias of clipping is not covered.  It is the honest choice for near-normal
+    there.  A warning and the statement say where prior times released likelihood is not near
+    normal.  The bias of clipping is not covered.  It is the honest choice for near-normal
     posteriors and for budgets too small for chains.
     """
     draws = check_integer("draws", draws, minimum=1)
