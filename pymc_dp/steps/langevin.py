@@ -96,7 +96,7 @@ class DPLangevin(PrivateStep):
       (``pymc_dp.noise_aware``).
     - *plain*: every iteration pays for the whole score; the target is the posterior itself. For
       posteriors so far from normal that scores change as much as they are.
-    - *quadratic*: for budgets that pay for two scores and a few curvatures only. Chains do not touch
+    - *quadratic*: where the budget pays for a few scores and curvatures only. Chains do not touch
       the records; the likelihood is its normal approximation, which accounts for the noise.
       Also where what records see is non-linear in the parameters (group means of a non-centred
       hierarchy, products): the likelihood of these *effects* is approximated, the rest is exact.
