@@ -18,7 +18,7 @@ from pymc_dp._checks import check_integer, check_number
 from pymc_dp.budget import PrivacyBudget, require_budget
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.tilts import Quadratic
-from pymc_dp.matrices import minus_hessian, positive_part, root
+from pymc_dp.matrices import root
 from pymc_dp.plan import make_plan
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.statement import STATEMENT, make_statement
@@ -35,8 +35,6 @@ _SPREAD_DRAWS = 2000
 _CONTENT, _SHIFT, _FEWEST = 0.05, 0.3, 50.0
 #: Part of the draws that may lie where the likelihood was not looked at.
 _BEYOND = 0.1
-#: Least precision in w: a quadratic holds over no more than 30 posterior sds.
-_FLATTEST = 1e-3
 
 
 class _Normal:
@@ -67,9 +65,9 @@ class _Normal:
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)
-        origin = np.zeros(len(found.score))
-        bend = minus_hessian(target.gradient, origin, np.full(len(origin), 1e-4))
-        mode, precision = climb(target, positive_part(bend, _FLATTEST))
+        # the prior by its spread: the curvature of a hierarchical one tells nothing of its width
+        prior_widths = np.linalg.solve(source.start().scaling, at.scaling)
+        mode, precision = climb(target, prior_widths.T @ prior_widths + target.information)
         widths = root(np.linalg.inv(precision))
         self.mean = at.theta(mode)
         self.root = at.scaling @ widths

@@ -17,7 +17,7 @@ from pymc_dp import _compat
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.forecast import forecast
 from pymc_dp.kernels.tilts import Quadratic
-from pymc_dp.matrices import minus_hessian, root
+from pymc_dp.matrices import root
 from pymc_dp.warmup.climb import climb
 
 laplace_module = sys.modules["pymc_dp.laplace"]  # `dp.laplace` is the function
@@ -123,7 +123,7 @@ def test_the_mode_is_found_however_wide_the_noise_makes_the_target(noise):
     d, score = 4, 4.0 * math.sqrt(1.0 + noise) * rng.standard_normal(4)
     prior = Independent(stats.norm(0.0, 100.0), d)
     target = Quadratic(prior, score, np.eye(d), noise * np.eye(d))
-    mode, precision = climb(target, minus_hessian(target.gradient, np.zeros(d), np.full(d, 1e-4)))
+    mode, precision = climb(target, target.information + 1e-4 * np.eye(d))
     known = 1e-4 + 1.0 / (1.0 + noise)
     np.testing.assert_allclose(precision, known * np.eye(d), rtol=1e-3, atol=1e-5 * known)
     np.testing.assert_allclose(mode, score / (1.0 + noise) / known, rtol=1e-3)
@@ -136,6 +136,22 @@ def test_what_is_not_normal_is_said_where_it_is_published(monkeypatch):
     with model, pytest.warns(UserWarning, match="unreliable: it leans to one side"):
         idata = dp.laplace(10, progressbar=False)
     assert "UNRELIABLE: it leans to one side." in dp.privacy_statement(idata)
+
+
+def test_a_hierarchy_whose_prior_curves_without_bound_at_the_start():
+    rng = np.random.default_rng(3)
+    group, means = rng.integers(0, 8, N), rng.normal(1.0, 0.7, 8)
+    with pm.Model():
+        mu, tau = pm.Normal("mu", 0, 5), pm.HalfNormal("tau", 2)
+        alpha = pm.Normal("alpha", mu, tau, shape=8)
+        sigma = pm.HalfNormal("sigma", 3)
+        pm.Normal("y", alpha[group], sigma, observed=rng.normal(means[group], 1.5))
+        dp.PrivacyBudget(20.0, 1e-6)
+        posterior = _compat.group(dp.laplace(500, progressbar=False), "posterior")
+    # means of 750 records have standard errors of .055; at 12 of them no false alarm
+    found = posterior["alpha"].values.reshape(-1, 8)
+    assert np.abs(found.mean(axis=0) - means).max() < 12 * 0.055
+    assert 0.7 * 0.055 < found.std(axis=0).min() and found.std(axis=0).max() < 3 * 0.055
 
 
 def test_find_map_leaves_the_rest_of_the_budget():

@@ -63,6 +63,11 @@ class Quadratic:
         self.curvature = curvature
         self._weight = np.linalg.pinv(curvature + noise, hermitian=True)
 
+    @property
+    def information(self) -> Array:
+        """(d, d) precision of what was released, H (H + V)^-1 H."""
+        return self.curvature @ self._weight @ self.curvature
+
     def _residual(self, z: Array) -> Array:
         return self.score - z @ self.curvature
 
