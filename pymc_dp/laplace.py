@@ -21,6 +21,8 @@ from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.matrices import root
 from pymc_dp.plan import make_plan
 from pymc_dp.publish import public_coords, releasable
+from pymc_dp.records import PublicTerms
+from pymc_dp.rows.engine import Coordinates
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
 from pymc_dp.steps.target import about_prior, far
@@ -65,9 +67,9 @@ class _Normal:
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)
-        # the prior by its spread: the curvature of a hierarchical one tells nothing of its width
-        prior_widths = np.linalg.solve(source.start().scaling, at.scaling)
-        mode, precision = climb(target, prior_widths.T @ prior_widths + target.information)
+        unseen = source.unseen(found.clip.location)
+        begin, reach = _settled(source.terms, at, source.start(), unseen)
+        mode, precision = climb(target, reach + target.information, begin)
         widths = root(np.linalg.inv(precision))
         self.mean = at.theta(mode)
         self.root = at.scaling @ widths
@@ -78,7 +80,7 @@ class _Normal:
             few = source.few_prior_draws
             untouched = about_prior(public, few, source.names(), stacklevel=6)
             departs = _departure(target, mode, widths, at.scaling)
-            if (beyond := far(public, None, found)) > _BEYOND:
+            if (beyond := far(public, None, found, unseen)) > _BEYOND:
                 departs = (
                     f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
                 )
@@ -135,6 +137,46 @@ class _Normal:
             columns, coords={name: values for name, values in coords.items() if name in used}
         )
         return public_coords(dataset, self.budget.public)
+
+
+class _Given:
+    """Public log density of some of the parameters, given the others."""
+
+    def __init__(self, prior: Prior, free: np.ndarray, d: int) -> None:
+        self.prior, self.free, self.d = prior, free, d
+
+    def _all(self, z: np.ndarray) -> np.ndarray:
+        whole = np.zeros(self.d)
+        whole[self.free] = z
+        return whole
+
+    def log_density(self, z: np.ndarray) -> float:
+        return float(self.prior.log_density(self._all(z)))
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        return np.asarray(self.prior.gradient(self._all(z))[self.free])
+
+
+def _settled(
+    terms: PublicTerms, at: Coordinates, before: Coordinates, unseen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Where in w to look for the mode from, and the precision of how far it may be.
+
+    Apart from what was released: parameters that records see are about where the prior is. Those of
+    the prior alone, tau of a hierarchy, are where the last step of a search left them, which no
+    score told. They begin at their mode given the others and stay within five of their standard
+    deviations there: as tau goes to 0, and all effects to one value, the density has no bound.
+    """
+    spread = np.linalg.norm(before.scaling, axis=1)
+    widths = at.scaling / spread[:, None]
+    place, reach = at.location.copy(), widths.T @ widths
+    if unseen.size:
+        place[unseen] = before.location[unseen]
+        given = terms.with_coordinates(Coordinates(place, np.diag(spread)))
+        mode, precision = climb(_Given(given, unseen, len(place)), np.eye(len(unseen)))
+        place[unseen] += spread[unseen] * mode
+        reach = reach + len(place) * widths[unseen].T @ precision @ widths[unseen]
+    return at.z(place), reach
 
 
 def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:

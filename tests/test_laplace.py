@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
@@ -18,6 +19,9 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.forecast import forecast
 from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.matrices import root
+from pymc_dp.records import extract
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.steps.target import far
 from pymc_dp.warmup.climb import climb
 
 laplace_module = sys.modules["pymc_dp.laplace"]  # `dp.laplace` is the function
@@ -152,6 +156,31 @@ def test_a_hierarchy_whose_prior_curves_without_bound_at_the_start():
     found = posterior["alpha"].values.reshape(-1, 8)
     assert np.abs(found.mean(axis=0) - means).max() < 12 * 0.055
     assert 0.7 * 0.055 < found.std(axis=0).min() and found.std(axis=0).max() < 3 * 0.055
+
+
+def test_what_no_record_sees_begins_where_the_others_put_it():
+    """A search leaves mu and tau anywhere; draws far from there are not far from the data."""
+    means = np.array([0.2, 1.1, 1.9, 0.7, -0.4])
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", 0, 5), pm.HalfNormal("tau", 2)
+        alpha = pm.Normal("alpha", mu, tau, shape=5)
+        pm.Normal("y", alpha[np.arange(100) % 5], 1.0, observed=np.zeros(100))
+    records = extract(model)
+    before = Coordinates(records.initial, np.diag([5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 5.0]))
+    terms, unseen = records.public_terms(before), np.array([0, 1])
+    lost = Coordinates(np.array([-27.0, 8.4, *means]), np.eye(7))
+    begin, reach = laplace_module._settled(terms, lost, before, unseen)
+    place = lost.theta(begin)
+    np.testing.assert_array_equal(place[2:], means)
+    assert abs(place[0] - means.mean()) < 0.1
+    assert 0.5 * means.std() < np.exp(place[1]) < 1.5 * means.std()
+    # tau may not go to 0: five of its standard deviations, of about 1 / sqrt(2 * 5)
+    assert 25.0 * 7 / reach[1, 1] == pytest.approx((5.0 * 0.32) ** 2, rel=0.3)
+
+    drawn = np.random.default_rng(0).standard_normal((1000, 7)) + place
+    found = SimpleNamespace(clip=lost)
+    assert far(drawn, None, found, unseen) == 0.0
+    assert far(drawn, None, found, unseen[:0]) == 1.0
 
 
 def test_find_map_leaves_the_rest_of_the_budget():

@@ -246,7 +246,8 @@ class DPLangevin(PrivateStep):
             with working("Exploring what was released", source.progressbar):
                 drawn = target_draws(source.records, effects, found, few, secrets.randbits(32))
             self._public_draws, at = drawn, spread(drawn)
-            beyond = far(drawn, effects, found)
+            unseen = source.unseen(found.clip.location) if effects is None else None
+            beyond = far(drawn, effects, found, unseen)
             untouched = about_prior(drawn, few, source.names())
         terms: Prior = source.terms.with_coordinates(at)
         settings: dict[str, Any] = {

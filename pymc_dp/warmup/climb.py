@@ -25,7 +25,9 @@ class Target(Protocol):
         """(d,) gradient."""
 
 
-def climb(target: Target, metric: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def climb(
+    target: Target, metric: np.ndarray, start: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Mode of a public target and the precision there, by Newton steps in a trust region.
 
     Parameters
@@ -33,7 +35,9 @@ def climb(target: Target, metric: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     target : Target
     metric : (d, d) ndarray
         Precision of what is known of the target before: its mode is looked for within five standard
-        deviations of 0 for each parameter.
+        deviations of the start for each parameter. Steps begin at one unit of z for each.
+    start : (d,) ndarray, optional
+        Default: 0.
 
     Returns
     -------
@@ -41,13 +45,14 @@ def climb(target: Target, metric: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     precision : (d, d) ndarray
     """
     d = len(metric)
-    z, radius = np.zeros(d), math.sqrt(d)
+    start = np.zeros(d) if start is None else start
+    z, radius = start, math.sqrt(d)
     for _ in range(200):
         precision = _precision(target, z)
         slope = np.asarray(target.gradient(z))
-        step = within(precision, metric, slope, radius)
+        step = within(precision, np.eye(d), slope, radius)
         gain = float(target.log_density(z + step) - target.log_density(z))
-        reach = z + step
+        reach = z + step - start
         far = float(reach @ metric @ reach) > _FURTHEST**2 * d
         if far or not gain > -1e-9:  # a scale in the prior may have its mode at 0
             radius /= 4.0
