@@ -216,7 +216,9 @@ def spread(drawn: np.ndarray) -> Coordinates:
     return Coordinates(drawn.mean(axis=0), root(covariance))
 
 
-def far(drawn: np.ndarray, effects: Effects | None, found: Prepared, unseen: np.ndarray) -> float:
+def far(
+    drawn: np.ndarray, effects: Effects | None, found: Prepared, unseen: np.ndarray | None
+) -> float:
     """Fraction of (m, d) draws at which the released likelihood is an extrapolation.
 
     In widths of the draws themselves: those of a normal posterior lie within 2 sqrt(d) + 4 of where
@@ -224,7 +226,7 @@ def far(drawn: np.ndarray, effects: Effects | None, found: Prepared, unseen: np.
     """
     seen = drawn if effects is None else np.array([effects.seen.function(t) for t in drawn])
     origin = found.clip.location
-    if effects is None:
+    if unseen is not None:
         seen, origin = np.delete(seen, unseen, axis=1), np.delete(origin, unseen)
     w = np.linalg.solve(spread(seen).scaling, (seen - origin).T)
     return float((np.linalg.norm(w, axis=0) > 2.0 * np.sqrt(len(w)) + 4.0).mean())
