@@ -42,6 +42,9 @@ __all__ = [
     "require_budget",
 ]
 
+#: An array as long as there are units may be private, and those of one or two entries can not be
+#: told from shapes.
+_FEWEST_UNITS = 3
 _ATTRIBUTE = "pymc_dp_budget"
 _TAG = "pymc_dp_account"
 #: Budgeted models of this process, for the guard of :mod:`pymc_dp.guard`.
@@ -157,6 +160,11 @@ class PrivacyBudget:
         self._n_units, _ = count_units(model, self.public, privacy_unit)
         self.row_counts = row_counts(model, self.public)
         self.n_public = self._public_size(n_public)
+        if privacy_unit is not None and self.n_public < _FEWEST_UNITS:
+            raise ValueError(
+                f"privacy_unit gives all rows to fewer than {_FEWEST_UNITS} units; nothing can be "
+                "hidden among so few. Give every row the id of the person or unit it is about."
+            )
         if self.delta >= 1.0 / self.n_public:
             raise ValueError(
                 f"delta={self.delta:g} is not below 1/n = {1 / self.n_public:.2g}: it would allow "

@@ -11,6 +11,7 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 from pymc.model import Model
+from scipy.linalg import eigh
 from scipy.stats import norm
 
 from pymc_dp import _compat, noise
@@ -32,11 +33,13 @@ from pymc_dp.warmup.climb import Target, climb
 __all__ = ["find_MAP", "laplace"]
 
 _SPREAD_DRAWS = 2000
-#: By how much the content of a 90 % interval of the normal may differ under the target, and its
-#: centre in standard deviations; fewer effective draws than this tell neither.
+#: How much less than 90 % the target may have in an interval of the normal, and by how many
+#: standard deviations its centre may be off; fewer effective draws than this tell neither.
 _CONTENT, _SHIFT, _FEWEST = 0.05, 0.3, 50.0
 #: Part of the draws that may lie where the likelihood was not looked at.
 _BEYOND = 0.1
+#: Widest result, in widths of the prior: a density that is flat at its mode tells nothing of it.
+_WIDEST = 10.0
 
 
 class _Normal:
@@ -68,9 +71,14 @@ class _Normal:
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)
         unseen = source.unseen(found.clip.location)
-        begin, reach = _settled(source.terms, at, source.start(), unseen)
-        mode, precision = climb(target, reach + target.information, begin)
-        widths = root(np.linalg.inv(precision))
+        if found.trusted:
+            before = source.start()
+            begin, reach = _settled(source.terms, at, before, unseen)
+            mode, precision = climb(target, reach + target.information, begin)
+            least = np.linalg.solve(_WIDEST * before.scaling, at.scaling)
+            widths = root(np.linalg.inv(_no_flatter(precision, least.T @ least)))
+        else:  # about the prior: its location and spread, a mode of its own may not exist
+            mode, widths = np.zeros(len(found.score)), np.eye(len(found.score))
         self.mean = at.theta(mode)
         self.root = at.scaling @ widths
         untouched: list[str] = []
@@ -179,6 +187,13 @@ def _settled(
     return at.z(place), reach
 
 
+def _no_flatter(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
+    """A precision raised to the least one in all directions."""
+    values, basis = eigh(precision, least)  # basis' least basis = I
+    back = np.linalg.inv(basis)
+    return np.asarray(back.T @ (np.maximum(values, 1.0)[:, None] * back))
+
+
 def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
     """How the target differs from its normal approximation, in words; empty where it hardly does.
 
@@ -192,7 +207,7 @@ def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np
     weights /= weights.sum()
     ess = 1.0 / float(np.sum(weights**2))
     if not ess >= _FEWEST:
-        return "it has little in common with prior times released likelihood"
+        return "the two have little in common, this and prior times released likelihood"
     axes = scaling @ widths
     z = u @ axes.T / np.linalg.norm(axes, axis=1)
     error = 3.0 / math.sqrt(ess)

@@ -61,10 +61,6 @@ __all__ = [
     "row_counts",
 ]
 
-#: An array as long as there are units may be private, and those of one or two entries are not told
-#: from shapes.
-_FEWEST_UNITS = 3
-
 
 @dataclass(frozen=True, eq=False)
 class _Group:
@@ -219,7 +215,7 @@ def count_units(
     Raises
     ------
     ValueError
-        If the ids do not match the observed variables, or name hardly any units.
+        If the ids do not match the observed variables.
     NotFactorizable
         If observed variables of different lengths have no ids.
     """
@@ -257,11 +253,6 @@ def count_units(
             )
         arrays[name] = array
     unique = np.unique(np.concatenate(list(arrays.values())))
-    if len(unique) < _FEWEST_UNITS:
-        raise ValueError(
-            f"privacy_unit gives all rows to fewer than {_FEWEST_UNITS} units; nothing can be "
-            "hidden among so few. Give every row the id of the person or unit it is about."
-        )
     return len(unique), {
         name: np.searchsorted(unique, array).astype("int64") for name, array in arrays.items()
     }

@@ -183,6 +183,30 @@ def test_what_no_record_sees_begins_where_the_others_put_it():
     assert far(drawn, None, found, unseen[:0]) == 1.0
 
 
+def test_too_small_a_budget_leaves_the_prior_of_a_hierarchy():
+    """Whose density has no bound, so that a mode would be a spike or nowhere."""
+    rng = np.random.default_rng(4)
+    with pm.Model():
+        tau = pm.HalfNormal("tau", 1.0)
+        alpha = pm.Normal("alpha", 0.0, tau, shape=8)
+        pm.Normal("y", alpha[np.arange(N) % 8], 1.0, observed=rng.normal(size=N))
+        dp.PrivacyBudget(0.01, 1e-6)
+        with pytest.warns(UserWarning, match="too small"):
+            posterior = _compat.group(dp.laplace(500, progressbar=False), "posterior")
+    # the prior's sd of an effect is 1, half of its central 68 % is 0.68; 2000 draws
+    spread = posterior["alpha"].values.reshape(-1, 8).std(axis=0)
+    assert np.isfinite(posterior["tau"].values).all()
+    assert 0.5 < spread.min() and spread.max() < 1.5
+
+
+def test_a_flat_density_is_no_wider_than_ten_priors():
+    least = np.diag([1.0, 0.01])
+    raised = laplace_module._no_flatter(np.array([[4.0, 0.0], [0.0, 1e-8]]), least)
+    np.testing.assert_allclose(raised, np.diag([4.0, 0.01]), rtol=1e-9)
+    kept = np.array([[4.0, 0.3], [0.3, 1.0]])
+    np.testing.assert_allclose(laplace_module._no_flatter(kept, least), kept, rtol=1e-9)
+
+
 def test_find_map_leaves_the_rest_of_the_budget():
     model, budget = model_of(20.0)
     with model:

@@ -68,5 +68,6 @@ def climb(
 def _precision(target: Target, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
     """Minus the Hessian, eigenvalues in absolute value."""
     hessian = minus_hessian(target.gradient, z, np.full(len(z), step))
+    hessian = np.where(np.isfinite(hessian), hessian, 0.0)
     values, vectors = np.linalg.eigh(hessian)
     return np.asarray((vectors * np.maximum(np.abs(values), 1e-8)) @ vectors.T)
