@@ -28,6 +28,7 @@ from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
 from pymc_dp.steps.target import about_prior, far
 from pymc_dp.unconstrained import constrain
+from pymc_dp.warmup.bulk import unseen
 from pymc_dp.warmup.climb import Target, climb
 
 __all__ = ["find_MAP", "laplace"]
@@ -70,25 +71,22 @@ class _Normal:
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)
-        unseen = source.unseen(found.clip.location)
+        # if nothing was found, which was said already: about the prior, which may have no mode
+        self.mean, self.root = at.location, at.scaling
+        untouched: list[str] = []
+        departs = ""
         if found.trusted:
-            before = source.start()
-            begin, reach = _settled(source.terms, at, before, unseen)
+            before, alone = source.start(), unseen(source.engine, found.clip.location)
+            begin, reach = _settled(source.terms, at, before, alone)
             mode, precision = climb(target, reach + target.information, begin)
             least = np.linalg.solve(_WIDEST * before.scaling, at.scaling)
             widths = root(np.linalg.inv(_no_flatter(precision, least.T @ least)))
-        else:  # about the prior: its location and spread, a mode of its own may not exist
-            mode, widths = np.zeros(len(found.score)), np.eye(len(found.score))
-        self.mean = at.theta(mode)
-        self.root = at.scaling @ widths
-        untouched: list[str] = []
-        departs = ""
-        if found.trusted:  # otherwise it was said already
+            self.mean, self.root = at.theta(mode), at.scaling @ widths
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
             few = source.few_prior_draws
             untouched = about_prior(public, few, source.names(), stacklevel=6)
             departs = _departure(target, mode, widths, at.scaling)
-            if (beyond := far(public, None, found, unseen)) > _BEYOND:
+            if (beyond := far(public, None, found, alone)) > _BEYOND:
                 departs = (
                     f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
                 )
@@ -166,7 +164,7 @@ class _Given:
 
 
 def _settled(
-    terms: PublicTerms, at: Coordinates, before: Coordinates, unseen: np.ndarray
+    terms: PublicTerms, at: Coordinates, before: Coordinates, alone: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where in w to look for the mode from, and the precision of how far it may be.
 
@@ -175,15 +173,15 @@ def _settled(
     score told. They begin at their mode given the others and stay within five of their standard
     deviations there: as tau goes to 0, and all effects to one value, the density has no bound.
     """
-    spread = np.linalg.norm(before.scaling, axis=1)
+    spread = before.scaling.diagonal()
     widths = at.scaling / spread[:, None]
     place, reach = at.location.copy(), widths.T @ widths
-    if unseen.size:
-        place[unseen] = before.location[unseen]
+    if alone.size:
+        place[alone] = before.location[alone]
         given = terms.with_coordinates(Coordinates(place, np.diag(spread)))
-        mode, precision = climb(_Given(given, unseen, len(place)), np.eye(len(unseen)))
-        place[unseen] += spread[unseen] * mode
-        reach = reach + len(place) * widths[unseen].T @ precision @ widths[unseen]
+        mode, precision = climb(_Given(given, alone, len(place)), np.eye(len(alone)))
+        place[alone] += spread[alone] * mode
+        reach = reach + len(place) * widths[alone].T @ precision @ widths[alone]
     return at.z(place), reach
 
 

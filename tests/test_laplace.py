@@ -142,6 +142,14 @@ def test_what_is_not_normal_is_said_where_it_is_published(monkeypatch):
     assert "UNRELIABLE: it leans to one side." in dp.privacy_statement(idata)
 
 
+def test_draws_far_from_what_was_looked_at_are_said(monkeypatch):
+    monkeypatch.setattr(laplace_module, "far", lambda *_: 0.3)
+    model, _ = model_of(20.0)
+    with model, pytest.warns(UserWarning, match="30% of the draws lie far"):
+        idata = dp.laplace(10, progressbar=False)
+    assert "UNRELIABLE: 30% of the draws lie far" in dp.privacy_statement(idata)
+
+
 def test_a_hierarchy_whose_prior_curves_without_bound_at_the_start():
     rng = np.random.default_rng(3)
     group, means = rng.integers(0, 8, N), rng.normal(1.0, 0.7, 8)

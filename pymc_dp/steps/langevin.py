@@ -22,6 +22,7 @@ from pymc_dp.steps.progress import working
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.steps.target import about_prior, far, spread, target_draws
+from pymc_dp.warmup.bulk import unseen
 
 __all__ = ["DPLangevin"]
 
@@ -246,8 +247,8 @@ class DPLangevin(PrivateStep):
             with working("Exploring what was released", source.progressbar):
                 drawn = target_draws(source.records, effects, found, few, secrets.randbits(32))
             self._public_draws, at = drawn, spread(drawn)
-            unseen = source.unseen(found.clip.location) if effects is None else None
-            beyond = far(drawn, effects, found, unseen)
+            alone = unseen(source.engine, found.clip.location) if effects is None else None
+            beyond = far(drawn, effects, found, alone)
             untouched = about_prior(drawn, few, source.names())
         terms: Prior = source.terms.with_coordinates(at)
         settings: dict[str, Any] = {

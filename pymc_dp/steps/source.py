@@ -169,14 +169,6 @@ class Source:
         """Location and spread of the prior."""
         return prior_coordinates(self.records, self.terms, self.few_prior_draws)
 
-    def unseen(self, at: np.ndarray) -> np.ndarray:
-        """Indices of the parameters that reach no record, as those of the prior of group effects.
-
-        Read off the graph at a public place, and others.
-        """
-        here = Coordinates(at, np.eye(len(at)))
-        return np.flatnonzero(~self.engine.touched(here).diagonal())
-
     def learn(
         self,
         sampler: str,

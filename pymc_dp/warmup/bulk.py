@@ -35,7 +35,7 @@ LEAST = 0.002
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
 
-__all__ = ["Bulk", "Gradient", "find_bulk", "prior_curvature", "scaling_of"]
+__all__ = ["Bulk", "Gradient", "find_bulk", "prior_curvature", "scaling_of", "unseen"]
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
 
@@ -85,9 +85,16 @@ def scaling_of(
 ) -> np.ndarray:
     """The (d, d) scaling of the coordinates in which contributions are clipped about a place."""
     blocks, effects = structure.effects(location)
+    return clip_scaling(precision, blocks, n, effects, unseen(structure, location))
+
+
+def unseen(structure: Structure, location: np.ndarray) -> np.ndarray:
+    """Indices of the parameters that reach no record, as those of the prior of group effects.
+
+    Read off the graph at a public place, and others.
+    """
     here = Coordinates(location, np.eye(len(location)))
-    unseen = np.flatnonzero(~structure.touched(here).diagonal())
-    return clip_scaling(precision, blocks, n, effects, unseen)
+    return np.flatnonzero(~structure.touched(here).diagonal())
 
 
 def find_bulk(
