@@ -18,7 +18,8 @@ from pymc_dp.rows.contributions import Change, LongestScore, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
 from pymc_dp.warmup.answers import Releases, Structure
-from pymc_dp.warmup.bulk import Gradient, find_bulk, scaling_of
+from pymc_dp.warmup.bulk import find_bulk, scaling_of
+from pymc_dp.warmup.climb import Target
 from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.plain import plain
 from pymc_dp.warmup.prepared import (
@@ -36,12 +37,14 @@ __all__ = ["prepare_langevin", "prior_only"]
 #: Part of the budget for the search of the bulk.
 WARM_UP = 0.12
 #: Most that the look at the scores may cost: a bound that is too long costs more.
-LONG_LOOK = 0.04
+LONG_LOOK = 0.1
 #: Where scores of some outcome are so many times as long as those that are seen, it is rare.
 RARE = 1.5
 #: A bound that nothing passes is used if it is longer than the learned one by no more than this,
 #: or if what it adds to the noise is less than half of this in posterior sds.
 WORTH_IT = 0.2
+#: How much clipped scores exceed the bound, in units of it, where noise hides how many do.
+EXCESS = 0.15
 #: Least and largest part for the changes of scores that anchored chains ask for.
 KICKS = (0.02, 0.25)
 #: Effective draws that these are to be worth, over all chains.
@@ -63,7 +66,7 @@ def _look(n: int, total: float) -> float:
 
 def prepare_langevin(
     releases: Releases,
-    gradient: Gradient,
+    public: Target,
     start: Coordinates,
     structure: Structure,
     *,
@@ -83,8 +86,8 @@ def prepare_langevin(
     Parameters
     ----------
     releases : Releases
-    gradient : callable
-        theta -> gradient of the public log density.
+    public : Target
+        Public log density, in theta.
     start : Coordinates
         Location and standard deviations of the prior.
     structure : Structure
@@ -115,7 +118,7 @@ def prepare_langevin(
     -------
     Prepared
     """
-    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, flat=flat, counts=counts)
+    bulk = find_bulk(releases, public, start, structure, share=WARM_UP, flat=flat, counts=counts)
     budget = Shares(releases, structure, bulk.spent)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     scaling = scaling_of(bulk.precision, bulk.location, structure, n)
@@ -136,10 +139,12 @@ def prepare_langevin(
         if longest_score and longest_score > RARE * bound:
             bound, index = longest_score, 0.0
             clipped = budget.scores_above(bound)
+            budget.hidden = 0.0
     rigorous = limit(clip)
     longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
     if bound and rigorous is not None and rigorous < longest * bound:
         bound, clipped, index = rigorous, (0.0, 0.0), 0.0
+        budget.hidden = 0.0
     displaced = Change(clip, basis @ away)
     if huberised:
         change = budget.tail("changes", displaced, 0.002, LOOK)
@@ -191,12 +196,14 @@ def prepare_langevin(
             form = "anchored" if affordable else "quadratic"
 
     if form == "quadratic":
-        found = quadratic(blank, budget, bound, gradient, bulk.data_precision, flat)
+        unclear = EXCESS * budget.hidden * bound / d
+        widths = start.scaling.diagonal()
+        found = quadratic(blank, budget, bound, public, bulk.data_precision, widths, flat, unclear)
         return found if found.trusted else prior_only(blank, start)
     if form == "plain":
         return plain(blank, budget, bound, paths, sensitivity, step_size, n_steps, rng)
     ready = replace(blank, effective_draws=worth(kicks))
-    return anchored(ready, budget, bound, change, kicks, gradient, paths, sensitivity, step_size)
+    return anchored(ready, budget, bound, change, kicks, public, paths, sensitivity, step_size)
 
 
 def prior_only(found: Prepared, start: Coordinates) -> Prepared:

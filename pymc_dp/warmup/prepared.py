@@ -12,7 +12,7 @@ from scipy.linalg import pinvh
 from pymc_dp.rows.contributions import Change, Contribution, Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
-from pymc_dp.warmup.quantiles import heavy_quantile, tail_quantile
+from pymc_dp.warmup.quantiles import heavy_quantile, hidden_tail, tail_quantile
 
 __all__ = [
     "WORTH",
@@ -160,6 +160,7 @@ class Shares:
         self.spent = spent
         self._of_scores = (np.empty(0), np.empty(0), 0.0)  # the histogram of the scores
         self.above = (0.0, 0.0)  # noisy fraction above the last quantile, and its sd
+        self.hidden = 0.0  # scores above their bound that noise may hide
 
     @property
     def total(self) -> float:
@@ -183,6 +184,7 @@ class Shares:
         """Bound on the scores, and the index of their tail."""
         histogram = self._of_scores = self._histogram("scores", spec, share)
         found, index = heavy_quantile(*histogram, tail, self.releases.n_public)
+        self.hidden = hidden_tail(*histogram, tail, self.releases.n_public)
         if huberised:
             found = tail_quantile(*histogram, tail, self.releases.n_public)
         return self._counted(histogram, found), index

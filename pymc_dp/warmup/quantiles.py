@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["heavy_quantile", "tail_quantile"]
+__all__ = ["heavy_quantile", "hidden_tail", "tail_quantile"]
 
 #: Widths of the windows, in bins, in which norms are looked for: the norms of one model's scores
 #: are spread over four octaves, or are a few values alone.
@@ -90,6 +90,17 @@ def tail_quantile(
         return None if found is None else 0.0
     beyond = math.log(1.0 / tail) / math.log(max(found.n / found.least, 2.0))
     return found.edge * min(max(math.sqrt(beyond), 1.0), _FURTHEST)
+
+
+def hidden_tail(
+    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
+) -> float:
+    """How many units more than were asked for may lie above a quantile, for all the noise shows.
+
+    Arguments as for :func:`tail_quantile`; 0 where the noise is less than the tail.
+    """
+    found = _tail(edges, counts, noise_sd, tail, n)
+    return 0.0 if found is None else max(found.least - tail * found.n, 0.0)
 
 
 def heavy_quantile(
