@@ -38,8 +38,6 @@ __all__ = ["prepare_langevin", "prior_only"]
 WARM_UP = 0.12
 #: Most that the look at the scores may cost: a bound that is too long costs more.
 LONG_LOOK = 0.1
-#: Where scores of some outcome are so many times as long as those that are seen, it is rare.
-RARE = 1.5
 #: A bound that nothing passes is used if it is longer than the learned one by no more than this,
 #: or if what it adds to the noise is less than half of this in posterior sds.
 WORTH_IT = 0.2
@@ -135,9 +133,9 @@ def prepare_langevin(
     clipped = budget.above
     if counts and bound:
         # the scores of a rare outcome weigh as much as all others, and noise hides them
-        longest_score = budget.tail("longest scores", LongestScore(clip, likely=True), tail, LOOK)
-        if longest_score and longest_score > RARE * bound:
-            bound, index = longest_score, 0.0
+        longer = budget.longer_scores(LongestScore(clip, likely=True), bound, tail, LOOK)
+        if longer is not None:
+            bound, index = longer, 0.0
             clipped = budget.scores_above(bound)
             budget.hidden = 0.0
     rigorous = limit(clip)

@@ -33,6 +33,9 @@ _TAIL_BINS = 8
 #: features, and more than that of any light-tailed score but the squares of residuals, which seem
 #: to come to 0.5 where noise hides all but the last few per cent.
 _HEAVY, _HEAVY_SQUARES = 0.35, 0.6
+#: Where scores of some outcome are so many times as long as those that are seen, it is rare. Noise
+#: in one of two quantiles is no such outcome: they must differ where this part is above them, too.
+_RARE, _SHOWN = 1.5, 0.03
 #: Effective draws per squared mu of a score of norm bound 1/2, where its noise is the friction:
 #: measured on N(0, I), per kick .86 / sigma^2.
 WORTH = 0.86
@@ -188,6 +191,18 @@ class Shares:
         if huberised:
             found = tail_quantile(*histogram, tail, self.releases.n_public)
         return self._counted(histogram, found), index
+
+    def longer_scores(
+        self, spec: Contribution, bound: float, tail: float, share: float
+    ) -> float | None:
+        """Bound on what scores would be under other outcomes, if that is much longer."""
+        histogram, n = self._histogram("longest scores", spec, share), self.releases.n_public
+        found = tail_quantile(*histogram, tail, n)
+        shown = tail_quantile(*histogram, max(tail, _SHOWN), n)
+        seen = tail_quantile(*self._of_scores, max(tail, _SHOWN), n)
+        if not (found and shown and seen) or min(found / bound, shown / seen) < _RARE:
+            return None
+        return found
 
     def scores_above(self, bound: float) -> tuple[float, float]:
         """Noisy fraction of the scores that are longer than another bound, and its sd."""
