@@ -28,8 +28,8 @@ from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.source import Source
 from pymc_dp.steps.target import about_prior, far
 from pymc_dp.unconstrained import constrain
+from pymc_dp.warmup.bulk import unseen
 from pymc_dp.warmup.climb import Target, climb
-from pymc_dp.warmup.hyper import unseen
 
 __all__ = ["find_MAP", "laplace"]
 

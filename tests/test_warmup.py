@@ -378,7 +378,7 @@ def posterior(name: str, n_public: int = N) -> tuple[np.ndarray, np.ndarray]:
     asked = problem(name)
     gradient = asked.terms.gradient
     releases = Releases(asked, 1e12, seed=None, n_public=n_public)
-    theta = find_bulk(releases, asked.terms, asked.start, asked.engine).location
+    theta = find_bulk(releases, asked.terms.gradient, asked.start, asked.engine).location
     for _ in range(20):
         at = Coordinates(theta, 1e-3 * asked.start.scaling)
         spec = Curvature(at, step=1e-4)
@@ -398,7 +398,7 @@ def prepare(releases: Releases, name: str, **options: Any) -> Prepared:
         warnings.simplefilter("error")
         return prepare_langevin(
             releases,
-            asked.terms,
+            asked.terms.gradient,
             asked.start,
             asked.engine,
             paths=4000,
@@ -553,7 +553,7 @@ def test_too_small_a_budget_leaves_the_prior(name, form):
     assert not found.score.any() and not found.curvature.any() and not found.shares
     scaled = prepare_scaled(
         Releases(problem(name), 1e-7, 0),
-        problem(name).terms,
+        problem(name).terms.gradient,
         start,
         problem(name).engine,
     )
@@ -579,7 +579,7 @@ def test_the_anchor_is_announced_before_what_is_made_with_it(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_scaled_preparation_finds_the_posterior(name, mu2):
     asked, releases = problem(name), Releases(problem(name), mu2, 5)
-    found = prepare_scaled(releases, asked.terms, asked.start, asked.engine)
+    found = prepare_scaled(releases, asked.terms.gradient, asked.start, asked.engine)
     low, high, far = ACCURACY[mu2]
     assert found.trusted
     values = np.linalg.eigvalsh(precision_in(found.coordinates, name))
@@ -600,7 +600,7 @@ def test_moves_along_axes_have_a_bound_of_their_own(along_axes):
     releases = Releases(asked, 30.0, 5)
     found = prepare_scaled(
         releases,
-        asked.terms,
+        asked.terms.gradient,
         asked.start,
         asked.engine,
         along_axes=along_axes,
@@ -617,7 +617,9 @@ def test_without_a_centre_the_preparation_keeps_to_its_part(name, mu2):
     asked = problem(name)
     for seed in range(3):
         releases = Releases(asked, mu2, seed)
-        found = prepare_scaled(releases, asked.terms, asked.start, asked.engine, centred=False)
+        found = prepare_scaled(
+            releases, asked.terms.gradient, asked.start, asked.engine, centred=False
+        )
         assert sum(releases.shares) < FIRST_PART * (1.0 + 1e-12)
         assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
 
@@ -741,7 +743,7 @@ def test_trajectories_keep_what_is_given():
 @pytest.mark.parametrize("name", MODELS)
 def test_bulk_is_a_normal_approximation(name):
     asked, releases = problem(name), Releases(problem(name), 30.0, 2)
-    bulk = find_bulk(releases, asked.terms, asked.start, asked.engine, share=0.5)
+    bulk = find_bulk(releases, asked.terms.gradient, asked.start, asked.engine, share=0.5)
     mode, precision = posterior(name)
     assert distance(Coordinates(bulk.location, np.eye(len(mode))), name) < 1.0
     back = np.linalg.inv(root(precision))

@@ -52,11 +52,6 @@ class Effects:
     precision: np.ndarray
     solved: tuple[np.ndarray, np.ndarray] | None
 
-    def log_density(self, effects: np.ndarray) -> float:
-        """Log-density of the approximate prior."""
-        away = effects - self.median
-        return -0.5 * float(away @ self.precision @ away)
-
     def gradient(self, effects: np.ndarray) -> np.ndarray:
         """(k,) gradient of the log-density of the approximate prior."""
         return self.precision @ (self.median - effects)

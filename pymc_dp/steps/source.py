@@ -227,7 +227,7 @@ class Source:
                 releases.ask(as_it_is)
             found = prepare_langevin(
                 releases,
-                self.terms if effects is None else effects,
+                self.terms.gradient if effects is None else effects.gradient,
                 start if effects is None else effects.start,
                 records,
                 paths=self.paths,
@@ -431,7 +431,7 @@ class Source:
         with self.preparation(sampler, settings, needed=needed) as releases:
             found = prepare_scaled(
                 releases,
-                self.terms,
+                self.terms.gradient,
                 start,
                 self.engine,
                 sensitivity=self.sensitivity,

@@ -17,9 +17,7 @@ from pymc_dp.matrices import minus_hessian, positive_part, within
 from pymc_dp.rows.contributions import Contribution, Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
-from pymc_dp.warmup.climb import Target
 from pymc_dp.warmup.geometry import clip_scaling
-from pymc_dp.warmup.hyper import settled, unseen
 from pymc_dp.warmup.quantiles import tail_quantile
 
 #: Up to this many parameters the whole curvature matrix is released, above it the diagonal.
@@ -37,7 +35,7 @@ LEAST = 0.002
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
 
-__all__ = ["Bulk", "Gradient", "find_bulk", "prior_curvature", "scaling_of"]
+__all__ = ["Bulk", "Gradient", "find_bulk", "prior_curvature", "scaling_of", "unseen"]
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
 
@@ -90,9 +88,18 @@ def scaling_of(
     return clip_scaling(precision, blocks, n, effects, unseen(structure, location))
 
 
+def unseen(structure: Structure, location: np.ndarray) -> np.ndarray:
+    """Indices of the parameters that reach no record, as those of the prior of group effects.
+
+    Read off the graph at a public place, and others.
+    """
+    here = Coordinates(location, np.eye(len(location)))
+    return np.flatnonzero(~structure.touched(here).diagonal())
+
+
 def find_bulk(
     releases: Releases,
-    public: Target,
+    gradient: Gradient,
     start: Coordinates,
     structure: Structure,
     *,
@@ -106,8 +113,8 @@ def find_bulk(
     Parameters
     ----------
     releases : Releases
-    public : Target
-        Public log density, in theta.
+    gradient : callable
+        theta -> gradient of the public log density.
     start : Coordinates
         Location and standard deviations of the prior.
     structure : Structure
@@ -136,11 +143,10 @@ def find_bulk(
     their noise, D the inverse prior variances and lambda such that the step is within a trust
     region (More 1978). The score at the next place judges the step: one that went too far is
     shortened, one that left the score as it was is prolonged, both without another curvature.
-    Steps are made in the parameters that records see; the others follow (`hyper.settled`).
     """
     d, n = len(start.location), releases.n_public
     kind = OuterProduct if flat else Curvature
-    search = _Search(releases, public, start, structure, kind, counts)
+    search = _Search(releases, gradient, start, structure, kind, counts)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
     cost = min(max(cost, LEAST), share / 12.0)
@@ -172,7 +178,7 @@ class _Search:
     def __init__(
         self,
         releases: Releases,
-        public: Target,
+        gradient: Gradient,
         start: Coordinates,
         structure: Structure,
         kind: type[Curvature],
@@ -183,11 +189,9 @@ class _Search:
         self.kind = kind
         self.norms = LongestScore if counts else Score
         self.releases = releases
-        self.public = public
+        self.gradient = gradient
         self.at = start
-        self.spread = np.sqrt(np.sum(start.scaling**2, axis=1))
-        self.alone = unseen(structure, start.location)
-        self.metric = np.diag(self.spread**-2.0)
+        self.metric = np.diag(np.sum(start.scaling**2, axis=1) ** -1.0)
         self.radius = math.sqrt(len(start.location))
         self.spent = 0.0
         self.visible = 0.0  # share of a round at which scores could be told from noise
@@ -220,7 +224,7 @@ class _Search:
             return False
         self.visible = share
         score, noise = self.score(f"{label} score", spec, clip_norm, 0.5 * (1.0 - LOOK) * share)
-        total = self.total(score)
+        total = score + self.at.scaling.T @ self.gradient(self.at.location)
         if self.step is not None and not self.near(total, noise):
             along = np.linalg.solve(self.at.scaling, self.step)
             slope = float(total @ along)
@@ -245,14 +249,8 @@ class _Search:
         clip_norm = self.bound(f"{label} score", self.norms(self.at), TAIL, LOOK * share)
         if clip_norm:
             score, noise = self.score(f"{label} score", spec, clip_norm, (1.0 - LOOK) * share)
-            total = self.total(score)
+            total = score + self.at.scaling.T @ self.gradient(self.at.location)
             self.arrived = self.near(total, noise)
-
-    def total(self, score: np.ndarray) -> np.ndarray:
-        """Score of the posterior; 0 where parameters are settled."""
-        slope = np.array(self.public.gradient(self.at.location))
-        slope[self.alone] = 0.0
-        return score + self.at.scaling.T @ slope
 
     def near(self, total: np.ndarray, noise: ScoreNoise) -> bool:
         """Whether a score is no more than its noise, in what is known of the curvature."""
@@ -297,7 +295,7 @@ class _Search:
             self.step = None
             return True
         records, unsure = seen
-        values, vectors = np.linalg.eigh(records + prior_curvature(self.public.gradient, self.at))
+        values, vectors = np.linalg.eigh(records + prior_curvature(self.gradient, self.at))
         # directions that no unit sees are those of the prior
         floor = 0.0 if unsure is None else unsure.norm()
         visible = np.sum(vectors[noise.reach] ** 2, axis=0)
@@ -313,7 +311,6 @@ class _Search:
         back = np.linalg.inv(self.at.scaling)
         self.data_precision = back.T @ positive_part(records) @ back
         in_theta = self.at.scaling @ step
-        in_theta[self.alone] = 0.0
         self.precision = back.T @ hessian @ back
         n = self.releases.n_public
         scaling = scaling_of(self.precision, self.at.location, self.structure, n)
@@ -325,12 +322,7 @@ class _Search:
 
     def move(self, step: np.ndarray, rise: float) -> None:
         self.step, self.rise = step, rise
-        self.go(self.at.location + step)
-
-    def go(self, place: np.ndarray) -> None:
-        """What no record sees follows."""
-        place = settled(self.public, place, self.alone, self.precision, self.spread)
-        self.at = Coordinates(place, self.at.scaling)
+        self.at = Coordinates(self.at.location + step, self.at.scaling)
 
     def shorten(self, fraction: float) -> None:
         """Take a part of the last step back."""
@@ -342,7 +334,7 @@ class _Search:
         self.step = fraction * self.step
         self.rise *= fraction
         self.radius = float(np.sqrt(self.step @ self.metric @ self.step))
-        self.go(origin + self.step)
+        self.at = Coordinates(origin + self.step, self.at.scaling)
 
     def prolong(self, slope: float) -> None:
         """Another step the same way, up to three times as long."""
@@ -354,7 +346,7 @@ class _Search:
 
     def result(self) -> Bulk:
         back = np.linalg.inv(self.at.scaling)
-        prior = back.T @ prior_curvature(self.public.gradient, self.at) @ back
+        prior = back.T @ prior_curvature(self.gradient, self.at) @ back
         return Bulk(
             self.at.location,
             self.data_precision,

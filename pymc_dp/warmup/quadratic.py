@@ -6,16 +6,14 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from scipy.linalg import pinv, pinvh
+from scipy.linalg import pinvh
 
 from pymc_dp.matrices import positive_part
 from pymc_dp.noise_aware import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise
-from pymc_dp.warmup.bulk import FULL, prior_curvature
-from pymc_dp.warmup.climb import Target
-from pymc_dp.warmup.hyper import settled, unseen
+from pymc_dp.warmup.bulk import FULL, Gradient, prior_curvature, unseen
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 
 __all__ = ["quadratic"]
@@ -33,8 +31,8 @@ _UNSURE = 8.0
 #: a part of what is left.
 _CLEAR, _MOST = 0.3, 0.45
 #: How far a step goes, in standard deviations of a score, noise included; and how far the posterior
-#: mean may be in the end from where the curvature was taken, in its own. Of 2,000 simulated runs
-#: with one to six parameters the few farther ones held the truth in less than half of them.
+#: mean may be in the end from where the curvature was taken, in its own. Of 2,400 simulated runs
+#: with one to six parameters 92 ended farther, and their 90 % intervals held half of the truths.
 _FURTHEST = 3.0
 #: Least precision of the prior in w: the quadratic holds over no more than 30 posterior sds.
 _FLATTEST = 1e-3
@@ -78,9 +76,8 @@ def quadratic(
     blank: Prepared,
     budget: Shares,
     bound: float,
-    public: Target,
-    known: np.ndarray,
-    spread: np.ndarray,
+    gradient: Gradient,
+    seen: np.ndarray,
     flat: bool = False,
     unclear: float = 0.0,
 ) -> Prepared:
@@ -98,12 +95,10 @@ def quadratic(
     budget : Shares
     bound : float
         Of the norms of scores.
-    public : Target
-        Public log density, in theta.
-    known : (d, d) ndarray
+    gradient : callable
+        theta -> gradient of the public log density.
+    seen : (d, d) ndarray
         Curvature of the log-likelihood in theta, as the search left it.
-    spread : (d,) ndarray
-        Widths of the prior.
     flat : bool
         Log-likelihoods are piecewise linear.
     unclear : float
@@ -120,25 +115,13 @@ def quadratic(
     first, noise = basis.T @ score, of_score.covariance(basis)
     at = blank.coordinates
     longest = _FURTHEST * math.sqrt(d + float(np.trace(noise)))
-    alone = unseen(budget.answers.structure, at.location)
-    rows = np.delete(at.scaling, alone, axis=0)
-    along = pinv(rows) @ rows if alone.size else np.eye(d)  # no step that records do not see
-    precision = np.linalg.inv(at.scaling @ at.scaling.T)
-
-    def prior_score(place: Coordinates) -> np.ndarray:
-        """In w; 0 where parameters are settled."""
-        slope = np.array(public.gradient(place.location))
-        slope[alone] = 0.0
-        return np.asarray(place.scaling.T @ slope)
-
-    step = first + prior_score(at)  # the precision in w is about 1
-    step = _shortened(along @ step, longest)
-    here, before = at, at.scaling.T @ known @ at.scaling
+    step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
+    step = _shortened(step, longest)
+    here, before = at, at.scaling.T @ seen @ at.scaling
     clip_norm: float | None = None
     length = _FLAT_STEP * math.sqrt(budget.releases.n_public / d) if flat else 1e-6
     for k, share in enumerate(_CURVATURES):
-        place = settled(public, here.theta(step), alone, precision, spread)
-        here = Coordinates(place, at.scaling)
+        here = Coordinates(here.theta(step), at.scaling)
         clip = Coordinates(here.location, blank.clip.scaling)
         spec = Curvature(clip, diagonal=d > FULL, step=length)
         again = f" {k + 1}" if k else ""
@@ -170,18 +153,21 @@ def quadratic(
             break
         before = curvature
         # a score means nothing in directions that noise hides
-        bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
-        step, _ = noisy_posterior(first, noise, curvature, bend, prior_score(here))
-        step = _shortened(along @ step, longest)
+        bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
+        prior = here.scaling.T @ gradient(here.location)
+        step, _ = noisy_posterior(first, noise, curvature, bend, prior)
+        step = _shortened(step, longest)
     score, of_score = budget.score("anchor", Score(clip), bound, 1.0 - budget.spent)
     second, rest = basis.T @ score, of_score.covariance(basis)
 
-    bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
+    prior = here.scaling.T @ gradient(here.location)
+    bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
     straight = _consistent(second - first, noise + rest)
     # after too long a way for a straight line the second, taken where it counts, stands alone
     final, covariance = pooled(first, noise, second, rest) if straight else (second, rest)
     covariance = covariance + unclear**2 * basis.T @ basis
-    mean, width = noisy_posterior(final, covariance, curvature, bend, prior_score(here))
+    mean, width = noisy_posterior(final, covariance, curvature, bend, prior)
+    rows = np.delete(at.scaling, unseen(budget.answers.structure, here.location), axis=0)
     away = rows @ mean
     if float(away @ pinvh(rows @ width @ rows.T) @ away) > _FURTHEST**2 * len(away):
         return replace(blank, trusted=False)
