@@ -19,24 +19,25 @@ from pymc_dp._checks import check_integer, check_number
 from pymc_dp.budget import PrivacyBudget, require_budget
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.tilts import Quadratic
-from pymc_dp.matrices import root
+from pymc_dp.matrices import positive_part, root
 from pymc_dp.plan import make_plan
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.records import PublicTerms
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.statement import STATEMENT, make_statement
+from pymc_dp.steps.progress import working
 from pymc_dp.steps.source import Source
-from pymc_dp.steps.target import about_prior, far
+from pymc_dp.steps.target import about_prior, far, target_draws
 from pymc_dp.unconstrained import constrain
-from pymc_dp.warmup.bulk import unseen
 from pymc_dp.warmup.climb import Target, climb
+from pymc_dp.warmup.public import unseen
 
 __all__ = ["find_MAP", "laplace"]
 
 _SPREAD_DRAWS = 2000
 #: How much less than 90 % the target may have in an interval of the normal, and by how many
 #: standard deviations its centre may be off; fewer effective draws than this tell neither.
-_CONTENT, _SHIFT, _FEWEST = 0.05, 0.3, 50.0
+_CONTENT, _SHIFT, _FEWEST, _ENOUGH = 0.05, 0.3, 50.0, 400.0
 #: Part of the draws that may lie where the likelihood was not looked at.
 _BEYOND = 0.1
 #: Widest result, in widths of the prior: a density that is flat at its mode tells nothing of it.
@@ -82,10 +83,21 @@ class _Normal:
             least = np.linalg.solve(_WIDEST * before.scaling, at.scaling)
             widths = root(np.linalg.inv(_no_flatter(precision, least.T @ least)))
             self.mean, self.root = at.theta(mode), at.scaling @ widths
-            public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
             few = source.few_prior_draws
-            untouched = about_prior(public, few, source.names(), stacklevel=6)
             departs = _departure(target, mode, widths, at.scaling)
+            if departs:
+                with working("Exploring what was released", progressbar):
+                    explored = target_draws(source.records, None, found, few, seed=0)
+                w = np.linalg.solve(at.scaling, (explored - at.location).T)
+                covariance = np.atleast_2d(np.cov(w))
+                if np.isfinite(covariance).all():  # not so where the prior has no bound
+                    precision = np.linalg.inv(positive_part(covariance, 1e-14))
+                    widths = root(np.linalg.inv(_no_flatter(precision, least.T @ least)))
+                    self.mean, self.root = explored.mean(axis=0), at.scaling @ widths
+                    z = (explored - self.mean) / np.linalg.norm(self.root, axis=1)
+                    departs = _in_words(z, np.full(len(z), 1.0 / len(z)), _ENOUGH)
+            public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
+            untouched = about_prior(public, few, source.names(), stacklevel=6)
             if (beyond := far(public, None, found, alone)) > _BEYOND:
                 departs = (
                     f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
@@ -207,7 +219,11 @@ def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np
     if not ess >= _FEWEST:
         return "the two have little in common, this and prior times released likelihood"
     axes = scaling @ widths
-    z = u @ axes.T / np.linalg.norm(axes, axis=1)
+    return _in_words(u @ axes.T / np.linalg.norm(axes, axis=1), weights, ess)
+
+
+def _in_words(z: np.ndarray, weights: np.ndarray, ess: float) -> str:
+    """How weighted draws, (m, d), differ from N(0, 1) in each parameter."""
     error = 3.0 / math.sqrt(ess)
     content = float((weights @ (np.abs(z) < norm.ppf(0.95))).min())
     if content < 0.9 - _CONTENT - 0.3 * error:
@@ -269,7 +285,9 @@ def laplace(
     The log-likelihood is replaced by a quadratic one, from two released scores and a released
     curvature at the mode; the released score is N(H z, H + V) given the parameters, V the privacy
     noise, so the draws are wider than the posterior by what the noise hides, and hardly wider than
-    the prior.  In unconstrained space the result is normal about the mode of that and the prior.
+    the prior.  In unconstrained space the result is normal about the mode of that and the prior;
+    where draws weighted to that show that it is not near normal there, as in hierarchies whose
+    scale is little known, the normal has the mean and the covariance of NUTS draws of it.
 
     *Guarantee.*  The releases of the preparation satisfy the budget.
 

@@ -135,7 +135,12 @@ class PublicTerms:
 
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) gradient at z."""
-        return self.coordinates.scaling.T @ self._function(self.coordinates.theta(z))[1]
+        return self.both(z)[1]
+
+    def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log-density and gradient at z, for the price of one."""
+        value, slope = self._function(self.coordinates.theta(z))
+        return float(value), self.coordinates.scaling.T @ slope
 
 
 # -- what is observed -----------------------------------------------------------------------------

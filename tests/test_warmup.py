@@ -27,6 +27,7 @@ from pymc_dp.warmup.bulk import find_bulk, prior_curvature
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.langevin import prepare_langevin
 from pymc_dp.warmup.prepared import Prepared, pooled
+from pymc_dp.warmup.public import Public
 from pymc_dp.warmup.quantiles import heavy_quantile, tail_quantile
 from pymc_dp.warmup.scaled import (
     FIRST_PART,
@@ -311,6 +312,10 @@ class Problem:
     terms: PublicTerms
     start: Coordinates
 
+    @property
+    def public(self) -> Public:
+        return Public(self.terms, self.engine, self.start)
+
     def total(self, spec: Contribution) -> np.ndarray:
         """Sum over the records, exact and private."""
         return sum(values.sum(axis=1) for _, values in blocks(self.engine, spec))
@@ -378,7 +383,7 @@ def posterior(name: str, n_public: int = N) -> tuple[np.ndarray, np.ndarray]:
     asked = problem(name)
     gradient = asked.terms.gradient
     releases = Releases(asked, 1e12, seed=None, n_public=n_public)
-    theta = find_bulk(releases, asked.terms.gradient, asked.start, asked.engine).location
+    theta = find_bulk(releases, asked.public, asked.start, asked.engine).location
     for _ in range(20):
         at = Coordinates(theta, 1e-3 * asked.start.scaling)
         spec = Curvature(at, step=1e-4)
@@ -398,7 +403,7 @@ def prepare(releases: Releases, name: str, **options: Any) -> Prepared:
         warnings.simplefilter("error")
         return prepare_langevin(
             releases,
-            asked.terms.gradient,
+            asked.terms,
             asked.start,
             asked.engine,
             paths=4000,
@@ -553,7 +558,7 @@ def test_too_small_a_budget_leaves_the_prior(name, form):
     assert not found.score.any() and not found.curvature.any() and not found.shares
     scaled = prepare_scaled(
         Releases(problem(name), 1e-7, 0),
-        problem(name).terms.gradient,
+        problem(name).terms,
         start,
         problem(name).engine,
     )
@@ -579,7 +584,7 @@ def test_the_anchor_is_announced_before_what_is_made_with_it(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_scaled_preparation_finds_the_posterior(name, mu2):
     asked, releases = problem(name), Releases(problem(name), mu2, 5)
-    found = prepare_scaled(releases, asked.terms.gradient, asked.start, asked.engine)
+    found = prepare_scaled(releases, asked.terms, asked.start, asked.engine)
     low, high, far = ACCURACY[mu2]
     assert found.trusted
     values = np.linalg.eigvalsh(precision_in(found.coordinates, name))
@@ -600,7 +605,7 @@ def test_moves_along_axes_have_a_bound_of_their_own(along_axes):
     releases = Releases(asked, 30.0, 5)
     found = prepare_scaled(
         releases,
-        asked.terms.gradient,
+        asked.terms,
         asked.start,
         asked.engine,
         along_axes=along_axes,
@@ -617,9 +622,7 @@ def test_without_a_centre_the_preparation_keeps_to_its_part(name, mu2):
     asked = problem(name)
     for seed in range(3):
         releases = Releases(asked, mu2, seed)
-        found = prepare_scaled(
-            releases, asked.terms.gradient, asked.start, asked.engine, centred=False
-        )
+        found = prepare_scaled(releases, asked.terms, asked.start, asked.engine, centred=False)
         assert sum(releases.shares) < FIRST_PART * (1.0 + 1e-12)
         assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
 
@@ -740,10 +743,32 @@ def test_trajectories_keep_what_is_given():
     assert trajectory(10, 100, 0.1, 0.1, weight, step_size=1e-6).n_steps == 20
 
 
+def test_what_no_record_sees_follows_the_others():
+    """mu at the mean of the groups, tau about their spread: neither 0 nor without bound."""
+    rng = np.random.default_rng(2)
+    group, means = rng.integers(0, 8, 800), rng.normal(30.0, 4.0, 8)
+    with pm.Model() as model:
+        mu, tau = pm.Normal("mu", 0, 50), pm.HalfNormal("tau", 10)
+        alpha = pm.Normal("alpha", mu, tau, shape=8)
+        pm.Normal("y", alpha[group], 1.0, observed=means[group])
+    records = extract(model)
+    start = Coordinates(records.initial, np.diag([50.0, 1.0] + 8 * [50.0]))
+    theta = Coordinates(np.zeros(10), np.eye(10))
+    public = Public(records.public_terms(theta), records.engine(theta), start)
+    assert list(public.alone) == [0, 1]
+    place = np.concatenate([[-300.0, -9.0], means])
+    found = public.settled(place, np.diag([0.5, 4.0] + 8 * [50.0]))
+    assert (found[2:] == means).all()
+    assert abs(found[0] - means.mean()) < 1.0
+    assert 0.8 < np.exp(found[1]) / means.std() < 1.6
+    nowhere = np.full(10, 1e200)  # the density can not be evaluated
+    assert (public.settled(nowhere, np.eye(10)) == nowhere).all()
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_bulk_is_a_normal_approximation(name):
     asked, releases = problem(name), Releases(problem(name), 30.0, 2)
-    bulk = find_bulk(releases, asked.terms.gradient, asked.start, asked.engine, share=0.5)
+    bulk = find_bulk(releases, asked.public, asked.start, asked.engine, share=0.5)
     mode, precision = posterior(name)
     assert distance(Coordinates(bulk.location, np.eye(len(mode))), name) < 1.0
     back = np.linalg.inv(root(precision))

@@ -56,6 +56,11 @@ class Effects:
         """(k,) gradient of the log-density of the approximate prior."""
         return self.precision @ (self.median - effects)
 
+    def both(self, effects: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log-density of the approximate prior, and its gradient."""
+        slope = self.gradient(effects)
+        return 0.5 * float((effects - self.median) @ slope), slope
+
 
 def effects_of(
     records: Records,

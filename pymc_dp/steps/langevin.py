@@ -22,7 +22,7 @@ from pymc_dp.steps.progress import working
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.steps.target import about_prior, far, spread, target_draws
-from pymc_dp.warmup.bulk import unseen
+from pymc_dp.warmup.public import unseen
 
 __all__ = ["DPLangevin"]
 

@@ -227,7 +227,7 @@ class Source:
                 releases.ask(as_it_is)
             found = prepare_langevin(
                 releases,
-                self.terms.gradient if effects is None else effects.gradient,
+                self.terms if effects is None else effects,
                 start if effects is None else effects.start,
                 records,
                 paths=self.paths,
@@ -431,7 +431,7 @@ class Source:
         with self.preparation(sampler, settings, needed=needed) as releases:
             found = prepare_scaled(
                 releases,
-                self.terms.gradient,
+                self.terms,
                 start,
                 self.engine,
                 sensitivity=self.sensitivity,

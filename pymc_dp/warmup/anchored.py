@@ -9,9 +9,9 @@ import numpy as np
 
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.bulk import Gradient
 from pymc_dp.warmup.paths import energy_clip
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
+from pymc_dp.warmup.public import Public
 
 __all__ = ["anchored"]
 
@@ -28,7 +28,7 @@ def anchored(
     bound: float,
     change: float,
     kicks: float,
-    gradient: Gradient,
+    public: Public,
     paths: int,
     sensitivity: float,
     step_size: float | None,
@@ -44,7 +44,7 @@ def anchored(
     score, noise = budget.score("first score", spec, bound, FIRST * left)
     first, first_noise = basis.T @ score, noise.covariance(basis)
     at = blank.coordinates
-    step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
+    step = first + public.score(at)  # the precision in w is about 1
     change_of = Change(blank.clip, basis @ step)
     moved = replace(blank, form="anchored", clip=Coordinates(at.theta(step), blank.clip.scaling))
     reach = budget.tail("norms of the move", change_of, 0.001, 0.25 * RECENTRE)

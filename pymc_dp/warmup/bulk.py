@@ -18,6 +18,7 @@ from pymc_dp.rows.contributions import Contribution, Curvature, LongestScore, Ou
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.warmup.geometry import clip_scaling
+from pymc_dp.warmup.public import Public, unseen
 from pymc_dp.warmup.quantiles import tail_quantile
 
 #: Up to this many parameters the whole curvature matrix is released, above it the diagonal.
@@ -35,7 +36,7 @@ LEAST = 0.002
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
 
-__all__ = ["Bulk", "Gradient", "find_bulk", "prior_curvature", "scaling_of", "unseen"]
+__all__ = ["Bulk", "Gradient", "find_bulk", "prior_curvature", "scaling_of"]
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
 
@@ -88,18 +89,9 @@ def scaling_of(
     return clip_scaling(precision, blocks, n, effects, unseen(structure, location))
 
 
-def unseen(structure: Structure, location: np.ndarray) -> np.ndarray:
-    """Indices of the parameters that reach no record, as those of the prior of group effects.
-
-    Read off the graph at a public place, and others.
-    """
-    here = Coordinates(location, np.eye(len(location)))
-    return np.flatnonzero(~structure.touched(here).diagonal())
-
-
 def find_bulk(
     releases: Releases,
-    gradient: Gradient,
+    public: Public,
     start: Coordinates,
     structure: Structure,
     *,
@@ -113,8 +105,7 @@ def find_bulk(
     Parameters
     ----------
     releases : Releases
-    gradient : callable
-        theta -> gradient of the public log density.
+    public : Public
     start : Coordinates
         Location and standard deviations of the prior.
     structure : Structure
@@ -143,10 +134,11 @@ def find_bulk(
     their noise, D the inverse prior variances and lambda such that the step is within a trust
     region (More 1978). The score at the next place judges the step: one that went too far is
     shortened, one that left the score as it was is prolonged, both without another curvature.
+    Steps are made in the parameters that records see; the others follow (`Public.settled`).
     """
     d, n = len(start.location), releases.n_public
     kind = OuterProduct if flat else Curvature
-    search = _Search(releases, gradient, start, structure, kind, counts)
+    search = _Search(releases, public, start, structure, kind, counts)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
     cost = min(max(cost, LEAST), share / 12.0)
@@ -178,7 +170,7 @@ class _Search:
     def __init__(
         self,
         releases: Releases,
-        gradient: Gradient,
+        public: Public,
         start: Coordinates,
         structure: Structure,
         kind: type[Curvature],
@@ -189,9 +181,9 @@ class _Search:
         self.kind = kind
         self.norms = LongestScore if counts else Score
         self.releases = releases
-        self.gradient = gradient
+        self.public = public
         self.at = start
-        self.metric = np.diag(np.sum(start.scaling**2, axis=1) ** -1.0)
+        self.metric = np.diag(public.spread**-2.0)
         self.radius = math.sqrt(len(start.location))
         self.spent = 0.0
         self.visible = 0.0  # share of a round at which scores could be told from noise
@@ -224,7 +216,7 @@ class _Search:
             return False
         self.visible = share
         score, noise = self.score(f"{label} score", spec, clip_norm, 0.5 * (1.0 - LOOK) * share)
-        total = score + self.at.scaling.T @ self.gradient(self.at.location)
+        total = score + self.public.score(self.at)
         if self.step is not None and not self.near(total, noise):
             along = np.linalg.solve(self.at.scaling, self.step)
             slope = float(total @ along)
@@ -249,7 +241,7 @@ class _Search:
         clip_norm = self.bound(f"{label} score", self.norms(self.at), TAIL, LOOK * share)
         if clip_norm:
             score, noise = self.score(f"{label} score", spec, clip_norm, (1.0 - LOOK) * share)
-            total = score + self.at.scaling.T @ self.gradient(self.at.location)
+            total = score + self.public.score(self.at)
             self.arrived = self.near(total, noise)
 
     def near(self, total: np.ndarray, noise: ScoreNoise) -> bool:
@@ -295,7 +287,7 @@ class _Search:
             self.step = None
             return True
         records, unsure = seen
-        values, vectors = np.linalg.eigh(records + prior_curvature(self.gradient, self.at))
+        values, vectors = np.linalg.eigh(records + prior_curvature(self.public.gradient, self.at))
         # directions that no unit sees are those of the prior
         floor = 0.0 if unsure is None else unsure.norm()
         visible = np.sum(vectors[noise.reach] ** 2, axis=0)
@@ -311,6 +303,7 @@ class _Search:
         back = np.linalg.inv(self.at.scaling)
         self.data_precision = back.T @ positive_part(records) @ back
         in_theta = self.at.scaling @ step
+        in_theta[self.public.alone] = 0.0
         self.precision = back.T @ hessian @ back
         n = self.releases.n_public
         scaling = scaling_of(self.precision, self.at.location, self.structure, n)
@@ -322,7 +315,12 @@ class _Search:
 
     def move(self, step: np.ndarray, rise: float) -> None:
         self.step, self.rise = step, rise
-        self.at = Coordinates(self.at.location + step, self.at.scaling)
+        self.go(self.at.location + step)
+
+    def go(self, place: np.ndarray) -> None:
+        """What no record sees follows."""
+        place = self.public.settled(place, self.precision)
+        self.at = Coordinates(place, self.at.scaling)
 
     def shorten(self, fraction: float) -> None:
         """Take a part of the last step back."""
@@ -334,7 +332,7 @@ class _Search:
         self.step = fraction * self.step
         self.rise *= fraction
         self.radius = float(np.sqrt(self.step @ self.metric @ self.step))
-        self.at = Coordinates(origin + self.step, self.at.scaling)
+        self.go(origin + self.step)
 
     def prolong(self, slope: float) -> None:
         """Another step the same way, up to three times as long."""
@@ -346,7 +344,7 @@ class _Search:
 
     def result(self) -> Bulk:
         back = np.linalg.inv(self.at.scaling)
-        prior = back.T @ prior_curvature(self.gradient, self.at) @ back
+        prior = back.T @ prior_curvature(self.public.gradient, self.at) @ back
         return Bulk(
             self.at.location,
             self.data_precision,

@@ -18,7 +18,7 @@ from pymc_dp.rows.contributions import Change, LongestScore, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
 from pymc_dp.warmup.answers import Releases, Structure
-from pymc_dp.warmup.bulk import Gradient, find_bulk, scaling_of
+from pymc_dp.warmup.bulk import find_bulk, scaling_of
 from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.plain import plain
 from pymc_dp.warmup.prepared import (
@@ -29,6 +29,7 @@ from pymc_dp.warmup.prepared import (
     harmless_tail,
     tail_of_scores,
 )
+from pymc_dp.warmup.public import Density, Public
 from pymc_dp.warmup.quadratic import quadratic
 
 __all__ = ["prepare_langevin", "prior_only"]
@@ -63,7 +64,7 @@ def _look(n: int, total: float) -> float:
 
 def prepare_langevin(
     releases: Releases,
-    gradient: Gradient,
+    density: Density,
     start: Coordinates,
     structure: Structure,
     *,
@@ -83,8 +84,8 @@ def prepare_langevin(
     Parameters
     ----------
     releases : Releases
-    gradient : callable
-        theta -> gradient of the public log density.
+    density : Density
+        Public log density, in theta.
     start : Coordinates
         Location and standard deviations of the prior.
     structure : Structure
@@ -115,7 +116,8 @@ def prepare_langevin(
     -------
     Prepared
     """
-    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, flat=flat, counts=counts)
+    public = Public(density, structure, start)
+    bulk = find_bulk(releases, public, start, structure, share=WARM_UP, flat=flat, counts=counts)
     budget = Shares(releases, structure, bulk.spent)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     scaling = scaling_of(bulk.precision, bulk.location, structure, n)
@@ -194,13 +196,12 @@ def prepare_langevin(
 
     if form == "quadratic":
         unclear = EXCESS * budget.hidden * bound / d
-        known = bulk.data_precision
-        found = quadratic(blank, budget, bound, gradient, known, flat, unclear)
+        found = quadratic(blank, budget, bound, public, bulk.data_precision, flat, unclear)
         return found if found.trusted else prior_only(blank, start)
     if form == "plain":
         return plain(blank, budget, bound, paths, sensitivity, step_size, n_steps, rng)
     ready = replace(blank, effective_draws=worth(kicks))
-    return anchored(ready, budget, bound, change, kicks, gradient, paths, sensitivity, step_size)
+    return anchored(ready, budget, bound, change, kicks, public, paths, sensitivity, step_size)
 
 
 def prior_only(found: Prepared, start: Coordinates) -> Prepared:

@@ -6,15 +6,16 @@ import math
 from dataclasses import replace
 
 import numpy as np
-from scipy.linalg import pinvh
+from scipy.linalg import pinv, pinvh
 
 from pymc_dp.matrices import positive_part
 from pymc_dp.noise_aware import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise
-from pymc_dp.warmup.bulk import FULL, Gradient, prior_curvature, unseen
+from pymc_dp.warmup.bulk import FULL, prior_curvature
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
+from pymc_dp.warmup.public import Public
 
 __all__ = ["quadratic"]
 
@@ -76,8 +77,8 @@ def quadratic(
     blank: Prepared,
     budget: Shares,
     bound: float,
-    gradient: Gradient,
-    seen: np.ndarray,
+    public: Public,
+    known: np.ndarray,
     flat: bool = False,
     unclear: float = 0.0,
 ) -> Prepared:
@@ -95,9 +96,8 @@ def quadratic(
     budget : Shares
     bound : float
         Of the norms of scores.
-    gradient : callable
-        theta -> gradient of the public log density.
-    seen : (d, d) ndarray
+    public : Public
+    known : (d, d) ndarray
         Curvature of the log-likelihood in theta, as the search left it.
     flat : bool
         Log-likelihoods are piecewise linear.
@@ -115,13 +115,19 @@ def quadratic(
     first, noise = basis.T @ score, of_score.covariance(basis)
     at = blank.coordinates
     longest = _FURTHEST * math.sqrt(d + float(np.trace(noise)))
-    step = first + at.scaling.T @ gradient(at.location)  # the precision in w is about 1
-    step = _shortened(step, longest)
-    here, before = at, at.scaling.T @ seen @ at.scaling
+    rows = np.eye(d)  # what records see of w; they see no step at right angles to that
+    if public.alone.size:
+        rows = np.delete(at.scaling, public.alone, axis=0)
+        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    along = pinv(rows) @ rows
+    precision = np.linalg.inv(at.scaling @ at.scaling.T)
+    step = first + public.score(at)  # the precision in w is about 1
+    step = _shortened(along @ step, longest)
+    here, before = at, at.scaling.T @ known @ at.scaling
     clip_norm: float | None = None
     length = _FLAT_STEP * math.sqrt(budget.releases.n_public / d) if flat else 1e-6
     for k, share in enumerate(_CURVATURES):
-        here = Coordinates(here.theta(step), at.scaling)
+        here = Coordinates(public.settled(here.theta(step), precision), at.scaling)
         clip = Coordinates(here.location, blank.clip.scaling)
         spec = Curvature(clip, diagonal=d > FULL, step=length)
         again = f" {k + 1}" if k else ""
@@ -153,21 +159,18 @@ def quadratic(
             break
         before = curvature
         # a score means nothing in directions that noise hides
-        bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
-        prior = here.scaling.T @ gradient(here.location)
-        step, _ = noisy_posterior(first, noise, curvature, bend, prior)
-        step = _shortened(step, longest)
+        bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
+        step, _ = noisy_posterior(first, noise, curvature, bend, public.score(here))
+        step = _shortened(along @ step, longest)
     score, of_score = budget.score("anchor", Score(clip), bound, 1.0 - budget.spent)
     second, rest = basis.T @ score, of_score.covariance(basis)
 
-    prior = here.scaling.T @ gradient(here.location)
-    bend = positive_part(prior_curvature(gradient, here), _FLATTEST)
+    bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
     straight = _consistent(second - first, noise + rest)
     # after too long a way for a straight line the second, taken where it counts, stands alone
     final, covariance = pooled(first, noise, second, rest) if straight else (second, rest)
     covariance = covariance + unclear**2 * basis.T @ basis
-    mean, width = noisy_posterior(final, covariance, curvature, bend, prior)
-    rows = np.delete(at.scaling, unseen(budget.answers.structure, here.location), axis=0)
+    mean, width = noisy_posterior(final, covariance, curvature, bend, public.score(here))
     away = rows @ mean
     if float(away @ pinvh(rows @ width @ rows.T) @ away) > _FURTHEST**2 * len(away):
         return replace(blank, trusted=False)

@@ -12,10 +12,11 @@ from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, Releases, Structure
-from pymc_dp.warmup.bulk import Gradient, find_bulk
+from pymc_dp.warmup.bulk import find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
 from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.prepared import tail_of_scores
+from pymc_dp.warmup.public import Density, Public
 from pymc_dp.warmup.quantiles import tail_quantile
 
 __all__ = ["Scaled", "Trajectory", "prepare_scaled", "random_walk", "trajectory"]
@@ -87,7 +88,7 @@ class Trajectory:
 
 def prepare_scaled(
     releases: Releases,
-    gradient: Gradient,
+    density: Density,
     start: Coordinates,
     structure: Structure,
     *,
@@ -100,7 +101,7 @@ def prepare_scaled(
 
     Parameters
     ----------
-    releases, gradient, start, structure
+    releases, density, start, structure
         As for `pymc_dp.warmup.langevin.prepare_langevin`.
     sensitivity : float, default 2.0
         Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
@@ -132,7 +133,8 @@ def prepare_scaled(
     """
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     most = None if centred else FIRST_PART - LOOK - LONG_LOOK
-    bulk = find_bulk(releases, gradient, start, structure, share=WARM_UP, most=most, flat=flat)
+    public = Public(density, structure, start)
+    bulk = find_bulk(releases, public, start, structure, share=WARM_UP, most=most, flat=flat)
     at = Coordinates(bulk.location, root(np.linalg.inv(bulk.precision)))
 
     # Monte-Carlo error of the mean of long chains, see `random_walk`
@@ -157,8 +159,7 @@ def prepare_scaled(
     answers = Answers(releases, structure)
     for k, part in enumerate(NEWTON if share else (), start=1):
         score, _ = answers.score(f"centre {k}", Score(at), longest, part * share)
-        step = score + at.scaling.T @ gradient(at.location)
-        at = Coordinates(at.location + at.scaling @ step, at.scaling)
+        at = Coordinates(at.theta(score + public.score(at)), at.scaling)
     shortest = min((bound for bound in found if bound), default=longest)
     clip_norms = {"gradient": longest, "log_ratio": shortest}
     return Scaled(at, clip_norms, (left - share) * total, True)
