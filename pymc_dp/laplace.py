@@ -27,7 +27,7 @@ from pymc_dp.rows.engine import Coordinates
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.progress import working
 from pymc_dp.steps.source import Source
-from pymc_dp.steps.target import about_prior, far, target_draws
+from pymc_dp.steps.target import ENOUGH, about_prior, far, target_draws
 from pymc_dp.unconstrained import constrain
 from pymc_dp.warmup.climb import Target, climb
 from pymc_dp.warmup.public import unseen
@@ -37,7 +37,7 @@ __all__ = ["find_MAP", "laplace"]
 _SPREAD_DRAWS = 2000
 #: How much less than 90 % the target may have in an interval of the normal, and by how many
 #: standard deviations its centre may be off; fewer effective draws than this tell neither.
-_CONTENT, _SHIFT, _FEWEST, _ENOUGH = 0.05, 0.3, 50.0, 400.0
+_CONTENT, _SHIFT, _FEWEST = 0.05, 0.3, 50.0
 #: Part of the draws that may lie where the likelihood was not looked at.
 _BEYOND = 0.1
 #: Widest result, in widths of the prior: a density that is flat at its mode tells nothing of it.
@@ -81,7 +81,7 @@ class _Normal:
             begin, reach = _settled(source.terms, at, before, alone)
             mode, precision = climb(target, reach + target.information, begin)
             least = np.linalg.solve(_WIDEST * before.scaling, at.scaling)
-            widths = root(np.linalg.inv(_no_flatter(precision, least.T @ least)))
+            widths = _widths(precision, least)
             self.mean, self.root = at.theta(mode), at.scaling @ widths
             few = source.few_prior_draws
             departs = _departure(target, mode, widths, at.scaling)
@@ -92,10 +92,10 @@ class _Normal:
                 covariance = np.atleast_2d(np.cov(w))
                 if np.isfinite(covariance).all():  # not so where the prior has no bound
                     precision = np.linalg.inv(positive_part(covariance, 1e-14))
-                    widths = root(np.linalg.inv(_no_flatter(precision, least.T @ least)))
-                    self.mean, self.root = explored.mean(axis=0), at.scaling @ widths
+                    self.mean = explored.mean(axis=0)
+                    self.root = at.scaling @ _widths(precision, least)
                     z = (explored - self.mean) / np.linalg.norm(self.root, axis=1)
-                    departs = _in_words(z, np.full(len(z), 1.0 / len(z)), _ENOUGH)
+                    departs = _in_words(z, np.full(len(z), 1.0 / len(z)), ENOUGH)
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
             untouched = about_prior(public, few, source.names(), stacklevel=6)
             if (beyond := far(public, None, found, alone)) > _BEYOND:
@@ -195,6 +195,11 @@ def _settled(
         place[alone] += spread[alone] * mode
         reach = reach + len(place) * widths[alone].T @ precision @ widths[alone]
     return at.z(place), reach
+
+
+def _widths(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
+    """Root of the covariance in w, no wider than the inverse of `least` in any direction."""
+    return root(np.linalg.inv(_no_flatter(precision, least.T @ least)))
 
 
 def _no_flatter(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
@@ -339,7 +344,8 @@ def find_MAP(
 
     Notes
     -----
-    The mode is that of the unconstrained parameters, under the likelihood of :func:`laplace`.
+    The mode is that of the unconstrained parameters, under the likelihood of :func:`laplace`; where
+    that takes the mean of draws instead, so does this.
     """
     model = pm.modelcontext(model)
     names = releasable(model, require_budget(model, "dp.find_MAP"))

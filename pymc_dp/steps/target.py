@@ -24,12 +24,12 @@ from pymc_dp.rows.functions import compile_parameter_function
 from pymc_dp.steps.effects import Effects
 from pymc_dp.warmup.prepared import Prepared
 
-__all__ = ["about_prior", "far", "spread", "target_draws"]
+__all__ = ["ENOUGH", "about_prior", "far", "spread", "target_draws"]
 
 #: Chains, tuning iterations and draws of NUTS.
 _CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 #: Effective draws that are enough.
-_ENOUGH = 400.0
+ENOUGH = 400.0
 #: Variance between chains over that within, from which on they are in different places.
 _APART = 0.5
 #: Of the prior's width, from which on the records have said next to nothing.
@@ -78,13 +78,13 @@ def target_draws(
         begin[:, places] = found.clip.location[entries]
         drawn, most, apart = _nuts(theta, inside, begin, seed)
         best = _evaluated(theta, moved, drawn)
-    if most < _ENOUGH:
+    if most < ENOUGH:
         begin = starts if effects is None else _tops(theta, target, starts)
         drawn, ess, again = _nuts(theta, target, begin, seed + 1)
         apart = apart or again  # modes may be seen from one place only
         if ess > most:
             best, most = drawn, ess
-    if most < _ENOUGH or apart:
+    if most < ENOUGH or apart:
         warnings.warn(
             "Prior and released likelihood make a posterior in which NUTS did not mix well, or "
             f"that has several modes (about {most:.0f} effective draws): results are less reliable "

@@ -36,7 +36,7 @@ LEAST = 0.002
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
 
-__all__ = ["Bulk", "Gradient", "find_bulk", "prior_curvature", "scaling_of"]
+__all__ = ["Bulk", "find_bulk", "prior_curvature", "scaling_of"]
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
 
