@@ -30,6 +30,7 @@ from pymc_dp.steps.source import Source
 from pymc_dp.steps.target import ENOUGH, about_prior, far, target_draws
 from pymc_dp.unconstrained import constrain
 from pymc_dp.warmup.climb import Target, climb
+from pymc_dp.warmup.prepared import Prepared
 from pymc_dp.warmup.public import unseen
 
 __all__ = ["find_MAP", "laplace"]
@@ -85,17 +86,13 @@ class _Normal:
             self.mean, self.root = at.theta(mode), at.scaling @ widths
             few = source.few_prior_draws
             departs = _departure(target, mode, widths, at.scaling)
-            if departs:
-                with working("Exploring what was released", progressbar):
-                    explored = target_draws(source.records, None, found, few, seed=0)
+            if departs and (explored := _explored(source, found, progressbar)) is not None:
                 w = np.linalg.solve(at.scaling, (explored - at.location).T)
-                covariance = np.atleast_2d(np.cov(w))
-                if np.isfinite(covariance).all():  # not so where the prior has no bound
-                    precision = np.linalg.inv(positive_part(covariance, 1e-14))
-                    self.mean = explored.mean(axis=0)
-                    self.root = at.scaling @ _widths(precision, least)
-                    z = (explored - self.mean) / np.linalg.norm(self.root, axis=1)
-                    departs = _in_words(z, np.full(len(z), 1.0 / len(z)), ENOUGH)
+                precision = np.linalg.inv(positive_part(np.atleast_2d(np.cov(w)), 1e-14))
+                self.mean = explored.mean(axis=0)
+                self.root = at.scaling @ _widths(precision, least)
+                z = (explored - self.mean) / np.linalg.norm(self.root, axis=1)
+                departs = _in_words(z, np.full(len(z), 1.0 / len(z)), ENOUGH)
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
             untouched = about_prior(public, few, source.names(), stacklevel=6)
             if (beyond := far(public, None, found, alone)) > _BEYOND:
@@ -195,6 +192,21 @@ def _settled(
         place[alone] += spread[alone] * mode
         reach = reach + len(place) * widths[alone].T @ precision @ widths[alone]
     return at.z(place), reach
+
+
+def _explored(source: Source, found: Prepared, progressbar: bool) -> np.ndarray | None:
+    """(m, d) public draws of the target; None where they say nothing of its mean and covariance.
+
+    The budget is spent by then: neither an interrupt nor a failure may lose what it has paid for.
+    """
+    try:
+        with working("Exploring what was released", progressbar):
+            drawn = target_draws(source.records, None, found, source.few_prior_draws, seed=0)
+    except (KeyboardInterrupt, pm.exceptions.SamplingError, ValueError):
+        return None
+    with np.errstate(all="ignore"):
+        known = np.isfinite(np.cov(drawn.T)).all()  # not so where the prior has no bound
+    return drawn if known else None
 
 
 def _widths(precision: np.ndarray, least: np.ndarray) -> np.ndarray:

@@ -142,6 +142,19 @@ def test_what_is_not_normal_is_said_where_it_is_published(monkeypatch):
     assert "UNRELIABLE: it leans to one side." in dp.privacy_statement(idata)
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, pm.exceptions.SamplingError])
+def test_what_the_budget_paid_for_is_not_lost_while_it_is_explored(monkeypatch, error):
+    def cut_short(*_, **__):
+        raise error
+
+    monkeypatch.setattr(laplace_module, "_departure", lambda *_: "it leans to one side")
+    monkeypatch.setattr(laplace_module, "target_draws", cut_short)
+    model, _ = model_of(20.0)
+    with model, pytest.warns(UserWarning, match="unreliable: it leans to one side"):
+        idata = dp.laplace(10, progressbar=False)
+    assert "UNRELIABLE: it leans to one side." in dp.privacy_statement(idata)
+
+
 def test_draws_far_from_what_was_looked_at_are_said(monkeypatch):
     monkeypatch.setattr(laplace_module, "far", lambda *_: 0.3)
     model, _ = model_of(20.0)
