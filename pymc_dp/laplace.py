@@ -27,7 +27,7 @@ from pymc_dp.rows.engine import Coordinates
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.progress import working
 from pymc_dp.steps.source import Source
-from pymc_dp.steps.target import ENOUGH, about_prior, far, target_draws
+from pymc_dp.steps.target import Explored, about_prior, far, target_draws
 from pymc_dp.unconstrained import constrain
 from pymc_dp.warmup.climb import Target, climb
 from pymc_dp.warmup.prepared import Prepared
@@ -76,7 +76,7 @@ class _Normal:
         # if nothing was found, which was said already: about the prior, which may have no mode
         self.mean, self.root = at.location, at.scaling
         untouched: list[str] = []
-        departs = ""
+        departs, centre = "", "mode"
         if found.trusted:
             before, alone = source.start(), unseen(source.engine, found.clip.location)
             begin, reach = _settled(source.terms, at, before, alone)
@@ -86,13 +86,16 @@ class _Normal:
             self.mean, self.root = at.theta(mode), at.scaling @ widths
             few = source.few_prior_draws
             departs = _departure(target, mode, widths, at.scaling)
-            if departs and (explored := _explored(source, found, progressbar)) is not None:
-                w = np.linalg.solve(at.scaling, (explored - at.location).T)
+            explored = _explored(source, found, before, progressbar) if departs else None
+            if explored is not None:
+                centre, draws_of = "mean", explored.draws
+                w = np.linalg.solve(at.scaling, (draws_of - at.location).T)
                 precision = np.linalg.inv(positive_part(np.atleast_2d(np.cov(w)), 1e-14))
-                self.mean = explored.mean(axis=0)
+                self.mean = draws_of.mean(axis=0)
                 self.root = at.scaling @ _widths(precision, least)
-                z = (explored - self.mean) / np.linalg.norm(self.root, axis=1)
-                departs = _in_words(z, np.full(len(z), 1.0 / len(z)), ENOUGH)
+                z = (draws_of - self.mean) / np.linalg.norm(self.root, axis=1)
+                even = np.full(len(z), 1.0 / len(z))
+                departs = explored.doubt or _in_words(z, even, explored.effective)
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
             untouched = about_prior(public, few, source.names(), stacklevel=6)
             if (beyond := far(public, None, found, alone)) > _BEYOND:
@@ -116,12 +119,14 @@ class _Normal:
             trusted=found.trusted,
             about_prior=untouched,
             departs=departs,
+            centre=centre,
             clip_norm=found.clip_norms,
             clipping="huberised" if huberised else None,
             clipped=list(found.clipped),
             heavy_tails=found.heavy_tails,
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
+            improper=source.improper,
             secure=not noise.is_insecure() and source.secure,
         )
         ledger = self.budget.ledger
@@ -194,19 +199,24 @@ def _settled(
     return at.z(place), reach
 
 
-def _explored(source: Source, found: Prepared, progressbar: bool) -> np.ndarray | None:
-    """(m, d) public draws of the target; None where they say nothing of its mean and covariance.
+def _explored(
+    source: Source, found: Prepared, before: Coordinates, progressbar: bool
+) -> Explored | None:
+    """Public draws of the target; None where they say nothing of its mean and covariance.
 
-    The budget is spent by then: neither an interrupt nor a failure may lose what it has paid for.
+    The budget is spent by then: a failure may not lose what it has paid for, whatever it is. After
+    an interrupt the same call goes on from what was released.
     """
+    if source.improper:  # nor need the target have any; a chain would wander off for minutes
+        return None
     try:
         with working("Exploring what was released", progressbar):
-            drawn = target_draws(source.records, None, found, source.few_prior_draws, seed=0)
-    except (KeyboardInterrupt, pm.exceptions.SamplingError, ValueError):
+            explored = target_draws(source.records, None, found, source.few_prior_draws, seed=0)
+    except Exception:
         return None
     with np.errstate(all="ignore"):
-        known = np.isfinite(np.cov(drawn.T)).all()  # not so where the prior has no bound
-    return drawn if known else None
+        wide = explored.draws.std(axis=0) / before.scaling.diagonal()
+    return explored if explored.effective >= _FEWEST and np.all(wide <= _WIDEST) else None
 
 
 def _widths(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
@@ -234,7 +244,7 @@ def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np
     weights /= weights.sum()
     ess = 1.0 / float(np.sum(weights**2))
     if not ess >= _FEWEST:
-        return "the two have little in common, this and prior times released likelihood"
+        return "it hardly overlaps with prior times released likelihood"
     axes = scaling @ widths
     return _in_words(u @ axes.T / np.linalg.norm(axes, axis=1), weights, ess)
 

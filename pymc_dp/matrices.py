@@ -69,6 +69,10 @@ def within(hessian: np.ndarray, metric: np.ndarray, slope: np.ndarray, radius: f
 
 
 def root(matrix: np.ndarray) -> np.ndarray:
-    """A square root R of a positive semidefinite matrix, R R' = matrix."""
+    """A square root R of a positive semidefinite matrix, R R' = matrix.
+
+    Its columns are principal axes. With others, that mix large groups and small ones, changes of
+    scores have longer tails, and an anchor may not pay.
+    """
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
     return np.asarray(vectors * np.sqrt(np.maximum(values, values[-1] * 1e-14)))

@@ -370,6 +370,7 @@ def extract(
         n = rows[names[0]]
         terms = {name: raw[name] for name in names}
         graph = lift_rows(terms, shapes, public_variables, n, length, counts)
+        _refuse_constant(graph)
         _refuse_other_axes(model, graph)
         _refuse_bounded_labels(graph, limits)
         store = _store(graph, limits) if read else _blank(graph)
@@ -411,6 +412,16 @@ def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
         arrays.append(data)
     _refuse_wrong_labels(graph, arrays)
     return RecordStore(arrays)
+
+
+def _refuse_constant(graph: RowGraph) -> None:
+    """There is nothing to learn where no derivative is other than 0."""
+    if not any(cut.phi.type.dtype.startswith("float") for cut in graph.cuts):
+        names = ", ".join(f"`{name}`" for name in graph.names)
+        raise UnsafeModel(
+            f"The distribution of {names} depends on no free variable, so there is nothing to "
+            "learn from its records. Leave it out, or put a free variable into its parameters."
+        )
 
 
 def _refuse_bounded_labels(graph: RowGraph, limits: Mapping[Variable, Interval]) -> None:

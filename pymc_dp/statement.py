@@ -275,6 +275,7 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             + (f", {', '.join(total['public'])} being public." if total["public"] else ".")
         )
     lines += _target(facts["settings"])
+    lines += _improper(facts["settings"])
     lines += [
         f"Ledger head {facts['ledger_head'][:16]}; pymc_dp {facts['pymc_dp_version']}.",
         "It is assumed that model, priors, bounds and settings were chosen without looking at the "
@@ -338,6 +339,22 @@ def _untouched(settings: dict[str, Any]) -> str:
     return f" ABOUT AS WIDE AS THEIR PRIOR: {', '.join(names)}." if names else ""
 
 
+def _unreliable(settings: dict[str, Any]) -> list[str]:
+    """How the draws differ from what they should be draws of, if that was seen."""
+    return [f"UNRELIABLE: {settings['departs']}."] if settings.get("departs") else []
+
+
+def _improper(settings: dict[str, Any]) -> list[str]:
+    """Which variables have no proper prior to be left to."""
+    released = settings.get("form") in ("laplace", "quadratic", "anchored")
+    if not settings.get("improper") or not (released or settings.get("trusted") is False):
+        return []
+    return [
+        f"IMPROPER PRIOR OF {', '.join(settings['improper'])}: what the privacy noise hides of the "
+        "records has no posterior, and intervals mean nothing there."
+    ]
+
+
 def _bias(settings: dict[str, Any]) -> str:
     """What clipping did to the target."""
     if settings.get("clipping") == "huberised":
@@ -374,7 +391,8 @@ def _heavy(settings: dict[str, Any]) -> str:
 
 def _method(facts: dict[str, Any]) -> str:
     if facts["sampler"] == "find_MAP":
-        return "Method: find_MAP, a posterior mode with its uncertainty."
+        centre = facts["settings"].get("centre", "mode")
+        return f"Method: find_MAP, a posterior {centre} with its uncertainty."
     return (
         f"Sampler: {facts['sampler']}, {facts['chains']} chains of {facts['draws']} draws after "
         f"{facts['tune']} tuning iterations."
@@ -404,10 +422,11 @@ def _target(settings: dict[str, Any]) -> list[str]:
         ]
     if form == "laplace":
         return [
-            "No chains were run: the posterior was replaced by a normal one, from released scores "
-            "and curvatures, whose noise the intervals account for. Approximate where the "
+            "The posterior was replaced by a normal one about its "
+            f"{settings.get('centre', 'mode')}, from released scores and curvatures, whose noise "
+            "the intervals account for; no chains touched the records. Approximate where the "
             f"posterior is not near normal. {_bias(settings)}{_untouched(settings)}",
-            *([f"UNRELIABLE: {settings['departs']}."] if settings.get("departs") else []),
+            *_unreliable(settings),
         ]
     if form == "quadratic":
         what = (
@@ -420,7 +439,8 @@ def _target(settings: dict[str, Any]) -> list[str]:
             f"The chains did not touch the records: the {what} by a quadratic one, from released "
             "scores and curvatures, whose noise the intervals account for; the prior is exact. "
             f"Approximate where that likelihood is not near normal. {_bias(settings)}"
-            f"{_untouched(settings)}"
+            f"{_untouched(settings)}",
+            *_unreliable(settings),
         ]
     if form == "anchored":
         return [

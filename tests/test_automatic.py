@@ -430,6 +430,9 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, call: int) -> None:
     monkeypatch.setattr(Preparation, "vector_sum", interrupted)
 
 
+BY_HAND = {"form": "plain", "clip_norm": 1.0, "scaling": 0.1, "step_size": 0.1, "energy_clip": 0.1}
+
+
 def charged(budget: dp.PrivacyBudget) -> list[str]:
     """Names of the one-off releases, in order."""
     return [e.payload["mechanism"] for e in budget.ledger.entries() if e.kind == "charge"]
@@ -469,6 +472,27 @@ def test_an_interrupted_preparation_goes_on(step_name, call, monkeypatch):
 
 
 @pytest.mark.usefixtures("interpreted")
+def test_an_interrupt_after_the_last_release_loses_nothing(monkeypatch):
+    """The quadratic form spends all of the budget, and then explores its target for seconds."""
+    model, budget = build("logistic")
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr("pymc_dp.steps.langevin.target_draws", interrupted)
+        automatic("langevin-quadratic", model)
+    labels = charged(budget)
+    check_all_spent(budget)
+    for other in ({"draws": DRAWS + 1}, BY_HAND):
+        with pytest.raises(dp.BudgetExceeded, match=r"used up.*goes on, at no more than"):
+            automatic("langevin-quadratic", model, **other)
+    step = automatic("langevin-quadratic", model)
+    assert charged(budget) == labels
+    check_result(dp.release(pm_sample(model, step, cores=1), model), budget)
+
+
+@pytest.mark.usefixtures("interpreted")
 def test_a_release_that_was_charged_and_not_seen_begins_anew(monkeypatch):
     model, budget = build("logistic")
 
@@ -490,6 +514,23 @@ def test_a_release_that_was_charged_and_not_seen_begins_anew(monkeypatch):
     idata = pm_sample(model, step, cores=1)
     check_all_spent(budget)
     check_result(dp.release(idata, model), budget)
+
+
+@pytest.mark.usefixtures("interpreted")
+def test_a_preparation_that_can_no_longer_be_paid_begins_anew(monkeypatch):
+    model, budget = build("logistic")
+
+    def laplace(share: float) -> None:
+        dp.laplace(10, share=share, model=model, progressbar=False)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, 4)
+        laplace(1.0)
+    laplace(0.5)  # another preparation, which takes what the first one counts on
+    labels = charged(budget)
+    laplace(1.0)
+    assert charged(budget)[: len(labels) + 1] == [*labels, labels[0]]
+    check_all_spent(budget)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -640,6 +640,20 @@ def nothing_to_sample() -> None:
     observe(0.0)
 
 
+@refused("`y` depends on no free variable")
+def nothing_to_learn() -> None:
+    observe(0.0 * pm.Normal("b"))
+
+
+@refused(
+    "`visits` depends on no free variable",
+    privacy_unit={"y": np.arange(60), "visits": np.arange(67)},
+)
+def nothing_to_learn_beside() -> None:
+    observe(pm.Normal("b"))
+    pm.Poisson("visits", 2.0, observed=DATA.other_count)
+
+
 @refused("prior of `b` depends on.*declare the data")
 def prior_from_the_data() -> None:
     observe(pm.Normal("b", fixed(DATA.x).mean(), 1.0))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -131,8 +130,7 @@ def _bought(
         budget.ledger,
         budget.account,
         sampler="clipping report",
-        # never resumed: a later call may ask at another point
-        settings={"clip_norms": norms.tolist(), "call": secrets.token_hex(8)},
+        settings={"clip_norms": norms.tolist()},
         units=units_from_mu(mu_from_budget(epsilon, budget.delta)),
         neighboring=budget.neighboring,
         n_public=budget.n_public,

@@ -123,6 +123,33 @@ class Preparation:
         return {**self.__dict__, "_process": None}
 
     @classmethod
+    def resume(
+        cls,
+        engine: Engine,
+        ledger: Ledger,
+        account: int,
+        *,
+        sampler: str,
+        settings: Mapping[str, Any],
+        neighboring: Neighboring,
+        n_public: int,
+    ) -> Preparation | None:
+        """The unfinished preparation of the same settings, with its own units, or None.
+
+        Parameters
+        ----------
+        sampler : str
+            Who prepares.
+        settings : mapping
+            Public settings, JSON values only, on which the requests depend.
+        """
+        plan_id = ledger.find_plan(account, _facts(sampler, settings))
+        if plan_id is None:
+            return None
+        units = ledger.plan(account, plan_id)["units"]
+        return cls(engine, ledger, account, plan_id, units, neighboring, n_public)
+
+    @classmethod
     def begin(
         cls,
         engine: Engine,
@@ -136,45 +163,32 @@ class Preparation:
         n_public: int,
         needed: int | None = None,
     ) -> Preparation:
-        """The unfinished preparation of the same settings, or a new one.
+        """A new preparation.
 
         Parameters
         ----------
-        sampler : str
-            Who prepares.
-        settings : mapping
-            Public settings, JSON values only, on which the requests depend.
+        sampler, settings
+            As in :meth:`resume`.
         units : int
-            For a new preparation; one that is resumed goes on with its own.
         needed : int, optional
             How many of them will be charged at most; default: all.
 
         Raises
         ------
         BudgetExceeded
-            If a new preparation could not be paid to its end.
+            If it could not be paid to its end.
         """
-        facts = {
-            "kind": PREPARATION,
-            "sampler": sampler,
-            "settings": dict(settings),
-            "secure": not noise.is_insecure(),
-        }
-        plan_id = ledger.find_plan(account, facts)
-        if plan_id is None:
-            if (units if needed is None else needed) > ledger.remaining(account):
-                raise BudgetExceeded(
-                    "The preparation would cost more than what remains of the budget; no record "
-                    "was read for it. Give it a smaller part, or use a larger budget."
-                )
-            plan_id = secrets.randbits(53)
-            ledger.record_plan(account, plan_id, {**facts, "units": units})
-        else:
-            units = ledger.plan(account, plan_id)["units"]
+        if (units if needed is None else needed) > ledger.remaining(account):
+            raise BudgetExceeded(
+                "The preparation would cost more than what remains of the budget; no record was "
+                "read for it. Give it a smaller part, or use a larger budget."
+            )
+        plan_id = secrets.randbits(53)
+        ledger.record_plan(account, plan_id, {**_facts(sampler, settings), "units": units})
         return cls(engine, ledger, account, plan_id, units, neighboring, n_public)
 
     def finish(self) -> None:
-        """Record that no release follows: :meth:`begin` with equal settings starts anew."""
+        """Record that no release follows: :meth:`resume` does not find it again."""
         self.ledger.finish_plan(self.account, self.plan_id)
 
     @property
@@ -366,6 +380,16 @@ def interrupts_wait() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if came and callable(handler):
         handler(*came[0])
+
+
+def _facts(sampler: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What a plan in the ledger must have for a preparation to go on with it."""
+    return {
+        "kind": PREPARATION,
+        "sampler": sampler,
+        "settings": dict(settings),
+        "secure": not noise.is_insecure(),
+    }
 
 
 def _refuse_other(

@@ -212,6 +212,7 @@ class PrivateStep(BlockedStep):
                 location=self.coordinates.location.tolist(),
                 scaling=self.coordinates.scaling.tolist(),
                 secure=self._secure and source.secure,
+                improper=source.improper if self.automatic else [],
                 **settings,
             ),
         )

@@ -241,11 +241,12 @@ class DPLangevin(PrivateStep):
         self.basis = found.basis
         self.precision = np.ones(self.parameters.size)
         at = found.coordinates
-        beyond, untouched = None, []
+        beyond, untouched, departs = None, [], ""
         if found.form == "quadratic" and found.trusted:  # what follows is public
             few = source.few_prior_draws
             with working("Exploring what was released", source.progressbar):
-                drawn = target_draws(source.records, effects, found, few, secrets.randbits(32))
+                explored = target_draws(source.records, effects, found, few, secrets.randbits(32))
+            drawn, departs = explored.draws, explored.doubt
             self._public_draws, at = drawn, spread(drawn)
             alone = unseen(source.engine, found.clip.location) if effects is None else None
             beyond = far(drawn, effects, found, alone)
@@ -257,6 +258,7 @@ class DPLangevin(PrivateStep):
             "effects": effects is not None,
             "far": beyond,
             "about_prior": untouched,
+            "departs": departs,
             "step_size": self.step_size,
             "n_steps": self.n_steps,
             "momentum": "persistent" if self.persistent else "fresh",

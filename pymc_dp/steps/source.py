@@ -22,6 +22,7 @@ from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import MU2_UNIT
 from pymc_dp.forecast import SAMPLERS, forecast
 from pymc_dp.kernels.interfaces import Prior
+from pymc_dp.ledger import PREPARATION
 from pymc_dp.mechanisms import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
@@ -31,7 +32,7 @@ from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import Effects, effects_of
 from pymc_dp.steps.progress import Shown, working
-from pymc_dp.steps.start import few_prior_draws, prior_coordinates, prior_draws
+from pymc_dp.steps.start import few_prior_draws, improper, prior_coordinates, prior_draws
 from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.prepared import Form, Prepared
 from pymc_dp.warmup.scaled import FIRST_PART, Scaled, prepare_scaled
@@ -40,6 +41,8 @@ __all__ = ["Design", "Learned", "Source"]
 
 #: Shown among what PyMC says.
 _log = logging.getLogger("pymc.pymc_dp")
+#: How plans of preparations end their names.
+_PREPARES = " preparation"
 _KEY = os.urandom(32)
 #: Digests of the data that interrupted preparations of this process were about.
 _PREPARED: dict[int, bytes] = {}
@@ -120,13 +123,8 @@ class Source:
         self.progressbar = progressbar
         self.compile_kwargs = compile_kwargs
         self.records = extract(model, **budget.secrecy)
-        account = budget.ledger.account_info(budget.account)
-        if self.remaining() <= account.cap >> 20:  # what the integers of a used plan leave over
-            raise BudgetExceeded(
-                f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
-                "Draws made before can still be released. A new analysis of these data needs a new "
-                "budget, decided by whoever answers for the data."
-            )
+        if not self._interrupted():
+            self._refuse_if_used_up()
         theta = Coordinates(np.zeros(len(self.records.initial)), np.eye(len(self.records.initial)))
         self.terms = self.records.public_terms(theta, compile_kwargs)
         self.engine = self.records.engine(theta, compile_kwargs)
@@ -147,8 +145,37 @@ class Source:
         """Ledger units of which shares are parts: those that are left, and those set aside."""
         return self.budget.ledger.remaining(self.budget.account) + self.set_aside
 
+    def _interrupted(self) -> bool:
+        """Whether a preparation of a step, of whatever settings, waits to be gone on with."""
+        mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        finished = {e.plan for e in mine if e.kind == "finish"}
+        return any(
+            e.kind == "plan"
+            and e.plan not in finished
+            and e.payload.get("kind") == PREPARATION
+            and e.payload.get("sampler", "").endswith(_PREPARES)
+            and not e.payload["settings"]["set_aside"]  # equal steps on batches share theirs
+            for e in mine
+        )
+
+    def _refuse_if_used_up(self) -> None:
+        budget = self.budget
+        account = budget.ledger.account_info(budget.account)
+        if self.remaining() <= account.cap >> 20:  # what the integers of a used plan leave over
+            goes_on = (
+                " A preparation that was interrupted goes on, at no more than it planned, when "
+                "what was called then is called again with the same settings."
+            )
+            raise BudgetExceeded(
+                f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
+                "Draws made before can still be released. A new analysis of these data needs a new "
+                "budget, decided by whoever answers for the data."
+                f"{goes_on if self._interrupted() else ''}"
+            )
+
     def by_hand(self, scaling: np.ndarray, clip_norms: dict[str, float]) -> Design:
         """A design with given coordinates and bounds."""
+        self._refuse_if_used_up()
         return self._design(Coordinates(self.records.initial, scaling), clip_norms)
 
     def _design(self, coordinates: Coordinates, clip_norms: dict[str, float]) -> Design:
@@ -257,6 +284,11 @@ class Source:
         draws = self.few_prior_draws
         return effects_of(self.records, self.engine, draws, self.compile_kwargs)
 
+    @property
+    def improper(self) -> list[str]:
+        """Names of the free variables that have no proper prior."""
+        return improper(self.model, self.budget.public)
+
     def names(self) -> list[tuple[str, slice]]:
         """The free variables, and where their entries are among the parameters."""
         parameters = self.records.parameters
@@ -315,9 +347,46 @@ class Source:
 
         Raises
         ------
+        BudgetExceeded
+            If nothing is left for a new preparation.
         ValueError
             If no part of the budget could pay for the chains afterwards; nothing was spent.
         """
+        given = (engine or self.engine, self.budget.ledger, self.budget.account)
+        asked: dict[str, Any] = {
+            "sampler": sampler + _PREPARES,
+            "settings": {**self.counts, "set_aside": self.set_aside, **settings},
+            "neighboring": self.budget.neighboring,
+            "n_public": self.budget.n_public,
+        }
+        preparation = Preparation.resume(*given, **asked)
+        if preparation is not None and self._is_stale(preparation, needed):
+            preparation.finish()
+            preparation = None
+        if preparation is None:
+            units = self._units(sampler, share)
+            preparation = Preparation.begin(
+                *given, **asked, units=units, needed=math.ceil(needed * units)
+            )
+            _PREPARED[preparation.plan_id] = self._digest()
+            _log.info(
+                "%s prepares: private releases from what is left of the budget, %s, shown one by "
+                "one in budget.table().",
+                sampler,
+                self.budget.describe(max(units - self.set_aside, 0)),
+            )
+        else:
+            _log.info(
+                "%s goes on with a preparation that was interrupted: what was released is not paid "
+                "again.",
+                sampler,
+            )
+        self._preparation = preparation
+        return Shown(preparation, self.progressbar)
+
+    def _units(self, sampler: str, share: float) -> int:
+        """What a new preparation plans with; warns, or refuses, where that is too little."""
+        self._refuse_if_used_up()
         units = math.floor(share * self.remaining())
         if 4 * self.paths > units:  # an iteration makes two releases or more, with part of it
             raise ValueError(
@@ -326,38 +395,22 @@ class Source:
                 "larger epsilon."
             )
         self._warn_if_another_waits(sampler)
+        self._warn_if_improper()
         self._warn_if_too_small(sampler, units)
+        return units
 
-        def begin() -> Preparation:
-            return Preparation.begin(
-                engine or self.engine,
-                self.budget.ledger,
-                self.budget.account,
-                sampler=f"{sampler} preparation",
-                settings={**self.counts, "set_aside": self.set_aside, **settings},
-                units=units,
-                neighboring=self.budget.neighboring,
-                n_public=self.budget.n_public,
-                needed=math.ceil(needed * units),
-            )
+    def _is_stale(self, preparation: Preparation, needed: float) -> bool:
+        """Whether the data have changed, or the rest of the requests can not be paid.
 
-        preparation, digest = begin(), self._digest()
-        if _PREPARED.setdefault(preparation.plan_id, digest) != digest or self._lost(preparation):
-            preparation.finish()  # it was interrupted; the data have changed, or a release was lost
-            preparation = begin()
-            _PREPARED[preparation.plan_id] = digest
-        self._preparation = preparation
-        _log.info(
-            "%s prepares: private releases from what is left of the budget, %s, shown one by one "
-            "in budget.table().",
-            sampler,
-            self.budget.describe(max(units - self.set_aside, 0)),
-        )
-        return Shown(preparation, self.progressbar)
-
-    def _lost(self, preparation: Preparation) -> bool:
-        """Whether a release was charged and not kept, so that the rest can not be paid."""
-        of = preparation.plan_id
+        Something else may have been paid since, or a release was charged and not kept.
+        """
+        of, digest = preparation.plan_id, self._digest()
+        if _PREPARED.setdefault(of, digest) != digest:
+            return True
+        missing = math.ceil(needed * preparation.units) - preparation.spent
+        # what equal steps on batches share may be complete, for less than it was to cost
+        if not self.set_aside and missing > self.budget.ledger.remaining(self.budget.account):
+            return True
         mine = [e for e in self.budget.ledger.entries() if e.plan == of]
         kinds = [e.kind for e in mine if e.account == self.budget.account]
         return kinds.count("charge") > kinds.count("release")
@@ -404,7 +457,18 @@ class Source:
             sensitivity=self.sensitivity,
         )
         if not expected.enough:
-            warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=5)
+            warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=6)
+
+    def _warn_if_improper(self) -> None:
+        if self.improper:
+            warnings.warn(
+                f"The prior of {', '.join(self.improper)} is improper (pm.Flat, pm.HalfFlat). What "
+                "the privacy noise hides of the records is left to the prior, and there is then no "
+                "posterior; a search begins at the initial point and may not arrive. Give a proper "
+                "prior, as wide as public knowledge asks for. Nothing has been spent.",
+                UserWarning,
+                stacklevel=6,
+            )
 
     def _warn_if_another_waits(self, sampler: str) -> None:
         """A preparation plans with all that is left, chains of an earlier step included."""
@@ -417,7 +481,7 @@ class Source:
                 "built on it that has not been run and will not be paid. Run that one first, or "
                 "build each step on its own budget, on one ledger.",
                 UserWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
 
     def scaled(
@@ -473,11 +537,17 @@ class Source:
 
     def warn_untrusted(self, sampler: str) -> None:
         """Say that the preparation found nothing."""
+        follows = "what follows is about the prior"
+        if self.improper:
+            follows += (
+                f". That of {', '.join(self.improper)} is improper: this is no posterior, and says "
+                "nothing"
+            )
         warnings.warn(
             f"The budget (epsilon={self.budget.epsilon:g}) is too small for these data and this "
             f"model: the preparation of {sampler} could not tell the records from the privacy "
-            "noise, and what follows is about the prior. A larger epsilon, more records, fewer "
-            "parameters or a narrower prior would help.",
+            f"noise, and {follows}. A larger epsilon, more records, fewer parameters or a narrower "
+            "prior would help.",
             UserWarning,
             stacklevel=4,
         )

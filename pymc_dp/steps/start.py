@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pymc as pm
 import xarray as xr
+from pymc.distributions.continuous import FlatRV, HalfFlatRV
 from pymc.model import Model
+from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.records import PublicTerms, Records, draws_are_public
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import unconstrain
 
-__all__ = ["few_prior_draws", "prior_coordinates", "prior_draws"]
+__all__ = ["few_prior_draws", "improper", "prior_coordinates", "prior_draws"]
 
 _DRAWS = 500
 #: Prior draws are public; the same seed makes a resumed preparation ask the same questions.
@@ -48,6 +52,16 @@ def prior_coordinates(
     if not usable.all():
         widths = np.where(usable, widths, _from_curvature(records.initial, terms))
     return Coordinates(records.initial, np.diag(widths))
+
+
+def improper(model: Model, public: Sequence[str]) -> list[str]:
+    """Names of the free variables that nothing public bounds: ``pm.Flat`` and ``pm.HalfFlat``.
+
+    Public observations may bound what they depend on.
+    """
+    bounded = {*ancestors([rv for rv in model.observed_RVs if rv.name in set(public)])}
+    flat = [rv for rv in model.free_RVs if isinstance(rv.owner.op, FlatRV | HalfFlatRV)]
+    return [rv.name for rv in flat if rv not in bounded]
 
 
 def few_prior_draws(model: Model, budget: PrivacyBudget, records: Records) -> np.ndarray | None:

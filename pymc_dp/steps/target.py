@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pymc as pm
@@ -24,10 +24,11 @@ from pymc_dp.rows.functions import compile_parameter_function
 from pymc_dp.steps.effects import Effects
 from pymc_dp.warmup.prepared import Prepared
 
-__all__ = ["ENOUGH", "about_prior", "far", "spread", "target_draws"]
+__all__ = ["Explored", "about_prior", "far", "spread", "target_draws"]
 
 #: Chains, tuning iterations and draws of NUTS.
 _CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
+_AGAIN = "The same call goes on from what was released, at no further cost."
 #: Effective draws that are enough.
 ENOUGH = 400.0
 #: Variance between chains over that within, from which on they are in different places.
@@ -36,14 +37,44 @@ _APART = 0.5
 _UNTOUCHED = 0.8
 
 
+class Explored(NamedTuple):
+    """What NUTS made of a target.
+
+    Attributes
+    ----------
+    draws : (4000, d) ndarray
+        Unconstrained, in random order.
+    effective : float
+        What they are worth, in the worst parameter.
+    apart : bool
+        Whether chains ended in different places.
+    """
+
+    draws: np.ndarray
+    effective: float
+    apart: bool
+
+    @property
+    def doubt(self) -> str:
+        """Why they are not to be relied on, in words; empty where they are."""
+        if self.apart:
+            return "chains that explored prior times released likelihood ended in different places"
+        if self.effective < ENOUGH:
+            return (
+                "chains that explored prior times released likelihood are worth about "
+                f"{self.effective:.0f} draws"
+            )
+        return ""
+
+
 def target_draws(
     records: Records,
     effects: Effects | None,
     found: Prepared,
     prior_draws: np.ndarray | None,
     seed: int,
-) -> np.ndarray:
-    """(4000, d) unconstrained draws, in random order, of prior times released likelihood.
+) -> Explored:
+    """Draws of prior times released likelihood.
 
     Parameters
     ----------
@@ -56,6 +87,11 @@ def target_draws(
         Public points near which chains start, so that several modes are seen.
     seed : int
         Public.
+
+    Raises
+    ------
+    KeyboardInterrupt
+        However PyMC takes one: no draws of part of the chains are used.
 
     Notes
     -----
@@ -70,30 +106,30 @@ def target_draws(
     target = public + _log_likelihood(flat, found)
     starts = _starts(records, found, prior_draws, seed, about=effects is None)
 
-    best, most, apart = np.empty((0, records.parameters.size)), -1.0, False
+    best = Explored(np.empty((0, records.parameters.size)), -1.0, False)
     if effects is not None and effects.solved is not None:
         moved, inside = _in_effects(theta, flat, target, effects.solved)
         places, entries = effects.solved
         begin = starts.copy()
         begin[:, places] = found.clip.location[entries]
-        drawn, most, apart = _nuts(theta, inside, begin, seed)
-        best = _evaluated(theta, moved, drawn)
-    if most < ENOUGH:
+        best = _nuts(theta, inside, begin, seed)
+        best = best._replace(draws=_evaluated(theta, moved, best.draws))
+    if best.effective < ENOUGH:
         begin = starts if effects is None else _tops(theta, target, starts)
-        drawn, ess, again = _nuts(theta, target, begin, seed + 1)
-        apart = apart or again  # modes may be seen from one place only
-        if ess > most:
-            best, most = drawn, ess
-    if most < ENOUGH or apart:
+        again = _nuts(theta, target, begin, seed + 1)
+        apart = best.apart or again.apart  # modes may be seen from one place only
+        best = max(best, again, key=lambda explored: explored.effective)._replace(apart=apart)
+    if best.doubt:
         warnings.warn(
             "Prior and released likelihood make a posterior in which NUTS did not mix well, or "
-            f"that has several modes (about {most:.0f} effective draws): results are less reliable "
-            "than they look. Narrower priors, one that breaks a symmetry, or the effects of a "
-            "hierarchy written as mu + tau * z with z ~ N(0, 1), may help.",
+            f"that has several modes (about {best.effective:.0f} effective draws): results are "
+            "less reliable than they look. Narrower priors, one that breaks a symmetry, or the "
+            "effects of a hierarchy written as mu + tau * z with z ~ N(0, 1), may help.",
             UserWarning,
             stacklevel=2,
         )
-    return best[np.random.default_rng(seed).permutation(len(best))]
+    order = np.random.default_rng(seed).permutation(len(best.draws))
+    return best._replace(draws=best.draws[order])
 
 
 def _log_likelihood(flat: Any, found: Prepared) -> Any:
@@ -160,8 +196,20 @@ def _in_effects(
     return moved, inside
 
 
-def _nuts(theta: Any, target: Any, starts: np.ndarray, seed: int) -> tuple[np.ndarray, float, bool]:
-    """(draws, d) draws of a public log density, what they are worth, and if chains disagree."""
+class _Whole:
+    """A callback that ends all chains once one was interrupted: PyMC goes on with the next."""
+
+    def __init__(self) -> None:
+        self.chains = 0
+
+    def __call__(self, trace: Any, draw: Any) -> None:
+        if draw.chain > self.chains:
+            raise KeyboardInterrupt
+        self.chains += draw.draw_idx == _TUNE + _DRAWS - 1  # draw.is_last never says so
+
+
+def _nuts(theta: Any, target: Any, starts: np.ndarray, seed: int) -> Explored:
+    """Draws of a public log density."""
     quiet = logging.getLogger("pymc")
     level = quiet.level
     quiet.setLevel(logging.ERROR)
@@ -183,13 +231,20 @@ def _nuts(theta: Any, target: Any, starts: np.ndarray, seed: int) -> tuple[np.nd
                 progressbar=False,
                 compute_convergence_checks=False,
                 compile_kwargs={"mode": "NUMBA"},
+                callback=_Whole(),
             )
+    except ValueError as error:
+        if "Not enough samples" in str(error):  # interrupted before there were any
+            raise KeyboardInterrupt(_AGAIN) from None
+        raise
     finally:
         quiet.setLevel(level)
     drawn = _compat.group(result, "posterior")["theta"].values
+    if drawn.shape[:2] != (_CHAINS, _DRAWS):
+        raise KeyboardInterrupt(_AGAIN)
     between, within = drawn.mean(axis=1).var(axis=0, ddof=1), drawn.var(axis=1, ddof=1).mean(axis=0)
     apart = bool(np.any(between > _APART * within))
-    return drawn.reshape(-1, d), float(_compat.effective_draws(drawn).min()), apart
+    return Explored(drawn.reshape(-1, d), float(_compat.effective_draws(drawn).min()), apart)
 
 
 def _evaluated(theta: Any, moved: Any, drawn: np.ndarray) -> np.ndarray:

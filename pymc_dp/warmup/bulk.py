@@ -25,6 +25,8 @@ from pymc_dp.warmup.quantiles import tail_quantile
 FULL = 60
 #: How many times the planned part of the budget may go into a search that has not arrived.
 PERSISTENCE = 13.0 / 3.0
+#: How wide a parameter that no record sees may be, in widths of the prior.
+LONGEST = 100.0
 #: More rounds than this before the last ones are not made.
 ROUNDS = 50
 #: A step is not shortened more often than this before a new one is made.
@@ -296,6 +298,9 @@ class _Search:
         floors = np.maximum(floor * visible, flattest)
         sizes = np.maximum(np.abs(values), floors)
         hessian = (vectors * sizes) @ vectors.T
+        # a width of the prior that grows from step to step would leave no digits to the others
+        rows = self.at.scaling[self.public.alone] / self.public.spread[self.public.alone, None]
+        hessian += rows.T @ rows / LONGEST**2
         step = within(hessian, metric, total, self.radius)
         decrement = float(total @ step)
         explained = noise.sd**2 * float(np.sum(visible / sizes))

@@ -169,7 +169,7 @@ def quadratic(
     straight = _consistent(second - first, noise + rest)
     # after too long a way for a straight line the second, taken where it counts, stands alone
     final, covariance = pooled(first, noise, second, rest) if straight else (second, rest)
-    covariance = covariance + unclear**2 * basis.T @ basis
+    covariance = covariance + replace(of_score, sd=unclear).covariance(basis)
     mean, width = noisy_posterior(final, covariance, curvature, bend, public.score(here))
     away = rows @ mean
     if float(away @ pinvh(rows @ width @ rows.T) @ away) > _FURTHEST**2 * len(away):

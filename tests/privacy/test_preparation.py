@@ -45,16 +45,15 @@ def open_account(ledger, cap=UNITS):
 
 
 def begin(ledger, account, engine=None, cls=Preparation, units=UNITS, **settings):
-    return cls.begin(
-        engine or VectorRecords(ROWS),
-        ledger,
-        account,
-        sampler="DPLangevin",
-        settings=settings,
-        units=units,
-        neighboring="replace_one",
-        n_public=len(ROWS),
-    )
+    """A new preparation, or the unfinished one of the same settings."""
+    given = (engine or VectorRecords(ROWS), ledger, account)
+    asked = {
+        "sampler": "DPLangevin",
+        "settings": settings,
+        "neighboring": "replace_one",
+        "n_public": len(ROWS),
+    }
+    return cls.resume(*given, **asked) or cls.begin(*given, **asked, units=units)
 
 
 @pytest.fixture(params=["temporary", "on disk"])
