@@ -29,7 +29,8 @@ from .toy import Rows, VectorRecords, logistic_model, make_step, sample, vector_
 
 FORK = multiprocessing.get_context("fork")
 UNITS = 2**40
-ROWS = np.random.default_rng(2).normal(size=(9, 3))
+N = 9
+ROWS = np.random.default_rng(2).normal(size=(N, 3))
 
 
 @pytest.fixture(autouse=True)
@@ -44,14 +45,14 @@ def open_account(ledger, cap=UNITS):
     )
 
 
-def begin(ledger, account, engine=None, cls=Preparation, units=UNITS, **settings):
+def begin(ledger, account, engine=None, cls=Preparation, units=UNITS, n_public=N, **settings):
     """A new preparation, or the unfinished one of the same settings."""
     given = (engine or VectorRecords(ROWS), ledger, account)
     asked = {
         "sampler": "DPLangevin",
         "settings": settings,
         "neighboring": "replace_one",
-        "n_public": len(ROWS),
+        "n_public": n_public,
     }
     return cls.resume(*given, **asked) or cls.begin(*given, **asked, units=units)
 
@@ -440,14 +441,11 @@ def prepared(model, share=0.5):
     records = extract(model, public=budget.public, privacy_unit=budget.privacy_unit)
     d = records.parameters.size
     at = Coordinates(np.zeros(d), 0.3 * np.eye(d))
-    preparation = Preparation.begin(
-        records.engine(at),
+    preparation = begin(
         budget.ledger,
         budget.account,
-        sampler="DPLangevin",
-        settings={},
+        records.engine(at),
         units=math.floor(share * budget.ledger.remaining(budget.account)),
-        neighboring="replace_one",
         n_public=budget.n_public,
     )
     points = np.array([[0.0] * d, [0.1] * d])
