@@ -38,6 +38,8 @@ WEIGHT_ESS = 50.0
 #: Draws to choose from when resampling: more would cost time and add nothing.
 CANDIDATES = 4000
 _CHUNK = 256
+#: Of the largest variance of the noise, what counts as none.
+_NO_NOISE = 1e-10
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,6 +160,35 @@ def noisy_posterior(
     return _mean(u, c, score, curvature, prior_score), c
 
 
+def _law_at_mean(
+    covariance: np.ndarray,
+    noise: np.ndarray,
+    prior_precision: np.ndarray,
+    prior_score: np.ndarray,
+) -> NoiseLaw:
+    """Law of xi in the coordinates of draws with this covariance; see :func:`noise_aware`.
+
+    Directions without noise are those that no record sees.  The likelihood has neither score nor
+    curvature there, exactly, and whatever draws show of them instead (the prior of a scale is not
+    normal) would be divided by next to nothing: they are integrated out first.
+    """
+    values, vectors = np.linalg.eigh(noise)
+    seen = values > _NO_NOISE * values.max()
+    if seen.all():
+        curvature = likelihood_curvature(covariance, prior_precision)
+        return noise_law(-prior_score, noise, curvature, prior_precision, prior_score)
+    into, unseen = vectors[:, seen], vectors[:, ~seen]
+    across = into.T @ prior_precision @ unseen
+    follow = across @ pinvh(_symmetric(unseen.T @ prior_precision @ unseen))
+    law = _law_at_mean(
+        into.T @ covariance @ into,
+        np.diag(values[seen]),
+        _symmetric(into.T @ prior_precision @ into - follow @ across.T),
+        into.T @ prior_score - follow @ (unseen.T @ prior_score),
+    )
+    return NoiseLaw(into @ law.mean, into @ law.covariance @ into.T)
+
+
 @dataclass(frozen=True, eq=False)
 class Normality:
     """How far draws are from normal, along standardised axes and their principal directions.
@@ -248,7 +279,8 @@ def noise_aware(
     draws : (chains, draws, d) ndarray
         Raw draws w.  More than d of them, and not all in a plane.
     noise : (d, d) ndarray
-        V, covariance of the noise in the released score, in the coordinates w.
+        V, covariance of the noise in the released score, in the coordinates w.  Singular where
+        parameters reach no record.
     prior_precision : (d, d) ndarray
         P0, minus the Hessian of the public log-density at the mean of the draws, positive
         semidefinite.
@@ -278,14 +310,17 @@ def noise_aware(
     vanishes, so that the noisy score of the likelihood there is minus `prior_score`.  This is exact
     for a Gaussian posterior, and for others does not depend on how far from it G was released.
 
+    Parameters that no record sees (mean and scale of a centred hierarchy) have no noise: the law of
+    xi' is that of the others with the Gaussian prior integrated over them, and they follow a shift
+    by their covariance with the others.
+
     *Weaknesses.*  The law of xi' takes likelihood and prior for Gaussian near the posterior mean.
     """
     d = draws.shape[-1]
     pooled = draws.reshape(-1, d)
     centred = pooled - pooled.mean(axis=0)
     covariance = centred.T @ centred / (len(pooled) - 1)
-    curvature = likelihood_curvature(covariance, prior_precision)
-    law = noise_law(-prior_score, noise, curvature, prior_precision, prior_score)
+    law = _law_at_mean(covariance, noise, prior_precision, prior_score)
     xi = law.sample(rng, len(pooled))
 
     shape = normality(centred if axes is None else centred @ axes.T, ess)

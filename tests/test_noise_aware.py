@@ -191,6 +191,50 @@ def forgotten(law: na.NoiseLaw, example: Conjugate) -> na.NoiseLaw:
     return na.NoiseLaw(np.zeros(D), example.noise)
 
 
+def test_parameters_that_no_record_sees_follow_the_others():
+    """Neither noise nor curvature in two of five directions: a conjugate hierarchy."""
+    rng = np.random.default_rng(12)
+    seen = np.linalg.qr(rng.normal(size=(D, D)))[0][:, :3]
+    noise, curvature = (seen @ (wishart(rng, 3) + np.eye(3)) @ seen.T for _ in range(2))
+    prior = wishart(rng) + np.eye(D)
+    example = Conjugate(noise, curvature, prior, rng.normal(size=D), seen @ rng.normal(size=3))
+    near = dataclasses.replace(example, noise=noise + 1e-9 * np.eye(D))
+    mean, covariance = near.exact
+    sd = np.sqrt(np.diag(covariance))
+    assert np.abs(np.sqrt(np.diag(example.raw[1])) / sd - 1.0).max() > 0.06
+    draws = corrected_draws(example).draws.reshape(-1, D)
+    # the curvature of the likelihood is what 40,000 draws show of it, so that errors are larger
+    # than those of averages
+    np.testing.assert_allclose(draws.mean(axis=0) / sd, mean / sd, rtol=0, atol=0.05)
+    np.testing.assert_allclose(draws.std(axis=0) / sd, 1.0, rtol=0, atol=0.03)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_scale_that_is_not_normal_moves_nothing_that_is_known(told, monkeypatch):
+    """Next to no noise, so no mean may move by a hundredth of its sd.
+
+    The prior of one direction, which no record sees, is not normal: at the mean of the draws its
+    score is not 0, and it is more curved than the draws are wide.  Taken for seen, all others move.
+    """
+    rng = np.random.default_rng(13)
+    draws = rng.normal(size=(400, D))
+    unseen = np.linalg.qr(rng.normal(size=(D, D)))[0][:, 0]
+    alone = np.outer(unseen, unseen)
+    if not told:
+        monkeypatch.setattr(na, "_NO_NOISE", -1.0)
+    found = na.noise_aware(
+        np.random.default_rng(0),
+        draws[None],
+        1e-6 * (np.eye(D) - alone),
+        0.05 * np.eye(D) + 1.2 * alone,
+        0.4 * unseen,
+        ess=400,
+    )
+    moved = np.abs((found.draws[0] - draws).mean(axis=0)).max()
+    assert found.method == "shift"
+    assert moved < 0.01 if told else moved > 0.5
+
+
 FAULTS = {
     "no correction": lambda law, e: na.NoiseLaw(0 * law.mean, 0 * law.covariance),
     "gain forgotten": forgotten,
