@@ -131,9 +131,14 @@ class _Normal:
         )
         ledger = self.budget.ledger
         ledger.record_plan(self.budget.account, plan.plan_id, payload)
-        source.finish()
+        self.source = source
         self.plan_id = plan.plan_id
         self.facts = make_statement(self.budget, plan.plan_id, payload, [])
+
+    def finish(self) -> None:
+        """Nothing is lost any more: an equal call prepares anew."""
+        if (plan_id := self.source.unfinished) is not None:
+            self.budget.ledger.finish_plan(self.budget.account, plan_id)
 
     def draw(self, rng: np.random.Generator, chains: int, draws: int) -> np.ndarray:
         """(chains, draws, d) unconstrained draws."""
@@ -320,7 +325,8 @@ def laplace(
 
     *Weaknesses.*  Approximate where the posterior is not near normal; ``DPLangevin`` is better
     there.  A warning and the statement say where prior times released likelihood is not near
-    normal.  The bias of clipping is not covered.  It is the honest choice for near-normal
+    normal about the mode that was found; other modes, of a prior that has several, are not looked
+    for.  The bias of clipping is not covered.  It is the honest choice for near-normal
     posteriors and for budgets too small for chains.
     """
     draws = check_integer("draws", draws, minimum=1)
@@ -329,7 +335,7 @@ def laplace(
     names = releasable(model, require_budget(model, "dp.laplace"), var_names)
     normal = _Normal("laplace", model, share, draws, chains, progressbar)
     theta = normal.draw(np.random.default_rng(random_seed), chains, draws)
-    return _compat.inference_data(
+    found = _compat.inference_data(
         {"posterior": normal.dataset(theta, names)},
         {
             STATEMENT: json.dumps(normal.facts),
@@ -337,6 +343,8 @@ def laplace(
             "inference_library_version": pm.__version__,
         },
     )
+    normal.finish()
+    return found
 
 
 def find_MAP(
@@ -377,4 +385,5 @@ def find_MAP(
     spread = normal.dataset(theta, names).std(("chain", "draw"))
     found = xr.concat([mode, spread], dim="estimate").assign_coords(estimate=["mode", "sd"])
     found.attrs[STATEMENT] = json.dumps(normal.facts)
+    normal.finish()
     return found

@@ -456,12 +456,15 @@ def test_an_interrupted_preparation_goes_on(step_name, call, monkeypatch):
     labels = charged(budget)
     assert labels == kept(budget) and len(labels) >= 2 * call - 1
 
-    finished = []
-    monkeypatch.setattr(
-        Preparation, "finish", lambda self, f=Preparation.finish: (finished.append(self), f(self))
-    )
+    found = []
+
+    def resume(*args, method=Preparation.resume, **kwargs):
+        found.append(method(*args, **kwargs))
+        return found[-1]
+
+    monkeypatch.setattr(Preparation, "resume", resume)
     step = automatic(step_name, model)
-    [preparation] = finished
+    [preparation] = found
     assert preparation.resumed == len(labels)
     after = charged(budget)
     assert after[: len(labels)] == labels

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from pymc_dp.mechanisms.batches import COINS, BatchQueries, MomentQueries
 from pymc_dp.mechanisms.fixed import StatisticQueries
-from pymc_dp.mechanisms.preparation import Histogram, Preparation
+from pymc_dp.mechanisms.preparation import Histogram, Preparation, Unpayable
 from pymc_dp.mechanisms.queries import Path, Queries
 
 __all__ = [
@@ -31,4 +31,5 @@ __all__ = [
     "Preparation",
     "Queries",
     "StatisticQueries",
+    "Unpayable",
 ]

@@ -26,7 +26,7 @@ from pymc_dp.mechanisms.oneoff import EDGES, ClippedSum, NormHistogram
 from pymc_dp.rows.contributions import Contribution, Statistic
 from pymc_dp.rows.engine import Engine
 
-__all__ = ["Histogram", "Preparation", "interrupts_wait"]
+__all__ = ["Histogram", "Preparation", "Unpayable", "interrupts_wait"]
 
 Mechanism = NormHistogram | ClippedSum | FixedSum
 
@@ -51,6 +51,10 @@ class Histogram(NamedTuple):
     edges: np.ndarray
     counts: np.ndarray
     noise_sd: float
+
+
+class Unpayable(BudgetExceeded):
+    """A preparation that is resumed can not be paid to its end: something else was paid since."""
 
 
 class Preparation:
@@ -112,6 +116,8 @@ class Preparation:
         self.neighboring: Neighboring = neighboring
         self.n_public = n_public
         self.resumed = 0  # requests answered from the ledger
+        #: Of one that is resumed: what all of its requests may cost, in ledger units.
+        self.required: int | None = None
         self.secure = True  # whether all noise so far was secure
         self._answered = 0
         self._planned = 0  # units of the requests answered
@@ -222,7 +228,8 @@ class Preparation:
         Raises
         ------
         BudgetExceeded
-            If the account can not pay; no record was touched.
+            If the account can not pay, or not for the rest of what is resumed; no record was
+            touched.
         PrivacyError
             If the shares would pass 1, or the request differs from the one that is replayed.
         """
@@ -319,12 +326,24 @@ class Preparation:
             _refuse_other(label, request, kept_label, values["request"])
             self.resumed += 1
         else:
+            self._check_rest()
             values = self._release(event, request, mechanism)
         self.secure = self.secure and values["secure"]
         self._answered += 1
         self._planned += cost
         self._shares += share
         return np.array(values["value"]), values["noise_sd"]
+
+    def _check_rest(self) -> None:
+        """Refuse to pay for a part of what can not be paid to its end."""
+        if self.required is not None:
+            missing = self.required - self.spent
+            if missing > self.ledger.remaining(self.account):
+                raise Unpayable(
+                    "What remains of the budget does not pay for the rest of the preparation that "
+                    "was interrupted."
+                )
+            self.required = None
 
     def _cost(self, share: float) -> int:
         """Ledger units of a share, rounded down so that all together are at most `units`."""
@@ -369,7 +388,8 @@ class Preparation:
 @contextlib.contextmanager
 def interrupts_wait() -> Iterator[None]:
     """Let a keyboard interrupt come after the block: it lasts one pass over the records."""
-    if threading.current_thread() is not threading.main_thread():
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is None:  # set by what Python is embedded in
         yield
         return
     came = []
@@ -380,6 +400,8 @@ def interrupts_wait() -> Iterator[None]:
         signal.signal(signal.SIGINT, handler)
     if came and callable(handler):
         handler(*came[0])
+    elif came and handler == signal.SIG_DFL:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _facts(sampler: str, settings: Mapping[str, Any]) -> dict[str, Any]:

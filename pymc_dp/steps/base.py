@@ -167,6 +167,7 @@ class PrivateStep(BlockedStep):
         self.initial = source.records.initial
         design = None
         if not self.automatic:
+            source.refuse_if_used_up()
             design = self._given(source, scaling_matrix(scaling, self.parameters, model), clip_norm)
             design = replace(design, shares=dict(shares))
         with self._batches(counts, noise_multiplier) as charged:
@@ -216,7 +217,7 @@ class PrivateStep(BlockedStep):
                 **settings,
             ),
         )
-        source.finish()
+        self._unfinished = source.unfinished
         self._stats: dict[str, Any] = {}
         self._blank_stats: dict[str, Any] = {}
         self._forget_chain()
@@ -526,6 +527,8 @@ class PrivateStep(BlockedStep):
             batches=None if plan.batches is None else plan.batches.to_dict(),
             describe=self.budget.describe,
         )
+        if self._unfinished is not None:  # until now an equal step could go on with its preparation
+            self.budget.ledger.finish_plan(self.budget.account, self._unfinished)
 
     def _progressbar_config(
         self, n_chains: int = 1

@@ -16,10 +16,11 @@ from pymc_dp.mechanisms import Queries, StatisticQueries
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.exponential_model import ByHand, ExponentialModel, exponential_model
+from pymc_dp.steps.progress import Shown
 from pymc_dp.steps.settings import required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.warmup.scaled import random_walk
-from pymc_dp.warmup.statistic import prepare_statistic
+from pymc_dp.warmup.statistic import Start, prepare_statistic
 
 __all__ = ["ExponentialFamilyPenalty"]
 
@@ -161,15 +162,18 @@ class ExponentialFamilyPenalty(PrivateStep):
     def _prepare(self, source: Source) -> Design:
         found = self._read(source)
         start = source.start()
-        with source.preparation(
-            type(self).__name__, found.facts(source.records.initial)
-        ) as releases:
+        units = 0.0
+
+        def ask(releases: Shown) -> Start:
+            nonlocal units
             units = releases.units_mu2
 
             def release(label: str, share: float) -> tuple[np.ndarray, float]:
                 return releases.statistic(label, found.statistic, share)
 
-            at = prepare_statistic(release, found, source.terms, start, found.n)
+            return prepare_statistic(release, found, source.terms, start, found.n)
+
+        at = source.prepared(ask, type(self).__name__, found.facts(source.records.initial))
         if not at.trusted:
             source.warn_untrusted(type(self).__name__)
         d, left = len(start.location), 1.0 - at.spent

@@ -7,10 +7,10 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from pymc.model import Model
@@ -23,7 +23,7 @@ from pymc_dp.events import MU2_UNIT
 from pymc_dp.forecast import SAMPLERS, forecast
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.ledger import PREPARATION
-from pymc_dp.mechanisms import Preparation
+from pymc_dp.mechanisms import Preparation, Unpayable
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.flat import is_flat
@@ -46,6 +46,8 @@ _PREPARES = " preparation"
 _KEY = os.urandom(32)
 #: Digests of the data that interrupted preparations of this process were about.
 _PREPARED: dict[int, bytes] = {}
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -123,8 +125,9 @@ class Source:
         self.progressbar = progressbar
         self.compile_kwargs = compile_kwargs
         self.records = extract(model, **budget.secrecy)
+        self._refuse_edge()
         if not self._interrupted():
-            self._refuse_if_used_up()
+            self.refuse_if_used_up()
         theta = Coordinates(np.zeros(len(self.records.initial)), np.eye(len(self.records.initial)))
         self.terms = self.records.public_terms(theta, compile_kwargs)
         self.engine = self.records.engine(theta, compile_kwargs)
@@ -158,7 +161,17 @@ class Source:
             for e in mine
         )
 
-    def _refuse_if_used_up(self) -> None:
+    def _refuse_edge(self) -> None:
+        """A search can not begin where a density has no slope."""
+        for name, where in self.names():
+            if not np.isfinite(self.records.initial[where]).all():
+                raise ValueError(
+                    f"The initial value of {name} lies on the edge of its support, from where "
+                    "nothing moves. Nothing has been spent. Give it another one, inside: initval=."
+                )
+
+    def refuse_if_used_up(self) -> None:
+        """Raise `BudgetExceeded` unless something is left for new releases."""
         budget = self.budget
         account = budget.ledger.account_info(budget.account)
         if self.remaining() <= account.cap >> 20:  # what the integers of a used plan leave over
@@ -175,7 +188,6 @@ class Source:
 
     def by_hand(self, scaling: np.ndarray, clip_norms: dict[str, float]) -> Design:
         """A design with given coordinates and bounds."""
-        self._refuse_if_used_up()
         return self._design(Coordinates(self.records.initial, scaling), clip_norms)
 
     def _design(self, coordinates: Coordinates, clip_norms: dict[str, float]) -> Design:
@@ -241,8 +253,8 @@ class Source:
             "n_steps": n_steps,
             "share": share,
         }
-        with self.preparation(sampler, settings, share, records) as releases:
 
+        def ask(releases: Shown) -> Prepared:
             def robust(clip: Coordinates, clip_norm: float) -> None:
                 nonlocal engine
                 engine = records.with_coordinates(clip)
@@ -252,7 +264,7 @@ class Source:
 
             if as_it_is is not None:
                 releases.ask(as_it_is)
-            found = prepare_langevin(
+            return prepare_langevin(
                 releases,
                 self.terms if effects is None else effects,
                 start if effects is None else effects.start,
@@ -268,6 +280,8 @@ class Source:
                 huberised=huberised,
                 counts=huberised and predictor is not None and predictor.counts,
             )
+
+        found = self.prepared(ask, sampler, settings, share, records)
         if found.trusted and found.heavy_tails:
             self._warn_heavy(sampler)
         if not found.trusted:
@@ -284,10 +298,10 @@ class Source:
         draws = self.few_prior_draws
         return effects_of(self.records, self.engine, draws, self.compile_kwargs)
 
-    @property
+    @cached_property
     def improper(self) -> list[str]:
         """Names of the free variables that have no proper prior."""
-        return improper(self.model, self.budget.public)
+        return improper(self.model, self.budget.public, self.terms, self.start(), self.names())
 
     def names(self) -> list[tuple[str, slice]]:
         """The free variables, and where their entries are among the parameters."""
@@ -323,18 +337,22 @@ class Source:
         draws = prior_draws(self.model, self.budget, self.records, size, seed)
         return draws if draws is not None and np.isfinite(draws).all() else None
 
-    def preparation(
+    def prepared(
         self,
+        ask: Callable[[Shown], _T],
         sampler: str,
         settings: Mapping[str, Any],
         share: float = 1.0,
         engine: RowEngine | None = None,
         needed: float = 1.0,
-    ) -> Shown:
-        """One-off releases of a new preparation, or of one that was interrupted.
+    ) -> _T:
+        """What is made of the releases of a new preparation, or of one that was interrupted.
 
         Parameters
         ----------
+        ask : callable
+            Makes the releases.  Called twice where the rest of an interrupted preparation can not
+            be paid, since something else was: what is left pays for a new one.
         sampler : str
         settings : mapping
             Public settings on which the requests depend.
@@ -352,6 +370,24 @@ class Source:
         ValueError
             If no part of the budget could pay for the chains afterwards; nothing was spent.
         """
+        asked = (sampler, settings, share, engine, needed)
+        try:
+            with self._preparing(*asked) as releases:
+                return ask(releases)
+        except Unpayable:
+            with self._preparing(*asked, anew=True) as releases:
+                return ask(releases)
+
+    def _preparing(
+        self,
+        sampler: str,
+        settings: Mapping[str, Any],
+        share: float,
+        engine: RowEngine | None,
+        needed: float,
+        anew: bool = False,
+    ) -> Shown:
+        """As :meth:`prepared`; a new preparation if `anew`."""
         given = (engine or self.engine, self.budget.ledger, self.budget.account)
         asked: dict[str, Any] = {
             "sampler": sampler + _PREPARES,
@@ -359,12 +395,11 @@ class Source:
             "neighboring": self.budget.neighboring,
             "n_public": self.budget.n_public,
         }
-        preparation = Preparation.resume(*given, **asked)
-        if preparation is not None and self._is_stale(preparation, needed):
-            preparation.finish()
-            preparation = None
-        if preparation is None:
+        before = Preparation.resume(*given, **asked)
+        if before is None or anew or self._is_stale(before):
             units = self._units(sampler, share)
+            if before is not None:
+                before.finish()
             preparation = Preparation.begin(
                 *given, **asked, units=units, needed=math.ceil(needed * units)
             )
@@ -376,6 +411,9 @@ class Source:
                 self.budget.describe(max(units - self.set_aside, 0)),
             )
         else:
+            preparation = before
+            if not self.set_aside:  # what equal steps on batches share may cost less
+                preparation.required = math.ceil(needed * preparation.units)
             _log.info(
                 "%s goes on with a preparation that was interrupted: what was released is not paid "
                 "again.",
@@ -386,7 +424,7 @@ class Source:
 
     def _units(self, sampler: str, share: float) -> int:
         """What a new preparation plans with; warns, or refuses, where that is too little."""
-        self._refuse_if_used_up()
+        self.refuse_if_used_up()
         units = math.floor(share * self.remaining())
         if 4 * self.paths > units:  # an iteration makes two releases or more, with part of it
             raise ValueError(
@@ -399,30 +437,28 @@ class Source:
         self._warn_if_too_small(sampler, units)
         return units
 
-    def _is_stale(self, preparation: Preparation, needed: float) -> bool:
-        """Whether the data have changed, or the rest of the requests can not be paid.
+    def _is_stale(self, preparation: Preparation) -> bool:
+        """Whether the data have changed, or a release was charged and not kept.
 
-        Something else may have been paid since, or a release was charged and not kept.
+        The plan does not pay for that release twice.
         """
         of, digest = preparation.plan_id, self._digest()
         if _PREPARED.setdefault(of, digest) != digest:
-            return True
-        missing = math.ceil(needed * preparation.units) - preparation.spent
-        # what equal steps on batches share may be complete, for less than it was to cost
-        if not self.set_aside and missing > self.budget.ledger.remaining(self.budget.account):
             return True
         mine = [e for e in self.budget.ledger.entries() if e.plan == of]
         kinds = [e.kind for e in mine if e.account == self.budget.account]
         return kinds.count("charge") > kinds.count("release")
 
-    def finish(self) -> None:
-        """The step is built: an equal one prepares anew, unless it makes the same releases.
+    @property
+    def unfinished(self) -> int | None:
+        """Plan of the preparation that an equal step goes on with, until it is finished.
 
-        Beside releases on batches, which an equal step shares, what was prepared is for all of
-        them: there is no budget for another time.
+        None where that is for good: equal steps on batches share theirs, as there is no budget for
+        another time.
         """
-        if self._preparation is not None and not self.set_aside:
-            self._preparation.finish()
+        if self._preparation is None or self.set_aside:
+            return None
+        return self._preparation.plan_id
 
     @property
     def secure(self) -> bool:
@@ -457,17 +493,17 @@ class Source:
             sensitivity=self.sensitivity,
         )
         if not expected.enough:
-            warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=6)
+            warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=7)
 
     def _warn_if_improper(self) -> None:
         if self.improper:
             warnings.warn(
-                f"The prior of {', '.join(self.improper)} is improper (pm.Flat, pm.HalfFlat). What "
-                "the privacy noise hides of the records is left to the prior, and there is then no "
+                f"The prior of {', '.join(self.improper)} is improper (pm.Flat, pm.HalfFlat, or a "
+                "density that does not fall). What the privacy noise hides of the records is left to the prior, and there is then no "
                 "posterior; a search begins at the initial point and may not arrive. Give a proper "
                 "prior, as wide as public knowledge asks for. Nothing has been spent.",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def _warn_if_another_waits(self, sampler: str) -> None:
@@ -481,7 +517,7 @@ class Source:
                 "built on it that has not been run and will not be paid. Run that one first, or "
                 "build each step on its own budget, on one ledger.",
                 UserWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
 
     def scaled(
@@ -492,8 +528,9 @@ class Source:
         self._compile(self.engine)
         needed = 1.0 if centred else FIRST_PART
         settings = {"along_axes": along_axes}
-        with self.preparation(sampler, settings, needed=needed) as releases:
-            found = prepare_scaled(
+
+        def ask(releases: Shown) -> Scaled:
+            return prepare_scaled(
                 releases,
                 self.terms,
                 start,
@@ -503,6 +540,8 @@ class Source:
                 centred=centred,
                 along_axes=along_axes,
             )
+
+        found = self.prepared(ask, sampler, settings, needed=needed)
         if not found.trusted:
             self.warn_untrusted(sampler)
         design = self._design(found.coordinates, {})

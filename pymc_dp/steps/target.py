@@ -13,6 +13,7 @@ import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
+from pymc.exceptions import SamplingError
 from pytensor.graph.replace import graph_replace
 from scipy.optimize import minimize
 
@@ -28,6 +29,8 @@ __all__ = ["Explored", "about_prior", "far", "spread", "target_draws"]
 
 #: Chains, tuning iterations and draws of NUTS.
 _CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
+#: Places near the initial point that are tried where there are no prior draws.
+_TRIES = 100
 _AGAIN = "The same call goes on from what was released, at no further cost."
 #: Effective draws that are enough.
 ENOUGH = 400.0
@@ -92,6 +95,8 @@ def target_draws(
     ------
     KeyboardInterrupt
         However PyMC takes one: no draws of part of the chains are used.
+    pymc.exceptions.SamplingError
+        If NUTS can not begin, wherever it was tried.
 
     Notes
     -----
@@ -105,18 +110,25 @@ def target_draws(
     flat = theta if effects is None else effects.seen.symbolic(records.parameters)
     target = public + _log_likelihood(flat, found)
     starts = _starts(records, found, prior_draws, seed, about=effects is None)
+    spare = prior_draws
+    if spare is None:
+        around = np.random.default_rng(seed).standard_normal((_TRIES, len(records.initial)))
+        spare = records.initial + around
 
     best = Explored(np.empty((0, records.parameters.size)), -1.0, False)
     if effects is not None and effects.solved is not None:
         moved, inside = _in_effects(theta, flat, target, effects.solved)
         places, entries = effects.solved
-        begin = starts.copy()
-        begin[:, places] = found.clip.location[entries]
-        best = _nuts(theta, inside, begin, seed)
-        best = best._replace(draws=_evaluated(theta, moved, best.draws))
+        begin, others = starts.copy(), spare.copy()
+        begin[:, places] = others[:, places] = found.clip.location[entries]
+        try:
+            best = _nuts(theta, inside, _in_support(theta, inside, begin, others), seed)
+            best = best._replace(draws=_evaluated(theta, moved, best.draws))
+        except SamplingError:
+            pass
     if best.effective < ENOUGH:
         begin = starts if effects is None else _tops(theta, target, starts)
-        again = _nuts(theta, target, begin, seed + 1)
+        again = _nuts(theta, target, _in_support(theta, target, begin, spare), seed + 1)
         apart = best.apart or again.apart  # modes may be seen from one place only
         best = max(best, again, key=lambda explored: explored.effective)._replace(apart=apart)
     if best.doubt:
@@ -162,6 +174,13 @@ def _starts(
     if prior_draws is None:
         return np.tile(records.initial, (_CHAINS, 1))
     return _apart(records.initial, prior_draws)
+
+
+def _in_support(theta: Any, target: Any, starts: np.ndarray, spare: np.ndarray) -> np.ndarray:
+    """The starts, those outside of the support of the target replaced by spare ones inside."""
+    log_density = compile_parameter_function([theta], target)
+    inside = (at for at in spare if np.isfinite(log_density(at)))
+    return np.array([at if np.isfinite(log_density(at)) else next(inside, at) for at in starts])
 
 
 def _apart(initial: np.ndarray, prior_draws: np.ndarray) -> np.ndarray:

@@ -1,0 +1,242 @@
+"""What was paid for is not lost: steps that were not run, late failures, other data between."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+from pymc_dp import _compat
+from pymc_dp.mechanisms import Preparation, preparation
+from pymc_dp.steps.source import Source
+
+from .test_automatic import automatic, build, charged, check_all_spent, check_result, interrupt
+from .test_conformance import pm_sample
+
+laplace_module = sys.modules["pymc_dp.laplace"]  # hidden by the function
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreted"),
+    pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),
+]
+
+
+def fail(*args: Any, **kwargs: Any) -> None:
+    raise MemoryError
+
+
+def laplace(model: pm.Model, **kwargs: Any) -> Any:
+    return dp.laplace(10, model=model, progressbar=False, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["langevin-quadratic", "langevin-anchored"])
+def test_a_step_that_was_not_run_is_built_again_for_nothing(name):
+    model, budget = build("logistic")
+    automatic(name, model)  # and lost, as by an interrupt of pm.sample(step=...)
+    labels = charged(budget)
+    step = automatic(name, model)
+    assert charged(budget) == labels
+    check_result(dp.release(pm_sample(model, step, cores=1), model), budget)
+    check_all_spent(budget)
+    with pytest.raises(dp.BudgetExceeded, match="used up"):
+        automatic(name, model)
+
+
+@pytest.mark.parametrize("call", ["laplace", "find_MAP"])
+def test_a_failure_after_the_preparation_loses_nothing(call, monkeypatch):
+    model, budget = build("logistic")
+    again = laplace if call == "laplace" else lambda model: dp.find_MAP(model=model)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(laplace_module, "constrain", fail)
+        again(model)
+    labels = charged(budget)
+    check_all_spent(budget)
+    again(model)
+    assert charged(budget) == labels
+    with pytest.raises(dp.BudgetExceeded, match="used up"):
+        again(model)
+
+
+def test_other_data_between_do_not_end_a_preparation(monkeypatch):
+    rng = np.random.default_rng(0)
+    data = rng.normal(size=(2, 500))
+    with pm.Model() as model:
+        y = pm.Data("data", data[0])
+        pm.Normal("y", pm.Normal("a", 0, 10), 1.0, observed=y)
+        budget = dp.PrivacyBudget(20.0, 1e-5)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(laplace_module, "constrain", fail)
+        laplace(model)
+    labels = charged(budget)
+    pm.set_data({"data": data[1]}, model=model)
+    with pytest.raises(dp.BudgetExceeded, match="used up"):
+        laplace(model)
+    pm.set_data({"data": data[0]}, model=model)
+    laplace(model)
+    assert charged(budget) == labels
+
+
+def test_a_complete_preparation_goes_on_whatever_was_paid_since():
+    model, budget = build("logistic")
+    automatic("langevin-anchored", model)
+    labels = charged(budget)
+    dp.clipping_report(model, scaling=0.1, clip_norm=1.0, epsilon=0.5)
+    assert len(charged(budget)) == len(labels) + 1
+    step = automatic("langevin-anchored", model)
+    assert len(charged(budget)) == len(labels) + 1
+    check_result(dp.release(pm_sample(model, step, cores=1), model), budget)
+    check_all_spent(budget)
+
+
+def test_a_step_by_hand_does_not_take_what_rounding_left(monkeypatch):
+    """What an interrupted preparation may still need, though nothing else is left."""
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 10)
+        pm.Normal("y", a, 1.0, observed=np.random.default_rng(0).normal(size=500))
+        dp.bounds(y=(-5.0, 5.0))
+        dp.PrivacyBudget(20.0, 1e-5)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(laplace_module, "constrain", fail)
+        laplace(model)
+    with pytest.raises(dp.BudgetExceeded, match="used up"):
+        dp.ExponentialFamilyPenalty(
+            draws=1, chains=1, scaling=1.0, step_size=0.1, model=model, progressbar=False
+        )
+
+
+def test_what_is_missing_is_asked_before_it_is_paid(monkeypatch):
+    """The rest of an interrupted preparation can not be paid: nothing is added to it."""
+    model, budget = build("logistic")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, 4)
+        laplace(model)
+    first = charged(budget)
+    laplace(model, share=0.5)
+    between = charged(budget)
+    laplace(model)
+    after = charged(budget)[len(between) :]
+    assert after[: len(first)] == first, "a new one, from its beginning"
+    check_all_spent(budget)
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: pm.Uniform("a", 0.0, 5.0, initval=0.0),
+        lambda: pm.HalfNormal("a", 1.0, initval=0.0),
+        lambda: pm.Truncated("a", pm.Flat.dist(), lower=0.0),
+    ],
+)
+def test_an_initial_value_on_the_edge_is_refused_before_anything_is_spent(declare):
+    with pm.Model() as model:
+        a = declare()
+        pm.Normal("y", a, 1.0, observed=np.random.default_rng(0).normal(1.0, 1.0, 300))
+        budget = dp.PrivacyBudget(5.0, 1e-5)
+    with pytest.raises(ValueError, match="initial value of a lies on the edge"):
+        laplace(model)
+    with pytest.raises(ValueError, match="initial value of a lies on the edge"):
+        automatic("langevin", model)
+    assert not charged(budget)
+
+
+def test_a_product_begins_where_its_slope_is_not_zero():
+    """Both factors are 0 at the initial point, where one can not be told from the other."""
+    rng = np.random.default_rng(1)
+    with pm.Model() as model:
+        a, b = pm.Normal("a"), pm.Normal("b")
+        pm.Normal("y", a * b, 1.0, observed=rng.normal(1.2, 1.0, 800))
+        dp.PrivacyBudget(20.0, 1e-6)
+    step = dp.DPLangevin(draws=400, chains=2, model=model, progressbar=False)
+    assert step.form == "quadratic"
+    idata = pm.sample(
+        400, tune=0, chains=2, cores=1, step=step, model=model, progressbar=False,
+        compute_convergence_checks=False,
+    )  # fmt: skip
+    posterior = _compat.group(dp.release(idata, model), "posterior")
+    product = (posterior["a"] * posterior["b"]).values
+    assert abs(product.mean() - 1.2) < 0.5 and product.std() < 0.5
+
+
+# -- improper priors ------------------------------------------------------------------------------
+
+
+def _pilot(of: Any) -> None:
+    pm.Normal("pilot", of, 1.0, observed=np.array([0.2, -0.3, 0.1]))
+
+
+def _centred() -> Any:
+    tau = pm.HalfCauchy("tau", 2.0)
+    return pm.Normal("a", pm.Normal("mu"), tau, shape=4)[np.arange(200) % 4]
+
+
+def _flat_mean() -> Any:
+    tau = pm.HalfNormal("tau", 2.0)
+    return pm.Normal("b", pm.Flat("a"), tau, shape=4)[np.arange(200) % 4]
+
+
+def _observed(of: Any, made: Any) -> Any:
+    _pilot(of(made))
+    return made
+
+
+#: What the records see, and whether the prior of `a` is improper.
+PRIORS = {
+    "normal": (lambda: pm.Normal("a"), False),
+    "heavy tails": (lambda: pm.Cauchy("a", 0.0, 3.0), False),
+    "centred hierarchy": (_centred, False),
+    "angle": (lambda: pm.VonMises("a", 0.0, 2.0), False),
+    "flat between bounds": (
+        lambda: pm.Flat("a", transform=pm.distributions.transforms.Interval(0, 5), initval=2.0),
+        False,
+    ),
+    "flat and observed": (lambda: _observed(lambda a: a, pm.Flat("a")), False),
+    "flat": (lambda: pm.Flat("a"), True),
+    "flat mean of a hierarchy": (_flat_mean, True),
+    "flat and not observed": (lambda: _observed(lambda a: 0.0 * a, pm.Flat("a")), True),
+    "flat beyond what is observed": (lambda: _observed(pm.math.sigmoid, pm.Flat("a")), True),
+    "part of a mixture": (
+        lambda: pm.Mixture("a", [0.5, 0.5], [pm.Flat.dist(), pm.Normal.dist()]),
+        True,
+    ),
+    "by hand": (lambda: pm.CustomDist("a", logp=lambda value: 0.0 * value), True),
+    "without width": (lambda: pm.Normal("a", 0.0, np.inf), True),
+}
+
+
+@pytest.mark.parametrize("name", PRIORS)
+def test_which_priors_are_improper(name):
+    declare, expected = PRIORS[name]
+    with pm.Model() as model:
+        mean = declare()
+        pm.Normal("y", mean, 1.0, observed=np.random.default_rng(0).normal(size=200))
+        observed = [rv.name for rv in model.observed_RVs if rv.name != "y"]
+        budget = dp.PrivacyBudget(
+            2.0, 1e-5, public=observed, privacy_unit={"y": np.arange(200)}, n_public=200
+        )
+    counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
+    assert Source(model, budget, None, counts, False).improper == (["a"] if expected else [])
+
+
+# -- signals --------------------------------------------------------------------------------------
+
+
+def test_releases_where_python_does_not_own_the_signal(monkeypatch):
+    """As in a program that embeds Python: there is no handler to put back."""
+    with monkeypatch.context() as patch:
+        patch.setattr(preparation.signal, "getsignal", lambda number: None)
+        patch.setattr(preparation.signal, "signal", lambda *args: pytest.fail("not ours"))
+        with preparation.interrupts_wait():
+            pass
+
+
+def test_an_interrupt_waits_for_the_release():
+    seen = []
+    with pytest.raises(KeyboardInterrupt), preparation.interrupts_wait():
+        signal.raise_signal(signal.SIGINT)
+        seen.append(Preparation)
+    assert seen
