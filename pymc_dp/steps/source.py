@@ -500,9 +500,9 @@ class Source:
             warnings.warn(
                 f"The prior of {', '.join(self.improper)} is improper (pm.Flat, pm.HalfFlat, or a "
                 "density that does not fall). What the privacy noise hides of the records is left "
-                "to the prior, and there is then no posterior; a search begins at the initial point "
-                "and may not arrive. Give a proper prior, as wide as public knowledge asks for. "
-                "Nothing has been spent.",
+                "to the prior, and there is no posterior then; a search begins at the initial "
+                "point and may not arrive. Give a proper prior, as wide as public knowledge asks "
+                "for. Nothing has been spent.",
                 UserWarning,
                 stacklevel=7,
             )
