@@ -26,6 +26,8 @@ _STEP = 1e-3
 _EDGE = 0.9
 #: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
 _WIDEST = 2.5
+#: How many draws the curvature of the prior is looked at, and how much of it may change.
+_PLACES, _BENT = 8, 0.2
 
 
 def account_for_noise(
@@ -90,6 +92,7 @@ def account_for_noise(
         prior_score,
         ess=float(_compat.effective_draws(theta).min()),
         axes=at.scaling,
+        normal=_is_normal(terms, pooled, prior_precision),
     )
     values = constrain(model, records.parameters, at.location + found.draws @ at.scaling.T, names)
     corrected = raw.assign({name: raw[name].copy(data=value) for name, value in values.items()})
@@ -128,3 +131,11 @@ def _gaussian(
     """
     hessian = minus_hessian(terms.gradient, centre, _STEP * width)
     return terms.gradient(centre), positive_part(hessian)
+
+
+def _is_normal(terms: PublicTerms, draws: np.ndarray, precision: np.ndarray) -> bool:
+    """Whether the prior is about as curved at single (m, d) draws as at their mean."""
+    places = draws[np.linspace(0, len(draws) - 1, _PLACES).astype(int)]
+    steps = _STEP * draws.std(axis=0)
+    changes = [minus_hessian(terms.gradient, at, steps) - precision for at in places]
+    return bool(max(np.linalg.norm(c, 2) for c in changes) <= _BENT * np.linalg.norm(precision, 2))

@@ -38,8 +38,8 @@ WEIGHT_ESS = 50.0
 #: Draws to choose from when resampling: more would cost time and add nothing.
 CANDIDATES = 4000
 _CHUNK = 256
-#: Of the largest variance of the noise, what counts as none.
-_NO_NOISE = 1e-10
+#: Of the largest variance or precision, what is none but for rounding.
+_NONE = 1e-12
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,28 +165,29 @@ def _law_at_mean(
     noise: np.ndarray,
     prior_precision: np.ndarray,
     prior_score: np.ndarray,
-) -> NoiseLaw:
-    """Law of xi in the coordinates of draws with this covariance; see :func:`noise_aware`.
+) -> tuple[NoiseLaw, bool]:
+    """Law of xi in the coordinates of draws with this covariance, and whether records see all.
 
     Directions without noise are those that no record sees.  The likelihood has neither score nor
     curvature there, exactly, and whatever draws show of them instead (the prior of a scale is not
     normal) would be divided by next to nothing: they are integrated out first.
     """
     values, vectors = np.linalg.eigh(noise)
-    seen = values > _NO_NOISE * values.max()
+    seen = values > _NONE * values.max()
     if seen.all():
         curvature = likelihood_curvature(covariance, prior_precision)
-        return noise_law(-prior_score, noise, curvature, prior_precision, prior_score)
+        return noise_law(-prior_score, noise, curvature, prior_precision, prior_score), True
     into, unseen = vectors[:, seen], vectors[:, ~seen]
     across = into.T @ prior_precision @ unseen
-    follow = across @ pinvh(_symmetric(unseen.T @ prior_precision @ unseen))
-    law = _law_at_mean(
+    rounding = _NONE * np.trace(prior_precision)
+    follow = across @ pinvh(_symmetric(unseen.T @ prior_precision @ unseen), atol=rounding)
+    law, _ = _law_at_mean(
         into.T @ covariance @ into,
         np.diag(values[seen]),
         _symmetric(into.T @ prior_precision @ into - follow @ across.T),
         into.T @ prior_score - follow @ (unseen.T @ prior_score),
     )
-    return NoiseLaw(into @ law.mean, into @ law.covariance @ into.T)
+    return NoiseLaw(into @ law.mean, into @ law.covariance @ into.T), False
 
 
 @dataclass(frozen=True, eq=False)
@@ -269,6 +270,7 @@ def noise_aware(
     *,
     ess: float,
     axes: np.ndarray | None = None,
+    normal: bool = True,
 ) -> NoiseAware:
     """Turn draws given a noisy score into draws given the law of its noise.
 
@@ -291,6 +293,8 @@ def noise_aware(
     axes : (d, d) ndarray, optional
         The A of theta = m + A w with theta the parameters of the model, by which normality is
         judged.  Default: w itself.
+    normal : bool, default True
+        Whether the prior is normal over the draws.
 
     Returns
     -------
@@ -312,7 +316,9 @@ def noise_aware(
 
     Parameters that no record sees (mean and scale of a centred hierarchy) have no noise: the law of
     xi' is that of the others with the Gaussian prior integrated over them, and they follow a shift
-    by their covariance with the others.
+    by their covariance with the others.  If the prior is not normal over the draws (a scale that is
+    little known), that is no guide to the mean of xi', which is taken for 0: draws are widened by a
+    shift, and not moved.
 
     *Weaknesses.*  The law of xi' takes likelihood and prior for Gaussian near the posterior mean.
     """
@@ -320,14 +326,17 @@ def noise_aware(
     pooled = draws.reshape(-1, d)
     centred = pooled - pooled.mean(axis=0)
     covariance = centred.T @ centred / (len(pooled) - 1)
-    law = _law_at_mean(covariance, noise, prior_precision, prior_score)
+    law, sees_all = _law_at_mean(covariance, noise, prior_precision, prior_score)
+    known = normal or sees_all
+    if not known:
+        law = NoiseLaw(np.zeros(d), law.covariance)
     xi = law.sample(rng, len(pooled))
 
     shape = normality(centred if axes is None else centred @ axes.T, ess)
     candidates = np.linspace(0, len(pooled) - 1, min(len(pooled), CANDIDATES)).round().astype(int)
     picked, share = _resample(rng, centred[candidates], xi)
     weight_ess = share * min(ess, len(candidates))
-    resampled = not shape.near_normal and weight_ess >= WEIGHT_ESS
+    resampled = known and not shape.near_normal and weight_ess >= WEIGHT_ESS
     widening = np.sqrt(1.0 + np.trace(covariance @ law.covariance) / d)
     moved = pooled[candidates[picked]] if resampled else pooled - xi @ covariance
     return NoiseAware(

@@ -143,7 +143,9 @@ def sample(
             )
     finally:
         private.close()
-    return release(idata, model, var_names=names)
+    released = release(idata, model, var_names=names)
+    private.finish()
+    return released
 
 
 def _is_gibbs(step: Any) -> bool:

@@ -14,6 +14,7 @@ from scipy import stats
 from scipy.integrate import trapezoid
 
 from pymc_dp import noise_aware as na
+from pymc_dp.matrices import minus_hessian, positive_part
 from tests.selection import marked
 
 D = 5
@@ -221,7 +222,7 @@ def test_a_scale_that_is_not_normal_moves_nothing_that_is_known(told, monkeypatc
     unseen = np.linalg.qr(rng.normal(size=(D, D)))[0][:, 0]
     alone = np.outer(unseen, unseen)
     if not told:
-        monkeypatch.setattr(na, "_NO_NOISE", -1.0)
+        monkeypatch.setattr(na, "_NONE", -1.0)
     found = na.noise_aware(
         np.random.default_rng(0),
         draws[None],
@@ -233,6 +234,56 @@ def test_a_scale_that_is_not_normal_moves_nothing_that_is_known(told, monkeypatc
     moved = np.abs((found.draws[0] - draws).mean(axis=0)).max()
     assert found.method == "shift"
     assert moved < 0.01 if told else moved > 0.5
+
+
+def funnel(n: int = 2000) -> tuple[np.ndarray, ...]:
+    """Effects measured with error 1 about a mean of unknown spread: draws, and what is exact.
+
+    Draws given the measurements, score and curvature of the prior at their mean, and mean and sd
+    of the effects given that the measurements have noise of sd 0.4 beside.
+    """
+    rng = np.random.default_rng(14)
+    measured = rng.normal(size=20)
+    log_scale = np.linspace(-4.0, 2.0, 4000)
+
+    def posterior(variance: float) -> tuple[np.ndarray, np.ndarray]:
+        total = variance + np.exp(2 * log_scale)
+        log_mass = -10 * np.log(total) - (measured**2).sum() / total / 2 + log_scale
+        log_mass -= np.exp(2 * log_scale) / 2  # of a half-normal prior
+        mass = np.exp(log_mass - log_mass.max())
+        x = rng.choice(log_scale, n, p=mass / mass.sum())
+        precision = (1.0 / variance + np.exp(-2 * x))[:, None]
+        effects = measured / variance / precision + rng.normal(size=(n, 20)) / np.sqrt(precision)
+        return effects, x
+
+    def gradient(z: np.ndarray) -> np.ndarray:
+        a, x = z[:-1], z[-1]
+        return np.append(-a, (a**2).sum() - (20 - 1) * np.exp(2 * x) - np.exp(4 * x)) / np.exp(
+            2 * x
+        )
+
+    draws = np.column_stack(posterior(1.0))
+    exact, _ = posterior(1.16)
+    centre = draws.mean(axis=0)
+    precision = positive_part(minus_hessian(gradient, centre, np.full(21, 1e-4)))
+    return draws, precision, gradient(centre), exact.mean(axis=0), exact.std(axis=0)
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_effects_of_little_known_spread_are_widened_and_not_moved(told):
+    """The prior of the effects is not normal, and at the mean of the draws no guide to noise."""
+    draws, precision, score, mean, sd = funnel()
+    noise = np.diag(np.append(np.full(20, 0.16), 0.0))
+    found = na.noise_aware(
+        np.random.default_rng(0), draws[None], noise, precision, score, ess=2000, normal=not told
+    )
+    error = np.abs(found.draws[0, :, :-1].mean(axis=0) - mean) / sd
+    ratio = found.draws[0, :, :-1].std(axis=0) / sd
+    if told:
+        assert found.method == "shift"
+        assert error.max() < 0.5 and 0.9 < ratio.min() and ratio.max() < 1.3
+    else:
+        assert error.max() > 0.5 or ratio.min() < 0.9
 
 
 FAULTS = {

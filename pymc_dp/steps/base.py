@@ -369,6 +369,15 @@ class PrivateStep(BlockedStep):
         """Return what was charged for iterations that were not begun."""
         self.queries.meter.close()
 
+    def finish(self) -> None:
+        """End the preparation; until then an equal step goes on with it, at no cost.
+
+        Ended by chains that are charged, since they are what it was for, and by `dp.sample` with
+        its result.
+        """
+        if self._unfinished is not None:
+            self.budget.ledger.finish_plan(self.budget.account, self._unfinished)
+
     def _start(self, d: int) -> np.ndarray:
         """Where a chain begins if the user gave no start: about the posterior, chains apart."""
         return self.rng.standard_normal(d)
@@ -527,8 +536,8 @@ class PrivateStep(BlockedStep):
             batches=None if plan.batches is None else plan.batches.to_dict(),
             describe=self.budget.describe,
         )
-        if self._unfinished is not None:  # until now an equal step could go on with its preparation
-            self.budget.ledger.finish_plan(self.budget.account, self._unfinished)
+        if plan.run_cost:
+            self.finish()
 
     def _progressbar_config(
         self, n_chains: int = 1

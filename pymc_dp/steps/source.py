@@ -46,6 +46,9 @@ _PREPARES = " preparation"
 _KEY = os.urandom(32)
 #: Digests of the data that interrupted preparations of this process were about.
 _PREPARED: dict[int, bytes] = {}
+#: Of what a preparation left for the chains, how much may be gone when it is gone on with, before
+#: it is said, and before it is refused.
+_GONE, _TOO_MUCH_GONE = 0.05, 0.9
 
 _T = TypeVar("_T")
 
@@ -170,8 +173,8 @@ class Source:
                     "nothing moves. Nothing has been spent. Give it another one, inside: initval=."
                 )
 
-    def refuse_if_used_up(self) -> None:
-        """Raise `BudgetExceeded` unless something is left for new releases."""
+    def refuse_if_used_up(self, hint: bool = True) -> None:
+        """Raise `BudgetExceeded` unless something is left; hint at a preparation that goes on."""
         budget = self.budget
         account = budget.ledger.account_info(budget.account)
         if self.remaining() <= account.cap >> 20:  # what the integers of a used plan leave over
@@ -183,7 +186,7 @@ class Source:
                 f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
                 "Draws made before can still be released. A new analysis of these data needs a new "
                 "budget, decided by whoever answers for the data."
-                f"{goes_on if self._interrupted() else ''}"
+                f"{goes_on if hint and self._interrupted() else ''}"
             )
 
     def by_hand(self, scaling: np.ndarray, clip_norms: dict[str, float]) -> Design:
@@ -301,7 +304,8 @@ class Source:
     @cached_property
     def improper(self) -> list[str]:
         """Names of the free variables that have no proper prior."""
-        return improper(self.model, self.budget.public, self.terms, self.start(), self.names())
+        few = self.few_prior_draws
+        return improper(self.model, self.budget.public, self.terms, self.start(), few, self.names())
 
     def names(self) -> list[tuple[str, slice]]:
         """The free variables, and where their entries are among the parameters."""
@@ -373,10 +377,34 @@ class Source:
         asked = (sampler, settings, share, engine, needed)
         try:
             with self._preparing(*asked) as releases:
-                return ask(releases)
+                found = ask(releases)
         except Unpayable:
             with self._preparing(*asked, anew=True) as releases:
-                return ask(releases)
+                found = ask(releases)
+        self._compare_rest(releases.preparation)
+        return found
+
+    def _compare_rest(self, preparation: Preparation) -> None:
+        """Say if chains get less than the preparation was made for."""
+        planned = preparation.units - preparation.spent
+        left = self.budget.ledger.remaining(self.budget.account) + self.set_aside
+        gone = 1.0 - left / planned if planned > _GONE * preparation.units else 0.0
+        if not preparation.resumed or gone <= _GONE:
+            return
+        what = (
+            f"Since this preparation was made, {gone:.0%} of what it left for the chains was paid "
+            "for something else"
+        )
+        if gone > _TOO_MUCH_GONE:
+            raise BudgetExceeded(
+                f"{what}: their noise would bear no relation to it. Nothing has been spent now. "
+                "Build a step with other draws or chains, which prepares anew with what is left."
+            )
+        warnings.warn(
+            f"{what}: their noise is larger, and they move worse than planned.",
+            UserWarning,
+            stacklevel=5,
+        )
 
     def _preparing(
         self,
@@ -397,7 +425,7 @@ class Source:
         }
         before = Preparation.resume(*given, **asked)
         if before is None or anew or self._is_stale(before):
-            units = self._units(sampler, share)
+            units = self._units(sampler, share, hint=not anew)
             if before is not None:
                 before.finish()
             preparation = Preparation.begin(
@@ -422,9 +450,9 @@ class Source:
         self._preparation = preparation
         return Shown(preparation, self.progressbar)
 
-    def _units(self, sampler: str, share: float) -> int:
+    def _units(self, sampler: str, share: float, hint: bool) -> int:
         """What a new preparation plans with; warns, or refuses, where that is too little."""
-        self.refuse_if_used_up()
+        self.refuse_if_used_up(hint)
         units = math.floor(share * self.remaining())
         if 4 * self.paths > units:  # an iteration makes two releases or more, with part of it
             raise ValueError(

@@ -26,6 +26,8 @@ _DRAWS = 500
 _SEED = 20_240_229
 #: How far out a proper density must have fallen, in widths of the prior, and by how much.
 _FAR, _FALL = 1e6, 5.0
+#: From how many places that is looked at, and the largest log density in which such a fall is seen.
+_PLACES, _EXACT = 5, 1e12
 
 
 def prior_coordinates(
@@ -64,6 +66,7 @@ def improper(
     public: Sequence[str],
     terms: PublicTerms,
     start: Coordinates,
+    draws: np.ndarray | None,
     names: Sequence[tuple[str, slice]],
 ) -> list[str]:
     """Names of the free variables that nothing public bounds, as ``pm.Flat`` and ``pm.HalfFlat``.
@@ -80,17 +83,22 @@ def improper(
         In the coordinates theta.
     start : Coordinates
         About the prior.
+    draws : (m, d) ndarray or None
+        From `few_prior_draws`.
     names : sequence of (str, slice)
         Variables, and where their entries are in theta.
     """
     bounded = {*ancestors([rv for rv in model.observed_RVs if rv.name in set(public)])}
+    if draws is None or not np.isfinite(draws).all():
+        draws = np.random.default_rng(_SEED).standard_normal((_PLACES, len(start.location)))
+        draws = start.location + draws @ start.scaling
     found = []
     for name, where in names:
         rv = model[name]
         transform = model.rvs_to_transforms[rv]
         named = rv not in bounded and not _is_bounding(transform, rv) and _is_flat(rv, model)
         periodic = isinstance(transform, CircularTransform)
-        if named or not (periodic or _falls(terms, start, where)):
+        if named or not (periodic or _falls(terms, start, draws[:_PLACES], where)):
             found.append(name)
     return found
 
@@ -114,28 +122,30 @@ def _is_bounding(transform: Any, rv: Any) -> bool:
     return all(bound is not None for bound in transform.args_fn(*rv.owner.inputs))
 
 
-def _falls(terms: PublicTerms, start: Coordinates, where: slice) -> bool:
+def _falls(terms: PublicTerms, start: Coordinates, places: np.ndarray, where: slice) -> bool:
     """Whether the public log density falls far out on the axes of some parameters, or is not known.
 
     By 5 at 10^6 widths of the prior, where that of a Cauchy distribution has fallen by 27.  Looked
-    at from a place where no two parameters agree: a scale of 0 suits effects that are all the same.
+    at from several places, where no two parameters agree: a scale of 0 suits effects that are all
+    the same, and a small one makes numbers in which 27 is lost.
     """
-    widths = start.scaling.diagonal()
-    apart = np.random.default_rng(_SEED).standard_normal(len(widths))
-    location = start.location + widths * apart
 
     def log_density(at: np.ndarray) -> float:
         try:
             return float(terms.log_density(at))
-        except ValueError:  # a parameter beyond the range of numbers
+        except Exception:  # so far out, a model may refuse its parameters in any way
             return np.nan
 
     with np.errstate(all="ignore"):
-        here = log_density(location)
-        for j in range(*where.indices(len(widths))):
-            far = _FAR * widths[j] * np.eye(len(widths))[j]
-            if any(log_density(location + way * far) >= here - _FALL for way in (-1.0, 1.0)):
-                return False
+        here = np.array([log_density(at) for at in places])
+        exact = np.abs(here) < _EXACT
+        for j in range(*where.indices(len(start.location))):
+            for sign in (-1.0, 1.0):
+                far = places.copy()
+                far[:, j] += sign * _FAR * start.scaling[j, j]
+                there = np.array([log_density(at) for at in far])
+                if exact.any() and np.all(there[exact] >= here[exact] - _FALL):
+                    return False
     return True
 
 
@@ -163,7 +173,7 @@ def prior_draws(
         return None
     try:
         draws = pm.draw(model.free_RVs, draws=size, random_seed=seed)
-    except (NotImplementedError, OverflowError):  # without end: Flat, Uniform(-inf, inf)
+    except (NotImplementedError, ArithmeticError):  # without end: Flat, Uniform(-inf, inf)
         return None
     dataset = xr.Dataset(
         {
