@@ -15,8 +15,9 @@ import xarray as xr
 from pytensor.compile.mode import Mode
 
 import pymc_dp as dp
-from pymc_dp import _compat, noise_aware
+from pymc_dp import _compat, correction, noise_aware
 from pymc_dp.records import extract
+from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import unconstrain
 
 from .anchored import (
@@ -184,9 +185,9 @@ def test_the_correction_is_that_of_the_unconstrained_parameters(mixed, monkeypat
     seen = {}
     right = noise_aware.noise_aware
 
-    def spy(rng, draws, noise, prior_precision, prior_score, *, ess, axes):
+    def spy(rng, draws, noise, prior_precision, prior_score, **rest):
         seen.update(draws=draws, noise=noise, precision=prior_precision, score=prior_score)
-        return right(rng, draws, noise, prior_precision, prior_score, ess=ess, axes=axes)
+        return right(rng, draws, noise, prior_precision, prior_score, **rest)
 
     monkeypatch.setattr("pymc_dp.correction.noise_aware", spy)
     dp.release(result, model)
@@ -204,6 +205,21 @@ def test_the_correction_is_that_of_the_unconstrained_parameters(mixed, monkeypat
     precision = inverse.T @ seen["precision"] @ inverse
     np.testing.assert_allclose(precision[:2, :2], np.eye(2), atol=1e-5)
     np.testing.assert_allclose(precision[:2, 2:], 0.0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("spread", "expected"), [(0.02, True), (0.5, False)])
+def test_a_prior_is_normal_where_its_scale_is_known(spread, expected):
+    """Effects and the log of their scale, by how well that is known."""
+    with pm.Model() as model:
+        log_scale = pm.Normal("log_scale", 0, 1)
+        effects = pm.Normal("effects", 0, pm.math.exp(log_scale), shape=3)
+        pm.Normal("y", effects[np.arange(30) % 3], 1.0, observed=np.zeros(30))
+        dp.PrivacyBudget(1.0, 1e-3)
+    at = Coordinates(np.zeros(4), np.diag([spread, 1.0, 1.0, 1.0]))
+    terms = extract(model, check=False).public_terms(at)
+    draws = np.random.default_rng(0).normal(size=(500, 4))
+    _, precision = correction._gaussian(terms, draws.mean(axis=0), draws.std(axis=0))
+    assert correction._is_normal(terms, draws, precision) == expected
 
 
 def test_frozen_draws_play_no_part(mixed):
