@@ -39,6 +39,7 @@ __all__ = [
     "get_budget",
     "has_lost_budget",
     "is_tagged",
+    "model_of",
     "require_budget",
 ]
 
@@ -347,11 +348,11 @@ class PrivacyBudget:
 
     def plan(
         self,
+        model: Model | None = None,
         draws: int | Literal["auto"] = 1000,
         tune: int = 0,
         chains: int = 4,
         step: Any = "DPLangevin",
-        model: Model | None = None,
         *,
         epsilon: float | None = None,
     ) -> Forecast:
@@ -359,13 +360,13 @@ class PrivacyBudget:
 
         Parameters
         ----------
+        model : pymc.Model, optional
+            Default: the model of the context.
         draws : int or "auto"
             "auto" chooses how many iterations the budget should be cut into.
         tune, chains : int
         step : class or name, default "DPLangevin"
             A private step method.
-        model : pymc.Model, optional
-            Default: the model of the context.
         epsilon : float, optional
             What this much, at the budget's delta, would buy instead.
 
@@ -384,7 +385,7 @@ class PrivacyBudget:
         Rules of thumb for a near-normal posterior with learned settings, from public numbers alone:
         n, the number of parameters and the budget.
         """
-        model = pm.modelcontext(model)
+        model = model_of(model)
         if get_budget(model) is not self:
             raise UnsafeModel("The budget belongs to another model than the one given.")
         start = model.initial_point()
@@ -564,6 +565,23 @@ def _digest(model: Model, public: Iterable[str]) -> bytes:
             elif isinstance(source, SharedVariable):
                 digest.update(np.ascontiguousarray(source.get_value(borrow=True)).tobytes())
     return digest.digest()
+
+
+def model_of(given: Model | None) -> Model:
+    """The model given, or that of the context.
+
+    Raises
+    ------
+    ValueError
+        If it is something else: another argument without its name, say.
+    """
+    model = pm.modelcontext(given)
+    if not isinstance(model, Model):
+        raise ValueError(
+            f"model must be a PyMC model, not {type(model).__name__}. Give other arguments by "
+            "their names: draws=500."
+        )
+    return model
 
 
 def get_budget(model: Model | None = None) -> PrivacyBudget | None:

@@ -16,7 +16,7 @@ from scipy.stats import norm
 
 from pymc_dp import _compat, noise
 from pymc_dp._checks import check_integer, check_number
-from pymc_dp.budget import PrivacyBudget, require_budget
+from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.matrices import positive_part, root
@@ -331,7 +331,7 @@ def laplace(
     """
     draws = check_integer("draws", draws, minimum=1)
     chains = check_integer("chains", chains, minimum=1)
-    model = pm.modelcontext(model)
+    model = model_of(model)
     names = releasable(model, require_budget(model, "dp.laplace"), var_names)
     normal = _Normal("laplace", model, share, draws, chains, progressbar)
     theta = normal.draw(np.random.default_rng(random_seed), chains, draws)
@@ -348,16 +348,16 @@ def laplace(
 
 
 def find_MAP(
-    *, share: float = 1.0, model: Model | None = None, progressbar: bool = True
+    model: Model | None = None, *, share: float = 1.0, progressbar: bool = True
 ) -> xr.Dataset:
     """Private posterior mode, with its uncertainty.
 
     Parameters
     ----------
-    share : float, default 1.0
-        Part of what remains of the budget.
     model : pymc.Model, optional
         Default: the model of the context.
+    share : float, default 1.0
+        Part of what remains of the budget.
     progressbar : bool, default True
 
     Returns
@@ -377,7 +377,7 @@ def find_MAP(
     The mode is that of the unconstrained parameters, under the likelihood of :func:`laplace`; where
     that takes the mean of draws instead, so does this.
     """
-    model = pm.modelcontext(model)
+    model = model_of(model)
     names = releasable(model, require_budget(model, "dp.find_MAP"))
     normal = _Normal("find_MAP", model, share, 1, 1, progressbar)
     mode = normal.dataset(normal.mean[None, None], names).isel(chain=0, draw=0, drop=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pymc as pm
 import xarray as xr
 from pymc.model import Model
 
 from pymc_dp import _compat
-from pymc_dp.budget import get_budget
+from pymc_dp.budget import get_budget, model_of
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.records import extract
 from pymc_dp.statement import STATEMENT, refuse_other_types
@@ -84,7 +83,7 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
     refuse_other_types(idata)
     if STATEMENT not in _compat.attributes(idata):
         raise UnsafeRelease("Release the draws first: dp.release(idata, model).")
-    model = pm.modelcontext(model)
+    model = model_of(model)
     stats = _compat.group(idata, "sample_stats")
     if "dp_newton" not in stats:
         raise ValueError(

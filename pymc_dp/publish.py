@@ -23,7 +23,7 @@ from pytensor.graph.op import HasInnerGraph
 from pytensor.tensor.type import TensorType
 
 from pymc_dp import _compat
-from pymc_dp.budget import PrivacyBudget, get_budget
+from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.correction import account_for_noise
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
@@ -209,7 +209,7 @@ def release(
     refuse_other_types(idata)
     if released(idata):
         return idata
-    model = pm.modelcontext(model)
+    model = model_of(model)
     budget = get_budget(model)
     if budget is None:
         raise UnsafeRelease(

@@ -11,7 +11,7 @@ import pytensor
 from pymc.model import Model
 
 from pymc_dp import _compat
-from pymc_dp.budget import get_budget, has_lost_budget, require_budget
+from pymc_dp.budget import get_budget, has_lost_budget, model_of, require_budget
 from pymc_dp.errors import PlanMismatch, UnsafeRelease
 from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import Provenance, provenance, public_coords, releasable, release
@@ -111,7 +111,7 @@ def sample(
     Deterministics that may not be released are not computed.  ``pm.sample`` computes them, and
     PyTensor may then leave the data behind them in its compile directory.
     """
-    model = pm.modelcontext(model)
+    model = model_of(model)
     if isinstance(step, str) and step not in (*STEPS, PrivacyAwareGibbs.__name__):
         names = [*sorted(STEPS), PrivacyAwareGibbs.__name__]
         raise ValueError(f"step must be one of {names}, got {step!r}.")
@@ -131,7 +131,7 @@ def sample(
     free = [rv.name for rv in model.free_RVs]
     kwargs["var_names"] = [*free, *[name for name in names if name not in free]]
     if draws == "auto":
-        draws = budget.plan("auto", tune, chains, step, model).draws
+        draws = budget.plan(model, "auto", tune, chains, step).draws
     settings = dict(step_kwargs or {})
     if not isinstance(step, PrivateStep):
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
@@ -248,7 +248,7 @@ def sample_posterior_predictive(
     ValueError
         If `var_names` are not in the model.
     """
-    model = pm.modelcontext(model)
+    model = model_of(model)
     attrs = _compat.attributes(idata) if _compat.is_result(idata) else {}
     if STATEMENT not in attrs:
         raise UnsafeRelease("Release the draws first: dp.release(idata, model).")

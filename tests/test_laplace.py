@@ -465,13 +465,15 @@ def test_budget_plan_spends_nothing():
     with pm.Model() as other:
         pm.Normal("mu")
     with pytest.raises(UnsafeModel, match="another model"):
-        budget.plan(model=other)
+        budget.plan(other)
+    with pytest.raises(ValueError, match=r"must be a PyMC model, not int.*draws=500"):
+        budget.plan(500)
 
 
 def test_sample_takes_draws_auto():
     model, budget = model_of(20.0)
     with model:
-        expected = budget.plan("auto", chains=1, step=dp.DPPenalty).draws
+        expected = budget.plan(draws="auto", chains=1, step=dp.DPPenalty).draws
         idata = dp.sample(
             "auto", chains=1, cores=1, step=dp.DPPenalty, progressbar=False, random_seed=1
         )

@@ -483,7 +483,7 @@ def test_effective_draws_are_those_of_the_plan(sampled: Any) -> None:
         lambda ax: dp.plot_effective_draws(model, epsilons, step=steps, draws=300, ax=ax)
     )
     assert budget.ledger.head() == before  # nothing was written, let alone spent
-    plans = [budget.plan(300, model=model, epsilon=epsilon) for epsilon in epsilons]
+    plans = [budget.plan(model, 300, epsilon=epsilon) for epsilon in epsilons]
     assert [plan.form for plan in plans] == ["quadratic", "quadratic", "anchored", "anchored"]
     x, own = curve(ax, "DPLangevin: effective draws")
     np.testing.assert_allclose(x, epsilons)
@@ -494,9 +494,7 @@ def test_effective_draws_are_those_of_the_plan(sampled: Any) -> None:
     worth = curve(ax, "DPLangevin: worth")[1]
     np.testing.assert_allclose(worth**-0.5, [plan.error for plan in plans])
     other = curve(ax, "DPPenalty: effective draws")[1]
-    assert (
-        other[-1] == budget.plan(300, step="DPPenalty", model=model, epsilon=12.0).effective_draws
-    )
+    assert other[-1] == budget.plan(model, 300, step="DPPenalty", epsilon=12.0).effective_draws
     # a budget that is whole has one line; the one that was used up has none for what is left
     [line] = [lines for lines in ax.collections if "budget" in str(lines.get_label())]
     np.testing.assert_allclose(line.get_segments()[0][:, 0], 3.0)
@@ -514,8 +512,8 @@ def test_what_is_left_of_a_budget_is_drawn() -> None:
     assert line.get_segments()[0][0, 0] == pytest.approx(budget.remaining().epsilon)
     assert_picture(lambda ax: dp.plot_effective_draws(budget, [1e-4, 1.0, 30.0], ax=ax))
     # the forecast for what is left is the one without an epsilon
-    left = budget.plan(model=model, epsilon=budget.remaining().epsilon)
-    rest = budget.plan(model=model)
+    left = budget.plan(model, epsilon=budget.remaining().epsilon)
+    rest = budget.plan(model)
     assert (left.epsilon, left.noise_sd) == pytest.approx((rest.epsilon, rest.noise_sd), rel=1e-6)
 
 

@@ -80,7 +80,7 @@ def plot_effective_draws(
         raise ValueError("epsilons must be a list of at least two numbers.")
     names = list(step) if isinstance(step, list | tuple) else [step]
     plans = [
-        [budget.plan(draws, tune, chains, name, model, epsilon=float(e)) for e in grid]
+        [budget.plan(model, draws, tune, chains, name, epsilon=float(e)) for e in grid]
         for name in names
     ]
     ax = axes_for(ax, (6.4, 4.0))
