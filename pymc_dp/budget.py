@@ -572,10 +572,15 @@ def model_of(given: Model | None) -> Model:
 
     Raises
     ------
+    TypeError
+        If there is none.
     ValueError
         If it is something else: another argument without its name, say.
     """
-    model = pm.modelcontext(given)
+    try:
+        model = pm.modelcontext(given)
+    except TypeError:
+        raise TypeError("There is no model: call this inside `with model:`, or give it.") from None
     if not isinstance(model, Model):
         raise ValueError(
             f"model must be a PyMC model, not {type(model).__name__}. Give other arguments by "

@@ -12,22 +12,21 @@ from pymc.model import Model
 
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.matrices import minus_hessian, positive_part
-from pymc_dp.noise_aware import noise_aware
-from pymc_dp.records import PublicTerms, extract
+from pymc_dp.explore import CHAINS, explore, log_likelihood
+from pymc_dp.noise_aware import BENT, Likelihood, linear_prior, noise_aware
+from pymc_dp.progress import working
+from pymc_dp.records import Records, extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import constrain, unconstrain
 
 __all__ = ["account_for_noise"]
 
-#: Steps of central differences, in posterior sds: the error is of the order of their square.
-_STEP = 1e-3
 #: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
 _EDGE = 0.9
 #: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
 _WIDEST = 2.5
-#: How many draws the curvature of the prior is looked at, and how much of it may change.
-_PLACES, _BENT = 8, 0.2
+#: At how many draws the score of the prior is looked at.
+_PLACES = 1000
 
 
 def account_for_noise(
@@ -37,6 +36,7 @@ def account_for_noise(
     posterior: xr.Dataset,
     names: Sequence[str],
     plan_id: int,
+    progressbar: bool = True,
 ) -> tuple[xr.Dataset, dict[str, Any]]:
     """Noise-aware draws of the variables asked for.
 
@@ -53,6 +53,7 @@ def account_for_noise(
         What is released.  The free variables and public Deterministics of these draws.
     plan_id : int
         Seeds the correction, with the draws: released twice, a result is the same.
+    progressbar : bool, default True
 
     Returns
     -------
@@ -83,16 +84,17 @@ def account_for_noise(
         return raw, {**_uncorrected(reason), "unreliable": reason}
     widest = float(np.linalg.eigvalsh(np.cov(pooled.T).reshape(d, d))[-1])
     terms = records.public_terms(at)
-    prior_score, prior_precision = _gaussian(terms, pooled.mean(axis=0), pooled.std(axis=0))
+    places = pooled[np.linspace(0, len(pooled) - 1, min(len(pooled), _PLACES)).astype(int)]
+    seed = [plan_id, zlib.crc32(w.tobytes())]
     found = noise_aware(
-        np.random.default_rng([plan_id, zlib.crc32(w.tobytes())]),
+        np.random.default_rng(seed),
         w,
         np.array(settings["anchor"]["covariance"]),
-        prior_precision,
-        prior_score,
+        linear_prior(places, np.array([terms.gradient(place) for place in places])),
         ess=float(_compat.effective_draws(theta).min()),
         axes=at.scaling,
-        normal=_is_normal(terms, pooled, prior_precision),
+        pairs=np.array(settings["anchor"]["pairs"], dtype=bool),
+        explore=lambda likelihood: _explored(records, at, likelihood, places, seed, progressbar),
     )
     values = constrain(model, records.parameters, at.location + found.draws @ at.scaling.T, names)
     corrected = raw.assign({name: raw[name].copy(data=value) for name, value in values.items()})
@@ -106,7 +108,8 @@ def account_for_noise(
     return corrected, {
         **facts,
         "method": found.method,
-        "normal": found.normality.near_normal,
+        "bend": found.bend,
+        "normal": found.normality.near_normal and found.bend <= BENT,
         "largest_skewness": float(np.abs(found.normality.skewness).max()),
         "largest_excess_kurtosis": float(np.abs(found.normality.excess_kurtosis).max()),
         "weight_ess": found.weight_ess,
@@ -118,24 +121,27 @@ def _uncorrected(reason: str) -> dict[str, Any]:
     return {"method": "none", "reason": reason}
 
 
-def _gaussian(
-    terms: PublicTerms, centre: np.ndarray, width: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Gradient of the public log-density at `centre`, and minus its Hessian without negative part.
+def _explored(
+    records: Records,
+    at: Coordinates,
+    likelihood: Likelihood,
+    places: np.ndarray,
+    seed: list[int],
+    progressbar: bool,
+) -> np.ndarray | None:
+    """Draws in w of the prior as it is times a normal likelihood; None if NUTS did not mix.
 
-    Parameters
-    ----------
-    terms : PublicTerms
-    centre, width : (d,) ndarray
-        Mean and standard deviations of the posterior.
+    All of it is public.  A failure may not lose the draws there are, whatever it is.
     """
-    hessian = minus_hessian(terms.gradient, centre, _STEP * width)
-    return terms.gradient(centre), positive_part(hessian)
-
-
-def _is_normal(terms: PublicTerms, draws: np.ndarray, precision: np.ndarray) -> bool:
-    """Whether the prior is about as curved at single (m, d) draws as at their mean."""
-    places = draws[np.linspace(0, len(draws) - 1, _PLACES).astype(int)]
-    steps = _STEP * draws.std(axis=0)
-    changes = [minus_hessian(terms.gradient, at, steps) - precision for at in places]
-    return bool(max(np.linalg.norm(c, 2) for c in changes) <= _BENT * np.linalg.norm(precision, 2))
+    theta = records.parameters.theta
+    [public] = records.parameters.substitute([records.public_logp])
+    target = public + log_likelihood(theta, at, likelihood)
+    rng = np.random.default_rng(seed)
+    starts = np.array([at.theta(w) for w in rng.choice(places, CHAINS, replace=False)])
+    try:
+        with working("Exploring what was released", progressbar):
+            explored = explore(theta, target, starts, int(rng.integers(2**31)))
+    except Exception:
+        return None
+    drawn = rng.permutation(np.array([at.z(x) for x in explored.draws]))
+    return None if explored.doubt or not np.isfinite(drawn).all() else drawn

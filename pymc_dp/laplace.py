@@ -17,17 +17,18 @@ from scipy.stats import norm
 from pymc_dp import _compat, noise
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
+from pymc_dp.explore import Explored
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.matrices import positive_part, root
 from pymc_dp.plan import make_plan
+from pymc_dp.progress import working
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.records import PublicTerms
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.statement import STATEMENT, make_statement
-from pymc_dp.steps.progress import working
 from pymc_dp.steps.source import Source
-from pymc_dp.steps.target import Explored, about_prior, far, target_draws
+from pymc_dp.steps.target import about_prior, far, target_draws
 from pymc_dp.unconstrained import constrain
 from pymc_dp.warmup.climb import Target, climb
 from pymc_dp.warmup.prepared import Prepared

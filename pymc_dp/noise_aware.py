@@ -7,20 +7,25 @@ released, pi(w | G - xi') mixed over xi' takes it for noise.  All of it is post-
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from scipy.linalg import pinvh
 
-from pymc_dp.matrices import positive_part
+from pymc_dp.matrices import positive_part, root
 
 __all__ = [
+    "BENT",
+    "Explore",
+    "Likelihood",
+    "LinearPrior",
     "NoiseAware",
     "NoiseLaw",
     "Normality",
     "gain",
-    "likelihood_curvature",
+    "linear_prior",
     "noise_aware",
     "noise_law",
     "noisy_posterior",
@@ -38,6 +43,14 @@ WEIGHT_ESS = 50.0
 #: Draws to choose from when resampling: more would cost time and add nothing.
 CANDIDATES = 4000
 _CHUNK = 256
+#: How much of a prior's score may not be linear over the draws (see `LinearPrior.bend`), in general
+#: and where noise is so much that raw draws may lie where the prior looks more linear than it is.
+BENT, EXACTLY = 0.1, 0.01
+#: Variance of a shift over that of the draws: in any direction, where it is not worth a look at the
+#: prior; on average, from which on the shape of the posterior depends on the noise.
+LITTLE, MUCH = 0.02, 0.25
+#: Effective draws per parameter that tell a covariance well enough to be inverted.
+ENOUGH = 3.0
 #: Of the largest variance or precision, what is none but for rounding.
 _NONE = 1e-12
 
@@ -64,11 +77,6 @@ class NoiseLaw:
 
 def _symmetric(matrix: np.ndarray) -> np.ndarray:
     return (matrix + matrix.T) / 2.0
-
-
-def likelihood_curvature(covariance: np.ndarray, prior_precision: np.ndarray) -> np.ndarray:
-    """H = inverse posterior covariance less the prior precision, negative eigenvalues set to 0."""
-    return positive_part(pinvh(covariance) - prior_precision)
 
 
 def _terms(
@@ -160,34 +168,90 @@ def noisy_posterior(
     return _mean(u, c, score, curvature, prior_score), c
 
 
+@dataclass(frozen=True, eq=False)
+class LinearPrior:
+    """The score of a prior over the draws of a posterior, as a linear function of them.
+
+    Attributes
+    ----------
+    precision : (d, d) ndarray
+        P0: the best linear fit is score - P0 (w - mean of the draws).
+    score : (d,) ndarray
+        Mean over the draws.
+    bend : float
+        What the fit leaves, a root mean square in the direction where it is largest, in units of
+        the posterior's own score there: one over its standard deviation.  0 for a normal prior.
+    """
+
+    precision: np.ndarray
+    score: np.ndarray
+    bend: float = 0.0
+
+
+def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
+    """Fit a linear function to the (m, d) scores of a prior at (m, d) draws of a posterior.
+
+    Notes
+    -----
+    For a Gaussian likelihood of curvature H, whatever the prior, integration by parts gives
+    H = Sigma^-1 - P0 with this P0, and a score of the likelihood at the mean that is minus `score`.
+    """
+    centred, rest = draws - draws.mean(axis=0), scores - scores.mean(axis=0)
+    covariance = centred.T @ centred / (len(draws) - 1)
+    across = rest.T @ centred / (len(draws) - 1)
+    precision = -_symmetric(across @ pinvh(covariance))
+    rest = (rest + centred @ precision) @ root(covariance)
+    bend = float(np.sqrt(np.linalg.norm(rest.T @ rest / len(draws), 2)))
+    return LinearPrior(precision, scores.mean(axis=0), bend)
+
+
+@dataclass(frozen=True, eq=False)
+class Likelihood:
+    """A likelihood that is normal but for the noise in its score: N(score; H w, H + V).
+
+    Attributes
+    ----------
+    score : (d,) ndarray
+        At w = 0, with noise.
+    curvature, noise : (d, d) ndarray
+        H and V.
+    """
+
+    score: np.ndarray
+    curvature: np.ndarray
+    noise: np.ndarray
+
+    def noise_at(self, rng: np.random.Generator, w: np.ndarray) -> np.ndarray:
+        """(m, d) draws of xi given (m, d) parameters."""
+        u = pinvh(_symmetric(self.noise + self.curvature))
+        rest = NoiseLaw(
+            np.zeros(len(self.score)), _symmetric(self.noise @ u @ self.curvature)
+        ).sample(rng, len(w))
+        return (self.score - w @ self.curvature) @ (self.noise @ u).T + rest
+
+
 def _law_at_mean(
-    covariance: np.ndarray,
-    noise: np.ndarray,
-    prior_precision: np.ndarray,
-    prior_score: np.ndarray,
-) -> tuple[NoiseLaw, bool]:
-    """Law of xi in the coordinates of draws with this covariance, and whether records see all.
+    likelihood: Likelihood, seen: np.ndarray, unseen: np.ndarray, prior: LinearPrior
+) -> NoiseLaw:
+    """Law of xi under a normal prior; see :func:`noise_aware`.
 
     Directions without noise are those that no record sees.  The likelihood has neither score nor
-    curvature there, exactly, and whatever draws show of them instead (the prior of a scale is not
-    normal) would be divided by next to nothing: they are integrated out first.
+    curvature there, exactly, and whatever draws show of them instead would be divided by next to
+    nothing: they are integrated out first.
     """
-    values, vectors = np.linalg.eigh(noise)
-    seen = values > _NONE * values.max()
-    if seen.all():
-        curvature = likelihood_curvature(covariance, prior_precision)
-        return noise_law(-prior_score, noise, curvature, prior_precision, prior_score), True
-    into, unseen = vectors[:, seen], vectors[:, ~seen]
-    across = into.T @ prior_precision @ unseen
-    rounding = _NONE * np.trace(prior_precision)
-    follow = across @ pinvh(_symmetric(unseen.T @ prior_precision @ unseen), atol=rounding)
-    law, _ = _law_at_mean(
-        into.T @ covariance @ into,
-        np.diag(values[seen]),
-        _symmetric(into.T @ prior_precision @ into - follow @ across.T),
-        into.T @ prior_score - follow @ (unseen.T @ prior_score),
+    p0 = positive_part(prior.precision)
+    across = seen.T @ p0 @ unseen
+    rounding = _NONE * np.trace(p0)
+    follow = across @ pinvh(_symmetric(unseen.T @ p0 @ unseen), atol=rounding)
+    score = seen.T @ prior.score - follow @ (unseen.T @ prior.score)
+    law = noise_law(
+        -score,
+        seen.T @ likelihood.noise @ seen,
+        seen.T @ likelihood.curvature @ seen,
+        _symmetric(seen.T @ p0 @ seen - follow @ across.T),
+        score,
     )
-    return NoiseLaw(into @ law.mean, into @ law.covariance @ into.T), False
+    return NoiseLaw(seen @ law.mean, seen @ law.covariance @ seen.T)
 
 
 @dataclass(frozen=True, eq=False)
@@ -238,6 +302,10 @@ def normality(draws: np.ndarray, ess: float) -> Normality:
     return Normality(skewness, kurtosis, float(skewness_error), float(kurtosis_error), bool(near))
 
 
+Explore = Callable[[Likelihood], np.ndarray | None]
+"""Draws, (k, d) in random order, of the prior as it is times a likelihood; None if unreliable."""
+
+
 @dataclass(frozen=True, eq=False)
 class NoiseAware:
     """Noise-aware draws, and how they were made.
@@ -245,32 +313,35 @@ class NoiseAware:
     Attributes
     ----------
     draws : (chains, draws, d) ndarray
-    method : {"shift", "resampled"}
+    method : {"shift", "resampled", "explored", "widened"}
     normality : Normality
         Of the raw draws.
     weight_ess : float
         Effective number of raw draws under the weights of one xi', for nine in ten of them.
     widening : float
         Noise-aware over raw posterior standard deviation, a root mean square over directions.
+    bend : float
+        How far the prior is from normal over the draws: see `LinearPrior`.
     """
 
     draws: np.ndarray
-    method: Literal["shift", "resampled"]
+    method: Literal["shift", "resampled", "explored", "widened"]
     normality: Normality
     weight_ess: float
     widening: float
+    bend: float
 
 
 def noise_aware(
     rng: np.random.Generator,
     draws: np.ndarray,
     noise: np.ndarray,
-    prior_precision: np.ndarray,
-    prior_score: np.ndarray,
+    prior: LinearPrior,
     *,
     ess: float,
     axes: np.ndarray | None = None,
-    normal: bool = True,
+    pairs: np.ndarray | None = None,
+    explore: Explore | None = None,
 ) -> NoiseAware:
     """Turn draws given a noisy score into draws given the law of its noise.
 
@@ -283,18 +354,19 @@ def noise_aware(
     noise : (d, d) ndarray
         V, covariance of the noise in the released score, in the coordinates w.  Singular where
         parameters reach no record.
-    prior_precision : (d, d) ndarray
-        P0, minus the Hessian of the public log-density at the mean of the draws, positive
-        semidefinite.
-    prior_score : (d,) ndarray
-        Gradient of the public log-density at the mean of the draws.
+    prior : LinearPrior
+        The public log-density over the draws.
     ess : float
         Effective number of draws, over all chains.
     axes : (d, d) ndarray, optional
         The A of theta = m + A w with theta the parameters of the model, by which normality is
         judged.  Default: w itself.
-    normal : bool, default True
-        Whether the prior is normal over the draws.
+    pairs : (d, d) bool ndarray, optional
+        Pairs of these parameters that a record may see together: the curvature of the likelihood is
+        0 elsewhere, and what draws show of it is chance.  Default: all.
+    explore : callable, optional
+        Draws of the prior as it is times a normal likelihood, for priors that are not normal over
+        the draws.
 
     Returns
     -------
@@ -302,7 +374,8 @@ def noise_aware(
 
     Notes
     -----
-    With Sigma the covariance of the raw draws and xi' from :func:`noise_law`:
+    With Sigma the covariance of the raw draws and xi' from the law of the noise given what was
+    released:
 
     - shift: w - Sigma xi', which keeps chains and order.  Exact for a normal posterior.
     - resampled: a raw draw, chosen with weights exp(-xi' . w).  These turn pi(w | G) into
@@ -310,41 +383,74 @@ def noise_aware(
       for every xi' would give.  Taken where the posterior is not near normal and the weights are
       spread over enough draws.  The order of the draws means nothing then.
 
-    The score G itself is not needed: at the mean of the raw draws the score of their target
-    vanishes, so that the noisy score of the likelihood there is minus `prior_score`.  This is exact
-    for a Gaussian posterior, and for others does not depend on how far from it G was released.
+    *The law of xi'.*  If the prior is about normal over the draws, :func:`noise_law`.  The score G
+    itself is not needed: on average over the raw draws the score of their target vanishes, so that
+    the noisy score of the likelihood at their mean is minus that of the prior.  Parameters that no
+    record sees (mean and scale of a centred hierarchy) have no noise: the prior is integrated over
+    them, and they follow a shift by their covariance with the others.
 
-    Parameters that no record sees (mean and scale of a centred hierarchy) have no noise: the law of
-    xi' is that of the others with the Gaussian prior integrated over them, and they follow a shift
-    by their covariance with the others.  If the prior is not normal over the draws (a scale that is
-    little known), that is no guide to the mean of xi', which is taken for 0: draws are widened by a
-    shift, and not moved.
+    Otherwise (effects whose scale is little known, heavy-tailed priors) a linear prior can be wrong
+    by any number of standard deviations of the noise.  `explore` then draws from p(w) N(G; H w,
+    H + V), the prior as it is, H the curvature that raw draws and prior leave to the likelihood,
+    and xi' follows given w.  Where the noise is so much that the shape of the posterior depends on
+    it (the scale of effects takes noise for spread), the explored draws themselves are the result.
 
-    *Weaknesses.*  The law of xi' takes likelihood and prior for Gaussian near the posterior mean.
+    *widened*: where that is not worth it, as there is hardly any noise, or not to be had, xi' is
+    N(0, V): draws are widened, by all that the noise could have moved them, and not moved.
+
+    *Weaknesses.*  The law of xi' takes the likelihood for Gaussian over the draws.
     """
     d = draws.shape[-1]
     pooled = draws.reshape(-1, d)
     centred = pooled - pooled.mean(axis=0)
     covariance = centred.T @ centred / (len(pooled) - 1)
-    law, sees_all = _law_at_mean(covariance, noise, prior_precision, prior_score)
-    known = normal or sees_all
-    if not known:
-        law = NoiseLaw(np.zeros(d), law.covariance)
-    xi = law.sample(rng, len(pooled))
+    values, vectors = np.linalg.eigh(noise)
+    loud = values > _NONE * values.max()
+    seen, unseen = vectors[:, loud], vectors[:, ~loud]
+    effects = np.linalg.eigvalsh(root(noise).T @ covariance @ root(noise))
+    much = effects.sum() > MUCH * seen.shape[1]
+    normal = prior.bend <= (EXACTLY if much else BENT)
+    method: Literal["shift", "resampled", "explored", "widened"] = "shift"
+    places = None
+    if ess <= ENOUGH * d or (not normal and effects.max() <= LITTLE):
+        method = "widened"
+    else:
+        # on average the inverse of a covariance of so many draws is too large
+        precision = pinvh(covariance) * (ess - d - 2.0) / (ess - 1.0)
+        curvature = precision - prior.precision
+        if pairs is not None:
+            back = np.eye(d) if axes is None else np.linalg.inv(axes)
+            curvature = np.where(pairs, back.T @ curvature @ back, 0.0)
+            curvature = curvature if axes is None else axes.T @ curvature @ axes
+        curvature = seen @ positive_part(seen.T @ curvature @ seen) @ seen.T
+        score = curvature @ pooled.mean(axis=0) - seen @ (seen.T @ prior.score)
+        likelihood = Likelihood(score, curvature, noise)
+        if normal:
+            xi = _law_at_mean(likelihood, seen, unseen, prior).sample(rng, len(pooled))
+        elif explore is None or (places := explore(likelihood)) is None:
+            method = "widened"
+        else:
+            places = places[np.arange(len(pooled)) % len(places)]
+            xi = likelihood.noise_at(rng, places)
+    if method == "widened":
+        xi = NoiseLaw(np.zeros(d), noise).sample(rng, len(pooled))
 
     shape = normality(centred if axes is None else centred @ axes.T, ess)
     candidates = np.linspace(0, len(pooled) - 1, min(len(pooled), CANDIDATES)).round().astype(int)
     picked, share = _resample(rng, centred[candidates], xi)
     weight_ess = share * min(ess, len(candidates))
-    resampled = known and not shape.near_normal and weight_ess >= WEIGHT_ESS
-    widening = np.sqrt(1.0 + np.trace(covariance @ law.covariance) / d)
-    moved = pooled[candidates[picked]] if resampled else pooled - xi @ covariance
+    moved = pooled - xi @ covariance
+    if method == "shift" and not shape.near_normal and weight_ess >= WEIGHT_ESS:
+        method, moved = "resampled", pooled[candidates[picked]]
+    elif places is not None and much:
+        method, moved = "explored", places
     return NoiseAware(
         moved.reshape(draws.shape),
-        "resampled" if resampled else "shift",
+        method,
         shape,
         float(weight_ess),
-        float(widening),
+        float(np.sqrt(np.mean(moved.var(axis=0) / pooled.var(axis=0)))),
+        prior.bend,
     )
 
 

@@ -173,7 +173,11 @@ def released(idata: Any) -> bool:
 
 
 def release(
-    idata: Any, model: Model | None = None, *, var_names: Sequence[str] | None = None
+    idata: Any,
+    model: Model | None = None,
+    *,
+    var_names: Sequence[str] | None = None,
+    progressbar: bool = True,
 ) -> Any:
     """What may be published of a private run.
 
@@ -188,6 +192,9 @@ def release(
         they are functions of parameters and declared public data alone.  A Deterministic with
         numbers in its formula is released only when it is named here: a number can not be told
         from a statistic of the data, and naming it says that it is none.
+    progressbar : bool, default True
+        Of an anchored run whose prior is not normal over the draws: see
+        ``pymc_dp.noise_aware.noise_aware``.
 
     Returns
     -------
@@ -257,7 +264,7 @@ def release(
     if "anchor" in plan["settings"]:
         published["posterior_raw"] = posterior[names]
         published["posterior"], correction = account_for_noise(
-            model, budget, plan["settings"], posterior, names, plan_id
+            model, budget, plan["settings"], posterior, names, plan_id, progressbar
         )
         if "unreliable" in correction:
             warnings.warn(

@@ -317,6 +317,17 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
                 ": the posterior is not near normal, and draws were chosen anew with weights that "
                 "hold for any shape. Approximate in that the law of the noise is taken as Gaussian."
             )
+        elif correction["method"] == "explored":
+            first += (
+                ": the noise is large and the prior not normal over the draws, so these are draws "
+                "of the prior times a normal likelihood, of the curvature that the chains show. "
+                "Approximate in that the likelihood is taken as normal."
+            )
+        elif correction["method"] == "widened":
+            first += (
+                ": draws were widened by all that it could have moved them, and not moved. "
+                "Approximate."
+            )
         elif correction["normal"]:
             first += ", which was added to the draws; this is exact for a normal posterior."
         else:

@@ -130,6 +130,10 @@ def settings_of(
     return {
         "location": location.tolist(),
         "scaling": scaling.tolist(),
-        "anchor": {"score": [0.0] * len(location), "covariance": noise.tolist()},
+        "anchor": {
+            "score": [0.0] * len(location),
+            "covariance": noise.tolist(),
+            "pairs": np.ones_like(noise, dtype=int).tolist(),
+        },
         **others,
     }

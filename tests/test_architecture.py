@@ -14,13 +14,23 @@ ROOT = Path(pymc_dp.__file__).parent
 
 #: From what is released to what leaves.  A module imports from lower layers, or from its own part.
 LAYERS = (
-    {"_checks", "_compat", "_jit", "_memory", "_signature", "errors", "matrices", "threads"},
+    {
+        "_checks",
+        "_compat",
+        "_jit",
+        "_memory",
+        "_signature",
+        "errors",
+        "matrices",
+        "progress",
+        "threads",
+    },
     {"_linker"},
     {"events", "exact_laplace", "exact_normal", "audit_bounds", "noise_aware"},
     {"accounting", "clipping", "noise"},
     {"audit", "forecast", "ledger", "plan"},
     {"metering", "rows"},
-    {"bounds"},
+    {"bounds", "explore"},
     {"records", "unconstrained"},
     {"budget", "mechanisms"},
     {"correction", "guard", "kernels", "simulation", "statement", "warmup"},

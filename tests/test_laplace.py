@@ -17,12 +17,13 @@ from scipy import stats
 import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.errors import UnsafeModel
+from pymc_dp.explore import Explored, _Whole
 from pymc_dp.forecast import forecast
 from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.matrices import root
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.steps.target import Explored, _Whole, far
+from pymc_dp.steps.target import far
 from pymc_dp.warmup.climb import climb
 
 laplace_module = sys.modules["pymc_dp.laplace"]  # `dp.laplace` is the function

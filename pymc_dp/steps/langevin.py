@@ -16,13 +16,13 @@ from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.tilts import NoRecords, Tilted
 from pymc_dp.midpoints import newton_estimate
+from pymc_dp.progress import working
 from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.progress import working
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.steps.target import about_prior, far, spread, target_draws
-from pymc_dp.warmup.public import unseen
+from pymc_dp.warmup.public import seen_together, unseen
 
 __all__ = ["DPLangevin"]
 
@@ -280,6 +280,7 @@ class DPLangevin(PrivateStep):
             settings["anchor"] = {
                 "score": found.score.tolist(),
                 "covariance": found.covariance.tolist(),
+                "pairs": seen_together(source.engine, found.clip.location).astype(int).tolist(),
             }
         return Design(at, engine, terms, found.clip_norms, found.shares, settings)
 

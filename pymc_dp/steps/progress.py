@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import TracebackType
 
 import numpy as np
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pymc_dp.mechanisms import Histogram, Preparation
 from pymc_dp.rows.contributions import Contribution, Statistic
 from pymc_dp.rows.engine import Engine
 
-__all__ = ["Shown", "working"]
-
-
-@contextmanager
-def working(what: str, progressbar: bool) -> Iterator[None]:
-    """Show what is done meanwhile, and for how long."""
-    bar = Progress(
-        TextColumn(what),
-        SpinnerColumn(finished_text=""),
-        TimeElapsedColumn(),
-        disable=not progressbar,
-    )
-    task = bar.add_task("", total=1.0)
-    with bar:
-        yield
-        bar.update(task, completed=1.0)
+__all__ = ["Shown"]
 
 
 class Shown:

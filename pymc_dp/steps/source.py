@@ -24,6 +24,7 @@ from pymc_dp.forecast import SAMPLERS, forecast
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.ledger import PREPARATION
 from pymc_dp.mechanisms import Preparation, Unpayable
+from pymc_dp.progress import working
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.flat import is_flat
@@ -31,7 +32,7 @@ from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import Effects, effects_of
-from pymc_dp.steps.progress import Shown, working
+from pymc_dp.steps.progress import Shown
 from pymc_dp.steps.start import few_prior_draws, improper, prior_coordinates, prior_draws
 from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.prepared import Form, Prepared

@@ -5,19 +5,17 @@ Chains of the quadratic form never touch a record, so nothing speaks for a sampl
 
 from __future__ import annotations
 
-import logging
 import warnings
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pymc.exceptions import SamplingError
 from pytensor.graph.replace import graph_replace
 from scipy.optimize import minimize
 
-from pymc_dp import _compat
+from pymc_dp.explore import CHAINS, ENOUGH, Explored, explore, in_support, log_likelihood
 from pymc_dp.matrices import root
 from pymc_dp.records import Records
 from pymc_dp.rows.engine import Coordinates
@@ -25,49 +23,12 @@ from pymc_dp.rows.functions import compile_parameter_function
 from pymc_dp.steps.effects import Effects
 from pymc_dp.warmup.prepared import Prepared
 
-__all__ = ["Explored", "about_prior", "far", "spread", "target_draws"]
+__all__ = ["about_prior", "far", "spread", "target_draws"]
 
-#: Chains, tuning iterations and draws of NUTS.
-_CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 #: Places near the initial point that are tried where there are no prior draws.
 _TRIES = 100
-_AGAIN = "The same call goes on from what was released, at no further cost."
-#: Effective draws that are enough.
-ENOUGH = 400.0
-#: Variance between chains over that within, from which on they are in different places.
-_APART = 0.5
 #: Of the prior's width, from which on the records have said next to nothing.
 _UNTOUCHED = 0.8
-
-
-class Explored(NamedTuple):
-    """What NUTS made of a target.
-
-    Attributes
-    ----------
-    draws : (4000, d) ndarray
-        Unconstrained, in random order.
-    effective : float
-        What they are worth, in the worst parameter.
-    apart : bool
-        Whether chains ended in different places.
-    """
-
-    draws: np.ndarray
-    effective: float
-    apart: bool
-
-    @property
-    def doubt(self) -> str:
-        """Why they are not to be relied on, in words; empty where they are."""
-        if self.apart:
-            return "chains that explored prior times released likelihood ended in different places"
-        if self.effective < ENOUGH:
-            return (
-                "chains that explored prior times released likelihood are worth about "
-                f"{self.effective:.0f} draws"
-            )
-        return ""
 
 
 def target_draws(
@@ -108,7 +69,7 @@ def target_draws(
     theta = records.parameters.theta
     [public] = records.parameters.substitute([records.public_logp])
     flat = theta if effects is None else effects.seen.symbolic(records.parameters)
-    target = public + _log_likelihood(flat, found)
+    target = public + log_likelihood(flat, found.coordinates, found.likelihood)
     starts = _starts(records, found, prior_draws, seed, about=effects is None)
     spare = prior_draws
     if spare is None:
@@ -122,13 +83,13 @@ def target_draws(
         begin, others = starts.copy(), spare.copy()
         begin[:, places] = others[:, places] = found.clip.location[entries]
         try:
-            best = _nuts(theta, inside, _in_support(theta, inside, begin, others), seed)
+            best = explore(theta, inside, in_support(theta, inside, begin, others), seed)
             best = best._replace(draws=_evaluated(theta, moved, best.draws))
         except SamplingError:
             pass
     if best.effective < ENOUGH:
         begin = starts if effects is None else _tops(theta, target, starts)
-        again = _nuts(theta, target, _in_support(theta, target, begin, spare), seed + 1)
+        again = explore(theta, target, in_support(theta, target, begin, spare), seed + 1)
         apart = best.apart or again.apart  # modes may be seen from one place only
         best = max(best, again, key=lambda explored: explored.effective)._replace(apart=apart)
     if best.doubt:
@@ -144,24 +105,6 @@ def target_draws(
     return best._replace(draws=best.draws[order])
 
 
-def _log_likelihood(flat: Any, found: Prepared) -> Any:
-    """Log N(G; H w, H + V), up to a constant; released values are inputs, so that it is cached."""
-    at = found.coordinates
-    weight = np.linalg.pinv(found.curvature + found.covariance, hermitian=True)
-    inverse, curvature, weight, location, score = (
-        pytensor.shared(np.ascontiguousarray(array))
-        for array in (
-            np.linalg.inv(at.scaling),
-            found.curvature,
-            weight,
-            at.location,
-            found.score,
-        )
-    )
-    residual = score - pt.dot(curvature, pt.dot(inverse, flat - location))
-    return -pt.dot(residual, pt.dot(weight, residual)) / 2.0
-
-
 def _starts(
     records: Records, found: Prepared, prior_draws: np.ndarray | None, seed: int, about: bool
 ) -> np.ndarray:
@@ -169,18 +112,11 @@ def _starts(
     if about:
         rng = np.random.default_rng(seed)
         at, d = found.coordinates, len(records.initial)
-        inside = rng.standard_normal((_CHAINS, d)) * np.arange(_CHAINS)[:, None] / _CHAINS
+        inside = rng.standard_normal((CHAINS, d)) * np.arange(CHAINS)[:, None] / CHAINS
         return np.array([at.theta(w) for w in inside])
     if prior_draws is None:
-        return np.tile(records.initial, (_CHAINS, 1))
+        return np.tile(records.initial, (CHAINS, 1))
     return _apart(records.initial, prior_draws)
-
-
-def _in_support(theta: Any, target: Any, starts: np.ndarray, spare: np.ndarray) -> np.ndarray:
-    """The starts, those outside of the support of the target replaced by spare ones inside."""
-    log_density = compile_parameter_function([theta], target)
-    inside = (at for at in spare if np.isfinite(log_density(at)))
-    return np.array([at if np.isfinite(log_density(at)) else next(inside, at) for at in starts])
 
 
 def _apart(initial: np.ndarray, prior_draws: np.ndarray) -> np.ndarray:
@@ -191,7 +127,7 @@ def _apart(initial: np.ndarray, prior_draws: np.ndarray) -> np.ndarray:
     norms = np.linalg.norm(scaled, axis=1)
     middle = prior_draws[norms <= np.median(norms)]
     chosen = [initial]
-    for _ in range(_CHAINS - 1):
+    for _ in range(CHAINS - 1):
         nearest = np.min(
             [np.linalg.norm((middle - place) / widths, axis=1) for place in chosen], axis=0
         )
@@ -213,57 +149,6 @@ def _in_effects(
     moved = pt.set_subtensor(theta[places], (theta[places] - offset) / slope)
     inside = graph_replace(target, {theta: moved}) - pt.sum(pt.log(pt.abs(slope)))
     return moved, inside
-
-
-class _Whole:
-    """A callback that ends all chains once one was interrupted: PyMC goes on with the next."""
-
-    def __init__(self) -> None:
-        self.chains = 0
-
-    def __call__(self, trace: Any, draw: Any) -> None:
-        if draw.chain > self.chains:
-            raise KeyboardInterrupt
-        self.chains += draw.draw_idx == _TUNE + _DRAWS - 1  # draw.is_last never says so
-
-
-def _nuts(theta: Any, target: Any, starts: np.ndarray, seed: int) -> Explored:
-    """Draws of a public log density."""
-    quiet = logging.getLogger("pymc")
-    level = quiet.level
-    quiet.setLevel(logging.ERROR)
-    d = starts.shape[1]
-    try:
-        with warnings.catch_warnings(), pm.Model(model=None):
-            warnings.simplefilter("ignore")  # PyMC calls the dense mass matrix experimental
-            x = pm.Flat("theta", shape=d)
-            pm.Potential("target", graph_replace(target, {theta: x}, strict=False))
-            result = pm.sample(
-                _DRAWS,
-                tune=_TUNE,
-                chains=_CHAINS,
-                cores=1,
-                init="adapt_full",
-                target_accept=0.9,
-                initvals=[{"theta": start} for start in starts],
-                random_seed=seed,
-                progressbar=False,
-                compute_convergence_checks=False,
-                compile_kwargs={"mode": "NUMBA"},
-                callback=_Whole(),
-            )
-    except ValueError as error:
-        if "Not enough samples" in str(error):  # interrupted before there were any
-            raise KeyboardInterrupt(_AGAIN) from None
-        raise
-    finally:
-        quiet.setLevel(level)
-    drawn = _compat.group(result, "posterior")["theta"].values
-    if drawn.shape[:2] != (_CHAINS, _DRAWS):
-        raise KeyboardInterrupt(_AGAIN)
-    between, within = drawn.mean(axis=1).var(axis=0, ddof=1), drawn.var(axis=1, ddof=1).mean(axis=0)
-    apart = bool(np.any(between > _APART * within))
-    return Explored(drawn.reshape(-1, d), float(_compat.effective_draws(drawn).min()), apart)
 
 
 def _evaluated(theta: Any, moved: Any, drawn: np.ndarray) -> np.ndarray:

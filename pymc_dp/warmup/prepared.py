@@ -9,6 +9,7 @@ from typing import Literal
 import numpy as np
 from scipy.linalg import pinvh
 
+from pymc_dp.noise_aware import Likelihood
 from pymc_dp.rows.contributions import Change, Contribution, Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
@@ -108,6 +109,11 @@ class Prepared:
     def radius(self) -> float:
         """Of the ball in w that anchored chains stay in: no normal draw comes near its edge."""
         return 8.0 * math.sqrt(len(self.score)) + 20.0
+
+    @property
+    def likelihood(self) -> Likelihood:
+        """What was released of the likelihood, in w."""
+        return Likelihood(self.score, self.curvature, self.covariance)
 
     @property
     def coordinates(self) -> Coordinates:

@@ -18,7 +18,7 @@ from pymc_dp.matrices import root
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Structure
 
-__all__ = ["Density", "Public", "unseen"]
+__all__ = ["Density", "Public", "seen_together", "unseen"]
 
 #: Pairs of public draws that stand for what is not known of the parameters, the most steps of the
 #: optimiser, and how far from where the prior is it goes, in widths of that.
@@ -40,8 +40,12 @@ def unseen(structure: Structure, location: np.ndarray) -> np.ndarray:
 
     Read off the graph at a public place, and others.
     """
-    here = Coordinates(location, np.eye(len(location)))
-    return np.flatnonzero(~structure.touched(here).diagonal())
+    return np.flatnonzero(~seen_together(structure, location).diagonal())
+
+
+def seen_together(structure: Structure, location: np.ndarray) -> np.ndarray:
+    """(d, d) bool: pairs of parameters that a record may see; from the graph, at public places."""
+    return structure.touched(Coordinates(location, np.eye(len(location))))
 
 
 class Public:
