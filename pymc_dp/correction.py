@@ -27,6 +27,8 @@ _EDGE = 0.9
 _WIDEST = 2.5
 #: At how many draws the score of the prior is looked at.
 _PLACES = 1000
+#: Effective draws of an exploration that are better than none.
+_FEWEST = 100.0
 
 
 def account_for_noise(
@@ -129,7 +131,7 @@ def _explored(
     seed: list[int],
     progressbar: bool,
 ) -> np.ndarray | None:
-    """Draws in w of the prior as it is times a normal likelihood; None if NUTS did not mix.
+    """Draws in w of the prior as it is times a normal likelihood; None where NUTS hardly mixes.
 
     All of it is public.  A failure may not lose the draws there are, whatever it is.
     """
@@ -144,4 +146,5 @@ def _explored(
     except Exception:
         return None
     drawn = rng.permutation(np.array([at.z(x) for x in explored.draws]))
-    return None if explored.doubt or not np.isfinite(drawn).all() else drawn
+    reliable = explored.effective >= _FEWEST and not explored.apart and np.isfinite(drawn).all()
+    return drawn if reliable else None
