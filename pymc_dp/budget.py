@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import warnings
 import weakref
@@ -130,6 +131,7 @@ class PrivacyBudget:
         dataset: str | None = None,
         model: Model | None = None,
     ) -> None:
+        _refuse_in_a_worker()
         self.epsilon = check_epsilon(epsilon)
         self.delta = check_delta(delta)
         if neighboring not in ("replace_one", "add_or_remove_one"):
@@ -565,6 +567,22 @@ def _digest(model: Model, public: Iterable[str]) -> bytes:
             elif isinstance(source, SharedVariable):
                 digest.update(np.ascontiguousarray(source.get_value(borrow=True)).tobytes())
     return digest.digest()
+
+
+def _refuse_in_a_worker() -> None:
+    """A script without a guard is run again in every worker that is spawned, and would pay again.
+
+    Raises
+    ------
+    RuntimeError
+        Before anything is reserved.
+    """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "A worker process is running your script anew, and would open and spend a budget of "
+            "its own. Nothing has been spent. Put what the script does below "
+            "`if __name__ == '__main__':`."
+        )
 
 
 def model_of(given: Model | None) -> Model:

@@ -196,6 +196,10 @@ def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
     For a Gaussian likelihood of curvature H, whatever the prior, integration by parts gives
     H = Sigma^-1 - P0 with this P0, and a score of the likelihood at the mean that is minus `score`.
     """
+    known = np.isfinite(scores).all(axis=1)
+    if not known.all():  # nothing is linear
+        scores = np.where(known[:, None], scores, 0.0)
+        return LinearPrior(np.zeros_like(draws.T @ draws), scores.mean(axis=0), np.inf)
     centred, rest = draws - draws.mean(axis=0), scores - scores.mean(axis=0)
     covariance = centred.T @ centred / (len(draws) - 1)
     across = rest.T @ centred / (len(draws) - 1)
@@ -405,24 +409,19 @@ def noise_aware(
     centred = pooled - pooled.mean(axis=0)
     covariance = centred.T @ centred / (len(pooled) - 1)
     values, vectors = np.linalg.eigh(noise)
-    loud = values > _NONE * values.max()
+    loud = values > max(_NONE * values.max(), 0.0)
     seen, unseen = vectors[:, loud], vectors[:, ~loud]
     effects = np.linalg.eigvalsh(root(noise).T @ covariance @ root(noise))
     much = effects.sum() > MUCH * seen.shape[1]
     normal = prior.bend <= (EXACTLY if much else BENT)
     method: Literal["shift", "resampled", "explored", "widened"] = "shift"
     places = None
-    if ess <= ENOUGH * d or (not normal and effects.max() <= LITTLE):
+    if ess <= ENOUGH * d or not loud.any() or (not normal and effects.max() <= LITTLE):
         method = "widened"
     else:
         # on average the inverse of a covariance of so many draws is too large
         precision = pinvh(covariance) * (ess - d - 2.0) / (ess - 1.0)
-        curvature = precision - prior.precision
-        if pairs is not None:
-            back = np.eye(d) if axes is None else np.linalg.inv(axes)
-            curvature = np.where(pairs, back.T @ curvature @ back, 0.0)
-            curvature = curvature if axes is None else axes.T @ curvature @ axes
-        curvature = seen @ positive_part(seen.T @ curvature @ seen) @ seen.T
+        curvature = _possible(precision - prior.precision, seen, axes, pairs)
         score = curvature @ pooled.mean(axis=0) - seen @ (seen.T @ prior.score)
         likelihood = Likelihood(score, curvature, noise)
         if normal:
@@ -452,6 +451,20 @@ def noise_aware(
         float(np.sqrt(np.mean(moved.var(axis=0) / pooled.var(axis=0)))),
         prior.bend,
     )
+
+
+def _possible(
+    curvature: np.ndarray,
+    seen: np.ndarray,
+    axes: np.ndarray | None,
+    pairs: np.ndarray | None,
+) -> np.ndarray:
+    """The part of a curvature that a likelihood can have; the rest of what draws show is chance."""
+    if pairs is not None:
+        axes = np.eye(len(curvature)) if axes is None else axes
+        back = np.linalg.inv(axes)
+        curvature = axes.T @ np.where(pairs, back.T @ curvature @ back, 0.0) @ axes
+    return np.asarray(seen @ positive_part(seen.T @ curvature @ seen) @ seen.T)
 
 
 def _resample(

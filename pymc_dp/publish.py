@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import pymc as pm
@@ -32,6 +33,7 @@ from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
 __all__ = [
     "Provenance",
+    "keep_unreleased",
     "provenance",
     "public_coords",
     "releasable",
@@ -41,6 +43,8 @@ __all__ = [
 
 #: Acceptance below which draws are no sample.
 _HARDLY_MOVED = 0.05
+#: Draws that `pymc_dp.sample` had made and could not release.
+_UNRELEASED: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()
 #: Sampler statistics that are functions of released values and public settings.
 PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_newton", "dp_plan_id")
 
@@ -172,8 +176,13 @@ def released(idata: Any) -> bool:
     }
 
 
+def keep_unreleased(model: Model, idata: Any) -> None:
+    """Keep what `pymc_dp.sample` could not release, for :func:`release` without `idata`."""
+    _UNRELEASED[model] = idata
+
+
 def release(
-    idata: Any,
+    idata: Any = None,
     model: Model | None = None,
     *,
     var_names: Sequence[str] | None = None,
@@ -184,7 +193,8 @@ def release(
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        What ``pm.sample`` returned with a private step.
+        What ``pm.sample`` returned with a private step.  Default: the draws of a ``dp.sample`` that
+        was interrupted, or failed, when they had been made.
     model : pymc.Model, optional
         Default: the model of the context.
     var_names : sequence of str, optional
@@ -213,6 +223,11 @@ def release(
         If the draws do not come from a private step of this model, or something else is asked
         for.
     """
+    if idata is None:
+        model = model_of(model)
+        if model not in _UNRELEASED:
+            raise UnsafeRelease("Nothing was kept of this model; give what pm.sample returned.")
+        idata = _UNRELEASED[model]
     refuse_other_types(idata)
     if released(idata):
         return idata
@@ -292,7 +307,7 @@ def release(
                 UserWarning,
                 stacklevel=2,
             )
-    return _compat.inference_data(
+    result = _compat.inference_data(
         {name: public_coords(dataset, budget.public) for name, dataset in published.items()},
         {
             STATEMENT: json.dumps(statement),
@@ -300,6 +315,9 @@ def release(
             "inference_library_version": pm.__version__,
         },
     )
+    if _UNRELEASED.get(model) is idata:
+        del _UNRELEASED[model]
+    return result
 
 
 def _plan_of(stats: xr.Dataset, budget: PrivacyBudget) -> tuple[int, dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -12,9 +13,16 @@ from pymc.model import Model
 
 from pymc_dp import _compat
 from pymc_dp.budget import get_budget, has_lost_budget, model_of, require_budget
-from pymc_dp.errors import PlanMismatch, UnsafeRelease
+from pymc_dp.errors import LedgerError, PlanMismatch, UnsafeRelease
 from pymc_dp.privatized import PrivacyAwareGibbs
-from pymc_dp.publish import Provenance, provenance, public_coords, releasable, release
+from pymc_dp.publish import (
+    Provenance,
+    keep_unreleased,
+    provenance,
+    public_coords,
+    releasable,
+    release,
+)
 from pymc_dp.statement import STATEMENT
 from pymc_dp.steps import (
     DPHMC,
@@ -26,6 +34,7 @@ from pymc_dp.steps import (
     ExponentialFamilyPenalty,
 )
 from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.resuming import unfinished_draws
 
 __all__ = ["sample", "sample_posterior_predictive"]
 
@@ -131,7 +140,9 @@ def sample(
     free = [rv.name for rv in model.free_RVs]
     kwargs["var_names"] = [*free, *[name for name in names if name not in free]]
     if draws == "auto":
-        draws = budget.plan(model, "auto", tune, chains, step).draws
+        name = step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__)
+        before = unfinished_draws(budget, name, tune, chains)
+        draws = before or budget.plan(model, "auto", tune, chains, step).draws
     settings = dict(step_kwargs or {})
     if not isinstance(step, PrivateStep):
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
@@ -142,10 +153,31 @@ def sample(
                 draws=draws, tune=tune, chains=chains, step=private, model=model, **kwargs
             )
     finally:
-        private.close()
-    released = release(idata, model, var_names=names)
-    private.finish()
+        _settle(private.close)
+    try:
+        progressbar = bool(kwargs.get("progressbar", True))
+        released = release(idata, model, var_names=names, progressbar=progressbar)
+    except BaseException as error:
+        keep_unreleased(model, idata)
+        error.add_note("The draws were made and are kept: dp.release(model=model) releases them.")
+        raise
+    posterior = _compat.group(released, "posterior")
+    if posterior.sizes["chain"] == chains and posterior.sizes["draw"] == draws:
+        _settle(private.finish)
     return released
+
+
+def _settle(end: Callable[[], None]) -> None:
+    """What the ledger could not be told is no reason to lose a result."""
+    try:
+        end()
+    except LedgerError as error:
+        warnings.warn(
+            f"The ledger was not told that a run has ended: {error}. Nothing is lost but what was "
+            "charged and not used.",
+            UserWarning,
+            stacklevel=3,
+        )
 
 
 def _is_gibbs(step: Any) -> bool:

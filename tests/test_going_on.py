@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import signal
 import sys
 from typing import Any
@@ -16,8 +17,11 @@ from pytensor.raise_op import Assert
 import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.accounting import epsilon_from_mu
+from pymc_dp.errors import LedgerError
 from pymc_dp.events import MU2_UNIT
 from pymc_dp.mechanisms import preparation
+from pymc_dp.metering import Meter
+from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.source import Source
 
 from .test_automatic import automatic, build, charged, check_all_spent, check_result, interrupt
@@ -92,23 +96,24 @@ def test_a_failure_after_the_preparation_loses_nothing(call, monkeypatch):
         again(model)
 
 
-def test_other_data_between_do_not_end_a_preparation(monkeypatch):
+@pytest.mark.parametrize("anew", [0, 1])
+def test_whether_data_were_given_anew_is_told_by_what_was_done(anew, monkeypatch):
+    """Not by their values: a result shows whether a preparation was gone on with."""
     rng = np.random.default_rng(0)
     data = rng.normal(size=(2, 500))
     with pm.Model() as model:
         y = pm.Data("data", data[0])
         pm.Normal("y", pm.Normal("a", 0, 10), 1.0, observed=y)
         budget = dp.PrivacyBudget(20.0, 1e-5)
-    with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(laplace_module, "constrain", fail)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, 4)
         laplace(model)
     labels = charged(budget)
-    pm.set_data({"data": data[1]}, model=model)
-    with pytest.raises(dp.BudgetExceeded, match="used up"):
+    pm.set_data({"data": data[anew]}, model=model)
+    with pytest.warns(UserWarning, match="can not be gone on with .data or priors were given anew"):
         laplace(model)
-    pm.set_data({"data": data[0]}, model=model)
-    laplace(model)
-    assert charged(budget) == labels
+    after = charged(budget)[len(labels) :]
+    assert after[: len(labels)] == labels, "a new one, from its beginning"
 
 
 def test_a_complete_preparation_goes_on_whatever_was_paid_since():
@@ -208,6 +213,153 @@ def test_a_product_begins_where_its_slope_is_not_zero():
     posterior = _compat.group(dp.release(idata, model), "posterior")
     product = (posterior["a"] * posterior["b"]).values
     assert abs(product.mean() - 1.2) < 0.5 and product.std() < 0.5
+
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def sample(model: pm.Model, form: str, draws: int = 40, **options: Any) -> Any:
+    return dp.sample(
+        draws, chains=2, step_kwargs={"form": form}, model=model, cores=1, progressbar=False,
+        compute_convergence_checks=False, **options,
+    )  # fmt: skip
+
+
+def stop_at(patch: pytest.MonkeyPatch, iteration: int) -> None:
+    """An interrupt before an iteration of each chain; before the first lease if it is 0."""
+    begin = Meter.begin_iteration
+
+    def interrupted(self: Meter) -> bool:
+        if self.started == iteration:
+            raise KeyboardInterrupt
+        return begin(self)
+
+    patch.setattr(Meter, "begin_iteration", interrupted)
+
+
+@pytest.mark.parametrize("form", ["quadratic", "anchored"])
+@pytest.mark.parametrize("where", ["start", "lease", "third draw"])
+def test_an_interrupted_run_does_not_end_its_preparation(form, where, monkeypatch):
+    model, budget = build("logistic")
+    with monkeypatch.context() as patch:
+        if where == "start":
+            patch.setattr(Meter, "begin_chain", interrupted_start)
+        else:
+            stop_at(patch, 0 if where == "lease" else 3)
+        if where == "third draw":
+            assert _compat.group(sample(model, form), "posterior").sizes["draw"] == 3
+        else:  # PyMC's words for an interrupt before there are draws
+            with pytest.raises(ValueError, match="Not enough samples"):
+                sample(model, form)
+    labels = charged(budget)
+    assert _compat.group(sample(model, form), "posterior").sizes["draw"] == 40
+    assert charged(budget) == labels, "what was released is not paid again"
+    with pytest.raises(dp.BudgetExceeded, match="used up"):
+        sample(model, form)
+
+
+def interrupted_start(self: Meter) -> int:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_draws_are_kept_where_their_release_fails(error, monkeypatch):
+    """Chains that were charged can not be run again."""
+    model, budget = build("logistic")
+
+    def failing(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch, pytest.raises(error) as caught:
+        patch.setattr("pymc_dp.sampling.release", failing)
+        sample(model, "anchored")
+    assert "dp.release(model=model)" in " ".join(caught.value.__notes__)
+    check_all_spent(budget)
+    released = dp.release(model=model)
+    assert _compat.group(released, "posterior").sizes["draw"] == 40
+    with pytest.raises(dp.UnsafeModel.__bases__[0], match="Nothing was kept"):
+        dp.release(model=model)
+
+
+@pytest.mark.parametrize("what", ["finish", "close"])
+def test_a_ledger_that_can_not_be_told_of_the_end_costs_no_result(what, monkeypatch):
+    model, _ = build("logistic")
+
+    def locked(self: PrivateStep) -> None:
+        raise LedgerError("locked by another process")
+
+    monkeypatch.setattr(PrivateStep, what, locked)
+    with pytest.warns(UserWarning, match="locked by another process"):
+        released = sample(model, "quadratic")
+    assert _compat.group(released, "posterior").sizes["draw"] == 40
+
+
+def test_only_chains_that_are_charged_miss_what_was_paid_since(monkeypatch):
+    """A normal approximation of the prior leaves most of the budget, and needs none of it."""
+    model, budget = build("logistic", epsilon=0.02)
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(laplace_module, "constrain", fail)
+        laplace(model)
+    left = budget.ledger.remaining(budget.account) / MU2_UNIT
+    epsilon = epsilon_from_mu(math.sqrt(0.97 * left), budget.delta)
+    dp.clipping_report(model, scaling=0.1, clip_norm=1.0, epsilon=epsilon)
+    labels = charged(budget)
+    laplace(model)
+    assert charged(budget) == labels
+
+
+def test_a_release_that_was_not_kept_is_paid_again_if_that_is_possible(monkeypatch):
+    model, budget = build("logistic")
+    keep = type(budget.ledger).keep
+
+    def locked(self: Any, *args: Any) -> None:
+        if args[-1] == 2:
+            raise LedgerError("locked by another process")
+        keep(self, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(LedgerError):
+        patch.setattr(type(budget.ledger), "keep", locked)
+        laplace(model, share=0.5)
+    before = charged(budget)
+    assert len(before) == 3
+    laplace(model, share=0.5)
+    after = charged(budget)
+    assert after[3] == before[2], "the one that was lost"
+    assert len(set(after)) == len(after) - 1
+
+
+def test_a_second_run_that_was_planned_is_missed(monkeypatch):
+    model, _ = build("logistic")
+    step = automatic("langevin-plain", model, runs=2)
+    pm_sample(model, step, cores=1)
+    with pytest.warns(UserWarning, match="has not made all of its runs"):
+        laplace(model)
+
+
+def test_automatic_draws_go_on_with_those_of_an_interrupted_preparation(monkeypatch):
+    model, budget = build("logistic")
+
+    def auto() -> Any:
+        return dp.sample(
+            "auto", chains=2, step="DPPenalty", model=model, cores=1, progressbar=False,
+            compute_convergence_checks=False,
+        )  # fmt: skip
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, 9)
+        auto()
+    labels = charged(budget)
+    auto()
+    after = charged(budget)
+    assert after[: len(labels)] == labels and len(set(after)) == len(after)
+
+
+def test_a_worker_that_runs_the_script_anew_opens_no_budget(monkeypatch):
+    monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
+    with pm.Model():
+        pm.Normal("y", pm.Normal("a"), 1.0, observed=np.zeros(100))
+        with pytest.raises(RuntimeError, match="__main__"):
+            dp.PrivacyBudget(1.0, 1e-5)
 
 
 # -- improper priors ------------------------------------------------------------------------------

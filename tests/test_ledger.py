@@ -305,6 +305,11 @@ class TestPlans:
                 describe=lambda units: f"eps {units + 0 * ledger.spent(account)}",
             )
         assert ledger.begin_run(account, 1, max_runs=2, run_cost=40) == 1
+        # interrupted before a chain began: the same run again, and no other chains than its own
+        assert ledger.begin_run(account, 1, max_runs=2, run_cost=40) == 1
+        ledger.begin_chain(account, 1)
+        with pytest.raises(PlanMismatch, match="1 chains"):
+            ledger.begin_chain(account, 1)
         with pytest.raises(BudgetExceeded, match="build a new step"):
             ledger.begin_run(account, 1, max_runs=2, run_cost=0)
         with pytest.raises(LedgerError, match="no plan number 2"):

@@ -340,6 +340,19 @@ def test_draws_are_widened_and_not_moved_where_the_prior_could_not_be_explored()
         assert np.abs(moved).max() < 0.1 and found.widening > 1.05
 
 
+def test_no_noise_and_scores_that_are_not_finite_are_no_reason_to_fail():
+    draws = np.random.default_rng(0).normal(size=(1, 400, 3))
+    prior = na.LinearPrior(np.eye(3), np.zeros(3))
+    found = na.noise_aware(np.random.default_rng(0), draws, np.zeros((3, 3)), prior, ess=400)
+    np.testing.assert_allclose(found.draws, draws)
+    scores = -draws[0].copy()
+    scores[7, 1] = np.inf
+    prior = na.linear_prior(draws[0], scores)
+    assert prior.bend == np.inf
+    found = na.noise_aware(np.random.default_rng(0), draws, np.eye(3), prior, ess=400)
+    assert found.method == "widened" and np.isfinite(found.draws).all()
+
+
 def test_little_noise_is_no_reason_to_explore():
     funnel = Funnel(0.25, 0.001)
     found = funnel.published(explore=None)

@@ -19,6 +19,7 @@ __all__ = [
     "reserved",
     "rows_of",
     "runs_of",
+    "unbegun_run",
 ]
 
 
@@ -113,6 +114,16 @@ def read_batches(transaction: Transaction, account: int) -> dict[str, Any]:
 def runs_of(transaction: Transaction, account: int) -> list[Entry]:
     """Return the rows of all runs of an account."""
     return transaction.rows("account = ? AND kind = 'run'", (account,))
+
+
+def unbegun_run(transaction: Transaction, account: int, plan_id: int) -> Entry | None:
+    """Return the newest run of a plan, if none of its chains has begun."""
+    run = transaction.newest(*rows_of("run", account, plan_id))
+    if run is None:
+        return None
+    condition, values = rows_of("chain", account, plan_id)
+    begun = transaction.count(f"{condition} AND seq > ?", (*values, run.seq))
+    return None if begun else run
 
 
 def reserved(transaction: Transaction) -> int:

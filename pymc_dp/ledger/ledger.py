@@ -26,6 +26,7 @@ from pymc_dp.ledger.accounts import (
     reserved,
     rows_of,
     runs_of,
+    unbegun_run,
 )
 from pymc_dp.ledger.entry import Entry, as_stored
 from pymc_dp.ledger.journal import Journal
@@ -517,7 +518,8 @@ class Ledger:
         """Authorise one run (one call of ``pm.sample``) of a plan and return its number, from 0.
 
         Nothing is charged: the chains charge as they go. A run that could not be paid to its end
-        when it starts is refused here, before any work.
+        when it starts is refused here, before any work. One none of whose chains began, as it was
+        interrupted before, has made no release: it is authorised again and not counted twice.
 
         Parameters
         ----------
@@ -559,12 +561,16 @@ class Ledger:
                         "the releases on batches of this run are not those that were fixed for the "
                         "budget; build the step again"
                     )
-                if any(row.payload.get("batches") for row in runs_of(transaction, account)):
+                made = [row for row in runs_of(transaction, account) if row.payload.get("batches")]
+                unbegun = unbegun_run(transaction, account, plan_id)
+                if any(unbegun is None or row.seq != unbegun.seq for row in made):
                     raise BudgetExceeded(
                         "the releases on batches that were planned under this budget have been "
                         "made; another run needs a new budget"
                     )
             runs = transaction.count(*rows_of("run", account, plan_id))
+            if run_cost <= remaining and (unbegun := unbegun_run(transaction, account, plan_id)):
+                return int(unbegun.payload["run"])
             if runs < max_runs and run_cost <= remaining:
                 facts = {"run": runs} if batches is None else {"run": runs, "batches": True}
                 transaction.append("run", account, 0, facts, plan_id)
@@ -772,6 +778,20 @@ class Ledger:
         """
         with self._journal.transaction() as transaction:
             return releases.charged(transaction, account, plan_id)
+
+    def unkept(self, account: int, plan_id: int) -> int:
+        """Return the ledger units charged for one-off releases of a plan that were not kept.
+
+        Parameters
+        ----------
+        account, plan_id : int
+
+        Returns
+        -------
+        int
+        """
+        with self._journal.transaction() as transaction:
+            return releases.unkept(transaction, account, plan_id)
 
     def finish_plan(self, account: int, plan_id: int) -> None:
         """Record that a plan has made all its releases: it is not charged or found again.

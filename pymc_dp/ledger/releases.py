@@ -12,7 +12,17 @@ from pymc_dp.ledger.accounts import Account, read_open_account, read_plan, rows_
 from pymc_dp.ledger.entry import as_stored
 from pymc_dp.ledger.journal import Transaction
 
-__all__ = ["PREPARATION", "Release", "charge", "charged", "find_plan", "finish", "keep", "kept"]
+__all__ = [
+    "PREPARATION",
+    "Release",
+    "charge",
+    "charged",
+    "find_plan",
+    "finish",
+    "keep",
+    "kept",
+    "unkept",
+]
 
 PREPARATION = "preparation"
 """What ``payload["kind"]`` of a plan of one-off releases is."""
@@ -78,6 +88,19 @@ def kept(transaction: Transaction, account: int, plan_id: int) -> list[Release]:
 def charged(transaction: Transaction, account: int, plan_id: int) -> int:
     """Return the ledger units that one-off releases of a plan were charged."""
     return sum(row.amount for row in transaction.rows(*rows_of("charge", account, plan_id)))
+
+
+def unkept(transaction: Transaction, account: int, plan_id: int) -> int:
+    """Return the ledger units charged for one-off releases of a plan whose values were not kept."""
+    paid, made = ("charge", account, plan_id), ("release", account, plan_id)
+    rows = [*transaction.rows(*rows_of(*paid)), *transaction.rows(*rows_of(*made))]
+    total, last = 0, 0
+    for row in sorted(rows, key=lambda row: row.seq):
+        if row.kind == "charge":
+            total, last = total + row.amount, row.amount
+        else:
+            total -= last
+    return total
 
 
 def finish(transaction: Transaction, account: int, plan_id: int) -> None:

@@ -207,6 +207,11 @@ class Preparation:
         """Ledger units charged for the plan so far, in all processes."""
         return self.ledger.charged(self.account, self.plan_id)
 
+    @property
+    def lost(self) -> int:
+        """Ledger units charged for a release that was interrupted, and whose values nobody saw."""
+        return self.ledger.unkept(self.account, self.plan_id)
+
     # -- requests -------------------------------------------------------------------------------
 
     def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
@@ -316,14 +321,17 @@ class Preparation:
                 "A preparation was used in another process than the one that began it. Build the "
                 "step in the main process, before the chains are started."
             )
+        kept = self.ledger.kept(self.account, self.plan_id)
+        before = kept[self._answered] if self._answered < len(kept) else None
+        if before is not None and _alike(share, before.values["request"].get("share")):
+            share = before.values["request"]["share"]
         cost = self._cost(share)
         event = GaussianEvent(label, smallest_noise_multiplier(cost))
         mechanism = make(Grid.finest(event.noise_multiplier, self.n_public))
         request = {"share": share, **mechanism.request()}
-        kept = self.ledger.kept(self.account, self.plan_id)
-        if self._answered < len(kept):
-            kept_label, values = kept[self._answered]
-            _refuse_other(label, request, kept_label, values["request"])
+        if before is not None:
+            values = before.values
+            _refuse_other(label, request, before.label, values["request"])
             self.resumed += 1
         else:
             self._check_rest()
@@ -414,16 +422,19 @@ def _facts(sampler: str, settings: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+def _alike(one: float, other: Any) -> bool:
+    """Clip norms and shares follow from released values; another computer may round differently."""
+    return isinstance(other, float | int) and math.isclose(one, other, rel_tol=1e-9)
+
+
 def _refuse_other(
     label: str, request: Mapping[str, Any], kept_label: str, kept: Mapping[str, Any]
 ) -> None:
-    """Refuse a request that differs from the one whose values were kept.
-
-    Clip norms are computed from released values, which another computer may round differently.
-    """
-    clip_norms = request.get("clip_norm", 0.0), kept.get("clip_norm", 0.0)
+    """Refuse a request that differs from the one whose values were kept."""
     same = all(kept.get(key) == request[key] for key in request if key != "clip_norm")
-    if label != kept_label or not same or not math.isclose(*clip_norms, rel_tol=1e-9):
+    if label != kept_label or not (
+        same and _alike(request.get("clip_norm", 0.0), kept.get("clip_norm", 0.0))
+    ):
         raise PrivacyError(
             f"The preparation is resumed with the request {label!r}, but {kept_label!r}, or one of "
             "the same name with another share, bound or size, was released at this place. Resume "

@@ -199,6 +199,8 @@ class PrivateStep(BlockedStep):
             source.set_aside = 0 if batches is None else batches.reserved
             design = self._prepare(source)
         self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier, batches)
+        if self.plan.run_cost and batches is None:
+            source.compare_rest()
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
         self.queries = self._make_queries(source, design)
@@ -372,8 +374,8 @@ class PrivateStep(BlockedStep):
     def finish(self) -> None:
         """End the preparation; until then an equal step goes on with it, at no cost.
 
-        Ended by chains that are charged, since they are what it was for, and by `dp.sample` with
-        its result.
+        `dp.sample` ends it with a result that is whole.  After `pm.sample` nobody knows what became
+        of the draws; where chains are charged, what they have left tells.
         """
         if self._unfinished is not None:
             self.budget.ledger.finish_plan(self.budget.account, self._unfinished)
@@ -536,8 +538,6 @@ class PrivateStep(BlockedStep):
             batches=None if plan.batches is None else plan.batches.to_dict(),
             describe=self.budget.describe,
         )
-        if plan.run_cost:
-            self.finish()
 
     def _progressbar_config(
         self, n_chains: int = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import os
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +22,6 @@ from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import MU2_UNIT
 from pymc_dp.forecast import SAMPLERS, forecast
 from pymc_dp.kernels.interfaces import Prior
-from pymc_dp.ledger import PREPARATION
 from pymc_dp.mechanisms import Preparation, Unpayable
 from pymc_dp.progress import working
 from pymc_dp.records import extract
@@ -33,6 +32,12 @@ from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import Effects, effects_of
 from pymc_dp.steps.progress import Shown
+from pymc_dp.steps.resuming import (
+    PREPARES,
+    Version,
+    private_arrays,
+    unfinished_preparations,
+)
 from pymc_dp.steps.start import few_prior_draws, improper, prior_coordinates, prior_draws
 from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.prepared import Form, Prepared
@@ -42,11 +47,8 @@ __all__ = ["Design", "Learned", "Source"]
 
 #: Shown among what PyMC says.
 _log = logging.getLogger("pymc.pymc_dp")
-#: How plans of preparations end their names.
-_PREPARES = " preparation"
-_KEY = os.urandom(32)
-#: Digests of the data that interrupted preparations of this process were about.
-_PREPARED: dict[int, bytes] = {}
+#: What the data were that preparations of this process were about.
+_PREPARED: dict[int, Version] = {}
 #: Of what a preparation left for the chains, how much may be gone when it is gone on with, before
 #: it is said, and before it is refused.
 _GONE, _TOO_MUCH_GONE = 0.05, 0.9
@@ -154,15 +156,9 @@ class Source:
 
     def _interrupted(self) -> bool:
         """Whether a preparation of a step, of whatever settings, waits to be gone on with."""
-        mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
-        finished = {e.plan for e in mine if e.kind == "finish"}
         return any(
-            e.kind == "plan"
-            and e.plan not in finished
-            and e.payload.get("kind") == PREPARATION
-            and e.payload.get("sampler", "").endswith(_PREPARES)
-            and not e.payload["settings"]["set_aside"]  # equal steps on batches share theirs
-            for e in mine
+            not plan["settings"]["set_aside"]  # equal steps on batches share theirs
+            for _, plan in unfinished_preparations(self.budget)
         )
 
     def _refuse_edge(self) -> None:
@@ -177,8 +173,7 @@ class Source:
     def refuse_if_used_up(self, hint: bool = True) -> None:
         """Raise `BudgetExceeded` unless something is left; hint at a preparation that goes on."""
         budget = self.budget
-        account = budget.ledger.account_info(budget.account)
-        if self.remaining() <= account.cap >> 20:  # what the integers of a used plan leave over
+        if self._used_up():
             goes_on = (
                 " A preparation that was interrupted goes on, at no more than it planned, when "
                 "what was called then is called again with the same settings."
@@ -189,6 +184,10 @@ class Source:
                 "budget, decided by whoever answers for the data."
                 f"{goes_on if hint and self._interrupted() else ''}"
             )
+
+    def _used_up(self) -> bool:
+        account = self.budget.ledger.account_info(self.budget.account)
+        return self.remaining() <= account.cap >> 20  # what the integers of a used plan leave over
 
     def by_hand(self, scaling: np.ndarray, clip_norms: dict[str, float]) -> Design:
         """A design with given coordinates and bounds."""
@@ -382,29 +381,39 @@ class Source:
         except Unpayable:
             with self._preparing(*asked, anew=True) as releases:
                 found = ask(releases)
-        self._compare_rest(releases.preparation)
         return found
 
-    def _compare_rest(self, preparation: Preparation) -> None:
-        """Say if chains get less than the preparation was made for."""
-        planned = preparation.units - preparation.spent
-        left = self.budget.ledger.remaining(self.budget.account) + self.set_aside
-        gone = 1.0 - left / planned if planned > _GONE * preparation.units else 0.0
-        if not preparation.resumed or gone <= _GONE:
+    def compare_rest(self) -> None:
+        """Say if chains get less than their preparation was made for.
+
+        Raises
+        ------
+        BudgetExceeded
+            If next to nothing is left for them.
+        """
+        preparation = self._preparation
+        if preparation is None or not preparation.resumed:
             return
+        planned = preparation.units - preparation.spent
+        left = self.budget.ledger.remaining(self.budget.account)
+        gone = 1.0 - left / planned if planned > 0 else 1.0
+        if gone <= _GONE:
+            return
+        if self._used_up():
+            self.refuse_if_used_up(hint=False)
         what = (
             f"Since this preparation was made, {gone:.0%} of what it left for the chains was paid "
             "for something else"
         )
         if gone > _TOO_MUCH_GONE:
             raise BudgetExceeded(
-                f"{what}: their noise would bear no relation to it. Nothing has been spent now. "
-                "Build a step with other draws or chains, which prepares anew with what is left."
+                f"{what}: their noise would bear no relation to it. Build a step with other draws "
+                "or chains, which prepares anew with what is left."
             )
         warnings.warn(
             f"{what}: their noise is larger, and they move worse than planned.",
             UserWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
     def _preparing(
@@ -419,20 +428,23 @@ class Source:
         """As :meth:`prepared`; a new preparation if `anew`."""
         given = (engine or self.engine, self.budget.ledger, self.budget.account)
         asked: dict[str, Any] = {
-            "sampler": sampler + _PREPARES,
+            "sampler": sampler + PREPARES,
             "settings": {**self.counts, "set_aside": self.set_aside, **settings},
             "neighboring": self.budget.neighboring,
             "n_public": self.budget.n_public,
         }
         before = Preparation.resume(*given, **asked)
-        if before is None or anew or self._is_stale(before):
-            units = self._units(sampler, share, hint=not anew)
+        lost = 0 if before is None else before.lost
+        if before is None or anew or self._is_stale(before.plan_id):
+            units = self._units(sampler, share, hint=before is None)
             if before is not None:
-                before.finish()
+                self._warn_if_given_up(before, lost, units)
             preparation = Preparation.begin(
                 *given, **asked, units=units, needed=math.ceil(needed * units)
             )
-            _PREPARED[preparation.plan_id] = self._digest()
+            if before is not None:
+                before.finish()
+            _PREPARED[preparation.plan_id] = self._version()
             _log.info(
                 "%s prepares: private releases from what is left of the budget, %s, shown one by "
                 "one in budget.table().",
@@ -442,10 +454,10 @@ class Source:
         else:
             preparation = before
             if not self.set_aside:  # what equal steps on batches share may cost less
-                preparation.required = math.ceil(needed * preparation.units)
+                preparation.required = math.ceil(needed * preparation.units) + lost
             _log.info(
-                "%s goes on with a preparation that was interrupted: what was released is not paid "
-                "again.",
+                "%s goes on with a preparation that was begun before: what was released is not "
+                "paid again.",
                 sampler,
             )
         self._preparation = preparation
@@ -466,17 +478,24 @@ class Source:
         self._warn_if_too_small(sampler, units)
         return units
 
-    def _is_stale(self, preparation: Preparation) -> bool:
-        """Whether the data have changed, or a release was charged and not kept.
+    def _is_stale(self, plan_id: int) -> bool:
+        """Whether data or priors were given anew since a preparation began."""
+        version = self._version()
+        return not version.is_that_of(_PREPARED.setdefault(plan_id, version))
 
-        The plan does not pay for that release twice.
-        """
-        of, digest = preparation.plan_id, self._digest()
-        if _PREPARED.setdefault(of, digest) != digest:
-            return True
-        mine = [e for e in self.budget.ledger.entries() if e.plan == of]
-        kinds = [e.kind for e in mine if e.account == self.budget.account]
-        return kinds.count("charge") > kinds.count("release")
+    def _warn_if_given_up(self, before: Preparation, lost: int, units: int) -> None:
+        """A preparation that can not be gone on with was paid for all the same."""
+        account = self.budget.ledger.account_info(self.budget.account)
+        why = "data or priors were given anew since"
+        if lost:
+            why = "a release of it was paid for and not made, and is not paid for a second time"
+        warnings.warn(
+            f"A preparation that has cost {before.spent / account.cap:.0%} of the budget can not "
+            f"be gone on with ({why}, or what is left does not pay for its rest). A new one is "
+            f"made with the {units / account.cap:.2g} of the budget that are left.",
+            UserWarning,
+            stacklevel=7,
+        )
 
     @property
     def unfinished(self) -> int | None:
@@ -494,17 +513,15 @@ class Source:
         """Whether all noise of the preparation was secure."""
         return self._preparation is None or self._preparation.secure
 
-    def _digest(self) -> bytes:
-        """A keyed digest of data and priors, to recognise them within this process."""
-        digest = hashlib.blake2b(key=_KEY)
-        arrays = [array for group in self.records.groups for array in group.store.read()]
+    def _version(self) -> Version:
+        """What data and priors are now."""
+        digest = hashlib.blake2b()
         named = [self.model[name] for name in self.budget.public if name in self.model.named_vars]
-        arrays += [v.get_value() for v in named if hasattr(v, "get_value")]
+        arrays = [v.get_value() for v in named if hasattr(v, "get_value")]
         start = self.records.initial
-        arrays += [start, self.terms.gradient(start)]
-        for array in arrays:
+        for array in (*arrays, start, self.terms.gradient(start)):
             digest.update(np.ascontiguousarray(array).tobytes())
-        return digest.digest()
+        return Version(digest.digest(), private_arrays(self.model, self.budget.public))
 
     def _warn_if_too_small(self, sampler: str, units: int) -> None:
         """Before anything is spent: will the result be mostly noise?"""
@@ -539,13 +556,13 @@ class Source:
     def _warn_if_another_waits(self, sampler: str) -> None:
         """A preparation plans with all that is left, chains of an earlier step included."""
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
-        begun = {e.plan for e in mine if e.kind == "run"}
+        begun = Counter(e.plan for e in mine if e.kind == "run")
         waiting = [e for e in mine if e.kind == "plan" and e.payload.get("events")]
-        if any(e.plan not in begun for e in waiting):
+        if any(begun[e.plan] < e.payload.get("runs", 1) for e in waiting):
             warnings.warn(
                 f"{sampler} is about to use all that is left of the budget, but another step was "
-                "built on it that has not been run and will not be paid. Run that one first, or "
-                "build each step on its own budget, on one ledger.",
+                "built on it that has not made all of its runs, and will not be paid. Run that one "
+                "first, or build each step on its own budget, on one ledger.",
                 UserWarning,
                 stacklevel=7,
             )

@@ -139,12 +139,14 @@ def _falls(terms: PublicTerms, start: Coordinates, places: np.ndarray, where: sl
     with np.errstate(all="ignore"):
         here = np.array([log_density(at) for at in places])
         exact = np.abs(here) < _EXACT
+        known = here[exact]
         for j in range(*where.indices(len(start.location))):
             for sign in (-1.0, 1.0):
-                far = places.copy()
+                far = places[exact]
                 far[:, j] += sign * _FAR * start.scaling[j, j]
-                there = np.array([log_density(at) for at in far])
-                if exact.any() and np.all(there[exact] >= here[exact] - _FALL):
+                # all places are looked at only where it does not fall
+                falls = (not log_density(at) >= h - _FALL for at, h in zip(far, known, strict=True))
+                if len(far) and not any(falls):
                     return False
     return True
 

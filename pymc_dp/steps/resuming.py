@@ -1,0 +1,112 @@
+"""Which preparation a step may go on with: those that were not finished, of the same data."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from pymc.model import Model
+from pytensor.graph.basic import Constant
+from pytensor.graph.traversal import ancestors
+
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.ledger import PREPARATION
+from pymc_dp.records import private_observed
+from pymc_dp.rows.ancestry import is_data
+
+__all__ = [
+    "PREPARES",
+    "Version",
+    "private_arrays",
+    "unfinished_draws",
+    "unfinished_preparations",
+]
+
+PREPARES = " preparation"
+"""How plans of preparations end their names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """Data and priors as they were at some time.
+
+    Whether private data are still the same is told by what was done, and not by their values: a
+    result shows whether a preparation was gone on with, and could tell whether a record was changed
+    in between.  ``pm.set_data`` makes another version, whatever it sets.
+
+    Attributes
+    ----------
+    public : bytes
+        Digest of public data and priors.
+    private : list of callables
+        Each gives a private array, as long as anybody has it.
+    """
+
+    public: bytes
+    private: list[Callable[[], Any]]
+
+    def is_that_of(self, other: Version) -> bool:
+        """Whether data and priors are the same."""
+        if self.public != other.public or len(self.private) != len(other.private):
+            return False
+        pairs = zip(self.private, other.private, strict=True)
+        return all(a() is not None and a() is b() for a, b in pairs)
+
+
+def private_arrays(model: Model, public: Iterable[str]) -> list[Callable[[], Any]]:
+    """References to the arrays behind the private observed variables, in a fixed order."""
+    public = set(public)
+    observed = private_observed(model, public)
+    roots = [*observed, *(model.rvs_to_values[rv] for rv in observed)]
+    found: dict[int, Any] = {}
+    for source in ancestors(roots):
+        if isinstance(source, Constant):
+            array = source.data
+        elif is_data(source) and source.name not in public:
+            array = source.container.storage[0]
+        else:
+            continue
+        found.setdefault(id(array), array)
+    return [_reference(array) for array in found.values() if array is not None]
+
+
+def _reference(array: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(array)
+    except TypeError:  # a number
+        return lambda: array
+
+
+def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, Any]]]:
+    """Preparations of steps that can be gone on with, newest first: plan ids and payloads.
+
+    Those whose rest the budget does not pay for are left out.
+    """
+    ledger = budget.ledger
+    mine = [e for e in ledger.entries() if e.account == budget.account]
+    finished = {e.plan for e in mine if e.kind == "finish"}
+    left = ledger.remaining(budget.account)
+    return [
+        (e.plan, e.payload)
+        for e in reversed(mine)
+        if e.kind == "plan"
+        and e.plan is not None
+        and e.plan not in finished
+        and e.payload.get("kind") == PREPARATION
+        and e.payload.get("sampler", "").endswith(PREPARES)
+        and e.payload["units"] - ledger.charged(e.account, e.plan) <= left
+    ]
+
+
+def unfinished_draws(budget: PrivacyBudget, sampler: str, tune: int, chains: int) -> int | None:
+    """The draws that a preparation was made for which `draws="auto"` would go on with."""
+    for _, plan in unfinished_preparations(budget):
+        counts = plan["settings"]
+        if plan["sampler"] == sampler + PREPARES and (counts["tune"], counts["chains"]) == (
+            tune,
+            chains,
+        ):
+            return int(counts["draws"])
+    return None
