@@ -32,7 +32,7 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent, batch_event
 from pymc_dp.forecast import Forecast, forecast
 from pymc_dp.ledger import Ledger
-from pymc_dp.records import count_units, private_observed, row_counts
+from pymc_dp.records import count_units, longest_unnamed, private_observed, row_counts
 
 __all__ = [
     "PrivacyBudget",
@@ -287,7 +287,15 @@ class PrivacyBudget:
             "public": self.public,
             "privacy_unit": self.privacy_unit,
             "count_is_private": self.neighboring == "add_or_remove_one",
+            "n_public": self.n_public,
         }
+
+    @property
+    def longest_unnamed(self) -> int:
+        """From how many entries on an array without a name may be private."""
+        private = self.neighboring == "add_or_remove_one"
+        n_public = self.n_public if private else None
+        return longest_unnamed(self._n_units, self.row_counts, n_public)
 
     @property
     def n_units(self) -> int:

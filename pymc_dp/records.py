@@ -55,6 +55,7 @@ __all__ = [
     "draws_are_public",
     "extract",
     "lengths_equal_to",
+    "longest_unnamed",
     "private_observed",
     "public_inputs",
     "refuse_private",
@@ -290,6 +291,7 @@ def extract(
     public: Sequence[str] = (),
     privacy_unit: Any = None,
     count_is_private: bool = False,
+    n_public: int | None = None,
     check: bool = True,
     read: bool = True,
 ) -> Records:
@@ -305,6 +307,8 @@ def extract(
     count_is_private : bool, default False
         The number of rows is private (add or remove one), as it is with a `privacy_unit`: refuse
         models in which a value, or the shape of a parameter, depends on it.
+    n_public : int, optional
+        Public number of units, if theirs is private: it tells how long an unnamed array may be.
     check : bool, default True
         Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
     read : bool, default True
@@ -326,7 +330,7 @@ def extract(
     n_units, units = count_units(model, public, privacy_unit)
     rows = row_counts(model, public)
     # from this length on, an axis of an unnamed array may be one of records, or of units
-    length = min(n_units, *rows.values())
+    length = longest_unnamed(n_units, rows, n_public if count_is_private else None)
     # a unit that is replaced may take any number of rows along
     secret = set(rows.values()) if count_is_private or privacy_unit is not None else set()
     if count_is_private:
@@ -494,6 +498,17 @@ def refuse_private(
             f"{what} depends on {label}, which is private or may hold private data. Choose it from "
             "public knowledge, or declare the data in PrivacyBudget(public=...)."
         )
+
+
+def longest_unnamed(n_units: int, rows: Mapping[str, int], n_public: int | None) -> int:
+    """From how many entries on an unnamed array may hold one for each record, or unit.
+
+    Where their number is private, whether a model is accepted may not depend on it: half of the
+    public number stands for it, and three for less.
+    """
+    if n_public is None:
+        return min(n_units, *rows.values())
+    return max(n_public // 2, 3)
 
 
 def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:

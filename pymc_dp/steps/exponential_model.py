@@ -320,7 +320,7 @@ def _refuse_private_parameters(source: Source, family: Family, leaves: list[Vari
     if family.log_normalizer is not None:
         graphs.append(family.log_normalizer)
     named = public_inputs(model, budget.public)
-    length = min(source.records.n_units, *budget.row_counts.values())
+    length = budget.longest_unnamed
     what = "A natural parameter or the log-normaliser"
     for graph in graphs:
         refuse_private(graph, named, set(leaves), length, what)

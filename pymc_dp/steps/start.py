@@ -170,8 +170,7 @@ def prior_draws(
     seed : int
         Public.
     """
-    length = min(records.n_units, *budget.row_counts.values())
-    if not draws_are_public(model, budget.public, length):
+    if not draws_are_public(model, budget.public, budget.longest_unnamed):
         return None
     try:
         draws = pm.draw(model.free_RVs, draws=size, random_seed=seed)

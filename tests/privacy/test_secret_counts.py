@@ -405,3 +405,20 @@ def test_a_mixture_with_as_many_components_as_records_is_refused_by_name() -> No
         pm.Mixture("y", w=weights, comp_dists=components, observed=rng.normal(size=3))
     with pytest.raises(dp.NotFactorizable, match=r"`y`.*as a list"):
         extract(model)
+
+
+@pytest.mark.parametrize("entries", [5, 60])
+def test_whether_a_prior_is_refused_does_not_tell_how_many_units_there_are(entries: int) -> None:
+    """An array without a name is as long as the data, or is not, by the public number of units."""
+    told = []
+    for n in (59, 60, 61, 400):
+        with pm.Model() as model:
+            a = pm.Normal("a", 0, np.linspace(1, 2, entries), shape=entries)
+            pm.Normal("y", a.sum(), 1.0, observed=np.zeros(n))
+            budget = dp.PrivacyBudget(20.0, 1e-5, neighboring="add_or_remove_one", n_public=100)
+            try:
+                extract(model, check=False, **budget.secrecy)
+                told.append(True)
+            except dp.UnsafeModel:
+                told.append(False)
+    assert told == [entries == 5] * 4
