@@ -27,6 +27,8 @@ _EDGE = 0.9
 _WIDEST = 2.5
 #: At how many draws the score of the prior is looked at.
 _PLACES = 1000
+#: Draws so many times as wide as the chains' have much noise.
+_MUCH = 1.12
 #: Effective draws of an exploration that are better than none.
 _FEWEST = 100.0
 
@@ -106,6 +108,12 @@ def account_for_noise(
             f"the chains are {np.sqrt(widest):.1f} times as wide in some direction as the released "
             "curvature says; changes of scores or energy errors were clipped, or the posterior has "
             "heavy tails. form='quadratic' may be better"
+        )
+    if found.method == "widened" and found.bend > BENT and found.widening > _MUCH:
+        facts["unreliable"] = (
+            "the prior is not normal over the draws, the noise is large, and what they say "
+            "together could not be explored; form='quadratic', longer chains or the effects of a "
+            "hierarchy written as mu + tau * z with z ~ N(0, 1) may be better"
         )
     return corrected, {
         **facts,

@@ -49,8 +49,12 @@ BENT, EXACTLY = 0.1, 0.01
 #: Variance of a shift over that of the draws: in any direction, where it is not worth a look at the
 #: prior; on average, from which on the shape of the posterior depends on the noise.
 LITTLE, MUCH = 0.02, 0.25
-#: Effective draws per parameter that tell a covariance well enough to be inverted.
-ENOUGH = 3.0
+#: The mean of noise squared, in its variances, is k or so at most for k parameters that are seen.
+#: Where noise is not that much, and explored, it is less: a curvature that is small beside that of
+#: the prior is not seen in draws.
+LIKELY = 0.5
+#: Effective draws per parameter below which a covariance is not worth inverting.
+ENOUGH = 1.0
 #: Of the largest variance or precision, what is none but for rounding.
 _NONE = 1e-12
 
@@ -399,8 +403,9 @@ def noise_aware(
     and xi' follows given w.  Where the noise is so much that the shape of the posterior depends on
     it (the scale of effects takes noise for spread), the explored draws themselves are the result.
 
-    *widened*: where that is not worth it, as there is hardly any noise, or not to be had, xi' is
-    N(0, V): draws are widened, by all that the noise could have moved them, and not moved.
+    *widened*: where that is not worth it, as there is hardly any noise, not to be had, or not
+    plausible, xi' is N(0, V): draws are widened, by all that the noise could have moved them, and
+    not moved.
 
     *Weaknesses.*  The law of xi' takes the likelihood for Gaussian over the draws.
     """
@@ -408,33 +413,33 @@ def noise_aware(
     pooled = draws.reshape(-1, d)
     centred = pooled - pooled.mean(axis=0)
     covariance = centred.T @ centred / (len(pooled) - 1)
+    shape = normality(centred if axes is None else centred @ axes.T, ess)
     values, vectors = np.linalg.eigh(noise)
     loud = values > max(_NONE * values.max(), 0.0)
     seen, unseen = vectors[:, loud], vectors[:, ~loud]
+    k = seen.shape[1]
     effects = np.linalg.eigvalsh(root(noise).T @ covariance @ root(noise))
-    much = effects.sum() > MUCH * seen.shape[1]
+    much = effects.sum() > MUCH * k
     normal = prior.bend <= (EXACTLY if much else BENT)
     method: Literal["shift", "resampled", "explored", "widened"] = "shift"
-    places = None
-    if ess <= ENOUGH * d or not loud.any() or (not normal and effects.max() <= LITTLE):
-        method = "widened"
-    else:
+    xi = places = None
+    little = effects.max() <= LITTLE and not (normal and shape.near_normal)
+    if ess > ENOUGH * d and k and not little:
         # on average the inverse of a covariance of so many draws is too large
-        precision = pinvh(covariance) * (ess - d - 2.0) / (ess - 1.0)
+        precision = pinvh(covariance) * max(len(pooled) - d - 2.0, 1.0) / (len(pooled) - 1.0)
         curvature = _possible(precision - prior.precision, seen, axes, pairs)
         score = curvature @ pooled.mean(axis=0) - seen @ (seen.T @ prior.score)
         likelihood = Likelihood(score, curvature, noise)
         if normal:
             xi = _law_at_mean(likelihood, seen, unseen, prior).sample(rng, len(pooled))
-        elif explore is None or (places := explore(likelihood)) is None:
-            method = "widened"
-        else:
-            places = places[np.arange(len(pooled)) % len(places)]
+        elif explore is not None and (explored := explore(likelihood)) is not None:
+            places = explored[np.arange(len(pooled)) % len(explored)]
             xi = likelihood.noise_at(rng, places)
-    if method == "widened":
+    likely = LIKELY * k if not (normal or much) else k + ERRORS * np.sqrt(2.0 * k)
+    if xi is None or xi.mean(axis=0) @ pinvh(noise) @ xi.mean(axis=0) > likely:
+        method, places = "widened", None
         xi = NoiseLaw(np.zeros(d), noise).sample(rng, len(pooled))
 
-    shape = normality(centred if axes is None else centred @ axes.T, ess)
     candidates = np.linspace(0, len(pooled) - 1, min(len(pooled), CANDIDATES)).round().astype(int)
     picked, share = _resample(rng, centred[candidates], xi)
     weight_ess = share * min(ess, len(candidates))

@@ -503,12 +503,11 @@ def refuse_private(
 def longest_unnamed(n_units: int, rows: Mapping[str, int], n_public: int | None) -> int:
     """From how many entries on an unnamed array may hold one for each record, or unit.
 
-    Where their number is private, whether a model is accepted may not depend on it: half of the
-    public number stands for it, and three for less.
+    Where their number is private, whether a model is accepted should not depend on it: half of the
+    public number stands for it, unless there are even less.
     """
-    if n_public is None:
-        return min(n_units, *rows.values())
-    return max(n_public // 2, 3)
+    length = min(n_units, *rows.values())
+    return length if n_public is None else min(length, max(n_public // 2, 3))
 
 
 def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:

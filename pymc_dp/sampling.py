@@ -12,7 +12,7 @@ import pytensor
 from pymc.model import Model
 
 from pymc_dp import _compat
-from pymc_dp.budget import get_budget, has_lost_budget, model_of, require_budget
+from pymc_dp.budget import PrivacyBudget, get_budget, has_lost_budget, model_of, require_budget
 from pymc_dp.errors import LedgerError, PlanMismatch, UnsafeRelease
 from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import (
@@ -34,7 +34,7 @@ from pymc_dp.steps import (
     ExponentialFamilyPenalty,
 )
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.resuming import unfinished_draws
+from pymc_dp.steps.resuming import PREPARES, unfinished_preparations
 
 __all__ = ["sample", "sample_posterior_predictive"]
 
@@ -140,8 +140,7 @@ def sample(
     free = [rv.name for rv in model.free_RVs]
     kwargs["var_names"] = [*free, *[name for name in names if name not in free]]
     if draws == "auto":
-        name = step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__)
-        before = unfinished_draws(budget, name, tune, chains)
+        before = _as_interrupted(budget, model, tune, chains, step)
         draws = before or budget.plan(model, "auto", tune, chains, step).draws
     settings = dict(step_kwargs or {})
     if not isinstance(step, PrivateStep):
@@ -165,6 +164,23 @@ def sample(
     if posterior.sizes["chain"] == chains and posterior.sizes["draw"] == draws:
         _settle(private.finish)
     return released
+
+
+def _as_interrupted(
+    budget: PrivacyBudget, model: Model, tune: int, chains: int, step: Any
+) -> int | None:
+    """The draws that "auto" came to when a preparation began that can be gone on with."""
+    name = step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__)
+    for _, plan in unfinished_preparations(budget):
+        counts = plan["settings"]
+        if plan["sampler"] != name + PREPARES:
+            continue
+        if (counts["tune"], counts["chains"], counts["runs"]) == (tune, chains, 1):
+            epsilon = budget.epsilon_of(plan["units"])  # what was left then
+            then = budget.plan(model, "auto", tune, chains, step, epsilon=epsilon).draws
+            if abs(then - counts["draws"]) <= 1:  # of a budget that was inverted and rounded
+                return int(counts["draws"])
+    return None
 
 
 def _settle(end: Callable[[], None]) -> None:

@@ -262,6 +262,27 @@ def interrupted_start(self: Meter) -> int:
     raise KeyboardInterrupt
 
 
+def test_batches_are_made_where_the_first_run_was_interrupted_before_its_chains(monkeypatch):
+    """They are charged once, so that another step makes them, and the first one never."""
+    model, budget = build("logistic", epsilon=5.0)
+
+    def batches() -> Any:
+        return dp.sample(
+            20, chains=2, step="DPSGLD", step_kwargs={"batch_size": 50}, model=model, cores=1,
+            progressbar=False, compute_convergence_checks=False,
+        )  # fmt: skip
+
+    with monkeypatch.context() as patch, pytest.raises(ValueError, match="Not enough samples"):
+        patch.setattr(Meter, "begin_chain", interrupted_start)
+        batches()
+    [first] = [e.plan for e in budget.ledger.entries() if e.kind == "run"]
+    assert _compat.group(batches(), "posterior").sizes["draw"] == 20
+    with pytest.raises(dp.PlanMismatch, match="another step"):
+        budget.ledger.begin_chain(budget.account, first)
+    with pytest.raises(dp.BudgetExceeded, match="have been made"):
+        batches()
+
+
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_draws_are_kept_where_their_release_fails(error, monkeypatch):
     """Chains that were charged can not be run again."""

@@ -12,13 +12,13 @@ from pymc_dp.ledger.journal import Transaction
 
 __all__ = [
     "Account",
+    "begun_on_batches",
     "read_account",
     "read_batches",
     "read_open_account",
     "read_plan",
     "reserved",
     "rows_of",
-    "runs_of",
     "unbegun_run",
 ]
 
@@ -111,9 +111,16 @@ def read_batches(transaction: Transaction, account: int) -> dict[str, Any]:
     return entry.payload if entry else {}
 
 
-def runs_of(transaction: Transaction, account: int) -> list[Entry]:
-    """Return the rows of all runs of an account."""
-    return transaction.rows("account = ? AND kind = 'run'", (account,))
+def begun_on_batches(transaction: Transaction, account: int) -> int | None:
+    """Return the plan whose chains make the releases on batches, or None if none has begun.
+
+    They are charged once, for the chains of one run.
+    """
+    runs = transaction.rows("account = ? AND kind = 'run'", (account,))
+    for plan in {run.plan for run in runs if run.payload.get("batches")}:
+        if plan is not None and transaction.count(*rows_of("chain", account, plan)):
+            return plan
+    return None
 
 
 def unbegun_run(transaction: Transaction, account: int, plan_id: int) -> Entry | None:

@@ -19,13 +19,13 @@ from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
 from pymc_dp.events import BATCHES, GaussianEvent
 from pymc_dp.ledger.accounts import (
     Account,
+    begun_on_batches,
     read_account,
     read_batches,
     read_open_account,
     read_plan,
     reserved,
     rows_of,
-    runs_of,
     unbegun_run,
 )
 from pymc_dp.ledger.entry import Entry, as_stored
@@ -561,9 +561,7 @@ class Ledger:
                         "the releases on batches of this run are not those that were fixed for the "
                         "budget; build the step again"
                     )
-                made = [row for row in runs_of(transaction, account) if row.payload.get("batches")]
-                unbegun = unbegun_run(transaction, account, plan_id)
-                if any(unbegun is None or row.seq != unbegun.seq for row in made):
+                if begun_on_batches(transaction, account) is not None:
                     raise BudgetExceeded(
                         "the releases on batches that were planned under this budget have been "
                         "made; another run needs a new budget"
@@ -606,6 +604,13 @@ class Ledger:
         with self._journal.transaction() as transaction:
             plan = read_plan(transaction, account, plan_id)
             run = transaction.newest(*rows_of("run", account, plan_id))
+            if run is not None and run.payload.get("batches"):
+                begun = begun_on_batches(transaction, account)
+                if begun is not None and begun != plan_id:
+                    raise PlanMismatch(
+                        "the releases on batches that were planned under this budget are made by "
+                        "another step"
+                    )
             if run is None:
                 raise PlanMismatch(
                     "a chain was started but no run was authorised; sample through pm.sample or "

@@ -198,9 +198,9 @@ class PrivateStep(BlockedStep):
         if design is None:
             source.set_aside = 0 if batches is None else batches.reserved
             design = self._prepare(source)
-        self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier, batches)
-        if self.plan.run_cost and batches is None:
+        if batches is None and any(self._releases()):
             source.compare_rest()
+        self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier, batches)
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
         self.queries = self._make_queries(source, design)

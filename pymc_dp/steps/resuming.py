@@ -20,7 +20,6 @@ __all__ = [
     "PREPARES",
     "Version",
     "private_arrays",
-    "unfinished_draws",
     "unfinished_preparations",
 ]
 
@@ -80,14 +79,10 @@ def _reference(array: Any) -> Callable[[], Any]:
 
 
 def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, Any]]]:
-    """Preparations of steps that can be gone on with, newest first: plan ids and payloads.
-
-    Those whose rest the budget does not pay for are left out.
-    """
+    """Preparations of steps that were not finished, newest first: plan ids and payloads."""
     ledger = budget.ledger
     mine = [e for e in ledger.entries() if e.account == budget.account]
     finished = {e.plan for e in mine if e.kind == "finish"}
-    left = ledger.remaining(budget.account)
     return [
         (e.plan, e.payload)
         for e in reversed(mine)
@@ -96,17 +91,4 @@ def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, 
         and e.plan not in finished
         and e.payload.get("kind") == PREPARATION
         and e.payload.get("sampler", "").endswith(PREPARES)
-        and e.payload["units"] - ledger.charged(e.account, e.plan) <= left
     ]
-
-
-def unfinished_draws(budget: PrivacyBudget, sampler: str, tune: int, chains: int) -> int | None:
-    """The draws that a preparation was made for which `draws="auto"` would go on with."""
-    for _, plan in unfinished_preparations(budget):
-        counts = plan["settings"]
-        if plan["sampler"] == sampler + PREPARES and (counts["tune"], counts["chains"]) == (
-            tune,
-            chains,
-        ):
-            return int(counts["draws"])
-    return None

@@ -161,6 +161,18 @@ class Source:
             for _, plan in unfinished_preparations(self.budget)
         )
 
+    def _hint(self) -> str:
+        """That a preparation goes on, if one can be paid to its end."""
+        ledger, account = self.budget.ledger, self.budget.account
+        left = ledger.remaining(account)
+        waiting = unfinished_preparations(self.budget)
+        if not any(p["units"] - ledger.charged(account, of) <= left for of, p in waiting):
+            return ""
+        return (
+            " A preparation that was interrupted goes on, at no more than it planned, when what "
+            "was called then is called again with the same settings."
+        )
+
     def _refuse_edge(self) -> None:
         """A search can not begin where a density has no slope."""
         for name, where in self.names():
@@ -174,15 +186,11 @@ class Source:
         """Raise `BudgetExceeded` unless something is left; hint at a preparation that goes on."""
         budget = self.budget
         if self._used_up():
-            goes_on = (
-                " A preparation that was interrupted goes on, at no more than it planned, when "
-                "what was called then is called again with the same settings."
-            )
             raise BudgetExceeded(
                 f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
                 "Draws made before can still be released. A new analysis of these data needs a new "
                 "budget, decided by whoever answers for the data."
-                f"{goes_on if hint and self._interrupted() else ''}"
+                f"{self._hint() if hint else ''}"
             )
 
     def _used_up(self) -> bool:

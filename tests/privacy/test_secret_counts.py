@@ -422,3 +422,16 @@ def test_whether_a_prior_is_refused_does_not_tell_how_many_units_there_are(entri
             except dp.UnsafeModel:
                 told.append(False)
     assert told == [entries == 5] * 4
+
+
+@pytest.mark.parametrize("n_public", [100, 250, 10_000])
+def test_an_unnamed_array_as_long_as_the_data_is_private_whatever_the_public_number(
+    n_public: int,
+) -> None:
+    secret = pt.as_tensor(np.linspace(0, 1, 100))
+    with pm.Model() as model:
+        a = pm.Normal("a", secret.mean(), 1.0)
+        pm.Normal("y", a, 1.0, observed=np.zeros(100))
+        budget = dp.PrivacyBudget(20.0, 1e-5, neighboring="add_or_remove_one", n_public=n_public)
+    with pytest.raises(dp.UnsafeModel):
+        extract(model, check=False, **budget.secrecy)
