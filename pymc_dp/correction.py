@@ -12,7 +12,7 @@ from pymc.model import Model
 
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.explore import CHAINS, explore, log_likelihood
+from pymc_dp.explore import CHAINS, ENOUGH, explore, log_likelihood
 from pymc_dp.noise_aware import BENT, Likelihood, linear_prior, noise_aware
 from pymc_dp.progress import working
 from pymc_dp.records import Records, extract
@@ -29,8 +29,8 @@ _WIDEST = 2.5
 _PLACES = 1000
 #: Draws so many times as wide as the chains' have much noise.
 _MUCH = 1.12
-#: Effective draws of an exploration that are better than none.
-_FEWEST = 100.0
+#: Effective draws of an exploration that are better than none, and how careful a second one is.
+_FEWEST, _NARROW = 200.0, 0.99
 
 
 def account_for_noise(
@@ -151,6 +151,9 @@ def _explored(
     try:
         with working("Exploring what was released", progressbar):
             explored = explore(theta, target, starts, int(rng.integers(2**31)))
+            if explored.effective < ENOUGH:  # the neck of a funnel
+                again = explore(theta, target, starts, int(rng.integers(2**31)), _NARROW)
+                explored = max(explored, again, key=lambda found: found.effective)
     except Exception:
         return None
     drawn = rng.permutation(np.array([at.z(x) for x in explored.draws]))

@@ -102,7 +102,9 @@ class _Whole:
         self.chains += draw.draw_idx == _TUNE + _DRAWS - 1  # draw.is_last never says so
 
 
-def explore(theta: Any, target: Any, starts: np.ndarray, seed: int) -> Explored:
+def explore(
+    theta: Any, target: Any, starts: np.ndarray, seed: int, target_accept: float = 0.9
+) -> Explored:
     """Draws of a public log density.
 
     Parameters
@@ -111,6 +113,8 @@ def explore(theta: Any, target: Any, starts: np.ndarray, seed: int) -> Explored:
         A vector, and the log density as a function of it.
     starts : (CHAINS, d) ndarray
     seed : int
+    target_accept : float, default 0.9
+        As in ``pm.sample``: nearer to 1 for narrow places.
 
     Raises
     ------
@@ -134,7 +138,7 @@ def explore(theta: Any, target: Any, starts: np.ndarray, seed: int) -> Explored:
                 chains=CHAINS,
                 cores=1,
                 init="adapt_full",
-                target_accept=0.9,
+                target_accept=target_accept,
                 initvals=[{"theta": start} for start in starts],
                 random_seed=seed,
                 progressbar=False,

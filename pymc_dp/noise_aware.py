@@ -8,7 +8,7 @@ released, pi(w | G - xi') mixed over xi' takes it for noise.  All of it is post-
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -201,9 +201,11 @@ def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
     H = Sigma^-1 - P0 with this P0, and a score of the likelihood at the mean that is minus `score`.
     """
     known = np.isfinite(scores).all(axis=1)
-    if not known.all():  # nothing is linear
-        scores = np.where(known[:, None], scores, 0.0)
-        return LinearPrior(np.zeros_like(draws.T @ draws), scores.mean(axis=0), np.inf)
+    if not known.all():  # not linear, whatever the others say
+        if known.sum() <= draws.shape[1]:
+            d = draws.shape[1]
+            return LinearPrior(np.zeros((d, d)), np.zeros(d), np.inf)
+        return replace(linear_prior(draws[known], scores[known]), bend=np.inf)
     centred, rest = draws - draws.mean(axis=0), scores - scores.mean(axis=0)
     covariance = centred.T @ centred / (len(draws) - 1)
     across = rest.T @ centred / (len(draws) - 1)

@@ -177,8 +177,13 @@ def released(idata: Any) -> bool:
 
 
 def keep_unreleased(model: Model, idata: Any) -> None:
-    """Keep what `pymc_dp.sample` could not release, for :func:`release` without `idata`."""
-    _UNRELEASED[model] = idata
+    """Keep what `pymc_dp.sample` could not release, for :func:`release` without `idata`.
+
+    What was kept before is forgotten; with None, that is all.
+    """
+    _UNRELEASED.pop(model, None)
+    if idata is not None:
+        _UNRELEASED[model] = idata
 
 
 def release(

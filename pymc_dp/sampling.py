@@ -160,6 +160,7 @@ def sample(
         keep_unreleased(model, idata)
         error.add_note("The draws were made and are kept: dp.release(model=model) releases them.")
         raise
+    keep_unreleased(model, None)
     posterior = _compat.group(released, "posterior")
     if posterior.sizes["chain"] == chains and posterior.sizes["draw"] == draws:
         _settle(private.finish)

@@ -350,6 +350,8 @@ def test_no_noise_and_scores_that_are_not_finite_are_no_reason_to_fail():
     scores[7, 1] = np.inf
     prior = na.linear_prior(draws[0], scores)
     assert prior.bend == np.inf
+    np.testing.assert_allclose(prior.precision, np.eye(3), atol=1e-9)
+    assert na.linear_prior(draws[0], np.full((400, 3), np.nan)).bend == np.inf
     found = na.noise_aware(np.random.default_rng(0), draws, np.eye(3), prior, ess=400)
     assert found.method == "widened" and np.isfinite(found.draws).all()
 

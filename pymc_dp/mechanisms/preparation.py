@@ -85,7 +85,7 @@ class Preparation:
     *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, given
     everything released before, and its charge is committed before a record is touched.  All shares
     together are at most 1.  A release that was interrupted between its charge and `Ledger.keep`
-    showed no value to anybody, and is charged again.
+    showed no value to anybody, and is charged again if what remains pays for it.
 
     *Assumptions.*  Contributions of different units are computed independently of each other.
 
