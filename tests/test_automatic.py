@@ -593,3 +593,11 @@ def test_a_small_budget_leaves_the_prior():
     draws = _compat.group(safe, "posterior")["beta"].values.reshape(-1, 2)
     np.testing.assert_allclose((draws.mean(axis=0) - [1.0, -1.0]) / [0.5, 2.0], 0.0, atol=0.2)
     np.testing.assert_allclose(draws.std(axis=0) / [0.5, 2.0], 1.0, atol=0.12)
+
+
+@pytest.mark.usefixtures("interpreted")
+@pytest.mark.parametrize("name", ["poisson_groups", "logistic"])
+def test_how_far_groups_go_is_looked_at_where_there_are_any(name):
+    model, budget = build(name)
+    automatic("langevin-anchored", model)
+    assert ("changes of groups" in charged(budget)) == (name == "poisson_groups")

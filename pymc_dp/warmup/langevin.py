@@ -53,6 +53,8 @@ LEAST = 200.0
 FEWEST = 20.0
 #: With more noise than this, in posterior sds, the noise is the shape of what is published.
 WIDE = 0.6
+#: How far a group's effect goes, in its sds: alone it is not held back by a norm of all.
+REACH = 2.5
 #: Where scores change by more than this part of themselves, an anchor saves nothing.
 NONLINEAR = 0.2
 
@@ -125,8 +127,8 @@ def prepare_langevin(
     basis = np.linalg.solve(clip.scaling, root(np.linalg.inv(bulk.precision)))
     stretch = float(np.linalg.norm(basis, 2))  # of noise, from z to w
     rng = np.random.default_rng(0)  # public: places at which norms are looked at
-    away = rng.standard_normal(d)
-    away *= (math.sqrt(d) + 1.5) / np.linalg.norm(away)
+    # as far on every axis: had it been near on that of a small group, its force would be clipped
+    away = rng.choice([-1.0, 1.0], d) * (1.0 + 1.5 / math.sqrt(d))
     relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
     noise = relative * 3.5 * math.sqrt(d / n)  # in posterior sds
     tail = tail_of_scores(n, noise) if huberised else harmless_tail(n, relative)
@@ -146,9 +148,9 @@ def prepare_langevin(
         budget.hidden = 0.0
     displaced = Change(clip, basis @ away)
     if huberised:
-        change = budget.tail("changes", displaced, 0.002, LOOK)
+        found = budget.tail("changes", displaced, 0.002, LOOK)
     else:
-        change = budget.heavy_tail("changes", displaced, 0.002, LOOK)
+        found = budget.heavy_tail("changes", displaced, 0.002, LOOK)
     blank = Prepared(
         form="quadratic",
         clip=clip,
@@ -171,14 +173,18 @@ def prepare_langevin(
     if not blank.trusted or not bound:
         return prior_only(blank, start)
     robust(clip, bound)
-    change = 1.1 * change if change else bound
+    change: float = 1.1 * found if found else bound
 
     def worth(share: float) -> float:
         """Effective draws that residual scores with a share of the budget are worth."""
         return WORTH * share * total / (sensitivity * change * stretch) ** 2
 
+    def kicks_wanted() -> float:
+        """Share of the chains' changes of scores."""
+        return min(max(KICKS[0], WANTED / worth(1.0)), KICKS[1] * (1.0 - budget.spent))
+
     left = 1.0 - budget.spent
-    kicks = min(max(KICKS[0], WANTED / worth(1.0)), KICKS[1] * left)
+    kicks = kicks_wanted()
     unanchored = WORTH * 0.85 * left * total / (sensitivity * bound * stretch) ** 2
     spread = (
         sensitivity * bound * stretch / math.sqrt(0.8 * left * total)
@@ -196,10 +202,18 @@ def prepare_langevin(
 
     if form == "quadratic":
         unclear = EXCESS * budget.hidden * bound / d
-        found = quadratic(blank, budget, bound, public, bulk.data_precision, flat, unclear)
-        return found if found.trusted else prior_only(blank, start)
+        normal = quadratic(blank, budget, bound, public, bulk.data_precision, flat, unclear)
+        return normal if normal.trusted else prior_only(blank, start)
     if form == "plain":
         return plain(blank, budget, bound, paths, sensitivity, step_size, n_steps, rng)
+    blocks, _ = structure.effects(bulk.location)
+    if blocks:  # the score of a record changes as far as its group goes
+        widest = np.zeros(d)
+        for block in blocks:
+            widest[block] = REACH * np.linalg.norm(basis[block], axis=1)
+        farthest = budget.tail("changes of groups", Change(clip, widest), 0.0005, LOOK)
+        change = max(change, farthest or 0.0)
+        kicks = kicks_wanted()
     ready = replace(blank, effective_draws=worth(kicks))
     return anchored(ready, budget, bound, change, kicks, public, paths, sensitivity, step_size)
 
