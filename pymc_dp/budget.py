@@ -41,6 +41,7 @@ __all__ = [
     "has_lost_budget",
     "is_tagged",
     "model_of",
+    "name_of",
     "require_budget",
 ]
 
@@ -405,7 +406,7 @@ class PrivacyBudget:
         else:
             mu2 = mu_from_budget(epsilon, self.delta) ** 2
         return forecast(
-            step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__),
+            name_of(step),
             draws=draws,
             tune=tune,
             chains=chains,
@@ -613,6 +614,11 @@ def model_of(given: Model | None) -> Model:
             "their names: draws=500."
         )
     return model
+
+
+def name_of(step: Any) -> str:
+    """The name of a step method, given by name, as a class or as an instance."""
+    return step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__)
 
 
 def get_budget(model: Model | None = None) -> PrivacyBudget | None:

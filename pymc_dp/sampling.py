@@ -12,7 +12,14 @@ import pytensor
 from pymc.model import Model
 
 from pymc_dp import _compat
-from pymc_dp.budget import PrivacyBudget, get_budget, has_lost_budget, model_of, require_budget
+from pymc_dp.budget import (
+    PrivacyBudget,
+    get_budget,
+    has_lost_budget,
+    model_of,
+    name_of,
+    require_budget,
+)
 from pymc_dp.errors import LedgerError, PlanMismatch, UnsafeRelease
 from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import (
@@ -171,10 +178,9 @@ def _as_interrupted(
     budget: PrivacyBudget, model: Model, tune: int, chains: int, step: Any
 ) -> int | None:
     """The draws that "auto" came to when a preparation began that can be gone on with."""
-    name = step if isinstance(step, str) else getattr(step, "__name__", type(step).__name__)
     for _, plan in unfinished_preparations(budget):
         counts = plan["settings"]
-        if plan["sampler"] != name + PREPARES:
+        if plan["sampler"] != name_of(step) + PREPARES:
             continue
         if (counts["tune"], counts["chains"], counts["runs"]) == (tune, chains, 1):
             epsilon = budget.epsilon_of(plan["units"])  # what was left then

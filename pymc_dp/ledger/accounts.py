@@ -13,6 +13,7 @@ from pymc_dp.ledger.journal import Transaction
 __all__ = [
     "Account",
     "begun_on_batches",
+    "chains_begun",
     "read_account",
     "read_batches",
     "read_open_account",
@@ -123,14 +124,18 @@ def begun_on_batches(transaction: Transaction, account: int) -> int | None:
     return None
 
 
+def chains_begun(transaction: Transaction, account: int, plan_id: int, run: Entry) -> int:
+    """Return how many chains of the newest run of a plan have begun."""
+    condition, values = rows_of("chain", account, plan_id)
+    return transaction.count(f"{condition} AND seq > ?", (*values, run.seq))
+
+
 def unbegun_run(transaction: Transaction, account: int, plan_id: int) -> Entry | None:
     """Return the newest run of a plan, if none of its chains has begun."""
     run = transaction.newest(*rows_of("run", account, plan_id))
     if run is None:
         return None
-    condition, values = rows_of("chain", account, plan_id)
-    begun = transaction.count(f"{condition} AND seq > ?", (*values, run.seq))
-    return None if begun else run
+    return None if chains_begun(transaction, account, plan_id, run) else run
 
 
 def reserved(transaction: Transaction) -> int:

@@ -20,6 +20,7 @@ from pymc_dp.events import BATCHES, GaussianEvent
 from pymc_dp.ledger.accounts import (
     Account,
     begun_on_batches,
+    chains_begun,
     read_account,
     read_batches,
     read_open_account,
@@ -604,20 +605,19 @@ class Ledger:
         with self._journal.transaction() as transaction:
             plan = read_plan(transaction, account, plan_id)
             run = transaction.newest(*rows_of("run", account, plan_id))
-            if run is not None and run.payload.get("batches"):
-                begun = begun_on_batches(transaction, account)
-                if begun is not None and begun != plan_id:
-                    raise PlanMismatch(
-                        "the releases on batches that were planned under this budget are made by "
-                        "another step"
-                    )
             if run is None:
                 raise PlanMismatch(
                     "a chain was started but no run was authorised; sample through pm.sample or "
                     "dp.sample, which check the plan first"
                 )
-            condition, values = rows_of("chain", account, plan_id)
-            number = transaction.count(f"{condition} AND seq > ?", (*values, run.seq))
+            if run.payload.get("batches") and (
+                begun_on_batches(transaction, account) not in (None, plan_id)
+            ):
+                raise PlanMismatch(
+                    "the releases on batches that were planned under this budget are made by "
+                    "another step"
+                )
+            number = chains_begun(transaction, account, plan_id, run)
             chains = plan.payload["chains"]
             if number >= chains:
                 raise PlanMismatch(
