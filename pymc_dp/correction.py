@@ -13,7 +13,8 @@ from pymc.model import Model
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.explore import CHAINS, ENOUGH, explore, log_likelihood
-from pymc_dp.noise_aware import BENT, Likelihood, linear_prior, noise_aware
+from pymc_dp.noise_aware import BENT, MUCH, noise_aware
+from pymc_dp.noise_laws import Likelihood, linear_prior
 from pymc_dp.progress import working
 from pymc_dp.records import Records, extract
 from pymc_dp.rows.engine import Coordinates
@@ -27,8 +28,6 @@ _EDGE = 0.9
 _WIDEST = 2.5
 #: At how many draws the score of the prior is looked at.
 _PLACES = 1000
-#: Draws so many times as wide as the chains' have much noise.
-_MUCH = 1.12
 #: Effective draws of an exploration that are better than none, and how careful a second one is.
 _FEWEST, _NARROW = 200.0, 0.99
 
@@ -109,7 +108,7 @@ def account_for_noise(
             "curvature says; changes of scores or energy errors were clipped, or the posterior has "
             "heavy tails. form='quadratic' may be better"
         )
-    if found.method == "widened" and found.bend > BENT and found.widening > _MUCH:
+    if found.method == "widened" and found.bend > BENT and found.widening**2 > 1.0 + MUCH:
         facts["unreliable"] = (
             "the prior is not normal over the draws, the noise is large, and what they say "
             "together could not be explored; form='quadratic', longer chains or the effects of a "

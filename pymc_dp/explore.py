@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 
 from pymc_dp import _compat
-from pymc_dp.noise_aware import Likelihood
+from pymc_dp.noise_laws import Likelihood
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.functions import compile_parameter_function
 

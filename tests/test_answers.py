@@ -6,7 +6,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp.noise_aware import noisy_posterior
+from pymc_dp.noise_laws import noisy_posterior
 from pymc_dp.records import extract
 from pymc_dp.rows.contributions import Change, Curvature, OuterProduct, Score, blocks
 from pymc_dp.rows.engine import Coordinates

@@ -26,8 +26,8 @@ LAYERS = (
         "threads",
     },
     {"_linker"},
-    {"events", "exact_laplace", "exact_normal", "audit_bounds", "noise_aware"},
-    {"accounting", "clipping", "noise"},
+    {"events", "exact_laplace", "exact_normal", "audit_bounds", "noise_laws"},
+    {"accounting", "clipping", "noise", "noise_aware"},
     {"audit", "forecast", "ledger", "plan"},
     {"metering", "rows"},
     {"bounds", "explore"},
@@ -61,6 +61,7 @@ PURE = {
     "metering",
     "noise",
     "noise_aware",
+    "noise_laws",
     "plan",
 }
 FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}

@@ -760,7 +760,7 @@ def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.Mon
         again = dp.DPSGNHT(draws=20, chains=1, model=model)
         assert budget.ledger.spent(budget.account) == spent
         assert again.coordinates.scaling.tolist() == first.coordinates.scaling.tolist()
-        monkeypatch.setattr(Source, "_digest", lambda self: b"other data")
+        monkeypatch.setattr(Source, "_is_stale", lambda self, plan_id: True)
         with pytest.raises(dp.BudgetExceeded, match="no record was read for it"):
             dp.DPSGNHT(draws=20, chains=1, model=model)
     assert budget.ledger.spent(budget.account) == spent

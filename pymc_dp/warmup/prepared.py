@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 from scipy.linalg import pinvh
 
-from pymc_dp.noise_aware import Likelihood
+from pymc_dp.noise_laws import Likelihood
 from pymc_dp.rows.contributions import Change, Contribution, Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure

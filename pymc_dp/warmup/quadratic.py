@@ -9,7 +9,7 @@ import numpy as np
 from scipy.linalg import pinv, pinvh
 
 from pymc_dp.matrices import positive_part
-from pymc_dp.noise_aware import noisy_posterior
+from pymc_dp.noise_laws import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise
