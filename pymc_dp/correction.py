@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -28,8 +29,9 @@ _EDGE = 0.9
 _WIDEST = 2.5
 #: At how many draws the score of the prior is looked at.
 _PLACES = 1000
-#: Effective draws of an exploration that are better than none, and how careful a second one is.
-_FEWEST, _NARROW = 200.0, 0.99
+#: Effective draws of an exploration that are better than none, and how careful the first and the
+#: second one are.
+_FEWEST, _CARE = 200.0, (0.9, 0.99)
 
 
 def account_for_noise(
@@ -89,14 +91,19 @@ def account_for_noise(
     terms = records.public_terms(at)
     places = pooled[np.linspace(0, len(pooled) - 1, min(len(pooled), _PLACES)).astype(int)]
     seed = [plan_id, zlib.crc32(w.tobytes())]
+
+    def scores(at: np.ndarray) -> np.ndarray:
+        return np.array([terms.gradient(place) for place in at])
+
     found = noise_aware(
         np.random.default_rng(seed),
         w,
         np.array(settings["anchor"]["covariance"]),
-        linear_prior(places, np.array([terms.gradient(place) for place in places])),
+        linear_prior(places, scores(places)),
         ess=float(_compat.effective_draws(theta).min()),
         axes=at.scaling,
         pairs=np.array(settings["anchor"]["pairs"], dtype=bool),
+        scores=scores,
         explore=lambda likelihood: _explored(records, at, likelihood, places, seed, progressbar),
     )
     values = constrain(model, records.parameters, at.location + found.draws @ at.scaling.T, names)
@@ -108,11 +115,11 @@ def account_for_noise(
             "curvature says; changes of scores or energy errors were clipped, or the posterior has "
             "heavy tails. form='quadratic' may be better"
         )
-    if found.method == "widened" and found.bend > BENT and found.widening**2 > 1.0 + MUCH:
+    if found.method == "widened" and found.widening**2 > 1.0 + MUCH:
         facts["unreliable"] = (
-            "the prior is not normal over the draws, the noise is large, and what they say "
-            "together could not be explored; form='quadratic', longer chains or the effects of a "
-            "hierarchy written as mu + tau * z with z ~ N(0, 1) may be better"
+            "the noise is large, and what it has done to the draws could not be told from them and "
+            "the prior together; form='quadratic', longer chains or the effects of a hierarchy "
+            "written as mu + tau * z with z ~ N(0, 1) may be better"
         )
     return corrected, {
         **facts,
@@ -147,14 +154,16 @@ def _explored(
     target = public + log_likelihood(theta, at, likelihood)
     rng = np.random.default_rng(seed)
     starts = np.array([at.theta(w) for w in rng.choice(places, CHAINS, replace=False)])
-    try:
-        with working("Exploring what was released", progressbar):
-            explored = explore(theta, target, starts, int(rng.integers(2**31)))
-            if explored.effective < ENOUGH:  # the neck of a funnel
-                again = explore(theta, target, starts, int(rng.integers(2**31)), _NARROW)
-                explored = max(explored, again, key=lambda found: found.effective)
-    except Exception:
+    tries = []
+    with working("Exploring what was released", progressbar):
+        for care in _CARE:  # the second for the neck of a funnel
+            with contextlib.suppress(Exception):
+                tries.append(explore(theta, target, starts, int(rng.integers(2**31)), care))
+                if tries[-1].effective >= ENOUGH and not tries[-1].apart:
+                    break
+    sound = [one for one in tries if one.effective >= _FEWEST and not one.apart]
+    if not sound:
         return None
-    drawn = rng.permutation(np.array([at.z(x) for x in explored.draws]))
-    reliable = explored.effective >= _FEWEST and not explored.apart and np.isfinite(drawn).all()
-    return drawn if reliable else None
+    best = max(sound, key=lambda one: one.effective)
+    drawn = rng.permutation(np.array([at.z(x) for x in best.draws]))
+    return drawn if np.isfinite(drawn).all() else None

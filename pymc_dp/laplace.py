@@ -25,8 +25,10 @@ from pymc_dp.plan import make_plan
 from pymc_dp.progress import working
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.records import PublicTerms
+from pymc_dp.results import check_fits, dataset
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.statement import STATEMENT, make_statement
+from pymc_dp.steps.resuming import settle
 from pymc_dp.steps.source import Source
 from pymc_dp.steps.target import about_prior, far, target_draws
 from pymc_dp.unconstrained import constrain
@@ -50,9 +52,16 @@ class _Normal:
     """Mean and root of the covariance in unconstrained space, and what they were learned under."""
 
     def __init__(
-        self, sampler: str, model: Model, share: float, draws: int, chains: int, progressbar: bool
+        self,
+        sampler: str,
+        model: Model,
+        names: list[str],
+        share: float,
+        draws: int,
+        chains: int,
+        progressbar: bool,
     ) -> None:
-        self.model = model
+        self.model, self.names = model, names
         self.budget: PrivacyBudget = require_budget(model, sampler)
         share = check_number("share", share)
         if not 0.0 < share <= 1.0:
@@ -60,6 +69,8 @@ class _Normal:
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
         source = Source(model, self.budget, None, counts, progressbar)
         self.parameters = source.records.parameters
+        first = self._values(source.records.initial[None, None])
+        check_fits(model, {name: value.shape[2:] for name, value in first.items()})
         if source.effects() is not None:
             warnings.warn(
                 "What the records see is non-linear in the parameters (a product of parameters, "
@@ -145,24 +156,13 @@ class _Normal:
         """(chains, draws, d) unconstrained draws."""
         return self.mean + rng.standard_normal((chains, draws, len(self.mean))) @ self.root.T
 
-    def dataset(self, theta: np.ndarray, names: list[str]) -> xr.Dataset:
+    def _values(self, theta: np.ndarray) -> dict[str, np.ndarray]:
+        return constrain(self.model, self.parameters, theta, self.names)
+
+    def dataset(self, theta: np.ndarray) -> xr.Dataset:
         """Variables at (chains, draws, d) unconstrained parameters."""
-        columns = {}
-        for name, values in constrain(self.model, self.parameters, theta, names).items():
-            dims = self.model.named_vars_to_dims.get(name) or [
-                f"{name}_dim_{k}" for k in range(values.ndim - 2)
-            ]
-            columns[name] = (("chain", "draw", *map(str, dims)), values)
-        coords = {
-            name: list(values)
-            for name, values in self.model.coords.items()
-            if values is not None and name in self.budget.public
-        }
-        used = {dim for dims, _ in columns.values() for dim in dims}
-        dataset = xr.Dataset(
-            columns, coords={name: values for name, values in coords.items() if name in used}
-        )
-        return public_coords(dataset, self.budget.public)
+        public = self.budget.public
+        return public_coords(dataset(self.model, self._values(theta), public), public)
 
 
 class _Given:
@@ -334,17 +334,17 @@ def laplace(
     chains = check_integer("chains", chains, minimum=1)
     model = model_of(model)
     names = releasable(model, require_budget(model, "dp.laplace"), var_names)
-    normal = _Normal("laplace", model, share, draws, chains, progressbar)
+    normal = _Normal("laplace", model, names, share, draws, chains, progressbar)
     theta = normal.draw(np.random.default_rng(random_seed), chains, draws)
     found = _compat.inference_data(
-        {"posterior": normal.dataset(theta, names)},
+        {"posterior": normal.dataset(theta)},
         {
             STATEMENT: json.dumps(normal.facts),
             "inference_library": "pymc",
             "inference_library_version": pm.__version__,
         },
     )
-    normal.finish()
+    settle(normal.finish)
     return found
 
 
@@ -380,11 +380,11 @@ def find_MAP(
     """
     model = model_of(model)
     names = releasable(model, require_budget(model, "dp.find_MAP"))
-    normal = _Normal("find_MAP", model, share, 1, 1, progressbar)
-    mode = normal.dataset(normal.mean[None, None], names).isel(chain=0, draw=0, drop=True)
+    normal = _Normal("find_MAP", model, names, share, 1, 1, progressbar)
+    mode = normal.dataset(normal.mean[None, None]).isel(chain=0, draw=0, drop=True)
     theta = normal.draw(np.random.default_rng(normal.plan_id), 1, _SPREAD_DRAWS)
-    spread = normal.dataset(theta, names).std(("chain", "draw"))
+    spread = normal.dataset(theta).std(("chain", "draw"))
     found = xr.concat([mode, spread], dim="estimate").assign_coords(estimate=["mode", "sd"])
     found.attrs[STATEMENT] = json.dumps(normal.facts)
-    normal.finish()
+    settle(normal.finish)
     return found

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 from scipy.linalg import pinvh
+from scipy.stats import chi2
 
 from pymc_dp.matrices import positive_part, root
 from pymc_dp.noise_laws import NONE, Likelihood, LinearPrior, NoiseLaw, law_at_mean
@@ -43,12 +44,16 @@ BENT, EXACTLY = 0.1, 0.01
 #: Variance of a shift over that of the draws: in any direction, where it is not worth a look at the
 #: prior; on average, from which on the shape of the posterior depends on the noise.
 LITTLE, MUCH = 0.02, 0.25
-#: The mean of noise squared, in its variances, is k or so at most for k parameters that are seen.
-#: Where noise is not that much, and explored, it is less: a curvature that is small beside that of
-#: the prior is not seen in draws.
+#: The mean of noise squared, in its variances, is chi-squared with k degrees of freedom at most for
+#: k parameters that are seen.  Where noise is not that much, and explored, it is less than k times
+#: this: a curvature that is small beside that of the prior is not seen in draws.
 LIKELY = 0.5
 #: Effective draws per parameter below which a covariance is not worth inverting.
-ENOUGH = 1.0
+ENOUGH = 2.0
+#: Mean of noise that is not that of one normal posterior in a million.
+_ONE_IN = 1e-6
+#: At how many moved draws the prior is looked at.
+_PLACES = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,7 +123,7 @@ class NoiseAware:
     widening : float
         Noise-aware over raw posterior standard deviation, a root mean square over directions.
     bend : float
-        How far the prior is from normal over the draws: see `LinearPrior`.
+        How far the prior is from normal over the draws, raw or moved: see `LinearPrior`.
     """
 
     draws: np.ndarray
@@ -139,6 +144,7 @@ def noise_aware(
     axes: np.ndarray | None = None,
     pairs: np.ndarray | None = None,
     explore: Explore | None = None,
+    scores: Callable[[np.ndarray], np.ndarray] | None = None,
 ) -> NoiseAware:
     """Turn draws given a noisy score into draws given the law of its noise.
 
@@ -164,6 +170,9 @@ def noise_aware(
     explore : callable, optional
         Draws of the prior as it is times a normal likelihood, for priors that are not normal over
         the draws.
+    scores : callable, optional
+        Scores of the prior, (m, d) at (m, d) draws.  Default: `prior` holds wherever draws may be
+        moved to.
 
     Returns
     -------
@@ -188,7 +197,9 @@ def noise_aware(
     them, and they follow a shift by their covariance with the others.
 
     Otherwise (effects whose scale is little known, heavy-tailed priors) a linear prior can be wrong
-    by any number of standard deviations of the noise.  `explore` then draws from p(w) N(G; H w,
+    by any number of standard deviations of the noise; also where it is linear over the raw draws,
+    which may lie on one side of a kink, and not over the moved ones, so that it is looked at there
+    again.  `explore` then draws from p(w) N(G; H w,
     H + V), the prior as it is, H the curvature that raw draws and prior leave to the likelihood,
     and xi' follows given w.  Where the noise is so much that the shape of the posterior depends on
     it (the scale of effects takes noise for spread), the explored draws themselves are the result.
@@ -210,27 +221,36 @@ def noise_aware(
     k = seen.shape[1]
     effects = np.linalg.eigvalsh(root(noise).T @ covariance @ root(noise))
     much = effects.sum() > MUCH * k
-    normal = prior.bend <= (EXACTLY if much else BENT)
+    bend = prior.bend
+    normal = bend <= (EXACTLY if much else BENT)
     method: Literal["shift", "resampled", "explored", "widened"] = "shift"
     xi = places = None
     little = effects.max() <= LITTLE and not (normal and shape.near_normal)
-    if ess > ENOUGH * d and k and not little:
+    worth = min(ess, float(len(pooled)))
+    if worth > ENOUGH * d + 3.0 and k and not little:
         # on average the inverse of a covariance of so many draws is too large
-        precision = pinvh(covariance) * max(len(pooled) - d - 2.0, 1.0) / (len(pooled) - 1.0)
+        precision = pinvh(covariance) * (worth - d - 2.0) / (worth - 1.0)
         curvature = _possible(precision - prior.precision, seen, axes, pairs)
         score = curvature @ pooled.mean(axis=0) - seen @ (seen.T @ prior.score)
         likelihood = Likelihood(score, curvature, noise)
         if normal:
             xi = law_at_mean(likelihood, seen, unseen, prior).sample(rng, len(pooled))
-        elif explore is not None and (explored := explore(likelihood)) is not None:
-            places = explored[np.arange(len(pooled)) % len(explored)]
-            xi = likelihood.noise_at(rng, places)
-    likely = LIKELY * k if not (normal or much) else k + ERRORS * np.sqrt(2.0 * k)
+            if scores is not None:
+                some = _spread_out(len(pooled), _PLACES)
+                moved = pooled[some] - xi[some] @ covariance
+                bend = max(bend, prior.bend_at(moved - pooled.mean(axis=0), scores(moved)))
+                normal = bend <= BENT
+        if not normal:
+            xi = None
+            if explore is not None and (explored := explore(likelihood)) is not None:
+                places = explored[np.arange(len(pooled)) % len(explored)]
+                xi = likelihood.noise_at(rng, places)
+    likely = LIKELY * k if not (normal or much) else chi2.isf(_ONE_IN, max(k, 1))
     if xi is None or xi.mean(axis=0) @ pinvh(noise) @ xi.mean(axis=0) > likely:
         method, places = "widened", None
         xi = NoiseLaw(np.zeros(d), noise).sample(rng, len(pooled))
 
-    candidates = np.linspace(0, len(pooled) - 1, min(len(pooled), CANDIDATES)).round().astype(int)
+    candidates = _spread_out(len(pooled), CANDIDATES)
     picked, share = _resample(rng, centred[candidates], xi)
     weight_ess = share * min(ess, len(candidates))
     moved = pooled - xi @ covariance
@@ -244,8 +264,13 @@ def noise_aware(
         shape,
         float(weight_ess),
         float(np.sqrt(np.mean(moved.var(axis=0) / pooled.var(axis=0)))),
-        prior.bend,
+        bend,
     )
+
+
+def _spread_out(n: int, most: int) -> np.ndarray:
+    """Up to so many of n indices, evenly."""
+    return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 
 
 def _possible(

@@ -141,6 +141,20 @@ class LinearPrior:
     score: np.ndarray
     bend: float = 0.0
 
+    def bend_at(self, moved: np.ndarray, scores: np.ndarray) -> float:
+        """What the same fit leaves at other draws.
+
+        Parameters
+        ----------
+        moved : (m, d) ndarray
+            Less the mean of the draws that were fitted.
+        scores : (m, d) ndarray
+            Of the prior there.
+        """
+        centred = moved - moved.mean(axis=0)
+        covariance = centred.T @ centred / (len(moved) - 1)
+        return _bend(scores - self.score + moved @ self.precision, covariance)
+
 
 def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
     """Fit a linear function to the (m, d) scores of a prior at (m, d) draws of a posterior.
@@ -160,9 +174,17 @@ def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
     covariance = centred.T @ centred / (len(draws) - 1)
     across = rest.T @ centred / (len(draws) - 1)
     precision = -_symmetric(across @ pinvh(covariance))
-    rest = (rest + centred @ precision) @ root(covariance)
-    bend = float(np.sqrt(np.linalg.norm(rest.T @ rest / len(draws), 2)))
-    return LinearPrior(precision, scores.mean(axis=0), bend)
+    return LinearPrior(
+        precision, scores.mean(axis=0), _bend(rest + centred @ precision, covariance)
+    )
+
+
+def _bend(rest: np.ndarray, covariance: np.ndarray) -> float:
+    """(m, d) rests of scores as in `LinearPrior.bend`, over draws of this covariance."""
+    if not np.isfinite(rest).all():
+        return np.inf
+    rest = rest @ root(covariance)
+    return float(np.sqrt(np.linalg.norm(rest.T @ rest / len(rest), 2)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -28,6 +28,7 @@ from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.correction import account_for_noise
 from pymc_dp.errors import LedgerError, UnsafeRelease
 from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
+from pymc_dp.results import largest_rectangle
 from pymc_dp.rows.ancestry import hides_code
 from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
@@ -111,6 +112,8 @@ def releasable(
     ------
     UnsafeRelease
         If one of `var_names` may not be released.
+    ValueError
+        If there is none.
     """
     free = [rv.name for rv in model.free_RVs]
     deterministics = {rv.name: rv for rv in model.deterministics}
@@ -123,6 +126,8 @@ def releasable(
             if provenance(model, rv, budget) is Provenance.PUBLIC
         ]
         return [*free, *safe]
+    if not var_names:
+        raise ValueError("var_names is empty. Name what is to be released, or leave it out.")
     for name in var_names:
         if name in free:
             continue
@@ -139,14 +144,6 @@ def releasable(
                 "PrivacyBudget(public=...)."
             )
     return list(var_names)
-
-
-def _kept(frozen: np.ndarray) -> tuple[np.ndarray, int]:
-    """Chains and length of the largest rectangle of draws that are not frozen."""
-    lengths = (~frozen).sum(axis=1)
-    best = max(range(len(lengths)), key=lambda c: lengths[c] * (lengths >= lengths[c]).sum())
-    length = int(lengths[best])
-    return np.flatnonzero(lengths >= length), length
 
 
 def public_coords(dataset: xr.Dataset, public: Iterable[str]) -> xr.Dataset:
@@ -251,7 +248,7 @@ def release(
             "pm.fit, pm.find_MAP, NUTS, ...) and can not be released."
         )
     plan_id, plan = _plan_of(stats, budget)
-    chains, length = _kept(stats["dp_frozen"].values.astype(bool))
+    chains, length = largest_rectangle((~stats["dp_frozen"].values.astype(bool)).sum(axis=1))
     if length == 0:
         raise UnsafeRelease("No draw was made before the budget was used up.")
     names = releasable(model, budget, var_names)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 import pymc as pm
 import pytensor
 from pymc.model import Model
+from pymc.stats.convergence import log_warnings, run_convergence_checks
 
 from pymc_dp import _compat
 from pymc_dp.budget import (
@@ -20,7 +21,8 @@ from pymc_dp.budget import (
     name_of,
     require_budget,
 )
-from pymc_dp.errors import LedgerError, PlanMismatch, UnsafeRelease
+from pymc_dp.errors import PlanMismatch, UnsafeRelease
+from pymc_dp.mechanisms.preparation import interrupts_wait
 from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import (
     Provenance,
@@ -30,6 +32,7 @@ from pymc_dp.publish import (
     releasable,
     release,
 )
+from pymc_dp.results import PaidDraws, check_fits
 from pymc_dp.statement import STATEMENT
 from pymc_dp.steps import (
     DPHMC,
@@ -41,7 +44,7 @@ from pymc_dp.steps import (
     ExponentialFamilyPenalty,
 )
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.resuming import PREPARES, unfinished_preparations
+from pymc_dp.steps.resuming import PREPARES, settle, unfinished_preparations
 
 __all__ = ["sample", "sample_posterior_predictive"]
 
@@ -65,6 +68,7 @@ _REFUSED = {
     "return_inferencedata": "only a released result is returned",
     "idata_kwargs": "the groups they add hold private data; only draws are returned",
 }
+_TAKEN = frozenset(inspect.signature(pm.sample).parameters)
 
 
 def sample(
@@ -135,11 +139,16 @@ def sample(
         return _sample_privatized(draws, tune, chains, step, dict(step_kwargs or {}), model, kwargs)
     tune = 0 if tune is None else tune
     budget = require_budget(model, "dp.sample")
+    if kwargs.get("blocked") is False or (step_kwargs or {}).get("blocked") is False:
+        raise ValueError("Private steps move all variables together; blocked=False is refused.")
     for name in kwargs:
         if name in _REFUSED:
             raise ValueError(f"dp.sample does not take {name}: {_REFUSED[name]}.")
-    if kwargs.get("blocked") is False or (step_kwargs or {}).get("blocked") is False:
-        raise ValueError("Private steps move all variables together; blocked=False is refused.")
+        if name not in _TAKEN:
+            raise ValueError(
+                f"dp.sample and pm.sample have no argument {name}. Settings of a step are given in "
+                "step_kwargs."
+            )
     # What may not be released is not computed either: PyMC would compile it with the data inside,
     # and PyTensor would write that to its cache.
     names = releasable(model, budget, kwargs.get("var_names"))
@@ -152,26 +161,56 @@ def sample(
     settings = dict(step_kwargs or {})
     if not isinstance(step, PrivateStep):
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
+    paid = PaidDraws(model, kwargs["var_names"])
+    check_fits(model, paid.var_shapes)
     private = _step(step, draws, tune, chains, settings, model)
+    checked = kwargs.pop("compute_convergence_checks", True)
+    kwargs.pop("discard_tuned_samples", None)  # they are never released
     try:
-        with np.errstate(all="ignore"):  # PyTensor's sums over constants tell of extreme records
-            idata = pm.sample(
-                draws=draws, tune=tune, chains=chains, step=private, model=model, **kwargs
-            )
-    finally:
-        _settle(private.close)
-    try:
+        idata = _run(private, paid, draws=draws, tune=tune, chains=chains, model=model, **kwargs)
+        if checked and not kwargs.get("quiet"):
+            log_warnings(run_convergence_checks(idata, model))
         progressbar = bool(kwargs.get("progressbar", True))
         released = release(idata, model, var_names=names, progressbar=progressbar)
     except BaseException as error:
-        keep_unreleased(model, idata)
-        error.add_note("The draws were made and are kept: dp.release(model=model) releases them.")
+        if paid.kept(tune):
+            error.add_note("Draws were made and are kept: dp.release(model=model) releases them.")
+        elif private.waits:
+            error.add_note("What was released is not lost: the same call goes on with it.")
         raise
-    keep_unreleased(model, None)
     posterior = _compat.group(released, "posterior")
     if posterior.sizes["chain"] == chains and posterior.sizes["draw"] == draws:
-        _settle(private.finish)
+        settle(private.finish)
+    keep_unreleased(model, None)
     return released
+
+
+def _run(private: PrivateStep, paid: PaidDraws, *, tune: int, model: Model, **call: Any) -> Any:
+    """The draws of ``pm.sample``, or those made so far where it was interrupted.
+
+    They are kept in any case, whatever is raised.
+    """
+    try:
+        with np.errstate(all="ignore"):  # PyTensor's sums over constants tell of extreme records
+            pm.sample(
+                tune=tune,
+                model=model,
+                step=private,
+                trace=paid,
+                return_inferencedata=False,
+                compute_convergence_checks=False,
+                **call,
+            )
+    except KeyboardInterrupt:
+        if not paid.kept(tune):
+            raise
+    finally:
+        with interrupts_wait():
+            settle(private.close)
+            idata = paid.result(tune)
+            if idata is not None:
+                keep_unreleased(model, idata)
+    return idata
 
 
 def _as_interrupted(
@@ -188,19 +227,6 @@ def _as_interrupted(
             if abs(then - counts["draws"]) <= 1:  # of a budget that was inverted and rounded
                 return int(counts["draws"])
     return None
-
-
-def _settle(end: Callable[[], None]) -> None:
-    """What the ledger could not be told is no reason to lose a result."""
-    try:
-        end()
-    except LedgerError as error:
-        warnings.warn(
-            f"The ledger was not told that a run has ended: {error}. Nothing is lost but what was "
-            "charged and not used.",
-            UserWarning,
-            stacklevel=3,
-        )
 
 
 def _is_gibbs(step: Any) -> bool:

@@ -33,7 +33,7 @@ LAYERS = (
     {"bounds", "explore"},
     {"records", "unconstrained"},
     {"budget", "mechanisms"},
-    {"correction", "guard", "kernels", "simulation", "statement", "warmup"},
+    {"correction", "guard", "kernels", "results", "simulation", "statement", "warmup"},
     {"midpoints", "publish"},
     {"privatized", "steps"},
     {"advice", "ecs", "laplace", "sampling"},

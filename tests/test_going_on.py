@@ -86,7 +86,7 @@ def test_a_failure_after_the_preparation_loses_nothing(call, monkeypatch):
     model, budget = build("logistic")
     again = laplace if call == "laplace" else lambda model: dp.find_MAP(model=model)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(laplace_module, "constrain", fail)
+        patch.setattr(laplace_module, "dataset", fail)
         again(model)
     labels = charged(budget)
     check_all_spent(budget)
@@ -154,7 +154,7 @@ def test_a_step_by_hand_does_not_take_what_rounding_left(monkeypatch):
         dp.bounds(y=(-5.0, 5.0))
         dp.PrivacyBudget(20.0, 1e-5)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(laplace_module, "constrain", fail)
+        patch.setattr(laplace_module, "dataset", fail)
         laplace(model)
     with pytest.raises(dp.BudgetExceeded, match="used up"):
         dp.ExponentialFamilyPenalty(
@@ -319,7 +319,7 @@ def test_only_chains_that_are_charged_miss_what_was_paid_since(monkeypatch):
     """A normal approximation of the prior leaves most of the budget, and needs none of it."""
     model, budget = build("logistic", epsilon=0.02)
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(laplace_module, "constrain", fail)
+        patch.setattr(laplace_module, "dataset", fail)
         laplace(model)
     left = budget.ledger.remaining(budget.account) / MU2_UNIT
     epsilon = epsilon_from_mu(math.sqrt(0.97 * left), budget.delta)

@@ -7,6 +7,8 @@ Every statistical test compares means of at least 20,000 draws with quadrature o
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -235,7 +237,7 @@ def test_a_direction_that_no_record_sees_moves_nothing_that_is_known(guarded, mo
 
     assert moved(0.0) < 0.01
     if not guarded:
-        monkeypatch.setattr(na, "ERRORS", np.inf)
+        monkeypatch.setattr(na, "_ONE_IN", 0.0)
     assert moved(1e-14) < 0.01 if guarded else moved(1e-14) > 0.5
 
 
@@ -366,6 +368,76 @@ def test_little_noise_is_no_reason_to_explore():
     funnel = Funnel(0.25, 0.001)
     found = funnel.published(explore=None)
     assert found.method == "widened" and found.widening < 1.02
+
+
+class Kinked:
+    """exp(-|w|), seen at 2 with a small error, and much noise beside: raw draws lie on one side.
+
+    Their prior is linear over them and not over where they may belong.
+    """
+
+    error, noise, seen = 0.3, 1.5, 2.0
+
+    def __init__(self) -> None:
+        rng = np.random.default_rng(21)
+        self.raw = self.seen - self.error**2 + self.error * rng.normal(size=(1, 4000, 1))
+        grid = np.linspace(-12.0, 16.0, 200_001)
+        log_mass = -np.abs(grid) - 0.5 * (grid - self.seen) ** 2 / (self.error**2 + self.noise**2)
+        mass = np.exp(log_mass - log_mass.max())
+        self.mean, self.sd = moments_of(grid, mass)
+        self.drawn = rng.choice(grid, 4000, p=mass / mass.sum())[:, None]
+        self.asked: list[laws.Likelihood] = []
+
+    def explore(self, likelihood: laws.Likelihood) -> np.ndarray:
+        self.asked.append(likelihood)
+        return self.drawn
+
+    def published(self, scores: Callable[[np.ndarray], np.ndarray] | None, **how: Any) -> Any:
+        prior = laws.linear_prior(self.raw[0], -np.sign(self.raw[0]))
+        assert prior.bend < 1e-9
+        noise = np.array([[self.noise**2 / self.error**4]])
+        rng = np.random.default_rng(0)
+        return na.noise_aware(rng, self.raw, noise, prior, ess=4000, scores=scores, **how)
+
+
+def moments_of(grid: np.ndarray, density: np.ndarray) -> tuple[float, float]:
+    mean = trapezoid(grid * density, grid) / trapezoid(density, grid)
+    variance = trapezoid((grid - mean) ** 2 * density, grid) / trapezoid(density, grid)
+    return float(mean), float(np.sqrt(variance))
+
+
+def test_a_prior_is_looked_at_where_draws_are_moved_to():
+    kinked = Kinked()
+    found = kinked.published(lambda w: -np.sign(w), explore=kinked.explore)
+    assert found.method == "explored" and found.bend > 1.0
+    [likelihood] = kinked.asked
+    # curvature from the covariance of 4000 draws, and where the likelihood has its mode
+    curvature = float(likelihood.curvature[0, 0])
+    assert curvature == pytest.approx(kinked.error**-2, rel=Z * np.sqrt(2 / 4000))
+    assert float(likelihood.score[0]) / curvature == pytest.approx(kinked.seen, abs=0.05)
+    assert abs(found.draws.mean() - kinked.mean) < Z * kinked.sd / np.sqrt(4000)
+    # the planted fault: not looked at
+    blind = kinked.published(None, explore=kinked.explore)
+    assert blind.method == "shift" and abs(blind.draws.mean() - kinked.mean) > 0.5 * kinked.sd
+
+
+def test_draws_are_widened_where_what_is_found_there_can_not_be_explored():
+    found = Kinked().published(lambda w: -np.sign(w), explore=None)
+    assert found.method == "widened" and found.bend > 1.0
+
+
+def test_what_noise_does_once_in_ten_thousand_times_is_plausible():
+    """A prior N(0, 1), hardly any information, and a score of four standard deviations of noise."""
+    noise, information = 100.0, 0.01
+    score, precision = 4.0 * np.sqrt(noise), 1.0 + information
+    rng = np.random.default_rng(22)
+    raw = score / precision + rng.normal(size=(1, 4000, 1)) / np.sqrt(precision)
+    prior = laws.linear_prior(raw[0], -raw[0])
+    found = na.noise_aware(
+        rng, raw, np.array([[noise]]), prior, ess=4000, scores=lambda w: -w, explore=None
+    )
+    assert found.method == "shift" and found.bend < 1e-9
+    assert abs(found.draws.mean()) < 1.0 and found.draws.std() == pytest.approx(1.0, abs=0.2)
 
 
 FAULTS = {

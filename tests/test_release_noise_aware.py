@@ -254,7 +254,7 @@ def test_draws_are_not_lost_where_exploring_fails(hierarchy, monkeypatch):
         raise RuntimeError
 
     monkeypatch.setattr("pymc_dp.correction.explore", fails)
-    with pytest.warns(UserWarning, match="unreliable: the prior is not normal over the draws"):
+    with pytest.warns(UserWarning, match="could not be told from them and the prior together"):
         safe = dp.release(result, model, progressbar=False)
     assert facts(safe)["noise_aware"]["method"] == "widened"
     assert "and not moved" in dp.privacy_statement(safe)

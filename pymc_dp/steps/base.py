@@ -380,6 +380,12 @@ class PrivateStep(BlockedStep):
         if self._unfinished is not None:
             self.budget.ledger.finish_plan(self.budget.account, self._unfinished)
 
+    @property
+    def waits(self) -> bool:
+        """Whether an equal step goes on with what was paid for this one: no chain was charged."""
+        ledger, account = self.budget.ledger, self.budget.account
+        return self._unfinished is not None and not ledger.charged(account, self.plan.plan_id)
+
     def _start(self, d: int) -> np.ndarray:
         """Where a chain begins if the user gave no start: about the posterior, chains apart."""
         return self.rng.standard_normal(d)

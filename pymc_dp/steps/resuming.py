@@ -1,7 +1,8 @@
-"""Which preparation a step may go on with: those that were not finished, of the same data."""
+"""Which preparation a step may go on with, those not finished of the same data, and their end."""
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import PrivacyBudget
+from pymc_dp.errors import LedgerError
 from pymc_dp.ledger import PREPARATION
 from pymc_dp.records import private_observed
 from pymc_dp.rows.ancestry import is_data
@@ -20,6 +22,7 @@ __all__ = [
     "PREPARES",
     "Version",
     "private_arrays",
+    "settle",
     "unfinished_preparations",
 ]
 
@@ -92,3 +95,22 @@ def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, 
         and e.payload.get("kind") == PREPARATION
         and e.payload.get("sampler", "").endswith(PREPARES)
     ]
+
+
+def settle(end: Callable[[], None]) -> None:
+    """What the ledger could not be told is no reason to lose a result, nor is an interrupt then.
+
+    Parameters
+    ----------
+    end : callable
+        Tells the ledger that a run, or its preparation, has ended.
+    """
+    try:
+        end()
+    except (LedgerError, KeyboardInterrupt) as error:
+        warnings.warn(
+            f"The ledger was not told that a run has ended: {error or 'interrupted'}. Nothing is "
+            "lost but what was charged and not used.",
+            UserWarning,
+            stacklevel=3,
+        )
