@@ -342,7 +342,7 @@ class PrivacyBudget:
         units = self.ledger.spent(self.account)
         found = self.batches()
         beside = units if found is None else units - found["reserved"]
-        return Spending(self._epsilon_beside(found, beside), units / MU2_UNIT)
+        return Spending(self.epsilon_beside_batches(beside, found), units / MU2_UNIT)
 
     def remaining(self) -> Spending:
         """What may still be charged.
@@ -455,7 +455,7 @@ class PrivacyBudget:
                     f"{batches.mechanism}, {batches.batch}",
                     batches.noise_multiplier,
                     found["releases"],
-                    self._epsilon_beside(found, 0),
+                    self.epsilon_beside_batches(0, found),
                     units / cap,
                 ]
             )
@@ -478,24 +478,23 @@ class PrivacyBudget:
         """
         return self.ledger.batches(self.account)
 
-    def epsilon_beside_batches(self, units: int) -> float:
+    def epsilon_beside_batches(self, units: int, batches: dict[str, Any] | None) -> float:
         """Epsilon, at the budget's delta, of releases on batches, if any, and `units` beside.
 
         Parameters
         ----------
         units : int
             Ledger units, 2^-40 of squared mu.
+        batches : dict or None
+            What :meth:`batches` says.
 
         Returns
         -------
         float
         """
-        return self._epsilon_beside(self.batches(), units)
-
-    def _epsilon_beside(self, found: dict[str, Any] | None, units: int) -> float:
-        if found is None:
+        if batches is None:
             return self.epsilon_of(units)
-        plan = (batch_event(found["event"]), found["releases"])
+        plan = (batch_event(batches["event"]), batches["releases"])
         # the room is rounded down, so this may pass the budget's epsilon by a rounding error
         return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
 

@@ -14,7 +14,7 @@ from pymc.model import Model
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.explore import CHAINS, ENOUGH, explore, log_likelihood
-from pymc_dp.noise_aware import BENT, MUCH, noise_aware
+from pymc_dp.noise_aware import BENT, MUCH, directions, noise_aware
 from pymc_dp.noise_laws import Likelihood, linear_prior
 from pymc_dp.progress import working
 from pymc_dp.records import Records, extract
@@ -29,9 +29,9 @@ _EDGE = 0.9
 _WIDEST = 2.5
 #: At how many draws the score of the prior is looked at.
 _PLACES = 1000
-#: Effective draws of an exploration that are better than none, and how careful the first and the
-#: second one are.
-_FEWEST, _CARE = 200.0, (0.9, 0.99)
+#: Effective draws of an exploration that are better than none (draws that are widened instead may
+#: be off by several sds), and how careful the first and the second one are.
+_FEWEST, _CARE = 50.0, (0.9, 0.99)
 
 
 def account_for_noise(
@@ -87,7 +87,9 @@ def account_for_noise(
             "or a prior with lighter tails"
         )
         return raw, {**_uncorrected(reason), "unreliable": reason}
-    widest = float(np.linalg.eigvalsh(np.cov(pooled.T).reshape(d, d))[-1])
+    noise = np.array(settings["anchor"]["covariance"])
+    seen = (pooled - pooled.mean(axis=0)) @ directions(noise)[0]  # others are as wide as the prior
+    widest = float(np.linalg.norm(seen, 2)) / np.sqrt(len(seen))
     terms = records.public_terms(at)
     places = pooled[np.linspace(0, len(pooled) - 1, min(len(pooled), _PLACES)).astype(int)]
     seed = [plan_id, zlib.crc32(w.tobytes())]
@@ -95,23 +97,24 @@ def account_for_noise(
     def scores(at: np.ndarray) -> np.ndarray:
         return np.array([terms.gradient(place) for place in at])
 
+    exploration = _Exploration(records, at, places, seed, progressbar)
     found = noise_aware(
         np.random.default_rng(seed),
         w,
-        np.array(settings["anchor"]["covariance"]),
+        noise,
         linear_prior(places, scores(places)),
         ess=float(_compat.effective_draws(theta).min()),
         axes=at.scaling,
         pairs=np.array(settings["anchor"]["pairs"], dtype=bool),
         scores=scores,
-        explore=lambda likelihood: _explored(records, at, likelihood, places, seed, progressbar),
+        explore=exploration,
     )
     values = constrain(model, records.parameters, at.location + found.draws @ at.scaling.T, names)
     corrected = raw.assign({name: raw[name].copy(data=value) for name, value in values.items()})
     facts = {}
-    if widest > _WIDEST**2:
+    if widest > _WIDEST:
         facts["unreliable"] = (
-            f"the chains are {np.sqrt(widest):.1f} times as wide in some direction as the released "
+            f"the chains are {widest:.1f} times as wide in some direction as the released "
             "curvature says; changes of scores or energy errors were clipped, or the posterior has "
             "heavy tails. form='quadratic' may be better"
         )
@@ -130,6 +133,7 @@ def account_for_noise(
         "largest_excess_kurtosis": float(np.abs(found.normality.excess_kurtosis).max()),
         "weight_ess": found.weight_ess,
         "widening": found.widening,
+        "explored": exploration.effective,
     }
 
 
@@ -137,33 +141,47 @@ def _uncorrected(reason: str) -> dict[str, Any]:
     return {"method": "none", "reason": reason}
 
 
-def _explored(
-    records: Records,
-    at: Coordinates,
-    likelihood: Likelihood,
-    places: np.ndarray,
-    seed: list[int],
-    progressbar: bool,
-) -> np.ndarray | None:
-    """Draws in w of the prior as it is times a normal likelihood; None where NUTS hardly mixes.
+class _Exploration:
+    """Draws in w of the prior as it is times a normal likelihood, by NUTS; all of it is public."""
 
-    All of it is public.  A failure may not lose the draws there are, whatever it is.
-    """
-    theta = records.parameters.theta
-    [public] = records.parameters.substitute([records.public_logp])
-    target = public + log_likelihood(theta, at, likelihood)
-    rng = np.random.default_rng(seed)
-    starts = np.array([at.theta(w) for w in rng.choice(places, CHAINS, replace=False)])
-    tries = []
-    with working("Exploring what was released", progressbar):
-        for care in _CARE:  # the second for the neck of a funnel
-            with contextlib.suppress(Exception):
-                tries.append(explore(theta, target, starts, int(rng.integers(2**31)), care))
-                if tries[-1].effective >= ENOUGH and not tries[-1].apart:
-                    break
-    sound = [one for one in tries if one.effective >= _FEWEST and not one.apart]
-    if not sound:
-        return None
-    best = max(sound, key=lambda one: one.effective)
-    drawn = rng.permutation(np.array([at.z(x) for x in best.draws]))
-    return drawn if np.isfinite(drawn).all() else None
+    def __init__(
+        self,
+        records: Records,
+        at: Coordinates,
+        places: np.ndarray,
+        seed: list[int],
+        progressbar: bool,
+    ) -> None:
+        self.records, self.at, self.places = records, at, places
+        self.seed, self.progressbar = seed, progressbar
+        #: What the draws are worth, in the worst parameter.
+        self.effective = 0.0
+
+    def __call__(self, likelihood: Likelihood) -> np.ndarray | None:
+        """(k, d) draws, or None where NUTS hardly mixes.
+
+        A failure may not lose the draws that there are, whatever it is.
+        """
+        theta = self.records.parameters.theta
+        [public] = self.records.parameters.substitute([self.records.public_logp])
+        target = public + log_likelihood(theta, self.at, likelihood)
+        rng = np.random.default_rng(self.seed)
+        chosen = rng.choice(self.places, CHAINS, replace=False)
+        starts = np.array([self.at.theta(w) for w in chosen])
+        sound = []
+        with working("Exploring what was released", self.progressbar):
+            for care in _CARE:  # the second for the neck of a funnel
+                with contextlib.suppress(Exception):
+                    found = explore(theta, target, starts, int(rng.integers(2**31)), care)
+                    if found.effective >= _FEWEST and not found.apart:
+                        sound.append(found)
+                        if found.effective >= ENOUGH:
+                            break
+        if not sound:
+            return None
+        draws = np.concatenate([found.draws for found in sound])
+        drawn = rng.permutation(np.array([self.at.z(x) for x in draws]))
+        if not np.isfinite(drawn).all():
+            return None
+        self.effective = sum(found.effective for found in sound)
+        return drawn

@@ -334,8 +334,9 @@ def laplace(
     chains = check_integer("chains", chains, minimum=1)
     model = model_of(model)
     names = releasable(model, require_budget(model, "dp.laplace"), var_names)
+    rng = np.random.default_rng(random_seed)
     normal = _Normal("laplace", model, names, share, draws, chains, progressbar)
-    theta = normal.draw(np.random.default_rng(random_seed), chains, draws)
+    theta = normal.draw(rng, chains, draws)
     found = _compat.inference_data(
         {"posterior": normal.dataset(theta)},
         {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 import time
 from typing import Any
 
@@ -30,7 +31,8 @@ class Meter:
 
     Assumptions
     -----------
-    One chain uses the meter at a time, from one thread.
+    One chain uses the meter at a time, in the thread that began it; another thread is refused while
+    that one lives and its chain has iterations left.
 
     Weaknesses
     ----------
@@ -67,10 +69,12 @@ class Meter:
         self.iteration_cost = check_integer("iteration_cost", iteration_cost, minimum=0)
         self.start_cost = check_integer("start_cost", start_cost, minimum=0)
         self.iterations = check_integer("iterations", iterations, minimum=0)
+        self._beginning = threading.Lock()
         self._reset()
 
     def _reset(self) -> None:
         self._process: int | None = None  # which process holds the block; None when closed
+        self._thread = threading.current_thread()  # which thread of it
         self._paid = 0  # iterations of the block not begun yet
         self._block = 0  # size of the block
         self._unleased = self.iterations  # planned and in no block yet
@@ -83,6 +87,7 @@ class Meter:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
+        self._beginning = threading.Lock()
         self._reset()
 
     @property
@@ -95,6 +100,14 @@ class Meter:
         """Iterations begun by the current chain in this process."""
         return self.iterations - self._unleased - self._paid if self._is_mine() else 0
 
+    def refuse_other_threads(self) -> None:
+        """Raise `PlanMismatch` if another thread of this process is at a chain."""
+        if self._is_elsewhere():
+            raise PlanMismatch(
+                "another thread is sampling with this step. Nothing was spent. Build a step for "
+                "each thread, or sample in one after the other"
+            )
+
     def begin_chain(self) -> int:
         """Register a chain, charge its start and return its number within the run, from 0.
 
@@ -104,15 +117,17 @@ class Meter:
         Raises
         ------
         PlanMismatch
-            If no run was authorised, or all of its chains have started.
+            If no run was authorised, all of its chains have started, or another thread is at one.
         """
-        self.close()
-        self._reset()
-        number = self.ledger.begin_chain(self.account, self.plan_id)
-        if self.start_cost > 0:
-            paid = self.ledger.lease(self.account, self.plan_id, self.start_cost, 1)
-            self._frozen = paid == 0
-        self._process = os.getpid()
+        with self._beginning:
+            self.refuse_other_threads()
+            self.close()
+            self._reset()
+            number = self.ledger.begin_chain(self.account, self.plan_id)
+            if self.start_cost > 0:
+                paid = self.ledger.lease(self.account, self.plan_id, self.start_cost, 1)
+                self._frozen = paid == 0
+            self._process = os.getpid()
         return number
 
     def begin_iteration(self) -> bool:
@@ -125,8 +140,8 @@ class Meter:
         """
         if not self._is_mine():
             raise PlanMismatch(
-                "an iteration was asked for but no chain was begun in this process; sample through "
-                "pm.sample, which begins every chain"
+                "an iteration was asked for but no chain was begun in this process and thread; "
+                "sample through pm.sample, which begins every chain"
             )
         if self._paid <= 0 and not self._lease():
             return False
@@ -134,7 +149,12 @@ class Meter:
         return True
 
     def close(self) -> None:
-        """Give back the iterations of the block that were not begun; harmless when repeated."""
+        """Give back the iterations of the block that were not begun; harmless when repeated.
+
+        Those of another thread that is at its chain stay with it.
+        """
+        if self._is_elsewhere():
+            return
         unused = self._paid if self._is_mine() else 0
         # Forget the block first: if giving it back fails, it stays charged but cannot be used.
         self._process, self._paid = None, 0
@@ -142,7 +162,13 @@ class Meter:
             self.ledger.give_back(self.account, self.plan_id, self.iteration_cost, unused)
 
     def _is_mine(self) -> bool:
-        return self._process == os.getpid()
+        here = self._thread is threading.current_thread() or not self._thread.is_alive()
+        return self._process == os.getpid() and here
+
+    def _is_elsewhere(self) -> bool:
+        """Whether another thread of this process has iterations to make."""
+        unmade = self._paid > 0 or (self._unleased > 0 and not self._frozen)
+        return self._process == os.getpid() and not self._is_mine() and unmade
 
     def _lease(self) -> bool:
         want = min(self._lease_size(), self._unleased)

@@ -23,6 +23,7 @@ __all__ = [
     "Explore",
     "NoiseAware",
     "Normality",
+    "directions",
     "noise_aware",
     "normality",
 ]
@@ -215,9 +216,7 @@ def noise_aware(
     centred = pooled - pooled.mean(axis=0)
     covariance = centred.T @ centred / (len(pooled) - 1)
     shape = normality(centred if axes is None else centred @ axes.T, ess)
-    values, vectors = np.linalg.eigh(noise)
-    loud = values > max(NONE * values.max(), 0.0)
-    seen, unseen = vectors[:, loud], vectors[:, ~loud]
+    seen, unseen = directions(noise)
     k = seen.shape[1]
     effects = np.linalg.eigvalsh(root(noise).T @ covariance @ root(noise))
     much = effects.sum() > MUCH * k
@@ -266,6 +265,13 @@ def noise_aware(
         float(np.sqrt(np.mean(moved.var(axis=0) / pooled.var(axis=0)))),
         bend,
     )
+
+
+def directions(noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Orthonormal (d, k) and (d, d - k) directions with noise, which records see, and without."""
+    values, vectors = np.linalg.eigh(noise)
+    loud = values > max(NONE * values.max(), 0.0)
+    return vectors[:, loud], vectors[:, ~loud]
 
 
 def _spread_out(n: int, most: int) -> np.ndarray:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,7 +26,7 @@ from pytensor.tensor.type import TensorType
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.correction import account_for_noise
-from pymc_dp.errors import LedgerError, UnsafeRelease
+from pymc_dp.errors import UnsafeRelease
 from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
 from pymc_dp.results import largest_rectangle
 from pymc_dp.rows.ancestry import hides_code
@@ -34,6 +34,7 @@ from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
 __all__ = [
     "Provenance",
+    "forget_unreleased",
     "keep_unreleased",
     "provenance",
     "public_coords",
@@ -44,8 +45,8 @@ __all__ = [
 
 #: Acceptance below which draws are no sample.
 _HARDLY_MOVED = 0.05
-#: Draws that `pymc_dp.sample` had made and could not release.
-_UNRELEASED: WeakKeyDictionary[Model, Any] = WeakKeyDictionary()
+#: Draws that `pymc_dp.sample` had made and could not release, the newest last.
+_UNRELEASED: WeakKeyDictionary[Model, list[Any]] = WeakKeyDictionary()
 #: Sampler statistics that are functions of released values and public settings.
 PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_newton", "dp_plan_id")
 
@@ -63,17 +64,18 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
 
     Private are: private observed variables and their values, ``pm.Data`` not declared public,
     unnamed arrays (they may be rows of the data), and, where the number of units is private, any
-    number equal to it.  A single unnamed number can not be told from a statistic of the data.
+    number about as large as the public one: whether it equals theirs must not be seen by what is
+    refused.  A single unnamed number can not be told from a statistic of the data.
     """
     public = set(budget.public)
     private = {*private_observed(model, public)}
     private |= {model.rvs_to_values[rv] for rv in private}
-    rows = set(budget.row_counts.values())
-    secret: tuple[int, ...] = ()
+    rows: Container[int] = set(budget.row_counts.values())
+    secret: Container[int] = ()
     if budget.neighboring != "replace_one":
-        secret = (*rows, budget.n_units)
+        secret = rows = range(budget.n_public // 2, 2 * budget.n_public + 1)
     elif budget.privacy_unit is not None:
-        secret = tuple(rows)
+        secret = rows
     declared = public_inputs(model, public) - lengths_equal_to(model, rows)
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)
@@ -92,7 +94,7 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
         if isinstance(current, SharedVariable) and isinstance(current.type, TensorType):
             return Provenance.PRIVATE
         if isinstance(current, Constant) and isinstance(current.type, TensorType):
-            if current.data.size > 1 or np.isin(current.data, secret).any():
+            if current.data.size > 1 or _is_in(secret, current.data):
                 return Provenance.PRIVATE
             found = Provenance.CONSTANTS
         if current.owner is not None:
@@ -101,6 +103,10 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
                 if isinstance(inner, HasInnerGraph):
                     stack.extend(inner.inner_outputs)
     return found
+
+
+def _is_in(secret: Container[int], number: np.ndarray) -> bool:
+    return any(x % 1 == 0 and int(x) in secret for x in np.ravel(number).tolist())
 
 
 def releasable(
@@ -138,10 +144,10 @@ def releasable(
             )
         if provenance(model, deterministics[name], budget) is Provenance.PRIVATE:
             raise UnsafeRelease(
-                f"`{name}` is a function of private data, or of arrays not known to be public, as "
-                "well as of parameters. Compute it from the released draws and public covariates "
-                "instead, or pass public arrays as pm.Data and declare them in "
-                "PrivacyBudget(public=...)."
+                f"`{name}` is a function of private data, of arrays not known to be public, or of "
+                "a number that may be a private count, as well as of parameters. Compute it from "
+                "the released draws and public covariates instead, or pass public arrays as "
+                "pm.Data and declare them in PrivacyBudget(public=...)."
             )
     return list(var_names)
 
@@ -174,13 +180,14 @@ def released(idata: Any) -> bool:
 
 
 def keep_unreleased(model: Model, idata: Any) -> None:
-    """Keep what `pymc_dp.sample` could not release, for :func:`release` without `idata`.
+    """Keep draws of `pymc_dp.sample` until they are released: see :func:`release`."""
+    _UNRELEASED.setdefault(model, []).append(idata)
 
-    What was kept before is forgotten; with None, that is all.
-    """
-    _UNRELEASED.pop(model, None)
-    if idata is not None:
-        _UNRELEASED[model] = idata
+
+def forget_unreleased(model: Model, idata: Any) -> None:
+    """These draws were released, or can not be."""
+    kept = _UNRELEASED.get(model, [])
+    kept[:] = [other for other in kept if other is not idata]
 
 
 def release(
@@ -196,7 +203,7 @@ def release(
     ----------
     idata : arviz.InferenceData or xarray.DataTree
         What ``pm.sample`` returned with a private step.  Default: the draws of a ``dp.sample`` that
-        was interrupted, or failed, when they had been made.
+        was interrupted, or failed, when they had been made; the newest of them.
     model : pymc.Model, optional
         Default: the model of the context.
     var_names : sequence of str, optional
@@ -227,9 +234,9 @@ def release(
     """
     if idata is None:
         model = model_of(model)
-        if model not in _UNRELEASED:
+        if not _UNRELEASED.get(model):
             raise UnsafeRelease("Nothing was kept of this model; give what pm.sample returned.")
-        idata = _UNRELEASED[model]
+        idata = _UNRELEASED[model][-1]
     refuse_other_types(idata)
     if released(idata):
         return idata
@@ -317,8 +324,7 @@ def release(
             "inference_library_version": pm.__version__,
         },
     )
-    if _UNRELEASED.get(model) is idata:
-        del _UNRELEASED[model]
+    forget_unreleased(model, idata)
     return result
 
 
@@ -326,10 +332,10 @@ def _plan_of(stats: xr.Dataset, budget: PrivacyBudget) -> tuple[int, dict[str, A
     ids = np.unique(stats["dp_plan_id"].values)
     if len(ids) != 1:
         raise UnsafeRelease("The draws come from several plans; release each result by itself.")
-    try:
-        return int(ids[0]), budget.ledger.plan(budget.account, int(ids[0]))
-    except LedgerError:
+    mine = (e for e in budget.ledger.entries() if e.account == budget.account)
+    if not any(e.kind == "plan" and e.plan == ids[0] for e in mine):
         raise UnsafeRelease(
             "The draws were made under another budget than that of the model. Pass the model they "
             "were sampled from."
-        ) from None
+        )
+    return int(ids[0]), budget.ledger.plan(budget.account, int(ids[0]))

@@ -7,7 +7,7 @@ data of the same shape.  No value of a private array is used here, except to see
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -272,7 +272,7 @@ def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:
     return named | data | set(model.dim_lengths.values())
 
 
-def lengths_equal_to(model: Model, sizes: set[int]) -> set[Variable]:
+def lengths_equal_to(model: Model, sizes: Container[int]) -> set[Variable]:
     """Lengths of dims that are one of `sizes`, those computed from a shape included."""
     return {
         length

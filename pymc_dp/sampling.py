@@ -26,6 +26,7 @@ from pymc_dp.mechanisms.preparation import interrupts_wait
 from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import (
     Provenance,
+    forget_unreleased,
     keep_unreleased,
     provenance,
     public_coords,
@@ -172,6 +173,9 @@ def sample(
             log_warnings(run_convergence_checks(idata, model))
         progressbar = bool(kwargs.get("progressbar", True))
         released = release(idata, model, var_names=names, progressbar=progressbar)
+    except UnsafeRelease:  # nor can they be later
+        forget_unreleased(model, idata)
+        raise
     except BaseException as error:
         if paid.kept(tune):
             error.add_note("Draws were made and are kept: dp.release(model=model) releases them.")
@@ -181,7 +185,6 @@ def sample(
     posterior = _compat.group(released, "posterior")
     if posterior.sizes["chain"] == chains and posterior.sizes["draw"] == draws:
         settle(private.finish)
-    keep_unreleased(model, None)
     return released
 
 

@@ -130,9 +130,10 @@ def make_statement(
 
 
 def _were_made(ledger: Ledger, account: int) -> bool:
-    """Whether the run was begun that makes the releases on batches."""
-    runs = [e for e in ledger.entries() if e.account == account and e.kind == "run"]
-    return any(e.payload.get("batches") for e in runs)
+    """Whether a chain was begun of the run that makes the releases on batches."""
+    mine = [e for e in ledger.entries() if e.account == account]
+    runs = {e.plan for e in mine if e.kind == "run" and e.payload.get("batches")}
+    return any(e.kind == "chain" and e.plan in runs for e in mine)
 
 
 def _preparation(ledger: Ledger, account: int) -> dict[str, Any]:
@@ -321,7 +322,8 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
             first += (
                 ": the noise is large and the prior not normal over the draws, so these are draws "
                 "of the prior times a normal likelihood, of the curvature that the chains show. "
-                "Approximate in that the likelihood is taken as normal."
+                "Approximate in that the likelihood is taken as normal, and in that they are worth "
+                f"about {correction['explored']:.0f} draws."
             )
         elif correction["method"] == "widened":
             first += (

@@ -329,7 +329,8 @@ def test_only_chains_that_are_charged_miss_what_was_paid_since(monkeypatch):
     assert charged(budget) == labels
 
 
-def test_a_release_that_was_not_kept_is_paid_again_if_that_is_possible(monkeypatch):
+@pytest.mark.parametrize("share", [0.5, 1.0])
+def test_a_release_that_was_not_kept_is_not_paid_again(share, monkeypatch):
     model, budget = build("logistic")
     keep = type(budget.ledger).keep
 
@@ -340,13 +341,13 @@ def test_a_release_that_was_not_kept_is_paid_again_if_that_is_possible(monkeypat
 
     with monkeypatch.context() as patch, pytest.raises(LedgerError):
         patch.setattr(type(budget.ledger), "keep", locked)
-        laplace(model, share=0.5)
+        laplace(model, share=share)
     before = charged(budget)
     assert len(before) == 3
-    laplace(model, share=0.5)
+    laplace(model, share=share)
     after = charged(budget)
-    assert after[3] == before[2], "the one that was lost"
-    assert len(set(after)) == len(after) - 1
+    assert after[:3] == before and len(set(after)) == len(after)
+    assert after == [e.payload["label"] for e in budget.ledger.entries() if e.kind == "release"]
 
 
 def test_a_second_run_that_was_planned_is_missed(monkeypatch):

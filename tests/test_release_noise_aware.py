@@ -6,6 +6,7 @@ compared with what the mathematics says.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from pytensor.compile.mode import Mode
 
 import pymc_dp as dp
 from pymc_dp import _compat, noise_aware
+from pymc_dp.budget import get_budget
+from pymc_dp.explore import Explored
 from pymc_dp.records import extract
 from pymc_dp.unconstrained import unconstrain
 
@@ -258,6 +261,59 @@ def test_draws_are_not_lost_where_exploring_fails(hierarchy, monkeypatch):
         safe = dp.release(result, model, progressbar=False)
     assert facts(safe)["noise_aware"]["method"] == "widened"
     assert "and not moved" in dp.privacy_statement(safe)
+
+
+@pytest.mark.parametrize(
+    ("tries", "worth"),
+    [
+        ([(450, False)], 450),
+        ([(350, False), None], 350),
+        ([(350, False), (500, True)], 350),
+        ([(600, True), (300, False)], 300),
+        ([None, (120, False)], 120),
+        ([(90, False), (60, False)], 150),
+        ([(40, False), (49, False)], 0),
+        ([(float("nan"), False), None], 0),
+    ],
+)
+def test_explorations_that_are_usable_are_used(tries, worth, hierarchy, monkeypatch):
+    """Which of two: effective draws and whether chains are apart, or None for a failure."""
+    _, model, result = hierarchy
+    left = list(tries)
+
+    def explore(theta: Any, target: Any, starts: np.ndarray, *rest: Any) -> Explored:
+        found = left.pop(0)
+        if found is None:
+            raise RuntimeError
+        return Explored(np.repeat(starts, 10, axis=0), *found)
+
+    monkeypatch.setattr("pymc_dp.correction.explore", explore)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        safe = dp.release(result, model, progressbar=False)
+    assert not left
+    noise_aware = facts(safe)["noise_aware"]
+    assert noise_aware["method"] == ("explored" if worth else "widened")
+    assert noise_aware["explored"] == worth
+    assert ("unreliable" in noise_aware) == (worth == 0)
+    if worth:
+        assert f"worth about {worth} draws" in " ".join(dp.privacy_statement(safe).split())
+
+
+def test_the_width_of_what_no_record_sees_is_no_fault(hierarchy):
+    """The scale of effects may be known worse than the prior's normal approximation says."""
+    funnel, model, _ = hierarchy
+    settings = settings_of(
+        np.zeros(funnel.groups + 1),
+        np.diag([0.05] + [1.0] * funnel.groups),
+        np.roll(funnel.covariance, (1, 1), axis=(0, 1)),
+    )
+    settings["anchor"]["pairs"] = np.diag([0] + [1] * funnel.groups).tolist()
+    theta = np.roll(funnel.raw, 1, axis=1).reshape(4, -1, funnel.groups + 1)
+    assert theta[..., 0].std() / 0.05 > 2.5
+    budget = get_budget(model)
+    safe = dp.release(anchored_result(model, budget, theta, settings, plan_id=9), model)
+    assert "unreliable" not in facts(safe)["noise_aware"]
 
 
 def test_frozen_draws_play_no_part(mixed):

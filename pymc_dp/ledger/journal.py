@@ -294,7 +294,7 @@ class Journal:
             reason = "it is damaged or not a ledger; restore a copy, or create one elsewhere"
         else:
             reason = text
-        return f"the ledger {self.path} cannot be used: {reason}. No record was touched"
+        return f"the ledger {self.path} cannot be used: {reason}. Only what is charged was read"
 
 
 def _statements(script: str) -> Iterator[str]:

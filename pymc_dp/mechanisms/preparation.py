@@ -9,6 +9,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -57,6 +58,27 @@ class Unpayable(BudgetExceeded):
     """A preparation that is resumed can not be paid to its end: something else was paid since."""
 
 
+@dataclass
+class _Pending:
+    """A release that was charged and not kept, and its values if they were made.
+
+    These are kept later as they are: a second value for the same charge, where the first may have
+    left traces in the file, would be one too many.
+    """
+
+    event: GaussianEvent
+    values: dict[str, Any] | None = None
+
+    def pays_for(self, event: GaussianEvent, request: Mapping[str, Any]) -> bool:
+        """Whether it was charged for this, and not made for something else."""
+        made = None if self.values is None else self.values["request"]
+        return self.event == event and made in (None, request)
+
+
+#: Of this process, by plan and number of the release: an error came between charging and keeping.
+_PENDING: dict[tuple[int, int], _Pending] = {}
+
+
 class Preparation:
     """One-off releases of a recorded plan, each charged first and kept in the ledger.
 
@@ -85,7 +107,9 @@ class Preparation:
     *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, given
     everything released before, and its charge is committed before a record is touched.  All shares
     together are at most 1.  A release that was interrupted between its charge and `Ledger.keep`
-    showed no value to anybody, and is charged again if what remains pays for it.
+    showed no value to anybody.  Within the process, where its value was in memory at most, it is
+    made, or kept, for the same charge; after a process was killed it is charged again, if what
+    remains pays for it, as the file may hold traces of a value that was about to be kept.
 
     *Assumptions.*  Contributions of different units are computed independently of each other.
 
@@ -209,8 +233,11 @@ class Preparation:
 
     @property
     def lost(self) -> int:
-        """Ledger units charged for a release that was interrupted, and whose values nobody saw."""
-        return self.ledger.unkept(self.account, self.plan_id)
+        """Ledger units charged for releases that were interrupted, and are charged again."""
+        number = len(self.ledger.kept(self.account, self.plan_id))
+        pending = _PENDING.get((self.plan_id, number))
+        paid = 0 if pending is None else pending.event.cost
+        return self.ledger.unkept(self.account, self.plan_id) - paid
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -379,17 +406,27 @@ class Preparation:
         if kind not in self._rehearsed:  # on made-up data, to compile and to fail uncharged
             mechanism.evaluate(self.engine.synthetic())
             self._rehearsed.add(kind)
+        place = self.plan_id, self._answered
         with interrupts_wait():  # what was charged is also kept
-            self.ledger.charge(self.account, self.plan_id, event)
-            with np.errstate(all="ignore"):  # a warning would tell of an extreme record
-                value = mechanism.evaluate(self.engine)
-            values = {
-                "request": request,
-                "value": value.tolist(),
-                "noise_sd": mechanism.noise_sd,
-                "secure": secure and not noise.is_insecure(),
-            }
-            self.ledger.keep(self.account, self.plan_id, event.mechanism, values, self._answered)
+            pending = _PENDING.pop(place, None)
+            if pending is None or not pending.pays_for(event, request):
+                self.ledger.charge(self.account, self.plan_id, event)
+                pending = _Pending(event)
+            try:
+                if pending.values is None:
+                    with np.errstate(all="ignore"):  # a warning would tell of an extreme record
+                        value = mechanism.evaluate(self.engine)
+                    pending.values = {
+                        "request": request,
+                        "value": value.tolist(),
+                        "noise_sd": mechanism.noise_sd,
+                        "secure": secure and not noise.is_insecure(),
+                    }
+                values = pending.values
+                self.ledger.keep(self.account, self.plan_id, event.mechanism, values, place[1])
+            except BaseException:
+                _PENDING[place] = pending
+                raise
         return values
 
 

@@ -32,6 +32,7 @@ from pymc_dp.mechanisms import BatchQueries, Queries
 from pymc_dp.metering import Meter
 from pymc_dp.plan import Batches, Plan, make_plan, per_mechanism
 from pymc_dp.steps.batches import batch_events, check_batch_size, check_kind, fixed_batches
+from pymc_dp.steps.resuming import Version, private_arrays
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
 from pymc_dp.steps.source import Design, Source
 
@@ -41,6 +42,10 @@ __all__ = ["PrivateStep"]
 @dataclass_state
 class PrivateStepState(StepMethodState):
     """Nothing but PyMC's own: privacy noise and paid iterations are never part of a state."""
+
+
+#: What a pickle leaves out, as it belongs to a chain, or to the process.
+_OF_A_CHAIN = ("_model", "_state", "_point")
 
 
 def _rebuild(cls: type[PrivateStep], state: dict[str, Any]) -> PrivateStep:
@@ -161,6 +166,7 @@ class PrivateStep(BlockedStep):
             )
         mine = None if batch_size is None else self.budget.batches()
         set_aside = 0 if mine is None else mine["reserved"]
+        self._version = Version(b"", private_arrays(model, ()))
         source = Source(model, self.budget, compile_kwargs, counts, progressbar, set_aside)
         self.parameters = source.records.parameters
         self._check(self.parameters.size)
@@ -338,6 +344,7 @@ class PrivateStep(BlockedStep):
         self._accepted = 0
         self._run = 0
         self._spent_before = 0
+        self._cap = 0
         self._beside: dict[str, Any] | None = None
         self._epsilon_at: tuple[Any, float] = (None, 0.0)
         self._warned = False
@@ -406,6 +413,7 @@ class PrivateStep(BlockedStep):
         runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)
         self._run = runs - 1
         self._beside = self.budget.batches()  # for good, since this run was begun
+        self._cap = self.budget.ledger.cap(self.budget.account)
         self._spent_before = sum(
             e.amount
             for e in mine
@@ -502,8 +510,9 @@ class PrivateStep(BlockedStep):
             per_chain = plan.start_cost + done * plan.iteration_cost
             units = self._spent_before + self._run * plan.run_cost + plan.chains * per_chain
             beside = 0 if batches is None else batches["reserved"]
-            units = min(units, budget.ledger.cap(budget.account) - beside)
-            self._epsilon_at = ((self._run, done), budget.epsilon_beside_batches(units))
+            units = min(units, self._cap - beside)
+            epsilon = budget.epsilon_beside_batches(units, batches)
+            self._epsilon_at = ((self._run, done), epsilon)
         return self._epsilon_at[1]
 
     def _check_plan(self) -> None:
@@ -513,6 +522,7 @@ class PrivateStep(BlockedStep):
         expected = (
             f"pm.sample(draws={plan.draws}, tune={plan.tune}, chains={plan.chains}, step=step)"
         )
+        self.queries.meter.refuse_other_threads()
         if call is None:
             raise PlanMismatch(
                 f"{plan.sampler} was not started by pm.sample, so its plan can not be checked. "
@@ -527,6 +537,11 @@ class PrivateStep(BlockedStep):
             raise UnsafeModel(
                 f"{plan.sampler} is combined with other step methods, which would move the "
                 f"variables without privacy after it. Nothing was spent. Call {expected}."
+            )
+        if not Version(b"", private_arrays(call.model, ())).is_that_of(self._version):
+            raise PlanMismatch(
+                f"Data were given anew (pm.set_data) since this {plan.sampler} was built, which "
+                "would sample the data of then. Nothing was spent. Build the step again."
             )
         self.budget.check_model(call.model)
         if (call.draws, call.tune, call.chains) != (plan.draws, plan.tune, plan.chains):
@@ -574,9 +589,9 @@ class PrivateStep(BlockedStep):
         kept = {
             name: value
             for name, value in self.__dict__.items()
-            if name not in ("_model", "_state", "_point") and not name.endswith("__newargs")
+            if name not in ("_version", *_OF_A_CHAIN) and not name.endswith("__newargs")
         }
-        return _rebuild, (type(self), {**kept, "_model": None, "_state": None, "_point": None})
+        return _rebuild, (type(self), {**kept, **dict.fromkeys(_OF_A_CHAIN)})
 
 
 def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:

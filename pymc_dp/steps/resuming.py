@@ -108,9 +108,10 @@ def settle(end: Callable[[], None]) -> None:
     try:
         end()
     except (LedgerError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
         warnings.warn(
-            f"The ledger was not told that a run has ended: {error or 'interrupted'}. Nothing is "
-            "lost but what was charged and not used.",
+            f"The ledger was not told that a run has ended: {why}. Nothing is lost but what was "
+            "charged and not used.",
             UserWarning,
             stacklevel=3,
         )

@@ -188,6 +188,12 @@ class Source:
     def refuse_if_used_up(self, hint: bool = True) -> None:
         """Raise `BudgetExceeded` unless something is left; hint at a preparation that goes on."""
         budget = self.budget
+        if budget.ledger.account_info(budget.account).closed:
+            raise BudgetExceeded(
+                f"The account of this privacy budget (epsilon={budget.epsilon:g}) was closed, and "
+                "what it had left was released; no record was read. A new analysis of these data "
+                "needs a new budget, decided by whoever answers for the data."
+            )
         if self._used_up():
             raise BudgetExceeded(
                 f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
@@ -449,7 +455,7 @@ class Source:
         if before is None or anew or self._is_stale(before.plan_id):
             units = self._units(sampler, share, hint=before is None)
             if before is not None:
-                self._warn_if_given_up(before, lost, units)
+                self._warn_if_given_up(before, units)
             preparation = Preparation.begin(
                 *given, **asked, units=units, needed=math.ceil(needed * units)
             )
@@ -475,7 +481,10 @@ class Source:
         return Shown(preparation, self.progressbar)
 
     def _units(self, sampler: str, share: float, hint: bool) -> int:
-        """What a new preparation plans with; warns, or refuses, where that is too little."""
+        """What a new preparation plans with; warns, or refuses, where that is too little.
+
+        With `hint` there is none of the same settings.
+        """
         self.refuse_if_used_up(hint)
         units = math.floor(share * self.remaining())
         if 4 * self.paths > units:  # an iteration makes two releases or more, with part of it
@@ -485,6 +494,8 @@ class Source:
                 "larger epsilon."
             )
         self._warn_if_another_waits(sampler)
+        if hint:
+            self._warn_if_paid_for(sampler)
         self._warn_if_improper()
         self._warn_if_too_small(sampler, units)
         return units
@@ -494,16 +505,14 @@ class Source:
         version = self._version()
         return not version.is_that_of(_PREPARED.setdefault(plan_id, version))
 
-    def _warn_if_given_up(self, before: Preparation, lost: int, units: int) -> None:
+    def _warn_if_given_up(self, before: Preparation, units: int) -> None:
         """A preparation that can not be gone on with was paid for all the same."""
         account = self.budget.ledger.account_info(self.budget.account)
-        why = "data or priors were given anew since"
-        if lost:
-            why = "a release of it was paid for and not made, and is not paid for a second time"
         warnings.warn(
             f"A preparation that has cost {before.spent / account.cap:.0%} of the budget can not "
-            f"be gone on with ({why}, or what is left does not pay for its rest). A new one is "
-            f"made with the {units / account.cap:.2g} of the budget that are left.",
+            "be gone on with (data or priors were given anew since, a release was charged by a "
+            "process that was killed, or what is left does not pay for the rest). A new one is "
+            f"made with {units / account.cap:.0%} of the budget.",
             UserWarning,
             stacklevel=7,
         )
@@ -577,6 +586,24 @@ class Source:
                 UserWarning,
                 stacklevel=7,
             )
+
+    def _warn_if_paid_for(self, sampler: str) -> None:
+        """A call with other settings leaves what an earlier one has paid for behind."""
+        entries = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        newest = max((e.seq for e in entries if e.kind == "run"), default=0)
+        began = {e.plan: e.seq for e in entries if e.kind == "plan"}
+        for plan_id, plan in unfinished_preparations(self.budget):
+            spent = self.budget.ledger.charged(self.budget.account, plan_id)
+            if began[plan_id] > newest and spent and not plan["settings"]["set_aside"]:
+                name, counts = plan["sampler"].removesuffix(PREPARES), plan["settings"]
+                warnings.warn(
+                    f"What was paid for a preparation of {name} ({counts['draws']} draws, "
+                    f"{counts['chains']} chains) is not used: {sampler} prepares anew, with what "
+                    "is left of the budget. The same call as before would go on with it.",
+                    UserWarning,
+                    stacklevel=7,
+                )
+                return
 
     def scaled(
         self, sampler: str, centred: bool = True, along_axes: bool = False

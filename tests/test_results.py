@@ -1,0 +1,377 @@
+"""Draws that were paid for outlive what fails, and what makes no result is refused before."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+from pymc_dp import _compat
+from pymc_dp.errors import LedgerError
+from pymc_dp.ledger import Ledger
+from pymc_dp.metering import Meter
+from pymc_dp.results import check_fits, largest_rectangle
+from pymc_dp.steps.base import PrivateStep
+
+from .test_automatic import charged, check_all_spent
+
+pytestmark = [
+    pytest.mark.usefixtures("interpreted"),
+    pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The gradients of this plan are worth:UserWarning"),
+]
+
+DRAWS = 40
+Y = np.random.default_rng(0).normal(size=300)
+
+
+def normal(
+    declare: Callable[[pm.Model, Any], None] | None = None, name: str = "a", **of: Any
+) -> tuple[pm.Model, dp.PrivacyBudget]:
+    """A mean, or several of them, and whatever else is declared before the budget."""
+    coords, options = of.pop("coords", None), of.pop("budget", {})
+    with pm.Model(coords=coords) as model:
+        a = pm.Normal(name, 0, 10, **of)
+        y = pm.Data("data", Y)
+        if declare is not None:
+            declare(model, a)
+        pm.Normal("y", a if a.ndim == 0 else a.sum(), 1.0, observed=y)
+        budget = dp.PrivacyBudget(5.0, 1e-5, **options)
+    return model, budget
+
+
+def step(model: pm.Model, **options: Any) -> dp.DPHMC:
+    d = sum(int(np.prod(rv.type.shape)) for rv in model.free_RVs)
+    by_hand = {"scaling": 0.1 * np.eye(d), "clip_norm": 1.0, "n_steps": 2, "step_size": 0.3}
+    return dp.DPHMC(
+        **{"draws": DRAWS, "chains": 2, "progressbar": False, **by_hand, **options}, model=model
+    )
+
+
+def sample(model: pm.Model, step: Any, **options: Any) -> Any:
+    settings = {"cores": 1, "progressbar": False, "compute_convergence_checks": False}
+    return dp.sample(DRAWS, chains=2, step=step, model=model, **{**settings, **options})
+
+
+def sizes(released: Any) -> tuple[int, int]:
+    found = _compat.group(released, "posterior").sizes
+    return found["chain"], found["draw"]
+
+
+# -- refused before anything is spent -------------------------------------------------------------
+
+
+def _wrong_coords() -> Any:
+    return normal(shape=2, dims="k", coords={"k": ["a", "b", "c"]})
+
+
+def _wrong_deterministic() -> Any:
+    declare = lambda model, a: pm.Deterministic("b", a * np.ones(1), dims="k")  # noqa: E731
+    return normal(declare, shape=1, coords={"k": ["a", "b"]})
+
+
+def _wrong_data() -> Any:
+    return normal(lambda model, a: pm.Data("z", np.zeros(3), dims="k"), coords={"k": [1, 2]})
+
+
+def _two_lengths() -> Any:
+    def declare(model: pm.Model, a: Any) -> None:
+        model.named_vars_to_dims["a"] = ("k",)
+        pm.Normal("b", shape=3)
+        model.named_vars_to_dims["b"] = ("k",)
+
+    return normal(declare, shape=2)
+
+
+MISFITS: dict[str, tuple[Callable[[], Any], str]] = {
+    "coords": (_wrong_coords, r"`a` has 2 entries along dim 'k', which has 3 coords"),
+    "deterministic": (_wrong_deterministic, r"`b` has 1 entries along dim 'k', which has 2 coords"),
+    "data": (_wrong_data, r"data of `z` do not have one entry for each of the coords of dim 'k'"),
+    "lengths": (_two_lengths, r"`b` has 3 entries along dim 'k', and `a` 2"),
+    "draw": (lambda: normal(name="draw"), "'draw' is a name that results use"),
+    "estimate": (lambda: normal(name="estimate"), "'estimate' is a name that results use"),
+    "another's dim": (
+        lambda: normal(lambda model, a: pm.Normal("k"), shape=2, dims="k", coords={"k": [1, 2]}),
+        "`k` is the name of a variable and of a dim",
+    ),
+}
+CALLS: dict[str, Callable[[pm.Model], Any]] = {
+    "sample": lambda model: sample(model, "DPHMC"),
+    "step": step,
+    "laplace": lambda model: dp.laplace(10, model=model, progressbar=False),
+    "find_MAP": lambda model: dp.find_MAP(model, progressbar=False),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("misfit", MISFITS)
+def test_what_fits_no_result_is_refused_before_anything_is_spent(misfit, call):
+    make, words = MISFITS[misfit]
+    model, budget = make()
+    with pytest.raises(ValueError, match=f"{words}.*Nothing has been spent"):
+        CALLS[call](model)
+    assert budget.spent().epsilon == 0.0
+
+
+def test_a_private_number_of_data_is_not_told():
+    make = lambda: normal(  # noqa: E731
+        lambda model, a: pm.Data("z", np.zeros(3), dims="k"),
+        coords={"k": [1, 2]},
+        budget={"neighboring": "add_or_remove_one", "n_public": 300},
+    )
+    model, _ = make()
+    step(model)
+
+
+def test_a_length_that_is_not_known_is_not_refused():
+    with pm.Model(coords={"k": [1, 2]}) as model:
+        pm.Normal("a", dims="k")
+    check_fits(model, {"a": (None,)})
+    with pytest.raises(ValueError, match="3 entries"):
+        check_fits(model, {"a": (3,)})
+
+
+def test_no_names_are_refused():
+    model, budget = normal()
+    for call in (
+        lambda: sample(model, "DPHMC", var_names=[]),
+        lambda: dp.laplace(10, model=model, var_names=[]),
+    ):
+        with pytest.raises(ValueError, match="var_names is empty"):
+            call()
+    with pytest.raises(ValueError, match="no argument target_accept"):
+        sample(model, "DPHMC", target_accept=0.9)
+    with pytest.raises(TypeError):
+        dp.laplace(10, model=model, random_seed="seed")
+    assert budget.spent().epsilon == 0.0
+
+
+@pytest.mark.parametrize("number", [500, 501, 1001.0])
+def test_which_numbers_may_be_a_private_count_is_told_by_the_public_one(number):
+    """Not by the private one, 300: a release would show that it is another."""
+    model, _ = normal(
+        lambda model, a: pm.Deterministic("total", number * a),
+        budget={"neighboring": "add_or_remove_one", "n_public": 500},
+    )
+    of = ["a", "total"]
+    if number == 1001.0:
+        assert sizes(sample(model, step(model), var_names=of)) == (2, DRAWS)
+    else:
+        with pytest.raises(dp.UnsafeRelease, match="may be a private count"):
+            sample(model, step(model), var_names=of)
+
+
+# -- kept ------------------------------------------------------------------------------------------
+
+
+def _failing_callback(error: type[BaseException], chain: int, draw: int) -> Any:
+    def callback(trace: Any, draw: Any, at: tuple[int, int] = (chain, draw)) -> None:
+        if (draw.chain, draw.draw_idx) == at:
+            raise error("broken")
+
+    return callback
+
+
+@pytest.mark.parametrize(
+    ("chain", "draw", "left"), [(0, 9, (1, 10)), (1, 5, (1, DRAWS)), (1, 35, (2, 36))]
+)
+def test_draws_outlive_a_failure_between_them(chain, draw, left):
+    model, budget = normal()
+    callback = _failing_callback(ZeroDivisionError, chain, draw)
+    with pytest.raises(ZeroDivisionError) as caught:
+        sample(model, step(model), callback=callback)
+    assert "dp.release(model=model)" in " ".join(caught.value.__notes__)
+    released = dp.release(model=model)
+    assert sizes(released) == left
+    chains = 1 if chain == 0 else 2
+    done = (chains - 1) * DRAWS + draw + 1
+    assert (
+        0
+        < budget.spent().gdp_mu2
+        == pytest.approx(budget.ledger.cap(budget.account) / 2**40 * done / (2 * DRAWS), rel=0.02)
+    )
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "pymc.sampling.mcmc._sample_return",
+        "pymc_dp.sampling.run_convergence_checks",
+        "pymc_dp.sampling.release",
+    ],
+)
+def test_draws_outlive_what_fails_after_them(where, error, monkeypatch):
+    model, budget = normal()
+
+    def broken(*args: Any, **kwargs: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(where, broken)
+        if error is KeyboardInterrupt and where.startswith("pymc.sampling"):
+            assert sizes(sample(model, step(model))) == (2, DRAWS)  # as after any interrupt
+            return
+        with pytest.raises(error):
+            sample(model, step(model), compute_convergence_checks=True)
+    check_all_spent(budget)
+    assert sizes(dp.release(model=model)) == (2, DRAWS)
+
+
+@pytest.mark.parametrize("call", [2, 4])
+def test_draws_outlive_a_ledger_that_fails(call, monkeypatch):
+    model, _ = normal()
+    calls, lease = [], Ledger.lease
+
+    def locked(self: Ledger, *args: Any) -> int:
+        calls.append(args)
+        if len(calls) == call:
+            raise LedgerError("locked by another process")
+        return lease(self, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(LedgerError):
+        patch.setattr("pymc_dp.metering.SMALLEST_LEASE", 16)
+        patch.setattr(Meter, "_lease_size", lambda self: 16)
+        patch.setattr(Ledger, "lease", locked)
+        sample(model, step(model))
+    # leases of 16, 16 and 8 iterations
+    assert sizes(dp.release(model=model)) == ((1, 16) if call == 2 else (1, DRAWS))
+
+
+def test_draws_of_several_runs_are_kept_until_they_are_released():
+    model, _ = normal()
+    two = step(model, runs=3)
+    for draw in (5, 7):
+        with pytest.raises(ZeroDivisionError):
+            sample(model, two, callback=_failing_callback(ZeroDivisionError, 1, DRAWS - draw))
+    assert sizes(sample(model, two)) == (2, DRAWS)
+    assert sizes(dp.release(model=model)) == (2, DRAWS - 6)
+    assert sizes(dp.release(model=model)) == (2, DRAWS - 4)
+    with pytest.raises(dp.UnsafeRelease, match="Nothing was kept"):
+        dp.release(model=model)
+
+
+def test_what_can_never_be_released_is_not_kept(monkeypatch):
+    model, _ = normal()
+    monkeypatch.setattr(Ledger, "lease", lambda self, *args: 0)
+    with pytest.raises(dp.UnsafeRelease, match="No draw was made") as caught:
+        sample(model, step(model))
+    assert not getattr(caught.value, "__notes__", [])
+    with pytest.raises(dp.UnsafeRelease, match="Nothing was kept"):
+        dp.release(model=model)
+
+
+@pytest.mark.parametrize("error", [LedgerError("full"), KeyboardInterrupt()])
+@pytest.mark.parametrize("call", ["laplace", "find_MAP", "sample"])
+def test_the_last_row_of_the_ledger_costs_no_result(call, error, monkeypatch):
+    model, budget = normal()
+    monkeypatch.setattr(Ledger, "finish_plan", lambda *args: (_ for _ in ()).throw(error))
+    with pytest.warns(UserWarning, match=r"not told that a run has ended: (full|interrupted)"):
+        found = CALLS[call](model)
+    assert "a" in (found if call == "find_MAP" else _compat.group(found, "posterior"))
+    assert budget.spent().epsilon > 0
+
+
+def test_a_call_that_failed_before_its_chains_says_that_it_goes_on():
+    model, budget = normal()
+    with pytest.raises(KeyError) as caught:
+        sample(model, "DPHMC", initvals={"none": 1.0})
+    assert "the same call goes on" in " ".join(caught.value.__notes__)
+    labels = charged(budget)
+    assert sizes(sample(model, "DPHMC")) == (2, DRAWS)
+    assert charged(budget) == labels
+
+
+def test_another_call_is_told_of_what_was_paid_for():
+    model, _ = normal()
+    dp.DPHMC(draws=DRAWS, chains=2, model=model, progressbar=False)
+    with pytest.warns(UserWarning, match=r"of DPHMC \(40 draws, 2 chains\) is not used"):
+        dp.laplace(10, share=0.3, model=model, progressbar=False)
+
+
+def test_largest_rectangle():
+    assert largest_rectangle([10, 40, 0])[1] == 40
+    chains, length = largest_rectangle([30, 40, 36])
+    assert (chains.tolist(), length) == ([0, 1, 2], 30)
+
+
+# -- one step, one set of data, one thread ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampler", [sample, lambda m, s: pm.sample(
+    DRAWS, tune=0, chains=2, step=s, model=m, cores=1, progressbar=False)])  # fmt: skip
+def test_a_step_does_not_sample_data_of_then(sampler):
+    model, budget = normal()
+    built = step(model)
+    pm.set_data({"data": Y + 5.0}, model=model)
+    with pytest.raises(dp.PlanMismatch, match="Data were given anew"):
+        sampler(model, built)
+    assert budget.spent().epsilon == 0.0
+    start = {"a": np.array(5.0)}
+    released = sample(model, step(model), initvals=start)
+    assert abs(float(_compat.group(released, "posterior")["a"].mean()) - 5.0) < 1.0
+
+
+def test_two_threads_do_not_share_a_step():
+    model, budget = normal()
+    shared = step(model, runs=2)
+    inside, leave = threading.Event(), threading.Event()
+
+    def waits(trace: Any, draw: Any) -> None:
+        if draw.draw_idx == 3 and draw.chain == 0:
+            inside.set()
+            assert leave.wait(60)
+
+    found: list[Any] = []
+    thread = threading.Thread(target=lambda: found.append(sample(model, shared, callback=waits)))
+    thread.start()
+    assert inside.wait(60)
+    spent = budget.ledger.spent(budget.account)
+    for _ in range(2):
+        with pytest.raises(dp.PlanMismatch, match="another thread is sampling"):
+            sample(model, shared)
+    assert budget.ledger.spent(budget.account) == spent
+    leave.set()
+    thread.join()
+    assert sizes(found[0]) == (2, DRAWS)
+    assert sizes(sample(model, shared)) == (2, DRAWS)
+    check_all_spent(budget)
+
+
+def test_a_meter_is_one_thread_s(monkeypatch):
+    model, _ = normal()
+    meter = step(model).queries.meter
+    monkeypatch.setattr(Ledger, "begin_chain", lambda *args: 0)
+    meter.begin_chain()
+    assert meter.begin_iteration()
+    errors: list[Exception] = []
+
+    def other() -> None:
+        for call in (meter.begin_chain, meter.begin_iteration):
+            try:
+                call()
+            except dp.PlanMismatch as error:
+                errors.append(error)
+        meter.close()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    assert len(errors) == 2 and meter.started == 1
+    assert meter.begin_iteration()
+
+
+def test_close_is_not_asked_for_twice_what_was_paid():
+    """A step that is closed by `dp.sample` has given back what it did not use, once."""
+    model, budget = normal()
+    built = step(model)
+    with pytest.raises(ZeroDivisionError):
+        sample(model, built, callback=_failing_callback(ZeroDivisionError, 0, 3))
+    spent = budget.ledger.spent(budget.account)
+    PrivateStep.close(built)
+    assert budget.ledger.spent(budget.account) == spent
