@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import FrameType
@@ -51,6 +52,7 @@ __all__ = [
     "is_result",
     "pushforward",
     "sample_call",
+    "sample_into",
     "subtensor_indices",
 ]
 
@@ -130,6 +132,13 @@ def sample_call() -> SampleCall | None:
             return None
         frame = frame.f_back
     return None
+
+
+def sample_into(trace: Any, **call: Any) -> None:
+    """``pm.sample``, of which only the trace is wanted: nothing is converted, nor checked."""
+    with warnings.catch_warnings():  # PyMC 6.4 says that this argument will be gone
+        warnings.filterwarnings("ignore", "`return_inferencedata=False`", FutureWarning)
+        pm.sample(trace=trace, return_inferencedata=False, compute_convergence_checks=False, **call)
 
 
 # -- results: InferenceData (PyMC 5) or DataTree (PyMC 6) -----------------------------------------

@@ -14,7 +14,7 @@ from pymc.model import Model
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.explore import CHAINS, ENOUGH, explore, log_likelihood
-from pymc_dp.noise_aware import BENT, MUCH, directions, noise_aware
+from pymc_dp.noise_aware import BENT, MUCH, PLACES, directions, noise_aware, spread_out
 from pymc_dp.noise_laws import Likelihood, linear_prior
 from pymc_dp.progress import working
 from pymc_dp.records import Records, extract
@@ -27,8 +27,6 @@ __all__ = ["account_for_noise"]
 _EDGE = 0.9
 #: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
 _WIDEST = 2.5
-#: At how many draws the score of the prior is looked at.
-_PLACES = 1000
 #: Effective draws of an exploration that are better than none (draws that are widened instead may
 #: be off by several sds), and how careful the first and the second one are.
 _FEWEST, _CARE = 50.0, (0.9, 0.99)
@@ -91,7 +89,7 @@ def account_for_noise(
     seen = (pooled - pooled.mean(axis=0)) @ directions(noise)[0]  # others are as wide as the prior
     widest = float(np.linalg.norm(seen, 2)) / np.sqrt(len(seen))
     terms = records.public_terms(at)
-    places = pooled[np.linspace(0, len(pooled) - 1, min(len(pooled), _PLACES)).astype(int)]
+    places = pooled[spread_out(len(pooled), max(PLACES, 4 * d))]
     seed = [plan_id, zlib.crc32(w.tobytes())]
 
     def scores(at: np.ndarray) -> np.ndarray:

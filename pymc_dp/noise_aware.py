@@ -20,12 +20,15 @@ from pymc_dp.noise_laws import NONE, Likelihood, LinearPrior, NoiseLaw, law_at_m
 
 __all__ = [
     "BENT",
+    "MUCH",
+    "PLACES",
     "Explore",
     "NoiseAware",
     "Normality",
     "directions",
     "noise_aware",
     "normality",
+    "spread_out",
 ]
 
 #: Skewness and excess kurtosis that a posterior near normal may have.  Shifting all draws alike is
@@ -53,8 +56,8 @@ LIKELY = 0.5
 ENOUGH = 2.0
 #: Mean of noise that is not that of one normal posterior in a million.
 _ONE_IN = 1e-6
-#: At how many moved draws the prior is looked at.
-_PLACES = 1000
+#: At how many draws the prior is looked at: four times their dimension, if that is more.
+PLACES = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,6 +218,7 @@ def noise_aware(
     pooled = draws.reshape(-1, d)
     centred = pooled - pooled.mean(axis=0)
     covariance = centred.T @ centred / (len(pooled) - 1)
+    prior = prior.about(pooled.mean(axis=0))
     shape = normality(centred if axes is None else centred @ axes.T, ess)
     seen, unseen = directions(noise)
     k = seen.shape[1]
@@ -235,9 +239,9 @@ def noise_aware(
         if normal:
             xi = law_at_mean(likelihood, seen, unseen, prior).sample(rng, len(pooled))
             if scores is not None:
-                some = _spread_out(len(pooled), _PLACES)
+                some = spread_out(len(pooled), max(PLACES, 4 * d))
                 moved = pooled[some] - xi[some] @ covariance
-                bend = max(bend, prior.bend_at(moved - pooled.mean(axis=0), scores(moved)))
+                bend = max(bend, prior.bend_at(moved, scores(moved)))
                 normal = bend <= BENT
         if not normal:
             xi = None
@@ -249,7 +253,7 @@ def noise_aware(
         method, places = "widened", None
         xi = NoiseLaw(np.zeros(d), noise).sample(rng, len(pooled))
 
-    candidates = _spread_out(len(pooled), CANDIDATES)
+    candidates = spread_out(len(pooled), CANDIDATES)
     picked, share = _resample(rng, centred[candidates], xi)
     weight_ess = share * min(ess, len(candidates))
     moved = pooled - xi @ covariance
@@ -274,7 +278,7 @@ def directions(noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return vectors[:, loud], vectors[:, ~loud]
 
 
-def _spread_out(n: int, most: int) -> np.ndarray:
+def spread_out(n: int, most: int) -> np.ndarray:
     """Up to so many of n indices, evenly."""
     return np.linspace(0, n - 1, min(n, most)).round().astype(int)
 

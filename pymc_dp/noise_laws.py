@@ -129,31 +129,34 @@ class LinearPrior:
     Attributes
     ----------
     precision : (d, d) ndarray
-        P0: the best linear fit is score - P0 (w - mean of the draws).
+        P0: the best linear fit is score - P0 (w - centre).
     score : (d,) ndarray
-        Mean over the draws.
+        Mean over the draws that were fitted.
     bend : float
         What the fit leaves, a root mean square in the direction where it is largest, in units of
         the posterior's own score there: one over its standard deviation.  0 for a normal prior.
+    centre : (d,) ndarray or None
+        Mean of the draws that were fitted; None for that of the draws it is used for.
     """
 
     precision: np.ndarray
     score: np.ndarray
     bend: float = 0.0
+    centre: np.ndarray | None = None
 
-    def bend_at(self, moved: np.ndarray, scores: np.ndarray) -> float:
-        """What the same fit leaves at other draws.
+    def about(self, centre: np.ndarray) -> LinearPrior:
+        """The same function, with its score at another centre; `centre`, if there was none."""
+        if self.centre is None:
+            return replace(self, centre=centre)
+        score = self.score - self.precision @ (centre - self.centre)
+        return replace(self, score=score, centre=centre)
 
-        Parameters
-        ----------
-        moved : (m, d) ndarray
-            Less the mean of the draws that were fitted.
-        scores : (m, d) ndarray
-            Of the prior there.
-        """
-        centred = moved - moved.mean(axis=0)
-        covariance = centred.T @ centred / (len(moved) - 1)
-        return _bend(scores - self.score + moved @ self.precision, covariance)
+    def bend_at(self, draws: np.ndarray, scores: np.ndarray) -> float:
+        """What the same fit leaves at other (m, d) draws, of these (m, d) scores of the prior."""
+        centred = draws - draws.mean(axis=0)
+        covariance = centred.T @ centred / (len(draws) - 1)
+        rest = scores - self.score + (draws - self.centre) @ self.precision
+        return _bend(rest, covariance)
 
 
 def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
@@ -174,9 +177,8 @@ def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
     covariance = centred.T @ centred / (len(draws) - 1)
     across = rest.T @ centred / (len(draws) - 1)
     precision = -_symmetric(across @ pinvh(covariance))
-    return LinearPrior(
-        precision, scores.mean(axis=0), _bend(rest + centred @ precision, covariance)
-    )
+    bend = _bend(rest + centred @ precision, covariance)
+    return LinearPrior(precision, scores.mean(axis=0), bend, draws.mean(axis=0))
 
 
 def _bend(rest: np.ndarray, covariance: np.ndarray) -> float:

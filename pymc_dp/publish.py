@@ -8,6 +8,7 @@ is not on it.
 from __future__ import annotations
 
 import json
+import sys
 import warnings
 from collections.abc import Container, Iterable, Sequence
 from enum import Enum
@@ -28,7 +29,7 @@ from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.correction import account_for_noise
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
-from pymc_dp.results import largest_rectangle
+from pymc_dp.results import PaidDraws, largest_rectangle
 from pymc_dp.rows.ancestry import hides_code
 from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
@@ -45,8 +46,8 @@ __all__ = [
 
 #: Acceptance below which draws are no sample.
 _HARDLY_MOVED = 0.05
-#: Draws that `pymc_dp.sample` had made and could not release, the newest last.
-_UNRELEASED: WeakKeyDictionary[Model, list[Any]] = WeakKeyDictionary()
+#: Draws that `pymc_dp.sample` has made and not released, the newest last.
+_UNRELEASED: WeakKeyDictionary[Model, list[PaidDraws]] = WeakKeyDictionary()
 #: Sampler statistics that are functions of released values and public settings.
 PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_newton", "dp_plan_id")
 
@@ -64,8 +65,9 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
 
     Private are: private observed variables and their values, ``pm.Data`` not declared public,
     unnamed arrays (they may be rows of the data), and, where the number of units is private, any
-    number about as large as the public one: whether it equals theirs must not be seen by what is
-    refused.  A single unnamed number can not be told from a statistic of the data.
+    number about as large as the public one; where that of rows is, any from that of units on: what
+    is refused must not show whether a number equals the private one.  Another unnamed number can
+    not be told from a statistic of the data.
     """
     public = set(budget.public)
     private = {*private_observed(model, public)}
@@ -74,8 +76,8 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     secret: Container[int] = ()
     if budget.neighboring != "replace_one":
         secret = rows = range(budget.n_public // 2, 2 * budget.n_public + 1)
-    elif budget.privacy_unit is not None:
-        secret = rows
+    elif budget.privacy_unit is not None:  # rows, of which there are no fewer than units
+        secret = range(budget.n_units, sys.maxsize)
     declared = public_inputs(model, public) - lengths_equal_to(model, rows)
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)
@@ -179,15 +181,16 @@ def released(idata: Any) -> bool:
     }
 
 
-def keep_unreleased(model: Model, idata: Any) -> None:
-    """Keep draws of `pymc_dp.sample` until they are released: see :func:`release`."""
-    _UNRELEASED.setdefault(model, []).append(idata)
+def keep_unreleased(model: Model, paid: PaidDraws) -> None:
+    """Keep draws of `pymc_dp.sample`, and their model, until they are released."""
+    _UNRELEASED.setdefault(model, []).append(paid)
 
 
-def forget_unreleased(model: Model, idata: Any) -> None:
+def forget_unreleased(model: Model, paid: PaidDraws) -> None:
     """These draws were released, or can not be."""
-    kept = _UNRELEASED.get(model, [])
-    kept[:] = [other for other in kept if other is not idata]
+    kept = [other for other in _UNRELEASED.pop(model, []) if other is not paid]
+    if kept:
+        _UNRELEASED[model] = kept
 
 
 def release(
@@ -234,9 +237,12 @@ def release(
     """
     if idata is None:
         model = model_of(model)
-        if not _UNRELEASED.get(model):
+        if model not in _UNRELEASED:
             raise UnsafeRelease("Nothing was kept of this model; give what pm.sample returned.")
-        idata = _UNRELEASED[model][-1]
+        paid = _UNRELEASED[model][-1]
+        result = release(paid.result(), model, var_names=var_names, progressbar=progressbar)
+        forget_unreleased(model, paid)
+        return result
     refuse_other_types(idata)
     if released(idata):
         return idata
@@ -316,7 +322,7 @@ def release(
                 UserWarning,
                 stacklevel=2,
             )
-    result = _compat.inference_data(
+    return _compat.inference_data(
         {name: public_coords(dataset, budget.public) for name, dataset in published.items()},
         {
             STATEMENT: json.dumps(statement),
@@ -324,8 +330,6 @@ def release(
             "inference_library_version": pm.__version__,
         },
     )
-    forget_unreleased(model, idata)
-    return result
 
 
 def _plan_of(stats: xr.Dataset, budget: PrivacyBudget) -> tuple[int, dict[str, Any]]:

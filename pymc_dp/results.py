@@ -93,6 +93,12 @@ def check_fits(
             f"`{name}` is the name of a variable and of a dim, and a result can not hold both. "
             "Nothing has been spent. Rename one of them."
         )
+    for dim in sorted(used.intersection(model.coords)):
+        if any(np.ndim(label) for label in model.coords[dim] or ()):
+            raise ValueError(
+                f"The coords of dim '{dim}' are not all numbers or strings, and label no result. "
+                "Nothing has been spent. Give each entry one label, such as 'a, 1'."
+            )
     first: dict[str, tuple[str, int]] = {}
     for name, shape in shapes.items():
         for dim, length in zip(dims[name], shape, strict=True):
@@ -153,12 +159,15 @@ class PaidDraws(NDArray):
     model : pymc.Model
     names : sequence of str
         Free variables and Deterministics to keep.
+    tune : int
+        Iterations at the beginning of every chain that are not kept.
     """
 
-    def __init__(self, model: Model, names: Sequence[str]) -> None:
+    def __init__(self, model: Model, names: Sequence[str], tune: int) -> None:
         super().__init__(
             model=model, vars=model.replace_rvs_by_values([model[name] for name in names])
         )
+        self.tune = tune
         self.chains: list[NDArray] = []
 
     def __copy__(self) -> NDArray:
@@ -173,25 +182,20 @@ class PaidDraws(NDArray):
         self.chains.append(chain)
         return chain
 
-    def kept(self, tune: int) -> bool:
-        """Whether there is a draw after `tune` iterations of a chain."""
-        return any(len(chain) > tune for chain in self.chains)
+    @property
+    def any(self) -> bool:
+        """Whether a draw was made."""
+        return any(len(chain) > self.tune for chain in self.chains)
 
-    def result(self, tune: int) -> Any:
-        """Draws and statistics as ``pm.sample`` returns them, without data; None without draws.
-
-        Parameters
-        ----------
-        tune : int
-            Iterations at the beginning of every chain that are not kept.
-        """
-        if not self.kept(tune):
-            return None
-        chosen, length = largest_rectangle([max(len(chain) - tune, 0) for chain in self.chains])
+    def result(self) -> Any:
+        """Draws and statistics as ``pm.sample`` returns them, without data."""
+        lengths = [max(len(chain) - self.tune, 0) for chain in self.chains]
+        chosen, length = largest_rectangle(lengths)
+        made = slice(self.tune, self.tune + length)
         chains = [self.chains[k] for k in chosen]
 
         def stacked(columns: Iterable[np.ndarray]) -> np.ndarray:
-            return np.stack([column[tune : tune + length] for column in columns])
+            return np.stack([column[made] for column in columns])
 
         values = {name: stacked(c.get_values(name) for c in chains) for name in self.varnames}
         [kinds] = chains[0].sampler_vars

@@ -162,58 +162,47 @@ def sample(
     settings = dict(step_kwargs or {})
     if not isinstance(step, PrivateStep):
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
-    paid = PaidDraws(model, kwargs["var_names"])
+    paid = PaidDraws(model, kwargs["var_names"], tune)
     check_fits(model, paid.var_shapes)
     private = _step(step, draws, tune, chains, settings, model)
     checked = kwargs.pop("compute_convergence_checks", True)
     kwargs.pop("discard_tuned_samples", None)  # they are never released
     try:
-        idata = _run(private, paid, draws=draws, tune=tune, chains=chains, model=model, **kwargs)
+        _run(private, paid, draws=draws, tune=tune, chains=chains, model=model, **kwargs)
+        idata = paid.result()
         if checked and not kwargs.get("quiet"):
             log_warnings(run_convergence_checks(idata, model))
         progressbar = bool(kwargs.get("progressbar", True))
         released = release(idata, model, var_names=names, progressbar=progressbar)
     except UnsafeRelease:  # nor can they be later
-        forget_unreleased(model, idata)
+        forget_unreleased(model, paid)
         raise
     except BaseException as error:
-        if paid.kept(tune):
+        if paid.any:
             error.add_note("Draws were made and are kept: dp.release(model=model) releases them.")
-        elif private.waits:
+        elif private.waits and not isinstance(error, PlanMismatch):
             error.add_note("What was released is not lost: the same call goes on with it.")
         raise
+    forget_unreleased(model, paid)
     posterior = _compat.group(released, "posterior")
     if posterior.sizes["chain"] == chains and posterior.sizes["draw"] == draws:
         settle(private.finish)
     return released
 
 
-def _run(private: PrivateStep, paid: PaidDraws, *, tune: int, model: Model, **call: Any) -> Any:
-    """The draws of ``pm.sample``, or those made so far where it was interrupted.
-
-    They are kept in any case, whatever is raised.
-    """
+def _run(private: PrivateStep, paid: PaidDraws, *, model: Model, **call: Any) -> None:
+    """Call ``pm.sample``; draws are kept until they are released, whatever it raises."""
     try:
         with np.errstate(all="ignore"):  # PyTensor's sums over constants tell of extreme records
-            pm.sample(
-                tune=tune,
-                model=model,
-                step=private,
-                trace=paid,
-                return_inferencedata=False,
-                compute_convergence_checks=False,
-                **call,
-            )
-    except KeyboardInterrupt:
-        if not paid.kept(tune):
+            _compat.sample_into(paid, model=model, step=private, **call)
+    except KeyboardInterrupt:  # as ``pm.sample`` takes one itself, in most places
+        if not paid.any:
             raise
     finally:
         with interrupts_wait():
             settle(private.close)
-            idata = paid.result(tune)
-            if idata is not None:
-                keep_unreleased(model, idata)
-    return idata
+            if paid.any:
+                keep_unreleased(model, paid)
 
 
 def _as_interrupted(

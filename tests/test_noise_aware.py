@@ -421,6 +421,15 @@ def test_a_prior_is_looked_at_where_draws_are_moved_to():
     assert blind.method == "shift" and abs(blind.draws.mean() - kinked.mean) > 0.5 * kinked.sd
 
 
+def test_a_normal_prior_is_normal_wherever_draws_are_moved_to():
+    """Also where it was fitted at some of the draws, whose mean is another."""
+    rng, d = np.random.default_rng(23), 50
+    raw = 0.7 * rng.normal(size=(4, 1000, d))
+    prior = laws.linear_prior(raw[0, :, :], -raw[0])
+    found = na.noise_aware(rng, raw, 2.0 * np.eye(d), prior, ess=4000, scores=lambda w: -w)
+    assert found.method == "shift" and found.bend < 1e-9
+
+
 def test_draws_are_widened_where_what_is_found_there_can_not_be_explored():
     found = Kinked().published(lambda w: -np.sign(w), explore=None)
     assert found.method == "widened" and found.bend > 1.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -88,15 +89,27 @@ def _two_lengths() -> Any:
     return normal(declare, shape=2)
 
 
+def _variable_and_dim() -> Any:
+    def declare(model: pm.Model, a: Any) -> None:
+        pm.Normal("k")
+        model.named_vars_to_dims["a"] = ("k",)  # PyMC 6 refuses this when it is declared
+
+    return normal(declare, shape=2)
+
+
 MISFITS: dict[str, tuple[Callable[[], Any], str]] = {
     "coords": (_wrong_coords, r"`a` has 2 entries along dim 'k', which has 3 coords"),
     "deterministic": (_wrong_deterministic, r"`b` has 1 entries along dim 'k', which has 2 coords"),
     "data": (_wrong_data, r"data of `z` do not have one entry for each of the coords of dim 'k'"),
+    "labels": (
+        lambda: normal(shape=2, dims="k", coords={"k": [("a", 1), ("b", 2)]}),
+        "coords of dim 'k' are not all numbers or strings",
+    ),
     "lengths": (_two_lengths, r"`b` has 3 entries along dim 'k', and `a` 2"),
     "draw": (lambda: normal(name="draw"), "'draw' is a name that results use"),
     "estimate": (lambda: normal(name="estimate"), "'estimate' is a name that results use"),
     "another's dim": (
-        lambda: normal(lambda model, a: pm.Normal("k"), shape=2, dims="k", coords={"k": [1, 2]}),
+        _variable_and_dim,
         "`k` is the name of a variable and of a dim",
     ),
 }
@@ -166,6 +179,18 @@ def test_which_numbers_may_be_a_private_count_is_told_by_the_public_one(number):
             sample(model, step(model), var_names=of)
 
 
+@pytest.mark.parametrize("number", [59, 60, 300, 400])
+def test_which_numbers_may_be_that_of_rows_is_told_by_that_of_units(number):
+    model, _ = normal(
+        lambda model, a: pm.Deterministic("total", number * a),
+        budget={"privacy_unit": np.arange(300) // 5},
+    )
+    may_be = number >= 60
+    context = pytest.raises(dp.UnsafeRelease, match="count") if may_be else nullcontext()
+    with context:
+        sample(model, step(model), var_names=["a", "total"])
+
+
 # -- kept ------------------------------------------------------------------------------------------
 
 
@@ -203,6 +228,7 @@ def test_draws_outlive_a_failure_between_them(chain, draw, left):
     [
         "pymc.sampling.mcmc._sample_return",
         "pymc_dp.sampling.run_convergence_checks",
+        "pymc_dp.results.PaidDraws.result",
         "pymc_dp.sampling.release",
     ],
 )
@@ -315,6 +341,16 @@ def test_a_step_does_not_sample_data_of_then(sampler):
     start = {"a": np.array(5.0)}
     released = sample(model, step(model), initvals=start)
     assert abs(float(_compat.group(released, "posterior")["a"].mean()) - 5.0) < 1.0
+
+
+def test_new_labels_are_no_new_data():
+    with pm.Model(coords={"row": np.arange(300)}) as model:
+        a = pm.Normal("a", 0, 10)
+        pm.Normal("y", a, 1.0, observed=pm.Data("data", Y, dims="row"), dims="row")
+        dp.PrivacyBudget(5.0, 1e-5)
+    built = step(model)
+    model.set_dim("row", 300, coord_values=np.arange(300) + 7)
+    assert sizes(sample(model, built)) == (2, DRAWS)
 
 
 def test_two_threads_do_not_share_a_step():

@@ -62,11 +62,12 @@ def private_arrays(model: Model, public: Iterable[str]) -> list[Callable[[], Any
     public = set(public)
     observed = private_observed(model, public)
     roots = [*observed, *(model.rvs_to_values[rv] for rv in observed)]
+    lengths = set(model.dim_lengths.values())  # new labels are no new data
     found: dict[int, Any] = {}
     for source in ancestors(roots):
         if isinstance(source, Constant):
             array = source.data
-        elif is_data(source) and source.name not in public:
+        elif is_data(source) and source.name not in public and source not in lengths:
             array = source.container.storage[0]
         else:
             continue
