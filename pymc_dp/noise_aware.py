@@ -48,13 +48,10 @@ BENT, EXACTLY = 0.1, 0.01
 #: Variance of a shift over that of the draws: in any direction, where it is not worth a look at the
 #: prior; on average, from which on the shape of the posterior depends on the noise.
 LITTLE, MUCH = 0.02, 0.25
-#: The mean of noise squared, in its variances, is chi-squared with k degrees of freedom at most for
-#: k parameters that are seen.  Where noise is not that much, and explored, it is less than k times
-#: this: a curvature that is small beside that of the prior is not seen in draws.
-LIKELY = 0.5
 #: Effective draws per parameter below which a covariance is not worth inverting.
 ENOUGH = 2.0
-#: Mean of noise that is not that of one normal posterior in a million.
+#: The mean of noise squared, in its variances, is chi-squared with k degrees of freedom at most for
+#: k parameters that are seen: more than this share of that is not plausible.
 _ONE_IN = 1e-6
 #: At how many draws the prior is looked at: four times their dimension, if that is more.
 PLACES = 1000
@@ -248,7 +245,7 @@ def noise_aware(
             if explore is not None and (explored := explore(likelihood)) is not None:
                 places = explored[np.arange(len(pooled)) % len(explored)]
                 xi = likelihood.noise_at(rng, places)
-    likely = LIKELY * k if not (normal or much) else chi2.isf(_ONE_IN, max(k, 1))
+    likely = chi2.isf(_ONE_IN, max(k, 1))
     if xi is None or xi.mean(axis=0) @ pinvh(noise) @ xi.mean(axis=0) > likely:
         method, places = "widened", None
         xi = NoiseLaw(np.zeros(d), noise).sample(rng, len(pooled))

@@ -381,14 +381,16 @@ def test_two_threads_do_not_share_a_step():
 
 def test_a_meter_is_one_thread_s(monkeypatch):
     model, _ = normal()
-    meter = step(model).queries.meter
+    queries = step(model).queries
+    meter = queries.meter
     monkeypatch.setattr(Ledger, "begin_chain", lambda *args: 0)
-    meter.begin_chain()
-    assert meter.begin_iteration()
+    queries.begin_chain()
+    assert queries.begin_iteration()
+    paid = dict(queries._paid)
     errors: list[Exception] = []
 
     def other() -> None:
-        for call in (meter.begin_chain, meter.begin_iteration):
+        for call in (queries.begin_chain, queries.begin_iteration, meter.begin_chain):
             try:
                 call()
             except dp.PlanMismatch as error:
@@ -398,7 +400,8 @@ def test_a_meter_is_one_thread_s(monkeypatch):
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    assert len(errors) == 2 and meter.started == 1
+    assert len(errors) == 3 and meter.started == 1
+    assert queries._paid == paid, "what the first one has paid for is still there"
     assert meter.begin_iteration()
 
 

@@ -115,6 +115,7 @@ class Queries:
 
     def begin_chain(self) -> None:
         """Register a chain, pay for its start, and forget what an earlier chain left behind."""
+        self.meter.refuse_other_threads()
         self._likelihoods = {}
         self._paid = {}
         self.engine.forget()
@@ -124,6 +125,7 @@ class Queries:
 
     def begin_iteration(self) -> bool:
         """Pay for one iteration; False when the budget is used up and records stay closed."""
+        self.meter.refuse_other_threads()
         self._paid = {}
         if not self.meter.begin_iteration():
             return False
