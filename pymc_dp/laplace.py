@@ -25,7 +25,7 @@ from pymc_dp.plan import make_plan
 from pymc_dp.progress import working
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.records import PublicTerms
-from pymc_dp.results import check_fits, dataset
+from pymc_dp.results import check_fits, computing, dataset
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.resuming import settle
@@ -67,10 +67,13 @@ class _Normal:
         if not 0.0 < share <= 1.0:
             raise ValueError(f"share must be in (0, 1], got {share}.")
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
-        source = Source(model, self.budget, None, counts, progressbar)
+        with computing(names):
+            source = Source(model, self.budget, None, counts, progressbar)
         self.parameters = source.records.parameters
         first = self._values(source.records.initial[None, None])
-        check_fits(model, {name: value.shape[2:] for name, value in first.items()})
+        reserved = ("chain", "draw", *(["estimate"] if sampler == "find_MAP" else []))
+        shapes = {name: value.shape[2:] for name, value in first.items()}
+        check_fits(model, shapes, reserved=reserved)
         if source.effects() is not None:
             warnings.warn(
                 "What the records see is non-linear in the parameters (a product of parameters, "

@@ -7,6 +7,8 @@ wrong then takes them along.  `PaidDraws` holds them from outside.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
@@ -18,10 +20,18 @@ from pytensor.graph.basic import Constant
 
 from pymc_dp import _compat
 
-__all__ = ["PaidDraws", "check_fits", "dataset", "largest_rectangle", "static_shapes"]
+__all__ = [
+    "PaidDraws",
+    "check_fits",
+    "check_step",
+    "computing",
+    "dataset",
+    "largest_rectangle",
+]
 
-#: Dims of results, with that of `find_MAP` and `posterior_mean`.
-_RESERVED = ("chain", "draw", "estimate")
+#: Dims of results; `pymc_dp.find_MAP` has one more.
+_RESERVED = ("chain", "draw")
+_COMPUTED: ContextVar[Sequence[str] | None] = ContextVar("_COMPUTED", default=None)
 
 
 def _dims(model: Model, name: str, n: int) -> list[str]:
@@ -58,13 +68,44 @@ def dataset(model: Model, values: Mapping[str, np.ndarray], public: Iterable[str
 # -- before anything is spent ---------------------------------------------------------------------
 
 
-def static_shapes(model: Model) -> dict[str, tuple[int | None, ...]]:
-    """Shapes of free variables and Deterministics, as far as the graph tells."""
-    return {rv.name: tuple(rv.type.shape) for rv in (*model.free_RVs, *model.deterministics)}
+@contextmanager
+def computing(names: Sequence[str]) -> Iterator[None]:
+    """Say what will be computed with a step that is built in this block.
+
+    A step that is built elsewhere is for ``pm.sample``, which computes all Deterministics and makes
+    groups of the data.
+    """
+    token = _COMPUTED.set(names)
+    try:
+        yield
+    finally:
+        _COMPUTED.reset(token)
+
+
+def check_step(model: Model, data: bool) -> None:
+    """As :func:`check_fits`, of what a step that is built now will have computed.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    data : bool
+        Look at the data, if PyMC makes groups of a result of them.
+    """
+    computed = _COMPUTED.get()
+    shapes = {
+        rv.name: tuple(rv.type.shape)  # as far as the graph tells
+        for rv in (*model.free_RVs, *model.deterministics)
+        if computed is None or rv.name in computed
+    }
+    check_fits(model, shapes, data=data and computed is None)
 
 
 def check_fits(
-    model: Model, shapes: Mapping[str, Sequence[int | None]], data: bool = False
+    model: Model,
+    shapes: Mapping[str, Sequence[int | None]],
+    *,
+    data: bool = False,
+    reserved: Sequence[str] = _RESERVED,
 ) -> None:
     """Refuse names and dims of which no result can be made, which else is found when all is spent.
 
@@ -75,6 +116,8 @@ def check_fits(
         Of one draw of the variables of a result; None for a length that is not known.
     data : bool, default False
         Look at the data too, of which PyMC makes groups of a result.
+    reserved : sequence of str
+        Dims that the result has beside.
 
     Raises
     ------
@@ -82,7 +125,7 @@ def check_fits(
     """
     dims = {name: _dims(model, name, len(shape)) for name, shape in shapes.items()}
     used = {dim for names in dims.values() for dim in names}
-    for name in _RESERVED:
+    for name in reserved:
         if name in shapes or name in used:
             raise ValueError(
                 f"'{name}' is a name that results use for themselves. Nothing has been spent. "

@@ -33,7 +33,7 @@ from pymc_dp.publish import (
     releasable,
     release,
 )
-from pymc_dp.results import PaidDraws, check_fits
+from pymc_dp.results import PaidDraws, check_fits, computing
 from pymc_dp.statement import STATEMENT
 from pymc_dp.steps import (
     DPHMC,
@@ -164,7 +164,8 @@ def sample(
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
     paid = PaidDraws(model, kwargs["var_names"], tune)
     check_fits(model, paid.var_shapes)
-    private = _step(step, draws, tune, chains, settings, model)
+    with computing(kwargs["var_names"]):
+        private = _step(step, draws, tune, chains, settings, model)
     checked = kwargs.pop("compute_convergence_checks", True)
     kwargs.pop("discard_tuned_samples", None)  # they are never released
     try:

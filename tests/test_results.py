@@ -72,7 +72,7 @@ def _wrong_coords() -> Any:
 
 
 def _wrong_deterministic() -> Any:
-    declare = lambda model, a: pm.Deterministic("b", a * np.ones(1), dims="k")  # noqa: E731
+    declare = lambda model, a: pm.Deterministic("b", a + a, dims="k")  # noqa: E731
     return normal(declare, shape=1, coords={"k": ["a", "b"]})
 
 
@@ -107,7 +107,6 @@ MISFITS: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "lengths": (_two_lengths, r"`b` has 3 entries along dim 'k', and `a` 2"),
     "draw": (lambda: normal(name="draw"), "'draw' is a name that results use"),
-    "estimate": (lambda: normal(name="estimate"), "'estimate' is a name that results use"),
     "another's dim": (
         _variable_and_dim,
         "`k` is the name of a variable and of a dim",
@@ -126,9 +125,33 @@ CALLS: dict[str, Callable[[pm.Model], Any]] = {
 def test_what_fits_no_result_is_refused_before_anything_is_spent(misfit, call):
     make, words = MISFITS[misfit]
     model, budget = make()
+    if misfit == "data" and call != "step":  # no part of these results
+        CALLS[call](model)
+        return
     with pytest.raises(ValueError, match=f"{words}.*Nothing has been spent"):
         CALLS[call](model)
     assert budget.spent().epsilon == 0.0
+
+
+def test_a_name_of_one_result_alone_is_refused_there():
+    model, budget = normal(name="estimate")
+    with pytest.raises(ValueError, match="'estimate' is a name that results use"):
+        CALLS["find_MAP"](model)
+    assert budget.spent().epsilon == 0.0
+    assert sizes(sample(model, step(model))) == (2, DRAWS)
+
+
+def test_what_is_not_computed_need_not_fit():
+    def declare(model: pm.Model, a: Any) -> None:
+        pm.Deterministic("draw", a * np.ones(1), dims="k")
+
+    model, budget = normal(declare, shape=1, coords={"k": ["a", "b"]})
+    with pytest.raises(ValueError, match="'draw' is a name"):
+        step(model)
+    assert budget.spent().epsilon == 0.0
+    assert "a" in _compat.group(sample(model, "DPHMC", var_names=["a"]), "posterior")
+    model, _ = normal(declare, shape=1, coords={"k": ["a", "b"]})
+    dp.laplace(10, model=model, var_names=["a"], progressbar=False)
 
 
 def test_a_private_number_of_data_is_not_told():

@@ -25,7 +25,7 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.mechanisms import Preparation, Unpayable
 from pymc_dp.progress import working
 from pymc_dp.records import extract
-from pymc_dp.results import check_fits, static_shapes
+from pymc_dp.results import check_step
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.flat import is_flat
 from pymc_dp.rows.huber import HuberEngine
@@ -132,7 +132,7 @@ class Source:
         self.progressbar = progressbar
         self.compile_kwargs = compile_kwargs
         # how many entries data have is not to be told where it is private
-        check_fits(model, static_shapes(model), data=budget.neighboring == "replace_one")
+        check_step(model, data=budget.neighboring == "replace_one")
         self.records = extract(model, **budget.secrecy)
         self._refuse_edge()
         if not self._interrupted():
