@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -28,7 +29,7 @@ from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.correction import account_for_noise
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.records import lengths_equal_to, private_observed, public_inputs
+from pymc_dp.records import lengths_equal_to, lengths_of_rows, private_observed, public_inputs
 from pymc_dp.results import PaidDraws, largest_rectangle
 from pymc_dp.rows.ancestry import hides_code
 from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
@@ -72,13 +73,10 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     public = set(budget.public)
     private = {*private_observed(model, public)}
     private |= {model.rvs_to_values[rv] for rv in private}
-    rows: Container[int] = set(budget.row_counts.values())
-    secret: Container[int] = ()
-    if budget.neighboring != "replace_one":
-        secret = rows = range(budget.n_public // 2, 2 * budget.n_public + 1)
-    elif budget.privacy_unit is not None:  # rows, of which there are no fewer than units
-        secret = range(budget.n_units, sys.maxsize)
-    declared = public_inputs(model, public) - lengths_equal_to(model, rows)
+    rows = set(budget.row_counts.values())
+    secret = _secret_counts(budget)
+    declared = public_inputs(model, public) - lengths_equal_to(model, secret or rows)
+    declared -= lengths_of_rows(model, private_observed(model, public))
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)
     if hides_code([variable]) is not None:
@@ -107,7 +105,36 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     return found
 
 
-def _is_in(secret: Container[int], number: np.ndarray) -> bool:
+@dataclass(frozen=True)
+class _Counts:
+    """Numbers that are, or may be, that of the records: the true ones, and those about as large."""
+
+    true: frozenset[int]
+    about: range
+
+    def __contains__(self, number: object) -> bool:
+        return number in self.true or number in self.about
+
+
+def _secret_counts(budget: PrivacyBudget) -> _Counts | None:
+    """None where the number of rows is public.
+
+    The true ones may be published in no case.  What is refused beside, so that it does not tell
+    them, follows from public numbers.
+    """
+    n, units = budget.n_public, budget.privacy_unit is not None
+    count_is_private = budget.neighboring != "replace_one"
+    if not (count_is_private or units):
+        return None
+    true = {*budget.row_counts.values(), *([budget.n_units] if count_is_private else [])}
+    least = n // 2 if count_is_private else n
+    most = sys.maxsize if units else 2 * n + 1  # a unit may have any number of rows
+    return _Counts(frozenset(true), range(least, most))
+
+
+def _is_in(secret: _Counts | None, number: np.ndarray) -> bool:
+    if secret is None:
+        return False
     return any(x % 1 == 0 and int(x) in secret for x in np.ravel(number).tolist())
 
 

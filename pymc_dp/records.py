@@ -55,6 +55,7 @@ __all__ = [
     "draws_are_public",
     "extract",
     "lengths_equal_to",
+    "lengths_of_rows",
     "longest_unnamed",
     "private_observed",
     "public_inputs",
@@ -279,6 +280,12 @@ def lengths_equal_to(model: Model, sizes: Container[int]) -> set[Variable]:
         for length in model.dim_lengths.values()
         if length.owner is not None or int(array_of(length)) in sizes
     }
+
+
+def lengths_of_rows(model: Model, observed: Iterable[Variable]) -> set[Variable]:
+    """Lengths of the dims that have an entry for each row of an observed variable."""
+    dims = (model.named_vars_to_dims.get(rv.name, ()) for rv in observed)
+    return {model.dim_lengths[of[0]] for of in dims if of and of[0] in model.dim_lengths}
 
 
 # -- extraction -----------------------------------------------------------------------------------

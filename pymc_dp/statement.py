@@ -323,7 +323,8 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
                 ": the noise is large and the prior not normal over the draws, so these are draws "
                 "of the prior times a normal likelihood, of the curvature that the chains show. "
                 "Approximate in that the likelihood is taken as normal, and in that they are worth "
-                f"about {correction['explored']:.0f} draws."
+                f"about {correction['explored']:.0f} draws: if these are few, scales of effects "
+                "near 0 are seen too seldom."
             )
         elif correction["method"] == "widened":
             first += (

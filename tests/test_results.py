@@ -16,6 +16,7 @@ from pymc_dp import _compat
 from pymc_dp.errors import LedgerError
 from pymc_dp.ledger import Ledger
 from pymc_dp.metering import Meter
+from pymc_dp.publish import releasable
 from pymc_dp.results import check_fits, largest_rectangle
 from pymc_dp.steps.base import PrivateStep
 
@@ -212,6 +213,27 @@ def test_which_numbers_may_be_that_of_rows_is_told_by_that_of_units(number):
     context = pytest.raises(dp.UnsafeRelease, match="count") if may_be else nullcontext()
     with context:
         sample(model, step(model), var_names=["a", "total"])
+
+
+@pytest.mark.parametrize(("n_public", "unit"), [(100, None), (160, None), (800, None), (60, 5)])
+def test_the_private_number_of_rows_is_published_in_no_case(n_public, unit):
+    """300 rows, whatever the public number, and the dim that has an entry for each of them."""
+    ids = None if unit is None else np.arange(300) // unit
+    with pm.Model(coords={"row": range(300)}) as model:
+        a = pm.Normal("a", 0, 10)
+        pm.Deterministic("total", a * model.dim_lengths["row"])
+        pm.Deterministic("written", a * 300)
+        pm.Normal("y", a, 1.0, observed=pm.Data("data", Y, dims="row"), dims="row")
+        budget = dp.PrivacyBudget(
+            5.0, 1e-5, neighboring="add_or_remove_one", n_public=n_public, privacy_unit=ids
+        )
+    released = sample(model, step(model))
+    assert set(_compat.group(released, "posterior").data_vars) == {"a"}
+    for name in ("total", "written"):
+        with pytest.raises(dp.UnsafeRelease, match="private count"):
+            releasable(model, budget, ["a", name])
+    with pytest.raises(dp.UnsafeRelease):
+        dp.sample_posterior_predictive(released, model=model)
 
 
 # -- kept ------------------------------------------------------------------------------------------

@@ -33,6 +33,9 @@ class FreeMeter:
     def __init__(self, left: float = math.inf) -> None:
         self.left = left
 
+    def refuse_other_threads(self) -> None:
+        pass
+
     def begin_chain(self) -> int:
         return 0
 
