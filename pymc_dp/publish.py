@@ -20,10 +20,8 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 from pymc.model import Model
-from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import HasInnerGraph
-from pytensor.tensor.type import TensorType
 
 from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of
@@ -31,7 +29,7 @@ from pymc_dp.correction import account_for_noise
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.records import lengths_equal_to, lengths_of_rows, private_observed, public_inputs
 from pymc_dp.results import PaidDraws, largest_rectangle
-from pymc_dp.rows.ancestry import hides_code
+from pymc_dp.rows.ancestry import hides_code, is_data
 from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
 __all__ = [
@@ -65,10 +63,11 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     """What a variable is a function of.
 
     Private are: private observed variables and their values, ``pm.Data`` not declared public,
-    unnamed arrays (they may be rows of the data), and, where the number of units is private, any
-    number about as large as the public one; where that of rows is, any from that of units on: what
-    is refused must not show whether a number equals the private one.  Another unnamed number can
-    not be told from a statistic of the data.
+    unnamed arrays (they may be rows of the data), code, and, where the number of units is private,
+    any number about as large as the public one; where that of rows is, any from that of units on:
+    what is refused must not show whether a number equals the private one.  Another unnamed number,
+    an index or the length of a dim that is not declared public included, can not be told from a
+    statistic of the data.
     """
     public = set(budget.public)
     private = {*private_observed(model, public)}
@@ -77,9 +76,19 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     secret = _secret_counts(budget)
     declared = public_inputs(model, public) - lengths_equal_to(model, secret or rows)
     declared -= lengths_of_rows(model, private_observed(model, public))
+    # numbers like others, where nobody has said that they are public
+    lengths = declared.intersection(
+        length for dim, length in model.dim_lengths.items() if dim not in public
+    )
+    declared -= lengths
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
     stop = set(model.free_RVs)
     if hides_code([variable]) is not None:
+        return Provenance.PRIVATE
+    # lengths of parameters are released with them
+    known = {length for rv in model.free_RVs for length in rv.type.shape}
+    shape = {*getattr(variable.type, "shape", ())} - known - {None}
+    if any(_is_in(secret, length) for length in shape):
         return Provenance.PRIVATE
     found = Provenance.PUBLIC
     seen: set[Variable] = set()
@@ -88,15 +97,20 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
         current = stack.pop()
         if current in seen or current in stop or current in declared:
             continue
+        if current in lengths:
+            found = Provenance.CONSTANTS
+            continue
         seen.add(current)
         if current in private:
             return Provenance.PRIVATE
-        if isinstance(current, SharedVariable) and isinstance(current.type, TensorType):
+        if is_data(current):
             return Provenance.PRIVATE
-        if isinstance(current, Constant) and isinstance(current.type, TensorType):
-            if current.data.size > 1 or _is_in(secret, current.data):
+        if isinstance(current, Constant):
+            numbers = _numbers(current.data)
+            if numbers is None or any(_is_in(secret, x) for x in {*numbers} - known):
                 return Provenance.PRIVATE
-            found = Provenance.CONSTANTS
+            if numbers:
+                found = Provenance.CONSTANTS
         if current.owner is not None:
             stack.extend(current.owner.inputs)
             for inner in (current.owner.op, getattr(current.owner.op, "core_op", None)):
@@ -132,10 +146,18 @@ def _secret_counts(budget: PrivacyBudget) -> _Counts | None:
     return _Counts(frozenset(true), range(least, most))
 
 
-def _is_in(secret: _Counts | None, number: np.ndarray) -> bool:
-    if secret is None:
-        return False
-    return any(x % 1 == 0 and int(x) in secret for x in np.ravel(number).tolist())
+def _is_in(secret: _Counts | None, number: float) -> bool:
+    return secret is not None and number % 1 == 0 and abs(int(number)) in secret
+
+
+def _numbers(data: Any) -> list[float] | None:
+    """Those of a number, an index or a slice; None for an array of several, or something else."""
+    if data is None:
+        return []
+    if isinstance(data, slice):
+        return [x for x in (data.start, data.stop, data.step) if x is not None]
+    array = np.asarray(data)
+    return array.ravel().tolist() if array.dtype.kind in "biuf" and array.size < 2 else None
 
 
 def releasable(
@@ -239,8 +261,8 @@ def release(
     var_names : sequence of str, optional
         Which variables; default: all free variables, and the Deterministics whose graph shows that
         they are functions of parameters and declared public data alone.  A Deterministic with
-        numbers in its formula is released only when it is named here: a number can not be told
-        from a statistic of the data, and naming it says that it is none.
+        numbers or indices in its formula is released only when it is named here: a number can not
+        be told from a statistic of the data, and naming it says that it is none.
     progressbar : bool, default True
         Of an anchored run whose prior is not normal over the draws: see
         ``pymc_dp.noise_aware.noise_aware``.

@@ -34,6 +34,7 @@ from pymc_dp.publish import (
     release,
 )
 from pymc_dp.results import PaidDraws, check_fits, computing
+from pymc_dp.rows.ancestry import hides_code
 from pymc_dp.statement import STATEMENT
 from pymc_dp.steps import (
     DPHMC,
@@ -339,6 +340,12 @@ def sample_posterior_predictive(
         raise ValueError(f"var_names {unknown} are not in the model; it observes {observed}.")
     for name in names:
         variable = model[name]
+        if budget is not None and (code := hides_code([model[name]])) is not None:
+            raise UnsafeRelease(
+                f"Predictions of `{name}` are drawn by {code}, whose code may hold private data. "
+                "Build a model with public covariates and the same parameters, and predict from "
+                "that one: released draws may be used freely."
+            )
         if budget is not None and any(
             provenance(model, parent, budget) is Provenance.PRIVATE
             for parent in variable.owner.inputs

@@ -9,7 +9,10 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
+from pymc.ode import DifferentialEquation
+from pytensor.xtensor import as_xtensor
 
 import pymc_dp as dp
 from pymc_dp import _compat
@@ -233,6 +236,90 @@ def test_the_private_number_of_rows_is_published_in_no_case(n_public, unit):
         with pytest.raises(dp.UnsafeRelease, match="private count"):
             releasable(model, budget, ["a", name])
     with pytest.raises(dp.UnsafeRelease):
+        dp.sample_posterior_predictive(released, model=model)
+
+
+def _labels(a: Any) -> Any:
+    return pt.stack([a[int(k)] for k in (Y[:5] > 0)])
+
+
+def _times(a: Any) -> Any:
+    equation = DifferentialEquation(
+        func=lambda y, t, p: [p[0] + 0 * y[0]], times=list(abs(Y[:3])), n_states=1, n_theta=1, t0=0
+    )
+    return equation(y0=a[:1], theta=a[:1])
+
+
+#: What a Deterministic may hide, of a variable with two entries, and whether it leaves if named.
+HIDDEN: dict[str, tuple[Callable[[Any], Any], bool]] = {
+    "labels of records": (_labels, True),
+    "an index": (lambda a: a[int(Y.argmax()) % 2], True),
+    "a slice": (lambda a: a[: int(Y[0] > 0) + 1], True),
+    "a row of each": (lambda a: pt.stack([a[0]] * 300), False),
+    "minus the count": (lambda a: a * -300, False),
+    "an array": (lambda a: a * pt.constant(Y[:2]), False),
+    "an imaginary number": (lambda a: abs(a * pt.constant(1j)), False),
+    "a labelled array": (
+        lambda a: (as_xtensor(a[0]) * as_xtensor(Y, ("row",)).sum()).values,
+        False,
+    ),
+    "times": (_times, False),
+}
+
+
+@pytest.mark.parametrize("what", HIDDEN)
+def test_what_is_not_a_function_of_parameters_alone_does_not_leave_by_default(what):
+    make, may_be_named = HIDDEN[what]
+    model, budget = normal(
+        lambda model, a: pm.Deterministic("hidden", make(a)),
+        shape=2,
+        budget={"neighboring": "add_or_remove_one", "n_public": 300},
+    )
+    assert releasable(model, budget) == ["a"]
+    if may_be_named:
+        assert releasable(model, budget, ["a", "hidden"]) == ["a", "hidden"]
+    else:
+        with pytest.raises(dp.UnsafeRelease):
+            releasable(model, budget, ["a", "hidden"])
+
+
+def test_functions_of_parameters_alone_leave_by_default():
+    def declare(model: pm.Model, a: Any) -> None:
+        pm.Deterministic("whole", pm.math.exp(a) + a.sum())
+        pm.Deterministic("shifted", a - a.mean())
+
+    model, budget = normal(
+        declare,
+        shape=200,
+        budget={"neighboring": "add_or_remove_one", "n_public": 300},
+    )
+    assert releasable(model, budget) == ["a", "whole"]
+    # a mean is divided by a number
+    assert releasable(model, budget, ["a", "shifted"]) == ["a", "shifted"]
+
+
+def test_a_length_that_is_not_public_is_a_number():
+    declare = lambda model, a: pm.Deterministic("d", a * model.dim_lengths["k"])  # noqa: E731
+    for public, names in (((), ["a"]), (("k",), ["a", "d"])):
+        model, budget = normal(declare, coords={"k": range(7)}, budget={"public": public})
+        assert releasable(model, budget) == names
+
+
+@pytest.mark.parametrize("how", ["random", "dist"])
+def test_predictions_by_code_that_may_hold_data_are_refused(how):
+    draw = {
+        "random": {
+            "random": lambda t, rng, size: rng.normal(t * Y, 0.1),
+            "logp": lambda v, t: -((v - t * Y) ** 2) / 2,
+        },
+        "dist": {"dist": lambda t, size: pm.Normal.dist(t * Y, 1.0, size=size)},
+    }[how]
+    with pm.Model() as model:
+        a = pm.Normal("a", 0, 10)
+        pm.CustomDist("y", a, observed=2 * Y, **draw)
+        dp.PrivacyBudget(5.0, 1e-5)
+    released = dp.laplace(10, model=model, progressbar=False)
+    with pytest.raises(dp.UnsafeRelease, match="whose code may hold private data"):
         dp.sample_posterior_predictive(released, model=model)
 
 

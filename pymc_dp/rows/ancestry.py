@@ -148,12 +148,14 @@ def hides_code(variables: Iterable[Variable]) -> str | None:
     """The name of an operation behind `variables` whose code the graph does not show.
 
     Such an operation may hold data in a Python closure, where no walk over the graph can see them.
+    So may a ``pm.CustomDist``, and a differential equation of PyMC holds the times of its values.
     """
     for variable in ancestors(variables):
         if variable.owner is None:
             continue
         op = variable.owner.op
-        known = type(op).__module__.split(".")[0] in ("pytensor", "pymc")
+        module = type(op).__module__
+        known = module.split(".")[0] in ("pytensor", "pymc") and module != "pymc.ode.ode"
         if not known or isinstance(op, FromFunctionOp):
             return str(op)
     return None

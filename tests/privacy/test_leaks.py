@@ -95,7 +95,7 @@ def planted_model(*, people=True, **budget) -> pm.Model:
         b = pm.Normal("b", 0, 2, dims="term")
         w = pm.Data("w", s.w, dims="person")
         rate = pm.Deterministic("rate", a + s.x @ b + w * a, dims="person")
-        pm.Deterministic("odds", pm.math.exp(b[0] - b[1]))
+        pm.Deterministic("odds", pm.math.exp(a - b.sum()))
         pm.Deterministic("first", s.x[:3] @ b)
         pm.Poisson("y", mu=pm.math.exp(rate), observed=s.y, dims="person")
         arguments = {"epsilon": 5.0, "delta": DELTA, "privacy_unit": s.ids if people else None}

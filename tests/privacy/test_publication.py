@@ -66,7 +66,7 @@ def plain():
 
 FORMULAS = {
     "log_odds_ratio": (lambda b: pt.exp(b), Provenance.PUBLIC),
-    "difference": (lambda b: b[1] - b[0], Provenance.PUBLIC),
+    "difference": (lambda b: b[1] - b[0], Provenance.CONSTANTS),
     "one_record_row": (lambda b: pt.as_tensor_variable(FLAGS[0]) @ b, Provenance.PRIVATE),
     "all_rows": (lambda b: pt.as_tensor_variable(FLAGS) @ b, Provenance.PRIVATE),
     "column_means": (lambda b: pt.as_tensor_variable(FLAGS.mean(0)) @ b, Provenance.PRIVATE),
