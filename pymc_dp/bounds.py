@@ -103,7 +103,13 @@ def bounds(
     twice = set(given or {}) & set(limits)
     if twice:
         raise ValueError(f"dp.bounds got limits of {sorted(twice)} twice.")
-    model = pm.modelcontext(model)
+    try:
+        model = pm.modelcontext(model)
+    except TypeError:
+        raise TypeError(
+            "There is no model: call this inside `with model:`, or give it first: "
+            "dp.bounds(model, y=(0, 1))."
+        ) from None
     assert isinstance(model, Model)
     if model.parent is not None:
         raise UnsafeModel("The model is nested. Declare bounds in the outermost model.")

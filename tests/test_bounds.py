@@ -712,3 +712,8 @@ def test_models_that_can_not_be_simulated() -> None:
         pm.CustomDist("y", b, logp=lambda x, b: -((x - b) ** 2), observed=DATA.real)
         with pytest.raises(ValueError, match="`y` can not be simulated"):
             dp.clip_advice(scaling=0.1)
+
+
+def test_without_a_model_the_remedy_is_said():
+    with pytest.raises(TypeError, match=r"There is no model.*dp\.bounds\(model, y="):
+        dp.bounds(y=(0, 1))
