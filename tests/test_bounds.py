@@ -714,6 +714,6 @@ def test_models_that_can_not_be_simulated() -> None:
             dp.clip_advice(scaling=0.1)
 
 
-def test_without_a_model_the_remedy_is_said():
+def test_without_a_model_the_remedy_is_said() -> None:
     with pytest.raises(TypeError, match=r"There is no model.*dp\.bounds\(model, y="):
         dp.bounds(y=(0, 1))
