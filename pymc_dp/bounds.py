@@ -73,6 +73,8 @@ def bounds(
 
     Raises
     ------
+    TypeError
+        If there is no model.
     ValueError
         If a name is unknown or bounded before, or its limits are not lower <= upper, do not fit
         its columns, or are not whole where the data are.
