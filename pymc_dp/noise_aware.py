@@ -193,17 +193,17 @@ def noise_aware(
     *The law of xi'.*  If the prior is about normal over the draws, it is that of
     `pymc_dp.noise_laws.noise_law`.  The score G itself is not needed: on average over the raw draws
     the score of their target vanishes, so that the noisy score of the likelihood at their mean is
-    minus that of the prior.  Parameters that no
-    record sees (mean and scale of a centred hierarchy) have no noise: the prior is integrated over
-    them, and they follow a shift by their covariance with the others.
+    minus that of the prior.  Parameters that no record sees (mean and scale of a centred hierarchy)
+    have no noise: the prior is integrated over them, and they follow a shift by their covariance
+    with the others.
 
     Otherwise (effects whose scale is little known, heavy-tailed priors) a linear prior can be wrong
     by any number of standard deviations of the noise; also where it is linear over the raw draws,
     which may lie on one side of a kink, and not over the moved ones, so that it is looked at there
-    again.  `explore` then draws from p(w) N(G; H w,
-    H + V), the prior as it is, H the curvature that raw draws and prior leave to the likelihood,
-    and xi' follows given w.  Where the noise is so much that the shape of the posterior depends on
-    it (the scale of effects takes noise for spread), the explored draws themselves are the result.
+    again.  `explore` then draws from p(w) N(G; H w, H + V), the prior as it is, H the curvature
+    that raw draws and prior leave to the likelihood, and xi' follows given w.  Where the noise is
+    so much that the shape of the posterior depends on it (the scale of effects takes noise for
+    spread), the explored draws themselves are the result.
 
     *widened*: where that is not worth it, as there is hardly any noise, not to be had, or not
     plausible, xi' is N(0, V): draws are widened, by all that the noise could have moved them, and

@@ -70,12 +70,12 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     statistic of the data.
     """
     public = set(budget.public)
-    private = {*private_observed(model, public)}
-    private |= {model.rvs_to_values[rv] for rv in private}
+    observed = private_observed(model, public)
+    private = {*observed, *(model.rvs_to_values[rv] for rv in observed)}
     rows = set(budget.row_counts.values())
     secret = _secret_counts(budget)
     declared = public_inputs(model, public) - lengths_equal_to(model, secret or rows)
-    declared -= lengths_of_rows(model, private_observed(model, public))
+    declared -= lengths_of_rows(model, observed)
     # numbers like others, where nobody has said that they are public
     lengths = declared.intersection(
         length for dim, length in model.dim_lengths.items() if dim not in public

@@ -19,6 +19,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 
 from pymc_dp import _compat
+from pymc_dp.rows.ancestry import array_of
 
 __all__ = [
     "PaidDraws",
@@ -172,13 +173,9 @@ def _misfits(model: Model) -> Iterator[tuple[str, str]]:
     for name, dims in model.named_vars_to_dims.items():
         variable = model[name]
         variable = model.rvs_to_values.get(variable, variable)
-        if isinstance(variable, Constant):
-            shape = np.shape(variable.data)
-        elif isinstance(variable, SharedVariable):
-            shape = np.shape(variable.get_value(borrow=True))
-        else:
+        if not isinstance(variable, Constant | SharedVariable):
             continue
-        for dim, length in zip(dims, shape, strict=False):
+        for dim, length in zip(dims, np.shape(array_of(variable)), strict=False):
             coords = model.coords.get(dim)
             if coords is not None and len(coords) != length:
                 yield name, dim
