@@ -7,7 +7,11 @@ PYTHON ?= python3
 VENV ?= .venv
 PYTEST_JOBS ?= 2
 # A test module stays on one worker, so that what it compiles is compiled once.
-PYTEST_ARGS ?= -n $(PYTEST_JOBS) --dist loadfile --timeout 900 -m "not slow and not exhaustive"
+PYTEST_MARKS ?= not slow and not exhaustive
+PYTEST_ARGS ?= -n $(PYTEST_JOBS) --dist loadfile --timeout 900 -m "$(PYTEST_MARKS)"
+# What tests compile is kept here; by default in a folder that is empty and goes with the tests.
+TEST_CACHE ?=
+export TEST_CACHE
 
 # Notebooks of the documentation draw as much as they should, or just enough to run ("reduced").
 DOCS_DRAWS ?= full
@@ -37,6 +41,9 @@ demo: $(VENV)/.installed-demo
 	$(VENV_PYTHON) examples/quickstart.py
 
 test: $(VENV)/.installed-test
+	[ -n "$$TEST_CACHE" ] || { TEST_CACHE=$$(mktemp -d) && trap 'rm -rf "$$TEST_CACHE"' EXIT; } && \
+	NUMBA_CACHE_DIR="$$TEST_CACHE/numba" \
+	PYTENSOR_FLAGS="$$PYTENSOR_FLAGS,base_compiledir=$$TEST_CACHE/pytensor" \
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-lint

@@ -25,7 +25,7 @@ from pytensor.tensor.blockwise import Blockwise
 from scipy.linalg import solve_triangular
 
 from pymc_dp._compat import SolveTriangular
-from pymc_dp._jit import compiled
+from pymc_dp._jit import DIGEST, compiled
 from pymc_dp.rows import loops
 
 __all__ = ["JOIN_PRODUCTS", "constant_solves"]
@@ -33,7 +33,7 @@ __all__ = ["JOIN_PRODUCTS", "constant_solves"]
 #: Numbers of a tile of rows: half of a first-level cache.
 _CACHED = 2560
 #: Of the compiled routine: PyTensor's cache on disk does not look at its text.
-_VERSION = 4
+_VERSION = int(DIGEST, 16)
 
 
 class _RowsTimes(Op):
