@@ -579,6 +579,12 @@ def test_fixed_batches_of_users() -> None:
     assert f"exactly 20 of {users} units" in statement
 
 
+@pytest.mark.parametrize("units", [N - 1, N + 1])
+def test_a_fixed_batch_is_one_of_the_units_that_were_accounted_for(units: int) -> None:
+    with pytest.raises(dp.PrivacyError, match="another data set"):
+        queries(FixedBatchGaussianEvent("gradient", 1.0, 50, units))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

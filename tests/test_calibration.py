@@ -14,6 +14,7 @@ import pytest
 from pymc_dp.accounting.calibration import calibrate, smallest_noise_multiplier
 from pymc_dp.accounting.gdp import mu_from_budget, units_from_mu
 from pymc_dp.events import MU2_UNIT, GaussianEvent
+from pymc_dp.plan import make_plan
 
 
 def test_cost_is_the_exact_ceiling():
@@ -133,3 +134,26 @@ def test_too_small_a_budget_is_refused_with_a_remedy():
 def test_calibrate_refuses(total, counts, shares, match):
     with pytest.raises(ValueError, match=match):
         calibrate(total, counts, shares)
+
+
+def test_a_plan_pays_for_all_of_its_runs_chains_and_starts():
+    """Counted by hand: 3 runs of 2 chains, each with a start and 3 + 2 iterations."""
+    available = 10**9
+    plan = make_plan(
+        "sampler",
+        draws=3,
+        tune=2,
+        chains=2,
+        runs=3,
+        per_iteration={"gradient": 2, "log_ratio": 1},
+        at_start={"gradient": 1},
+        available=available,
+        shares={"gradient": 0.7, "log_ratio": 0.3},
+    )
+    gradient, ratio = plan.events["gradient"].cost, plan.events["log_ratio"].cost
+    assert plan.releases("gradient") == 3 * 2 * (1 + 5 * 2)
+    assert plan.releases("log_ratio") == 3 * 2 * 5
+    assert plan.iteration_cost == 2 * gradient + ratio
+    assert plan.start_cost == gradient
+    assert plan.run_cost == 2 * (gradient + 5 * (2 * gradient + ratio))
+    assert 0.999 * available < 3 * plan.run_cost <= available

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cache
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,14 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from pymc_dp.events import MU2_UNIT, GaussianEvent
 from pymc_dp.kernels import hmc, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.ledger import Ledger
 from pymc_dp.matrices import positive_part, root, within
+from pymc_dp.mechanisms import Preparation
 from pymc_dp.mechanisms.oneoff import EDGES
+from pymc_dp.noise import insecure_noise
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
 from pymc_dp.rows.engine import Coordinates, RowEngine
@@ -495,6 +500,84 @@ def normal_of(found: Prepared, name: str) -> tuple[np.ndarray, np.ndarray]:
     precision = prior_curvature(gradient, at) + gain @ h
     slope = at.scaling.T @ gradient(at.location) + gain @ found.score
     return np.linalg.solve(precision, slope), precision
+
+
+def paid_from_a_ledger(
+    name: str, mu2: float, **options: Any
+) -> tuple[Prepared, dict[str, tuple[float, float]], float]:
+    """A preparation, what its rows in the ledger say of each sum, and what it cost, in squared mu.
+
+    Of a sum: its squared mu, and the standard deviation of its noise in z.
+    """
+    asked, ledger = problem(name), Ledger.temporary()
+    account = ledger.open_account(
+        ceil(mu2 * MU2_UNIT),
+        epsilon=1.0,
+        delta=1e-6,
+        neighboring="replace_one",
+        unit=None,
+        public_payload={},
+    )
+    with insecure_noise(1):
+        preparation = Preparation.begin(
+            asked.engine,
+            ledger,
+            account,
+            sampler="DPLangevin",
+            settings={},
+            units=ledger.remaining(account),
+            neighboring="replace_one",
+            n_public=N,
+        )
+        found = prepare(preparation, name, **options)
+    bought = {}
+    for entry in ledger.entries():
+        if entry.kind == "charge":
+            event = GaussianEvent.from_dict(entry.payload)
+        elif entry.kind == "release":
+            bound = entry.payload["values"]["request"].get("clip_norm", 0.0)
+            paid = event.cost / MU2_UNIT, 2.0 * bound * event.noise_multiplier
+            bought[entry.payload["label"]] = paid
+    return found, bought, ledger.spent(account) / MU2_UNIT
+
+
+@pytest.mark.parametrize("mu2", [1.0, 30.0])
+@pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
+def test_both_scores_of_an_anchor_count(name, mu2):
+    """The noise in the anchor is that of both of its parts, weighted by their precisions.
+
+    So it is what the budget of both buys, to 2 %: the move of the origin that joins them is cheap.
+    """
+    found, bought, spent = paid_from_a_ledger(name, mu2, form="anchored")
+    (first, first_sd), (_, move_sd) = bought["first score"], bought["move of the origin"]
+    second, second_sd = bought["anchor"]
+    variance = 1.0 / (1.0 / (first_sd**2 + move_sd**2) + 1.0 / second_sd**2)
+    expected = variance * found.basis.T @ found.basis
+    np.testing.assert_allclose(found.covariance, expected, rtol=1e-6, atol=1e-9 * expected.max())
+    planned = 2.0 * found.clip_norms["anchor"] / np.sqrt(first + second)
+    assert planned <= np.sqrt(variance) < 1.02 * planned
+    # nothing is left over, and most of it is in the anchor
+    assert spent + mu2 * sum(found.shares.values()) == pytest.approx(mu2, rel=1e-6)
+    assert 0.45 < (first + second) / mu2 < 0.9, "what `pymc_dp.forecast` counts with is 0.7"
+
+
+@pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
+def test_both_scores_of_the_quadratic_form_count(name):
+    """As for an anchor.  What the curvature leaves open of the way between them is small here."""
+    bounds: list[float] = []
+
+    def longest(at: Coordinates) -> float:  # a bound that no score passes: nothing is hidden
+        norms = Releases(problem(name), 1.0, 0).contributions(Score(at))[1]
+        bounds.append(float(norms.max()))
+        return bounds[-1]
+
+    found, bought, spent = paid_from_a_ledger(name, 30.0, form="quadratic", limit=longest)
+    assert found.trusted and found.clip_norms["anchor"] == bounds[-1]
+    first, second = bought["first score"][1], bought["anchor"][1]
+    expected = found.basis.T @ found.basis / (1.0 / first**2 + 1.0 / second**2)
+    ratios = np.linalg.eigvals(np.linalg.solve(expected, found.covariance)).real
+    assert 1.0 - 1e-9 < ratios.min() < 1.02
+    assert spent == pytest.approx(30.0, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,6 +8,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp import _compat
+from pymc_dp.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, PlanMismatch, UnsafeModel
 from pymc_dp.rows.engine import RecordStore, RowEngine
@@ -289,3 +290,10 @@ def test_two_budgets_on_one_ledger_share_its_cap(tmp_path):
         logistic_model(2.5, ledger=path)
     sample(first, make_step(first))
     assert mu2(first) > 0
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
+def test_an_account_may_spend_what_was_promised_and_no_more(epsilon):
+    budget = get_budget(logistic_model(epsilon))
+    cap = budget.ledger.cap(budget.account)
+    assert 0.999999 * epsilon < epsilon_from_mu(mu_from_units(cap), budget.delta) <= epsilon

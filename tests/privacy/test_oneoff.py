@@ -23,7 +23,9 @@ from pymc_dp.audit import audit_scores, gaussian_score
 from pymc_dp.clipping import Grid, clip_norm_sum, count_norms, vector_bound
 from pymc_dp.errors import PrivacyError
 from pymc_dp.mechanisms import Preparation, oneoff
+from pymc_dp.mechanisms.fixed import FixedSum
 from pymc_dp.mechanisms.oneoff import EDGES, ClippedSum, NormHistogram
+from pymc_dp.rows.contributions import Statistic
 
 from .toy import DELTA, Rows, VectorRecords, vector_blocks
 
@@ -147,6 +149,31 @@ def test_the_sensitivity_is_attained(neighboring, tau):
         assert distance >= float(claimed(grid)) - 2 * 3**0.5 - 2
 
 
+@pytest.mark.parametrize("tau", [0.03, 1.0, 41.7])
+def test_statistics_without_negative_entries_are_a_right_angle_apart(tau):
+    """Categories are the farthest neighbours, sqrt(2) norms apart; what is below 0 counts as 0."""
+    spec = Statistic(lambda arrays: arrays[0].T, 3, 1.0, nonnegative=True)
+    fixed = FixedSum(spec, Grid.finest(tau, 1), "replace_one")
+    records = [*np.eye(3), *-np.eye(3), np.zeros(3), [9.0, -9.0, 9.0], [math.nan, 1.0, 1.0]]
+    sums = [
+        [int(entry) for entry in fixed.total(VectorRecords(np.array([record], dtype=float)))]
+        for record in records
+    ]
+    largest = max(squared_distance(a, b) for a in sums for b in sums)
+    assert largest <= claimed(fixed.grid) ** 2
+    assert largest > 0.999999 * float(claimed(fixed.grid)) ** 2
+
+
+def test_entries_of_a_statistic_are_clamped_one_by_one():
+    """What lies beyond the public bounds of one entry does not scale down the others."""
+    spec = Statistic(lambda arrays: arrays[0].T, 2, math.sqrt(2.0), boxed=True)
+    fixed = FixedSum(spec, Grid.finest(1.0, 4), "replace_one")
+    beyond = fixed.total(VectorRecords([[3.0, 0.5], [-1e9, 0.25], [math.inf, -7.0]]))
+    at_bounds = fixed.total(VectorRecords([[1.0, 0.5], [-1.0, 0.25], [1.0, -1.0]]))
+    assert np.array_equal(beyond, at_bounds)
+    assert beyond * fixed.unit == pytest.approx([1.0, -0.25], abs=1e-6)
+
+
 def test_norms_are_counted_where_they_belong():
     counts = np.zeros(len(EDGES) - 1, np.int64)
     norms = [0.0, 5e-324, 2.0**-61, 1.0, 1.1, 2.0**60, 1e200, math.inf, math.nan]
@@ -238,6 +265,14 @@ def test_the_noise_is_normal_with_the_stated_deviation(name, neighboring):
         squared = 1.0 if name == "histogram" else 2.5**2
     assert mechanism.noise_sd == pytest.approx(0.8 * math.sqrt(squared), rel=1e-9)
     assert pvalue(noise_of(mechanism, runs)) > 1e-6
+
+
+def test_the_noise_of_a_fixed_sum_has_the_stated_deviation():
+    # False alarm 1e-6.
+    spec = Statistic(lambda arrays: arrays[0].T, 100_000, 2.5)
+    fixed = FixedSum(spec, Grid.finest(0.8, 11), "replace_one")
+    assert fixed.noise_sd == pytest.approx(0.8 * 2.0 * 2.5, rel=1e-6)
+    assert pvalue(fixed.noisy(np.zeros(spec.size, dtype=np.int64)) / fixed.noise_sd) > 1e-6
 
 
 @pytest.mark.parametrize("name", ["histogram", "vector_sum"])

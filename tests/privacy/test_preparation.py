@@ -294,6 +294,22 @@ def test_another_request_is_not_paid_by_what_was_charged(ledger, monkeypatch):
     assert preparation.spent > spent
 
 
+def test_a_value_that_was_made_answers_its_own_request_alone(ledger, monkeypatch):
+    """A request of the same name and cost, with another bound, is charged and made by itself."""
+    preparation = begin(ledger, open_account(ledger))
+
+    def full(*given):
+        raise LedgerError("the disk is full")
+
+    with monkeypatch.context() as patch, pytest.raises(LedgerError, match="full"):
+        patch.setattr(Ledger, "keep", full)
+        preparation.vector_sum("sum", Rows(3), 0.3, 0.15)
+    spent = preparation.spent
+    _, noise_sd = preparation.vector_sum("sum", Rows(3), 0.9, 0.15)
+    assert preparation.spent == 2 * spent
+    assert noise_sd == pytest.approx(2.0 * 0.9 / math.sqrt(0.15), rel=1e-9)
+
+
 def test_insecure_noise_repeats_itself_and_is_remembered(tmp_path):
     answers = []
     for _ in range(2):

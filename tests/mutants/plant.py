@@ -1,0 +1,166 @@
+"""Plant faults in copies of the package, and see whether the tests named for them fail.
+
+``python -m tests.mutants.plant`` plants all of them and says how many survive; words after it
+choose faults that have one of them in their name.  The faults are in ``faults.txt``.
+"""
+
+from __future__ import annotations
+
+import compileall
+import os
+import py_compile
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "pymc_dp"
+#: Seconds for the tests of one fault, compilation included; and for those of all.
+_LONGEST, _LONGEST_OF_ALL = 600.0, 1800.0
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A change of one file, and the tests of which one must fail."""
+
+    file: str
+    what: str
+    tests: tuple[str, ...]
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.what}"
+
+    def planted(self, text: str) -> str:
+        """The text of the file with the fault."""
+        if text.count(self.old) != 1:
+            raise ValueError(f"{self}: stands {text.count(self.old)} times in the file, not once")
+        return text.replace(self.old, self.new)
+
+
+def read_faults() -> list[Fault]:
+    """The table; its form is told at its beginning."""
+    faults, file = [], ""
+    text = (Path(__file__).parent / "faults.txt").read_text(encoding="utf-8")
+    for block in re.split(r"\n\s*\n", text):
+        lines = [line for line in block.splitlines() if not line.startswith("#")]
+        if len(lines) == 1:
+            [file] = lines
+        elif lines:
+            of = {mark: [x[2:] for x in lines if x[:1] == mark] for mark in "=?-+"}
+            assert len(lines) == sum(map(len, of.values())), block
+            old, new = "\n".join(of["-"]), "\n".join(of["+"])
+            tests = tuple(f"tests/{name}" for name in " ".join(of["?"]).split())
+            faults.append(Fault(file, " ".join(of["="]), tests, old, new))
+    return faults
+
+
+class Copies:
+    """Copies of package and tests, in which one process at a time plants and tests."""
+
+    def __init__(self, folder: Path, number: int) -> None:
+        self.folder = folder
+        self._free: SimpleQueue[Path] = SimpleQueue()
+        for k in range(number):
+            copy, ignored = folder / f"copy{k}", shutil.ignore_patterns("__pycache__")
+            for name in ("pymc_dp", "tests"):
+                shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+            shutil.copy(ROOT / "pyproject.toml", copy)
+            # checked by its hash: a fault may be as long as what it replaces, in the same second
+            mode = py_compile.PycInvalidationMode.CHECKED_HASH
+            compileall.compile_dir(copy / "pymc_dp", quiet=1, invalidation_mode=mode)
+            self._free.put(copy)
+
+    @contextmanager
+    def _one(self) -> Iterator[Path]:
+        copy = self._free.get()
+        try:
+            yield copy
+        finally:
+            self._free.put(copy)
+
+    def _passes(self, copy: Path, tests: Iterable[str], longest: float) -> tuple[bool, str]:
+        """Whether the tests pass; they may fail, but not be missing or impossible to collect."""
+        # what is compiled is kept under a digest of its sources: of the faults before, too
+        environment = os.environ | {
+            "PYTHONPATH": str(copy),
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "NUMBA_CACHE_DIR": str(self.folder / "numba"),
+            "PYTENSOR_FLAGS": f"cxx=,base_compiledir={self.folder / 'pytensor'}",
+            "OMP_NUM_THREADS": "1",
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
+            cwd=copy,
+            env={k: v for k, v in environment.items() if not k.startswith("PYTEST_")},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=longest,
+        )
+        if done.returncode not in (0, 1):
+            raise AssertionError(f"The tests could not be run.\n{done.stdout}{done.stderr}")
+        return done.returncode == 0, done.stdout
+
+    def survives(self, fault: Fault) -> bool:
+        """Whether all tests named for a fault pass with it."""
+        with self._one() as copy:
+            path = copy / "pymc_dp" / fault.file
+            text = path.read_text(encoding="utf-8")
+            path.write_text(fault.planted(text), encoding="utf-8")
+            try:
+                return self._passes(copy, fault.tests, _LONGEST)[0]
+            finally:
+                path.write_text(text, encoding="utf-8")
+
+    def without_fault(self, faults: Sequence[Fault]) -> str:
+        """What pytest says of all their tests without a fault, if some fail; else nothing."""
+        with self._one() as copy:
+            tests = sorted({test for fault in faults for test in fault.tests})
+            passed, said = self._passes(copy, tests, _LONGEST_OF_ALL)
+            return "" if passed else said
+
+
+@contextmanager
+def planting(faults: Sequence[Fault]) -> Iterator[tuple[Future[str], list[Future[bool]]]]:
+    """Test without a fault, and each fault, two at a time; yields what will be found."""
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(2) as pool:
+        copies = Copies(Path(folder), 2)
+        without = pool.submit(copies.without_fault, faults)
+        found = [pool.submit(copies.survives, fault) for fault in faults]
+        try:
+            yield without, found
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def main(words: Sequence[str]) -> int:
+    """Plant, and print what survives; the number of survivors and of failures to find out."""
+    faults = [f for f in read_faults() if not words or any(word in str(f) for word in words)]
+    wrong = 0
+    with planting(faults) as (without, found):
+        for fault, future in zip(faults, found, strict=True):
+            try:
+                said = "SURVIVES" if future.result() else "caught"
+            except Exception as error:
+                said = f"UNKNOWN: {error}"
+            wrong += said != "caught"
+            print(f"{fault}: {said}", flush=True)
+        if said := without.result():
+            print(f"THE TESTS FAIL WITHOUT A FAULT\n{said}")
+            wrong += 1
+    print(f"{len(faults)} faults, {wrong} not caught")
+    return wrong
+
+
+if __name__ == "__main__":
+    sys.exit(min(main(sys.argv[1:]), 100))
