@@ -292,6 +292,11 @@ class PrivacyBudget:
         }
 
     @property
+    def rows_are_private(self) -> bool:
+        """Whether the number of rows may not be told: a unit may bring any number of them."""
+        return self.neighboring == "add_or_remove_one" or self.privacy_unit is not None
+
+    @property
     def longest_unnamed(self) -> int:
         """From how many entries on an array without a name may be private."""
         private = self.neighboring == "add_or_remove_one"

@@ -8,10 +8,8 @@ is not on it.
 from __future__ import annotations
 
 import json
-import sys
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -27,7 +25,7 @@ from pymc_dp import _compat
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.correction import account_for_noise
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.records import lengths_equal_to, lengths_of_rows, private_observed, public_inputs
+from pymc_dp.records import lengths_of_rows, private_observed, public_inputs
 from pymc_dp.results import PaidDraws, largest_rectangle
 from pymc_dp.rows.ancestry import hides_code, is_data
 from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
@@ -60,54 +58,45 @@ class Provenance(Enum):
 
 
 def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Provenance:
-    """What a variable is a function of.
+    """What a variable is a function of, by its graph alone: no length is compared with another.
 
     Private are: private observed variables and their values, ``pm.Data`` not declared public,
-    unnamed arrays (they may be rows of the data), code, and, where the number of units is private,
-    any number about as large as the public one; where that of rows is, any from that of units on:
-    what is refused must not show whether a number equals the private one.  Another unnamed number,
-    an index or the length of a dim that is not declared public included, can not be told from a
-    statistic of the data.
+    unnamed arrays (they may be rows of the data), code, and, where the number of rows is private,
+    the length of a dim of the records.  Another unnamed number, an index or the length of a dim
+    that is not declared public included, cannot be told from a statistic of the data: the variable
+    is released when it is named.
     """
     public = set(budget.public)
     observed = private_observed(model, public)
     private = {*observed, *(model.rvs_to_values[rv] for rv in observed)}
-    rows = set(budget.row_counts.values())
-    secret = _secret_counts(budget)
-    declared = public_inputs(model, public) - lengths_equal_to(model, secret or rows)
-    declared -= lengths_of_rows(model, observed)
+    if budget.rows_are_private:
+        private |= lengths_of_rows(model, observed)
     # numbers like others, where nobody has said that they are public
-    lengths = declared.intersection(
-        length for dim, length in model.dim_lengths.items() if dim not in public
-    )
-    declared -= lengths
+    lengths = {length for dim, length in model.dim_lengths.items() if dim not in public}
+    declared = public_inputs(model, public) - lengths
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
-    stop = set(model.free_RVs)
+    stop = {*model.free_RVs, *declared} - private
     if hides_code([variable]) is not None:
-        return Provenance.PRIVATE
-    # lengths of parameters are released with them
-    known = {length for rv in model.free_RVs for length in rv.type.shape}
-    shape = {*getattr(variable.type, "shape", ())} - known - {None}
-    if any(_is_in(secret, length) for length in shape):
         return Provenance.PRIVATE
     found = Provenance.PUBLIC
     seen: set[Variable] = set()
     stack = [variable]
     while stack:
         current = stack.pop()
-        if current in seen or current in stop or current in declared:
-            continue
-        if current in lengths:
-            found = Provenance.CONSTANTS
+        if current in seen or current in stop:
             continue
         seen.add(current)
         if current in private:
             return Provenance.PRIVATE
+        if current in lengths:
+            found = Provenance.CONSTANTS
+            if current.owner is None:
+                continue
         if is_data(current):
             return Provenance.PRIVATE
         if isinstance(current, Constant):
             numbers = _numbers(current.data)
-            if numbers is None or any(_is_in(secret, x) for x in {*numbers} - known):
+            if numbers is None:
                 return Provenance.PRIVATE
             if numbers:
                 found = Provenance.CONSTANTS
@@ -117,37 +106,6 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
                 if isinstance(inner, HasInnerGraph):
                     stack.extend(inner.inner_outputs)
     return found
-
-
-@dataclass(frozen=True)
-class _Counts:
-    """Numbers that are, or may be, that of the records: the true ones, and those about as large."""
-
-    true: frozenset[int]
-    about: range
-
-    def __contains__(self, number: object) -> bool:
-        return number in self.true or number in self.about
-
-
-def _secret_counts(budget: PrivacyBudget) -> _Counts | None:
-    """None where the number of rows is public.
-
-    The true ones may be published in no case.  What is refused beside, so that it does not tell
-    them, follows from public numbers.
-    """
-    n, units = budget.n_public, budget.privacy_unit is not None
-    count_is_private = budget.neighboring != "replace_one"
-    if not (count_is_private or units):
-        return None
-    true = {*budget.row_counts.values(), *([budget.n_units] if count_is_private else [])}
-    least = n // 2 if count_is_private else n
-    most = sys.maxsize if units else 2 * n + 1  # a unit may have any number of rows
-    return _Counts(frozenset(true), range(least, most))
-
-
-def _is_in(secret: _Counts | None, number: float) -> bool:
-    return secret is not None and number % 1 == 0 and abs(int(number)) in secret
 
 
 def _numbers(data: Any) -> list[float] | None:
@@ -196,9 +154,9 @@ def releasable(
         if provenance(model, deterministics[name], budget) is Provenance.PRIVATE:
             raise UnsafeRelease(
                 f"`{name}` is a function of private data, of arrays not known to be public, or of "
-                "a number that may be a private count, as well as of parameters. Compute it from "
-                "the released draws and public covariates instead, or pass public arrays as "
-                "pm.Data and declare them in PrivacyBudget(public=...)."
+                "the number of records, as well as of parameters. Compute it from the released "
+                "draws and public covariates instead, or pass public arrays as pm.Data and declare "
+                "them in PrivacyBudget(public=...)."
             )
     return list(var_names)
 

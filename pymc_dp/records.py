@@ -7,7 +7,7 @@ data of the same shape.  No value of a private array is used here, except to see
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,7 @@ from pymc_dp.rows.ancestry import (
     hides_code,
     is_data,
     is_long_constant,
+    share_memory,
 )
 from pymc_dp.rows.check import check_numerically
 from pymc_dp.rows.counts import RowCounts
@@ -390,6 +391,7 @@ def extract(
             check_numerically(terms, graph, values, shapes, public_variables)
     _refuse_unread_bounds(groups, limits)
     _refuse_shared_rows(groups, public_variables)
+    _refuse_captured_rows(groups)
     public_logp = _public_logp(model, public, groups, shapes, length, counts)
     initial = parameters.ravel(point)
     return Records(parameters, tuple(groups), public_logp, n_units, initial)
@@ -467,12 +469,14 @@ def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
         on_unused_input="ignore",
     )
     for labels, (_, size) in zip(function(*arrays), graph.lookups, strict=True):
-        if np.size(labels) and not (-size <= np.min(labels) and np.max(labels) < size):
+        least = 0 if np.ndim(labels) else -size  # one number, as in a[group, -1], is no label
+        if np.size(labels) and not (least <= np.min(labels) and np.max(labels) < size):
             names = ", ".join(f"`{name}`" for name in graph.names)
             raise UnsafeModel(
                 f"Some labels in the likelihood of {names} are outside 0..{size - 1}, where "
-                f"{size} groups are declared. Recode them before the model is built (which rows "
-                "are concerned is not shown here: it is private)."
+                f"{size} groups are declared; pandas codes a missing category as -1. Recode or "
+                "drop these rows before the model is built (which rows are concerned is not shown "
+                "here: it is private)."
             )
 
 
@@ -489,17 +493,23 @@ def _refuse_non_finite(data: np.ndarray, name: str) -> None:
 
 
 def refuse_private(
-    value: Variable, named: set[Variable], leaves: set[Variable], length: int, what: str
+    value: Variable,
+    named: set[Variable],
+    leaves: Collection[Variable],
+    length: int,
+    what: str,
 ) -> None:
     """Refuse a public value behind which there are private data."""
     label = hides_code([value])
+    data = [array_of(leaf) for leaf in leaves]
     # PyMC copies shared variables for initial values: a copy has the same container
     containers = {v.container for v in named if isinstance(v, SharedVariable)}
     for variable in ancestors_without_shapes([value]) - named:
         if isinstance(variable, SharedVariable) and variable.container in containers:
             continue
-        if variable in leaves or is_data(variable) or is_long_constant(variable, length):
-            label = f"`{variable.name}`" if variable.name else "an array as long as the data"
+        part = isinstance(variable, Constant) and any(share_memory(variable.data, x) for x in data)
+        if part or is_data(variable) or is_long_constant(variable, length):
+            label = f"`{variable.name}`" if variable.name else "an array of the data, or as long"
     if label is not None:
         raise UnsafeModel(
             f"{what} depends on {label}, which is private or may hold private data. Choose it from "
@@ -556,7 +566,7 @@ def _refuse_private_start(
     )
     named = public_inputs(model, public)
     for rv, start in zip(model.free_RVs, starts, strict=True):
-        refuse_private(start, named, set(), length, f"The initial value or prior of `{rv.name}`")
+        refuse_private(start, named, (), length, f"The initial value or prior of `{rv.name}`")
         if counts is not None:
             what = f"The initial value or shape of `{rv.name}`"
             _refuse_counted(counts.behind([start], [start]), what)
@@ -575,24 +585,67 @@ def _refuse_other_axes(model: Model, graph: RowGraph) -> None:
 
 
 def _refuse_shared_rows(groups: Sequence[_Group], public: set[Variable]) -> None:
-    """Data that serve several observed variables must have the same units in all of them."""
-    units: dict[Variable, np.ndarray | None] = {}
+    """An entry in memory belongs to one unit, wherever a likelihood reads it.
+
+    Identity is that of the memory, so a view or a slice of an array is the array itself.
+    """
+    earlier: list[tuple[Variable, np.ndarray, np.ndarray]] = []
     for group in groups:
         for leaf in group.graph.leaves:
             if leaf.source in public:
                 continue
-            earlier = units.setdefault(leaf.source, group.units)
-            same = earlier is group.units or (
-                earlier is not None
-                and group.units is not None
-                and np.array_equal(earlier, group.units)
-            )
-            if not same:
-                label = f"`{leaf.source.name}`" if leaf.source.name else "one array"
+            array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
+            units = np.arange(len(array)) if group.units is None else group.units
+            for source, other, others in earlier:
+                if not _same_units(array, units, other, others):
+                    named = leaf.source.name or source.name
+                    raise NotFactorizable(
+                        f"{f'`{named}`' if named else 'One array'} is read by several likelihoods, "
+                        "or as several arrays, and some of its entries belong to another "
+                        "privacy_unit, or to another row, in one than in the other. Give each a "
+                        "copy of its own if they are different data, or the same ids."
+                    )
+            earlier.append((leaf.source, array, units))
+
+
+def _refuse_captured_rows(groups: Sequence[_Group]) -> None:
+    """No part of an array of records, a row of it say, is left where every record reads it."""
+    arrays = [array_of(leaf.source) for group in groups for leaf in group.graph.leaves]
+    for group in groups:
+        graph = group.graph
+        outputs = [graph.loglik, *graph.conditions, *(cut.phi for cut in graph.cuts)]
+        outputs += [cut.row_data for cut in graph.cuts if cut.row_data is not None]
+        for variable in ancestors([*outputs, *(label for label, _ in graph.lookups)]):
+            if isinstance(variable, Constant) and any(
+                share_memory(variable.data, array) for array in arrays
+            ):
+                names = ", ".join(f"`{name}`" for name in graph.names)
                 raise NotFactorizable(
-                    f"{label} is used by several observed variables whose privacy_unit differs "
-                    "from row to row. Give each its own array, or the same ids."
+                    f"The likelihood of {names} is not a sum of one term per record: a part of an "
+                    "array that holds records reaches all of them. Standardise with public "
+                    "constants before the model is built, or give it a copy if it is public."
                 )
+
+
+def _same_units(a: np.ndarray, of_a: np.ndarray, b: np.ndarray, of_b: np.ndarray) -> bool:
+    """Whether the entries in memory that two arrays share have the same unit in both."""
+    if not share_memory(a, b):
+        return True
+    if a.__array_interface__["data"] == b.__array_interface__["data"] and (
+        (a.strides[0], len(a)) == (b.strides[0], len(b))
+    ):
+        return np.array_equal(of_a, of_b)
+    rows = [np.repeat(units, max(x[:1].size, 1)) for x, units in ((a, of_a), (b, of_b))]
+    _, at_a, at_b = np.intersect1d(_addresses(a), _addresses(b), return_indices=True)
+    return len(at_a) > 0 and np.array_equal(rows[0][at_a], rows[1][at_b])
+
+
+def _addresses(array: np.ndarray) -> np.ndarray:
+    """Where the entries of an array are in memory, row by row."""
+    places = np.full(1, array.__array_interface__["data"][0])
+    for size, stride in zip(array.shape, array.strides, strict=True):
+        places = np.add.outer(places, stride * np.arange(size))
+    return places.ravel()
 
 
 def _public_logp(

@@ -33,6 +33,7 @@ from pymc_dp.publish import (
     releasable,
     release,
 )
+from pymc_dp.records import private_observed
 from pymc_dp.results import PaidDraws, check_fits, computing
 from pymc_dp.rows.ancestry import hides_code
 from pymc_dp.statement import STATEMENT
@@ -346,10 +347,14 @@ def sample_posterior_predictive(
                 "Build a model with public covariates and the same parameters, and predict from "
                 "that one: released draws may be used freely."
             )
-        if budget is not None and any(
-            provenance(model, parent, budget) is Provenance.PRIVATE
-            for parent in variable.owner.inputs
-            if hasattr(parent.type, "ndim")
+        if budget is not None and (
+            # as many entries as there are rows
+            (budget.rows_are_private and variable in private_observed(model, budget.public))
+            or any(
+                provenance(model, parent, budget) is Provenance.PRIVATE
+                for parent in variable.owner.inputs
+                if hasattr(parent.type, "ndim")
+            )
         ):
             raise UnsafeRelease(
                 f"Predictions of `{name}` would be made at private covariates. Build a model with "

@@ -271,13 +271,13 @@ def nested_groups(d: Data) -> None:
 @example()
 def two_indices(d: Data) -> None:
     a = pm.Normal("a", 0.0, 1.0, shape=(GROUPS, 2))
-    pm.Normal("y", a[d.group, d.half - 2], 1.0, observed=d.real)
+    pm.Normal("y", a[d.group, d.half], 1.0, observed=d.real)
 
 
 @example()
 def index_and_constant(d: Data) -> None:
     a = pm.Normal("a", 0.0, 1.0, shape=(GROUPS, 2))
-    pm.Normal("y", a[d.group, 0] + a[d.group - GROUPS, 1] * d.x, 1.0, observed=d.real)
+    pm.Normal("y", a[d.group, 0] + a[d.group, 1] * d.x, 1.0, observed=d.real)
 
 
 @example()

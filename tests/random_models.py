@@ -71,8 +71,6 @@ class Case:
         Number of rows.
     occupied : int
         Groups that have rows, at most.
-    from_the_end : bool
-        Whether some labels are counted from the end.
     owners : {"one", "few", "many", "sorted"}
         How rows belong to users.
     coordinates : {"identity", "diagonal", "dense"}
@@ -86,7 +84,6 @@ class Case:
 
     n: int
     occupied: int
-    from_the_end: bool
     owners: str
     coordinates: str
     block: int
@@ -111,7 +108,6 @@ def cases(rows: list[int], blocks: list[int]) -> st.SearchStrategy[Case]:
         Case,
         n=st.sampled_from(rows),
         occupied=st.integers(1, 6),
-        from_the_end=st.booleans(),
         owners=st.sampled_from(["one", "few", "many", "sorted"]),
         coordinates=st.sampled_from(["dense", "diagonal", "identity"]),
         block=st.sampled_from(blocks),
@@ -125,8 +121,6 @@ def columns(structure: Structure, case: Case) -> dict[str, np.ndarray]:
     rng, n = np.random.default_rng(case.seed), case.n
     occupied = rng.permutation(structure.groups)[: case.occupied]
     group = rng.choice(occupied, n)
-    if case.from_the_end:
-        group -= structure.groups * rng.integers(0, 2, n)
     trials = rng.integers(1, 6, n)
     real = rng.normal(size=n)
     positive = 0.05 + rng.gamma(2.0, size=n)

@@ -50,7 +50,7 @@ from .test_records import evaluate, same_bits
 #: Of the sum of absolute values of what is added up, and of 1.
 TOLERANCE = 1e-9
 #: A data set of this many rows tells what a model is: nothing else in it is as long.
-TEMPLATE = Case(40, 6, False, "many", "dense", BLOCK, 2**16, 0)
+TEMPLATE = Case(40, 6, "many", "dense", BLOCK, 2**16, 0)
 #: Random models per family, and data sets per model.
 MODELS, CASES = 2, 4
 FIXED = settings(

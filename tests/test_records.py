@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
@@ -571,6 +572,27 @@ def second_label_without_a_group() -> None:
     observe(pm.Normal("alpha", shape=(GROUPS, 2))[DATA.group, labels])
 
 
+@refused("outside 0..3, where 4 groups.*pandas codes a missing category as -1")
+def missing_category() -> None:
+    """PyTensor counts it from the end: it would be one of the last group."""
+    codes = pd.Categorical(np.where(DATA.half, "a", None)).codes
+    observe(pm.Normal("alpha", shape=GROUPS)[codes])
+
+
+@refused("outside 0..3, where 4 groups.*pandas codes a missing category as -1")
+def missing_category_as_data() -> None:
+    labels = DATA.group.copy()
+    labels[7] = -1
+    observe(pm.Normal("alpha", shape=GROUPS)[pm.Data("labels", labels)])
+
+
+@refused("outside 0..3, where 4 groups.*pandas codes a missing category as -1")
+def missing_category_beside_a_number() -> None:
+    labels = DATA.group.copy()
+    labels[7] = -1
+    observe(pm.Normal("alpha", shape=(GROUPS, 2))[labels, -1])
+
+
 @refused("`y` uses pm.Minibatch or total_size.*full data")
 def total_size() -> None:
     observe(pm.Normal("b"), total_size=10_000)
@@ -675,6 +697,86 @@ def public_likelihood_from_the_data() -> None:
 def prior_from_the_response() -> None:
     response = pm.Normal("y", pm.Normal("b"), 1.0, observed=DATA.real)
     pm.Normal("c", response.sum(), 1.0)
+
+
+@refused("(prior|shape) of `alpha` depends on an array of the data.*public knowledge")
+def shape_from_the_labels() -> None:
+    """The size of what is released would be the largest label and one."""
+    labels = fixed(DATA.group)
+    observe(pm.ZeroSumNormal("alpha", 1.0, shape=(labels.max() + 1,))[labels])
+
+
+MATRIX = np.random.default_rng(3).normal(size=(60, 3))
+
+
+@refused(
+    "prior of `b` depends on an array of the data|public likelihood depends on an array of the"
+)
+def prior_from_a_record() -> None:
+    """A row of a matrix is a part of it, however short."""
+    b = pm.Normal("b", fixed(MATRIX[7]), 1.0, shape=3)
+    pm.Normal("y", fixed(MATRIX) @ b, 1.0, observed=np.zeros(60))
+
+
+@refused("`y`.*array that holds records.*Standardise")
+def record_in_the_likelihood_of_all() -> None:
+    b = pm.Normal("b", shape=3)
+    mean = fixed(MATRIX) @ b + (fixed(MATRIX[7]) * b).sum()
+    pm.Normal("y", mean, 1.0, observed=np.zeros(60))
+
+
+#: Two arrays that share memory, or not; and whether rows of different units may read them.
+SHARED: dict[str, tuple[Callable[[], tuple[Any, Any]], bool]] = {
+    "the same array": (lambda: (MATRIX, MATRIX), False),
+    "a view": (lambda: (MATRIX, MATRIX[:]), False),
+    "a column": (lambda: (MATRIX[:, :1], MATRIX[:, 0][:, None]), False),
+    "in reverse": (lambda: (MATRIX, MATRIX[::-1]), False),
+    "transposed twice": (lambda: (MATRIX, np.asfortranarray(MATRIX.T).T), False),
+    "other columns": (lambda: (MATRIX[:, :1], MATRIX[:, 1:2]), True),
+    "a copy": (lambda: (MATRIX, MATRIX.copy()), True),
+    "one constant": (lambda: (fixed(MATRIX),) * 2, False),
+    "two constants": (lambda: (fixed(MATRIX), fixed(MATRIX)), False),
+    "a constant and its clone": (lambda: ((x := fixed(MATRIX)), x.clone()), False),
+    "shared variables": (
+        lambda: tuple(pytensor.shared(MATRIX, borrow=True) for _ in range(2)),
+        False,
+    ),
+    "one pm.Data": (lambda: (pm.Data("x", MATRIX),) * 2, False),
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_an_entry_in_memory_has_one_unit(what: str) -> None:
+    make, other_units = SHARED[what]
+    ids = np.arange(60) // 2
+    for units in (ids, np.roll(ids, 3)):
+        with pm.Model() as model:
+            for name, array in zip(("y1", "y2"), make(), strict=True):
+                b = pm.Normal(f"b_{name}", shape=pt.as_tensor(array).eval().shape[1:])
+                pm.Normal(name, pt.as_tensor(array) @ b, 1.0, observed=np.zeros(60))
+        options: dict[str, Any] = {"privacy_unit": {"y1": ids, "y2": units}, "check": False}
+        if other_units or (units is ids and what != "in reverse"):
+            extract(model, **options)
+            continue
+        with pytest.raises(NotFactorizable, match=r"another\s+privacy_unit.*copy of its own"):
+            extract(model, **options)
+
+
+def test_an_entry_in_memory_is_in_one_row() -> None:
+    """Two lags of a series: whoever is one row of it would be in two."""
+    series = np.random.default_rng(4).normal(size=62)
+    for copied in (False, True):
+        one, two = series[1:-1], series[:-2]
+        with pm.Model() as model:
+            mean = pm.Normal("b") * fixed(one) + pm.Normal("c") * fixed(
+                two.copy() if copied else two
+            )
+            pm.Normal("y", mean, 1.0, observed=np.zeros(60))
+        if copied:
+            extract(model, check=False)
+            continue
+        with pytest.raises(NotFactorizable, match="another row"):
+            extract(model, check=False)
 
 
 @pytest.mark.filterwarnings("ignore:Data in:UserWarning")

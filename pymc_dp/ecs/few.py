@@ -20,7 +20,7 @@ from pymc_dp.ecs.compiling import Kernel, KernelGraph, callable_rows, callable_s
 from pymc_dp.ecs.gather import empty_sample, packed
 from pymc_dp.ecs.variates import FEW, SharedValues, by_row, entries, numbers_seen
 from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.functions import (
     INTERPRETED,
     ParameterVector,
@@ -118,7 +118,7 @@ class FewNumbers:
         seen = columns_of(graph, data)
         dots = {cut.row_data for cut in self.cuts if cut.kind == "dot"}
         designs = {v: x for v, x in seen.items() if v in dots}
-        labels = {v: _counted_from_0(v, x, self.cuts) for v, x in seen.items() if v not in dots}
+        labels = {v: x for v, x in seen.items() if v not in dots}
         used = ancestors_without_shapes([self._loglik])
         read = {v: x for v, x in arrays.items() if v in used}
         self.width = sum(x.shape[1] for x in designs.values())
@@ -336,14 +336,6 @@ class FewNumbers:
         plan = self.graph.plan._replace(constants=self._constants_at(centre))
         self.graph = CompactGraph(self.graph.rows, self.graph.shared, plan)
         self.kernel = Kernel(plan, self.kernel.functions)
-
-
-def _counted_from_0(expression: Variable, labels: np.ndarray, cuts: Sequence[Cut]) -> np.ndarray:
-    """Labels without negative ones, which count from the end."""
-    sizes = {int(cut.phi.type.shape[0] or 0) for cut in cuts if cut.row_data is expression}
-    if (labels < 0).any():
-        return np.where(labels < 0, labels + max(sizes), labels)
-    return labels
 
 
 def _interpreted(inputs: list[Variable], outputs: list[Variable]) -> Any:

@@ -40,6 +40,7 @@ __all__ = [
     "is_data",
     "is_long_array",
     "is_long_constant",
+    "share_memory",
 ]
 
 SHAPE_OPS = (Shape, Shape_i)
@@ -92,7 +93,8 @@ def _behind_value(variable: Variable) -> Iterator[tuple[Variable, bool]]:
 def _behind_shape(variable: Variable) -> Iterator[tuple[Variable, bool]]:
     """What a shape is computed from, each with whether by its value or by its shape."""
     node = variable.owner
-    if node is None or None not in getattr(variable.type, "shape", (None,)):
+    # a static shape says nothing: it may be folded from values
+    if node is None or not getattr(variable.type, "ndim", 1):
         return
     op, inputs = node.op, node.inputs
     if isinstance(op, _SHAPES_FROM_SHAPES) or (
@@ -118,6 +120,16 @@ def array_of(source: Variable) -> np.ndarray:
     if isinstance(source, SharedVariable):
         return source.get_value(borrow=True)
     return source.data
+
+
+def share_memory(a: object, b: object) -> bool:
+    """Whether two arrays have an entry in common; if that is hard to tell, they count as such."""
+    if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
+        return a is b
+    try:
+        return np.shares_memory(a, b, max_work=10**6)
+    except np.exceptions.TooHardError:
+        return True
 
 
 def is_data(variable: Variable) -> bool:
