@@ -127,7 +127,7 @@ def share_memory(a: object, b: object) -> bool:
     if not isinstance(a, np.ndarray) or not isinstance(b, np.ndarray):
         return a is b
     try:
-        return np.shares_memory(a, b, max_work=10**6)
+        return np.shares_memory(a, b, max_work=10**6)  # type: ignore[arg-type]
     except np.exceptions.TooHardError:
         return True
 
