@@ -27,9 +27,9 @@ except ImportError:  # PyTensor 2 has no such operation
     LogSumExp = None
 
 try:  # PyTensor 2
-    from pytensor.tensor.subtensor import AdvancedSubtensor1
-except ImportError:  # PyTensor 3 merged it into AdvancedSubtensor
-    AdvancedSubtensor1 = None
+    from pytensor.tensor.subtensor import AdvancedIncSubtensor1, AdvancedSubtensor1
+except ImportError:  # PyTensor 3 merged them into AdvancedIncSubtensor, AdvancedSubtensor
+    AdvancedIncSubtensor1 = AdvancedSubtensor1 = None
 
 try:  # PyTensor 3
     from pytensor.tensor.linalg import SolveTriangular
@@ -39,6 +39,7 @@ except ImportError:  # PyTensor 2
 __all__ = [
     "OWN_INNER_GRAPHS",
     "PYMC_MAJOR",
+    "AdvancedIncSubtensor1",
     "AdvancedSubtensor1",
     "LogSumExp",
     "SampleCall",

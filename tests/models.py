@@ -149,7 +149,9 @@ def categorical(d: Data) -> None:
 
 @example()
 def categorical_shared(d: Data) -> None:
-    pm.Categorical("y", p=pm.Dirichlet("p", np.ones(3)), observed=d.choice)
+    pm.modelcontext(None).add_coord("choice", range(3))
+    probabilities = pm.Dirichlet("p", np.ones(3), dims="choice")  # a size that no graph tells
+    pm.Categorical("y", p=probabilities, observed=d.choice)
 
 
 @example()

@@ -251,17 +251,16 @@ def declare(name: str, t: Table) -> pm.Model:
 def recognisable(name: str, structure: Structure) -> bool:
     """Whether rows have a concave term in one linear predictor that is found in the graph.
 
-    Not found is one that is the same for all rows, nor, under a logarithm, one product alone.
+    Found is one that is the same for all rows for a normal observation alone.
     """
     location, known = structure.location, structure.scale in KNOWN
     if structure.users or location not in AFFINE:
         return False
     if name == "normal":
         return known
-    if name in ("poisson", "gamma"):
-        alone = location == "linear" and structure.width == 1
-        return not alone and (name == "poisson" or (known and structure.variant != 2))
-    return name in ("bernoulli", "binomial") and location != "scalar"
+    if name == "gamma" and not (known and structure.variant != 2):
+        return False
+    return name in ("bernoulli", "binomial", "poisson", "gamma") and location != "scalar"
 
 
 @family

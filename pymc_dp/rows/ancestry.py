@@ -26,10 +26,15 @@ from pytensor.tensor.math import Dot
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
+from pytensor.tensor.subtensor import (
+    AdvancedIncSubtensor,
+    AdvancedSubtensor,
+    IncSubtensor,
+    Subtensor,
+)
 from pytensor.tensor.type import TensorType
 
-from pymc_dp._compat import AdvancedSubtensor1
+from pymc_dp._compat import AdvancedIncSubtensor1, AdvancedSubtensor1
 
 __all__ = [
     "SHAPE_OPS",
@@ -59,6 +64,12 @@ _SHAPES_FROM_SHAPES = (
 )
 #: Entries picked by arrays of labels.
 TAKES = (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ()))
+#: An array in which some entries are set or added to.
+_SETS = (
+    IncSubtensor,
+    AdvancedIncSubtensor,
+    *((AdvancedIncSubtensor1,) if AdvancedIncSubtensor1 is not None else ()),
+)
 
 
 def ancestors_without_shapes(variables: Iterable[Variable]) -> set[Variable]:
@@ -101,6 +112,8 @@ def _behind_shape(variable: Variable) -> Iterator[tuple[Variable, bool]]:
         isinstance(op, Blockwise) and set().union(*op.outputs_sig) <= set().union(*op.inputs_sig)
     ):
         yield from ((x, False) for x in inputs)
+    elif isinstance(op, _SETS):
+        yield inputs[0], False
     elif isinstance(op, Alloc):
         yield from ((x, True) for x in inputs[1:])
     elif isinstance(op, Subtensor | Reshape):
