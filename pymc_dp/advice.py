@@ -12,7 +12,7 @@ from pymc.model import Model
 
 from pymc_dp._checks import check_integer
 from pymc_dp.budget import get_budget
-from pymc_dp.records import extract, private_observed
+from pymc_dp.records import extract, longest_unnamed, private_observed
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.simulation import MODE, ROWS, Features, draw_prior, simulator
@@ -130,8 +130,10 @@ def score_norms(
     matrix = scaling_matrix(scaling, records.parameters, model)
     rng = np.random.default_rng(random_seed)
     features = Features(model, records, public, dict(data or {}))
+    length = longest_unnamed(records.n_units, None) if budget is None else budget.longest_unnamed
     simulators = [
-        simulator(model, rv, features, public, rng) for rv in private_observed(model, public)
+        simulator(model, rv, features, public, length, rng)
+        for rv in private_observed(model, public)
     ]
     names = [rv.name for rv in model.free_RVs]
     prior = draw_prior(model, draws, rng)

@@ -301,7 +301,7 @@ class PrivacyBudget:
         """From how many entries on an array without a name may be private."""
         private = self.neighboring == "add_or_remove_one"
         n_public = self.n_public if private else None
-        return longest_unnamed(self._n_units, self.row_counts, n_public)
+        return longest_unnamed(self._n_units, n_public)
 
     @property
     def n_units(self) -> int:

@@ -7,8 +7,8 @@ data of the same shape.  No value of a private array is used here, except to see
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
-from pymc_dp.bounds import clamp, source_limits
+from pymc_dp.bounds import clamp, data_behind, source_limits
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.rows.ancestry import (
     ancestors_without_shapes,
@@ -55,7 +55,6 @@ __all__ = [
     "count_units",
     "draws_are_public",
     "extract",
-    "lengths_equal_to",
     "lengths_of_rows",
     "longest_unnamed",
     "private_observed",
@@ -235,9 +234,9 @@ def count_units(
         )
     if privacy_unit is None:
         if len(set(rows.values())) > 1:
-            lengths = ", ".join(f"`{name}`: {n}" for name, n in rows.items())
+            names = ", ".join(f"`{name}`" for name in rows)
             raise NotFactorizable(
-                f"Observed variables differ in length ({lengths}), so it is not known which rows "
+                f"Observed variables {names} differ in length, so it is not known which rows "
                 "belong to one record. Pass privacy_unit={'name': ids, ...} to PrivacyBudget."
             )
         return next(iter(rows.values())), dict.fromkeys(rows)
@@ -256,8 +255,8 @@ def count_units(
         array = np.asarray(ids[name])
         if array.ndim != 1 or len(array) != n or array.dtype.kind not in "iu":
             raise ValueError(
-                f"privacy_unit of `{name}` must be a vector of {n} integers, one per row; got "
-                f"shape {array.shape} of type {array.dtype}."
+                f"privacy_unit of `{name}` must be a vector of integers, one for each row of "
+                f"`{name}`; got {array.ndim} axes of type {array.dtype}, or another length."
             )
         arrays[name] = array
     unique = np.unique(np.concatenate(list(arrays.values())))
@@ -272,15 +271,6 @@ def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:
     observed = [model.rvs_to_values[rv] for rv in named & set(model.observed_RVs)]
     data = {v for v in ancestors(observed) if v.owner is None}
     return named | data | set(model.dim_lengths.values())
-
-
-def lengths_equal_to(model: Model, sizes: Container[int]) -> set[Variable]:
-    """Lengths of dims that are one of `sizes`, those computed from a shape included."""
-    return {
-        length
-        for length in model.dim_lengths.values()
-        if length.owner is not None or int(array_of(length)) in sizes
-    }
 
 
 def lengths_of_rows(model: Model, observed: Iterable[Variable]) -> set[Variable]:
@@ -337,16 +327,17 @@ def extract(
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)
     rows = row_counts(model, public)
+    observed = private_observed(model, public)
     # from this length on, an axis of an unnamed array may be one of records, or of units
-    length = longest_unnamed(n_units, rows, n_public if count_is_private else None)
-    # a unit that is replaced may take any number of rows along
-    secret = set(rows.values()) if count_is_private or privacy_unit is not None else set()
-    if count_is_private:
-        secret.add(n_units)
-    lengths = lengths_equal_to(model, secret)
-    public_variables = public_inputs(model, public) - lengths
-    fixed = {length for length in lengths if length.owner is None}  # others are followed
-    counts = RowCounts(public_variables, length, secret, fixed) if secret else None
+    length = longest_unnamed(n_units, n_public if count_is_private else None)
+    public_variables = public_inputs(model, public)
+    counts = None
+    if count_is_private or privacy_unit is not None:  # a unit may bring any number of rows
+        lengths = lengths_of_rows(model, observed)
+        computed = {size for size in model.dim_lengths.values() if size.owner is not None}
+        public_variables -= lengths | computed  # the computed ones are followed
+        sources = [data_behind(model.rvs_to_values[rv]) for rv in observed]
+        counts = RowCounts(public_variables, length, dict.fromkeys(sources, 0), lengths)
     _refuse_private_start(model, public, length, counts)
     point = model.initial_point()
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]
@@ -354,39 +345,35 @@ def extract(
     if not values:
         raise UnsafeModel("The model has no free random variable to sample.")
     parameters = ParameterVector.of(values, list(shapes.values()))
-
-    observed = private_observed(model, public)
-    if counts is not None:
-        for rv in model.observed_RVs:
-            _refuse_counted(counts.inside([rv]), f"The likelihood of `{rv.name}`")
-    raw = dict(
-        zip(
-            [rv.name for rv in observed],
-            log_densities(model, observed, jacobian=False, length=length, counts=counts),
-            strict=True,
-        )
-    )
-    for name, logp in raw.items():
-        if logp.type.ndim == 0:
-            raise NotFactorizable(
-                f"`{name}` has one log-likelihood for all of its data: there is no record axis. "
-                "Give observed data with one row per record, on the first axis."
-            )
     limits = source_limits(model)
     groups = []
-    by_rows: dict[Any, list[str]] = {}
-    for rv in observed:
-        key = rows[rv.name] if units[rv.name] is None else rv.name
-        by_rows.setdefault(key, []).append(rv.name)
-    for names in by_rows.values():
-        n = rows[names[0]]
-        terms = {name: raw[name] for name in names}
-        graph = lift_rows(terms, shapes, public_variables, n, length, counts)
+    # without a privacy_unit a record has a row of each
+    together = [tuple(rows)] if privacy_unit is None else [(name,) for name in rows]
+
+    def lifted() -> list[tuple[RowGraph, dict[str, Variable]]]:
+        raw = _terms(model, observed, length, counts)
+        terms = [{name: raw[name] for name in names} for names in together]
+        return [
+            (lift_rows(t, shapes, public_variables, rows[next(iter(t))], length, counts), t)
+            for t in terms
+        ]
+
+    graphs = lifted()
+    if counts is not None:
+        on = {leaf.source: leaf.axis for graph, _ in graphs for leaf in graph.leaves}
+        if any(
+            axis or x in public_variables or not counts.may_hold_rows(x) for x, axis in on.items()
+        ):  # that these hold rows, and where, is known only now
+            public_lengths = public_variables - on.keys()
+            counts = replace(counts, public=public_lengths, rows={**counts.rows, **on})
+            _refuse_private_start(model, public, length, counts)
+            graphs = lifted()
+    for graph, terms in graphs:
         _refuse_constant(graph)
         _refuse_other_axes(model, graph)
         _refuse_bounded_labels(graph, limits)
         store = _store(graph, limits) if read else _blank(graph)
-        groups.append(_Group(graph, store, units[names[0]]))
+        groups.append(_Group(graph, store, units[graph.names[0]]))
         if check:
             check_numerically(terms, graph, values, shapes, public_variables)
     _refuse_unread_bounds(groups, limits)
@@ -395,6 +382,23 @@ def extract(
     public_logp = _public_logp(model, public, groups, shapes, length, counts)
     initial = parameters.ravel(point)
     return Records(parameters, tuple(groups), public_logp, n_units, initial)
+
+
+def _terms(
+    model: Model, observed: Sequence[Variable], length: int, counts: RowCounts | None
+) -> dict[str, Variable]:
+    """The log-likelihoods of observed variables, an entry for each row."""
+    if counts is not None:
+        for rv in model.observed_RVs:
+            _refuse_counted(counts.inside([rv]), f"The likelihood of `{rv.name}`")
+    logps = log_densities(model, observed, jacobian=False, length=length, counts=counts)
+    for rv, logp in zip(observed, logps, strict=True):
+        if logp.type.ndim == 0:
+            raise NotFactorizable(
+                f"`{rv.name}` has one log-likelihood for all of its data: there is no record axis. "
+                "Give observed data with one row per record, on the first axis."
+            )
+    return {rv.name: logp for rv, logp in zip(observed, logps, strict=True)}
 
 
 def _blank(graph: RowGraph) -> RecordStore:
@@ -517,14 +521,13 @@ def refuse_private(
         )
 
 
-def longest_unnamed(n_units: int, rows: Mapping[str, int], n_public: int | None) -> int:
+def longest_unnamed(n_units: int, n_public: int | None) -> int:
     """From how many entries on an unnamed array may hold one for each record, or unit.
 
-    Where their number is private, whether a model is accepted should not depend on it: half of the
-    public number stands for it, unless there are even less.
+    Whether a model is accepted may not depend on a private number of units, nor on a number of
+    rows: half of the public number stands for the first, that of units for the second.
     """
-    length = min(n_units, *rows.values())
-    return length if n_public is None else min(length, max(n_public // 2, 3))
+    return n_units if n_public is None else max(n_public // 2, 3)
 
 
 def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
@@ -675,4 +678,4 @@ def _public_logp(
     for group in groups:
         for condition in group.graph.conditions:
             logp = pt.switch(condition, logp, -np.inf)
-    return fixed_shapes([logp], shapes, named, secret_sizes=counts.sizes if counts else ())[0]
+    return fixed_shapes([logp], shapes, named)[0]

@@ -18,7 +18,7 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp.bounds import clamp, data_behind, source_limits
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.records import Records, private_observed, public_inputs, row_counts
+from pymc_dp.records import Records, private_observed, public_inputs
 from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data, is_long_constant
 from pymc_dp.rows.cuts import RowLeaf
 from pymc_dp.rows.intervals import Interval
@@ -162,11 +162,13 @@ def simulator(
     rv: Variable,
     features: Features,
     public: Sequence[str],
+    length: int,
     rng: np.random.Generator,
 ) -> Any:
     """A function that draws one observed variable, `ROWS` records of it.
 
     It takes the known variables by name and the arrays, and puts what it draws into both.
+    Unnamed arrays with `length` entries or more may be private.
     """
     value = data_behind(model.rvs_to_values[rv])
     names = {}
@@ -193,7 +195,7 @@ def simulator(
     rows = np.shape(array_of(value))[1:batch] if value is not None else ()
     try:
         clone = change_dist_size(clone, (ROWS, *rows))
-        _refuse_private_left(model, rv, clone, arrays, public)
+        _refuse_private_left(model, rv, clone, arrays, public, length)
         function = compile_random(
             [*inputs.values(), *arrays.values()],
             clone,
@@ -231,10 +233,10 @@ def _refuse_private_left(
     clone: Variable,
     arrays: Mapping[Variable, Variable],
     public: Sequence[str],
+    length: int,
 ) -> None:
     """Whatever may hold private data must have been replaced."""
     named = public_inputs(model, public)
-    length = min(row_counts(model, public).values())
     for variable in ancestors_without_shapes([clone]) - named - set(arrays):
         if is_data(variable) or is_long_constant(variable, length):
             label = f"`{variable.name}`" if variable.name else "An unnamed array"

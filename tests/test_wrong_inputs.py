@@ -541,7 +541,7 @@ class TestModel:
             pm.Normal("y", b, 1, observed=S)
             pm.Normal("z", b, 1, observed=S[:40])
 
-        refuse_model(build, dp.NotFactorizable, "`y`: 60", "`z`: 40", "privacy_unit={")
+        refuse_model(build, dp.NotFactorizable, "`y`, `z` differ in length", "privacy_unit={")
 
     @pytest.mark.parametrize("data", [0.7362819, [0.7362819]])
     def test_one_number(self, data):

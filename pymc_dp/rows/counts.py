@@ -9,7 +9,7 @@ rows is not.  An operation without a rule counts as a function of all that goes 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,7 +29,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp._compat import advanced_indices, subtensor_indices
-from pymc_dp.rows.ancestry import SHAPE_OPS, TAKES, array_of, is_data, is_long_constant
+from pymc_dp.rows.ancestry import SHAPE_OPS, TAKES, is_data, is_long_constant
 
 __all__ = ["RowCounts"]
 
@@ -60,16 +60,16 @@ class RowCounts:
         an axis of rows, whose sizes are known only when a function runs, belong here too.
     length : int
         Constants with this many entries or more count as private.
-    sizes : collection of int
-        The private numbers of rows.  The first axis of a private array, and any axis of such a
-        size, is one of rows.
+    rows : mapping of Variable to int
+        Arrays that are known to hold rows, however short, and the axis on which they stand.  In
+        other private arrays they stand on the first.
     lengths : collection of Variable
         Lengths of dims that are private numbers of rows, also where they are constants.
     """
 
     public: Collection[Variable]
     length: int
-    sizes: Collection[int]
+    rows: Mapping[Variable, int]
     lengths: Collection[Variable] = ()
 
     def behind(
@@ -99,14 +99,19 @@ class RowCounts:
                 stack.extend(_behind_value(variable) if axis is None else _behind(variable, axis))
             elif getattr(variable, "container", None) in containers:
                 continue  # PyMC copies shared variables for initial values
-            elif is_data(variable) or is_long_constant(variable, self.length):
-                if not axis or array_of(variable).shape[axis] in self.sizes:
-                    return variable
+            elif axis in (None, self.rows.get(variable, 0)) and self.may_hold_rows(variable):
+                return variable
         return None
+
+    def may_hold_rows(self, variable: Variable) -> bool:
+        """Whether an input that is not public has an axis of rows, or may have one."""
+        return variable in self.rows or is_data(variable) or is_long_constant(variable, self.length)
 
     def may_tell(self, variable: Variable) -> bool:
         """Whether a number of rows may be read off the type, or the value, of an input."""
-        return variable in self.lengths or (is_data(variable) and variable.type.ndim > 0)
+        if variable in self.lengths:
+            return True
+        return getattr(variable.type, "ndim", 0) > 0 and self.may_hold_rows(variable)
 
     def inside(self, variables: Iterable[Variable]) -> Variable | None:
         """The same, of the sizes that graphs ask for which operations behind `variables` wrap.

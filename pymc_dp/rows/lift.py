@@ -117,12 +117,11 @@ def lift_rows(
         *conditions,
     ]
     if counts is not None:
-        counted = replace(counts, public={*public, *parameters, *rows}).behind(outputs, phis)
+        counted = replace(counts, public={*counts.public, *parameters, *rows}).behind(outputs, phis)
         if counted is not None:
             names = ", ".join(f"`{name}`" for name in logps)
             raise NotFactorizable(counts_rows(f"The likelihood of {names}", counted))
-    secret = () if counts is None else counts.sizes
-    found = iter(fixed_shapes(outputs, parameters, public, rows, secret))
+    found = iter(fixed_shapes(outputs, parameters, public, rows))
     total = next(found)
     row_data = [None if cut.row_data is None else next(found) for cut in cuts.values()]
     return RowGraph(

@@ -192,10 +192,9 @@ class Lifter:
                     "Put records on the first axis of every array.",
                 )
             return leaf.block if axis == 0 else pt.moveaxis(leaf.block, 0, axis)
-        rows = np.shape(array_of(variable))[axis]
-        if rows != self.n_rows:
+        if np.shape(array_of(variable))[axis] != self.n_rows:
             raise self.refuse(
-                f"{describe(variable)} has {rows} rows where `{self.name}` has {self.n_rows}",
+                f"{describe(variable)} has another number of rows than `{self.name}`",
                 "Give every column of one likelihood the same number of rows.",
             )
         shape = [None if k == axis else s for k, s in enumerate(variable.type.shape)]

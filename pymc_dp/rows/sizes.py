@@ -16,7 +16,6 @@ from pytensor.tensor.shape import Shape
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp._compat import subtensor_indices
-from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import (
     SHAPE_OPS,
     array_of,
@@ -34,7 +33,6 @@ def fixed_shapes(
     parameters: Mapping[Variable, tuple[int, ...]],
     public: Iterable[Variable],
     rows: Iterable[Variable] = (),
-    secret_sizes: Iterable[int] = (),
 ) -> list[Variable]:
     """Sizes and public ``pm.Data`` as numbers, so that no compiled function refers to the model.
 
@@ -50,13 +48,6 @@ def fixed_shapes(
         What was declared public.
     rows : iterable of Variable
         Inputs with an axis of rows, whose sizes are known only when the function runs.
-    secret_sizes : iterable of int
-        Numbers of rows, where they are private: no value may depend on them.
-
-    Raises
-    ------
-    NotFactorizable
-        If a value depends on a secret size.
     """
     now: dict[Variable, Variable] = {
         variable: variable.type.make_constant(variable.get_value())
@@ -75,7 +66,6 @@ def fixed_shapes(
         shape = static_shape(source, parameters)
         size = shape if isinstance(op, Shape) else shape[op.i]
         sizes[variable] = pt.constant(np.asarray(size, dtype="int64"))
-    _refuse_secret_sizes(outputs, sizes, set(secret_sizes))
     return clone_replace(outputs, sizes, rebuild_strict=False)
 
 
@@ -98,43 +88,12 @@ def _picked(outputs: Sequence[Variable]) -> list[Variable]:
 
 def counts_rows(what: str, source: Variable) -> str:
     """The message where `what` depends on the number of rows of `source`, which is private."""
-    label = f"`{source.name}`" if source.name else "an array as long as the data"
+    label = f"`{source.name}`" if source.name else "an array of the data"
     return (
         f"{what} depends on the number of rows of {label}, which is private under "
         "neighboring='add_or_remove_one' and with a privacy_unit. Use a public constant instead, "
         "or declare public data in PrivacyBudget(public=...)."
     )
-
-
-def _refuse_secret_sizes(
-    outputs: Sequence[Variable], sizes: Mapping[Variable, Variable], secret: set[int]
-) -> None:
-    """Refuse outputs in which a size that equals a private number of rows is used as a number.
-
-    :class:`pymc_dp.rows.counts.RowCounts` follows the numbers of rows of private arrays.  This is
-    about those of public ones as well, which may be records too.
-    """
-    if not secret:
-        return
-    # what is only asked for its size does not enter with its own
-    behind = set(ancestors(outputs, blockers=list(sizes))) - set(sizes)
-    nodes = {variable.owner for variable in behind if variable.owner is not None}
-    for variable, size in sizes.items():
-        if not secret & set(np.ravel(size.data).tolist()):
-            continue
-        for node in nodes:
-            if variable not in node.inputs:
-                continue
-            picks = isinstance(node.op, Subtensor) and all(
-                isinstance(index, Constant) and size.data[int(index.data)] not in secret
-                for index in node.inputs[1:]
-            )
-            if not (picks and len(node.inputs) == 2):
-                raise NotFactorizable(
-                    "A size that equals the number of rows enters the likelihood or the prior, and "
-                    "the number of rows is private under neighboring='add_or_remove_one' and with "
-                    "a privacy_unit. Use a public constant instead."
-                )
 
 
 def static_shape(

@@ -79,7 +79,7 @@ def log_densities(
     everything = model.basic_RVs
     values = [model.rvs_to_values[rv] for rv in everything]
     hidden = {
-        variable: _without_lengths(variable, length)
+        variable: _without_lengths(variable, length, counts)
         for variable in ancestors([*everything, *values])
         if is_long_constant(variable, length) or (counts is not None and counts.may_tell(variable))
     }
@@ -88,8 +88,10 @@ def log_densities(
         symbolic = _made_anew(symbolic, set(hidden.values()))
     clones = dict(zip(everything, symbolic, strict=True))
     symbols = dict(zip(values, clone_replace(values, hidden, rebuild_strict=False), strict=True))
+    # a short array may be one of rows, too, and is told only by where it stands
+    kept = length if counts is None else 2
     try:
-        with long_constants_kept(length):
+        with long_constants_kept(kept):
             logps = transformed_conditional_logp(
                 [clones[rv] for rv in rvs],
                 rvs_to_values={clones[rv]: symbols[model.rvs_to_values[rv]] for rv in everything},
@@ -139,11 +141,15 @@ def _made_anew(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Varia
     return [found.get(x, x) for x in outputs]
 
 
-def _without_lengths(variable: Variable, length: int) -> Variable:
-    """An input like a long constant, whose lengths are not known.
+def _without_lengths(variable: Variable, length: int, counts: RowCounts | None) -> Variable:
+    """An input like an array, whose long axes, and that of rows, have lengths not known.
 
     PyTensor moves an index into a product where this makes it shorter, so that the form of a
     likelihood would tell whether there are more rows, which may be secret, or more groups.
     """
-    shape = tuple(None if k is None or k >= length else k for k in variable.type.shape)
+    rows = None if counts is None else counts.rows.get(variable, 0)
+    shape = tuple(
+        None if k is None or k >= length or (axis == rows and k != 1) else k
+        for axis, k in enumerate(variable.type.shape)
+    )
     return variable.type.clone(shape=shape)(name=variable.name)

@@ -7,6 +7,7 @@ choose faults that have one of them in their name.  The faults are in ``faults.t
 from __future__ import annotations
 
 import compileall
+import json
 import os
 import py_compile
 import re
@@ -24,7 +25,7 @@ from queue import SimpleQueue
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "pymc_dp"
 #: Seconds for the tests of one fault, compilation included; and for those of all.
-_LONGEST, _LONGEST_OF_ALL = 600.0, 1800.0
+_LONGEST, _LONGEST_OF_ALL = 600, 1800
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,16 @@ class Copies:
     """Copies of package and tests, in which one process at a time plants and tests."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self.folder = folder
-        self._free: SimpleQueue[Path] = SimpleQueue()
+        # what is compiled is kept under a digest of its sources: of the faults before, too
+        environment = os.environ | {
+            "PYTHONDONTWRITEBYTECODE": "1",
+            "NUMBA_CACHE_DIR": str(folder / "numba"),
+            "NUMBA_DISABLE_INTEL_SVML": "1",
+            "PYTENSOR_FLAGS": f"cxx=,base_compiledir={folder / 'pytensor'}",
+            "OMP_NUM_THREADS": "1",
+        }
+        self._hosts: list[subprocess.Popen[str]] = []
+        self._free: SimpleQueue[tuple[Path, subprocess.Popen[str]]] = SimpleQueue()
         for k in range(number):
             copy, ignored = folder / f"copy{k}", shutil.ignore_patterns("__pycache__")
             for name in ("pymc_dp", "tests"):
@@ -78,55 +87,61 @@ class Copies:
             # checked by its hash: a fault may be as long as what it replaces, in the same second
             mode = py_compile.PycInvalidationMode.CHECKED_HASH
             compileall.compile_dir(copy / "pymc_dp", quiet=1, invalidation_mode=mode)
-            self._free.put(copy)
+            host = subprocess.Popen(
+                [sys.executable, str(Path(__file__).parent / "host.py")],
+                cwd=copy,
+                env={k: v for k, v in environment.items() if not k.startswith("PYTEST_")},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            self._hosts.append(host)
+            self._free.put((copy, host))
+
+    def close(self) -> None:
+        """End the processes that test."""
+        for host in self._hosts:
+            host.kill()
+            host.communicate()
 
     @contextmanager
-    def _one(self) -> Iterator[Path]:
-        copy = self._free.get()
+    def _one(self) -> Iterator[tuple[Path, subprocess.Popen[str]]]:
+        taken = self._free.get()
         try:
-            yield copy
+            yield taken
         finally:
-            self._free.put(copy)
+            self._free.put(taken)
 
-    def _passes(self, copy: Path, tests: Iterable[str], longest: float) -> tuple[bool, str]:
+    @staticmethod
+    def _passes(
+        host: subprocess.Popen[str], tests: Iterable[str], longest: int
+    ) -> tuple[bool, str]:
         """Whether the tests pass; they may fail, but not be missing or impossible to collect."""
-        # what is compiled is kept under a digest of its sources: of the faults before, too
-        environment = os.environ | {
-            "PYTHONPATH": str(copy),
-            "PYTHONDONTWRITEBYTECODE": "1",
-            "NUMBA_CACHE_DIR": str(self.folder / "numba"),
-            "PYTENSOR_FLAGS": f"cxx=,base_compiledir={self.folder / 'pytensor'}",
-            "OMP_NUM_THREADS": "1",
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *tests],
-            cwd=copy,
-            env={k: v for k, v in environment.items() if not k.startswith("PYTEST_")},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=longest,
-        )
-        if done.returncode not in (0, 1):
-            raise AssertionError(f"The tests could not be run.\n{done.stdout}{done.stderr}")
-        return done.returncode == 0, done.stdout
+        assert host.stdin is not None and host.stdout is not None
+        arguments = ["-x", "-q", "-p", "no:cacheprovider", *tests]
+        host.stdin.write(json.dumps([arguments, longest]) + "\n")
+        host.stdin.flush()
+        status, said = json.loads(host.stdout.readline() or '[-1, "The host is gone."]')
+        if status not in (0, 1):
+            raise AssertionError(f"The tests could not be run ({status}).\n{said}")
+        return status == 0, said
 
     def survives(self, fault: Fault) -> bool:
         """Whether all tests named for a fault pass with it."""
-        with self._one() as copy:
+        with self._one() as (copy, host):
             path = copy / "pymc_dp" / fault.file
             text = path.read_text(encoding="utf-8")
             path.write_text(fault.planted(text), encoding="utf-8")
             try:
-                return self._passes(copy, fault.tests, _LONGEST)[0]
+                return self._passes(host, fault.tests, _LONGEST)[0]
             finally:
                 path.write_text(text, encoding="utf-8")
 
     def without_fault(self, faults: Sequence[Fault]) -> str:
         """What pytest says of all their tests without a fault, if some fail; else nothing."""
-        with self._one() as copy:
+        with self._one() as (_, host):
             tests = sorted({test for fault in faults for test in fault.tests})
-            passed, said = self._passes(copy, tests, _LONGEST_OF_ALL)
+            passed, said = self._passes(host, tests, _LONGEST_OF_ALL)
             return "" if passed else said
 
 
@@ -141,6 +156,7 @@ def planting(faults: Sequence[Fault]) -> Iterator[tuple[Future[str], list[Future
             yield without, found
         finally:
             pool.shutdown(cancel_futures=True)
+            copies.close()
 
 
 def main(words: Sequence[str]) -> int:
