@@ -6,6 +6,7 @@ import math
 import numbers
 
 __all__ = [
+    "check_budget",
     "check_delta",
     "check_epsilon",
     "check_integer",
@@ -13,6 +14,9 @@ __all__ = [
     "check_number",
     "check_probability",
 ]
+
+#: What a budget may promise.
+_EPSILONS, _DELTAS = (1e-3, 1e6), (1e-300, 0.5)
 
 
 def check_number(name: str, value: object) -> float:
@@ -52,6 +56,22 @@ def check_delta(delta: object) -> float:
             "1/(number of records), for instance 1e-6"
         )
     return value
+
+
+def check_budget(epsilon: object, delta: object) -> tuple[float, float]:
+    """Return a budget as floats; raise ValueError unless a ledger can count it.
+
+    One unit of a ledger is 2^-40 of squared mu, and its sums are 64-bit integers: the smallest
+    budget has several hundred units, and the largest one less than 2^62.
+    """
+    budget = check_epsilon(epsilon), check_delta(delta)
+    for name, value, (low, high) in zip(("epsilon", "delta"), budget, (_EPSILONS, _DELTAS)):
+        if not low <= value <= high:
+            raise ValueError(
+                f"{name} of a budget must be from {low:g} to {high:g}, not {value:g}: privacy "
+                "losses beyond are not counted exactly"
+            )
+    return budget
 
 
 def check_probability(name: str, value: object) -> float:

@@ -18,7 +18,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp._checks import check_delta, check_epsilon, check_integer
+from pymc_dp._checks import check_budget, check_integer
 from pymc_dp.accounting import (
     epsilon_from_mu,
     mu_from_budget,
@@ -73,7 +73,8 @@ class PrivacyBudget:
     ----------
     epsilon, delta : float
         The promise: everything released under this budget together is (epsilon, delta)
-        differentially private.  epsilon > 0; 0 < delta < 1, well below 1 / number of units.
+        differentially private.  epsilon from 1e-3 to 1e6; delta from 1e-300 to 0.5, well below
+        1 / number of units.
     neighboring : {"replace_one", "add_or_remove_one"}
         Two data sets are neighbours if one unit's data are replaced (the number of units is then
         public; the default, and the relation of the source papers), or if one unit is added or
@@ -133,8 +134,7 @@ class PrivacyBudget:
         model: Model | None = None,
     ) -> None:
         _refuse_in_a_worker()
-        self.epsilon = check_epsilon(epsilon)
-        self.delta = check_delta(delta)
+        self.epsilon, self.delta = check_budget(epsilon, delta)
         if neighboring not in ("replace_one", "add_or_remove_one"):
             raise ValueError(
                 f"neighboring must be 'replace_one' or 'add_or_remove_one', got {neighboring!r}."

@@ -101,10 +101,11 @@ class Transaction:
     def charged(self, account: int, plan: int) -> int:
         """Return the sum of leases and returns of one plan, in ledger units."""
         query = (
-            "SELECT coalesce(sum(amount), 0) FROM entries "
+            "SELECT amount FROM entries "
             "WHERE account = ? AND kind IN ('lease', 'return') AND plan = ?"
         )
-        return int(self._connection.execute(query, (account, plan)).fetchone()[0])
+        # not added by SQLite, whose 64 bits what was leased and returned in turn may pass
+        return sum(amount for (amount,) in self._connection.execute(query, (account, plan)))
 
     def balance(self, account: int) -> int:
         """Return what an account has spent, in ledger units."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import pymc_dp.ledger.releases as releases
-from pymc_dp._checks import check_delta, check_epsilon, check_integer
+from pymc_dp._checks import check_budget, check_delta, check_epsilon, check_integer
 from pymc_dp.accounting.gdp import epsilon_from_mu, mu_from_budget, mu_from_units, units_from_mu
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
 from pymc_dp.events import BATCHES, GaussianEvent
@@ -38,7 +38,7 @@ __all__ = ["Ledger"]
 Neighboring = Literal["replace_one", "add_or_remove_one"]
 
 _FORMAT = 2
-_LARGEST = 2**62  # SQLite integers are signed 64-bit; a sum of two amounts must fit
+_LARGEST = 2**63 - 1  # SQLite integers are signed 64-bit
 _ALONE = (
     "releases on batches of records are accounted at the epsilon and delta of one budget, and can "
     "not be added to what other budgets on the same ledger release, nor be counted at the ledger's "
@@ -133,10 +133,8 @@ class Ledger:
         if (epsilon is None) != (delta is None):
             raise ValueError("epsilon and delta belong together: give both, or neither for no cap")
         if epsilon is not None and delta is not None:
-            epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+            epsilon, delta = check_budget(epsilon, delta)
             cap = units_from_mu(mu_from_budget(epsilon, delta))
-            if not 1 <= cap <= _LARGEST:
-                raise ValueError(f"epsilon = {epsilon} is outside what a ledger can count")
         ledger = cls(path)
         ledger._make(cap, epsilon, delta, neighboring, dataset)
         return ledger

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from fractions import Fraction
 from typing import Any
 
 from pymc_dp._checks import check_integer
@@ -104,7 +105,7 @@ def fixed_batches(
         delta=budget.delta,
         neighboring=budget.neighboring,
         cap=cap,
-        room=math.ceil(FIRST_PART * cap) if automatic else 0,
+        room=math.ceil(Fraction(FIRST_PART) * cap) if automatic else 0,
         noise_multiplier=noise_multiplier,
     )
     ledger.fix_batches(account, found.to_dict())

@@ -9,6 +9,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple, TypeVar
 
@@ -457,7 +458,7 @@ class Source:
             if before is not None:
                 self._warn_if_given_up(before, units)
             preparation = Preparation.begin(
-                *given, **asked, units=units, needed=math.ceil(needed * units)
+                *given, **asked, units=units, needed=math.ceil(Fraction(needed) * units)
             )
             if before is not None:
                 before.finish()
@@ -471,7 +472,7 @@ class Source:
         else:
             preparation = before
             if not self.set_aside:  # what equal steps on batches share may cost less
-                preparation.required = math.ceil(needed * preparation.units) + lost
+                preparation.required = math.ceil(Fraction(needed) * preparation.units) + lost
             _log.info(
                 "%s goes on with a preparation that was begun before: what was released is not "
                 "paid again.",
@@ -486,7 +487,7 @@ class Source:
         With `hint` there is none of the same settings.
         """
         self.refuse_if_used_up(hint)
-        units = math.floor(share * self.remaining())
+        units = math.floor(Fraction(share) * self.remaining())
         if 4 * self.paths > units:  # an iteration makes two releases or more, with part of it
             raise ValueError(
                 f"the budget cannot pay for {self.paths} iterations: each would get less than the "
