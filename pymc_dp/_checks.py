@@ -65,7 +65,8 @@ def check_budget(epsilon: object, delta: object) -> tuple[float, float]:
     budget has several hundred units, and the largest one less than 2^62.
     """
     budget = check_epsilon(epsilon), check_delta(delta)
-    for name, value, (low, high) in zip(("epsilon", "delta"), budget, (_EPSILONS, _DELTAS)):
+    facts = ("epsilon", budget[0], _EPSILONS), ("delta", budget[1], _DELTAS)
+    for name, value, (low, high) in facts:
         if not low <= value <= high:
             raise ValueError(
                 f"{name} of a budget must be from {low:g} to {high:g}, not {value:g}: privacy "

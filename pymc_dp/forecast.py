@@ -158,7 +158,7 @@ def forecast(
             else min(0.33 * jumps / d, 0.3 * kept)
         )
     iterations = chains * (int(draws) + tune)
-    error = 1.0 / math.sqrt(max(effective, 1e-3))
+    error = 1.0 / math.sqrt(effective)
     multipliers = _multipliers(sampler, form, iterations, mu2)
     return Forecast(
         sampler,

@@ -424,9 +424,11 @@ def _target(settings: dict[str, Any]) -> list[str]:
         ]
     form = settings.get("form")
     if settings.get("trusted") is False:
+        public = form in ("quadratic", "laplace")  # else noise decides where the chains go
+        where = "from the prior, or about it" if public else "about the prior, or where they began"
         return [
             "THE BUDGET WAS TOO SMALL: the records could not be told from the privacy noise, and "
-            "these are draws from the prior, or about it."
+            f"these are draws {where}."
         ]
     if form == "exponential_family":
         return [

@@ -16,7 +16,8 @@ from __future__ import annotations
 import math
 from fractions import Fraction
 
-from scipy.special import erfcx, expit, ndtr, ndtri
+import numpy as np
+from scipy.special import erfcx, ndtr, ndtri_exp
 
 from pymc_dp._checks import check_delta, check_epsilon, check_integer, check_number
 from pymc_dp.events import MU2_UNIT
@@ -204,10 +205,7 @@ def mu_from_pure(epsilon: float) -> float:
     is convex, symmetric, and passes through (0, 1) and (a, a), so it lies nowhere above.  With a
     smaller mu it passes above (a, a).
     """
-    value = check_epsilon(epsilon)
-    half = -float(ndtri(expit(-value)))
-    if not math.isfinite(half):
-        raise ValueError(f"epsilon={value:g} is too large to be counted.")
+    half = -float(ndtri_exp(-np.logaddexp(0.0, check_epsilon(epsilon))))
     return 2.0 * half * (1.0 + 1e-12) + 1e-15
 
 

@@ -292,7 +292,7 @@ class Ledger:
         """
         cap = check_integer("cap", cap, minimum=1)
         if cap > _LARGEST:
-            raise ValueError("cap is outside what a ledger can count; use a smaller epsilon")
+            raise ValueError("cap is more than a ledger can count; use an epsilon up to 1e6")
         epsilon, delta = check_epsilon(epsilon), check_delta(delta)
         _check_relation(neighboring)
         if neighboring != self.neighboring:

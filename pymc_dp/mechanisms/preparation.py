@@ -104,12 +104,12 @@ class Preparation:
 
     Notes
     -----
-    *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, given
-    everything released before, and its charge is committed before a record is touched.  All shares
-    together are at most 1.  A release that was interrupted between its charge and `Ledger.keep`
-    showed no value to anybody.  Within the process, where its value was in memory at most, it is
-    made, or kept, for the same charge; after a process was killed it is charged again, if what
-    remains pays for it, as the file may hold traces of a value that was about to be kept.
+    *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, or 1,
+    given everything released before, and its charge is committed before a record is touched.  All
+    together cost at most `units`.  A release that was interrupted between its charge and
+    `Ledger.keep` showed no value to anybody.  Within the process, where its value was in memory at
+    most, it is made, or kept, for the same charge; after a process was killed it is charged again,
+    if what remains pays for it, as the file may hold traces of a value that was about to be kept.
 
     *Assumptions.*  Contributions of different units are computed independently of each other.
 
@@ -381,18 +381,19 @@ class Preparation:
             self.required = None
 
     def _cost(self, share: float) -> int:
-        """Ledger units of a share, rounded down so that all together are at most `units`."""
+        """Ledger units of a share, rounded down, but one at least; all are at most `units`."""
         share = check_number("share", share)
         if not (0.0 < share and self._shares + share <= _WHOLE):
             raise PrivacyError(
                 f"A share of {share:g} was asked for when {self._shares:g} of the preparation was "
                 "used. Shares are positive and add up to at most 1."
             )
-        cost = min(math.floor(Fraction(share) * self.units), self.units - self._planned)
+        share_units = max(math.floor(Fraction(share) * self.units), 1)
+        cost = min(share_units, self.units - self._planned)
         if cost < 1:
             raise PrivacyError(
-                f"A share of {share:g} of the preparation is less than the smallest charge (2^-40 "
-                "of squared mu). Use a larger budget, or a larger share."
+                f"Nothing is left for a share of {share:g} of the preparation: charges are whole "
+                "units (2^-40 of squared mu). Use a larger budget."
             )
         return cost
 

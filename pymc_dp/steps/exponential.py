@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -189,7 +190,8 @@ class ExponentialFamilyPenalty(PrivateStep):
                 UserWarning,
                 stacklevel=3,
             )
-        return self._design(source, at.coordinates)
+        design = self._design(source, at.coordinates)
+        return replace(design, settings={**design.settings, "trusted": at.trusted})
 
     def _given(self, source: Source, scaling: np.ndarray, clip_norm: Any) -> Design:
         self._read(source)

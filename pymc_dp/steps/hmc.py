@@ -187,7 +187,11 @@ class DPHMC(PrivateStep):
             design,
             clip_norms=found.clip_norms,
             shares={"gradient": share, "log_ratio": 1.0 - share},
-            settings={"step_size": self.step_size, "n_steps": self.n_steps},
+            settings={
+                **design.settings,
+                "step_size": self.step_size,
+                "n_steps": self.n_steps,
+            },
         )
 
     def _kick_noise(self, n_steps: int) -> float:

@@ -42,6 +42,7 @@ from pymc_dp.steps.resuming import (
 )
 from pymc_dp.steps.start import few_prior_draws, improper, prior_coordinates, prior_draws
 from pymc_dp.warmup.langevin import prepare_langevin, prior_only
+from pymc_dp.warmup.paths import can_pay
 from pymc_dp.warmup.prepared import Form, Prepared
 from pymc_dp.warmup.scaled import FIRST_PART, Scaled, prepare_scaled
 
@@ -211,7 +212,12 @@ class Source:
         """A design with given coordinates and bounds."""
         return self._design(Coordinates(self.records.initial, scaling), clip_norms)
 
-    def _design(self, coordinates: Coordinates, clip_norms: dict[str, float]) -> Design:
+    def _design(
+        self,
+        coordinates: Coordinates,
+        clip_norms: dict[str, float],
+        settings: Mapping[str, Any] | None = None,
+    ) -> Design:
         """The likelihood as it is, in given coordinates."""
         engine: Engine = self.engine.with_coordinates(coordinates)
         predictor, _ = recognise(self.engine, self.compile_kwargs)
@@ -223,6 +229,7 @@ class Source:
             engine,
             self.terms.with_coordinates(coordinates),
             clip_norms,
+            settings=dict(settings or {}),
         )
 
     def start(self) -> Coordinates:
@@ -455,6 +462,8 @@ class Source:
         lost = 0 if before is None else before.lost
         if before is None or anew or self._is_stale(before.plan_id):
             units = self._units(sampler, share, hint=before is None)
+            if settings.get("form", "chains") not in (None, "quadratic"):
+                self._refuse_unpayable(units)
             if before is not None:
                 self._warn_if_given_up(before, units)
             preparation = Preparation.begin(
@@ -482,24 +491,27 @@ class Source:
         return Shown(preparation, self.progressbar)
 
     def _units(self, sampler: str, share: float, hint: bool) -> int:
-        """What a new preparation plans with; warns, or refuses, where that is too little.
+        """What a new preparation plans with; warns where that is too little.
 
         With `hint` there is none of the same settings.
         """
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())
-        if 4 * self.paths > units:  # an iteration makes two releases or more, with part of it
-            raise ValueError(
-                f"the budget cannot pay for {self.paths} iterations: each would get less than the "
-                "smallest charge (2^-40 of squared mu). Plan fewer draws or chains, or use a "
-                "larger epsilon."
-            )
         self._warn_if_another_waits(sampler)
         if hint:
             self._warn_if_paid_for(sampler)
         self._warn_if_improper()
         self._warn_if_too_small(sampler, units)
         return units
+
+    def _refuse_unpayable(self, units: int) -> None:
+        """Chains that are charged get at least the smallest charge for each of their releases."""
+        if not can_pay(self.paths, units / MU2_UNIT):
+            raise ValueError(
+                f"the budget cannot pay for {self.paths} iterations: each would get less than the "
+                "smallest charge (2^-40 of squared mu). Plan fewer draws or chains, or use "
+                "dp.DPLangevin, dp.laplace or a larger epsilon."
+            )
 
     def _is_stale(self, plan_id: int) -> bool:
         """Whether data or priors were given anew since a preparation began."""
@@ -630,7 +642,7 @@ class Source:
         found = self.prepared(ask, sampler, settings, needed=needed)
         if not found.trusted:
             self.warn_untrusted(sampler)
-        design = self._design(found.coordinates, {})
+        design = self._design(found.coordinates, {}, {"trusted": found.trusted})
         self._tell_threads(design.engine)
         return found, design
 

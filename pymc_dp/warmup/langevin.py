@@ -19,7 +19,7 @@ from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
 from pymc_dp.warmup.answers import Releases, Structure
 from pymc_dp.warmup.bulk import find_bulk, scaling_of
-from pymc_dp.warmup.paths import LOOK
+from pymc_dp.warmup.paths import LOOK, can_pay
 from pymc_dp.warmup.plain import plain
 from pymc_dp.warmup.prepared import (
     WORTH,
@@ -189,7 +189,7 @@ def prepare_langevin(
     spread = (
         sensitivity * bound * stretch / math.sqrt(0.8 * left * total)
     )  # sd of the anchor's noise
-    if form is None and not bulk.known:
+    if form is None and not (bulk.known and can_pay(paths, total)):
         form = "quadratic"  # what noise hides of the curvature is left to the prior
     elif form is None:
         affordable = spread < WIDE and worth(kicks) > LEAST

@@ -1,4 +1,4 @@
-"""How large the energy errors of records are along a path."""
+"""What paths need: a bound on the energy errors of records, and a charge each."""
 
 from __future__ import annotations
 
@@ -6,13 +6,19 @@ import math
 
 import numpy as np
 
+from pymc_dp.events import MU2_UNIT
 from pymc_dp.rows.contributions import PathError
 from pymc_dp.warmup.prepared import Prepared, Shares
 
-__all__ = ["energy_clip"]
+__all__ = ["can_pay", "energy_clip"]
 
 #: Part of the budget for the look.
 LOOK = 0.008
+
+
+def can_pay(paths: int, mu2: float) -> bool:
+    """Whether a budget has a few ledger units for every path: two releases, of part of it."""
+    return 4 * paths <= mu2 * MU2_UNIT
 
 
 def energy_clip(
