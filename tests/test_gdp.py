@@ -51,8 +51,8 @@ def test_delta_is_a_tight_upper_bound(mu):
         assert bound <= truth * (1 + 3e-12 * (1 + 1 / mu))
 
 
-@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.1, 1.0, 5.0, 40.0, 100.0])
-@pytest.mark.parametrize("delta", [1e-300, 1e-15, 1e-6, 1e-3, 0.4])
+@pytest.mark.parametrize("mu", [1e-6, 1e-3, 0.1, 1.0, 5.0, 40.0, 100.0, 441.0, 2000.0])
+@pytest.mark.parametrize("delta", [1e-300, 1e-15, 1e-6, 1e-3, 0.5])
 def test_epsilon_is_rounded_up(mu, delta):
     epsilon = epsilon_from_mu(mu, delta)
     assert exact_delta(epsilon, mu) <= delta
@@ -60,14 +60,20 @@ def test_epsilon_is_rounded_up(mu, delta):
         assert exact_delta(epsilon * (1 - 1e-12 - 1e-14 / mu), mu) > delta
 
 
-@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 0.1, 1.0, 15.0, 700.0, 710.0, 5000.0])
-@pytest.mark.parametrize("delta", [1e-300, 1e-15, 1e-6, 1e-3, 0.4])
+@pytest.mark.parametrize("epsilon", [1e-6, 1e-3, 0.1, 1.0, 15.0, 700.0, 710.0, 5e3, 1e5, 1e6])
+@pytest.mark.parametrize("delta", [1e-300, 1e-15, 1e-6, 1e-3, 0.5])
 def test_mu_is_rounded_down(epsilon, delta):
     mu = mu_from_budget(epsilon, delta)
     assert exact_delta(epsilon, mu) <= delta
     slack = 1e-12 + 1e-14 / mu
     assert exact_delta(epsilon, mu * (1 + slack)) > delta
     assert epsilon_from_mu(mu, delta) == pytest.approx(epsilon, rel=slack)
+    # in the currency of a ledger, which has 63 bits
+    units = units_from_mu(mu)
+    assert 500 < units < 2**62 or epsilon < 1e-3
+    if units > 0:
+        assert exact_delta(epsilon, mu_from_units(units)) <= delta
+        assert epsilon_from_mu(mu_from_units(units), delta) <= epsilon
 
 
 def test_extremes():
@@ -131,7 +137,7 @@ def test_composition_adds_squared_mu():
 
 def test_units_round_against_the_spender():
     rng = np.random.default_rng(1)
-    for mu in [0.0, 2.0**-20, 1.0, 100.0, *rng.uniform(0, 5, 200)]:
+    for mu in [0.0, 2.0**-20, 1.0, 100.0, *rng.uniform(0, 5, 200), *rng.uniform(0, 2896, 200)]:
         units = units_from_mu(float(mu))
         assert Fraction(units) <= MU2_UNIT * Fraction(float(mu)) ** 2 < units + 1
         back = mu_from_units(units)

@@ -388,8 +388,7 @@ class Preparation:
                 f"A share of {share:g} was asked for when {self._shares:g} of the preparation was "
                 "used. Shares are positive and add up to at most 1."
             )
-        share_units = max(math.floor(Fraction(share) * self.units), 1)
-        cost = min(share_units, self.units - self._planned)
+        cost = min(max(math.floor(Fraction(share) * self.units), 1), self.units - self._planned)
         if cost < 1:
             raise PrivacyError(
                 f"Nothing is left for a share of {share:g} of the preparation: charges are whole "

@@ -101,7 +101,7 @@ any_record = hnp.arrays(np.float64, 3, elements=st.one_of(st.floats(-9, 9), st.s
 @given(
     rows=any_rows,
     other=any_record,
-    tau=st.floats(1e-4, 1e4),
+    tau=st.floats(1e-9, 1e4),
     clip=st.floats(1e-8, 1e8),
     neighboring=st.sampled_from(RELATIONS),
     block=st.integers(1, 4),

@@ -13,8 +13,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pymc_dp import _compat
+from pymc_dp.accounting import calibrate
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, LedgerError, PrivacyError
 from pymc_dp.events import MU2_UNIT, GaussianEvent
@@ -110,6 +113,57 @@ def test_shares_become_noise(ledger):
     assert preparation.spent <= UNITS
 
 
+PARTS = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    cap=st.integers(10_000, 2**63 - 1),
+    part=st.sampled_from([1.0, 1.0 - 2.0**-53, 0.3]),
+    shares=PARTS,
+    chains=PARTS,
+    count=st.integers(1, 50),
+)
+def test_no_split_of_a_budget_passes_it(cap, part, shares, chains, count):
+    """Shares are floats and budgets have up to 63 bits: all that is charged is at most the cap.
+
+    Nothing but roundings is left over: a unit, and the distance of two floats, per release.
+    """
+    ledger = Ledger.temporary()
+    account = open_account(ledger, cap)
+    units = math.floor(Fraction(part) * cap)
+    preparation = begin(ledger, account, units=units)
+    for k, share in enumerate(shares):
+        before = ledger.spent(account)
+        share /= sum(shares)
+        preparation.histogram(f"release {k}", Rows(3), share)
+        assert ledger.spent(account) - before <= Fraction(share) * units
+    assert units * (1 - 1e-9) - 2 * len(shares) <= preparation.spent <= units
+    left = ledger.remaining(account)
+    if left < 1000 * count * len(chains):
+        return
+    names = [f"chains {k}" for k in range(len(chains))]
+    events = calibrate(left, dict.fromkeys(names, count), dict(zip(names, chains, strict=True)))
+    for event in events.values():
+        assert ledger.lease(account, preparation.plan_id, event.cost, count) == count
+    assert ledger.cap(account) == cap
+    assert 0 <= ledger.remaining(account) <= 1e-9 * left + 2 * count * len(chains)
+
+
+def test_a_share_below_one_unit_costs_one(ledger):
+    """The smallest budgets have hundreds of units; a step of a search is a small part of them."""
+    preparation = begin(ledger, open_account(ledger), units=300)
+    preparation.histogram("a", Rows(3), 1e-3)
+    assert preparation.spent == 1
+    preparation.histogram("b", Rows(3), 1.0 - 1e-3)
+    assert preparation.spent == 300
+    with pytest.raises(PrivacyError, match="Nothing is left"):
+        preparation.histogram("c", Rows(3), 1e-10)
+    assert preparation.spent == 300
+
+
 def test_what_the_account_can_not_pay_touches_nothing(ledger):
     account = open_account(ledger)
     engine = VectorRecords(ROWS)
@@ -131,7 +185,7 @@ def test_requests_that_can_not_be_answered_are_not_charged(ledger):
     account = open_account(ledger)
     engine = VectorRecords(ROWS)
     preparation = begin(ledger, account, engine)
-    for share in (0.0, -0.1, 1.1, 1e-13):
+    for share in (0.0, -0.1, 1.1):
         with pytest.raises(PrivacyError, match="share"):
             preparation.histogram("a", Rows(3), share)
     with pytest.raises(ValueError, match="share"):

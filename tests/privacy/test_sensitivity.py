@@ -167,7 +167,7 @@ def places_of(rng, n, entries, size):
 @FEW
 @given(
     rows=finite_rows,
-    tau=st.floats(1e-6, 1e4),
+    tau=st.floats(1e-9, 1e4),
     clip=st.floats(1e-8, 1e8),
     neighboring=st.sampled_from(RELATIONS),
     scale=st.sampled_from([1e-300, 1e-9, 1.0, 1e9, 1e300]),
@@ -195,7 +195,7 @@ def test_vectors_of_any_floats_stay_within_the_norm_bound(rows, tau, clip, neigh
 @FEW
 @given(
     rows=finite_rows,
-    tau=st.floats(1e-6, 1e4),
+    tau=st.floats(1e-9, 1e4),
     clip=st.floats(1e-8, 1e8),
     neighboring=st.sampled_from(RELATIONS),
     scale=st.sampled_from([1e-300, 1.0, 1e300]),
@@ -258,7 +258,7 @@ def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None,
 @given(
     rows=finite_rows,
     factor=st.one_of(st.floats(-3, 3), st.sampled_from([*NASTY, 1e-200, 1e200, 1e300])),
-    tau=st.floats(1e-6, 1e4),
+    tau=st.floats(1e-9, 1e4),
     clip=st.floats(1e-8, 1e8),
     neighboring=st.sampled_from(RELATIONS),
     scale=st.sampled_from([1e-300, 1e-160, 1.0, 1e150, 1e300]),
