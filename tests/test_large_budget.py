@@ -1,5 +1,7 @@
 """With a budget so large that its noise hardly matters, every step finds the usual posterior.
 
+With the smallest one, a run ends in the verdict that it was too small.
+
 A logistic regression of 200 records on two coefficients, whose posterior is known by quadrature.
 The records are bounded, so nothing is ever clipped and the chains are exact.
 
@@ -107,3 +109,64 @@ def test_posterior(name):
     found = group(safe, "posterior")["beta"].values.reshape(-1, 2)
     np.testing.assert_allclose((found.mean(axis=0) - MEAN) / SD, 0.0, atol=0.1)
     np.testing.assert_allclose(found.std(axis=0) / SD, 1.0, atol=0.1)
+
+
+def budgeted(epsilon: float, delta: float, neighboring: str) -> pm.Model:
+    number = {} if neighboring == "replace_one" else {"n_public": N}
+    with pm.Model() as model:
+        beta = pm.Normal("beta", 0, PRIOR_SD, shape=2)
+        pm.Bernoulli("y", logit_p=X @ beta, observed=Y)
+        dp.PrivacyBudget(epsilon, delta, neighboring=neighboring, **number)
+    return model
+
+
+RUN: dict[str, Any] = {"chains": 2, "cores": 1, "random_seed": 7, "progressbar": False}
+RUN["compute_convergence_checks"] = False
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "neighboring"),
+    [(1e5, 1e-6, "replace_one"), (1e6, 1e-300, "add_or_remove_one")],
+)
+def test_everything_learned(epsilon, delta, neighboring):
+    """Defaults, at budgets of up to 2^61 ledger units; 700 effective draws, so 6 standard errors.
+
+    dp.laplace is a normal approximation about the mode, which is within 0.2 standard deviations of
+    the mean.
+    """
+    model = budgeted(epsilon, delta, neighboring)
+    safe = dp.sample(draws=1000, tune=100, model=model, **RUN)
+    found = group(safe, "posterior")["beta"].values.reshape(-1, 2)
+    np.testing.assert_allclose((found.mean(axis=0) - MEAN) / SD, 0.0, atol=0.25)
+    np.testing.assert_allclose(found.std(axis=0) / SD, 1.0, atol=0.2)
+    assert "TOO SMALL" not in dp.privacy_statement(safe)
+    budget = dp.get_budget(model)
+    assert 0.9 * epsilon < budget.spent().epsilon <= epsilon
+    model = budgeted(epsilon, delta, neighboring)
+    safe = dp.laplace(model=model, draws=2000, random_seed=7, progressbar=False)
+    found = group(safe, "posterior")["beta"].values.reshape(-1, 2)
+    np.testing.assert_allclose((found.mean(axis=0) - MEAN) / SD, 0.0, atol=0.3)
+    np.testing.assert_allclose(found.std(axis=0) / SD, 1.0, atol=0.2)
+
+
+@pytest.mark.filterwarnings("ignore")  # they say the same
+@pytest.mark.parametrize(
+    ("call", "delta", "neighboring"),
+    [
+        ("DPLangevin", 1e-300, "replace_one"),
+        ("DPHMC", 1e-6, "add_or_remove_one"),
+        ("DPPenalty", 1e-6, "replace_one"),
+        ("laplace", 1e-300, "add_or_remove_one"),
+    ],
+)
+def test_the_smallest_budget_ends_in_a_verdict(call, delta, neighboring):
+    """800 ledger units at the smallest delta: less than one for each of 4,200 iterations."""
+    model = budgeted(1e-3, delta, neighboring)
+    if call == "laplace":
+        safe = dp.laplace(model=model, draws=100, progressbar=False)
+    else:
+        draws = 2000 if call == "DPLangevin" else 50
+        safe = dp.sample(draws=draws, tune=100, step=call, model=model, **RUN)
+    assert "THE BUDGET WAS TOO SMALL" in dp.privacy_statement(safe)
+    assert np.isfinite(group(safe, "posterior")["beta"].values).all()
+    assert 0 < dp.get_budget(model).spent().epsilon <= 1e-3

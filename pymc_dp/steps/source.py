@@ -21,7 +21,7 @@ from pymc_dp.bounds import known_limits
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import MU2_UNIT
-from pymc_dp.forecast import SAMPLERS, forecast
+from pymc_dp.forecast import SAMPLERS, Forecast, forecast
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.mechanisms import Preparation, Unpayable
 from pymc_dp.progress import working
@@ -461,9 +461,8 @@ class Source:
         before = Preparation.resume(*given, **asked)
         lost = 0 if before is None else before.lost
         if before is None or anew or self._is_stale(before.plan_id):
-            units = self._units(sampler, share, hint=before is None)
-            if settings.get("form", "chains") not in (None, "quadratic"):
-                self._refuse_unpayable(units)
+            form = settings.get("form", "chains")
+            units = self._units(sampler, share, form, hint=before is None)
             if before is not None:
                 self._warn_if_given_up(before, units)
             preparation = Preparation.begin(
@@ -490,28 +489,27 @@ class Source:
         self._preparation = preparation
         return Shown(preparation, self.progressbar)
 
-    def _units(self, sampler: str, share: float, hint: bool) -> int:
-        """What a new preparation plans with; warns where that is too little.
+    def _units(self, sampler: str, share: float, form: str | None, hint: bool) -> int:
+        """What a new preparation plans with; warns, or refuses, where that is too little.
 
         With `hint` there is none of the same settings.
         """
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())
+        expected = self._forecast(sampler, units)
+        if (form or expected.form) != "quadratic" and not can_pay(self.paths, units / MU2_UNIT):
+            raise ValueError(
+                f"the budget cannot pay for {self.paths} iterations: each would get less than the "
+                "smallest charge (2^-40 of squared mu). Plan fewer draws or chains, or use a "
+                "larger epsilon."
+            )
         self._warn_if_another_waits(sampler)
         if hint:
             self._warn_if_paid_for(sampler)
         self._warn_if_improper()
-        self._warn_if_too_small(sampler, units)
+        if not expected.enough:
+            warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=6)
         return units
-
-    def _refuse_unpayable(self, units: int) -> None:
-        """Chains that are charged get at least the smallest charge for each of their releases."""
-        if not can_pay(self.paths, units / MU2_UNIT):
-            raise ValueError(
-                f"the budget cannot pay for {self.paths} iterations: each would get less than the "
-                "smallest charge (2^-40 of squared mu). Plan fewer draws or chains, or use "
-                "dp.DPLangevin, dp.laplace or a larger epsilon."
-            )
 
     def _is_stale(self, plan_id: int) -> bool:
         """Whether data or priors were given anew since a preparation began."""
@@ -556,11 +554,11 @@ class Source:
             digest.update(np.ascontiguousarray(array).tobytes())
         return Version(digest.digest(), private_arrays(self.model, self.budget.public))
 
-    def _warn_if_too_small(self, sampler: str, units: int) -> None:
+    def _forecast(self, sampler: str, units: int) -> Forecast:
         """Before anything is spent: will the result be mostly noise?"""
         once = sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
         like = "DPLangevin" if once else "DPPenalty"
-        expected = forecast(
+        return forecast(
             sampler if sampler in SAMPLERS else like,
             draws=1000 if once else self.counts["draws"],
             tune=self.counts["tune"],
@@ -571,8 +569,6 @@ class Source:
             delta=self.budget.delta,
             sensitivity=self.sensitivity,
         )
-        if not expected.enough:
-            warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=7)
 
     def _warn_if_improper(self) -> None:
         if self.improper:

@@ -117,7 +117,7 @@ PARTS = st.lists(st.floats(0.01, 1.0), min_size=1, max_size=6)
 
 
 @settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(
     cap=st.integers(10_000, 2**63 - 1),
