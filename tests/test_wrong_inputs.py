@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import cloudpickle
 import numpy as np
@@ -393,9 +394,11 @@ class TestStep:
         with refused(ValueError, "consistent_clipping=True is not available"):
             dp.DPLangevin(draws=5, chains=1, model=model, consistent_clipping=True)
 
-    @pytest.mark.parametrize("cls", [dp.DPLangevin, dp.DPHMC, dp.DPPenalty])
+    @pytest.mark.parametrize(
+        "cls", [partial(dp.DPLangevin, form="anchored"), dp.DPHMC, dp.DPPenalty]
+    )
     def test_too_many_draws_for_the_budget(self, cls):
-        """A preparation does not begin if nothing could follow it."""
+        """A preparation does not begin if no chain that is charged could follow it."""
         with refused(ValueError, "cannot pay", "fewer draws"):
             cls(draws=10**13, chains=1, model=logistic(), progressbar=False)
 
