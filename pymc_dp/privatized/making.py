@@ -29,7 +29,7 @@ from pymc_dp.mechanisms.statistic import (
     StatisticMechanism,
 )
 from pymc_dp.privatized.releases import GaussianRelease, GeometricRelease, LaplaceRelease
-from pymc_dp.rows.alone import RowByRow
+from pymc_dp.rows.alone import RowByRow, widened
 
 __all__ = ["PublishedStatistic", "release_statistic"]
 
@@ -242,10 +242,13 @@ def release_statistic(
     are the types and widths of the arrays: a column that pandas made an integer one because nothing
     was missing tells that nothing was missing.
 
+    *Arithmetic.*  Rows are computed in double precision, integers too, so nothing wraps: the square
+    of an integer is rounded where it passes 2^53.  A cast to integers cuts off decimals.  ``~x`` is
+    "not x" for arrays of truth values; for integers it is refused, as is ``+`` of truth values.
+
     *Weaknesses.*  Rows of one person are protected one by one; make one row per person first.
     Rounding moves a Laplace release by less than n 2^-29 of a record's bound, which its declared
-    density leaves out.  A statistic that casts to integers makes numbers of NaN and infinity; such
-    rows count as what they were made.
+    density leaves out.
     """
     arrays, n = _records(data)
     ledger, account, neighboring, n_public = _payer(budget, n)
@@ -330,8 +333,7 @@ def _records(data: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
         x = np.asarray(given)
         if x.ndim == 0 or x.dtype.kind not in "iufb" or x.dtype.itemsize > 8:
             raise ValueError(f"data[{name!r}] must be an array of numbers, one row per record.")
-        # wide, so that sums and products of small integers do not wrap
-        arrays[name] = np.ascontiguousarray(x, "float64" if x.dtype.kind == "f" else "int64")
+        arrays[name] = widened(x)
     lengths = {len(x) for x in arrays.values()}
     if len(lengths) != 1:
         raise ValueError("All arrays in data must have the same number of rows.")

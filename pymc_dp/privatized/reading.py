@@ -30,6 +30,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.integers import without_wrapping
 
 __all__ = ["Reading", "by_row", "names", "read", "records_of"]
 
@@ -208,7 +209,8 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
             value = model.rvs_to_values[rv]
             observed[value] = parts[value] = value.type()
         for found, shape in zip(sums, _shapes(model, sums), strict=True):
-            rows = _rows(found)
+            what = f"The statistic of `{rv.name}`"
+            [rows] = without_wrapping([_rows(found)], what, single=True)
             size = int(np.prod(shape, dtype=int))
             piece = total[width : width + size].reshape(shape)
             parts[found] = _like(piece, found)
@@ -433,7 +435,7 @@ def _local(model: Model, rv: Variable, term: Variable, n: int, counts: set[Varia
         raise _not_additive(rv, "no sum over the records' axis was found behind its density")
     if ancestors_without_shapes([term]) & counts:
         raise _not_additive(rv, "it depends on the number of records without a sum")
-    return by_row(term)
+    return without_wrapping([by_row(term)], f"The density of `{rv.name}`")[0]
 
 
 def by_row(term: Variable) -> Variable:

@@ -22,6 +22,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp._checks import check_epsilon, check_integer, check_number
 from pymc_dp.accounting import mu_from_budget
+from pymc_dp.rows.integers import is_discrete, without_wrapping
 
 __all__ = [
     "DiscreteGaussianRelease",
@@ -822,11 +823,12 @@ def _rows(kind: str, name: str, statistic: Any, ndim: tuple[int, ...] = (1, 2)) 
             f"{' or '.join(shapes[k] for k in ndim)}, not {rows.type.ndim} dimensions. Pass the "
             "rows, not their sum."
         )
-    return rows.astype("int64") if rows.type.dtype == "bool" else rows
+    [found] = without_wrapping([rows], f"{kind} `{name}`: the statistic", single=True)
+    return found.astype("int64") if is_discrete(rows) else found.astype("float64")
 
 
 def _integers(kind: str, name: str, rows: Variable) -> None:
-    if rows.type.dtype not in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32"):
+    if not is_discrete(rows):
         raise ValueError(
             f"{kind} `{name}`: the statistic must be integers, not {rows.type.dtype}; counts can "
             "be cast with .astype('int64')."

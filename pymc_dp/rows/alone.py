@@ -16,13 +16,23 @@ from rich.progress import track
 
 from pymc_dp.rows.ancestry import is_long_array
 from pymc_dp.rows.functions import compile_function
+from pymc_dp.rows.integers import is_discrete, without_wrapping
 
-__all__ = ["RowByRow"]
+__all__ = ["RowByRow", "widened"]
 
 #: Made-up records among which one is to be seen to depend on others: not all are alike.
 _MADE_UP = 8
 #: Entries of an array that a statistic may use where the number of records is private.
 _LONGEST_TABLE = 10_000
+
+
+def widened(array: np.ndarray) -> np.ndarray:
+    """An array in the type in which statistics take it, which loses nothing of it."""
+    kind = array.dtype.kind
+    small = kind in "iu" and array.dtype != "uint64"
+    return np.ascontiguousarray(
+        array, "float64" if kind == "f" else "int64" if small else array.dtype
+    )
 
 
 def _refuse_captured(rows: Variable, inputs: Iterable[Variable], n: int) -> None:
@@ -88,18 +98,21 @@ class RowByRow:
             rows = pt.as_tensor_variable(statistic(**inputs))
         except TypeError:
             raise ValueError(
-                f"statistic must take the arrays by name, {sorted(arrays)}, and return a tensor."
+                f"statistic must take the arrays by name, {sorted(arrays)}, and return a tensor. "
+                "PyTensor has no x - y and no -x of truth values: use x.astype('int64'); a constant "
+                "is np.array(True)."
             ) from None
         # an error that depends on a private number would tell it
         longest = min(len(x) for x in arrays.values()) if n_is_public else _LONGEST_TABLE
         _refuse_captured(rows, inputs.values(), longest)
         if rows.type.ndim not in (1, 2):
             raise ValueError("statistic must return one row per record, of shape (n,) or (n, m).")
-        if whole and rows.type.dtype.startswith("float"):
+        if whole and not is_discrete(rows):
             raise ValueError(
                 "mechanism='geometric' needs an integer statistic; use .astype('int64')."
             )
         self.scalar = rows.type.ndim == 1
+        [rows] = without_wrapping([rows], "statistic", single=True)
         matrix = rows[:, None] if self.scalar else rows
         try:
             self._function = compile_function(list(inputs.values()), matrix.astype("float64"))
@@ -127,7 +140,7 @@ class RowByRow:
         made_up = [
             rng.random((_MADE_UP, *x.shape[1:]))
             if x.dtype.kind == "f"
-            else rng.integers(0, 2, (_MADE_UP, *x.shape[1:]))
+            else rng.integers(0, 2, (_MADE_UP, *x.shape[1:])).astype(x.dtype)
             for x in blank
         ]
         together = np.asarray(self._function(*made_up))

@@ -20,7 +20,7 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Cast, IntDiv, Mod, Pow
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-__all__ = ["without_errors"]
+__all__ = ["never_negative", "without_errors"]
 
 
 class _ToInteger(Op):
@@ -79,14 +79,14 @@ def _replacement(node: Apply, inputs: Sequence[Variable], interpreted: bool) -> 
     scalar = node.op.scalar_op
     if isinstance(scalar, Pow) and dtype.startswith("float"):
         base, exponent = inputs
-        if exponent.type.dtype[0] == "f" or _never_negative(exponent):
+        if exponent.type.dtype[0] == "f" or never_negative(exponent):
             return None
         return _real_power(base.astype(dtype), exponent.astype("int64"))
     if not dtype.startswith(("int", "uint")):
         return None
     if isinstance(scalar, Cast):
         return _ToInteger(dtype)(inputs[0]) if interpreted else None
-    if not isinstance(scalar, IntDiv | Mod | Pow) or _never_negative(inputs[1]):
+    if not isinstance(scalar, IntDiv | Mod | Pow) or never_negative(inputs[1]):
         return None
     if isinstance(scalar, Pow):
         return _power(*inputs).astype(dtype)
@@ -108,7 +108,8 @@ def _real_power(base: Variable, exponent: Variable) -> Variable:
     return pt.switch(exponent < 0, 1.0 / found, found).astype(base.type.dtype)
 
 
-def _never_negative(x: Variable) -> bool:
+def never_negative(x: Variable) -> bool:
+    """Whether integers are known to be 0 or more: unsigned, or constant."""
     if x.type.dtype[0] in "ub":
         return True
     while x.owner is not None and isinstance(x.owner.op, DimShuffle):

@@ -27,6 +27,7 @@ from pymc_dp._compat import OWN_INNER_GRAPHS
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import is_long_constant
 from pymc_dp.rows.counts import RowCounts
+from pymc_dp.rows.integers import without_wrapping
 
 __all__ = ["log_densities", "long_constants_kept"]
 
@@ -74,7 +75,7 @@ def log_densities(
     Raises
     ------
     NotFactorizable
-        If PyMC can not derive them.
+        If PyMC can not derive them, or they confuse integers with truth values.
     """
     everything = model.basic_RVs
     values = [model.rvs_to_values[rv] for rv in everything]
@@ -115,7 +116,11 @@ def log_densities(
             "disagree. Give every column of one likelihood the same number of rows."
         ) from error
     data = {symbol: constant for constant, symbol in hidden.items()}
-    return clone_replace(logps, data, rebuild_strict=False)
+    logps = clone_replace(logps, data, rebuild_strict=False)
+    return [
+        without_wrapping([logp], f"The density of `{rv.name}`")[0]
+        for rv, logp in zip(rvs, logps, strict=True)
+    ]
 
 
 def _made_anew(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variable]:

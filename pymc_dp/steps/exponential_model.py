@@ -18,7 +18,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp.bounds import data_behind, known_limits
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.records import public_inputs, refuse_private
-from pymc_dp.rows.alone import RowByRow
+from pymc_dp.rows.alone import RowByRow, widened
 from pymc_dp.rows.contributions import Statistic
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.functions import (
@@ -117,16 +117,11 @@ class _SingleRows:
         self._rows, self._centre, self._half, self._weight = rows, centre, half, weight
 
     def __call__(self, arrays: list[np.ndarray]) -> np.ndarray:
-        found = self._rows.compute(_wide(arrays))
+        found = self._rows.compute([widened(x) for x in arrays])
         found = (found - self._centre[:, None]) / self._half[:, None]
         if self._weight is None:
             return found
         return np.vstack([found, np.full((1, found.shape[1]), self._weight)])
-
-
-def _wide(arrays: list[np.ndarray]) -> list[np.ndarray]:
-    """As `RowByRow` takes them: sums and products of small integers do not wrap."""
-    return [np.ascontiguousarray(x, "float64" if x.dtype.kind == "f" else "int64") for x in arrays]
 
 
 def exponential_model(source: Source, by_hand: ByHand | None, sampler: str) -> ExponentialModel:
@@ -242,8 +237,8 @@ def _described(
         )
     length = source.records.groups[0].store.n_rows
     like = {
-        label: np.broadcast_to(x[:1], (length, *x.shape[1:]))
-        for label, x in zip(labels, _wide(blank), strict=True)
+        label: np.broadcast_to(widened(x[:1]), (length, *x.shape[1:]))
+        for label, x in zip(labels, blank, strict=True)
     }
     call = by_hand.statistic
     if len(labels) == 1:

@@ -1,0 +1,158 @@
+"""Integer arithmetic of rows in double precision, where it cannot wrap.
+
+PyTensor gives the product of two integers their own type.  Whether a large product wraps in it
+differs between PyTensor's backends, and with what else is fused into one loop; so does whether the
+sum of two truth values is 1 or 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytensor.tensor as pt
+from pymc.logprob.abstract import MeasurableOp
+from pytensor.compile.builders import OpFromGraph
+from pytensor.graph.basic import Apply, Variable
+from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.traversal import toposort
+from pytensor.scalar.basic import Abs, Add, Cast, Invert, Mul, Neg, Pow, Sqr, Sub
+from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Dot
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.rewriting.ofg import inline_ofg_node
+
+from pymc_dp.errors import NotFactorizable
+from pymc_dp.rows.total import never_negative
+
+__all__ = ["is_discrete", "without_wrapping"]
+
+#: Elementwise operations whose result may be out of range of the type of integers.
+_GROWING = (Abs, Add, Mul, Neg, Pow, Sqr, Sub)
+_SINGLE = ("float16", "float32")
+
+
+def is_discrete(variable: Variable) -> bool:
+    """Whether a variable holds integers or truth values."""
+    return getattr(variable.type, "dtype", "").startswith(("int", "uint", "bool"))
+
+
+def without_wrapping(
+    outputs: Sequence[Variable], what: str, *, single: bool = False
+) -> list[Variable]:
+    """`outputs` with arithmetic of integer arrays in double precision.
+
+    Casts to integers cut off decimals, and keep what is out of range of the type.  Single numbers,
+    most of them lengths, stay integers, and so do labels.
+
+    Parameters
+    ----------
+    outputs : sequence of Variable
+        Random variables behind them stay as they are.
+    what : str
+        Their name at the beginning of a message.
+    single : bool, default False
+        Whether what PyTensor would compute in single precision, such as the exponential of a truth
+        value, is computed in double precision as well.
+
+    Raises
+    ------
+    NotFactorizable
+        If ``~`` is used on integers, or ``+`` on truth values.
+    """
+    return _rebuilt(outputs, what, single, {}, set())
+
+
+def _rebuilt(
+    outputs: Sequence[Variable],
+    what: str,
+    single: bool,
+    found: dict[Variable, Variable],
+    done: set[Apply],
+) -> list[Variable]:
+    for node in toposort(outputs):
+        if node in done or isinstance(node.op, RandomVariable | MeasurableOp):
+            continue
+        done.add(node)
+        _refuse_confused(node, what)
+        inputs = [found.get(x, x) for x in node.inputs]
+        if isinstance(node.op, OpFromGraph) and any(map(is_discrete, node.inputs)):
+            replaced = _rebuilt(inline_ofg_node(node), what, single, found, done)
+        else:
+            replaced = _in_double_precision(node, inputs, single)
+            if not replaced and inputs != node.inputs:
+                replaced = _with_inputs(node, inputs)
+        found.update(zip(node.outputs, replaced, strict=False))
+    return [found.get(x, x) for x in outputs]
+
+
+def _refuse_confused(node: Apply, what: str) -> None:
+    scalar = getattr(node.op, "scalar_op", None)
+    if not isinstance(node.op, Elemwise):
+        scalar = getattr(node.op, "core_op", node.op)
+    dtype = getattr(node.outputs[0].type, "dtype", None)
+    if isinstance(scalar, Invert) and dtype != "bool":
+        raise NotFactorizable(
+            f"{what} uses ~ (pt.invert) on integers, where ~x is -1 - x and never 0 for 0 and 1. "
+            "Write 1 - x, or ~(x > 0); data that are True and False can be passed as such."
+        )
+    if isinstance(scalar, Add | Dot) and dtype == "bool":
+        raise NotFactorizable(
+            f"{what} adds True and False, which is a count or a logical or, depending on the "
+            "backend of PyTensor. Write x.astype('int64') + y for a count, or x | y."
+        )
+
+
+def _in_double_precision(node: Apply, inputs: Sequence[Variable], single: bool) -> list[Variable]:
+    """The outputs of arithmetic on integers, as real numbers; nothing for other operations."""
+    op, out = node.op, node.outputs[0]
+    if getattr(out.type, "ndim", 0) == 0:
+        return []
+    weak = _SINGLE if single else ()
+    real = [
+        x.astype("float64") if is_discrete(x) or getattr(x.type, "dtype", "") in weak else x
+        for x in inputs
+    ]
+    whole = is_discrete(out) and out.type.dtype != "bool"
+    if isinstance(op, Elemwise):
+        scalar, [x, *_] = op.scalar_op, inputs
+        if isinstance(scalar, Cast):
+            if not whole or (is_discrete(x) and np.can_cast(x.type.dtype, out.type.dtype)):
+                return []  # also casts to real numbers
+            return [real[0] if is_discrete(x) else pt.trunc(x.astype("float64"))]
+        mixed = out.type.dtype == "float64" and all(map(is_discrete, node.inputs))
+        if not (out.type.dtype in weak or mixed or (whole and isinstance(scalar, _GROWING))):
+            return []
+        [found] = op.make_node(*real).outputs
+        cut = whole and isinstance(scalar, Pow) and not never_negative(node.inputs[1])
+        return [pt.trunc(found) if cut else found]
+    if isinstance(op, CAReduce) and whole and isinstance(op.scalar_op, Add | Mul):
+        reduce = pt.sum if isinstance(op.scalar_op, Add) else pt.prod
+        return [reduce(real[0], axis=op.axis)]
+    product = isinstance(getattr(op, "core_op", op), Dot) and whole
+    if product or (isinstance(op, CumOp) and is_discrete(out)):
+        return op.make_node(*real).outputs
+    return []
+
+
+def _with_inputs(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
+    """The operation on real numbers, or on integers again where it takes no others."""
+    for attempt in _attempts(node, inputs):
+        try:
+            return node.op.make_node(*attempt).outputs
+        except (AssertionError, IndexError, NotImplementedError, TypeError, ValueError):
+            continue
+    raise AssertionError(f"{node.op} was made with the types of these inputs before.")
+
+
+def _attempts(node: Apply, inputs: Sequence[Variable]) -> Iterator[list[Any]]:
+    before = [
+        now if now is then else now.astype(then.type.dtype)
+        for now, then in zip(inputs, node.inputs, strict=True)
+    ]
+    if not isinstance(node.op, HasInnerGraph):
+        yield list(inputs)
+        yield [inputs[0], *before[1:]]  # labels and lengths come after the array
+    yield before
