@@ -43,6 +43,7 @@ from pymc_dp.rows.functions import (
     RowFunctions,
     compile_parameter_function,
 )
+from pymc_dp.rows.infinite import may_be_infinite
 from pymc_dp.rows.intervals import Interval
 from pymc_dp.rows.lift import lift_rows
 from pymc_dp.rows.sizes import counts_rows, fixed_shapes
@@ -411,7 +412,7 @@ def _blank(graph: RowGraph) -> RecordStore:
 
 
 def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
-    arrays = []
+    arrays, compared = [], may_be_infinite(graph)
     for leaf in graph.leaves:
         source = leaf.source
         # a shared variable can be changed later with pm.set_data: keep the values of now
@@ -425,7 +426,7 @@ def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
                 )
             data = clamp(data, limits[source])
         if data.dtype.kind == "f":
-            _refuse_non_finite(data, name)
+            _refuse_non_finite(data, name, infinite=leaf.block in compared)
         arrays.append(data)
     _refuse_wrong_labels(graph, arrays)
     return RecordStore(arrays)
@@ -484,15 +485,15 @@ def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
             )
 
 
-def _refuse_non_finite(data: np.ndarray, name: str) -> None:
-    finite = np.isfinite(data)
-    if finite.all():
+def _refuse_non_finite(data: np.ndarray, name: str, *, infinite: bool) -> None:
+    usable = ~np.isnan(data) if infinite else np.isfinite(data)
+    if usable.all():
         return
-    columns = np.flatnonzero(~finite.reshape(len(data), -1).all(axis=0))
+    columns = np.flatnonzero(~usable.reshape(len(data), -1).all(axis=0))
     where = f"column {', '.join(map(str, columns))} of {name}" if data.ndim > 1 else name
     raise UnsafeModel(
-        f"{where} holds NaN or infinite values. Clean the data before the model is built (which "
-        "rows are concerned is not shown here: it is private)."
+        f"{where} holds NaN{'' if infinite else ' or infinite values'}. Clean the data before the "
+        "model is built (which rows are concerned is not shown here: it is private)."
     )
 
 

@@ -18,7 +18,7 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.sort import SortOp
 
-__all__ = ["has_bends", "has_kinks"]
+__all__ = ["has_bends", "has_kinks", "number"]
 
 _BENDS = (
     scalar.Abs,
@@ -65,7 +65,7 @@ def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
         if not _is_float(node.outputs[0]) and not isinstance(operation, scalar.EQ):
             compares, before = any(map(_is_float, mine)), [decided[x] for x in mine if x in decided]
             if compares or before:
-                ends = [_number(x) in (0.0, 1.0) for x in node.inputs if x not in depend]
+                ends = [number(x) in (0.0, 1.0) for x in node.inputs if x not in depend]
                 decided[node.outputs[0]] = all(before) and (not compares or any(ends))
     return False
 
@@ -85,7 +85,7 @@ def _is_float(x: Variable) -> bool:
     return str(x.type.dtype).startswith("float")
 
 
-def _number(x: Variable) -> float | None:
+def number(x: Variable) -> float | None:
     """The value of a constant that is one number, whatever its axes."""
     try:
         return float(get_underlying_scalar_constant_value(x))
@@ -94,7 +94,7 @@ def _number(x: Variable) -> float | None:
 
 
 def _is_impossible(log_density: Variable) -> bool:
-    return _number(log_density) == -math.inf
+    return number(log_density) == -math.inf
 
 
 def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:

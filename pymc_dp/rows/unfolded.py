@@ -27,6 +27,7 @@ from pymc_dp._compat import OWN_INNER_GRAPHS
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import is_long_constant
 from pymc_dp.rows.counts import RowCounts
+from pymc_dp.rows.infinite import open_sided
 from pymc_dp.rows.integers import without_wrapping
 
 __all__ = ["log_densities", "long_constants_kept"]
@@ -87,6 +88,7 @@ def log_densities(
     symbolic = clone_replace(everything, hidden, rebuild_strict=False, **OWN_INNER_GRAPHS)
     if counts is not None:
         symbolic = _made_anew(symbolic, set(hidden.values()))
+    open_sided(symbolic)
     clones = dict(zip(everything, symbolic, strict=True))
     symbols = dict(zip(values, clone_replace(values, hidden, rebuild_strict=False), strict=True))
     # a short array may be one of rows, too, and is told only by where it stands
