@@ -47,6 +47,7 @@ from pymc_dp.rows.infinite import may_be_infinite
 from pymc_dp.rows.intervals import Interval
 from pymc_dp.rows.lift import lift_rows
 from pymc_dp.rows.sizes import counts_rows, fixed_shapes
+from pymc_dp.rows.support import ends_of_support
 from pymc_dp.rows.total import without_errors
 from pymc_dp.rows.unfolded import log_densities, long_constants_kept
 
@@ -370,6 +371,11 @@ def extract(
             _refuse_private_start(model, public, length, counts)
             graphs = lifted()
     for graph, terms in graphs:
+        for name, logp in terms.items():
+            alone = graph
+            if len(terms) > 1:  # what one variable observes may be a covariate of another
+                alone = lift_rows({name: logp}, shapes, public_variables, graph.n_rows, length)
+            _refuse_ends(model, alone, shapes, point)
         _refuse_constant(graph)
         _refuse_other_axes(model, graph)
         _refuse_bounded_labels(graph, limits)
@@ -430,6 +436,28 @@ def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
         arrays.append(data)
     _refuse_wrong_labels(graph, arrays)
     return RecordStore(arrays)
+
+
+def _refuse_ends(
+    model: Model,
+    graph: RowGraph,
+    shapes: Mapping[Variable, tuple[int, ...]],
+    start: Mapping[str, np.ndarray],
+) -> None:
+    """Scores do not show where a support ends: paid rounds would find nothing."""
+    [name] = graph.names
+    observed = set(ancestors([model.rvs_to_values[model[name]]]))
+    found = ends_of_support(graph, observed, shapes, start)
+    if found:
+        ends = ", ".join(f"`{model.values_to_rvs[value].name}`" for value in found)
+        raise UnsafeModel(
+            f"The support of `{name}` ends at a value that depends on {ends}: beyond it the "
+            "density is zero. Only the most extreme records tell where it ends, and the scores "
+            "that would be released do not show it, so no budget is large enough. Fix the end at a "
+            "public value, choose a distribution whose support does not depend on parameters, or "
+            "publish noisy counts of the data in public intervals and sample from these with "
+            "dp.PrivacyAwareGibbs."
+        )
 
 
 def _refuse_constant(graph: RowGraph) -> None:

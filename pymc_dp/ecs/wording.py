@@ -35,6 +35,12 @@ _WORDS = (
     (r"; that is private under neighboring='add_or_remove_one' and with a privacy_unit", ""),
     (r"nothing can be hidden among so few", "there is nothing to take a sample of"),
     (r"a public group", "a group"),
+    (
+        r"the scores that would be released do not show it, so no budget is large enough\. Fix the "
+        r"end at a public value",
+        "most samples of records do not hold them. Fix the end at a constant",
+    ),
+    (r", or publish noisy counts .*PrivacyAwareGibbs", ", or use NUTS"),
 )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import pytensor
@@ -14,13 +13,11 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import array_of
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import (
-    INTERPRETED,
-)
+from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.total import without_errors
 
-__all__ = ["check_numerically"]
+__all__ = ["check_numerically", "full_eta"]
 
 
 def _synthetic(
@@ -59,7 +56,7 @@ def check_numerically(
     total = terms[0]
     for term in terms[1:]:
         total = total + term
-    shared_etas = [_full_eta(cut, graph) for cut in graph.cuts]
+    shared_etas = [full_eta(cut, graph.n_rows) for cut in graph.cuts]
     rebuilt = clone_replace(
         [graph.loglik],
         {cut.eta: eta for cut, eta in zip(graph.cuts, shared_etas, strict=True)},
@@ -119,10 +116,10 @@ def check_numerically(
         )
 
 
-def _full_eta(cut: Any, graph: RowGraph) -> Variable:
+def full_eta(cut: Cut, n_rows: int) -> Variable:
     """The row input of a cut, computed from the shared value for all rows."""
     if cut.kind == "dot":
         return pt.dot(cut.row_data, cut.phi).astype(cut.eta.type.dtype)
     if cut.kind == "index":
         return cut.phi[cut.row_data]
-    return pt.alloc(cut.phi, graph.n_rows, *cut.phi.shape)
+    return pt.alloc(cut.phi, n_rows, *cut.phi.shape)
