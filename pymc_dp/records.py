@@ -141,6 +141,7 @@ class PublicTerms:
         """(d,) gradient at z."""
         return self.both(z)[1]
 
+    @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
     def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """Log-density and gradient at z, for the price of one."""
         value, slope = self._function(self.coordinates.theta(z))

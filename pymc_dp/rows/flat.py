@@ -63,8 +63,9 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
                         here = functions.scores(etas, phis, labels, blocks)[k]
                         there = functions.scores(moved_etas, moved_phis, labels, blocks)[k]
                     assert here is not None and there is not None
-                    change = np.abs(there - here) <= _ZERO * np.abs(here)
-                    flat[k] = np.mean(change & (np.abs(here) > 0.0)) > 0.5
+                    # a made-up outcome may be impossible, and its score infinite
+                    same = np.isclose(there, here, rtol=_ZERO, atol=0.0) & np.isfinite(here)
+                    flat[k] = np.mean(same & (here != 0.0)) > 0.5
                 everywhere = flat if everywhere is None else everywhere & flat
         if everywhere is not None and everywhere.any():
             return True

@@ -78,15 +78,26 @@ def compile_parameter_function(
     """Compile a function of the parameters alone, called a few times per iteration.
 
     Large graphs (an LKJ prior, say) take numba minutes to compile and an interpreter half a
-    millisecond to run, so they are interpreted.
+    millisecond to run, so they are interpreted.  They are as silent as compiled ones where a value
+    is not finite: a search for a mode, or a chain, comes to such places and turns back.
     """
-    if compile_kwargs and "mode" in compile_kwargs:
-        return compile_function(inputs, outputs, compile_kwargs)
-    mode = Mode(linker="py", optimizer="fast_run")
-    interpreted = compile_function(inputs, outputs, {**(compile_kwargs or {}), "mode": mode})
-    if len(interpreted.maker.fgraph.apply_nodes) > _LARGE_GRAPH:
-        return interpreted
-    return compile_function(inputs, outputs, compile_kwargs)
+    if not (compile_kwargs and "mode" in compile_kwargs):
+        mode = Mode(linker="py", optimizer="fast_run")
+        interpreted = compile_function(inputs, outputs, {**(compile_kwargs or {}), "mode": mode})
+        if len(interpreted.maker.fgraph.apply_nodes) > _LARGE_GRAPH:
+            return _Silent(interpreted)
+    return _Silent(compile_function(inputs, outputs, compile_kwargs))
+
+
+@dataclass(frozen=True)
+class _Silent:
+    """A function that raises no floating-point warnings; unlike a closure, it can be pickled."""
+
+    function: Any
+
+    def __call__(self, *inputs: np.ndarray) -> Any:
+        with np.errstate(all="ignore"):
+            return self.function(*inputs)
 
 
 @dataclass(frozen=True, eq=False)
