@@ -32,7 +32,14 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent, batch_event
 from pymc_dp.forecast import Forecast, forecast
 from pymc_dp.ledger import Ledger
-from pymc_dp.records import count_units, longest_unnamed, private_observed, row_counts
+from pymc_dp.records import (
+    Records,
+    count_units,
+    extract,
+    longest_unnamed,
+    private_observed,
+    row_counts,
+)
 
 __all__ = [
     "PrivacyBudget",
@@ -297,6 +304,11 @@ class PrivacyBudget:
         return self.neighboring == "add_or_remove_one" or self.privacy_unit is not None
 
     @property
+    def sensitivity(self) -> float:
+        """l2 sensitivity of a sum of vectors of norm at most 1."""
+        return 2.0 if self.neighboring == "replace_one" else 1.0
+
+    @property
     def longest_unnamed(self) -> int:
         """From how many entries on an array without a name may be private."""
         private = self.neighboring == "add_or_remove_one"
@@ -374,6 +386,8 @@ class PrivacyBudget:
     ) -> Forecast:
         """What the rest of the budget will buy; nothing is spent and no record is read.
 
+        A model that cannot be sampled privately is refused in the words of :func:`pymc_dp.sample`.
+
         Parameters
         ----------
         model : pymc.Model, optional
@@ -394,7 +408,7 @@ class PrivacyBudget:
 
         Raises
         ------
-        ValueError, UnsafeModel
+        ValueError, UnsafeModel, NotFactorizable
 
         Notes
         -----
@@ -404,22 +418,60 @@ class PrivacyBudget:
         model = model_of(model)
         if get_budget(model) is not self:
             raise UnsafeModel("The budget belongs to another model than the one given.")
-        start = model.initial_point()
-        sizes = [np.size(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs]
+        self.check_model(model)
+        self.check_data(model)
+        # what the graph proves needs no numbers to check it, nor a private value
+        records = self.records_of(model, check=False, read=False)
         if epsilon is None:
             mu2 = max(self.remaining().gdp_mu2, 2.0**-30)
         else:
             mu2 = mu_from_budget(epsilon, self.delta) ** 2
+        return self.forecast(name_of(step), draws, tune, chains, d=records.parameters.size, mu2=mu2)
+
+    def records_of(self, model: Model, **options: bool) -> Records:
+        """The records of a model that can be sampled privately; nothing is spent.
+
+        Parameters
+        ----------
+        model : pymc.Model
+        **options
+            `check` and `read` of :func:`pymc_dp.records.extract`.
+
+        Returns
+        -------
+        Records
+
+        Raises
+        ------
+        UnsafeModel, NotFactorizable, ValueError
+            With the variable and the remedy.
+        """
+        records = extract(model, **self.secrecy, **options)
+        parameters = records.parameters
+        for value, where in zip(parameters.values, parameters.slices, strict=True):
+            # a search cannot begin where a density has no slope
+            if not np.isfinite(records.initial[where]).all():
+                raise ValueError(
+                    f"The initial value of {model.values_to_rvs[value].name} lies on the edge of "
+                    "its support, from where nothing moves. Nothing has been spent. Give it "
+                    "another one, inside: initval=."
+                )
+        return records
+
+    def forecast(
+        self, sampler: str, draws: int | str, tune: int, chains: int, *, d: int, mu2: float
+    ) -> Forecast:
+        """What a squared mu would buy for a model of d parameters: public arithmetic."""
         return forecast(
-            name_of(step),
+            sampler,
             draws=draws,
             tune=tune,
             chains=chains,
             n=self.n_public,
-            d=int(sum(sizes)),
+            d=d,
             mu2=mu2,
             delta=self.delta,
-            sensitivity=2.0 if self.neighboring == "replace_one" else 1.0,
+            sensitivity=self.sensitivity,
         )
 
     def table(self) -> pd.DataFrame:

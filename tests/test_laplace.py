@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 import xarray as xr
 from scipy import stats
@@ -469,6 +470,62 @@ def test_budget_plan_spends_nothing():
         budget.plan(other)
     with pytest.raises(ValueError, match=r"must be a PyMC model, not int.*draws=500"):
         budget.plan(500)
+
+
+RECORDS = np.linspace(0.1, 2.0, 60)
+#: Models that cannot be sampled privately.
+REFUSED = {
+    "discrete parameter": lambda: pm.Normal("y", pm.Poisson("k", 2.0), 1.0, observed=RECORDS),
+    "one latent per record": lambda: pm.Normal(
+        "y", pm.Normal("latent", shape=60), 1.0, observed=RECORDS
+    ),
+    "support": lambda: pm.Uniform("y", 0, pm.HalfNormal("top"), observed=RECORDS),
+    "potential": lambda: (
+        pm.Normal("y", pm.Normal("mu"), 1.0, observed=RECORDS),
+        pm.Potential("penalty", pt.as_tensor(1.0)),
+    ),
+    "latent Gaussian process": lambda: pm.Normal(
+        "y",
+        pm.gp.Latent(cov_func=pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("ls"))).prior(
+            "f", X=RECORDS[:, None]
+        ),
+        1.0,
+        observed=RECORDS,
+    ),
+    "marginal Gaussian process": lambda: pm.gp.Marginal(
+        cov_func=pm.gp.cov.ExpQuad(1, ls=pm.HalfNormal("ls"))
+    ).marginal_likelihood("y", X=RECORDS[:, None], y=RECORDS, sigma=1.0),
+    "autoregression": lambda: pm.AR("y", rho=pm.Normal("rho", shape=1), observed=RECORDS),
+    "edge": lambda: pm.Normal("y", 0, pm.HalfNormal("sigma", initval=0.0), observed=RECORDS),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+@pytest.mark.filterwarnings("ignore:These data already have a budget")
+def test_budget_plan_refuses_what_cannot_be_sampled(what):
+    """In the words of dp.sample, before anything is spent."""
+    texts = []
+    for call in (dp.PrivacyBudget.plan, lambda _: dp.sample(draws=10, progressbar=False)):
+        with pm.Model():
+            REFUSED[what]()
+            budget = dp.PrivacyBudget(1.0, 1e-6)
+            with pytest.raises(ValueError) as error:
+                call(budget)
+        assert budget.spent().gdp_mu2 == 0
+        texts.append(f"{type(error.value)}: {error.value}")
+    assert texts[0] == texts[1]
+
+
+def test_budget_plan_reads_no_record():
+    """It forecasts for data that dp.sample refuses for what they hold."""
+    with pm.Model() as model:
+        x = pm.Data("x", np.where(RECORDS > 1.0, np.inf, RECORDS))
+        labels = pm.Data("labels", np.full(60, 7))
+        pm.Normal("y", pm.Normal("b", shape=2)[labels] * x, 1.0, observed=RECORDS)
+        budget = dp.PrivacyBudget(1.0, 1e-6)
+        assert budget.plan().d == 2
+        with pytest.raises(UnsafeModel):
+            dp.sample(model=model, progressbar=False)
 
 
 def test_sample_takes_draws_auto():

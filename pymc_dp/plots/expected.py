@@ -10,7 +10,8 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_dp._checks import check_epsilon
-from pymc_dp.budget import MODELS, PrivacyBudget, get_budget, require_budget
+from pymc_dp.accounting import mu_from_budget
+from pymc_dp.budget import MODELS, PrivacyBudget, get_budget, name_of, require_budget
 from pymc_dp.plots.drawing import COLOURS, LIMIT, axes_for, legend_above, log_x_axis, tidy
 
 if TYPE_CHECKING:
@@ -79,8 +80,10 @@ def plot_effective_draws(
     if len(grid) < 2:
         raise ValueError("epsilons must be a list of at least two numbers.")
     names = list(step) if isinstance(step, list | tuple) else [step]
+    d = budget.records_of(model, check=False, read=False).parameters.size
+    mu2s = [mu_from_budget(float(epsilon), budget.delta) ** 2 for epsilon in grid]
     plans = [
-        [budget.plan(model, draws, tune, chains, name, epsilon=float(e)) for e in grid]
+        [budget.forecast(name_of(name), draws, tune, chains, d=d, mu2=mu2) for mu2 in mu2s]
         for name in names
     ]
     ax = axes_for(ax, (6.4, 4.0))

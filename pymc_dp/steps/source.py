@@ -21,11 +21,10 @@ from pymc_dp.bounds import known_limits
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import MU2_UNIT
-from pymc_dp.forecast import SAMPLERS, Forecast, forecast
+from pymc_dp.forecast import SAMPLERS, Forecast
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.mechanisms import Preparation, Unpayable
 from pymc_dp.progress import working
-from pymc_dp.records import extract
 from pymc_dp.results import check_step
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.flat import is_flat
@@ -135,8 +134,7 @@ class Source:
         self.compile_kwargs = compile_kwargs
         # how many entries data have is not to be told where it is private
         check_step(model, data=budget.neighboring == "replace_one")
-        self.records = extract(model, **budget.secrecy)
-        self._refuse_edge()
+        self.records = budget.records_of(model)
         if not self._interrupted():
             self.refuse_if_used_up()
         theta = Coordinates(np.zeros(len(self.records.initial)), np.eye(len(self.records.initial)))
@@ -153,7 +151,7 @@ class Source:
     @property
     def sensitivity(self) -> float:
         """l2 sensitivity of a sum of vectors of norm at most 1."""
-        return 2.0 if self.budget.neighboring == "replace_one" else 1.0
+        return self.budget.sensitivity
 
     def remaining(self) -> int:
         """Ledger units of which shares are parts: those that are left, and those set aside."""
@@ -177,15 +175,6 @@ class Source:
             " A preparation that was interrupted goes on, at no more than it planned, when what "
             "was called then is called again with the same settings."
         )
-
-    def _refuse_edge(self) -> None:
-        """A search can not begin where a density has no slope."""
-        for name, where in self.names():
-            if not np.isfinite(self.records.initial[where]).all():
-                raise ValueError(
-                    f"The initial value of {name} lies on the edge of its support, from where "
-                    "nothing moves. Nothing has been spent. Give it another one, inside: initval=."
-                )
 
     def refuse_if_used_up(self, hint: bool = True) -> None:
         """Raise `BudgetExceeded` unless something is left; hint at a preparation that goes on."""
@@ -558,16 +547,13 @@ class Source:
         """Before anything is spent: will the result be mostly noise?"""
         once = sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
         like = "DPLangevin" if once else "DPPenalty"
-        return forecast(
+        return self.budget.forecast(
             sampler if sampler in SAMPLERS else like,
-            draws=1000 if once else self.counts["draws"],
-            tune=self.counts["tune"],
-            chains=self.counts["chains"] * self.counts["runs"],
-            n=self.budget.n_public,
+            1000 if once else self.counts["draws"],
+            self.counts["tune"],
+            self.counts["chains"] * self.counts["runs"],
             d=self.records.parameters.size,
             mu2=units / MU2_UNIT,
-            delta=self.budget.delta,
-            sensitivity=self.sensitivity,
         )
 
     def _warn_if_improper(self) -> None:
