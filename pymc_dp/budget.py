@@ -428,14 +428,14 @@ class PrivacyBudget:
             mu2 = mu_from_budget(epsilon, self.delta) ** 2
         return self.forecast(name_of(step), draws, tune, chains, d=records.parameters.size, mu2=mu2)
 
-    def records_of(self, model: Model, **options: bool) -> Records:
+    def records_of(self, model: Model, *, check: bool = True, read: bool = True) -> Records:
         """The records of a model that can be sampled privately; nothing is spent.
 
         Parameters
         ----------
         model : pymc.Model
-        **options
-            `check` and `read` of :func:`pymc_dp.records.extract`.
+        check, read : bool
+            As for :func:`pymc_dp.records.extract`.
 
         Returns
         -------
@@ -446,7 +446,7 @@ class PrivacyBudget:
         UnsafeModel, NotFactorizable, ValueError
             With the variable and the remedy.
         """
-        records = extract(model, **self.secrecy, **options)
+        records = extract(model, **self.secrecy, check=check, read=read)
         parameters = records.parameters
         for value, where in zip(parameters.values, parameters.slices, strict=True):
             # a search cannot begin where a density has no slope

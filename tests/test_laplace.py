@@ -443,6 +443,34 @@ def test_small_budgets_are_said_to_be_small():
     assert not chains.enough and "effective draws" in chains.advice
 
 
+@pytest.mark.parametrize("sampler", ["DPLangevin", "DPHMC", "DPPenalty"])
+def test_many_parameters_with_few_records_each_are_told(sampler):
+    """Runs with the first figures gave the prior, and half of its width with the second ones."""
+    for n, d, epsilon in [(20_000, 500, 2.0), (2000, 50, 4.0), (500, 4, 1.0), (200, 4, 1.0)]:
+        mu2 = dp.accounting.mu_from_budget(epsilon, 1e-6) ** 2
+        found = forecast_of(sampler=sampler, n=n, d=d, mu2=mu2)
+        assert not found.enough
+        assert "records for each parameter tell" in found.advice
+        assert "little more than the prior" in found.advice and "raise epsilon" in found.advice
+    for n, d, epsilon in [(1000, 4, 1.0), (2000, 50, 8.0), (20_000, 4, 2.0), (20_000, 86, 2.0)]:
+        mu2 = dp.accounting.mu_from_budget(epsilon, 1e-6) ** 2
+        assert "prior" not in forecast_of(sampler=sampler, n=n, d=d, mu2=mu2).advice
+
+
+@pytest.mark.filterwarnings("error:The budget buys next to nothing")
+def test_item_responses_are_told_what_they_will_get_before_they_pay():
+    rng = np.random.default_rng(6)
+    person, item = rng.integers(0, 90, 4000), rng.integers(0, 10, 4000)
+    with pm.Model():
+        logit = pm.Normal("ability", shape=90)[person] - pm.Normal("level", shape=10)[item]
+        pm.Bernoulli("y", logit_p=logit, observed=rng.integers(0, 2, 4000))
+        budget = dp.PrivacyBudget(2.0, 1e-6)
+        assert "next to nothing" in str(budget.plan())
+        with pytest.raises(UserWarning, match=r"40 records.*fewer parameters.*has been spent"):
+            dp.sample(progressbar=False)
+    assert budget.spent().gdp_mu2 == 0
+
+
 def test_the_advice_is_enough():
     small = forecast_of(n=2000, mu2=0.05)
     factor = float(small.advice.split("collect ")[1].split("x")[0])
