@@ -91,7 +91,7 @@ class RowByRow:
     ) -> None:
         blank = [np.zeros((1, *x.shape[1:]), x.dtype) for x in arrays.values()]
         inputs = {
-            name: pt.tensor(name, dtype=x.dtype.name, shape=(None, *x.shape[1:]))
+            name: pt.TensorType(x.dtype.name, shape=(None, *x.shape[1:]))(name)
             for name, x in arrays.items()
         }
         try:
@@ -99,8 +99,8 @@ class RowByRow:
         except TypeError:
             raise ValueError(
                 f"statistic must take the arrays by name, {sorted(arrays)}, and return a tensor. "
-                "PyTensor has no x - y and no -x of truth values: use x.astype('int64'); a constant "
-                "is np.array(True)."
+                "PyTensor has no x - y and no -x of truth values (use x.astype('int64')); it takes "
+                "the constant True as np.array(True)."
             ) from None
         # an error that depends on a private number would tell it
         longest = min(len(x) for x in arrays.values()) if n_is_public else _LONGEST_TABLE

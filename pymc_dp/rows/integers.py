@@ -18,6 +18,8 @@ from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Abs, Add, Cast, Invert, Mul, Neg, Pow, Sqr, Sub
+from pytensor.tensor.basic import Join
+from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Dot
@@ -108,7 +110,7 @@ def _refuse_confused(node: Apply, what: str) -> None:
 def _in_double_precision(node: Apply, inputs: Sequence[Variable], single: bool) -> list[Variable]:
     """The outputs of arithmetic on integers, as real numbers; nothing for other operations."""
     op, out = node.op, node.outputs[0]
-    if getattr(out.type, "ndim", 0) == 0:
+    if all(getattr(out.type, "broadcastable", ())):  # one number
         return []
     weak = _SINGLE if single else ()
     real = [
@@ -152,7 +154,8 @@ def _attempts(node: Apply, inputs: Sequence[Variable]) -> Iterator[list[Any]]:
         now if now is then else now.astype(then.type.dtype)
         for now, then in zip(inputs, node.inputs, strict=True)
     ]
-    if not isinstance(node.op, HasInnerGraph):
+    if isinstance(node.op, Blockwise | Dot | Elemwise | Join):
         yield list(inputs)
+    elif not isinstance(node.op, HasInnerGraph):
         yield [inputs[0], *before[1:]]  # labels and lengths come after the array
     yield before
