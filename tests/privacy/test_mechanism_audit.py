@@ -422,6 +422,10 @@ def test_nothing_paid_for_survives_the_next_iteration_a_freeze_a_pickle_or_a_new
     refused(queries)
     meter.left = 1
     assert queries.begin_iteration()
+    assert not queries.begin_iteration()  # nor is what was not used left to a frozen one
+    refused(queries)
+    meter.left = 1
+    assert queries.begin_iteration()
     queries.begin_chain()
     refused(queries)
     queries.at_start = {"gradient": 1}
