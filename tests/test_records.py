@@ -143,6 +143,63 @@ def with_data(engine: RowEngine, change: Callable[[np.ndarray], np.ndarray]) -> 
 # -- values ---------------------------------------------------------------------------------------
 
 
+ROWS = np.random.default_rng(5)
+COLUMNS = {
+    "ill": ROWS.random(60) < 0.4,
+    "x": ROWS.normal(size=60),
+    "small": ROWS.integers(-128, 128, 60).astype("int8"),
+    "byte": ROWS.integers(0, 256, 60).astype("uint8"),
+    "middle": ROWS.integers(2**16, 2**31, 60).astype("int32"),
+    "large": ROWS.integers(10**9, 9 * 10**9, 60),
+    "huge": 2**63 + ROWS.integers(0, 9, 60).astype("uint64"),
+}
+REAL = {name: column.astype(float) for name, column in COLUMNS.items()}
+#: Columns of a linear predictor as they are written in a model, and in exact arithmetic.
+TYPED: list[tuple[Callable[[Any], Any], Any]] = [
+    (lambda c: ~c["ill"], 1 - REAL["ill"]),
+    (lambda c: pt.invert(c["ill"]), 1 - REAL["ill"]),
+    (lambda c: pt.where(~c["ill"], 1, 0), 1 - REAL["ill"]),
+    (lambda c: pt.switch(~c["ill"], c["x"], 0.5), np.where(COLUMNS["ill"], 0.5, REAL["x"])),
+    (lambda c: ~(c["x"] > 0), REAL["x"] <= 0),
+    (lambda c: ~(c["ill"] & (c["x"] > 0)), ~(COLUMNS["ill"] & (REAL["x"] > 0))),
+    (lambda c: 1 - c["ill"], 1 - REAL["ill"]),
+    (lambda c: c["ill"] * (c["x"] > 0), REAL["ill"] * (REAL["x"] > 0)),
+    (lambda c: pt.stack([c["ill"], c["x"] > 0], 1).sum(1), REAL["ill"] + (REAL["x"] > 0)),
+    (lambda c: c["small"] * c["small"], REAL["small"] ** 2),
+    (lambda c: c["byte"] + c["byte"], 2 * REAL["byte"]),
+    (lambda c: -c["byte"], -REAL["byte"]),
+    (lambda c: c["middle"] * c["middle"], REAL["middle"] ** 2),
+    (lambda c: (c["middle"] * c["middle"]) * c["x"], REAL["middle"] ** 2 * REAL["x"]),
+    (lambda c: c["large"] ** 2, REAL["large"] ** 2),
+    (lambda c: c["huge"] * 2, REAL["huge"] * 2),
+    (lambda c: c["huge"] + c["small"], REAL["huge"] + REAL["small"]),
+    (lambda c: pt.einsum("ij,ij->i", *[pt.stack([c["large"]] * 2, 1)] * 2), 2 * REAL["large"] ** 2),
+    (lambda c: c["middle"].astype("int8"), REAL["middle"]),
+    (lambda c: c["byte"] / c["small"].clip(1, 9), REAL["byte"] / REAL["small"].clip(1, 9)),
+]
+
+
+@pytest.mark.parametrize(("named", "mode"), [(False, QUICK), (True, QUICK), (False, {})])
+def test_truth_values_are_negated_and_integers_do_not_wrap(named: bool, mode: Any) -> None:
+    """Scores are compared as well: each is that of the row's own column."""
+    exact = np.column_stack([column * 1.0 for _, column in TYPED])
+    scale = np.abs(exact).max(axis=0)
+    weights = np.linspace(0.1, 0.5, len(TYPED))
+    with pm.Model() as model:
+        columns = {k: pt.as_tensor(v) for k, v in COLUMNS.items()}
+        if named:  # pm.Data makes 32 bits of 64
+            columns |= {k: pm.Data(k, v) for k, v in COLUMNS.items() if k != "large"}
+        beta = pm.Normal("beta", shape=len(TYPED))
+        terms = [beta[k] * written(columns) / scale[k] for k, (written, _) in enumerate(TYPED)]
+        pm.Normal("y", sum(terms), 1.0, observed=COLUMNS["x"])
+    records = extract(model)
+    found, vectors = evaluate(records.engine(identity(records), mode), weights)
+    residual = COLUMNS["x"] - (exact / scale) @ weights
+    expected = -0.5 * residual**2 - 0.5 * np.log(2 * np.pi)
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(vectors, residual[:, None] * exact / scale, rtol=1e-11, atol=1e-14)
+
+
 @pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=FURTHER))
 def test_terms_add_up_to_the_log_density_of_pymc(name: str) -> None:
     model, records, engine, public = quick(name)
@@ -357,6 +414,16 @@ def fixed(array: Any) -> Any:
 
 
 STANDARDISE = "`y`.*as long as the data reaches other records.*Standardise with public constants"
+
+
+@refused("density of `y` uses ~.*integers.*Write 1 - x")
+def integers_negated_as_truth_values() -> None:
+    observe(pm.Normal("b") * pt.switch(~fixed(DATA.binary), 1.0, 0.0))
+
+
+@refused("density of `y` adds True and False.*x | y")
+def truth_values_added() -> None:
+    observe(pm.Normal("b") * (fixed(DATA.binary > 0) + fixed(DATA.x > 0)))
 
 
 @refused("rows of an unnamed array reach other records.*Standardise with public constants")
