@@ -461,7 +461,22 @@ class PrivacyBudget:
     def forecast(
         self, sampler: str, draws: int | str, tune: int, chains: int, *, d: int, mu2: float
     ) -> Forecast:
-        """What a squared mu would buy for a model of d parameters: public arithmetic."""
+        """What a part of the budget would buy: arithmetic on public numbers.
+
+        Parameters
+        ----------
+        sampler : str
+        draws : int or "auto"
+        tune, chains : int
+        d : int
+            Number of parameters.
+        mu2 : float
+            Squared GDP mu.
+
+        Returns
+        -------
+        Forecast
+        """
         return forecast(
             sampler,
             draws=draws,
