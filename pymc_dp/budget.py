@@ -96,7 +96,7 @@ class PrivacyBudget:
     n_public : int, optional
         A public number of units.  Needed for ``neighboring="add_or_remove_one"``, where the number
         of units is itself private.
-    ledger : str or os.PathLike or Ledger, optional
+    ledger : str, bytes, os.PathLike or Ledger, optional
         A persistent ledger, made with :meth:`pymc_dp.Ledger.create`: the budget reserves its share
         of it.  Default: a temporary ledger, which does not count what other sessions spend.
     dataset : str, optional
@@ -136,7 +136,7 @@ class PrivacyBudget:
         privacy_unit: Any = None,
         public: Iterable[str] = (),
         n_public: int | None = None,
-        ledger: str | os.PathLike[str] | Ledger | None = None,
+        ledger: str | bytes | os.PathLike[str] | Ledger | None = None,
         dataset: str | None = None,
         model: Model | None = None,
     ) -> None:
@@ -613,7 +613,7 @@ def _counts_of(plan: dict[str, Any], cost: int) -> dict[str, int]:
 
 
 def _open_ledger(
-    ledger: str | os.PathLike[str] | Ledger | None, neighboring: Neighboring
+    ledger: str | bytes | os.PathLike[str] | Ledger | None, neighboring: Neighboring
 ) -> Ledger:
     if ledger is None:
         return Ledger.temporary(neighboring)

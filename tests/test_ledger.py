@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import multiprocessing
 import os
 import pickle
+import resource
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import filelock
+import numpy as np
+import pymc as pm
 import pytest
 
+import pymc_dp as dp
 from pymc_dp import metering
+from pymc_dp._compat import group
 from pymc_dp.accounting.gdp import mu_from_budget, units_from_mu
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
 from pymc_dp.events import GaussianEvent
@@ -131,24 +139,112 @@ class TestFile:
             ledger.lease(account, 1, 1, 1)
         assert not os.path.exists(ledger.path)
 
-    def test_a_full_disk_charges_nothing(self, ledger, monkeypatch):
-        account = planned(ledger, cap=10**6)
-        connect = journal.Journal._connect
+    @pytest.mark.parametrize(
+        "path",
+        ["", " ", ":memory:", Path(":memory:"), b":memory:", "file:x?mode=memory", "a\0b", "~/.."],
+    )
+    def test_what_is_no_file_is_refused(self, tmp_path, monkeypatch, path):
+        """SQLite would take some of these for a data base in memory, which nobody else counts."""
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        remedy = r"is not the path of one.*Ledger\.temporary\(\)"
+        if path == "~/..":  # a directory
+            with pytest.raises(LedgerError, match="exists already"):
+                Ledger.create(path)
+            with pytest.raises(LedgerError, match="no ledger at"):
+                Ledger.open(path)
+        else:
+            for call in (Ledger, Ledger.create, Ledger.open):
+                with pytest.raises(ValueError, match=remedy):
+                    call(path)
+        assert os.listdir() == []
 
-        def small(self):
-            connection = connect(self)
-            connection.execute(f"PRAGMA max_page_count={pages}")
-            return connection
+    @pytest.mark.parametrize("path", [None, 3, True, ["ledger"], "~nobody-of-this-name/ledger"])
+    def test_what_is_no_path_is_refused(self, path):
+        for call in (Ledger, Ledger.create, Ledger.open):
+            with pytest.raises(ValueError, match="path"):
+                call(path)
 
-        with closing(sqlite3.connect(ledger.path)) as connection:
-            pages = connection.execute("PRAGMA page_count").fetchone()[0]
-        monkeypatch.setattr(journal.Journal, "_connect", small)
-        leased = 0
-        with pytest.raises(LedgerError, match="disk is full"):
-            for _ in range(1000):
-                leased += ledger.lease(account, 1, 1, 1)
-        assert ledger.spent(account) == leased
-        assert ledger.verify() > 1
+    @pytest.mark.parametrize("name", ["ledger", "l\u00e9dger ?#%.db", b"\xff\xfe.db"])
+    def test_spellings_of_a_path(self, tmp_path, name):
+        """Bytes, a subclass of str and objects with a path all mean the same file."""
+
+        class Spelling(str):
+            pass
+
+        class Somewhere:
+            def __init__(self, path):
+                self.path = path
+
+            def __fspath__(self):
+                return self.path
+
+        raw = os.path.join(os.fsencode(tmp_path), os.fsencode(name))
+        text = os.fsdecode(raw)
+        made = Ledger.create(raw)
+        account = open_account(made)
+        assert os.path.exists(raw)
+        for path in (text, Path(text), Spelling(text), Somewhere(text), Somewhere(raw)):
+            again = Ledger.open(path)
+            assert type(again.path) is str
+            assert again.path == made.path
+            assert again.cap(account) == 1000
+        assert pickle.loads(pickle.dumps(made)).head() == made.head()
+
+    @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO, errno.ENOSPC])
+    def test_a_share_without_locks_charges_nothing(self, ledger, monkeypatch, code):
+        account = planned(ledger)
+        flock = fcntl.flock
+
+        def fail(file, operation):
+            if operation & fcntl.LOCK_EX:
+                raise OSError(code, os.strerror(code))
+            flock(file, operation)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(fcntl, "flock", fail)
+            with pytest.raises(LedgerError, match=r"no record was touched.*local disk with room"):
+                ledger.lease(account, 1, 1, 5)
+            with pytest.raises(LedgerError, match="cannot be locked"):
+                Ledger.create(ledger.path + ".new")
+        assert not os.path.exists(ledger.path + ".new")
+        assert ledger.spent(account) == 0
+        assert ledger.lease(account, 1, 1, 5) == 5
+
+    def test_a_directory_that_is_gone(self, ledger):
+        """Nothing is made in its place, and work goes on when it is back."""
+        account = planned(ledger)
+        directory = Path(ledger.path).parent
+        away = directory.rename(directory.with_name("away"))
+        for call in (ledger.head, lambda: ledger.lease(account, 1, 1, 1)):
+            with pytest.raises(LedgerError, match=r"missing.*back in its place"):
+                call()
+        assert not directory.exists()
+        away.rename(directory)
+        assert ledger.lease(account, 1, 1, 5) == ledger.spent(account) == 5
+
+    def test_a_file_that_cannot_be_written(self, ledger, monkeypatch):
+        """As on a disk that is read-only, by what SQLite says then."""
+        account = planned(ledger)
+        connect = sqlite3.connect
+
+        def read_only(name, **settings):
+            return connect(name.replace("mode=rw", "mode=ro"), **settings)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(sqlite3, "connect", read_only)
+            with pytest.raises(LedgerError, match=r"cannot be written.*run again"):
+                ledger.lease(account, 1, 1, 5)
+        assert ledger.spent(account) == 0
+        assert ledger.lease(account, 1, 1, 5) == 5
+
+    def test_no_room_for_a_temporary_ledger(self, monkeypatch):
+        def fail(**settings):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(tempfile, "mkdtemp", fail)
+        with pytest.raises(LedgerError, match=r"make room, set TMPDIR"):
+            Ledger.temporary()
 
     def test_lock_failures_are_explained(self, ledger, monkeypatch):
         def refuse(self, *args, **kwargs):
@@ -208,6 +304,125 @@ class TestFile:
     def test_temporary_ledger_is_known_by_its_file(self, temporary):
         assert Ledger.open(temporary.path).is_temporary
         assert pickle.loads(pickle.dumps(temporary)).is_temporary
+
+
+class Disk:
+    """A disk with room for some pages of 4096 bytes: by SQLite's own limit, or by the system's."""
+
+    def __init__(self, kind):
+        self.kind = kind
+        self.pages = None
+
+    @contextmanager
+    def transaction(self, journal):
+        if self.pages is None:
+            with TRANSACTION(journal) as transaction:
+                yield transaction
+        elif self.kind == "full":
+            with TRANSACTION(journal) as transaction:
+                transaction._connection.execute(f"PRAGMA max_page_count={self.pages}")
+                yield transaction
+        else:
+            old = resource.getrlimit(resource.RLIMIT_FSIZE)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4096 * self.pages, old[1]))
+            try:
+                with TRANSACTION(journal) as transaction:
+                    yield transaction
+            finally:
+                resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+TRANSACTION = journal.Journal.transaction
+
+
+@pytest.fixture(params=["full", "quota"])
+def disk(request, monkeypatch):
+    disk = Disk(request.param)
+    monkeypatch.setattr(journal.Journal, "transaction", lambda self: disk.transaction(self))
+    return disk
+
+
+class TestDisk:
+    def test_no_ledger_is_made(self, tmp_path, disk):
+        disk.pages = 1
+        with pytest.raises(LedgerError, match="make room"):
+            Ledger.create(tmp_path / "ledger")
+        assert not (tmp_path / "ledger").exists()
+        disk.pages = None
+        assert Ledger.create(tmp_path / "ledger").verify() == 1
+
+    def test_what_is_charged_is_what_was_granted(self, tmp_path, disk):
+        """Whatever is being written when the disk is full, and a page more each time."""
+        ledger = Ledger.create(tmp_path / "ledger")
+        account = prepared(ledger, cap=10**6)
+        disk.pages = os.path.getsize(ledger.path) // 4096
+        event = GaussianEvent("a long name " * 10, 2.0**19)
+        calls = {
+            "account": lambda: 0 * open_account(ledger, cap=10**6),
+            "lease": lambda: ledger.lease(account, 7, 1, 7),
+            "charge": lambda: ledger.charge(account, 7, event),
+        }
+        failed, granted, accounts = [], 0, 1
+        for name in np.random.default_rng(0).choice(list(calls), 150):
+            try:
+                granted += calls[name]()
+                accounts += name == "account"
+            except LedgerError as error:
+                assert "make room and run again" in str(error)
+                failed.append(name)
+                disk.pages += 1
+            assert ledger.spent(account) == granted
+            assert ledger.total_reserved() == accounts * 10**6
+        assert set(failed) == set(calls)
+        disk.pages = None
+        assert ledger.verify() == 2 + 150 - len(failed) + 1
+
+    @pytest.mark.filterwarnings("ignore")
+    def test_a_run_goes_on_when_there_is_room(self, tmp_path, monkeypatch):
+        """The disk is full at one row of every kind, in turn, and there is room when asked again.
+
+        What was released is charged once; of chains that failed, the leases are charged.
+        """
+        x = np.random.default_rng(0).normal(size=(200, 2))
+        ledger = Ledger.create(tmp_path / "ledger")
+        with pm.Model() as model:
+            pm.Normal("y", x @ pm.Normal("b", shape=2), 1.0, observed=x[:, 0])
+            budget = dp.PrivacyBudget(5.0, 1e-6, ledger=ledger)
+        append, account = journal.Transaction.append, budget.account
+
+        def full_at(patch, wanted):
+            def fail(self, kind, *arguments):
+                entry = append(self, kind, *arguments)
+                if kind == wanted:
+                    raise sqlite3.OperationalError("disk I/O error")
+                return entry
+
+            patch.setattr(journal.Transaction, "append", fail)
+
+        def run():
+            return dp.sample(
+                **{"draws": 30, "chains": 1, "tune": 0, "step": "DPPenalty", "model": model},
+                **{"progressbar": False, "compute_convergence_checks": False},
+            )
+
+        spent = []
+        for kind in ("plan", "charge", "release", "run", "chain", "lease"):
+            with monkeypatch.context() as patch:
+                full_at(patch, kind)
+                with pytest.raises(LedgerError, match="make room and run again"):
+                    run()
+            charged = {"charge", "lease", "return"}
+            rows = [e.amount for e in ledger.entries() if e.kind in charged]
+            assert ledger.spent(account) == sum(rows)
+            spent.append(sum(rows))
+        assert spent[0] == spent[1] == 0 < spent[2] < spent[3] == spent[4] == spent[5]
+        with monkeypatch.context() as patch:  # the result is whole all the same
+            full_at(patch, "finish")
+            assert group(run(), "posterior").sizes["draw"] == 30
+        kinds = [e.kind for e in ledger.entries()]
+        assert kinds.count("charge") == kinds.count("release")
+        assert ledger.spent(account) <= ledger.cap(account)
+        assert ledger.verify() == len(kinds)
 
 
 class TestAccounts:

@@ -27,7 +27,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,7 +158,7 @@ class Journal:
         except OSError as error:
             raise LedgerError(
                 f"the ledger {self.path} cannot be made: {error.strerror}; choose a directory that "
-                "exists and can be written"
+                "exists and can be written, on a disk with room"
             ) from None
         try:
             with self.transaction() as transaction:
@@ -245,6 +245,11 @@ class Journal:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
+        if not os.path.exists(self.path):  # before a lock is left where it was
+            raise LedgerError(
+                f"the ledger {self.path} is missing; put it, or its disk, back in its place and "
+                "run again"
+            )
         lock: BaseFileLock = FileLock(self.path + ".lock", timeout=_LOCK_TIMEOUT)
         begin = time.perf_counter()
         try:
@@ -257,8 +262,9 @@ class Journal:
             ) from None
         except (OSError, NotImplementedError) as error:
             raise LedgerError(
-                f"the ledger {self.path} cannot be locked ({error}); put it in a directory that "
-                "can be written, on a local disk whose file locks work"
+                f"the ledger {self.path} cannot be locked ({error}); no record was touched. It "
+                "needs a directory that can be written, on a local disk with room, whose file "
+                "locks work: see to that and run again"
             ) from None
         locked = time.perf_counter()
         if locked - begin > _POLL:
@@ -268,7 +274,8 @@ class Journal:
             yield
         finally:
             held = time.perf_counter() - locked
-            lock.release()
+            with suppress(OSError):  # a lock that was lost: what was written is committed or not
+                lock.release()
             if locked - self._contended_at < 1.0:
                 # Others wait, and a waiting process only looks now and then. Staying away for one
                 # and a half turns lets two of them go first, so that writers nearly take turns.
@@ -285,17 +292,20 @@ class Journal:
 
     def _explain(self, error: sqlite3.Error) -> str:
         text = str(error)
-        if "full" in text:
-            reason = "the disk is full; make room and run again"
+        if "full" in text or "I/O" in text:  # which of them: that depends on the file system
+            reason = (
+                f"{text} (the disk is full, a quota is used up, or a drive fails); make room and "
+                "run again: releases that were kept are not paid again"
+            )
         elif "readonly" in text or "unable to open" in text:
-            reason = "it is missing, or it or its directory cannot be written"
+            reason = "it or its directory cannot be written; make that possible and run again"
         elif "locked" in text:
             reason = "another program has it open; close that program"
         elif any(word in text for word in ("not a database", "malformed", "no such", "empty")):
             reason = "it is damaged or not a ledger; restore a copy, or create one elsewhere"
         else:
             reason = text
-        return f"the ledger {self.path} cannot be used: {reason}. Only what is charged was read"
+        return f"the ledger {self.path} cannot be used: {reason}. No record is read uncharged"
 
 
 def _statements(script: str) -> Iterator[str]:

@@ -37,6 +37,7 @@ __all__ = ["Ledger"]
 
 Neighboring = Literal["replace_one", "add_or_remove_one"]
 
+_Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _FORMAT = 2
 _LARGEST = 2**63 - 1  # SQLite integers are signed 64-bit
 _ALONE = (
@@ -60,7 +61,7 @@ class Ledger:
 
     Parameters
     ----------
-    path : str or os.PathLike
+    path : str, bytes or os.PathLike
         An existing ledger; nothing is read before the first use. `open` is the checked way.
     temporary : bool
         Whether charges may be lost in a power failure; set by `Ledger.temporary`.
@@ -82,9 +83,9 @@ class Ledger:
     hash of a published statement shows it.
     """
 
-    def __init__(self, path: str | os.PathLike[str], temporary: bool = False) -> None:
+    def __init__(self, path: _Path, temporary: bool = False) -> None:
         # One spelling per file, so that every process locks the same lock, wherever it runs.
-        self.path = str(Path(path).expanduser().resolve())
+        self.path = str(_file(path).resolve())
         self.is_temporary = temporary
         self._journal = Journal(self.path, durable=not temporary)
 
@@ -99,7 +100,7 @@ class Ledger:
     @classmethod
     def create(
         cls,
-        path: str | os.PathLike[str],
+        path: _Path,
         epsilon: float | None = None,
         delta: float | None = None,
         neighboring: Neighboring = "replace_one",
@@ -109,7 +110,7 @@ class Ledger:
 
         Parameters
         ----------
-        path : str or os.PathLike
+        path : str, bytes or os.PathLike
             Where; an existing file is refused.
         epsilon, delta : float, optional
             Overall cap on everything that is ever charged to the file. None means no cap.
@@ -140,12 +141,12 @@ class Ledger:
         return ledger
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Ledger:
+    def open(cls, path: _Path) -> Ledger:
         """Open a ledger file and check its first row; `verify` checks all of them.
 
         Parameters
         ----------
-        path : str or os.PathLike
+        path : str, bytes or os.PathLike
 
         Returns
         -------
@@ -155,9 +156,11 @@ class Ledger:
         ------
         LedgerError
             If the file is missing, damaged or not a ledger.
+        ValueError
+            If `path` is not the path of a file.
         """
-        if not Path(path).expanduser().is_file():
-            raise LedgerError(f"there is no ledger at {path}; make one with Ledger.create")
+        if not (found := _file(path)).is_file():
+            raise LedgerError(f"there is no ledger at {found}; make one with Ledger.create")
         ledger = cls(path)
         if ledger._header["temporary"]:
             ledger = cls(path, temporary=True)
@@ -179,7 +182,13 @@ class Ledger:
         -------
         Ledger
         """
-        directory = tempfile.mkdtemp(prefix="pymc_dp-")
+        try:
+            directory = tempfile.mkdtemp(prefix="pymc_dp-")
+        except OSError as error:
+            raise LedgerError(
+                f"no temporary ledger can be made: {error.strerror}; make room, set TMPDIR to a "
+                "directory that can be written, or use a ledger file (Ledger.create)"
+            ) from None
         atexit.register(_remove, directory, os.getpid())
         ledger = cls(Path(directory) / "ledger.sqlite", temporary=True)
         ledger._make(None, None, None, neighboring, None)
@@ -876,6 +885,23 @@ class Ledger:
             f"{rest} is not reserved; the budget asks for {wanted}. Use a smaller epsilon, or "
             "close a budget that has not spent its share (its unspent part is released)"
         )
+
+
+def _file(path: object) -> Path:
+    """The path of a ledger file; ValueError if it is something else, as SQLite would take it."""
+    if not isinstance(path, str | bytes | os.PathLike):
+        raise ValueError(f"the path of a ledger must be a path, not {type(path).__name__}")
+    name = os.fsdecode(path)
+    if not name.strip() or "\0" in name or name == ":memory:" or name.startswith("file:"):
+        raise ValueError(
+            f"a ledger is a file, and {name!r} is not the path of one. Give a path such as "
+            "'ledger.sqlite'; for a ledger that ends with this process use Ledger.temporary(), or "
+            "a PrivacyBudget without ledger="
+        )
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:
+        raise ValueError(f"the path {name!r} of a ledger names no user's home directory") from None
 
 
 def _check_relation(neighboring: object) -> None:

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import secrets
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from pymc_dp import noise
 from pymc_dp._checks import check_delta, check_epsilon, check_number
 from pymc_dp.accounting import mu_from_budget, units_from_mu
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.errors import PrivacyError, UnsafeModel
+from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
 from pymc_dp.events import GaussianEvent
 from pymc_dp.ledger import PREPARATION, STATISTIC, Ledger
 from pymc_dp.mechanisms.preparation import interrupts_wait
@@ -175,7 +176,7 @@ def release_statistic(
     statistic: Callable[..., Any],
     bounds: tuple[Any, Any] | None,
     mechanism: Mechanism,
-    budget: PrivacyBudget | Ledger | str | os.PathLike[str],
+    budget: PrivacyBudget | Ledger | str | bytes | os.PathLike[str],
     *,
     epsilon: float | None = None,
     delta: float | None = None,
@@ -302,8 +303,15 @@ def release_statistic(
             raise PrivacyError("Insecure test noise was switched on during a release.")
         observed, scale = scaling.restored(noisy, sum_.scale, n)
         values = {"value": observed.tolist(), "scale": scale.tolist()}
-        ledger.keep(account, plan_id, event.mechanism, values, 0)
-        ledger.finish_plan(account, plan_id)
+        try:
+            ledger.keep(account, plan_id, event.mechanism, values, 0)
+            ledger.finish_plan(account, plan_id)
+        except LedgerError as error:  # what was paid for is not lost
+            warnings.warn(
+                f"This statistic was charged, but the ledger could not keep a copy of it: {error}.",
+                UserWarning,
+                stacklevel=2,
+            )
     return PublishedStatistic(
         mechanism=mechanism,
         observed=observed.tolist(),
@@ -353,7 +361,7 @@ def _payer(budget: Any, n: int) -> tuple[Ledger, int | None, Neighboring, int]:
                 "pays for releases about its own records; use a ledger for others."
             )
         return budget.ledger, budget.account, budget.neighboring, budget.n_public
-    if isinstance(budget, str | os.PathLike):
+    if isinstance(budget, str | bytes | os.PathLike):
         budget = Ledger.open(budget)
     if not isinstance(budget, Ledger):
         raise ValueError("budget must be a PrivacyBudget, a Ledger, or the path of a ledger.")
