@@ -24,6 +24,7 @@ import pymc_dp as dp
 from pymc_dp import noise
 from pymc_dp.accounting import delta_from_mu, mu_from_pure, smallest_noise_multiplier
 from pymc_dp.clipping import Grid, clip_l1_sum
+from pymc_dp.errors import LedgerError
 from pymc_dp.exact_laplace import discrete_laplace
 from pymc_dp.mechanisms import statistic as mechanisms
 from pymc_dp.privatized import making
@@ -185,6 +186,25 @@ def test_statistics_at_the_ends_of_the_range(tmp_path, mechanism, neighboring, e
             dp.release_statistic(
                 {"y": y}, lambda y: y, (0, 1), mechanism, ledger, **{**values, "epsilon": 2e6}
             )
+
+
+@pytest.mark.parametrize("kind", ["keep", "finish_plan"])
+def test_a_full_disk_after_the_charge_loses_nothing(tmp_path, monkeypatch, kind):
+    """What was paid for is returned; the charge is counted."""
+
+    def fail(*arguments):
+        raise LedgerError("the disk is full")
+
+    ledger = dp.Ledger.create(tmp_path / "ledger")
+    y = np.arange(200) % 2
+    with monkeypatch.context() as patch:
+        patch.setattr(dp.Ledger, kind, fail)
+        with pytest.warns(UserWarning, match="was charged, but .* the disk is full"):
+            found = dp.release_statistic(
+                {"y": y}, lambda y: y, (0, 1), "laplace", ledger, epsilon=20.0, progressbar=False
+            )
+    assert abs(found.observed[0] - 100) < 3
+    assert ledger.spent(1) == ledger.cap(1)
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "geometric"])
