@@ -14,7 +14,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp.privatized.graphs import Function, forward, placed
 from pymc_dp.privatized.innovations import HIGHEST, Innovation, innovation
 from pymc_dp.privatized.proposals import State
-from pymc_dp.privatized.reading import Reading
+from pymc_dp.privatized.reading import Reading, records_of
 from pymc_dp.rows.functions import ParameterVector
 
 __all__ = ["NonCentred"]
@@ -34,7 +34,8 @@ class NonCentred:
     ----------
     reading : Reading
     latents : sequence of Variable, optional
-        Which records are moved by their innovations.  Default: all for which a formula is known.
+        Which records are moved by their innovations.  Default: all for which a formula is known,
+        also those of other steps, which would hold shared parameters in place.
 
     Raises
     ------
@@ -55,27 +56,31 @@ class NonCentred:
 
     def __init__(self, reading: Reading, latents: Sequence[Variable] | None = None) -> None:
         model = reading.model
-        known = {rv: innovation(rv) for rv in reading.latents}
+        known = {rv: innovation(rv) for rv in {*reading.latents, *records_of(model)}}
         found = {rv: f for rv, f in known.items() if f is not None}
         unknown = [rv.name for rv in latents or () if rv not in found]
         if unknown:
             raise ValueError(
                 f"noncentered: no innovations are known for {unknown}. Leave these out."
             )
-        wanted = reading.latents if latents is None else latents
-        self.latents = [rv for rv in reading.latents if rv in wanted and rv in found]
-        self.moved = _parents(reading, self.latents)
+        wanted = found if latents is None else {rv: found[rv] for rv in latents}
+        self.moved = _parents(reading, [rv for rv in reading.latents if rv in wanted])
         if not self.moved:
             raise ValueError(
                 "noncentered: no continuous parameter stands directly behind the records, so "
                 "nothing can be moved together with them."
             )
+        self.latents = [
+            rv
+            for rv in model.free_RVs
+            if rv in wanted and rv not in self.moved and set(ancestors([rv])) & set(self.moved)
+        ]
         self.reading = reading
         values = [model.rvs_to_values[rv] for rv in self.moved]
         shapes = [np.shape(reading.start[v.name]) for v in values]
         self.vector = ParameterVector.of(values, shapes)
         self._where = [reading.others.index(rv) for rv in self.moved]
-        self._places = [reading.latents.index(rv) for rv in self.latents]
+        self._places = [[*reading.latents, *reading.others].index(rv) for rv in self.latents]
         self._limited = [k for k, rv in enumerate(self.latents) if found[rv].limited]
         self._compile(found)
         self._learn_prior()
@@ -84,15 +89,16 @@ class NonCentred:
     def _check_round_trip(self) -> None:
         """Records must come back from their innovations while the parameters stay."""
         values, parameters = self.reading.at_the_start
-        uniforms = [np.full(values[k].shape, 0.5) for k in self._places]
-        held = self._innovations(*values, *parameters, *uniforms)
-        rest = [[*values, *parameters][k] for k in self._rest]
+        both = [*values, *parameters]
+        uniforms = [np.full(both[k].shape, 0.5) for k in self._places]
+        held = self._innovations(*both, *uniforms)
+        rest = [both[k] for k in self._rest]
         _, _, _, *back = self._target(self._theta(parameters), *rest, *held)
-        for k, found in zip(self._places, back, strict=True):
-            if not np.allclose(found, values[k], rtol=1e-4, atol=1e-4):
+        for rv, k, found in zip(self.latents, self._places, back, strict=True):
+            if not np.allclose(found, both[k], rtol=1e-4, atol=1e-4):
                 raise ValueError(
-                    f"noncentered: `{self.reading.latents[k].name}` does not come back from its "
-                    "innovations. Leave it out."
+                    f"noncentered: `{rv.name}` does not come back from its innovations. Leave it "
+                    "out."
                 )
 
     def _compile(self, found: dict[Variable, Innovation]) -> None:
@@ -102,11 +108,8 @@ class NonCentred:
         uniforms: list[Variable] = []
         standardised: list[Variable] = []
         moved: dict[Variable, Variable] = {}
-        new = reading.constrained(reading.others)
-        for rv in reading.latents:
-            if rv not in self.latents:
-                new[rv] = given[rv]
-                continue
+        new = {rv: x for rv, x in given.items() if rv not in self.latents}
+        for rv in self.latents:
             w, u = (pt.tensor(dtype="float64", shape=(None,) * rv.type.ndim) for _ in range(2))
             standardised.append(found[rv].standardised(placed(rv, given), given[rv], w))
             here = placed(rv, new)
@@ -195,11 +198,11 @@ class NonCentred:
         bool
             False where a record was too far in a tail.
         """
-        uniforms = [rng.random(state.values[k].shape) for k in self._places]
-        held = self._innovations(*state.values, *state.parameters, *uniforms)
+        both = [*state.values, *state.parameters]
+        uniforms = [rng.random(both[k].shape) for k in self._places]
+        held = self._innovations(*both, *uniforms)
         if any((held[k] > HIGHEST).any() for k in self._limited):
             return False
-        both = [*state.values, *state.parameters]
         rest = [both[k] for k in self._rest]
         theta = self._theta(state.parameters)
 
@@ -231,8 +234,12 @@ class NonCentred:
         rows, local, *moved = found
         for k, x in zip(self._where, self.vector.point(theta).values(), strict=True):
             state.parameters[k] = x
+        mine = len(state.values)
         for k, x in zip(self._places, moved, strict=True):
-            state.values[k] = np.array(x)
+            if k < mine:
+                state.values[k] = np.array(x)
+            else:
+                state.parameters[k - mine] = np.array(x)
         state.rows, state.local = np.ascontiguousarray(rows), np.array(local)
         state.add_up()
 

@@ -73,11 +73,12 @@ class Reading:
     @cached_property
     def _fixed(self) -> list[Variable]:
         behind = ancestors([*self.latents, *self.model.logp(sum=False)])
-        changing = set(ancestors(self.observed))
+        observed = [self.model.rvs_to_values[rv] for rv in self.model.observed_RVs]
+        changing = set(ancestors(observed))
         return [v for v in dict.fromkeys(behind) if is_data(v) and v not in changing]
 
     def fixed(self) -> list[tuple[str, np.ndarray]]:
-        """Names and copies of all ``pm.Data``, and lengths of ``dims``, that are not `observed`."""
+        """Names and copies of all ``pm.Data``, and lengths of ``dims``, that were not observed."""
         return [(str(v.name or "a shared array"), np.array(array_of(v))) for v in self._fixed]
 
     def published(self) -> np.ndarray:
@@ -258,12 +259,10 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
 
 
 def records_of(model: Model) -> list[Variable]:
-    """The variables with one row per record on which an observed sum over records depends.
+    """The variables with one row per record about which something was published.
 
-    Raises
-    ------
-    NotFactorizable
-        If there are none.
+    Behind an observed sum over records; or discrete, and each reported with noise: the density has
+    an entry per record and depends on nothing else that is unknown.
     """
     start = model.initial_point()
     shapes = {rv: np.shape(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs}
@@ -271,19 +270,17 @@ def records_of(model: Model) -> list[Variable]:
     for rv in model.observed_RVs:
         term = model.logp(vars=[rv], sum=False)[0]
         behind = ancestors_without_shapes([term])
-        direct = [v for v in model.free_RVs if model.rvs_to_values[v] in behind and shapes[v]]
+        every = [v for v in model.free_RVs if model.rvs_to_values[v] in behind]
+        direct = [v for v in every if shapes[v]]
         hidden = {model.rvs_to_values[v] for v in direct}
+        whole = every == direct and all(v.type.dtype.startswith(("int", "bool")) for v in every)
+        reported = _shapes(model, [term])[0][:1] if whole else ()
         for n in {shapes[v][0] for v in direct}:
-            if _sums_over_records(model, term, hidden, n):
+            if reported == (n,) or _sums_over_records(model, term, hidden, n):
                 rows = [v for v in direct if shapes[v][0] == n]
                 behind_rows = set(ancestors(rows))
                 found |= {v for v in model.free_RVs if v in behind_rows and shapes[v][:1] == (n,)}
-    if found:
-        return [v for v in model.free_RVs if v in found]
-    raise NotFactorizable(
-        "No published sum over records was found in the model. Declare it (dp.LaplaceRelease and "
-        "others), or name the records: dp.PrivacyAwareGibbs([x, y])."
-    )
+    return [v for v in model.free_RVs if v in found]
 
 
 def _exist(v: Variable, count: Variable) -> bool:

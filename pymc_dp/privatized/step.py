@@ -68,7 +68,7 @@ class PrivacyAwareGibbs(CompiledStep):
         The records: free variables with one row per record, discrete or continuous, (n,) or
         (n, k).  Also the number of records, a scalar integer variable that enters through
         :func:`pymc_dp.present`, where it is confidential.  Default: all variables with one row
-        per record on which a release depends.
+        per record on which a release depends, and discrete ones that were reported one by one.
     proposal : {"prior", "pcn", "enumerate", "soma"} or callable, default "prior"
         How records are offered new values:
 
@@ -82,9 +82,9 @@ class PrivacyAwareGibbs(CompiledStep):
           log q(proposed | current), both in PyTensor.
     noncentered : "auto", bool, or list of variables, default "auto"
         Also move the parameters with the records' innovations held fixed
-        (``pymc_dp.privatized.noncentred``): for which records.  "auto": where it is possible.
-        Without, the parameters of vague releases mix slowly, since n imputed records hold them in
-        place.
+        (``pymc_dp.privatized.noncentred``): for which records.  "auto": where it is possible, also
+        for records of other steps that depend on these parameters.  Without, the parameters of
+        vague releases mix slowly, since n imputed records hold them in place.
     moves : int, default 2
         How many such moves follow a sweep; each costs about six evaluations of all records.
     store_records : bool, default False
@@ -167,7 +167,7 @@ class PrivacyAwareGibbs(CompiledStep):
                 "own. Use proposal='prior'."
             )
         self._proposal = proposal
-        self._wanted = _wanted(noncentered, latents)
+        self._wanted = _wanted(noncentered, list(dict.fromkeys([*latents, *records_of(model)])))
         self.store_records = store_records
         self.moves = check_integer("moves", moves, minimum=1)
         self.vars = [*self.reading.values]
@@ -420,7 +420,12 @@ def _variables(
 ) -> tuple[list[Variable], Variable | None]:
     """The records, and the number of records, among the variables of the user."""
     if given is None:
-        return records_of(model), None
+        if published := records_of(model):
+            return published, None
+        raise NotFactorizable(
+            "Nothing that was published about records was found in the model. Declare it "
+            "(dp.LaplaceRelease and others), or name the records: dp.PrivacyAwareGibbs([x, y])."
+        )
     if isinstance(given, Variable | str):
         given = [given]
     known = {value: rv for rv, value in model.rvs_to_values.items()}
@@ -456,8 +461,8 @@ def _wanted(noncentered: Any, latents: Sequence[Variable]) -> list[Variable] | b
     found = [named.get(v, v) for v in noncentered]
     if not found or not all(v in latents for v in found):
         raise ValueError(
-            "noncentered must be 'auto', True, False, or a list of variables of the step that "
-            f"hold records; those are {sorted(named)}."
+            "noncentered must be 'auto', True, False, or a list of variables that hold records; "
+            f"those are {sorted(named)}."
         )
     return found
 
