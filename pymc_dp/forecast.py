@@ -27,7 +27,7 @@ SAMPLERS = ("DPLangevin", "DPHMC", "DPPenalty")
 _FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}
 #: Noise of a score, in units of sqrt(n/d) posterior sds, that hides what n/d records tell of a
 #: parameter: a prior is often about sqrt(n/d)/2 posterior sds wide. Logistic regressions, groups
-#: and item responses were left with 0.7 to 1.0 of that width at 0.25 and above, with 0.5 at 0.14.
+#: and Rasch models were left with 0.7 to 1.0 of that width at 0.25 and above, 0.5 to 0.6 at 0.14.
 _HIDES = 0.2
 #: As in the preparation of DPLangevin.
 _WIDE, _LEAST = 0.6, 200.0

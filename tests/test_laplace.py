@@ -445,7 +445,7 @@ def test_small_budgets_are_said_to_be_small():
 
 @pytest.mark.parametrize("sampler", ["DPLangevin", "DPHMC", "DPPenalty"])
 def test_many_parameters_with_few_records_each_are_told(sampler):
-    """Runs with the first figures gave the prior, and half of its width with the second ones."""
+    """Runs with the first figures gave about the prior, regressions with the second did not."""
     for n, d, epsilon in [(20_000, 500, 2.0), (2000, 50, 4.0), (500, 4, 1.0), (200, 4, 1.0)]:
         mu2 = dp.accounting.mu_from_budget(epsilon, 1e-6) ** 2
         found = forecast_of(sampler=sampler, n=n, d=d, mu2=mu2)
