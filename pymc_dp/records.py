@@ -342,7 +342,7 @@ def extract(
         sources = [data_behind(model.rvs_to_values[rv]) for rv in observed]
         counts = RowCounts(public_variables, length, dict.fromkeys(sources, 0), lengths)
     _refuse_private_start(model, public, length, counts)
-    point = model.initial_point()
+    point = _initial_point(model)
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]
     shapes = {value: np.shape(point[value.name]) for value in values}
     if not values:
@@ -407,6 +407,21 @@ def _terms(
                 "Give observed data with one row per record, on the first axis."
             )
     return {rv.name: logp for rv, logp in zip(observed, logps, strict=True)}
+
+
+def _initial_point(model: Model) -> dict[str, np.ndarray]:
+    """PyMC's initial point; where its default is no number inside of the support, one that is.
+
+    The default of a truncated distribution may lie on its bounds, or outside.  0 in unconstrained
+    space is inside.
+    """
+    point = model.initial_point()
+    for rv in model.free_RVs:
+        given = model.rvs_to_initial_values[rv]
+        if given is None or isinstance(given, str):
+            name = model.rvs_to_values[rv].name
+            point[name] = np.where(np.isfinite(point[name]), point[name], 0.0)
+    return point
 
 
 def _blank(graph: RowGraph) -> RecordStore:

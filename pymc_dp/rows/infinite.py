@@ -8,7 +8,6 @@ choose the formula that PyMC has for the bounds that the record has.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import copy
 from typing import Any
@@ -19,7 +18,7 @@ import pytensor.tensor as pt
 from pymc.distributions.continuous import TruncatedNormalRV
 from pymc.distributions.truncated import TruncatedRV
 from pymc.logprob.abstract import _logprob
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import graph_replace
 from pytensor.graph.traversal import toposort
 from pytensor.tensor.basic import Alloc
@@ -33,9 +32,9 @@ from pymc_dp.rows.kinks import number
 
 __all__ = ["may_be_infinite", "open_sided"]
 
-_COMPARISONS = (ps.EQ, ps.NEQ, ps.LT, ps.LE, ps.GT, ps.GE, ps.IsInf, ps.IsNan)
-#: What hands infinite numbers on as they are, or with the other sign.
-_HANDS_ON = (ps.Cast, ps.Identity, ps.Neg, ps.ScalarMaximum, ps.ScalarMinimum, ps.Second, ps.Switch)
+_COMPARES = (ps.EQ, ps.NEQ, ps.LT, ps.LE, ps.GT, ps.GE, ps.IsInf, ps.IsNan)
+#: What an infinite number passes as it is, or with the other sign.
+_PASSES = (ps.Cast, ps.Identity, ps.Neg, ps.ScalarMaximum, ps.ScalarMinimum, ps.Second, ps.Switch)
 _MOVES = (Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
 
 
@@ -48,21 +47,33 @@ def may_be_infinite(graph: RowGraph) -> set[Variable]:
     def harmless(block: Variable) -> bool:
         infinite = {block}
         for node in nodes:
-            scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else None
-            ends = [number(x) for x in node.inputs[1:]] if isinstance(scalar, ps.Clip) else [None]
-            clipped = all(end is not None and math.isfinite(end) for end in ends)
-            ends_here = clipped or isinstance(scalar, _COMPARISONS) or isinstance(node.op, SHAPE_OPS)
-            if ends_here or infinite.isdisjoint(node.inputs):
+            unused = infinite.isdisjoint(node.inputs) or isinstance(node.op, SHAPE_OPS)
+            if unused or _ends(node):
                 continue
-            if not isinstance(scalar, _HANDS_ON) and not isinstance(node.op, _MOVES):
-                return False
-            if not node.outputs[0].type.dtype.startswith("float"):
+            scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else None
+            others = [x for x in node.inputs if x not in infinite]
+            shifts = (
+                isinstance(scalar, ps.Add | ps.Sub) and len(others) == 1 and _is_finite(others[0])
+            )
+            passes = shifts or isinstance(scalar, _PASSES) or isinstance(node.op, _MOVES)
+            if not passes or not _is_float(node.outputs[0]):
                 return False
             infinite.update(node.outputs)
         return infinite.isdisjoint(outputs)
 
-    floats = (leaf.block for leaf in graph.leaves if leaf.block.type.dtype.startswith("float"))
-    return {block for block in floats if harmless(block)}
+    return {leaf.block for leaf in graph.leaves if _is_float(leaf.block) and harmless(leaf.block)}
+
+
+def _ends(node: Apply) -> bool:
+    """Whether a value is finite, or a condition, whatever goes in."""
+    scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else None
+    clips = isinstance(scalar, ps.Clip) and all(map(_is_finite, node.inputs[1:]))
+    return clips or isinstance(scalar, _COMPARES)
+
+
+def _is_finite(x: Variable) -> bool:
+    known = number(x)
+    return known is not None and abs(known) < np.inf
 
 
 # -- truncated likelihoods ------------------------------------------------------------------------
@@ -129,9 +140,9 @@ def _open_logprob(op: Any, values: Sequence[Variable], *inputs: Any, **kwargs: A
 
 
 def _with_ones(value: Variable, wrt: set[Variable], where: Variable) -> Variable:
-    """`value` with 1 for what depends on `wrt`, in some places, that its derivatives are 0 there.
+    """`value` made from ones instead of `wrt` in some places, so that it has no derivative there.
 
-    Derivatives of a choice are sums over both branches, in which 0 times infinity is no number.
+    A derivative of a choice has terms of both branches, where 0 times infinity is not a number.
     """
     new: dict[Variable, Variable] = {}
     done: set[Variable] = set()
@@ -139,15 +150,13 @@ def _with_ones(value: Variable, wrt: set[Variable], where: Variable) -> Variable
         mine = [x for x in node.inputs if x in wrt or x in new]
         if not mine:
             continue
-        again = list(node.inputs)
-        for k, x in enumerate(node.inputs):
-            again[k] = new.get(x, x)
-            aligned = isinstance(node.op, Elemwise) and x.type.ndim == where.type.ndim
-            if x in mine and x not in done and aligned and _is_float(x):
-                again[k] = pt.switch(where, 1, again[k])
-        outputs = node.clone_with_new_inputs(again, strict=False).outputs
+        known = {x: new.get(x, x) for x in node.inputs}
+        for x in {*mine} - done:
+            if isinstance(node.op, Elemwise) and x.type.ndim == where.type.ndim and _is_float(x):
+                known[x] = pt.switch(where, 1, known[x])
+        outputs = node.clone_with_new_inputs([known[x] for x in node.inputs], strict=False).outputs
         new.update(zip(node.outputs, outputs, strict=True))
-        if all(x in done or y is not new.get(x, x) for x, y in zip(node.inputs, again) if x in mine):
+        if all(x in done or known[x] is not new.get(x, x) for x in mine):
             done.update(node.outputs)
     return new[value]
 

@@ -171,6 +171,7 @@ class PrivateStep(BlockedStep):
         self.parameters = source.records.parameters
         self._check(self.parameters.size)
         self.initial = source.records.initial
+        self._edge = ~np.isfinite(self.parameters.ravel(model.initial_point()))
         design = None
         if not self.automatic:
             source.refuse_if_used_up()
@@ -401,6 +402,7 @@ class PrivateStep(BlockedStep):
         if noise.is_insecure() and self._secure:
             raise PrivacyError("Insecure test noise was switched on after the step was built.")
         theta = self.parameters.ravel(point)
+        theta = np.where(self._edge & ~np.isfinite(theta), self.initial, theta)
         z = self.coordinates.z(theta)
         if self.automatic and np.allclose(theta, self.initial, rtol=1e-6, atol=1e-9):
             z = self._start(len(z))

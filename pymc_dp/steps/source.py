@@ -139,6 +139,7 @@ class Source:
             self.refuse_if_used_up()
         theta = Coordinates(np.zeros(len(self.records.initial)), np.eye(len(self.records.initial)))
         self.terms = self.records.public_terms(theta, compile_kwargs)
+        self._refuse_start()
         self.engine = self.records.engine(theta, compile_kwargs)
         self._preparation: Preparation | None = None
 
@@ -175,6 +176,16 @@ class Source:
             " A preparation that was interrupted goes on, at no more than it planned, when what "
             "was called then is called again with the same settings."
         )
+
+    def _refuse_start(self) -> None:
+        """A search cannot begin where the prior has no density."""
+        value, slope = self.terms.both(self.records.initial)
+        if np.isnan(value) or not (np.isfinite(value) or np.isfinite(slope).all()):
+            raise ValueError(
+                "The prior density at the initial values is not a number. Nothing has been spent. "
+                "A prior may hold NaN or an infinite number: model.point_logps() says which one. "
+                "Default priors that bambi scales by truncated or censored data may; give your own."
+            )
 
     def refuse_if_used_up(self, hint: bool = True) -> None:
         """Raise `BudgetExceeded` unless something is left; hint at a preparation that goes on."""
