@@ -663,7 +663,8 @@ def _refuse_captured_rows(groups: Sequence[_Group]) -> None:
         graph = group.graph
         outputs = [graph.loglik, *graph.conditions, *(cut.phi for cut in graph.cuts)]
         outputs += [cut.row_data for cut in graph.cuts if cut.row_data is not None]
-        for variable in ancestors([*outputs, *(label for label, _ in graph.lookups)]):
+        outputs += [label for label, _ in graph.lookups]
+        for variable in ancestors_without_shapes(outputs):
             if isinstance(variable, Constant) and any(
                 share_memory(variable.data, array) for array in arrays
             ):

@@ -154,5 +154,5 @@ SOME_INFINITE = np.where(OPEN[0], np.inf, 5.0)
 def test_other_data_must_be_finite(declare: Callable[[], Any]) -> None:
     with pm.Model() as model:
         declare()
-    with pytest.raises(UnsafeModel, match="holds NaN.*Clean the data.*it is private"):
+    with pytest.raises(UnsafeModel, match=r"holds NaN.*Clean the data.*it is private"):
         extract(model)

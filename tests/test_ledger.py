@@ -15,6 +15,7 @@ import tempfile
 import threading
 import time
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import filelock
@@ -29,6 +30,7 @@ from pymc_dp.accounting.gdp import mu_from_budget, units_from_mu
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
 from pymc_dp.events import GaussianEvent
 from pymc_dp.ledger import Ledger, journal
+from pymc_dp.ledger.entry import encode
 from pymc_dp.metering import Meter
 
 FORK = multiprocessing.get_context("fork")
@@ -733,6 +735,18 @@ class TestChain:
         assert ledger.verify() == 8
         tamper(ledger, statement)
         with pytest.raises(LedgerError, match=r"altered|damaged"):
+            ledger.verify()
+
+    def test_an_altered_row_needs_new_hashes_in_all_rows_after_it(self, ledger):
+        account = planned(ledger)
+        for _ in range(4):
+            ledger.lease(account, 1, 5, 1)
+        entry = list(ledger.entries())[5]
+        other = replace(entry, payload={**entry.payload, "note": "altered"})
+        text, new = encode(other)[6], other.expected_hash()
+        tamper(ledger, f"UPDATE entries SET payload = '{text}', hash = '{new}' WHERE seq = 6")
+        tamper(ledger, f"UPDATE entries SET previous = '{new}' WHERE seq = 7")
+        with pytest.raises(LedgerError, match="altered"):
             ledger.verify()
 
     def test_a_published_head_finds_an_older_copy(self, ledger):

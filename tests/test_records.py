@@ -21,7 +21,7 @@ from pymc.distributions.dist_math import check_parameters
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
-from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp import threads
@@ -29,6 +29,7 @@ from pymc_dp._linker import ExactLinker
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import PublicTerms, Records, count_units, extract
 from pymc_dp.rows import blockwise
+from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.functions import INTERPRETED
 
@@ -321,6 +322,20 @@ def test_a_record_outside_the_support_is_impossible_by_itself() -> None:
     with pm.Model() as model:
         sd = pt.as_tensor(np.where(np.arange(data.n) == 5, -1.0, 1.0))
         pm.Normal("y", pm.Normal("b"), sd, observed=data.real)
+    records = extract(model)
+    found = records.engine(identity(records), QUICK).log_likelihood(records.initial)
+    assert found[5] == -np.inf
+    assert np.isfinite(np.delete(found, 5)).all()
+
+
+def test_a_record_with_an_impossible_parameter_is_impossible_though_its_formula_has_a_value() -> (
+    None
+):
+    ill = np.ones(30, dtype=int)
+    with pm.Model() as model:
+        wrong = pt.as_tensor(np.arange(30) == 5)
+        p = pt.switch(wrong, 1.5, pm.math.invlogit(pm.Normal("b")))
+        pm.Bernoulli("y", p, observed=ill)
     records = extract(model)
     found = records.engine(identity(records), QUICK).log_likelihood(records.initial)
     assert found[5] == -np.inf
@@ -1019,6 +1034,29 @@ def test_a_private_number_of_rows_may_not_be_used_as_a_number():
 def test_no_other_example_uses_its_number_of_rows(name):
     model = build(name)
     extract(model, count_is_private=True, check=False, **EXAMPLES[name].options(Data()))
+
+
+def test_a_constant_in_a_graph_within_a_graph_is_behind_its_result() -> None:
+    b = pt.dscalar()
+    result = OpFromGraph([b], [b * fixed(DATA.x).mean()])(pt.dscalar())
+    constants = [v for v in ancestors_without_shapes([result]) if isinstance(v, Constant)]
+    assert any(np.array_equal(constant.data, DATA.x) for constant in constants)
+
+
+class Hidden(Op):
+    """Adds what only its code knows."""
+
+    itypes, otypes = [pt.dscalar], [pt.dscalar]
+
+    def perform(self, node: Any, inputs: Any, outputs: Any) -> None:
+        outputs[0][0] = np.asarray(inputs[0] + DATA.x.mean())
+
+
+def test_an_operation_whose_code_is_not_seen_reaches_no_record() -> None:
+    with pm.Model() as model:
+        pm.Normal("y", Hidden()(pm.Normal("b")), 1.0, observed=DATA.real)
+    with pytest.raises(NotFactorizable, match=r"Hidden.* reaches every record and may hold data"):
+        extract(model, check=False)
 
 
 # -- models made to deceive ------------------------------------------------------------------------

@@ -537,10 +537,13 @@ class TestModel:
 
         refuse_model(build, dp.UnsafeModel, "column 1", "NaN or infinite", "Clean the data")
 
-    @pytest.mark.parametrize("container", [np.asarray, lambda x: pm.Data("X", x)])
-    def test_lengths_that_disagree(self, container):
+    @pytest.mark.parametrize(
+        ("container", "rows"),
+        [(np.asarray, 59), (lambda x: pm.Data("X", x), 59), (lambda x: pm.Data("X", x), 61)],
+    )
+    def test_lengths_that_disagree(self, container, rows):
         def build():
-            features = container(X[:-1])
+            features = container(np.resize(X, (rows, 2)))
             pm.Bernoulli("y", logit_p=pm.math.dot(features, pm.Normal("b", shape=2)), observed=Y)
 
         refuse_model(build, dp.NotFactorizable, "`y`", "the same number of rows")
