@@ -56,6 +56,7 @@ _INCREASING = (
     ps.Softplus,
     ps.Sqrt,
     ps.Tanh,
+    ps.Trunc,
 )
 _PLACING = (
     Alloc,
