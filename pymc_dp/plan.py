@@ -18,6 +18,9 @@ from pymc_dp.events import BatchEvent, GaussianEvent
 
 __all__ = ["Batches", "Plan", "make_plan", "plan_batches"]
 
+#: Ledger units by which the room beside releases on batches may be rounded down.
+_ROUNDED = 4
+
 
 @dataclass(frozen=True)
 class Batches:
@@ -161,7 +164,7 @@ def plan_batches(
     steps = chains * (draws + tune)
     if noise_multiplier is None:
         noise_multiplier = subsampled.smallest_noise_multiplier(
-            epsilon, delta, event_of, steps, neighboring, units=room
+            epsilon, delta, event_of, steps, neighboring, units=room + _ROUNDED
         )
     event = event_of(noise_multiplier)
     beside = subsampled.room_beside([(event, steps)], epsilon, delta, neighboring, cap)

@@ -24,6 +24,7 @@ from pymc_dp.accounting import (
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
+    subsampled,
     units_from_mu,
 )
 from pymc_dp.accounting.fixed_size import fixed_size_epsilon, renyi_epsilon
@@ -35,6 +36,7 @@ from pymc_dp.events import (
     SubsampledGaussianEvent,
     batch_event,
 )
+from pymc_dp.plan import plan_batches
 from tests.selection import marked
 
 pytest.importorskip("dp_accounting")
@@ -389,6 +391,35 @@ def test_calibration_beside_others_agrees_with_the_room():
     assert s > smallest_noise_multiplier(1.0, DELTA, event, 500)
 
 
+@pytest.mark.parametrize("neighboring", RELATIONS)
+@pytest.mark.parametrize(("s", "q", "steps", "mu"), [(3.0, 0.1, 200, 1.0), (0.8, 0.3, 50, 2.0)])
+def test_batches_that_are_told_cost_more_than_secret_ones(neighboring, s, q, steps, mu):
+    """The bound of large budgets against the grid, which is for budgets where both are fast."""
+    plans, units = [(event(s, q), steps)], units_from_mu(mu)
+    told = subsampled._told_epsilon(plans, units, DELTA, neighboring)
+    assert epsilon_of(plans, units, DELTA, neighboring) < told < 500
+    # all units in all batches: nothing is secret, and half of delta is the only loss
+    everything = [(event(s, 1.0), steps)]
+    reach = 2.0 if neighboring == "replace_one" else 1.0
+    exact = epsilon_from_mu(math.sqrt(mu**2 + steps * (reach / s) ** 2), DELTA / 2)
+    found = subsampled._told_epsilon(everything, units, DELTA, neighboring)
+    assert exact <= found <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("neighboring", RELATIONS)
+@pytest.mark.parametrize("epsilon", [1e-3, 600.0, 1e5, 1e6])
+def test_budgets_at_the_ends_of_the_range(epsilon, neighboring):
+    """A plan beside a fifth of the budget keeps it, leaves that room, and is found in seconds."""
+    cap = units_from_mu(mu_from_budget(epsilon, DELTA))
+    found = plan_batches(
+        poisson(0.1),
+        **{"draws": 100, "tune": 40, "chains": 1, "epsilon": epsilon, "delta": DELTA},
+        **{"neighboring": neighboring, "cap": cap, "room": cap // 5},
+    )
+    assert cap // 5 <= cap - found.reserved < cap // 5 * (1 + 1e-3)
+    assert epsilon_of([(found.event, 140)], cap - found.reserved, DELTA, neighboring) <= epsilon
+
+
 def test_calibration_says_when_nothing_is_left():
     whole = units_from_mu(mu_from_budget(1.0, DELTA))
     with pytest.raises(ValueError, match="nothing is left of epsilon = 1:"):
@@ -407,7 +438,7 @@ def test_calibration_says_when_nothing_is_left():
         (lambda: epsilon_of([(GaussianEvent("gradient", 1.0), 5)], 0, DELTA), "ledger units"),
         (lambda: epsilon_of([(event(1.0), 5)], -1, DELTA), "units"),
         (lambda: epsilon_of([(event(1.0), 5)], 0, 0.0), "delta"),
-        (lambda: epsilon_of([(event(1.0), 10**6)], 0, 1e-12), "delta = 1e-12 is too small"),
+        (lambda: epsilon_of([(event(30.0), 10**6)], 0, 1e-12), "delta = 1e-12 is too small"),
         (lambda: epsilon_of([(event(1.0), 5)], 0, DELTA, "substitute"), "neighboring"),
         (lambda: room_beside([], 1.0, DELTA, "replace_one", -1), "cap"),
         (lambda: smallest_noise_multiplier(0.0, DELTA, event, 5), "epsilon"),

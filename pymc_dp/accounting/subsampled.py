@@ -17,6 +17,9 @@ would have more points than a call of about a second allows (but none coarser th
 reason), and where second differences of delta on the grid would drown in rounding errors (losses
 below 1e-3).  The grid follows from the plans alone, so that all functions here agree about the
 same plans; a GDP transcript beside them needs none, since its loss is exactly normal (`_Curve`).
+
+Above an epsilon of some hundreds the grid would have millions of points, and that batches are
+secret is worth little: there they are not counted as secret (`_told_epsilon`).
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import brentq
 from scipy.special import ndtr
+from scipy.stats import binom
 
 from pymc_dp._checks import (
     check_delta,
@@ -43,7 +47,12 @@ from pymc_dp.accounting.gdp import (
     mu_from_units,
     units_from_mu,
 )
-from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
+from pymc_dp.events import (
+    MU2_UNIT,
+    BatchEvent,
+    FixedBatchGaussianEvent,
+    SubsampledGaussianEvent,
+)
 
 __all__ = [
     "epsilon_of",
@@ -63,6 +72,7 @@ _POINTS = 60_000  # grid points of a composition, some 7 µs each beside a GDP t
 #: form (sampling probability 1) was 2e-17 per release, from 10^4 to 10^6 releases.
 _ROUNDING = 1e-16
 _RESOLUTION = 2.0**-20  # relative, of noise multipliers
+_LARGE = 500.0  # an epsilon above which batches do not count as secret
 
 
 # -- plans ---------------------------------------------------------------------------------------
@@ -203,6 +213,22 @@ def _usable(delta: float, plans: Sequence[Plan]) -> float:
     return delta - rounding
 
 
+def _told_epsilon(plans: Sequence[Plan], units: int, delta: float, neighboring: str) -> float:
+    """Epsilon, from above, of plans on Poisson batches that an adversary is told, and `units`.
+
+    A unit is in k of the releases, or fewer, but for a probability of delta/2.  Given its coins,
+    these and the transcript are Gaussian releases whose squared mu add up; they get the rest of
+    delta.
+    """
+    squares, chance = units / MU2_UNIT, delta / 2.0 / len(plans)
+    for event, steps in plans:
+        k = binom.isf(chance, steps, event.sampling_probability)
+        if not binom.sf(k, steps, event.sampling_probability) <= chance:
+            k = steps
+        squares += k / true_multiplier(event.noise_multiplier, neighboring) ** 2
+    return epsilon_from_mu(math.sqrt(squares * (1.0 + 1e-12)), delta / 2.0)
+
+
 # -- public -------------------------------------------------------------------------------------
 
 
@@ -225,7 +251,8 @@ def epsilon_of(
     Batches of a fixed size cost 2 to 7 times the epsilon of Poisson batches.  For these it is above
     the exact value: by some 1e-5 of it at 1000 releases, 1e-4 at 10^4, 1e-3 at 10^6, where a finer
     grid would take longer; by 5e-3 at q = 1e-4, and by up to 1e-2 where the loss of one release is
-    below 1e-6.
+    below 1e-6.  Poisson batches do not count as secret where that alone gives more than 500: the
+    result is then several times the exact value, where that is below 1000.
 
     Parameters
     ----------
@@ -256,6 +283,9 @@ def epsilon_of(
         return epsilon_from_mu(mu_from_units(units), delta)
     if fixed := _fixed(plans):
         return renyi_epsilon(fixed, units, delta)
+    told = _told_epsilon(plans, units, delta, neighboring)
+    if told > _LARGE:
+        return told
     usable = _usable(delta, plans)
     losses = _composed(plans, neighboring)
     alone = float(losses.get_epsilon_for_delta(usable))
@@ -332,13 +362,14 @@ def room_beside(
     high = min(cap, units_from_mu(mu_from_budget(epsilon, delta)))
     if not plans:
         return high
-    beside = _renyi_excess if _fixed(plans) else _loss_excess
+    large = _told_excess if epsilon > _LARGE else _loss_excess
+    beside = _renyi_excess if _fixed(plans) else large
     excess = beside(plans, epsilon, delta, neighboring)
     if excess(0) > 0:  # by the chords of a curve
         return 0
     if excess(high) <= 0:
         return high
-    return math.floor(_last_private(excess, 0.0, float(high), max(1.0, high * 1e-10)))
+    return min(high, math.floor(_last_private(excess, 0.0, float(high), max(1.0, high * 1e-10))))
 
 
 def _loss_excess(
@@ -359,6 +390,14 @@ def _renyi_excess(
     fixed = _fixed(plans)
     _check_alone(renyi_epsilon(fixed, 0, delta) <= epsilon, epsilon, delta)
     return lambda units: renyi_epsilon(fixed, math.floor(units), delta) - epsilon
+
+
+def _told_excess(
+    plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
+) -> Callable[[float], float]:
+    """By ledger units beside plans on Poisson batches that are told: epsilon above the budget's."""
+    _check_alone(_told_epsilon(plans, 0, delta, neighboring) <= epsilon, epsilon, delta)
+    return lambda units: _told_epsilon(plans, math.floor(units), delta, neighboring) - epsilon
 
 
 def _check_alone(fit: bool, epsilon: float, delta: float) -> None:

@@ -105,7 +105,7 @@ def charges_of(spent: Any, name: str) -> Charges:
         found = facts["batches"]
         units = round(facts["spent"]["gdp_mu2"] * MU2_UNIT)
         return Charges(
-            units - (found["reserved"] if found else 0),
+            max(units - (found["reserved"] if found else 0), 0),  # a float has 53 bits
             ((batch_event(found["event"]), found["releases"]),) if found else (),
             facts["neighboring"],
             facts["epsilon"],
