@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import warnings
 
 import numpy as np
@@ -13,6 +14,7 @@ from pymc.model.fgraph import clone_model
 
 import pymc_dp as dp
 from pymc_dp import _compat
+from pymc_dp.accounting.gdp import epsilon_from_mu
 from pymc_dp.publish import Provenance, provenance
 
 N = 40
@@ -167,6 +169,9 @@ def test_the_total_of_a_ledger_names_all_that_was_declared_public(tmp_path):
     # the total counts what may be spent, of both budgets
     assert total["gdp_mu2"] == pytest.approx(
         2 * (budget.spent().gdp_mu2 + budget.remaining().gdp_mu2)
+    )
+    assert total["epsilon"] == pytest.approx(
+        epsilon_from_mu(math.sqrt(total["gdp_mu2"]), budget.delta), rel=1e-6
     )
 
 

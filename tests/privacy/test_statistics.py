@@ -318,6 +318,7 @@ def test_the_charge_comes_before_the_records(
         {"epsilon": -1.0},
         {"delta": 1e-6},
         {"mechanism": "gaussian"},
+        {"mechanism": "gaussian", "delta": 0.5},  # more than one in n
         {"mechanism": "geometric"},
         {"data": {"x": X, "y": Y[:5]}},
         {"data": X},
