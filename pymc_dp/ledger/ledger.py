@@ -181,6 +181,11 @@ class Ledger:
         Returns
         -------
         Ledger
+
+        Raises
+        ------
+        LedgerError
+            If there is no room for it, or no directory that can be written.
         """
         try:
             directory = tempfile.mkdtemp(prefix="pymc_dp-")
