@@ -259,7 +259,7 @@ def count_units(
         if array.ndim != 1 or len(array) != n or array.dtype.kind not in "iu":
             raise ValueError(
                 f"privacy_unit of `{name}` must be a vector of integers, one for each row of "
-                f"`{name}`; got {array.ndim} axes of type {array.dtype}, or another length."
+                f"`{name}`; got type {array.dtype} with {array.ndim} axes, or another length."
             )
         arrays[name] = array
     unique = np.unique(np.concatenate(list(arrays.values())))

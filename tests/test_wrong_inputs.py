@@ -163,7 +163,10 @@ class TestBudget:
             ({"public": None}, ["public must be a list of names"]),
             ({"public": ["age"]}, ["public names ['age']", "['y']"]),
             ({"public": ["beta"]}, ["public names ['beta']", "pm.Data"]),
-            ({"privacy_unit": IDS[:-1]}, ["privacy_unit of `y`", "60 integers", "(59,)"]),
+            (
+                {"privacy_unit": IDS[:-1]},
+                ["privacy_unit of `y`", "one for each row", "another length"],
+            ),
             ({"privacy_unit": IDS.astype(float)}, ["privacy_unit of `y`", "float64"]),
             ({"privacy_unit": np.full(N, "mallory")}, ["privacy_unit of `y`", "integers"]),
             ({"privacy_unit": IDS % 2}, ["privacy_unit gives all rows to fewer than 3 units"]),
