@@ -971,7 +971,7 @@ def functions_of(engine: RowEngine, public: PublicTerms) -> Iterator[Any]:
     yield public._function.function  # inside of what keeps it silent
     for group in engine.groups:
         functions = group.functions
-        yield from (functions._loglik, functions._scores, functions._shared)
+        yield from (functions._loglik, functions._scores, functions._shared.function)
         yield from (how for how in functions.column_of.values() if not isinstance(how, int))
 
 
