@@ -70,7 +70,8 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     observed = private_observed(model, public)
     private = {*observed, *(model.rvs_to_values[rv] for rv in observed)}
     if budget.rows_are_private:
-        private |= lengths_of_rows(model, observed)
+        data = [v for v in model.data_vars if v.name not in public]
+        private |= lengths_of_rows(model, dict.fromkeys([*observed, *data], 0))
     # numbers like others, where nobody has said that they are public
     lengths = {length for dim, length in model.dim_lengths.items() if dim not in public}
     declared = public_inputs(model, public) - lengths

@@ -8,7 +8,7 @@ data of the same shape.  No value of a private array is used here, except to see
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -276,10 +276,11 @@ def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:
     return named | data | set(model.dim_lengths.values())
 
 
-def lengths_of_rows(model: Model, observed: Iterable[Variable]) -> set[Variable]:
-    """Lengths of the dims that have an entry for each row of an observed variable."""
-    dims = (model.named_vars_to_dims.get(rv.name, ()) for rv in observed)
-    return {model.dim_lengths[of[0]] for of in dims if of and of[0] in model.dim_lengths}
+def lengths_of_rows(model: Model, axes: Mapping[Variable, int]) -> set[Variable]:
+    """Lengths of the dims of these axes, on which rows stand, of variables and of data."""
+    of = ((model.named_vars_to_dims.get(v.name, ()), axis) for v, axis in axes.items())
+    dims = {dims[axis] for dims, axis in of if len(dims) > axis}
+    return {model.dim_lengths[dim] for dim in dims if dim in model.dim_lengths}
 
 
 # -- extraction -----------------------------------------------------------------------------------
@@ -336,7 +337,7 @@ def extract(
     public_variables = public_inputs(model, public)
     counts = None
     if count_is_private or privacy_unit is not None:  # a unit may bring any number of rows
-        lengths = lengths_of_rows(model, observed)
+        lengths = lengths_of_rows(model, dict.fromkeys(observed, 0))
         computed = {size for size in model.dim_lengths.values() if size.owner is not None}
         public_variables -= lengths | computed  # the computed ones are followed
         sources = [data_behind(model.rvs_to_values[rv]) for rv in observed]
@@ -364,11 +365,12 @@ def extract(
     graphs = lifted()
     if counts is not None:
         on = {leaf.source: leaf.axis for graph, _ in graphs for leaf in graph.leaves}
-        if any(
+        lengths = lengths_of_rows(model, on).union(counts.lengths)
+        public_variables -= lengths
+        if len(lengths) > len(set(counts.lengths)) or any(
             axis or x in public_variables or not counts.may_hold_rows(x) for x, axis in on.items()
         ):  # that these hold rows, and where, is known only now
-            public_lengths = public_variables - on.keys()
-            counts = replace(counts, public=public_lengths, rows={**counts.rows, **on})
+            counts = RowCounts(public_variables - on.keys(), length, {**counts.rows, **on}, lengths)
             _refuse_private_start(model, public, length, counts)
             graphs = lifted()
     for graph, terms in graphs:

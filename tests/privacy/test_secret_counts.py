@@ -384,6 +384,33 @@ def test_graphs_within_graphs_do_not_count_rows(name: str, free: bool) -> None:
     refuse_as_secret(model, **SECRET["rows"])
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("place", ["shape", "prior", "likelihood"])
+def test_dims_of_covariates_count_rows(place: str, axis: int) -> None:
+    """Also where the outcome has no dims, and on whatever axis rows stand; other axes do not."""
+    x = np.random.default_rng(0).normal(size=(ROWS, 2))
+    with pm.Model(coords={"row": range(ROWS), "column": ["a", "b"]}) as model:
+        dims = ("column", "row") if axis else ("row", "column")
+        data = pm.Data("x", x.T if axis else x, dims=dims)
+        b = pm.Normal("b", dims="column")
+        number = model.dim_lengths["row"].astype("float64")
+        a = pm.Normal("a", 0.0, number if place == "prior" else 1.0)
+        if place == "shape":
+            a = pm.Normal("each", dims="row").sum()
+        a = a + number if place == "likelihood" else a
+        pm.Normal("y", a + (b @ data if axis else data @ b), 1.0, observed=np.zeros(ROWS))
+    for options in SECRET.values():
+        with pytest.raises((dp.UnsafeModel, dp.NotFactorizable), match="`row`") as refused:
+            extract(model, check=False, **options)
+        assert re.search(r"\d", str(refused.value)) is None
+    with pm.Model(coords=model.coords) as fine:
+        data = pm.Data("x", x.T if axis else x, dims=dims)
+        b = pm.Normal("b", 0.0, fine.dim_lengths["column"].astype("float64"), dims="column")
+        pm.Normal("y", b @ data if axis else data @ b, 1.0, observed=np.zeros(ROWS))
+    for options in SECRET.values():
+        extract(fine, check=False, **options)
+
+
 def test_nothing_is_spent_on_a_shape_that_counts_rows() -> None:
     """The shape of a released array would tell how many rows a user has."""
     rng = np.random.default_rng(1)
