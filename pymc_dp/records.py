@@ -44,6 +44,7 @@ from pymc_dp.rows.functions import (
     compile_parameter_function,
 )
 from pymc_dp.rows.infinite import may_be_infinite
+from pymc_dp.rows.integers import is_discrete
 from pymc_dp.rows.intervals import Interval
 from pymc_dp.rows.lift import lift_rows
 from pymc_dp.rows.sizes import counts_rows, fixed_shapes
@@ -159,7 +160,7 @@ def _refuse_unsupported(model: Model) -> None:
                 f"`{rv.name}`: the observed data hold missing values, which PyMC turns into one "
                 "latent variable per missing entry. Drop or impute them before the model is built."
             )
-        if rv.type.dtype.startswith(("int", "uint", "bool")):
+        if is_discrete(rv):
             raise UnsafeModel(
                 f"`{rv.name}` is a discrete parameter; the private samplers move continuous "
                 "parameters only. Sum it out (pm.Mixture, pm.ZeroInflatedPoisson, ...)."

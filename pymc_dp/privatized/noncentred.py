@@ -14,7 +14,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp.privatized.graphs import Function, forward, placed
 from pymc_dp.privatized.innovations import HIGHEST, Innovation, innovation
 from pymc_dp.privatized.proposals import State
-from pymc_dp.privatized.reading import Reading, records_of
+from pymc_dp.privatized.reading import Reading
 from pymc_dp.rows.functions import ParameterVector
 
 __all__ = ["NonCentred"]
@@ -56,7 +56,7 @@ class NonCentred:
 
     def __init__(self, reading: Reading, latents: Sequence[Variable] | None = None) -> None:
         model = reading.model
-        known = {rv: innovation(rv) for rv in {*reading.latents, *records_of(model)}}
+        known = {rv: innovation(rv) for rv in reading.all_records}
         found = {rv: f for rv, f in known.items() if f is not None}
         unknown = [rv.name for rv in latents or () if rv not in found]
         if unknown:

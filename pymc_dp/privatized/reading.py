@@ -30,7 +30,7 @@ from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data
 from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.integers import without_wrapping
+from pymc_dp.rows.integers import is_discrete, without_wrapping
 
 __all__ = ["Reading", "by_row", "names", "read", "records_of"]
 
@@ -69,6 +69,11 @@ class Reading:
     log_density: Variable
     observed: list[Variable]
     local: Variable | None
+
+    @cached_property
+    def all_records(self) -> list[Variable]:
+        """The records of this step, and those of others about which something was published."""
+        return list(dict.fromkeys([*self.latents, *records_of(self.model)]))
 
     @cached_property
     def _fixed(self) -> list[Variable]:
@@ -273,7 +278,7 @@ def records_of(model: Model) -> list[Variable]:
         every = [v for v in model.free_RVs if model.rvs_to_values[v] in behind]
         direct = [v for v in every if shapes[v]]
         hidden = {model.rvs_to_values[v] for v in direct}
-        whole = every == direct and all(v.type.dtype.startswith(("int", "bool")) for v in every)
+        whole = every == direct and all(map(is_discrete, every))
         reported = _shapes(model, [term])[0][:1] if whole else ()
         for n in {shapes[v][0] for v in direct}:
             if reported == (n,) or _sums_over_records(model, term, hidden, n):

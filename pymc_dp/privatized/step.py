@@ -167,7 +167,7 @@ class PrivacyAwareGibbs(CompiledStep):
                 "own. Use proposal='prior'."
             )
         self._proposal = proposal
-        self._wanted = _wanted(noncentered, list(dict.fromkeys([*latents, *records_of(model)])))
+        self._wanted = _wanted(noncentered, self.reading.all_records)
         self.store_records = store_records
         self.moves = check_integer("moves", moves, minimum=1)
         self.vars = [*self.reading.values]

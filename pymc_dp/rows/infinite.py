@@ -28,6 +28,7 @@ from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.rows.ancestry import SHAPE_OPS, ancestors_without_shapes, is_data
 from pymc_dp.rows.cuts import RowGraph
+from pymc_dp.rows.integers import is_float
 from pymc_dp.rows.kinks import number
 
 __all__ = ["may_be_infinite", "open_sided"]
@@ -56,12 +57,12 @@ def may_be_infinite(graph: RowGraph) -> set[Variable]:
                 isinstance(scalar, ps.Add | ps.Sub) and len(others) == 1 and _is_finite(others[0])
             )
             passes = shifts or isinstance(scalar, _PASSES) or isinstance(node.op, _MOVES)
-            if not passes or not _is_float(node.outputs[0]):
+            if not passes or not is_float(node.outputs[0]):
                 return False
             infinite.update(node.outputs)
         return infinite.isdisjoint(outputs)
 
-    return {leaf.block for leaf in graph.leaves if _is_float(leaf.block) and harmless(leaf.block)}
+    return {leaf.block for leaf in graph.leaves if is_float(leaf.block) and harmless(leaf.block)}
 
 
 def _ends(node: Apply) -> bool:
@@ -118,7 +119,7 @@ def _open_logprob(op: Any, values: Sequence[Variable], *inputs: Any, **kwargs: A
     """PyMC's log-density for each set of bounds that a record may have, and a choice by record."""
     [value] = values
     plain = _logprob.dispatch(type(op).__base__)
-    given = {x.type(): x for x in inputs if _is_float(x) and not isinstance(x, Constant)}
+    given = {x.type(): x for x in inputs if is_float(x) and not isinstance(x, Constant)}
     names = {x: name for name, x in given.items()}
 
     def density(inputs: list[Any], sides: list[tuple[int, float]]) -> Variable:
@@ -152,14 +153,10 @@ def _with_ones(value: Variable, wrt: set[Variable], where: Variable) -> Variable
             continue
         known = {x: new.get(x, x) for x in node.inputs}
         for x in {*mine} - done:
-            if isinstance(node.op, Elemwise) and x.type.ndim == where.type.ndim and _is_float(x):
+            if isinstance(node.op, Elemwise) and x.type.ndim == where.type.ndim and is_float(x):
                 known[x] = pt.switch(where, 1, known[x])
         outputs = node.clone_with_new_inputs([known[x] for x in node.inputs], strict=False).outputs
         new.update(zip(node.outputs, outputs, strict=True))
         if all(x in done or known[x] is not new.get(x, x) for x in mine):
             done.update(node.outputs)
     return new[value]
-
-
-def _is_float(x: Variable) -> bool:
-    return getattr(x.type, "dtype", "").startswith("float")

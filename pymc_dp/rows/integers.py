@@ -29,7 +29,7 @@ from pytensor.tensor.rewriting.ofg import inline_ofg_node
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.total import never_negative
 
-__all__ = ["is_discrete", "without_wrapping"]
+__all__ = ["is_discrete", "is_float", "without_wrapping"]
 
 #: Elementwise operations whose result may be out of range of the type of integers.
 _GROWING = (Abs, Add, Mul, Neg, Pow, Sqr, Sub)
@@ -39,6 +39,11 @@ _SINGLE = ("float16", "float32")
 def is_discrete(variable: Variable) -> bool:
     """Whether a variable holds integers or truth values."""
     return getattr(variable.type, "dtype", "").startswith(("int", "uint", "bool"))
+
+
+def is_float(variable: Variable) -> bool:
+    """Whether a variable holds real numbers."""
+    return getattr(variable.type, "dtype", "").startswith("float")
 
 
 def without_wrapping(

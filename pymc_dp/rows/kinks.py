@@ -18,6 +18,8 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.shape import Shape, Shape_i
 from pytensor.tensor.sort import SortOp
 
+from pymc_dp.rows.integers import is_float
+
 __all__ = ["has_bends", "has_kinks", "number"]
 
 _BENDS = (
@@ -62,8 +64,8 @@ def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
             checks = decided.get(condition, True) and any(map(_is_impossible, branches))
             if not equalities or (condition in decided and not checks):
                 return True
-        if not _is_float(node.outputs[0]) and not isinstance(operation, scalar.EQ):
-            compares, before = any(map(_is_float, mine)), [decided[x] for x in mine if x in decided]
+        if not is_float(node.outputs[0]) and not isinstance(operation, scalar.EQ):
+            compares, before = any(map(is_float, mine)), [decided[x] for x in mine if x in decided]
             if compares or before:
                 ends = [number(x) in (0.0, 1.0) for x in node.inputs if x not in depend]
                 decided[node.outputs[0]] = all(before) and (not compares or any(ends))
@@ -79,10 +81,6 @@ def _way(values: Sequence[Variable], v: Variable) -> Iterator[tuple[Apply, objec
         depend.update(node.outputs)
         operation = node.op.scalar_op if isinstance(node.op, Elemwise | CAReduce) else None
         yield node, operation, depend
-
-
-def _is_float(x: Variable) -> bool:
-    return str(x.type.dtype).startswith("float")
 
 
 def number(x: Variable) -> float | None:
@@ -101,7 +99,7 @@ def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
     """Whether an operation on the way from `theta` to `values` bends, jumps or chooses."""
     for node, operation, _ in _way(values, theta):
         # conditions and places are no floating-point numbers
-        chooses = not all(map(_is_float, node.outputs))
+        chooses = not all(map(is_float, node.outputs))
         if chooses or isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
             return True
     return False

@@ -76,7 +76,7 @@ def log_densities(
     Raises
     ------
     NotFactorizable
-        If PyMC can not derive them, or they confuse integers with truth values.
+        If PyMC cannot derive them, or they confuse integers with truth values.
     """
     everything = model.basic_RVs
     values = [model.rvs_to_values[rv] for rv in everything]
