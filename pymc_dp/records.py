@@ -202,8 +202,8 @@ def _n_rows(model: Model, rv: Variable) -> int:
         )
     if shape[0] < 2:
         raise NotFactorizable(
-            f"`{rv.name}` has {shape[0]} record on its first axis; nothing can be hidden among so "
-            "few. Put records on the first axis, one row each."
+            f"`{rv.name}` has fewer than two records on its first axis; nothing can be hidden among "
+            "so few. Put records on the first axis, one row each."
         )
     return int(shape[0])
 
@@ -391,6 +391,7 @@ def extract(
     _refuse_shared_rows(groups, public_variables)
     _refuse_captured_rows(groups)
     public_logp = _public_logp(model, public, groups, shapes, length, counts)
+    _refuse_start_at_a_record(model, groups)
     initial = parameters.ravel(point)
     return Records(parameters, tuple(groups), public_logp, n_units, initial)
 
@@ -609,19 +610,36 @@ def _refuse_private_start(
 
     Their shapes are those of what is released.
     """
-    starts = make_initial_point_expression(
-        free_rvs=model.free_RVs,
-        rvs_to_transforms=model.rvs_to_transforms,
-        initval_strategies=model.rvs_to_initial_values,
-        return_transformed=True,
-    )
     named = public_inputs(model, public)
-    for rv, start in zip(model.free_RVs, starts, strict=True):
+    for rv, start in zip(model.free_RVs, _starts(model), strict=True):
         refuse_private(start, named, (), length, f"The initial value or prior of `{rv.name}`")
         if counts is not None:
             what = f"The initial value or shape of `{rv.name}`"
             _refuse_counted(counts.behind([start], [start]), what)
             _refuse_counted(counts.behind([rv], [rv]), f"The prior or shape of `{rv.name}`")
+
+
+def _refuse_start_at_a_record(model: Model, groups: Sequence[_Group]) -> None:
+    """No initial value is a part of an array of records, however short."""
+    arrays = [array_of(leaf.source) for group in groups for leaf in group.graph.leaves]
+    for rv, start in zip(model.free_RVs, _starts(model), strict=True):
+        constants = [v.data for v in ancestors([start]) if isinstance(v, Constant)]
+        given = [*constants, model.rvs_to_initial_values[rv]]
+        if any(share_memory(part, array) for part in given for array in arrays):
+            raise UnsafeModel(
+                f"The initial value of `{rv.name}` is a part of an array that holds records. Choose "
+                "it from public knowledge."
+            )
+
+
+def _starts(model: Model) -> list[Variable]:
+    """The initial values of the free random variables, transformed."""
+    return make_initial_point_expression(
+        free_rvs=model.free_RVs,
+        rvs_to_transforms=model.rvs_to_transforms,
+        initval_strategies=model.rvs_to_initial_values,
+        return_transformed=True,
+    )
 
 
 def _refuse_other_axes(model: Model, graph: RowGraph) -> None:
@@ -638,7 +656,9 @@ def _refuse_other_axes(model: Model, graph: RowGraph) -> None:
 def _refuse_shared_rows(groups: Sequence[_Group], public: set[Variable]) -> None:
     """An entry in memory belongs to one unit, wherever a likelihood reads it.
 
-    Identity is that of the memory, so a view or a slice of an array is the array itself.
+    Identity is that of the memory, so a view or a slice of an array is the array itself.  PyMC
+    copies what it observes and what is in ``pm.Data``: of these, and of other copies, only the
+    user knows whether they hold the same entries.
     """
     earlier: list[tuple[Variable, np.ndarray, np.ndarray]] = []
     for group in groups:
@@ -647,6 +667,13 @@ def _refuse_shared_rows(groups: Sequence[_Group], public: set[Variable]) -> None
                 continue
             array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
             units = np.arange(len(array)) if group.units is None else group.units
+            if _rows_overlap(array):
+                raise NotFactorizable(
+                    f"{f'`{leaf.source.name}`' if leaf.source.name else 'An array'} shows one entry "
+                    "in memory in several rows, as sliding windows and broadcast arrays do, so it "
+                    "would belong to several records. Give a copy (numpy.array) if these are "
+                    "different data."
+                )
             for source, other, others in earlier:
                 if not _same_units(array, units, other, others):
                     named = leaf.source.name or source.name
@@ -679,12 +706,30 @@ def _refuse_captured_rows(groups: Sequence[_Group]) -> None:
                 )
 
 
+def _rows_overlap(array: np.ndarray) -> bool:
+    """Whether an entry in memory is in several rows of an array."""
+    reach = array.itemsize
+    for stride, size in sorted((abs(k), n) for k, n in zip(array.strides, array.shape, strict=True)):
+        if size > 1 and stride < reach:
+            break
+        reach += stride * (size - 1)
+    else:  # each axis steps over what the shorter steps reach
+        return False
+    places = _addresses(array)
+    rows = np.repeat(np.arange(len(array)), max(array[:1].size, 1))
+    order = np.lexsort((rows, places))
+    return bool(np.any((np.diff(places[order]) == 0) & (np.diff(rows[order]) > 0)))
+
+
 def _same_units(a: np.ndarray, of_a: np.ndarray, b: np.ndarray, of_b: np.ndarray) -> bool:
-    """Whether the entries in memory that two arrays share have the same unit in both."""
+    """Whether the entries in memory that two arrays share have the same unit in both.
+
+    In each of them an entry is in one row.
+    """
     if not share_memory(a, b):
         return True
     if a.__array_interface__["data"] == b.__array_interface__["data"] and (
-        (a.strides[0], len(a)) == (b.strides[0], len(b))
+        (a.strides, a.shape) == (b.strides, b.shape)
     ):
         return np.array_equal(of_a, of_b)
     rows = [np.repeat(units, max(x[:1].size, 1)) for x, units in ((a, of_a), (b, of_b))]

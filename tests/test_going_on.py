@@ -182,7 +182,6 @@ def test_what_is_missing_is_asked_before_it_is_paid(monkeypatch):
     [
         lambda: pm.Uniform("a", 0.0, 5.0, initval=0.0),
         lambda: pm.HalfNormal("a", 1.0, initval=0.0),
-        lambda: pm.Truncated("a", pm.Flat.dist(), lower=0.0),
     ],
 )
 def test_an_initial_value_on_the_edge_is_refused_before_anything_is_spent(declare):

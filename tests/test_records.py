@@ -722,7 +722,7 @@ def single_observation() -> None:
     pm.Normal("y", pm.Normal("b"), 1.0, observed=0.3)
 
 
-@refused("`y` has 1 record on its first axis")
+@refused("`y` has fewer than two records on its first axis")
 def single_record() -> None:
     pm.Normal("y", pm.Normal("b"), 1.0, observed=DATA.real[:1])
 
@@ -859,6 +859,38 @@ def test_an_entry_in_memory_is_in_one_row() -> None:
             continue
         with pytest.raises(NotFactorizable, match="another row"):
             extract(model, check=False)
+
+
+@pytest.mark.parametrize(
+    ("array", "of_one"),
+    [
+        (np.lib.stride_tricks.sliding_window_view(np.arange(62.0), 3), False),
+        (np.lib.stride_tricks.sliding_window_view(np.arange(180.0), 3)[::3], True),
+        (np.broadcast_to(np.arange(3.0), (60, 3)), False),
+        (np.broadcast_to(np.arange(60.0)[:, None], (60, 3)), True),
+        (np.arange(180.0).reshape(60, 3)[:, ::-1], True),
+        (np.asfortranarray(np.arange(180.0).reshape(60, 3)), True),
+    ],
+    ids=["windows", "steps", "broadcast rows", "broadcast columns", "reversed", "columns"],
+)
+def test_an_entry_in_memory_is_in_one_row_of_an_array(array: np.ndarray, of_one: bool) -> None:
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=3)
+        pm.Normal("y", fixed(array) @ b, 1.0, observed=np.zeros(60))
+    if of_one:
+        extract(model, check=False)
+        return
+    with pytest.raises(NotFactorizable, match=r"An array shows.*in several rows.*a copy"):
+        extract(model, check=False)
+
+
+@pytest.mark.parametrize("of", [np.asarray, pt.as_tensor, lambda row: row[:, None].T[0]])
+def test_no_start_is_a_record(of: Callable[[Any], Any]) -> None:
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=MATRIX.shape[1], initval=of(MATRIX[0]))
+        pm.Normal("y", fixed(MATRIX) @ b, 1.0, observed=np.zeros(60))
+    with pytest.raises(UnsafeModel, match="initial value of `b` is a part of an array"):
+        extract(model, check=False)
 
 
 @pytest.mark.filterwarnings("ignore:Data in:UserWarning")

@@ -259,7 +259,7 @@ def release_statistic(
         raise ValueError("Give public bounds=(lower, upper), or row_norm in their place.")
     rows = RowByRow(arrays, statistic, mechanism == "geometric", neighboring == "replace_one")
     units, promised = _price(mechanism, epsilon, delta, ledger, account, n_public)
-    scaling = _Scaling.of(bounds, row_norm, mechanism, neighboring, rows.width)
+    scaling = _Scaling.of(bounds, row_norm, mechanism, neighboring, rows.width, n_public)
     sum_: StatisticMechanism
     if mechanism == "gaussian":
         sum_ = GaussianSum.costing(units, scaling.norm, n_public, neighboring)
@@ -459,6 +459,7 @@ class _Scaling:
         mechanism: str,
         neighboring: str,
         width: int,
+        n_public: int,
     ) -> _Scaling:
         """Bounds as the user gave them."""
         whole = mechanism == "geometric"
@@ -482,6 +483,11 @@ class _Scaling:
             if max(np.abs(low).max(), np.abs(high).max()) > 2.0**40:
                 raise ValueError("bounds must be integers up to 2^40 for 'geometric'.")
             if replaced:  # rows become x - lower, from 0 to upper - lower
+                if n_public * np.abs(low).max() > 2.0**62:
+                    raise ValueError(
+                        f"The sum of {n_public} records may not fit into 64 bits: for 'geometric' "
+                        "give bounds nearer to 0, and subtract a public number in `statistic`."
+                    )
                 norm = float((high - low).sum())
                 return cls(norm, low, high, low, np.ones(width), one_sided=True)
             norm = float(np.maximum(np.abs(low), np.abs(high)).sum())

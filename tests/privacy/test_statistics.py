@@ -424,6 +424,20 @@ def test_bounds_that_can_not_be_computed_with(ledger: dp.Ledger, changes: dict[s
     assert kinds(ledger) == before
 
 
+def test_a_count_that_does_not_fit_into_64_bits_is_refused_first(ledger: dp.Ledger) -> None:
+    before, years = kinds(ledger), np.zeros(2**22 + 1, dtype=np.int8)
+    with pytest.raises(ValueError, match="may not fit into 64 bits"):
+        dp.release_statistic(
+            {"y": years},
+            lambda y: y,
+            (2**40 - 1, 2**40),
+            budget=ledger,
+            mechanism="geometric",
+            epsilon=1.0,
+        )
+    assert kinds(ledger) == before
+
+
 def test_a_posterior_on_the_same_ledger(tmp_path: Path) -> None:
     dp.Ledger.create(tmp_path / "ledger.db")
     release(tmp_path / "ledger.db")
