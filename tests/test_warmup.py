@@ -580,6 +580,26 @@ def test_both_scores_of_the_quadratic_form_count(name):
     assert spent == pytest.approx(30.0, rel=1e-6)
 
 
+@pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
+def test_noise_of_the_curvature_is_noise_of_the_first_score(name, monkeypatch):
+    """After a step its noise has that of curvature times step, in every direction.
+
+    What the curvature changes on the way is in one direction a step, so the others show it alone.
+    """
+    noises = []
+
+    def spied(first, noise, second, rest):
+        noises.append(noise)
+        return pooled(first, noise, second, rest)
+
+    monkeypatch.setattr("pymc_dp.warmup.quadratic.pooled", spied)
+    found, bought, _ = paid_from_a_ledger(name, 1.0, form="quadratic")
+    [noise], inverse = noises, np.linalg.inv(found.basis)
+    of_steps = inverse.T @ noise @ inverse - bought["first score"][1] ** 2 * np.eye(len(noise))
+    values = np.linalg.eigvalsh(of_steps)
+    assert values[0] > 0.01 * values[-1] > 0.0
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_quadratic_form_says_how_wrong_it_is(name):
     """The mean of the normal approximation is about as far from the truth as it claims."""
