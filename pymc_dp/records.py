@@ -709,7 +709,9 @@ def _refuse_captured_rows(groups: Sequence[_Group]) -> None:
 def _rows_overlap(array: np.ndarray) -> bool:
     """Whether an entry in memory is in several rows of an array."""
     reach = array.itemsize
-    for stride, size in sorted((abs(k), n) for k, n in zip(array.strides, array.shape, strict=True)):
+    for stride, size in sorted(
+        (abs(k), n) for k, n in zip(array.strides, array.shape, strict=True)
+    ):
         if size > 1 and stride < reach:
             break
         reach += stride * (size - 1)

@@ -800,6 +800,14 @@ def prior_from_a_record() -> None:
     pm.Normal("y", fixed(MATRIX) @ b, 1.0, observed=np.zeros(60))
 
 
+@refused("`y`.*[Ee]igh.*pt.linalg.cholesky")
+def eigenvalues_of_the_matrix_of_each_record() -> None:
+    def logp(value: Any, a: Any) -> Any:
+        return pt.linalg.eigh(value[:, :, None] * value[:, None, :] * pt.exp(a))[0]
+
+    pm.CustomDist("y", pm.Normal("a"), logp=logp, observed=MATRIX)
+
+
 @refused("`y`.*array that holds records.*Standardise")
 def record_in_the_likelihood_of_all() -> None:
     b = pm.Normal("b", shape=3)

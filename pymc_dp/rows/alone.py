@@ -102,6 +102,11 @@ class RowByRow:
                 "PyTensor has no x - y and no -x of truth values (use x.astype('int64')); it takes "
                 "the constant True as np.array(True)."
             ) from None
+        except AssertionError as error:  # how PyTensor 2 refuses a matrix for each record
+            raise ValueError(
+                "statistic fails an assertion, most often because an operation on one matrix, such "
+                "as pt.linalg.eigh, is given one for each record. Apply it by pt.vectorize."
+            ) from error
         # an error that depends on a private number would tell it
         longest = min(len(x) for x in arrays.values()) if n_is_public else _LONGEST_TABLE
         _refuse_captured(rows, inputs.values(), longest)

@@ -103,8 +103,15 @@ def log_densities(
                 },
                 jacobian=jacobian,
             )
-    except (AttributeError, ValueError) as error:
+    except (AssertionError, AttributeError, ValueError) as error:
         names = ", ".join(f"`{rv.name}`" for rv in rvs)
+        if isinstance(error, AssertionError):  # how PyTensor 2 refuses a matrix for each record
+            raise NotFactorizable(
+                f"The log-density of {names} fails an assertion of PyTensor, most often because an "
+                "operation on one matrix, such as pt.linalg.eigh, is given one for each record. "
+                "Compute it before the model is built, or use pt.linalg.cholesky and "
+                "pt.linalg.solve_triangular."
+            ) from error
         if isinstance(error, AttributeError):
             if error.name != "ndim_supp":  # PyMC takes a shape that it must assert for a variable
                 raise

@@ -667,6 +667,28 @@ def test_integers_and_truth_values_are_not_confused(name: str, ledger: dp.Ledger
             dp.LaplaceRelease("s", statistic(k=k, ill=ill), scale=1.0, observed=3.0)
 
 
+def test_eigenvalues_of_the_matrix_of_each_record(ledger: dp.Ledger) -> None:
+    """PyTensor 2 takes one matrix in eigh, and says no word about it; PyTensor 3 takes a stack."""
+    halves = RNG.normal(size=(N, 2, 2))
+    matrices = halves + halves.transpose(0, 2, 1)
+    bounds = {"bounds": (-20.0, 20.0), "epsilon": 300.0}
+    exact = np.linalg.eigvalsh(matrices).sum(axis=0)
+    for one_by_one in (True, False):
+
+        def eigenvalues(x: Any) -> Any:
+            eigh = pt.linalg.eigh
+            return pt.vectorize(lambda a: eigh(a)[0], "(m,m)->(m)")(x) if one_by_one else eigh(x)[0]
+
+        try:
+            made = release(ledger, data={"x": matrices}, statistic=eigenvalues, **bounds)
+        except ValueError as error:
+            assert not one_by_one
+            assert str(error).startswith("statistic fails") and "pt.vectorize" in str(error)
+            continue
+        # ten standard deviations of the noise
+        np.testing.assert_allclose(made.observed, exact, atol=10.0 * max(made.scale))
+
+
 def test_what_true_and_false_have_not_is_told(ledger: dp.Ledger) -> None:
     with pytest.raises(ValueError, match=r"truth values.*astype"):
         release(ledger, data={"ill": ILL}, statistic=lambda ill: -ill)
