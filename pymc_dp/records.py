@@ -202,8 +202,8 @@ def _n_rows(model: Model, rv: Variable) -> int:
         )
     if shape[0] < 2:
         raise NotFactorizable(
-            f"`{rv.name}` has fewer than two records on its first axis; nothing can be hidden among "
-            "so few. Put records on the first axis, one row each."
+            f"`{rv.name}` has fewer than two records on its first axis; nothing can be hidden "
+            "among so few. Put records on the first axis, one row each."
         )
     return int(shape[0])
 
@@ -627,8 +627,8 @@ def _refuse_start_at_a_record(model: Model, groups: Sequence[_Group]) -> None:
         given = [*constants, model.rvs_to_initial_values[rv]]
         if any(share_memory(part, array) for part in given for array in arrays):
             raise UnsafeModel(
-                f"The initial value of `{rv.name}` is a part of an array that holds records. Choose "
-                "it from public knowledge."
+                f"The initial value of `{rv.name}` is a part of an array that holds records. "
+                "Choose it from public knowledge."
             )
 
 
@@ -668,11 +668,11 @@ def _refuse_shared_rows(groups: Sequence[_Group], public: set[Variable]) -> None
             array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
             units = np.arange(len(array)) if group.units is None else group.units
             if _rows_overlap(array):
+                named = f"`{leaf.source.name}`" if leaf.source.name else "An array"
                 raise NotFactorizable(
-                    f"{f'`{leaf.source.name}`' if leaf.source.name else 'An array'} shows one entry "
-                    "in memory in several rows, as sliding windows and broadcast arrays do, so it "
-                    "would belong to several records. Give a copy (numpy.array) if these are "
-                    "different data."
+                    f"{named} shows one entry in memory in several rows, as sliding windows and "
+                    "broadcast arrays do, so it would belong to several records. Give a copy "
+                    "(numpy.array) if these are different data."
                 )
             for source, other, others in earlier:
                 if not _same_units(array, units, other, others):

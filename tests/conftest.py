@@ -7,8 +7,19 @@ from typing import Any
 import pytest
 
 from pymc_dp.records import PublicTerms, Records
+from pymc_dp.rows import functions
 from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.rows.functions import INTERPRETED
+
+
+@pytest.fixture(autouse=True)
+def parameters_interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions of parameters alone are interpreted, as large ones are, but in slow tests.
+
+    Most tests call one fewer times than would make up for seconds of compiling it.
+    """
+    if request.node.get_closest_marker("slow") is None:
+        monkeypatch.setattr(functions, "_LARGE_GRAPH", 0)
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ import numpy as np
 import pytensor
 import pytensor.tensor as pt
 from pytensor import scalar
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Apply, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.elemwise import Elemwise
+from pytensor.tensor.variable import TensorConstant
 
 from pymc_dp.rows.ancestry import SHAPE_OPS, ancestors_without_shapes, array_of
 from pymc_dp.rows.check import full_eta
@@ -58,7 +59,8 @@ def ends_of_support(
     -----
     A choice between values that depends on the observed value and on parameters is such an end if
     the density is zero on one side of it, whatever the record, and is not on the other.  It is
-    taken either way in turn, on made-up rows.
+    taken either way in turn, on made-up rows.  An end at which a density of the user's own is not
+    a number, or very small, is not seen.
     """
     rows = [leaf.block for leaf in graph.leaves if leaf.source in observed]
     of_rows, of_etas = _behind(graph, rows), _behind(graph, [cut.eta for cut in graph.cuts])
@@ -115,8 +117,8 @@ def _is_end(
         on_unused_input="ignore",
     )
     # a support may also have fixed ends, between which made-up rows must lie
-    constants = [v.data for v in ancestors([graph.loglik]) if isinstance(v, Constant)]
-    centres = [0.0, *[float(np.ravel(x)[0]) for x in constants if np.size(x) == 1]]
+    constants = [v.data for v in ancestors([graph.loglik]) if isinstance(v, TensorConstant)]
+    centres = [0.0, *[float(x.ravel()[0]) for x in constants if x.size == 1]]
     centres = [x for x in centres if abs(x) < 1e12]
     found = []
     for _ in range(_PLACES):
