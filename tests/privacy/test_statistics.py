@@ -673,9 +673,9 @@ def test_eigenvalues_of_the_matrix_of_each_record(ledger: dp.Ledger) -> None:
     given: dict[str, Any] = {"data": {"x": halves + halves.transpose(0, 2, 1)}}
     given |= {"bounds": (-20.0, 20.0), "epsilon": 300.0}
     exact = np.linalg.eigvalsh(given["data"]["x"]).sum(axis=0)
-    one_by_one = pt.vectorize(lambda a: pt.linalg.eigh(a)[0], "(m,m)->(m)")
+    eigenvalues = pt.vectorize(lambda a: pt.linalg.eigh(a)[0], "(m,m)->(m)")
     # ten standard deviations of the noise
-    made = release(ledger, statistic=one_by_one, **given)
+    made = release(ledger, statistic=lambda x: eigenvalues(x), **given)
     np.testing.assert_allclose(made.observed, exact, atol=10.0 * max(made.scale))
     try:
         made = release(ledger, statistic=lambda x: pt.linalg.eigh(x)[0], **given)
