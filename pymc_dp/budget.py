@@ -435,7 +435,7 @@ class PrivacyBudget:
         ----------
         model : pymc.Model
         check, read : bool
-            As for :func:`pymc_dp.records.extract`.
+            As for ``pymc_dp.records.extract``.
 
         Returns
         -------
