@@ -141,6 +141,19 @@ class TestFile:
             ledger.lease(account, 1, 1, 1)
         assert not os.path.exists(ledger.path)
 
+    def test_a_file_that_is_lost_after_it_was_seen_is_not_made_anew(self, ledger, monkeypatch):
+        account, connect = planned(ledger), sqlite3.connect
+
+        def lost(*args, **options):
+            if os.path.exists(ledger.path):
+                os.unlink(ledger.path)
+            return connect(*args, **options)
+
+        monkeypatch.setattr("pymc_dp.ledger.journal.sqlite3.connect", lost)
+        with pytest.raises(LedgerError):
+            ledger.lease(account, 1, 1, 1)
+        assert not os.path.exists(ledger.path)
+
     @pytest.mark.parametrize(
         "path",
         ["", " ", ":memory:", Path(":memory:"), b":memory:", "file:x?mode=memory", "a\0b", "~/.."],
