@@ -24,6 +24,7 @@ from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
+from tests.selection import marked
 
 from .test_records import compiled, evaluate, quick, records_of, same_bits, with_data
 
@@ -215,7 +216,13 @@ def test_a_packed_matrix_has_the_frobenius_norm(diagonal: bool) -> None:
 # -- one unit concerns no other -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["logistic", "neural_network", "poisson_groups", "categorical"])
+@pytest.mark.parametrize(
+    "name",
+    marked(
+        ["logistic", "poisson_groups", "neural_network", "categorical"],
+        slow=["neural_network", "categorical"],
+    ),
+)
 def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, at = compiled(name), coordinates(name)
     order = np.random.default_rng(3).permutation(engine.n_units)

@@ -141,8 +141,8 @@ def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
 
 
 SLOW, FURTHER = (
-    [jumping, categorical, mixture, several, groups],
-    [many_classes, zero_inflated, censored],
+    [jumping, groups, negative_weights, unit_vector],
+    [categorical, mixture, several, many_classes, zero_inflated, censored],
 )
 
 
@@ -154,9 +154,7 @@ SLOW, FURTHER = (
         flat,
         laplace,
         bounded,
-        negative_weights,
         half_life,
-        unit_vector,
         *(pytest.param(declare, marks=pytest.mark.slow) for declare in SLOW),
         *(pytest.param(declare, marks=pytest.mark.exhaustive) for declare in FURTHER),
     ],
@@ -271,6 +269,7 @@ def test_degrees_are_never_too_low() -> None:
         assert degree_of(value, theta) == degree
 
 
+@pytest.mark.slow
 def test_a_condition_among_many_numbers_is_refused() -> None:
     with pm.Model():
         b = pm.Normal("b", shape=8)

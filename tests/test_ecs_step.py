@@ -19,6 +19,7 @@ import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.ecs import step as step_module
 from pymc_dp.ecs.preparation import Pilot
+from tests.selection import marked
 
 #: Two-sided normal tail 3.8e-8 for each of fewer than twenty moments.
 Z = 5.5
@@ -121,7 +122,9 @@ def test_processes_repeat_what_one_process_does() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "family",
-    ["poisson", "student", pytest.param("negative_binomial", marks=pytest.mark.exhaustive)],
+    marked(
+        ["poisson", "student", "negative_binomial"], exhaustive=["student", "negative_binomial"]
+    ),
 )
 def test_chains_agree_with_nuts(family: str) -> None:
     model = regression(family, 2000)
@@ -215,6 +218,7 @@ def test_the_error_of_perturbed_estimates_is_foreseen() -> None:
         assert 0.6 < found.bias(m) / abs(exact - k * d) < 1.6
 
 
+@pytest.mark.slow
 def test_estimates_that_change_their_sign_are_reported() -> None:
     """Far from the mode, order 1 and 100 records: the factors of the products vary too much."""
     model = regression("logistic")

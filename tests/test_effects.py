@@ -221,6 +221,7 @@ def test_noncentred_hierarchy_has_the_exact_posterior() -> None:
     assert cap * (1 - 2.0**-20) <= spent <= cap
 
 
+@pytest.mark.slow
 def test_what_is_said_about_it() -> None:
     """The statement names the approximation; no score is there to average."""
     model, _, result = _sample(banana, 20.0, contextlib.nullcontext(), draws=50)
@@ -246,6 +247,7 @@ def test_laplace_warns_of_a_curved_posterior() -> None:
             dp.laplace(draws=10, chains=1, progressbar=False)
 
 
+@pytest.mark.slow
 def test_what_the_records_did_not_say_is_named() -> None:
     """Two records of a thousand are in the last group; its mean stays with the prior."""
     rng = np.random.default_rng(2)

@@ -147,7 +147,6 @@ def extreme(name: str, size: int = 12) -> np.ndarray:
 #: The others are as slow to compile, and run with the slow tests.
 QUICK = {
     ("Normal", "replace_one"),
-    ("Poisson", "add_or_remove_one"),
 }
 
 

@@ -170,7 +170,7 @@ def test_a_laplace_regression_is_found(epsilon: float) -> None:
     ("q", "seed"),
     marked(
         [(0.5, 1), (0.5, 2), (0.75, 3), (0.75, 4)],
-        slow=[(0.5, 1)],
+        slow=[(0.5, 1), (0.75, 4)],
         exhaustive=[(0.75, 3), (0.5, 2)],
     ),
 )

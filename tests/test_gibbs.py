@@ -116,7 +116,14 @@ def test_the_table_to_three_digits(epsilon: float, tables: dict[float, Any]) -> 
     assert deviation(values, exact) < Z
 
 
-@pytest.mark.parametrize("fault", ["always accepted", "rows are lost", "prior of the count"])
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "always accepted",
+        "rows are lost",
+        pytest.param("prior of the count", marks=pytest.mark.slow),
+    ],
+)
 def test_planted_faults_are_found(
     fault: str, tables: dict[float, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

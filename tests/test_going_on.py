@@ -196,6 +196,7 @@ def test_an_initial_value_on_the_edge_is_refused_before_anything_is_spent(declar
     assert not charged(budget)
 
 
+@pytest.mark.slow
 def test_a_product_begins_where_its_slope_is_not_zero():
     """Both factors are 0 at the initial point, where one can not be told from the other."""
     rng = np.random.default_rng(1)
@@ -261,6 +262,7 @@ def interrupted_start(self: Meter) -> int:
     raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_batches_are_made_where_the_first_run_was_interrupted_before_its_chains(monkeypatch):
     """They are charged once, so that another step makes them, and the first one never."""
     model, budget = build("logistic", epsilon=5.0)

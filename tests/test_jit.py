@@ -68,6 +68,7 @@ def found_in(folder: Path) -> dict[str, Any]:
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_an_edit_of_what_compiled_code_calls_is_seen_with_a_warm_cache(tmp_path: Path) -> None:
     """A clip edited to three times its bound, in a file that its caller does not know, is used.
 

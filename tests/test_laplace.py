@@ -26,6 +26,7 @@ from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.steps.target import far
 from pymc_dp.warmup.climb import climb
+from tests.selection import marked
 
 laplace_module = sys.modules["pymc_dp.laplace"]  # `dp.laplace` is the function
 N, D = 6000, 3
@@ -169,7 +170,9 @@ def test_held_interrupts_are_an_interrupt(monkeypatch):
         dp.laplace(10, progressbar=False)
 
 
-@pytest.mark.parametrize(("chain", "at"), [(0, 1), (0, 1500), (3, 1500)])
+@pytest.mark.parametrize(
+    ("chain", "at"), marked([(0, 1), (0, 1500), (3, 1500)], slow=[(0, 1), (3, 1500)])
+)
 def test_after_an_interrupt_the_same_call_goes_on(monkeypatch, chain, at):
     """PyMC takes an interrupt for the end of one chain and goes on with the next."""
     seen = []
@@ -312,6 +315,7 @@ def test_draws_far_from_what_was_looked_at_are_said(monkeypatch):
     assert "UNRELIABLE: 30% of the draws lie far" in dp.privacy_statement(idata)
 
 
+@pytest.mark.slow
 def test_a_hierarchy_whose_prior_curves_without_bound_at_the_start():
     rng = np.random.default_rng(3)
     group, means = rng.integers(0, 8, N), rng.normal(1.0, 0.7, 8)

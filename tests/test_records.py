@@ -180,7 +180,10 @@ TYPED: list[tuple[Callable[[Any], Any], Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("named", "mode"), [(False, QUICK), (True, QUICK), (False, {})])
+@pytest.mark.parametrize(
+    ("named", "mode"),
+    [(False, QUICK), (True, QUICK), pytest.param(False, {}, marks=pytest.mark.slow)],
+)
 def test_truth_values_are_negated_and_integers_do_not_wrap(named: bool, mode: Any) -> None:
     """Scores are compared as well: each is that of the row's own column."""
     exact = np.column_stack([column * 1.0 for _, column in TYPED])

@@ -300,6 +300,7 @@ def test_explorations_that_are_usable_are_used(tries, worth, hierarchy, monkeypa
         assert f"worth about {worth} draws" in " ".join(dp.privacy_statement(safe).split())
 
 
+@pytest.mark.slow
 def test_the_width_of_what_no_record_sees_is_no_fault(hierarchy):
     """The scale of effects may be known worse than the prior's normal approximation says."""
     funnel, model, _ = hierarchy

@@ -35,13 +35,13 @@ def planted(request: Any) -> Iterator[tuple[Future[str], dict[str, Future[bool]]
         yield without, dict(zip(map(str, faults), found, strict=True))
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 @pytest.mark.parametrize("survivor", FAULTS, ids=str)
 def test_no_fault_survives(survivor: Fault, planted: Any) -> None:
     assert not planted[1][str(survivor)].result(), f"{survivor} passes {survivor.tests}"
 
 
-@pytest.mark.exhaustive
+@pytest.mark.slow
 def test_the_tests_pass_without_a_fault(planted: Any) -> None:
     said = planted[0].result()
     assert not said, said

@@ -69,7 +69,11 @@ def varying_slopes() -> None:
 
 
 @pytest.mark.parametrize(
-    "declare", [beta_regression, pytest.param(varying_slopes, marks=pytest.mark.slow)]
+    "declare",
+    [
+        pytest.param(beta_regression, marks=pytest.mark.slow),
+        pytest.param(varying_slopes, marks=pytest.mark.exhaustive),
+    ],
 )
 def test_places_where_a_model_is_not_finite_raise_no_warning(declare: Any) -> None:
     """Made-up outcomes of 0 under a Beta law, parameters far out under an LKJ prior."""

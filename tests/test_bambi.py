@@ -1,0 +1,151 @@
+"""Models that bambi writes: private posteriors at a large budget are those of NUTS."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytest
+from pytensor.compile.mode import Mode
+
+import pymc_dp as dp
+from pymc_dp import _compat
+
+pandas = pytest.importorskip("pandas")
+bambi = pytest.importorskip("bambi")
+
+N = 800
+
+
+def _data() -> Any:
+    """A table with a column for each kind of outcome."""
+    rng = np.random.default_rng(27)
+    age = rng.uniform(-1.0, 1.0, N)
+    height = rng.normal(size=N)
+    firm = rng.integers(0, 6, N)
+    trade = rng.integers(0, 3, N)
+    eta = 0.4 + 0.8 * age - 0.3 * height
+    of_firm = rng.normal(size=6)[firm] * 0.6
+    rate = np.exp(eta)
+    chance = 1.0 / (1.0 + np.exp(-eta))
+    pay = 2.0 + eta + of_firm + rng.normal(size=N)
+    latent = eta + rng.logistic(size=N)
+    grade = (latent[:, None] > np.array([-0.5, 1.0])).sum(axis=1)
+    zeros = rng.random(N) < 0.3
+    counts = rng.poisson(rate)
+    over = rng.negative_binomial(3.0, 3.0 / (3.0 + rate))
+    size = rng.gamma(4.0, rate / 4.0)
+    ends = np.where(rng.random(N) < 0.5, 3.0, 10.0)
+    return pandas.DataFrame(
+        {
+            "age": age,
+            "height": height,
+            "firm": pandas.Categorical(firm.astype(str)),
+            "trade": pandas.Categorical(np.array(["baker", "mason", "smith"])[trade]),
+            "exposure": rng.uniform(0.5, 2.0, N),
+            "pay": pay,
+            "pay_in_time": pay + of_firm * age,
+            "sick": (rng.random(N) < chance).astype(int),
+            "trials": np.full(N, 5),
+            "hits": rng.binomial(5, chance),
+            "visits": counts,
+            "over": over,
+            "zero_visits": np.where(zeros, 0, counts),
+            "zero_over": np.where(zeros, 0, over),
+            "zero_size": np.where(zeros, 0.0, size),
+            "share": np.clip(rng.beta(4.0 * chance, 4.0 * (1.0 - chance)), 1e-6, 1.0 - 1e-6),
+            "size": size,
+            "heavy": 2.0 + eta + rng.standard_t(4.0, N),
+            "angle": rng.vonmises(np.arctan(eta), 3.0),
+            "skew": 2.0 + eta + rng.laplace(size=N) * np.where(rng.random(N) < 0.4, 0.7, 1.3),
+            "time": rng.wald(rate, 4.0),
+            "mood": pandas.Categorical(np.array(["bad", "fair", "good"])[grade], ordered=True),
+            "choice": pandas.Categorical(np.array(["a", "b", "c"])[grade]),
+            "lasted": np.minimum(size, ends),
+            "status": np.where(size > ends, "right", "none"),
+            "weight": rng.integers(1, 4, N).astype(float),
+            "spread": 2.0 + eta + np.exp(0.5 * age) * rng.normal(size=N),
+            "positive": np.abs(pay) + 0.05,
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What bambi is asked for."""
+
+    formula: Any  # a str, or a bambi.Formula
+    family: str = "gaussian"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+CASES: dict[str, Case] = {
+    "offset": Case("visits ~ age + offset(log(exposure))", "poisson"),
+    "categorical predictor": Case("pay ~ age + trade"),
+    "group effects": Case("pay ~ age + (1|firm)"),
+    "group effects, centred": Case("pay ~ age + (1|firm)", options={"noncentered": False}),
+    "group slopes": Case("pay_in_time ~ age + (age|firm)"),
+    "splines": Case("pay ~ bs(age, df=5)"),
+    "hsgp": Case("pay ~ hsgp(age, m=8, c=1.5)"),
+    "weighted": Case("weighted(pay, weight) ~ age"),
+    "censored": Case("censored(lasted, status) ~ age", "exponential", {"link": "log"}),
+    "truncated": Case("truncated(positive, lb=0) ~ age"),
+    "distributional": Case(bambi.Formula("spread ~ age", "sigma ~ age")),
+    "bernoulli": Case("sick ~ age + height", "bernoulli"),
+    "binomial": Case("p(hits, trials) ~ age", "binomial"),
+    "poisson": Case("visits ~ age + height", "poisson"),
+    "negative binomial": Case("over ~ age", "negativebinomial"),
+    "zero-inflated": Case("zero_visits ~ age", "zero_inflated_poisson"),
+    "zero-inflated, negative binomial": Case("zero_over ~ age", "zero_inflated_negativebinomial"),
+    "hurdle": Case("zero_visits ~ age", "hurdle_poisson"),
+    "hurdle, gamma": Case("zero_size ~ age", "hurdle_gamma", {"link": "log"}),
+    "beta": Case("share ~ age", "beta"),
+    "gamma": Case("size ~ age", "gamma", {"link": "log"}),
+    "t": Case("heavy ~ age", "t"),
+    "von Mises": Case("angle ~ age", "vonmises"),
+    "asymmetric Laplace": Case("skew ~ age", "asymmetriclaplace"),
+    "Wald": Case("time ~ age", "wald", {"link": "log"}),
+    "categorical": Case("choice ~ age", "categorical"),
+    "cumulative": Case("mood ~ age", "cumulative"),
+    "sratio": Case("mood ~ age", "sratio"),
+}
+
+
+def _model(case: Case) -> pm.Model:
+    made = bambi.Model(case.formula, _data(), family=case.family, **case.options)
+    made.build()
+    return made.backend.model
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_posterior_at_a_large_budget_is_that_of_nuts(name: str) -> None:
+    """Means within .25 posterior sd, widths within a quarter.
+
+    Both sides have some 1000 effective draws, so that means differ by .25 sd with probability
+    below 1e-7 a parameter.
+    """
+    with _model(CASES[name]) as model:
+        dp.PrivacyBudget(epsilon=1e4, delta=1e-6)
+        private = dp.sample(draws=1000, chains=4, cores=1, progressbar=False)
+    with _model(CASES[name]):
+        exact = pm.sample(
+            1500,
+            tune=700,
+            chains=2,
+            cores=1,
+            init="adapt_full",
+            random_seed=27,
+            progressbar=False,
+            compute_convergence_checks=False,
+            # takes no time to compile
+            compile_kwargs={"mode": Mode("py", "fast_run").excluding("fusion", "inplace")},
+        )
+    ours, theirs = (_compat.group(draws, "posterior") for draws in (private, exact))
+    for rv in model.free_RVs:
+        one, other = ours[rv.name].values, theirs[rv.name].values
+        sd = other.std(axis=(0, 1))
+        assert np.all(np.abs(one.mean(axis=(0, 1)) - other.mean(axis=(0, 1))) < 0.25 * sd), rv.name
+        assert np.all(np.abs(np.log(one.std(axis=(0, 1)) / sd)) < 0.25), rv.name
