@@ -39,7 +39,13 @@ from pymc_dp.steps.resuming import (
     private_arrays,
     unfinished_preparations,
 )
-from pymc_dp.steps.start import few_prior_draws, improper, prior_coordinates, prior_draws
+from pymc_dp.steps.start import (
+    NO_NUMBERS,
+    few_prior_draws,
+    improper,
+    prior_coordinates,
+    prior_draws,
+)
 from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.paths import can_pay
 from pymc_dp.warmup.prepared import Form, Prepared
@@ -182,9 +188,7 @@ class Source:
         value, slope = self.terms.both(self.records.initial)
         if np.isnan(value) or not (np.isfinite(value) or np.isfinite(slope).all()):
             raise ValueError(
-                "The prior density at the initial values is not a number. Nothing has been spent. "
-                "A prior may hold NaN or an infinite number: model.point_logps() says which one. "
-                "Default priors that bambi scales by truncated or censored data may; give your own."
+                f"The prior density at the initial values is not a number. {NO_NUMBERS}"
             )
 
     def refuse_if_used_up(self, hint: bool = True) -> None:

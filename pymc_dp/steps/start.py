@@ -19,7 +19,7 @@ from pymc_dp.records import PublicTerms, Records, draws_are_public
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.unconstrained import unconstrain
 
-__all__ = ["few_prior_draws", "improper", "prior_coordinates", "prior_draws"]
+__all__ = ["NO_NUMBERS", "few_prior_draws", "improper", "prior_coordinates", "prior_draws"]
 
 _DRAWS = 500
 #: Prior draws are public; the same seed makes a resumed preparation ask the same questions.
@@ -28,6 +28,11 @@ _SEED = 20_240_229
 _FAR, _FALL = 1e6, 5.0
 #: From how many places that is looked at, and the largest log density in which such a fall is seen.
 _PLACES, _EXACT = 5, 1e12
+#: What is wrong with a prior that has no density, or no draws.
+NO_NUMBERS = (
+    "Nothing has been spent. A prior may hold NaN or an infinite number: model.point_logps() says "
+    "which one. Default priors that bambi scales by truncated or censored data may; give your own."
+)
 
 
 def prior_coordinates(
@@ -176,6 +181,8 @@ def prior_draws(
         draws = pm.draw(model.free_RVs, draws=size, random_seed=seed)
     except (NotImplementedError, ArithmeticError):  # without end: Flat, Uniform(-inf, inf)
         return None
+    except ValueError as error:
+        raise ValueError(f"PyMC cannot draw from the prior. {NO_NUMBERS}") from error
     dataset = xr.Dataset(
         {
             rv.name: (("chain", "draw", *[f"{rv.name}_{k}" for k in range(rv.ndim)]), value[None])
