@@ -199,8 +199,8 @@ def test_an_initial_value_on_the_edge_is_refused_before_anything_is_spent(declar
 def test_a_prior_that_holds_no_number_is_refused_before_anything_is_spent():
     """So are those that bambi makes of truncated data with PyMC 5."""
     with pm.Model() as model:
-        scale = pm.HalfStudentT("scale", 4.0, np.nan)
-        pm.Normal("y", 0.0, scale, observed=np.random.default_rng(0).normal(1.0, 1.0, 300))
+        scale = pm.HalfStudentT("scale", 4.0, [1.0, np.nan])
+        pm.Normal("y", 0.0, scale.sum(), observed=np.random.default_rng(0).normal(1.0, 1.0, 300))
         budget = dp.PrivacyBudget(5.0, 1e-5)
     for call in (laplace, lambda model: automatic("langevin", model)):
         with pytest.raises(ValueError, match="A prior may hold NaN or an infinite number"):

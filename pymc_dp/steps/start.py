@@ -183,6 +183,8 @@ def prior_draws(
         return None
     except ValueError as error:
         raise ValueError(f"PyMC cannot draw from the prior. {NO_NUMBERS}") from error
+    if any(np.isnan(value).all(axis=0).any() for value in draws):  # PyMC 6 raises no error
+        raise ValueError(f"PyMC cannot draw from the prior. {NO_NUMBERS}")
     dataset = xr.Dataset(
         {
             rv.name: (("chain", "draw", *[f"{rv.name}_{k}" for k in range(rv.ndim)]), value[None])
