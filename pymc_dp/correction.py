@@ -170,7 +170,9 @@ class _Exploration:
         with working("Exploring what was released", self.progressbar):
             for care in _CARE:  # the second for the neck of a funnel
                 with contextlib.suppress(Exception):
-                    found = explore(theta, target, starts, int(rng.integers(2**31)), care)
+                    found = explore(
+                        theta, target, starts, int(rng.integers(2**31)), self.at.scaling, care
+                    )
                     if found.effective >= _FEWEST and not found.apart:
                         sound.append(found)
                         if found.effective >= ENOUGH:

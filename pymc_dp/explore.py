@@ -22,6 +22,9 @@ __all__ = ["CHAINS", "ENOUGH", "Explored", "explore", "in_support", "log_likelih
 #: Chains, tuning iterations and draws of NUTS.
 CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 _AGAIN = "The same call goes on from what was released, at no further cost."
+#: Parameters whose covariance the 101 draws of the first window of adaptation tell.  With more than
+#: 100 it is singular, chains hardly move, and NUTS never recovers; these are scaled one by one.
+_DENSE = 50
 #: Effective draws that are enough.
 ENOUGH = 400.0
 #: Variance between chains over that within, from which on they are in different places.
@@ -103,7 +106,12 @@ class _Whole:
 
 
 def explore(
-    theta: Any, target: Any, starts: np.ndarray, seed: int, target_accept: float = 0.9
+    theta: Any,
+    target: Any,
+    starts: np.ndarray,
+    seed: int,
+    scaling: np.ndarray | None = None,
+    target_accept: float = 0.9,
 ) -> Explored:
     """Draws of a public log density.
 
@@ -113,6 +121,8 @@ def explore(
         A vector, and the log density as a function of it.
     starts : (CHAINS, d) ndarray
     seed : int
+    scaling : (d, d) ndarray, optional
+        NUTS moves in coordinates x, theta = scaling @ x, in which widths are about alike.
     target_accept : float, default 0.9
         As in ``pm.sample``: nearer to 1 for narrow places.
 
@@ -127,17 +137,20 @@ def explore(
     level = quiet.level
     quiet.setLevel(logging.ERROR)
     d = starts.shape[1]
+    scaling = np.eye(d) if scaling is None else scaling
+    back = pytensor.shared(np.ascontiguousarray(scaling))
+    starts = np.linalg.solve(scaling, starts.T).T
     try:
         with warnings.catch_warnings(), pm.Model(model=None):
             warnings.simplefilter("ignore")  # PyMC calls the dense mass matrix experimental
             x = pm.Flat("theta", shape=d)
-            pm.Potential("target", graph_replace(target, {theta: x}, strict=False))
+            pm.Potential("target", graph_replace(target, {theta: back @ x}, strict=False))
             result = pm.sample(
                 _DRAWS,
                 tune=_TUNE,
                 chains=CHAINS,
                 cores=1,
-                init="adapt_full",
+                init="adapt_full" if d <= _DENSE else "adapt_diag",
                 target_accept=target_accept,
                 initvals=[{"theta": start} for start in starts],
                 random_seed=seed,
@@ -152,7 +165,7 @@ def explore(
         raise
     finally:
         quiet.setLevel(level)
-    drawn = _compat.group(result, "posterior")["theta"].values
+    drawn = _compat.group(result, "posterior")["theta"].values @ scaling.T
     if drawn.shape[:2] != (CHAINS, _DRAWS):
         raise KeyboardInterrupt(_AGAIN)
     between, within = drawn.mean(axis=1).var(axis=0, ddof=1), drawn.var(axis=1, ddof=1).mean(axis=0)

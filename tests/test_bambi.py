@@ -142,6 +142,7 @@ def test_the_posterior_at_a_large_budget_is_that_of_nuts(name: str) -> None:
             chains=2,
             cores=1,
             target_accept=0.9,
+            var_names=[rv.name for rv in model.free_RVs],
             random_seed=27,
             progressbar=False,
             compute_convergence_checks=False,

@@ -21,8 +21,10 @@ from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.public import Public, unseen
 from pymc_dp.warmup.quantiles import tail_quantile
 
-#: Up to this many parameters the whole curvature matrix is released, above it the diagonal.
-FULL = 60
+#: Up to this many parameters the whole curvature matrix is released, above it the diagonal: it has
+#: d (d + 1) / 2 entries for each record. Item responses with 240 parameters are worse by a quarter
+#: with the diagonal, and intervals of sums of parameters a quarter as wide as they should be.
+FULL = 300
 #: How many times the planned part of the budget may go into a search that has not arrived.
 PERSISTENCE = 13.0 / 3.0
 #: How wide a parameter that no record sees may be, in widths of the prior.
