@@ -138,6 +138,7 @@ class _Normal:
             clip_norm=found.clip_norms,
             clipping="huberised" if huberised else None,
             clipped=list(found.clipped),
+            diagonal=found.diagonal,
             heavy_tails=found.heavy_tails,
             location=self.mean.tolist(),
             scaling=self.root.tolist(),

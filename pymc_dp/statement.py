@@ -353,6 +353,16 @@ def _untouched(settings: dict[str, Any]) -> str:
     return f" ABOUT AS WIDE AS THEIR PRIOR: {', '.join(names)}." if names else ""
 
 
+def _diagonal(settings: dict[str, Any]) -> str:
+    """Whether only the diagonal of the curvature was released, as a sentence to append."""
+    if not settings.get("diagonal"):
+        return ""
+    return (
+        " ONLY THE DIAGONAL OF THE CURVATURE was released: intervals of sums and means of "
+        "parameters are too narrow."
+    )
+
+
 def _unreliable(settings: dict[str, Any]) -> list[str]:
     """How the draws differ from what they should be draws of, if that was seen."""
     return [f"UNRELIABLE: {settings['departs']}."] if settings.get("departs") else []
@@ -441,7 +451,8 @@ def _target(settings: dict[str, Any]) -> list[str]:
             "The posterior was replaced by a normal one about its "
             f"{settings.get('centre', 'mode')}, from released scores and curvatures, whose noise "
             "the intervals account for; no chains touched the records. Approximate where the "
-            f"posterior is not near normal. {_bias(settings)}{_untouched(settings)}",
+            f"posterior is not near normal. {_bias(settings)}{_diagonal(settings)}"
+            f"{_untouched(settings)}",
             *_unreliable(settings),
         ]
     if form == "quadratic":
@@ -455,7 +466,7 @@ def _target(settings: dict[str, Any]) -> list[str]:
             f"The chains did not touch the records: the {what} by a quadratic one, from released "
             "scores and curvatures, whose noise the intervals account for; the prior is exact. "
             f"Approximate where that likelihood is not near normal. {_bias(settings)}"
-            f"{_untouched(settings)}",
+            f"{_diagonal(settings)}{_untouched(settings)}",
             *_unreliable(settings),
         ]
     if form == "anchored":

@@ -19,7 +19,7 @@ import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.explore import Explored, _Whole, explore
-from pymc_dp.forecast import forecast
+from pymc_dp.forecast import forecast, whole_curvature
 from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.matrices import root
 from pymc_dp.records import extract
@@ -517,6 +517,31 @@ def test_item_responses_are_told_what_they_will_get_before_they_pay():
         with pytest.raises(UserWarning, match=r"40 records.*fewer parameters.*has been spent"):
             dp.sample(progressbar=False)
     assert budget.spent().gdp_mu2 == 0
+
+
+def test_what_noise_hides_of_a_curvature_is_told_before_and_after():
+    for n, d, epsilon, diagonal in [
+        (20_000, 500, 8.0, True),
+        (20_000, 240, 4.0, True),
+        (20_000, 240, 8.0, False),
+        (2000, 60, 2.0, False),  # hidden as a whole, and left to the prior
+        (1_000_000, 500, 8.0, True),  # too much to compute
+    ]:
+        mu2 = dp.accounting.mu_from_budget(epsilon, 1e-6) ** 2
+        found = forecast_of(sampler="DPLangevin", n=n, d=d, mu2=mu2)
+        assert found.form == "anchored" or found.diagonal == diagonal
+        assert whole_curvature(n, d, mu2) != diagonal
+        assert ("sums and means" in found.advice) == found.diagonal
+    rng = np.random.default_rng(6)
+    person, item = rng.integers(0, 60, 2000), rng.integers(0, 10, 2000)
+    with pm.Model():
+        logit = pm.Normal("ability", shape=60)[person] - pm.Normal("level", shape=10)[item]
+        pm.Bernoulli("y", logit_p=logit, observed=rng.integers(0, 2, 2000))
+        budget = dp.PrivacyBudget(8.0, 1e-6)
+        assert "70 parameters depend on each other" in str(budget.plan())
+        with pytest.warns(UserWarning, match=r"their sums and means.*Nothing has been spent"):
+            idata = dp.laplace(progressbar=False)
+    assert "ONLY THE DIAGONAL OF THE CURVATURE" in dp.privacy_statement(idata)
 
 
 def test_the_advice_is_enough():

@@ -268,6 +268,7 @@ class DPLangevin(PrivateStep):
             "clipping_reason": reason,
             "heavy_tails": found.heavy_tails,
             "clipped": list(found.clipped),
+            "diagonal": found.diagonal,
         }
         if found.form == "quadratic":
             self.interval = ConstantInterval(1.0)

@@ -511,7 +511,7 @@ class Source:
         if hint:
             self._warn_if_paid_for(sampler)
         self._warn_if_improper()
-        if not expected.enough:
+        if not expected.enough or expected.diagonal:
             warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=6)
         return units
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_dp.forecast import whole_curvature
 from pymc_dp.matrices import minus_hessian, positive_part, within
 from pymc_dp.rows.contributions import Contribution, Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
@@ -21,10 +22,6 @@ from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.public import Public, unseen
 from pymc_dp.warmup.quantiles import tail_quantile
 
-#: Up to this many parameters the whole curvature matrix is released, above it the diagonal: it has
-#: d (d + 1) / 2 entries for each record. Item responses with 240 parameters are worse by a quarter
-#: with the diagonal, and intervals of sums of parameters a quarter as wide as they should be.
-FULL = 300
 #: How many times the planned part of the budget may go into a search that has not arrived.
 PERSISTENCE = 13.0 / 3.0
 #: How wide a parameter that no record sees may be, in widths of the prior.
@@ -272,7 +269,8 @@ class _Search:
         self, label: str, share: float
     ) -> tuple[np.ndarray, CurvatureNoise | None] | None:
         """Released curvature in z and its noise, if any; None where hidden."""
-        spec = self.kind(self.at, diagonal=self.d > FULL, step=1e-6)
+        whole = whole_curvature(self.releases.n_public, self.d, self.releases.units_mu2)
+        spec = self.kind(self.at, diagonal=not whole, step=1e-6)
         clip_norm = self.bound(f"{label} curvature", spec, 2.0 * TAIL, LOOK * share)
         if clip_norm is None:
             return None

@@ -80,6 +80,8 @@ class Prepared:
         Of the scores: see `heavy_quantile`.
     huberised : bool
         Clipping scores is exact for a stated target.
+    diagonal : bool
+        Of the curvature, only the diagonal in z was released.
     """
 
     form: Form
@@ -99,6 +101,7 @@ class Prepared:
     trusted: bool
     tail_index: float = 0.0
     huberised: bool = False
+    diagonal: bool = False
 
     @property
     def heavy_tails(self) -> bool:

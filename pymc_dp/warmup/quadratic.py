@@ -8,12 +8,13 @@ from dataclasses import replace
 import numpy as np
 from scipy.linalg import pinv, pinvh
 
+from pymc_dp.forecast import whole_curvature
 from pymc_dp.matrices import positive_part
 from pymc_dp.noise_laws import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise
-from pymc_dp.warmup.bulk import FULL, prior_curvature
+from pymc_dp.warmup.bulk import prior_curvature
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 from pymc_dp.warmup.public import Public
 
@@ -125,11 +126,13 @@ def quadratic(
     step = _shortened(along @ step, longest)
     here, before = at, at.scaling.T @ known @ at.scaling
     clip_norm: float | None = None
-    length = _FLAT_STEP * math.sqrt(budget.releases.n_public / d) if flat else 1e-6
+    n = budget.releases.n_public
+    diagonal = not whole_curvature(n, d, budget.releases.units_mu2)
+    length = _FLAT_STEP * math.sqrt(n / d) if flat else 1e-6
     for k, share in enumerate(_CURVATURES):
         here = Coordinates(public.settled(here.theta(step), precision), at.scaling)
         clip = Coordinates(here.location, blank.clip.scaling)
-        spec = Curvature(clip, diagonal=d > FULL, step=length)
+        spec = Curvature(clip, diagonal=diagonal, step=length)
         again = f" {k + 1}" if k else ""
         arrived = float(np.linalg.norm(step)) < 0.999 * longest or k == len(_CURVATURES) - 1
         # a later look costs less, and may be hidden where the first was not
@@ -137,7 +140,7 @@ def quadratic(
         clip_norm = seen_norm or clip_norm
         if not clip_norm:
             return replace(blank, trusted=False)
-        size = 3.0 if spec.diagonal else math.sqrt(2.0 * d)
+        size = 3.0 if diagonal else math.sqrt(2.0 * d)
         size *= unit * clip_norm * float(np.linalg.norm(basis, 2)) ** 2
         part = max(
             share * left * 5.0 / 6.0, min((size / _CLEAR) ** 2, _MOST * (1.0 - budget.spent))
@@ -183,5 +186,6 @@ def quadratic(
         score=final,
         covariance=covariance,
         curvature=curvature,
+        diagonal=diagonal,
         clip_norms={"anchor": bound},
     )
