@@ -198,3 +198,23 @@ def test_a_scale_that_is_not_that_of_the_data(q: float, seed: int) -> None:
     # 0.07: sampling error of a quantile of these data
     assert np.all(np.abs(drawn.mean(axis=0) - truth) < 4.0 * np.hypot(drawn.std(axis=0), 0.07))
     assert np.all(drawn.std(axis=0) > 0.8 * exact)
+
+
+@pytest.mark.slow
+def test_large_budgets_make_steps_that_are_accepted() -> None:
+    """The noise in the log ratio of one long step may be 6: one proposal in fifty accepted.
+
+    Whether it is depends on how many kinks the path passes at which errors are looked at: that was
+    so for one preparation in two.
+    """
+    rng = np.random.default_rng(3)
+    with pm.Model():
+        b, kappa = pm.HalfNormal("b", 2.0), pm.HalfNormal("kappa", 2.0)
+        x = rng.uniform(-1.0, 1.0, 800)
+        mu = pm.Normal("mu", 0.0, 5.0) + pm.Normal("slope", 0.0, 5.0) * x
+        y = 2.0 + x + rng.laplace(size=800)
+        pm.AsymmetricLaplace("y", b=b, kappa=kappa, mu=mu, observed=y)
+        dp.PrivacyBudget(epsilon=1e4, delta=1e-6)
+        idata = dp.sample(draws=500, chains=4, cores=1, progressbar=False)
+    accepted = _compat.group(idata, "sample_stats")["dp_accepted"].values
+    assert accepted.mean(axis=1).min() > 0.3

@@ -12,6 +12,12 @@ from pymc_dp.warmup.prepared import WORTH, Prepared, Shares
 
 __all__ = ["plain"]
 
+#: Kicks of a path, each the shorter the more there are: in large budgets the noise in the log ratio
+#: of one long step may reject nearly all of them, but is small for short ones.
+_KICKS = (1, 2, 4, 8)
+#: That noise is to be a third, if a part of the budget pays for it, and is too much above 1.
+_QUIET, _LOUD = 3.0, 1.0
+
 
 def plain(
     blank: Prepared,
@@ -25,21 +31,25 @@ def plain(
 ) -> Prepared:
     """Every kick pays for the whole score: the form for posteriors far from normal."""
     total = budget.total
-    left = 1.0 - budget.spent - LOOK
     stretch = float(np.linalg.norm(blank.basis, 2))
-    kicks = n_steps or 1
-    noise = sensitivity * bound * stretch * math.sqrt(paths * kicks / (0.85 * left * total))
-    prepared = replace(
-        blank,
-        form="plain",
-        n_steps=kicks,
-        persistent=kicks == 1,
-        friction=1.0,
-        step_size=step_size or min(0.5, 2.0 / noise),
-    )
-    error = energy_clip(prepared, budget, noise, 2.0 * bound, rng)
-    tests = (3.0 * sensitivity * error) ** 2 * paths / (left * total)  # noise of 1/3
-    tests = min(max(tests, 0.02), 0.3)
+    error = 0.0
+    for kicks in (n_steps,) if n_steps else _KICKS:
+        left = 1.0 - budget.spent - LOOK
+        noise = sensitivity * bound * stretch * math.sqrt(paths * kicks / (0.85 * left * total))
+        prepared = replace(
+            blank,
+            form="plain",
+            n_steps=kicks,
+            persistent=kicks == 1,
+            friction=1.0,
+            step_size=step_size or min(0.5 / kicks, 2.0 / noise),
+        )
+        # one path may meet no kink; halved steps divide the error of a smooth likelihood by 8
+        error = max(energy_clip(prepared, budget, noise, 2.0 * bound, rng), error / 8.0)
+        unit = sensitivity * error * math.sqrt(paths / (left * total))  # noise for all of it
+        tests = min(max((_QUIET * unit) ** 2, 0.02), 0.3)
+        if unit < _LOUD * math.sqrt(tests):
+            break
     return replace(
         prepared,
         clip_norms={"gradient": bound, "energy_error": error},
