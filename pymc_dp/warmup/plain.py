@@ -32,7 +32,6 @@ def plain(
     """Every kick pays for the whole score: the form for posteriors far from normal."""
     total = budget.total
     stretch = float(np.linalg.norm(blank.basis, 2))
-    error = 0.0
     for kicks in (n_steps,) if n_steps else _KICKS:
         left = 1.0 - budget.spent - LOOK
         noise = sensitivity * bound * stretch * math.sqrt(paths * kicks / (0.85 * left * total))
@@ -44,8 +43,7 @@ def plain(
             friction=1.0,
             step_size=step_size or min(0.5 / kicks, 2.0 / noise),
         )
-        # one path may meet no kink; halved steps divide the error of a smooth likelihood by 8
-        error = max(energy_clip(prepared, budget, noise, 2.0 * bound, rng), error / 8.0)
+        error = energy_clip(prepared, budget, noise, 2.0 * bound, rng)
         unit = sensitivity * error * math.sqrt(paths / (left * total))  # noise for all of it
         tests = min(max((_QUIET * unit) ** 2, 0.02), 0.3)
         if unit < _LOUD * math.sqrt(tests):
