@@ -608,14 +608,17 @@ def _refuse_private_start(
 ) -> None:
     """Initial values are where the sampler's coordinates have their origin: they are public.
 
-    Their shapes are those of what is released.
+    Their shapes are those of what is released, which is what transforms make of coordinates.
     """
     named = public_inputs(model, public)
-    for rv, start in zip(model.free_RVs, _starts(model), strict=True):
+    released = model.replace_rvs_by_values(model.free_RVs)
+    for rv, start, value in zip(model.free_RVs, _starts(model), released, strict=True):
         refuse_private(start, named, (), length, f"The initial value or prior of `{rv.name}`")
+        refuse_private(value, named, (), length, f"The transform of `{rv.name}`")
         if counts is not None:
             what = f"The initial value or shape of `{rv.name}`"
             _refuse_counted(counts.behind([start], [start]), what)
+            _refuse_counted(counts.behind([value], [value]), f"The transform of `{rv.name}`")
             _refuse_counted(counts.behind([rv], [rv]), f"The prior or shape of `{rv.name}`")
 
 
@@ -717,6 +720,8 @@ def _rows_overlap(array: np.ndarray) -> bool:
         reach += stride * (size - 1)
     else:  # each axis steps over what the shorter steps reach
         return False
+    if not _whole_entries(array):
+        return True
     places = _addresses(array)
     rows = np.repeat(np.arange(len(array)), max(array[:1].size, 1))
     order = np.lexsort((rows, places))
@@ -730,6 +735,8 @@ def _same_units(a: np.ndarray, of_a: np.ndarray, b: np.ndarray, of_b: np.ndarray
     """
     if not share_memory(a, b):
         return True
+    if a.itemsize != b.itemsize or not _whole_entries(a, b):
+        return False
     if a.__array_interface__["data"] == b.__array_interface__["data"] and (
         (a.strides, a.shape) == (b.strides, b.shape)
     ):
@@ -737,6 +744,14 @@ def _same_units(a: np.ndarray, of_a: np.ndarray, b: np.ndarray, of_b: np.ndarray
     rows = [np.repeat(units, max(x[:1].size, 1)) for x, units in ((a, of_a), (b, of_b))]
     _, at_a, at_b = np.intersect1d(_addresses(a), _addresses(b), return_indices=True)
     return len(at_a) > 0 and np.array_equal(rows[0][at_a], rows[1][at_b])
+
+
+def _whole_entries(*arrays: np.ndarray) -> bool:
+    """Whether entries of arrays with items of one size coincide in memory or are apart."""
+    size, first = arrays[0].itemsize, arrays[0].__array_interface__["data"][0]
+    starts = [array.__array_interface__["data"][0] - first for array in arrays]
+    strides = [k for a in arrays for k, n in zip(a.strides, a.shape, strict=True) if n > 1]
+    return not any(step % size for step in (*starts, *strides))
 
 
 def _addresses(array: np.ndarray) -> np.ndarray:

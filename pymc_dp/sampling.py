@@ -336,9 +336,11 @@ def sample_posterior_predictive(
     budget = get_budget(model)
     observed = [rv.name for rv in model.observed_RVs]
     names = [var_names] if isinstance(var_names, str) else var_names or observed
-    unknown = [name for name in names if name not in model.named_vars]
+    unknown = [name for name in names if getattr(model.named_vars.get(name), "owner", None) is None]
     if unknown:
-        raise ValueError(f"var_names {unknown} are not in the model; it observes {observed}.")
+        raise ValueError(
+            f"var_names {unknown} are not in the model, or are data; it observes {observed}."
+        )
     for name in names:
         variable = model[name]
         if budget is not None and (code := hides_code([model[name]])) is not None:

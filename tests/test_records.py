@@ -18,6 +18,7 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 from pymc.distributions.dist_math import check_parameters
+from pymc.logprob.transforms import Transform
 from pytensor.compile.builders import OpFromGraph
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
@@ -27,7 +28,14 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp import threads
 from pymc_dp._linker import ExactLinker
 from pymc_dp.errors import NotFactorizable, UnsafeModel
-from pymc_dp.records import PublicTerms, Records, count_units, extract
+from pymc_dp.records import (
+    PublicTerms,
+    Records,
+    _rows_overlap,
+    _same_units,
+    count_units,
+    extract,
+)
 from pymc_dp.rows import blockwise
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
@@ -893,6 +901,53 @@ def test_an_entry_in_memory_is_in_one_row_of_an_array(array: np.ndarray, of_one:
         return
     with pytest.raises(NotFactorizable, match=r"An array shows.*in several rows.*a copy"):
         extract(model, check=False)
+
+
+def test_parts_of_entries_are_refused() -> None:
+    """Bytes of one entry behind numbers of another row, beside the entries themselves or alone."""
+    x = np.random.default_rng(0).integers(0, 1000, 60)
+    halves = np.lib.stride_tricks.as_strided(x.view("i4"), shape=(58, 2), strides=(8, 12))
+    with pm.Model() as model:
+        mean = pm.Normal("b") * pt.as_tensor(halves)[:, 1] + pm.Normal("c") * fixed(x[:58])
+        pm.Normal("y", mean, 1.0, observed=np.zeros(58))
+    with pytest.raises(NotFactorizable, match="another row"):
+        extract(model, check=False)
+    shifted = np.lib.stride_tricks.as_strided(x.view("i4"), shape=(59, 2), strides=(8, 6))
+    assert _rows_overlap(np.lib.stride_tricks.as_strided(x.view("i4"), (100, 1), (2, 4)))
+    assert not _same_units(shifted, np.arange(59), x.view("i4"), np.arange(120))
+
+
+def test_a_transform_holds_no_private_data() -> None:
+    """What is released is what it makes of a coordinate; neither start nor density need show it."""
+
+    class Shifted(Transform):  # type: ignore[misc]
+        name = "shifted"
+
+        def __init__(self, by: Any) -> None:
+            self.by = by
+
+        def forward(self, value: Any, *inputs: Any) -> Any:
+            return value
+
+        def backward(self, value: Any, *inputs: Any) -> Any:
+            return value + self.by
+
+        def log_jac_det(self, value: Any, *inputs: Any) -> Any:
+            return pt.zeros_like(value)
+
+    y = np.random.default_rng(0).normal(size=200)
+    for by in ("data", "rows", "public"):
+        with pm.Model() as model:
+            data = pm.Data("data", y)
+            shift = {"data": data.mean(), "rows": data.shape[0], "public": pt.constant(2.0)}[by]
+            pm.Flat("u", default_transform=None, transform=Shifted(shift))
+            pm.Normal("y", pm.Normal("b"), 1.0, observed=data)
+            options = {"count_is_private": True, "n_public": 200} if by == "rows" else {}
+        if by == "public":
+            extract(model, check=False, **options)
+            continue
+        with pytest.raises(UnsafeModel, match="The transform of `u`"):
+            extract(model, check=False, **options)
 
 
 @pytest.mark.parametrize("of", [np.asarray, pt.as_tensor, lambda row: row[:, None].T[0]])

@@ -118,6 +118,19 @@ def test_heavy_tails_are_told_from_light_ones(kind, low, high, seed):
     assert found < 12.0 * np.quantile(norms, 1.0 - tail)
 
 
+@pytest.mark.parametrize("kind", ["half normal", "student"])
+def test_no_record_is_clipped_where_counts_are_all_but_exact(kind):
+    """Noise that a record alone in its bin stands out of hides none that is longer.
+
+    A record is missed, or one is seen that is not there, with probability below 1e-7 a histogram.
+    """
+    rng = np.random.default_rng(7)
+    norms = np.abs(rng.normal(size=800) if kind == "half normal" else rng.standard_t(1.5, 800))
+    for seed in range(50):
+        found, _ = heavy_quantile(EDGES, histogram_of(norms, 0.116, seed), 0.116, 1e-4, 800)
+        assert norms.max() <= found < 2.0**0.5 * norms.max()
+
+
 def test_few_values_are_not_lost():
     """Norms of a binary record take two values; sums of empty bins may hide neither.
 
@@ -490,6 +503,16 @@ def test_plain_form(name):
     _, norms = releases.contributions(Score(found.clip))
     assert np.mean(norms > found.clip_norms["gradient"]) < 0.03
     assert sum(releases.shares) < 0.5, "chains pay for whole scores"
+
+
+@pytest.mark.parametrize("form", ["anchored", "plain"])
+def test_large_budgets_clip_nothing(form):
+    """Bounds are as long as costs nothing: one energy error above its bound may bias the chains."""
+    found, releases = prepared("unequal_groups", 2e4, 0, form=form)
+    _, norms = releases.contributions(Score(found.clip))
+    assert norms.max() <= found.clip_norms["gradient" if form == "plain" else "anchor"]
+    # noise of 0.2 in the log ratio for a hundredth of the budget, or of a third for a fiftieth
+    assert found.clip_norms["energy_error"] > (0.022 if form == "anchored" else 0.04)
 
 
 def normal_of(found: Prepared, name: str) -> tuple[np.ndarray, np.ndarray]:

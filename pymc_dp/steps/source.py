@@ -139,7 +139,7 @@ class Source:
         self.progressbar = progressbar
         self.compile_kwargs = compile_kwargs
         # how many entries data have is not to be told where it is private
-        check_step(model, data=budget.neighboring == "replace_one")
+        check_step(model, data=not budget.rows_are_private)
         self.records = budget.records_of(model)
         if not self._interrupted():
             self.refuse_if_used_up()

@@ -59,8 +59,9 @@ def anchored(
     kick *= math.sqrt(paths * blank.n_steps / (kicks * total))
     moved = replace(moved, step_size=step_size or min(blank.step_size, 2.0 / kick))
     error = energy_clip(moved, budget, kick, change, rng)
-    tests = (5.0 * sensitivity * error) ** 2 * paths / total  # noise of 0.2 in the log ratio
-    tests = min(max(tests, TESTS[0]), TESTS[1] * (1.0 - budget.spent))
+    unit = 5.0 * sensitivity * math.sqrt(paths / total)  # noise of 0.2 in the log ratio
+    error = max(error, math.sqrt(TESTS[0]) / unit)  # a longer bound costs nothing up to here
+    tests = min((error * unit) ** 2, TESTS[1] * (1.0 - budget.spent))
     left = 1.0 - budget.spent - kicks - tests
     score, noise = budget.score("anchor", Score(moved.clip), bound, left)
     final, covariance = basis.T @ score, noise.covariance(basis)

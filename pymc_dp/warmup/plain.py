@@ -17,6 +17,8 @@ __all__ = ["plain"]
 _KICKS = (1, 2, 4, 8)
 #: That noise is to be a third, if a part of the budget pays for it, and is too much above 1.
 _QUIET, _LOUD = 3.0, 1.0
+#: Least and largest part for it.
+_TESTS = (0.02, 0.3)
 
 
 def plain(
@@ -44,9 +46,12 @@ def plain(
             step_size=step_size or min(0.5 / kicks, 2.0 / noise),
         )
         error = energy_clip(prepared, budget, noise, 2.0 * bound, rng)
-        unit = sensitivity * error * math.sqrt(paths / (left * total))  # noise for all of it
-        tests = min(max((_QUIET * unit) ** 2, 0.02), 0.3)
-        if unit < _LOUD * math.sqrt(tests):
+        unit = sensitivity * math.sqrt(paths / (left * total))  # of the noise, for all of it
+        error = max(
+            error, math.sqrt(_TESTS[0]) / (_QUIET * unit)
+        )  # longer costs nothing up to here
+        tests = min((_QUIET * unit * error) ** 2, _TESTS[1])
+        if unit * error < _LOUD * math.sqrt(tests):
             break
     return replace(
         prepared,

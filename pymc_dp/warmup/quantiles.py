@@ -127,11 +127,16 @@ def heavy_quantile(
     Notes
     -----
     The mean excess of a power law is xi / (1 - xi) of the quantile. A tail that noise hides is
-    continued by that law, or like an exponential one where none is seen.
+    continued by that law, or like an exponential one where none is seen. Where the noise does not
+    hide a unit that is alone in its bin, there is no more to it than the highest bin that is seen.
     """
     found = _tail(edges, counts, noise_sd, tail, n)
     if found is None or found.edge == 0.0:
         return (None if found is None else 0.0), 0.0
+    longest = 0.0
+    if _CLEAR * noise_sd < 1.0:
+        seen = np.flatnonzero(counts > _CLEAR * noise_sd)
+        longest = float(edges[min(seen[-1] + 1, len(edges) - 2)])
     # where two octaves of empty bins can not be mistaken for a tail
     bins = np.arange(1.0, len(found.above) + 1.0)
     sure = np.maximum(tail * found.n, _CLEAR * noise_sd * np.sqrt(bins))
@@ -140,13 +145,13 @@ def heavy_quantile(
     least = float(sure[min(begin, len(sure) - 1)])
     if begin == len(found.above) or _THICKER * least > _THIN * found.n:
         beyond = math.log(1.0 / tail) / math.log(max(found.n / found.least, 2.0))
-        return found.edge * min(max(beyond, 1.0), _FURTHEST), 0.0
+        return longest or found.edge * min(max(beyond, 1.0), _FURTHEST), 0.0
     thicker = int(np.flatnonzero(found.above > _THICKER * least)[0])
     edge = float(edges[found.top - begin + 1])
     index = math.log(max(edge / float(edges[found.top - thicker + 1]), 1.0)) / math.log(_THICKER)
     excess = max(index / (1.0 - min(index, 0.9)), 0.15)
     factor = max(least * excess / (0.15 * tail * found.n), 1.0) ** max(index, _LIGHTEST)
-    return max(found.edge, edge * min(factor, _FARTHEST_HEAVY)), index
+    return longest or max(found.edge, edge * min(factor, _FARTHEST_HEAVY)), index
 
 
 def _tail(

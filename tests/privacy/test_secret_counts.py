@@ -499,3 +499,16 @@ def test_what_is_refused_is_the_same_for_one_row_more(n_public: int | None) -> N
         else:
             with pytest.raises(dp.UnsafeModel, match="prior or shape of `b`"):
                 extract(model, check=False, privacy_unit=ids, **secrecy)
+
+
+@pytest.mark.parametrize("rows", [100, 101])
+@pytest.mark.parametrize("as_data", [False, True])
+def test_steps_are_built_however_many_rows_a_unit_brings(rows: int, as_data: bool) -> None:
+    """Coords as long as the rows of one world are no reason to refuse the other."""
+    ids = np.append(np.repeat(np.arange(50), 2), np.zeros(rows - 100, int))
+    y = np.random.default_rng(0).normal(size=rows)
+    with pm.Model(coords={"row": range(100)}):
+        observed = pm.Data("data", y, dims="row") if as_data else y
+        pm.Normal("y", pm.Normal("b"), 1.0, observed=observed, dims="row")
+        dp.PrivacyBudget(2.0, 1e-6, privacy_unit=ids)
+        dp.DPPenalty(draws=20, chains=1, clip_norm=1.0, scaling=0.1, step_size=0.1)
