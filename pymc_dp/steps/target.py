@@ -88,10 +88,9 @@ def target_draws(
         except SamplingError:
             pass
     if best.effective < ENOUGH:
-        begin, scaling = starts, found.coordinates.scaling
-        if effects is not None:
-            begin, scaling = _tops(theta, target, starts), None
+        begin = starts if effects is None else _tops(theta, target, starts)
         begin = in_support(theta, target, begin, spare)
+        scaling = found.coordinates.scaling if effects is None else None
         again = explore(theta, target, begin, seed + 1, scaling)
         apart = best.apart or again.apart  # modes may be seen from one place only
         best = max(best, again, key=lambda explored: explored.effective)._replace(apart=apart)
