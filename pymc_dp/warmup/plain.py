@@ -15,9 +15,9 @@ __all__ = ["plain"]
 #: Kicks of a path, each the shorter the more there are: in large budgets the noise in the log ratio
 #: of one long step may reject nearly all of them, but is small for short ones.
 _KICKS = (1, 2, 4, 8)
-#: That noise is to be a third, if a part of the budget pays for it, and is too much above 1.
+#: That noise is to be 1 / `_QUIET`, if a part of the budget between `_TESTS` pays for it; it is too
+#: much above `_LOUD`.
 _QUIET, _LOUD = 3.0, 1.0
-#: Least and largest part for it.
 _TESTS = (0.02, 0.3)
 
 
@@ -46,12 +46,10 @@ def plain(
             step_size=step_size or min(0.5 / kicks, 2.0 / noise),
         )
         error = energy_clip(prepared, budget, noise, 2.0 * bound, rng)
-        unit = sensitivity * math.sqrt(paths / (left * total))  # of the noise, for all of it
-        error = max(
-            error, math.sqrt(_TESTS[0]) / (_QUIET * unit)
-        )  # longer costs nothing up to here
-        tests = min((_QUIET * unit * error) ** 2, _TESTS[1])
-        if unit * error < _LOUD * math.sqrt(tests):
+        unit = _QUIET * sensitivity * math.sqrt(paths / (left * total))
+        error = max(error, math.sqrt(_TESTS[0]) / unit)  # a longer bound costs nothing up to here
+        tests = min((unit * error) ** 2, _TESTS[1])
+        if unit * error < _QUIET * _LOUD * math.sqrt(tests):
             break
     return replace(
         prepared,
