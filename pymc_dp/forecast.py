@@ -180,7 +180,8 @@ def forecast(
     if diagonal and hidden is None:
         advice += (
             f" It hides how the {d} parameters depend on each other: intervals of their sums and "
-            "means will be too narrow."
+            "means will be too narrow, and the result may be little more than the prior. Fewer "
+            "parameters, more records or a larger epsilon would help."
         )
     return Forecast(
         sampler,
