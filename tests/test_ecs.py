@@ -209,6 +209,7 @@ def test_gradient_of_the_whole_estimate(variates: Callable[[], Variates], batch:
         assert abs(slope - gradient[j]) < 1e-6 * max(1.0, abs(gradient[j]))
 
 
+@pytest.mark.slow
 def test_the_graph_estimates_as_the_loops_do() -> None:
     own, general = prepared(logistic, 2), general_logistic(2)
     theta = own.curved.theta + 0.2

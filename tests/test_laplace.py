@@ -138,6 +138,7 @@ def test_the_mode_is_found_however_wide_the_noise_makes_the_target(noise):
     assert not laplace_module._departure(target, mode, root(np.linalg.inv(precision)), np.eye(d))
 
 
+@pytest.mark.slow
 def test_what_is_not_normal_is_said_where_it_is_published(monkeypatch):
     monkeypatch.setattr(laplace_module, "_in_words", lambda *_: "it leans to one side")
     model, _ = model_of(20.0)

@@ -235,6 +235,7 @@ def hierarchy():
     return funnel, model, anchored_result(model, budget, theta, settings)
 
 
+@pytest.mark.slow
 def test_a_prior_that_is_not_normal_is_explored(hierarchy):
     """As close to the exact posterior as 2,000 draws tell its curvature; and always the same."""
     funnel, model, result = hierarchy

@@ -724,6 +724,7 @@ def test_scaled_preparation_finds_the_posterior(name, mu2):
     assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("along_axes", [False, True])
 def test_moves_along_axes_have_a_bound_of_their_own(along_axes):
     """In random directions nearly all projections are short; on the axis of its group none is."""
