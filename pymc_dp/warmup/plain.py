@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_dp.warmup.paths import LOOK, energy_clip
+from pymc_dp.warmup.paths import LOOK, can_pay, energy_clip
 from pymc_dp.warmup.prepared import WORTH, Prepared, Shares
 
 __all__ = ["plain"]
@@ -33,10 +33,14 @@ def plain(
 ) -> Prepared:
     """Every kick pays for the whole score: the form for posteriors far from normal."""
     total = budget.total
-    stretch = float(np.linalg.norm(blank.basis, 2))
-    for kicks in (n_steps,) if n_steps else _KICKS:
+    norm = sensitivity * bound * float(np.linalg.norm(blank.basis, 2))
+    best: Prepared | None = None
+    loudest = math.inf
+    for kicks in (n_steps or 1,) if n_steps or step_size else _KICKS:
         left = 1.0 - budget.spent - LOOK
-        noise = sensitivity * bound * stretch * math.sqrt(paths * kicks / (0.85 * left * total))
+        if best is not None and not can_pay(kicks * paths, left * total):
+            break
+        noise = norm * math.sqrt(paths * kicks / (0.85 * left * total))
         prepared = replace(
             blank,
             form="plain",
@@ -49,11 +53,16 @@ def plain(
         unit = _QUIET * sensitivity * math.sqrt(paths / (left * total))
         error = max(error, math.sqrt(_TESTS[0]) / unit)  # a longer bound costs nothing up to here
         tests = min((unit * error) ** 2, _TESTS[1])
-        if unit * error < _QUIET * _LOUD * math.sqrt(tests):
+        loud = unit * error / (_QUIET * math.sqrt(tests))  # the noise that is left
+        if loud < loudest:
+            loudest = loud
+            best = replace(
+                prepared,
+                clip_norms={"gradient": bound, "energy_error": error},
+                shares={"gradient": 1.0 - tests, "energy_error": tests},
+                effective_draws=WORTH * (1.0 - tests) * left * total / norm**2,
+            )
+        if loud < _LOUD:
             break
-    return replace(
-        prepared,
-        clip_norms={"gradient": bound, "energy_error": error},
-        shares={"gradient": 1.0 - tests, "energy_error": tests},
-        effective_draws=WORTH * (1.0 - tests) * left * total / (sensitivity * bound * stretch) ** 2,
-    )
+    assert best is not None
+    return best

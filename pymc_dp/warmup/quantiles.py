@@ -17,6 +17,8 @@ _MARGIN = 8
 #: A window must stand out of the noise by this many sds; with 480 windows of each width an empty
 #: histogram passes with probability below 3e-4.
 _CLEAR = 5.2
+#: Noise up to which a unit alone in its bin stands out of it; one in 3000 does not.
+_ALONE = 0.12
 #: Farthest continuation of the tail, as a factor: of a normal one, and of a power law.
 _FURTHEST, _FARTHEST_HEAVY = 2.0, 32.0
 #: The exponent of a power law is that between a quantile and one whose tail is so much thicker.
@@ -134,9 +136,9 @@ def heavy_quantile(
     if found is None or found.edge == 0.0:
         return (None if found is None else 0.0), 0.0
     longest = 0.0
-    if _CLEAR * noise_sd < 1.0:
-        seen = np.flatnonzero(counts > _CLEAR * noise_sd)
-        longest = float(edges[min(seen[-1] + 1, len(edges) - 2)])
+    clear = _CLEAR * noise_sd
+    if noise_sd < _ALONE and (seen := np.flatnonzero(counts[1:] > max(clear, 0.5))).size:
+        longest = float(edges[min(seen[-1] + 2, len(edges) - 2)])
     # where two octaves of empty bins can not be mistaken for a tail
     bins = np.arange(1.0, len(found.above) + 1.0)
     sure = np.maximum(tail * found.n, _CLEAR * noise_sd * np.sqrt(bins))
