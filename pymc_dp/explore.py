@@ -137,14 +137,14 @@ def explore(
     level = quiet.level
     quiet.setLevel(logging.ERROR)
     d = starts.shape[1]
-    scaling = np.eye(d) if scaling is None else scaling
-    back = pytensor.shared(np.ascontiguousarray(scaling))
-    starts = np.linalg.solve(scaling, starts.T).T
+    if scaling is not None:
+        starts = np.linalg.solve(scaling, starts.T).T
     try:
         with warnings.catch_warnings(), pm.Model(model=None):
             warnings.simplefilter("ignore")  # PyMC calls the dense mass matrix experimental
             x = pm.Flat("theta", shape=d)
-            pm.Potential("target", graph_replace(target, {theta: back @ x}, strict=False))
+            at = x if scaling is None else pytensor.shared(np.ascontiguousarray(scaling)) @ x
+            pm.Potential("target", graph_replace(target, {theta: at}, strict=False))
             result = pm.sample(
                 _DRAWS,
                 tune=_TUNE,
@@ -165,7 +165,8 @@ def explore(
         raise
     finally:
         quiet.setLevel(level)
-    drawn = _compat.group(result, "posterior")["theta"].values @ scaling.T
+    drawn = _compat.group(result, "posterior")["theta"].values
+    drawn = drawn if scaling is None else drawn @ scaling.T
     if drawn.shape[:2] != (CHAINS, _DRAWS):
         raise KeyboardInterrupt(_AGAIN)
     between, within = drawn.mean(axis=1).var(axis=0, ddof=1), drawn.var(axis=1, ddof=1).mean(axis=0)

@@ -506,13 +506,19 @@ def test_many_parameters_with_few_records_each_are_told(sampler):
         assert "prior" not in forecast_of(sampler=sampler, n=n, d=d, mu2=mu2).advice
 
 
+def item_responses(persons: int, n: int) -> pm.Model:
+    """A Rasch model of n answers to ten items, and answers that tell nothing."""
+    rng = np.random.default_rng(6)
+    person, item = rng.integers(0, persons, n), rng.integers(0, 10, n)
+    with pm.Model() as model:
+        logit = pm.Normal("ability", shape=persons)[person] - pm.Normal("level", shape=10)[item]
+        pm.Bernoulli("y", logit_p=logit, observed=rng.integers(0, 2, n))
+    return model
+
+
 @pytest.mark.filterwarnings("error:The budget buys next to nothing")
 def test_item_responses_are_told_what_they_will_get_before_they_pay():
-    rng = np.random.default_rng(6)
-    person, item = rng.integers(0, 90, 4000), rng.integers(0, 10, 4000)
-    with pm.Model():
-        logit = pm.Normal("ability", shape=90)[person] - pm.Normal("level", shape=10)[item]
-        pm.Bernoulli("y", logit_p=logit, observed=rng.integers(0, 2, 4000))
+    with item_responses(persons=90, n=4000):
         budget = dp.PrivacyBudget(2.0, 1e-6)
         assert "next to nothing" in str(budget.plan())
         with pytest.raises(UserWarning, match=r"40 records.*fewer parameters.*has been spent"):
@@ -533,11 +539,7 @@ def test_what_noise_hides_of_a_curvature_is_told_before_and_after():
         assert found.form == "anchored" or found.diagonal == diagonal
         assert whole_curvature(n, d, mu2) != diagonal
         assert ("sums and means" in found.advice) == found.diagonal
-    rng = np.random.default_rng(6)
-    person, item = rng.integers(0, 60, 2000), rng.integers(0, 10, 2000)
-    with pm.Model():
-        logit = pm.Normal("ability", shape=60)[person] - pm.Normal("level", shape=10)[item]
-        pm.Bernoulli("y", logit_p=logit, observed=rng.integers(0, 2, 2000))
+    with item_responses(persons=60, n=2000):
         budget = dp.PrivacyBudget(8.0, 1e-6)
         assert "70 parameters depend on each other" in str(budget.plan())
         with pytest.warns(UserWarning, match=r"their sums and means.*Nothing has been spent"):

@@ -9,7 +9,7 @@ import numpy as np
 
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.paths import energy_clip
+from pymc_dp.warmup.paths import accept_tests, energy_clip
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 from pymc_dp.warmup.public import Public
 
@@ -60,8 +60,7 @@ def anchored(
     moved = replace(moved, step_size=step_size or min(blank.step_size, 2.0 / kick))
     error = energy_clip(moved, budget, kick, change, rng)
     unit = 5.0 * sensitivity * math.sqrt(paths / total)  # noise of 0.2 in the log ratio
-    error = max(error, math.sqrt(TESTS[0]) / unit)  # a longer bound costs nothing up to here
-    tests = min((error * unit) ** 2, TESTS[1] * (1.0 - budget.spent))
+    error, tests = accept_tests(error, unit, TESTS[0], TESTS[1] * (1.0 - budget.spent))
     left = 1.0 - budget.spent - kicks - tests
     score, noise = budget.score("anchor", Score(moved.clip), bound, left)
     final, covariance = basis.T @ score, noise.covariance(basis)

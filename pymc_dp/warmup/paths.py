@@ -10,7 +10,7 @@ from pymc_dp.events import MU2_UNIT
 from pymc_dp.rows.contributions import PathError
 from pymc_dp.warmup.prepared import Prepared, Shares
 
-__all__ = ["can_pay", "energy_clip"]
+__all__ = ["accept_tests", "can_pay", "energy_clip"]
 
 #: Part of the budget for the look.
 LOOK = 0.008
@@ -21,6 +21,22 @@ _PATHS = 8
 def can_pay(paths: int, mu2: float) -> bool:
     """Whether a budget has a few ledger units for every path: two releases, of part of it."""
     return 4 * paths <= mu2 * MU2_UNIT
+
+
+def accept_tests(error: float, unit: float, least: float, most: float) -> tuple[float, float]:
+    """Bound on energy errors, as long as costs nothing, and the part of the budget for the tests.
+
+    Parameters
+    ----------
+    error : float
+        Bound that is needed.
+    unit : float
+        Bound 1 takes the part unit^2 for the noise in the log ratio that is wanted.
+    least, most : float
+        Of the part: up to the least, a longer bound is free.
+    """
+    error = max(error, math.sqrt(least) / unit)
+    return error, min((error * unit) ** 2, most)
 
 
 def energy_clip(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_dp.warmup.paths import LOOK, can_pay, energy_clip
+from pymc_dp.warmup.paths import LOOK, accept_tests, can_pay, energy_clip
 from pymc_dp.warmup.prepared import WORTH, Prepared, Shares
 
 __all__ = ["plain"]
@@ -34,11 +34,10 @@ def plain(
     """Every kick pays for the whole score: the form for posteriors far from normal."""
     total = budget.total
     norm = sensitivity * bound * float(np.linalg.norm(blank.basis, 2))
-    best: Prepared | None = None
-    loudest = math.inf
+    tried: list[tuple[float, Prepared]] = []
     for kicks in (n_steps or 1,) if n_steps or step_size else _KICKS:
         left = 1.0 - budget.spent - LOOK
-        if best is not None and not can_pay(kicks * paths, left * total):
+        if tried and not can_pay(kicks * paths, left * total):
             break
         noise = norm * math.sqrt(paths * kicks / (0.85 * left * total))
         prepared = replace(
@@ -51,18 +50,15 @@ def plain(
         )
         error = energy_clip(prepared, budget, noise, 2.0 * bound, rng)
         unit = _QUIET * sensitivity * math.sqrt(paths / (left * total))
-        error = max(error, math.sqrt(_TESTS[0]) / unit)  # a longer bound costs nothing up to here
-        tests = min((unit * error) ** 2, _TESTS[1])
+        error, tests = accept_tests(error, unit, *_TESTS)
         loud = unit * error / (_QUIET * math.sqrt(tests))  # the noise that is left
-        if loud < loudest:
-            loudest = loud
-            best = replace(
-                prepared,
-                clip_norms={"gradient": bound, "energy_error": error},
-                shares={"gradient": 1.0 - tests, "energy_error": tests},
-                effective_draws=WORTH * (1.0 - tests) * left * total / norm**2,
-            )
+        prepared = replace(
+            prepared,
+            clip_norms={"gradient": bound, "energy_error": error},
+            shares={"gradient": 1.0 - tests, "energy_error": tests},
+            effective_draws=WORTH * (1.0 - tests) * left * total / norm**2,
+        )
+        tried.append((loud, prepared))
         if loud < _LOUD:
             break
-    assert best is not None
-    return best
+    return min(tried, key=lambda attempt: attempt[0])[1]

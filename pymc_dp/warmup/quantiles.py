@@ -141,7 +141,7 @@ def heavy_quantile(
         longest = float(edges[min(seen[-1] + 2, len(edges) - 2)])
     # where two octaves of empty bins can not be mistaken for a tail
     bins = np.arange(1.0, len(found.above) + 1.0)
-    sure = np.maximum(tail * found.n, _CLEAR * noise_sd * np.sqrt(bins))
+    sure = np.maximum(tail * found.n, clear * np.sqrt(bins))
     unsure = np.flatnonzero(found.above <= sure)
     begin = int(unsure[-1]) + 1 if unsure.size else 0
     least = float(sure[min(begin, len(sure) - 1)])
