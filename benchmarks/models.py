@@ -2,14 +2,14 @@
 
 `PAPER` are the two models of Raisa, Koskela & Honkela (2021, section 4), `REGRESSIONS` those on
 which the samplers are compared, `ZOO` models of many kinds, sizes and scales that all have to work
-with default arguments.
+with default arguments, `EVERYDAY` the ordinary models of statistics, at n = 20,000 and epsilon 2.
 """
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,17 @@ import pytensor.tensor as pt
 from scipy.special import expit
 from scipy.stats import gamma as gamma_law
 
-__all__ = ["BANANA", "GAUSS", "MODELS", "PAPER", "REGRESSIONS", "ZOO", "Data", "Problem"]
+__all__ = [
+    "BANANA",
+    "EVERYDAY",
+    "GAUSS",
+    "MODELS",
+    "PAPER",
+    "REGRESSIONS",
+    "ZOO",
+    "Data",
+    "Problem",
+]
 
 Arrays = dict[str, np.ndarray]
 
@@ -62,11 +72,12 @@ class Problem:
     units: int
     epsilon: float
     coords: dict[str, Any] = field(default_factory=dict)
+    fixed_delta: float | None = None
 
     @property
     def delta(self) -> float:
-        """0.1 / n, as in the paper."""
-        return 0.1 / self.units
+        """0.1 / n, as in the paper, if no other is given."""
+        return self.fixed_delta or 0.1 / self.units
 
     def data(self, seed: int) -> Data:
         """The data set of a seed; the name is part of the seed."""
@@ -396,6 +407,130 @@ def _named(*problems: Problem) -> dict[str, Problem]:
     return {problem.name: problem for problem in problems}
 
 
+# -- everyday models ------------------------------------------------------------------------------
+
+#: Effects of three standard normal features.
+_EFFECTS = np.array([0.4, -0.3, 0.2])
+
+
+def _regression(
+    name: str,
+    draw: Callable[[np.random.Generator, np.ndarray, Arrays], np.ndarray],
+    declare: Callable[[Any, np.ndarray, Any], None],
+    scalars: Arrays,
+    n: int = 20_000,
+    effects: np.ndarray = _EFFECTS,
+) -> Problem:
+    """Outcomes that depend on an intercept, some features and further parameters."""
+    truth = {"a": np.array(0.5), "beta": effects, **scalars}
+
+    def generate(rng: np.random.Generator) -> Data:
+        x = _features(rng, n, len(effects))
+        return Data(truth, {"x": x, "y": draw(rng, truth["a"] + x @ effects, truth)})
+
+    def declared(a: Arrays) -> None:
+        intercept = pm.Normal("a", 0.0, 2.0)
+        beta = pm.Normal("beta", 0.0, 1.0, shape=len(effects))
+        declare(intercept + a["x"] @ beta, a["y"])
+
+    return Problem(name, generate, declared, n, 2.0, fixed_delta=1e-6)
+
+
+def _everyday(n: int = 20_000, suffix: str = "") -> dict[str, Problem]:
+    """The ordinary models, one of each family, with n records."""
+    one = _EFFECTS[:1]
+
+    def negative_binomial(eta: Any, y: np.ndarray) -> None:
+        alpha = pm.Exponential("alpha", 0.5)
+        pm.NegativeBinomial("y", mu=pt.exp(eta), alpha=alpha, observed=y)
+
+    def gamma(eta: Any, y: np.ndarray) -> None:
+        shape = pm.HalfNormal("shape", 5.0)
+        pm.Gamma("y", alpha=shape, beta=shape / pt.exp(eta), observed=y)
+
+    def beta(eta: Any, y: np.ndarray) -> None:
+        mean, kappa = pm.math.sigmoid(eta), pm.HalfNormal("kappa", 20.0)
+        pm.Beta("y", alpha=mean * kappa, beta=(1.0 - mean) * kappa, observed=y)
+
+    def zero_inflated(eta: Any, y: np.ndarray) -> None:
+        psi = pm.Beta("psi", 2.0, 2.0)
+        pm.ZeroInflatedPoisson("y", psi=psi, mu=pt.exp(eta), observed=y)
+
+    def censored(eta: Any, y: np.ndarray) -> None:
+        shape = pm.HalfNormal("shape", 3.0)
+        time = pm.Weibull.dist(alpha=shape, beta=pt.exp(eta))
+        pm.Censored("y", time, lower=None, upper=3.0, observed=y)
+
+    found = _named(
+        _regression(
+            "everyday_logistic",
+            lambda rng, eta, t: rng.binomial(1, expit(eta)),
+            lambda eta, y: pm.Bernoulli("y", logit_p=eta, observed=y),
+            {},
+            n,
+        ),
+        _regression(
+            "everyday_student_t",
+            lambda rng, eta, t: eta + t["sigma"] * rng.standard_t(4.0, len(eta)),
+            lambda eta, y: pm.StudentT(
+                "y", nu=4.0, mu=eta, sigma=pm.HalfNormal("sigma", 5.0), observed=y
+            ),
+            {"sigma": np.array(1.5)},
+            n,
+        ),
+        _regression(
+            "everyday_poisson",
+            lambda rng, eta, t: rng.poisson(np.exp(eta)),
+            lambda eta, y: pm.Poisson("y", pt.exp(eta), observed=y),
+            {},
+            n,
+        ),
+        _regression(
+            "everyday_negative_binomial",
+            lambda rng, eta, t: rng.poisson(
+                np.exp(eta) * rng.gamma(t["alpha"], 1.0 / t["alpha"], len(eta))
+            ),
+            negative_binomial,
+            {"alpha": np.array(0.8)},
+            n,
+        ),
+        _regression(
+            "everyday_gamma",
+            lambda rng, eta, t: rng.gamma(t["shape"], np.exp(eta) / t["shape"]),
+            gamma,
+            {"shape": np.array(1.5)},
+            n,
+        ),
+        _regression(
+            "everyday_beta",
+            lambda rng, eta, t: rng.beta(
+                expit(eta) * t["kappa"], (1.0 - expit(eta)) * t["kappa"]
+            ).clip(1e-9, 1.0 - 1e-9),
+            beta,
+            {"kappa": np.array(8.0)},
+            n,
+            one,
+        ),
+        _regression(
+            "everyday_zero_inflated_poisson",
+            lambda rng, eta, t: rng.binomial(1, t["psi"], len(eta)) * rng.poisson(np.exp(eta)),
+            zero_inflated,
+            {"psi": np.array(0.7)},
+            n,
+            one,
+        ),
+        _regression(
+            "everyday_censored_weibull",
+            lambda rng, eta, t: np.minimum(np.exp(eta) * rng.weibull(t["shape"], len(eta)), 3.0),
+            censored,
+            {"shape": np.array(1.5)},
+            n,
+            one,
+        ),
+    )
+    return {name + suffix: replace(problem, name=name + suffix) for name, problem in found.items()}
+
+
 PAPER = _named(
     Problem("gauss", GAUSS.generate, GAUSS.declare, GAUSS.n, 4.0),
     Problem("banana", BANANA.generate, BANANA.declare, BANANA.n, 4.0),
@@ -422,4 +557,5 @@ ZOO = _named(
     _softmax(),
     _users(),
 )
-MODELS = {**PAPER, **REGRESSIONS, **ZOO}
+EVERYDAY = _everyday()
+MODELS = {**PAPER, **REGRESSIONS, **ZOO, **EVERYDAY}

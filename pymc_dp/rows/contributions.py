@@ -17,16 +17,25 @@ import numpy as np
 from pymc_dp.rows import loops
 from pymc_dp.rows.blockwise import BLOCK
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
+from pymc_dp.rows.expected import (
+    clipped_scores,
+    expected_curvatures,
+    has_law,
+    lost_information,
+)
 from pymc_dp.rows.hessians import outer_products, packed_curvatures, sees_few
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
 __all__ = [
     "Change",
+    "ConsistentScore",
     "Contribution",
     "Curvature",
+    "ExpectedCurvature",
     "LongestEntry",
     "LongestScore",
+    "LostInformation",
     "OuterProduct",
     "PathError",
     "Score",
@@ -56,6 +65,22 @@ class Score:
     def size(self) -> int:
         """Entries per unit."""
         return len(self.coordinates.location) if self.part is None else len(self.part)
+
+
+@dataclass(frozen=True, eq=False)
+class ConsistentScore(Score):
+    """The score vector at z = 0, clipped, plus what that takes from it on average.
+
+    The average is over outcomes that the model at z = 0 would draw for the record, so that the sum
+    has no bias where the model is true and z = 0 is near the truth
+    (:func:`pymc_dp.rows.expected.clipped_scores`).
+
+    Attributes
+    ----------
+    clip_norm : float
+    """
+
+    clip_norm: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +199,26 @@ class OuterProduct(Curvature):
 
 
 @dataclass(frozen=True, eq=False)
+class ExpectedCurvature(Curvature):
+    """The expected outer product E[g g'] at z = 0, over outcomes that the model would draw.
+
+    Where the model is true its mean is that of the curvature, and its tail lighter.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class LostInformation(Curvature):
+    """The covariance of what clipping takes from the score at z = 0, over such outcomes.
+
+    Attributes
+    ----------
+    clip_norm : float
+    """
+
+    clip_norm: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
 class PathError:
     """The energy error of a public path of the anchored Langevin sampler.
 
@@ -268,6 +313,16 @@ def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndar
         if not (isinstance(engine, RowEngine) and engine.one_row_per_unit):
             raise TypeError("A statistic is known for records of one row each alone.")
         yield everyone, np.ascontiguousarray(spec.rows(engine.groups[0].store.read()))
+        return
+    if isinstance(spec, ConsistentScore | ExpectedCurvature | LostInformation):
+        if not (isinstance(engine, RowEngine) and has_law(engine)):
+            raise TypeError("The law of outcomes is not known for these records.")
+        if isinstance(spec, ConsistentScore):
+            yield from clipped_scores(engine, spec.clip_norm)
+        elif isinstance(spec, LostInformation):
+            yield from lost_information(engine, spec.clip_norm, spec.diagonal)
+        else:
+            yield from expected_curvatures(engine, spec.diagonal)
         return
     if isinstance(spec, Score):
         vectors = _vectors(engine, np.zeros(engine.d))

@@ -26,7 +26,7 @@ from typing import Literal
 
 from pytensor.graph.basic import Variable
 
-__all__ = ["Cut", "RowGraph", "RowLeaf"]
+__all__ = ["Column", "Cut", "Outcome", "RowGraph", "RowLeaf"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +71,36 @@ class Cut:
     row_data: Variable | None = None
 
 
+@dataclass(frozen=True)
+class Column:
+    """A number of each row, held by a leaf."""
+
+    leaf: int
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Where the one number that a row observes can lie; see :mod:`pymc_dp.rows.outcomes`.
+
+    Attributes
+    ----------
+    leaf : int
+        The leaf of the graph that holds it.
+    discrete : bool
+        Nonnegative integers; else an interval.
+    lower, upper : float or Column
+        Ends of the interval; the largest integer.
+    atoms : tuple of float or Column
+        Places in an interval that have a probability of their own.
+    """
+
+    leaf: int
+    discrete: bool
+    lower: float | Column
+    upper: float | Column
+    atoms: tuple[float | Column, ...] = ()
+
+
 @dataclass(frozen=True, eq=False)
 class RowGraph:
     """The log-likelihood of a block of rows of one or several observed variables of one length.
@@ -90,6 +120,8 @@ class RowGraph:
         Number of rows of the data.
     names : tuple of str
         The observed variables it covers, for messages.
+    outcome : Outcome or None
+        Where the number that a row observes can lie, if it observes one, and this is known.
     """
 
     loglik: Variable
@@ -99,3 +131,4 @@ class RowGraph:
     conditions: tuple[Variable, ...]
     n_rows: int
     names: tuple[str, ...]
+    outcome: Outcome | None = None

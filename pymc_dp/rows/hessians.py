@@ -12,7 +12,7 @@ from pymc_dp._jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.engine import RowEngine
 
-__all__ = ["outer_products", "packed_curvatures", "sees_few"]
+__all__ = ["outer_products", "packed", "packed_curvatures", "sees_few"]
 
 #: Numbers of a block of packed matrices, and of the derivatives that it is made of: what fits into
 #: the second and the third level of cache.
@@ -68,7 +68,7 @@ def outer_products(vectors: ndarray, diagonal: bool) -> Iterator[tuple[slice, nd
     """Packed v_i v_i' of the columns of a (d, n) array, block by block."""
     d, n = vectors.shape
     everywhere, seconds = np.ones((1, d), dtype=bool), np.full((1, 1, n), -1.0)
-    yield from _packed(everywhere, vectors[None], seconds, diagonal)
+    yield from packed(everywhere, vectors[None], seconds, diagonal)
 
 
 def _of_rows(
@@ -82,11 +82,11 @@ def _of_rows(
         rows = slice(start, min(start + at_once, n))
         seen, directions = engine.directions(g, rows)
         seconds = engine.second_derivatives(g, rows, step, _norms(directions))
-        for where, block in _packed(seen, directions, seconds, diagonal):
+        for where, block in packed(seen, directions, seconds, diagonal):
             yield slice(start + where.start, start + where.stop), block
 
 
-def _packed(
+def packed(
     seen: ndarray, directions: ndarray, seconds: ndarray, diagonal: bool
 ) -> Iterator[tuple[slice, ndarray]]:
     """Packed -sum_ab u_a S_ab u_b' in blocks that stay in a cache."""

@@ -27,6 +27,7 @@ from pymc_dp.mechanisms import Preparation, Unpayable
 from pymc_dp.progress import working
 from pymc_dp.results import check_step
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
+from pymc_dp.rows.expected import has_law
 from pymc_dp.rows.flat import is_flat
 from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
@@ -311,6 +312,7 @@ class Source:
                 flat=flat,
                 huberised=huberised,
                 counts=huberised and predictor is not None and predictor.counts,
+                expected=not huberised and has_law(records),
             )
 
         found = self.prepared(ask, sampler, settings, share, records)

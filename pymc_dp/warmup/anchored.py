@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_dp.rows.contributions import Change, Score
+from pymc_dp.rows.contributions import Change
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.paths import accept_tests, energy_clip
-from pymc_dp.warmup.prepared import Prepared, Shares, pooled
+from pymc_dp.warmup.prepared import Clipping, Prepared, Shares, pooled
 from pymc_dp.warmup.public import Public
 
 __all__ = ["anchored"]
@@ -25,7 +25,7 @@ TESTS = (0.01, 0.10)
 def anchored(
     blank: Prepared,
     budget: Shares,
-    bound: float,
+    clipping: Clipping,
     change: float,
     kicks: float,
     public: Public,
@@ -40,7 +40,8 @@ def anchored(
     """
     basis, total = blank.basis, budget.total
     rng = np.random.default_rng(1)
-    spec, left = Score(blank.clip), 1.0 - budget.spent
+    left = 1.0 - budget.spent
+    spec, bound = clipping.score(blank.clip), clipping.bound
     score, noise = budget.score("first score", spec, bound, FIRST * left)
     first, first_noise = basis.T @ score, noise.covariance(basis)
     at = blank.coordinates
@@ -61,15 +62,16 @@ def anchored(
     error = energy_clip(moved, budget, kick, change, rng)
     unit = 5.0 * sensitivity * math.sqrt(paths / total)  # noise of 0.2 in the log ratio
     error, tests = accept_tests(error, unit, TESTS[0], TESTS[1] * (1.0 - budget.spent))
+    lost = clipping.lost(budget, moved.clip, basis)
     left = 1.0 - budget.spent - kicks - tests
-    score, noise = budget.score("anchor", Score(moved.clip), bound, left)
+    score, noise = budget.score("anchor", clipping.score(moved.clip), bound, left)
     final, covariance = basis.T @ score, noise.covariance(basis)
     if joined is not None:
         final, covariance = pooled(joined, first_noise, final, covariance)
     return replace(
         moved,
         score=final,
-        covariance=covariance,
+        covariance=covariance + lost,  # of the same records in both scores
         clip_norms={"anchor": bound, "gradient": change, "energy_error": error},
         shares={"gradient": kicks, "energy_error": tests},
     )

@@ -22,7 +22,9 @@ from pymc_dp.warmup.bulk import find_bulk, scaling_of
 from pymc_dp.warmup.paths import LOOK, can_pay
 from pymc_dp.warmup.plain import plain
 from pymc_dp.warmup.prepared import (
+    ROOM,
     WORTH,
+    Clipping,
     Form,
     Prepared,
     Shares,
@@ -80,6 +82,7 @@ def prepare_langevin(
     flat: bool = False,
     huberised: bool = False,
     counts: bool = False,
+    expected: bool = False,
 ) -> Prepared:
     """Everything that the chains of DPLangevin need.
 
@@ -113,6 +116,8 @@ def prepare_langevin(
         Clipping is exact for a stated target, see `robust`.
     counts : bool
         As for `find_bulk`.
+    expected : bool
+        The law of outcomes is known, so that what clipping takes from scores is given back.
 
     Returns
     -------
@@ -134,18 +139,30 @@ def prepare_langevin(
     tail = tail_of_scores(n, noise) if huberised else harmless_tail(n, relative)
     bound, index = budget.scores(Score(clip), tail, _look(n, total), huberised)
     clipped = budget.above
+    whole = bound  # nearly nothing is longer
+    clipping = Clipping(bound or 0.0)
+    if expected and bound:
+        # of the sum in z, whose entries have variance 1 beside it
+        price = d * (ROOM * relative) ** 2
+        inner = budget.cheapest(price)
+        if inner and ROOM * inner < bound:
+            clipping, bound, index = Clipping.consistent(inner), ROOM * inner, 0.0
+            clipped = budget.above
+            budget.hidden = 0.0
     if counts and bound:
         # the scores of a rare outcome weigh as much as all others, and noise hides them
         longer = budget.longer_scores(LongestScore(clip, likely=True), bound, tail, LOOK)
         if longer is not None:
-            bound, index = longer, 0.0
+            bound, whole, index = longer, longer, 0.0
+            clipping = Clipping(longer)
             clipped = budget.scores_above(bound)
             budget.hidden = 0.0
     rigorous = limit(clip)
     longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
     if bound and rigorous is not None and rigorous < longest * bound:
-        bound, clipped, index = rigorous, (0.0, 0.0), 0.0
+        bound, whole, clipped, index = rigorous, rigorous, (0.0, 0.0), 0.0
         budget.hidden = 0.0
+        clipping = Clipping(rigorous)
     displaced = Change(clip, basis @ away)
     if huberised:
         found = budget.tail("changes", displaced, 0.002, LOOK)
@@ -185,7 +202,7 @@ def prepare_langevin(
 
     left = 1.0 - budget.spent
     kicks = kicks_wanted()
-    unanchored = WORTH * 0.85 * left * total / (sensitivity * bound * stretch) ** 2
+    unanchored = WORTH * 0.85 * left * total / (sensitivity * whole * stretch) ** 2
     spread = (
         sensitivity * bound * stretch / math.sqrt(0.8 * left * total)
     )  # sd of the anchor's noise
@@ -193,7 +210,7 @@ def prepare_langevin(
         form = "quadratic"  # what noise hides of the curvature is left to the prior
     elif form is None:
         affordable = spread < WIDE and worth(kicks) > LEAST
-        if (flat or change > NONLINEAR * bound) and unanchored > FEWEST:
+        if (flat or change > NONLINEAR * whole) and unanchored > FEWEST:
             form = "plain"
         elif flat:  # few records change their score, by all of it: clipping would hide them
             form = "quadratic"
@@ -202,10 +219,10 @@ def prepare_langevin(
 
     if form == "quadratic":
         unclear = EXCESS * budget.hidden * bound / d
-        normal = quadratic(blank, budget, bound, public, bulk.data_precision, flat, unclear)
+        normal = quadratic(blank, budget, clipping, public, bulk.data_precision, flat, unclear)
         return normal if normal.trusted else prior_only(blank, start)
     if form == "plain":
-        return plain(blank, budget, bound, paths, sensitivity, step_size, n_steps, rng)
+        return plain(blank, budget, whole, paths, sensitivity, step_size, n_steps, rng)
     blocks, _ = structure.effects(bulk.location)
     if blocks:  # the score of a record changes as far as its group goes
         widest = np.zeros(d)
@@ -215,7 +232,7 @@ def prepare_langevin(
         change = max(change, farthest or 0.0)
         kicks = kicks_wanted()
     ready = replace(blank, effective_draws=worth(kicks))
-    return anchored(ready, budget, bound, change, kicks, public, paths, sensitivity, step_size)
+    return anchored(ready, budget, clipping, change, kicks, public, paths, sensitivity, step_size)
 
 
 def prior_only(found: Prepared, start: Coordinates) -> Prepared:

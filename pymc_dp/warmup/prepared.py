@@ -10,13 +10,27 @@ import numpy as np
 from scipy.linalg import pinvh
 
 from pymc_dp.noise_laws import Likelihood
-from pymc_dp.rows.contributions import Change, Contribution, Curvature, Score
+from pymc_dp.rows.contributions import (
+    Change,
+    ConsistentScore,
+    Contribution,
+    Curvature,
+    LostInformation,
+    Score,
+)
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
-from pymc_dp.warmup.quantiles import heavy_quantile, hidden_tail, tail_quantile
+from pymc_dp.warmup.quantiles import (
+    cheapest_bound,
+    heavy_quantile,
+    hidden_tail,
+    tail_quantile,
+)
 
 __all__ = [
+    "ROOM",
     "WORTH",
+    "Clipping",
     "Form",
     "Prepared",
     "Shares",
@@ -40,6 +54,50 @@ _RARE, _SHOWN = 1.5, 0.03
 #: Effective draws per squared mu of a score of norm bound 1/2, where its noise is the friction:
 #: measured on N(0, I), per kick .86 / sigma^2.
 WORTH = 0.86
+
+
+#: Room for what is given back, in units of the norm to which scores are clipped before that.
+ROOM = 1.1
+#: Most scores that are clipped where what that takes is given back on average.
+_MOST_CLIPPED = 0.2
+#: Part of the budget for the covariance of what clipping takes, and a bound on what a unit adds to
+#: it, in units of its squared clip norm.
+_LOSS, _LOSS_BOUND = 0.01, 0.25
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How the scores of an anchor are clipped.
+
+    Attributes
+    ----------
+    bound : float
+        On what a unit adds to the sum.
+    inner : float or None
+        What takes scores to this norm is given back on average: see `ConsistentScore`.
+    """
+
+    bound: float
+    inner: float | None = None
+
+    @classmethod
+    def consistent(cls, clip_norm: float) -> Clipping:
+        """With room for what is given back."""
+        return cls(ROOM * clip_norm, clip_norm)
+
+    def score(self, at: Coordinates) -> Score:
+        """What units add to the sum."""
+        return Score(at) if self.inner is None else ConsistentScore(at, clip_norm=self.inner)
+
+    def lost(self, budget: Shares, at: Coordinates, basis: np.ndarray) -> np.ndarray:
+        """(d, d) covariance in w of what clipping takes beside its mean, as it is released."""
+        d = len(basis)
+        if self.inner is None:
+            return np.zeros((d, d))
+        spec = LostInformation(at, diagonal=True, clip_norm=self.inner)
+        bound = _LOSS_BOUND * self.inner**2
+        matrix, _ = budget.curvature("what clipping takes", spec, bound, _LOSS)
+        return np.asarray(basis.T @ np.maximum(matrix, 0.0) @ basis)
 
 
 @dataclass(frozen=True)
@@ -200,6 +258,13 @@ class Shares:
         if huberised:
             found = tail_quantile(*histogram, tail, self.releases.n_public)
         return self._counted(histogram, found), index
+
+    def cheapest(self, price: float) -> float | None:
+        """Clip norm of scores of which what is clipped is given back; see `cheapest_bound`."""
+        n = self.releases.n_public
+        return self._counted(
+            self._of_scores, cheapest_bound(*self._of_scores, price, _MOST_CLIPPED, n)
+        )
 
     def longer_scores(
         self, spec: Contribution, bound: float, tail: float, share: float

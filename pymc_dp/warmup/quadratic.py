@@ -11,11 +11,11 @@ from scipy.linalg import pinv, pinvh
 from pymc_dp.forecast import whole_curvature
 from pymc_dp.matrices import positive_part
 from pymc_dp.noise_laws import noisy_posterior
-from pymc_dp.rows.contributions import Curvature, Score
+from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise
 from pymc_dp.warmup.bulk import prior_curvature
-from pymc_dp.warmup.prepared import Prepared, Shares, pooled
+from pymc_dp.warmup.prepared import Clipping, Prepared, Shares, pooled
 from pymc_dp.warmup.public import Public
 
 __all__ = ["quadratic"]
@@ -77,7 +77,7 @@ def _shortened(step: np.ndarray, longest: float) -> np.ndarray:
 def quadratic(
     blank: Prepared,
     budget: Shares,
-    bound: float,
+    clipping: Clipping,
     public: Public,
     known: np.ndarray,
     flat: bool = False,
@@ -95,8 +95,8 @@ def quadratic(
     ----------
     blank : Prepared
     budget : Shares
-    bound : float
-        Of the norms of scores.
+    clipping : Clipping
+        Of the scores.
     public : Public
     known : (d, d) ndarray
         Curvature of the log-likelihood in theta, as the search left it.
@@ -111,7 +111,8 @@ def quadratic(
     """
     d, basis = len(blank.score), blank.basis
     left = 1.0 - budget.spent
-    score, of_score = budget.score("first score", Score(blank.clip), bound, 0.35 * left)
+    spec, bound = clipping.score(blank.clip), clipping.bound
+    score, of_score = budget.score("first score", spec, bound, 0.35 * left)
     unit = of_score.sd / bound * math.sqrt(0.35 * left)  # of a sum of norm 1 for the whole budget
     first, noise = basis.T @ score, of_score.covariance(basis)
     at = blank.coordinates
@@ -132,11 +133,12 @@ def quadratic(
     for k, share in enumerate(_CURVATURES):
         here = Coordinates(public.settled(here.theta(step), precision), at.scaling)
         clip = Coordinates(here.location, blank.clip.scaling)
-        spec = Curvature(clip, diagonal=diagonal, step=length)
+        kind = Curvature if clipping.inner is None else ExpectedCurvature
+        look = kind(clip, diagonal=diagonal, step=length)
         again = f" {k + 1}" if k else ""
         arrived = float(np.linalg.norm(step)) < 0.999 * longest or k == len(_CURVATURES) - 1
         # a later look costs less, and may be hidden where the first was not
-        seen_norm = budget.tail(f"curvature norms{again}", spec, _TAIL, share * left / 6.0)
+        seen_norm = budget.tail(f"curvature norms{again}", look, _TAIL, share * left / 6.0)
         clip_norm = seen_norm or clip_norm
         if not clip_norm:
             return replace(blank, trusted=False)
@@ -145,7 +147,7 @@ def quadratic(
         part = max(
             share * left * 5.0 / 6.0, min((size / _CLEAR) ** 2, _MOST * (1.0 - budget.spent))
         )
-        matrix, error = budget.curvature(f"curvature{again}", spec, clip_norm, part)
+        matrix, error = budget.curvature(f"curvature{again}", look, clip_norm, part)
         released = basis.T @ matrix @ basis
         curvature = _visible(released, error, basis)
         moved = basis @ step
@@ -165,14 +167,15 @@ def quadratic(
         bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
         step, _ = noisy_posterior(first, noise, curvature, bend, public.score(here))
         step = _shortened(along @ step, longest)
-    score, of_score = budget.score("anchor", Score(clip), bound, 1.0 - budget.spent)
+    lost = clipping.lost(budget, clip, basis)
+    score, of_score = budget.score("anchor", clipping.score(clip), bound, 1.0 - budget.spent)
     second, rest = basis.T @ score, of_score.covariance(basis)
 
     bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
     straight = _consistent(second - first, noise + rest)
     # after too long a way for a straight line the second, taken where it counts, stands alone
     final, covariance = pooled(first, noise, second, rest) if straight else (second, rest)
-    covariance = covariance + replace(of_score, sd=unclear).covariance(basis)
+    covariance = covariance + lost + replace(of_score, sd=unclear).covariance(basis)
     mean, width = noisy_posterior(final, covariance, curvature, bend, public.score(here))
     away = rows @ mean
     if float(away @ pinvh(rows @ width @ rows.T) @ away) > _FURTHEST**2 * len(away):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["heavy_quantile", "hidden_tail", "tail_quantile"]
+__all__ = ["cheapest_bound", "heavy_quantile", "hidden_tail", "tail_quantile"]
 
 #: Widths of the windows, in bins, in which norms are looked for: the norms of one model's scores
 #: are spread over four octaves, or are a few values alone.
@@ -92,6 +92,44 @@ def tail_quantile(
         return None if found is None else 0.0
     beyond = math.log(1.0 / tail) / math.log(max(found.n / found.least, 2.0))
     return found.edge * min(max(math.sqrt(beyond), 1.0), _FURTHEST)
+
+
+def cheapest_bound(
+    edges: np.ndarray, counts: np.ndarray, noise_sd: float, price: float, most: float, n: float
+) -> float | None:
+    """The clip norm that costs least where what it takes is given back on average.
+
+    Parameters
+    ----------
+    edges, counts, noise_sd, n
+        As for :func:`tail_quantile`.
+    price : float
+        Variance of the noise, all entries of the sum together, for a clip norm of 1.
+    most : float
+        Part of the units that may lie above.
+
+    Returns
+    -------
+    float or None
+        b with the least price b^2 + sum_i (norm_i - b)_+^2, the second being the covariance of what
+        is clipped, if each is as far from its mean as from 0; as for :func:`tail_quantile` where
+        nothing stands out.
+    """
+    found = _tail(edges, counts, noise_sd, most, n)
+    if found is None or found.edge == 0.0:
+        return None if found is None else 0.0
+    least = found.edge
+    # what stands out of the noise; a bin is as long as its geometric middle
+    seen = np.flatnonzero(counts[1:-1] > _CLEAR * noise_sd) + 1
+    if not seen.size:
+        return least
+    used = np.arange(seen[0], seen[-1] + 1 + _WINDOWS[1])
+    used = used[used < len(counts) - 1]
+    norms, numbers = np.sqrt(edges[used] * edges[used + 1]), counts[used]
+    candidates = least * 2.0 ** (np.arange(0, 49) / 12.0)
+    beyond = np.maximum(norms - candidates[:, None], 0.0) ** 2
+    cost = price * candidates**2 + np.maximum(beyond @ numbers, 0.0)
+    return float(candidates[int(np.argmin(cost))])
 
 
 def hidden_tail(

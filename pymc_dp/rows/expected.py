@@ -1,0 +1,238 @@
+"""What a record is expected to add, over outcomes that the model at z = 0 would draw for it.
+
+The scores of such outcomes have mean 0 (the model's own score identity), so that what clipping
+takes from them is known on average: the *expected excess*
+
+    c_i = E[g(y*, x_i) - clip(g(y*, x_i))].
+
+Added to the clipped score of the record, it takes the bias of clipping away, whatever the bound.
+Everything here is a function of one record: of its data other than the outcome, the parameters, and
+constants.  All of it happens in terms of what rows see (:mod:`pymc_dp.rows.etas`): a score is
+sum_a u_a s_a, with directions u_a that do not depend on the outcome.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
+from pymc_dp.rows import etas as through
+from pymc_dp.rows import loops
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.hessians import packed
+from pymc_dp.rows.law import law_of
+
+__all__ = ["clipped_scores", "expected_curvatures", "has_law", "lost_information"]
+
+#: Numbers of a block of directions: what fits into the third level of cache.
+_DIRECTIONS = 2**20
+
+
+def has_law(engine: RowEngine) -> bool:
+    """Whether every unit is one row, whose outcome has a law that is known."""
+    return engine.one_row_per_unit and engine.groups[0].functions.graph.outcome is not None
+
+
+def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
+    """Score vectors at z = 0, clipped to a norm, plus what that takes from them on average.
+
+    Parameters
+    ----------
+    engine : RowEngine
+        For which :func:`has_law` holds.
+    clip_norm : float
+
+    Yields
+    ------
+    where : slice
+        Units.
+    values : (d, units of the block) ndarray
+    """
+    for where, rows in _blocks(engine):
+        scores = rows.scores
+        factors = np.empty(scores.shape[1])
+        _factors(scores, rows.gram, clip_norm, factors)
+        total = scores * factors
+        for weight, other in rows.outcomes():
+            _factors(other, rows.gram, clip_norm, factors)
+            _add_excess(weight, other, factors, total)
+        yield where, _assembled(rows.directions, total)
+
+
+def lost_information(
+    engine: RowEngine, clip_norm: float, diagonal: bool
+) -> Iterator[tuple[slice, ndarray]]:
+    """Packed covariance, over outcomes, of what clipping takes from the score at z = 0.
+
+    Arguments and blocks as in :func:`clipped_scores`, entries as in
+    :class:`pymc_dp.rows.contributions.Curvature`.
+    """
+    for where, rows in _blocks(engine):
+        scores = rows.scores
+        factors, mean = np.empty(scores.shape[1]), np.zeros_like(scores)
+        second = np.zeros((len(scores), *scores.shape))
+        for weight, other in rows.outcomes():
+            _factors(other, rows.gram, clip_norm, factors)
+            _add_excess(weight, other, factors, mean)
+            _add_products(weight, other, factors, second)
+        second -= mean[:, None] * mean
+        yield from _packed(where, rows.directions, second, diagonal)
+
+
+def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
+    """Packed E[g g'] at z = 0, which is the mean of the curvature where the model is true."""
+    for where, rows in _blocks(engine):
+        scores = rows.scores
+        second = np.zeros((len(scores), *scores.shape))
+        nothing = np.zeros(scores.shape[1])
+        for weight, other in rows.outcomes():
+            _add_products(weight, other, nothing, second)
+        yield from _packed(where, rows.directions, second, diagonal)
+
+
+def _packed(
+    where: slice, directions: ndarray, second: ndarray, diagonal: bool
+) -> Iterator[tuple[slice, ndarray]]:
+    seen = np.ones(directions.shape[:2], dtype=bool)
+    for part, block in packed(seen, directions, -second, diagonal):
+        yield slice(where.start + part.start, where.start + part.stop), block
+
+
+class _Rows:
+    """A block of rows: directions, their products, scores of the outcomes that are and could be."""
+
+    def __init__(self, engine: RowEngine, where: slice) -> None:
+        self._group = group = engine.groups[0].part(where, engine.n_units)
+        self._functions = functions = group.functions
+        self._columns = columns = group.columns()
+        self._data = [np.asarray(array) for array in group.store.read()]
+        part = RowEngine([group], engine.parameters, group.n_rows, engine.coordinates)
+        _, self.directions = part.directions(0, slice(0, group.n_rows))
+        self._phis, jacobians = functions.shared(engine.coordinates.location)
+        self._used = [jacobian is not None for jacobian in jacobians]
+        self._etas, self._labels, blocks = through.inputs(
+            group, columns, self._phis, slice(0, group.n_rows)
+        )
+        self.scores = self._scores(blocks)
+        self.gram = np.empty((len(self.scores), *self.scores.shape))
+        _products(self.directions, self.gram)
+
+    def _scores(self, blocks: list[ndarray]) -> ndarray:
+        """(K, rows) derivatives of log-likelihoods by what rows see."""
+        found = self._functions.scores(self._etas, self._phis, self._labels, blocks)
+        parts = [
+            np.ascontiguousarray(s.T)
+            for s, used in zip(found, self._used, strict=True)
+            if s is not None and used
+        ]
+        scores = np.concatenate(parts)
+        loops.clean(scores)
+        return scores
+
+    def _with(self, outcome: ndarray) -> list[ndarray]:
+        """What the functions of rows read where the rows have other outcomes."""
+        public = self._functions.graph.outcome
+        assert public is not None
+        data = list(self._data)
+        old = data[public.leaf]
+        data[public.leaf] = outcome.astype(old.dtype)
+        data[public.leaf].flags.writeable = old.flags.writeable
+        return self._functions.row_data(data)
+
+    def _log_density(self, outcome: ndarray) -> ndarray:
+        blocks = self._with(outcome)
+        return np.asarray(
+            self._functions.loglik(self._etas, self._phis, self._labels, blocks), dtype="float64"
+        )
+
+    def outcomes(self) -> Iterator[tuple[ndarray, ndarray]]:
+        """Weights, (rows,), and scores, (K, rows), of the outcomes that could be."""
+        public = self._functions.graph.outcome
+        assert public is not None
+        law = law_of(public, self._data, self._log_density)
+        for node, weight in zip(law.nodes, law.weights, strict=True):
+            yield weight, self._scores(self._with(node))
+
+
+def _blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows]]:
+    group = engine.groups[0]
+    phis, jacobians = group.functions.shared(engine.coordinates.location)
+    seen = len(through.seen(group, phis, jacobians))
+    size = max(1, min(8192, _DIRECTIONS // (seen * (engine.d + seen))))
+    for where in loops.row_blocks(group.n_rows, size):
+        yield where, _Rows(engine, where)
+
+
+@compiled(error_model="numpy")
+def _products(directions: ndarray, out: ndarray) -> None:
+    """out[a, b, i] = u_a . u_b."""
+    width, d, n = directions.shape
+    for a in range(width):
+        for b in range(a + 1):
+            y = out[a, b]
+            y[:] = 0.0
+            for j in range(d):
+                u, v = directions[a, j], directions[b, j]
+                for i in range(n):
+                    y[i] += u[i] * v[i]
+            if b < a:
+                out[b, a] = y
+
+
+@compiled(error_model="numpy")
+def _factors(scores: ndarray, gram: ndarray, clip_norm: float, out: ndarray) -> None:
+    """out[i] = min(1, clip_norm / |sum_a u_a s_a|), 0 where the norm is not finite."""
+    width, n = scores.shape
+    out[:] = 0.0
+    for a in range(width):
+        for b in range(width):
+            s, t, g = scores[a], scores[b], gram[a, b]
+            for i in range(n):
+                out[i] += s[i] * t[i] * g[i]
+    for i in range(n):
+        norm = math.sqrt(max(out[i], 0.0))
+        if not norm < math.inf:
+            out[i] = 0.0
+        elif norm <= clip_norm:
+            out[i] = 1.0
+        else:
+            out[i] = clip_norm / norm
+
+
+@compiled(error_model="numpy")
+def _add_excess(weights: ndarray, scores: ndarray, factors: ndarray, out: ndarray) -> None:
+    """out[a, i] += w_i (1 - f_i) s_a."""
+    width, n = scores.shape
+    for a in range(width):
+        s, y = scores[a], out[a]
+        for i in range(n):
+            y[i] += weights[i] * (1.0 - factors[i]) * s[i]
+
+
+@compiled(error_model="numpy")
+def _add_products(weights: ndarray, scores: ndarray, factors: ndarray, out: ndarray) -> None:
+    """out[a, b, i] += w_i (1 - f_i)^2 s_a s_b."""
+    width, n = scores.shape
+    for a in range(width):
+        for b in range(width):
+            s, t, y = scores[a], scores[b], out[a, b]
+            for i in range(n):
+                rest = 1.0 - factors[i]
+                y[i] += weights[i] * rest * rest * s[i] * t[i]
+
+
+@compiled(error_model="numpy")
+def _assembled(directions: ndarray, scores: ndarray) -> ndarray:
+    """(d, rows) sum_a u_a s_a."""
+    width, d, n = directions.shape
+    out = np.zeros((d, n))
+    for a in range(width):
+        for j in range(d):
+            u, s, y = directions[a, j], scores[a], out[j]
+            for i in range(n):
+                y[i] += u[i] * s[i]
+    return out

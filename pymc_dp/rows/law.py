@@ -1,0 +1,404 @@
+"""The law of the outcome of each record, by quadrature with the model's own density.
+
+Nodes and weights of a record are a function of its other data, of the parameters and of constants:
+no random numbers, and nothing of another record.  A first search narrows an interval that holds
+nearly all of the support down to where the density is; nodes are then spread over it such that tails
+of any power are reached.  A law whose weights do not add up to one is not used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy import ndarray
+
+from pymc_dp._jit import compiled
+from pymc_dp.rows.cuts import Column, Outcome
+
+__all__ = ["NODES", "Law", "law_of"]
+
+LogDensity = Callable[[ndarray], ndarray]
+"""(rows,) outcomes -> (rows,) log-densities, or log-probabilities."""
+
+#: Nodes of an interval, or groups of integers.
+NODES = 36
+#: Places at which a density is looked at to narrow an interval, and how often at most.
+_LOOKS, _ROUNDS = 10, 24
+#: Part of its length that an interval keeps before it is not narrowed any more.
+_KEPT = 0.85
+#: Log-densities below the largest by more than this do not count: in the search, and for nodes.
+_NEAR, _FAR = 8.0, 13.0
+#: How far the search reaches: asinh of a real number, of the log of a positive one, log-odds; log
+#: of an integer.
+_WIDEST = {"line": 24.0, "half": 5.0, "interval": 4.3}
+#: And nodes: asinh of the distance from the mode in standard deviations.
+_TAIL = 10.0
+#: How much the weights may differ from a sum of one.
+_TOLERANCE = 0.03
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """Nodes and weights of each row.
+
+    Attributes
+    ----------
+    nodes, weights : (k, rows) ndarray
+        Weights add up to one, or are all 0 where the law could not be found.
+    """
+
+    nodes: ndarray
+    weights: ndarray
+
+
+def law_of(outcome: Outcome, data: list[ndarray], log_density: LogDensity) -> Law:
+    """The laws of the outcomes of a block of rows.
+
+    Parameters
+    ----------
+    outcome : Outcome
+    data : list of ndarray
+        The leaves of the rows.
+    log_density : callable
+    """
+    n = len(data[outcome.leaf])
+    if outcome.discrete:
+        nodes, weights = _integers(n, float(outcome.upper), log_density)  # type: ignore[arg-type]
+    else:
+        ends = [_column(end, data) for end in (outcome.lower, outcome.upper)]
+        nodes, weights = _reals(ends[0], ends[1], log_density)
+        for atom in outcome.atoms:
+            place = _column(atom, data)
+            mass = np.empty(n)
+            _probability(log_density(place), mass)
+            nodes = np.concatenate([nodes, place[None]])
+            weights = np.concatenate([weights, mass[None]])
+    _normalise(weights, _TOLERANCE)
+    return Law(nodes, weights)
+
+
+def _column(end: float | Column, data: list[ndarray]) -> ndarray:
+    if isinstance(end, Column):
+        return np.ascontiguousarray(data[end.leaf], dtype="float64")
+    return np.full(len(data[0]), float(end))
+
+
+def _narrowed(
+    low: ndarray, high: ndarray, near: float, look: Callable[[ndarray, ndarray], None]
+) -> tuple[ndarray, ndarray]:
+    """Places and log-densities at which a density was looked at last, its interval narrowed."""
+    n = len(low)
+    places, values = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
+    done = np.zeros(n, dtype=bool)
+    for _ in range(_ROUNDS):
+        _midpoints(low, high, places)
+        for place, value in zip(places, values, strict=True):
+            look(place, value)
+        _narrow(values, near, _KEPT, low, high, done)
+        if done.all():
+            break
+    return places, values
+
+
+def _reals(lower: ndarray, upper: ndarray, log_density: LogDensity) -> tuple[ndarray, ndarray]:
+    """Nodes and weights between two ends, which may be infinite."""
+    n = len(lower)
+    low, high = np.empty(n), np.empty(n)
+    _widest(lower, upper, _WIDEST["line"], _WIDEST["half"], _WIDEST["interval"], low, high)
+    outcome, slope = np.empty(n), np.empty(n)
+    zeros, ones = np.zeros(n), np.ones(n)
+    centre, width = zeros, ones
+
+    def look(place: ndarray, value: ndarray) -> None:
+        _place(place, centre, width, lower, upper, outcome, slope)
+        np.add(log_density(outcome), slope, out=value)
+
+    places, values = _narrowed(low, high, _NEAR, look)
+    centre, width = np.empty(n), np.empty(n)
+    _mode(places, values, centre, width)
+    low[:], high[:] = -_TAIL, _TAIL
+    _narrowed(low, high, _FAR, look)
+    nodes, weights, places = (np.empty((NODES, n)) for _ in range(3))
+    _midpoints(low, high, places)
+    for node, weight, place in zip(nodes, weights, places, strict=True):
+        look(place, weight)
+        node[:] = outcome
+    _masses(weights, low, high)
+    return nodes, weights
+
+
+def _integers(n: int, largest: float, log_density: LogDensity) -> tuple[ndarray, ndarray]:
+    """Nodes and weights of nonnegative integers: 0, and groups of the others."""
+    outcome = np.empty(n)
+
+    def look(place: ndarray, value: ndarray) -> None:
+        _exponential(place, largest, outcome)
+        np.add(log_density(outcome), place, out=value)
+
+    low, high = np.zeros(n), np.full(n, math.log(max(largest, 1.0) + 1.0))
+    places, values = _narrowed(low, high, _NEAR, look)
+    centre, width, slope, none = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
+    _probability(log_density(np.zeros(n)), none)
+    _integer_mode(places, values, largest, none, centre, width)
+
+    def look_again(place: ndarray, value: ndarray) -> None:
+        _standardised(place, centre, width, largest, outcome, slope)
+        np.add(log_density(outcome), slope, out=value)
+
+    low[:], high[:] = -_TAIL, _TAIL
+    _narrowed(low, high, _FAR, look_again)
+    nodes, ends = np.zeros((NODES + 1, n)), np.zeros((NODES + 1, n))
+    _groups(low, high, centre, width, largest, ends)
+    _middles(ends, nodes)
+    weights = np.empty_like(nodes)
+    for node, weight in zip(nodes, weights, strict=True):
+        weight[:] = log_density(node)
+    _group_masses(weights, nodes, ends)
+    return nodes, weights
+
+
+# -- loops over rows ------------------------------------------------------------------------------
+
+
+@compiled(error_model="numpy")
+def _midpoints(low: ndarray, high: ndarray, out: ndarray) -> None:
+    k = out.shape[0]
+    for j in range(k):
+        for i in range(low.shape[0]):
+            out[j, i] = low[i] + (high[i] - low[i]) * ((j + 0.5) / k)
+
+
+@compiled(error_model="numpy")
+def _narrow(
+    values: ndarray, near: float, kept: float, low: ndarray, high: ndarray, done: ndarray
+) -> None:
+    """The cells in which the density is near to its largest, and their neighbours."""
+    k, n = values.shape
+    for i in range(n):
+        if done[i]:
+            continue
+        largest = -math.inf
+        for j in range(k):
+            if values[j, i] > largest:
+                largest = values[j, i]
+        if not math.fabs(largest) < math.inf:
+            done[i] = largest != -math.inf
+            high[i] = low[i] + (high[i] - low[i]) / k  # integers end below all that were looked at
+            continue
+        first, last = k, -1
+        for j in range(k):
+            if values[j, i] > largest - near:
+                first = min(first, j)
+                last = j
+        first, last = max(first - 1, 0), min(last + 1, k - 1)
+        if last + 1 - first > kept * k:
+            done[i] = True
+            continue
+        length = (high[i] - low[i]) / k
+        high[i] = low[i] + length * (last + 1)
+        low[i] = low[i] + length * first
+
+
+@compiled(error_model="numpy")
+def _widest(
+    lower: ndarray,
+    upper: ndarray,
+    line: float,
+    half: float,
+    interval: float,
+    low: ndarray,
+    high: ndarray,
+) -> None:
+    for i in range(lower.shape[0]):
+        ends = (1 if lower[i] > -math.inf else 0) + (1 if upper[i] < math.inf else 0)
+        reach = line if ends == 0 else (half if ends == 1 else interval)
+        low[i], high[i] = -reach, reach
+
+
+@compiled(error_model="numpy")
+def _place(
+    place: ndarray,
+    centre: ndarray,
+    width: ndarray,
+    lower: ndarray,
+    upper: ndarray,
+    outcome: ndarray,
+    slope: ndarray,
+) -> None:
+    """The outcome at a place, and the log of its derivative by the place.
+
+    The place is asinh of a standardised real number, which is the outcome, its logarithm where it
+    has one end, or its log-odds between two.
+    """
+    for i in range(place.shape[0]):
+        t = place[i]
+        v = centre[i] + width[i] * math.sinh(t)
+        log_slope = math.log(width[i] * math.cosh(t))
+        from_below, from_above = lower[i] > -math.inf, upper[i] < math.inf
+        if from_below and from_above:
+            small = math.exp(-math.fabs(v))
+            part = small / (1.0 + small)
+            span = upper[i] - lower[i]
+            outcome[i] = lower[i] + span * part if v < 0.0 else upper[i] - span * part
+            log_slope += math.log(span) - math.fabs(v) - 2.0 * math.log1p(small)
+        elif from_below:
+            outcome[i] = lower[i] + math.exp(v)
+            log_slope += v
+        elif from_above:
+            outcome[i] = upper[i] - math.exp(v)
+            log_slope += v
+        else:
+            outcome[i] = v
+        slope[i] = log_slope
+
+
+@compiled(error_model="numpy")
+def _mode(places: ndarray, values: ndarray, centre: ndarray, width: ndarray) -> None:
+    """Where the density by sinh of the place is largest, and the sd of a normal that is as high."""
+    k, n = places.shape
+    for i in range(n):
+        largest, at = -math.inf, 0.0
+        for j in range(k):
+            value = values[j, i] - math.log(math.cosh(places[j, i]))
+            if value > largest:
+                largest, at = value, places[j, i]
+        if math.fabs(largest) < 300.0:
+            centre[i], width[i] = math.sinh(at), 0.3989422804014327 * math.exp(-largest)
+        else:
+            centre[i], width[i] = 0.0, 1.0
+
+
+@compiled(error_model="numpy")
+def _probability(log_density: ndarray, out: ndarray) -> None:
+    for i in range(out.shape[0]):
+        out[i] = math.exp(log_density[i]) if log_density[i] < 100.0 else math.inf
+
+
+@compiled(error_model="numpy")
+def _masses(values: ndarray, low: ndarray, high: ndarray) -> None:
+    """Log-densities at midpoints -> masses of the cells."""
+    k, n = values.shape
+    for j in range(k):
+        for i in range(n):
+            value = values[j, i]
+            mass = math.exp(value) if value < 100.0 else math.inf
+            values[j, i] = mass * ((high[i] - low[i]) / k)
+
+
+@compiled(error_model="numpy")
+def _exponential(place: ndarray, largest: float, out: ndarray) -> None:
+    for i in range(place.shape[0]):
+        out[i] = min(math.floor(math.exp(place[i])), largest)
+
+
+@compiled(error_model="numpy")
+def _integer_mode(
+    places: ndarray,
+    values: ndarray,
+    largest: float,
+    none: ndarray,
+    centre: ndarray,
+    width: ndarray,
+) -> None:
+    """The likeliest integer above 0, and the sd of a normal law that is as high there."""
+    k, n = places.shape
+    for i in range(n):
+        most, at = -math.inf, 0.0
+        for j in range(k):
+            value = values[j, i] - places[j, i]
+            if value > most:
+                most, at = value, places[j, i]
+        centre[i] = min(math.floor(math.exp(at)), largest)
+        # below one half all integers that matter are next to it
+        width[i] = 1.0
+        if most > -300.0:
+            width[i] = max(0.3989422804014327 * (1.0 - none[i]) * math.exp(-most), 0.5)
+
+
+@compiled(error_model="numpy")
+def _standardised(
+    place: ndarray,
+    centre: ndarray,
+    width: ndarray,
+    largest: float,
+    outcome: ndarray,
+    slope: ndarray,
+) -> None:
+    """The integer at asinh of a distance from the mode, and the log of its derivative."""
+    for i in range(place.shape[0]):
+        y = math.floor(centre[i] + width[i] * math.sinh(place[i]))
+        outcome[i] = min(max(y, 1.0), largest)
+        slope[i] = math.log(width[i] * math.cosh(place[i])) if outcome[i] == y else -math.inf
+
+
+@compiled(error_model="numpy")
+def _groups(
+    low: ndarray, high: ndarray, centre: ndarray, width: ndarray, largest: float, ends: ndarray
+) -> None:
+    """The last integers of groups of which the first is {0}; the others begin at `low`.
+
+    A group that is left over has the same end as the one before.
+    """
+    k, n = ends.shape
+    for i in range(n):
+        start = math.floor(centre[i] + width[i] * math.sinh(low[i]))
+        stop = math.floor(centre[i] + width[i] * math.sinh(high[i]))
+        start, stop = max(start, 1.0), min(stop, largest)
+        ends[0, i] = start - 1.0
+        for j in range(1, k):
+            place = low[i] + (high[i] - low[i]) * (j / (k - 1.0))
+            end = math.floor(centre[i] + width[i] * math.sinh(place))
+            ends[j, i] = min(max(end, ends[j - 1, i] + 1.0), stop)
+
+
+@compiled(error_model="numpy")
+def _middles(ends: ndarray, nodes: ndarray) -> None:
+    k, n = ends.shape
+    for i in range(n):
+        nodes[0, i] = 0.0
+        for j in range(1, k):
+            nodes[j, i] = math.floor((ends[j - 1, i] + 1.0 + ends[j, i]) / 2.0)
+
+
+@compiled(error_model="numpy")
+def _group_masses(values: ndarray, nodes: ndarray, ends: ndarray) -> None:
+    """Log-probabilities of middles -> probabilities of groups, as if each fell geometrically."""
+    k, n = values.shape
+    for i in range(n):
+        before = -math.inf
+        for j in range(k):
+            value = values[j, i]
+            size = ends[j, i] - ends[j - 1, i] if j > 0 else 1.0
+            mass = math.exp(value) if value < 1.0 and size > 0.0 else 0.0
+            if size > 1.0:
+                rate, gaps = 0.0, 0
+                if j > 1 and math.fabs(before) < math.inf:
+                    rate += (value - before) / (nodes[j, i] - nodes[j - 1, i])
+                    gaps += 1
+                if j + 1 < k and ends[j + 1, i] > ends[j, i] and values[j + 1, i] > -math.inf:
+                    rate += (values[j + 1, i] - value) / (nodes[j + 1, i] - nodes[j, i])
+                    gaps += 1
+                rate /= max(gaps, 1)
+                total = size
+                if 1e-6 < math.fabs(rate) and math.fabs(rate) * size < 60.0:
+                    first = math.exp(rate * (ends[j - 1, i] + 1.0 - nodes[j, i]))
+                    total = first * math.expm1(rate * size) / math.expm1(rate)
+                mass *= total
+            before = value
+            values[j, i] = mass
+
+
+@compiled(error_model="numpy")
+def _normalise(weights: ndarray, tolerance: float) -> None:
+    """Divide by the sum of a row; all are 0 where it is far from one."""
+    k, n = weights.shape
+    for i in range(n):
+        total = 0.0
+        for j in range(k):
+            total += weights[j, i]
+        usable = math.fabs(total - 1.0) < tolerance
+        for j in range(k):
+            weights[j, i] = weights[j, i] / total if usable else 0.0

@@ -1,0 +1,148 @@
+"""What the graph of a model tells of the outcome of a record: its support.
+
+Expectations over an outcome that the model itself would draw for a record (:mod:`.expected`) need
+the places that it can have. They are public, or a function of other data of the same record.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from pymc.distributions.censored import CensoredRV
+from pymc.distributions.mixture import _BaseMixtureRV
+from pymc.distributions.transforms import _default_transform
+from pymc.logprob.transforms import (
+    CircularTransform,
+    IntervalTransform,
+    LogOddsTransform,
+    LogTransform,
+)
+from pytensor.graph.basic import Constant, Variable
+from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.exceptions import NotScalarConstantError
+
+from pymc_dp.bounds import data_behind
+from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.cuts import Column, Outcome, RowGraph, RowLeaf
+from pymc_dp.rows.integers import is_discrete, is_float
+
+__all__ = ["with_outcome"]
+
+class _Unknown(Exception):
+    """The support is not known."""
+
+
+def with_outcome(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Variable]) -> RowGraph:
+    """The graph, with what is known of the outcome of its rows.
+
+    Parameters
+    ----------
+    graph : RowGraph
+    rvs, values : sequence of Variable
+        The observed random variables that it covers, and what they observe.
+    """
+    if len(rvs) != 1 or rvs[0].type.ndim != 1:
+        return graph
+    source = data_behind(values[0])
+    held = [k for k, leaf in enumerate(graph.leaves) if leaf.source is source]
+    if len(held) != 1:
+        return graph
+    [leaf], block = held, graph.leaves[held[0]].block
+    columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
+    labels = [(label, size) for label, size in graph.lookups]
+    if block in ancestors_without_shapes(columns):
+        return graph
+    behind = [(label, size) for label, size in labels if block in ancestors_without_shapes([label])]
+    try:
+        if is_discrete(rvs[0]):
+            if any(not _is_cast_of(label, block) for label, _ in behind):
+                return graph
+            largest = float(min([2**31, *[size - 1 for _, size in behind]]))
+            found = Outcome(leaf, True, 0.0, largest)
+        elif behind or not is_float(block):
+            return graph
+        else:
+            lower, upper, atoms = _interval(rvs[0], graph.leaves)
+            found = Outcome(leaf, False, lower, upper, atoms)
+    except _Unknown:
+        return graph
+    return replace(graph, outcome=found)
+
+
+def _is_cast_of(label: Variable, block: Variable) -> bool:
+    while label is not block and label.owner is not None and len(label.owner.inputs) == 1:
+        label = label.owner.inputs[0]
+    return label is block
+
+
+def _interval(
+    rv: Variable, leaves: Sequence[RowLeaf]
+) -> tuple[float | Column, float | Column, tuple[float | Column, ...]]:
+    """Support of a continuous outcome, and its atoms."""
+    op = rv.owner.op
+    if isinstance(op, CensoredRV):
+        base, *ends = rv.owner.inputs[:3]
+        lower, upper, atoms = _interval(base, leaves)
+        low, high = (_end(end, leaves) for end in ends)
+        atoms = tuple(end for end in (low, high) if end not in (-np.inf, np.inf))
+        return _narrower(lower, low, max), _narrower(upper, high, min), atoms
+    if isinstance(op, _BaseMixtureRV):
+        found = [_interval(part, leaves) for part in rv.owner.inputs[2:] if _is_law(part)]
+        spread = [part for part in found if part[0] != part[1] or part[0] == -np.inf]
+        if not spread or any(part[:2] != spread[0][:2] for part in spread[1:]):
+            raise _Unknown
+        atoms = [part[0] for part in found if part[0] == part[1]]
+        return *spread[0][:2], tuple(dict.fromkeys(atoms))
+    if type(op).__name__ == "DiracDeltaRV":
+        place = _end(rv.owner.inputs[0], leaves)
+        return place, place, ()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        transform: Any = _default_transform(op, rv)
+    if transform is None:
+        return -np.inf, np.inf, ()
+    if isinstance(transform, LogOddsTransform):
+        return 0.0, 1.0, ()
+    if isinstance(transform, LogTransform):
+        return 0.0, np.inf, ()
+    if isinstance(transform, CircularTransform):
+        return -np.pi, np.pi, ()
+    if isinstance(transform, IntervalTransform):
+        ends = transform.args_fn(*rv.owner.inputs)
+        lower, upper = (
+            infinite if end is None else _end(end, leaves)
+            for end, infinite in zip(ends, (-np.inf, np.inf), strict=True)
+        )
+        return lower, upper, ()
+    raise _Unknown
+
+
+def _is_law(variable: Variable) -> bool:
+    return variable.owner is not None and hasattr(variable.owner.op, "ndim_supp")
+
+
+def _narrower(one: float | Column, other: float | Column, choose: Any) -> float | Column:
+    """Where an interval ends that is cut off."""
+    if isinstance(one, Column):
+        raise _Unknown
+    return other if isinstance(other, Column) else choose(one, other)
+
+
+def _end(end: Variable, leaves: Sequence[RowLeaf]) -> float | Column:
+    """A number, or one for each row."""
+    try:
+        return float(get_underlying_scalar_constant_value(end))
+    except NotScalarConstantError:
+        pass
+    while end.owner is not None and len(end.owner.inputs) == 1:  # casts and broadcasts
+        end = end.owner.inputs[0]
+    for k, leaf in enumerate(leaves):
+        if leaf.source is end and leaf.block.type.ndim == 1:
+            return Column(k)
+    if isinstance(end, Constant) and np.unique(end.data).size == 1:
+        return float(np.unique(end.data)[0])
+    raise _Unknown
