@@ -2,8 +2,8 @@
 
 Nodes and weights of a record are a function of its other data, of the parameters and of constants:
 no random numbers, and nothing of another record.  A first search narrows an interval that holds
-nearly all of the support down to where the density is; nodes are then spread over it such that tails
-of any power are reached.  A law whose weights do not add up to one is not used.
+nearly all of the support down to where the density is; nodes are then spread over it such that
+tails of any power are reached.  A law whose weights do not add up to one is not used.
 """
 
 from __future__ import annotations

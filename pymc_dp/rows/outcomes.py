@@ -32,6 +32,7 @@ from pymc_dp.rows.integers import is_discrete, is_float
 
 __all__ = ["with_outcome"]
 
+
 class _Unknown(Exception):
     """The support is not known."""
 
