@@ -9,21 +9,16 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from pymc.model import Model
-from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
-from pytensor.scalar import Cast
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import SpecifyShape
+from pytensor.graph.basic import Variable
 
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.rows.ancestry import array_of, is_data
+from pymc_dp.rows.ancestry import array_of, data_behind, is_data
 from pymc_dp.rows.intervals import Interval
 
 __all__ = [
     "bounds",
     "check_public",
     "clamp",
-    "data_behind",
     "declared_bounds",
     "known_limits",
     "seal",
@@ -153,20 +148,6 @@ def seal(model: Model) -> None:
 
 
 # -- which array ----------------------------------------------------------------------------------
-
-
-def data_behind(value: Variable) -> Variable | None:
-    """The array behind an observed value; None if it is computed in the model.
-
-    PyMC casts pm.Data to the type of the distribution.
-    """
-    while value.owner is not None:
-        op = value.owner.op
-        cast = isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast)
-        if not (cast or isinstance(op, SpecifyShape)):
-            return None
-        value = value.owner.inputs[0]
-    return value if isinstance(value, Constant | SharedVariable) else None
 
 
 def _source(model: Model, name: str) -> Variable:

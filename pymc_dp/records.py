@@ -23,11 +23,12 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 
-from pymc_dp.bounds import clamp, data_behind, source_limits
+from pymc_dp.bounds import clamp, source_limits
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.rows.ancestry import (
     ancestors_without_shapes,
     array_of,
+    data_behind,
     hides_code,
     is_data,
     is_long_constant,

@@ -16,10 +16,16 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.type import TensorType
 
-from pymc_dp.bounds import clamp, data_behind, source_limits
+from pymc_dp.bounds import clamp, source_limits
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.records import Records, private_observed, public_inputs
-from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data, is_long_constant
+from pymc_dp.rows.ancestry import (
+    ancestors_without_shapes,
+    array_of,
+    data_behind,
+    is_data,
+    is_long_constant,
+)
 from pymc_dp.rows.cuts import RowLeaf
 from pymc_dp.rows.intervals import Interval
 

@@ -17,7 +17,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import HasInnerGraph
 from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
-from pytensor.scalar.basic import Second
+from pytensor.scalar.basic import Cast, Second
 from pytensor.tensor.basic import Alloc, Join
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
@@ -41,6 +41,7 @@ __all__ = [
     "TAKES",
     "ancestors_without_shapes",
     "array_of",
+    "data_behind",
     "hides_code",
     "is_data",
     "is_long_array",
@@ -184,3 +185,17 @@ def hides_code(variables: Iterable[Variable]) -> str | None:
         if not known or isinstance(op, FromFunctionOp):
             return str(op)
     return None
+
+
+def data_behind(value: Variable) -> Variable | None:
+    """The array behind an observed value; None if it is computed in the model.
+
+    PyMC casts pm.Data to the type of the distribution.
+    """
+    while value.owner is not None:
+        op = value.owner.op
+        cast = isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast)
+        if not (cast or isinstance(op, SpecifyShape)):
+            return None
+        value = value.owner.inputs[0]
+    return value if isinstance(value, Constant | SharedVariable) else None

@@ -25,8 +25,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.exceptions import NotScalarConstantError
 
-from pymc_dp.bounds import data_behind
-from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.ancestry import ancestors_without_shapes, data_behind
 from pymc_dp.rows.cuts import Column, Outcome, RowGraph, RowLeaf
 from pymc_dp.rows.integers import is_discrete, is_float
 
