@@ -95,8 +95,8 @@ def _interval(
         spread = [part for part in found if part[0] != part[1] or part[0] == -np.inf]
         if not spread or any(part[:2] != spread[0][:2] for part in spread[1:]):
             raise _Unknown
-        atoms = [part[0] for part in found if part[0] == part[1]]
-        return *spread[0][:2], tuple(dict.fromkeys(atoms))
+        points = [part[0] for part in found if part[0] == part[1]]
+        return *spread[0][:2], tuple(dict.fromkeys(points))
     if type(op).__name__ == "DiracDeltaRV":
         place = _end(rv.owner.inputs[0], leaves)
         return place, place, ()

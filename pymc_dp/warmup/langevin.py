@@ -187,7 +187,7 @@ def prepare_langevin(
         tail_index=index,
         huberised=huberised,
     )
-    if not blank.trusted or not bound:
+    if not blank.trusted or not (bound and whole):
         return prior_only(blank, start)
     robust(clip, bound)
     change: float = 1.1 * found if found else bound
