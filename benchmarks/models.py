@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -418,7 +418,7 @@ def _regression(
     draw: Callable[[np.random.Generator, np.ndarray, Arrays], np.ndarray],
     declare: Callable[[Any, np.ndarray, Any], None],
     scalars: Arrays,
-    n: int = 20_000,
+    n: int,
     effects: np.ndarray = _EFFECTS,
 ) -> Problem:
     """Outcomes that depend on an intercept, some features and further parameters."""
@@ -436,7 +436,7 @@ def _regression(
     return Problem(name, generate, declared, n, 2.0, fixed_delta=1e-6)
 
 
-def _everyday(n: int = 20_000, suffix: str = "") -> dict[str, Problem]:
+def _everyday(n: int = 20_000) -> dict[str, Problem]:
     """The ordinary models, one of each family, with n records."""
     one = _EFFECTS[:1]
 
@@ -461,7 +461,7 @@ def _everyday(n: int = 20_000, suffix: str = "") -> dict[str, Problem]:
         time = pm.Weibull.dist(alpha=shape, beta=pt.exp(eta))
         pm.Censored("y", time, lower=None, upper=3.0, observed=y)
 
-    found = _named(
+    return _named(
         _regression(
             "everyday_logistic",
             lambda rng, eta, t: rng.binomial(1, expit(eta)),
@@ -528,7 +528,6 @@ def _everyday(n: int = 20_000, suffix: str = "") -> dict[str, Problem]:
             one,
         ),
     )
-    return {name + suffix: replace(problem, name=name + suffix) for name, problem in found.items()}
 
 
 PAPER = _named(

@@ -194,13 +194,8 @@ def _factors(scores: ndarray, gram: ndarray, clip_norm: float, out: ndarray) -> 
             for i in range(n):
                 out[i] += s[i] * t[i] * g[i]
     for i in range(n):
-        norm = math.sqrt(max(out[i], 0.0))
-        if not norm < math.inf:
-            out[i] = 0.0
-        elif norm <= clip_norm:
-            out[i] = 1.0
-        else:
-            out[i] = clip_norm / norm
+        out[i] = math.fabs(out[i])  # 0 may have been rounded to less
+    loops.to_factors(out, clip_norm)
 
 
 @compiled(error_model="numpy")

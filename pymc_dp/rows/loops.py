@@ -32,6 +32,7 @@ __all__ = [
     "nonzero",
     "row_blocks",
     "slopes",
+    "to_factors",
 ]
 
 
@@ -119,6 +120,19 @@ def lengths(common: ndarray, moving: ndarray, out: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
+def to_factors(squares: ndarray, clip_norm: float) -> None:
+    """Squared norms -> min(1, clip_norm / norm), 0 where the norm is not finite."""
+    for i in range(squares.shape[0]):
+        norm = math.sqrt(squares[i])
+        if not norm < math.inf:
+            squares[i] = 0.0
+        elif norm <= clip_norm:
+            squares[i] = 1.0
+        else:
+            squares[i] = clip_norm / norm
+
+
+@compiled(error_model="numpy")
 def clip_factors(vectors: ndarray, clip_norm: float, out: ndarray) -> None:
     """out[i] = min(1, clip_norm / |vectors[:, i]|), 0 where the norm is not finite."""
     d, n = vectors.shape
@@ -127,14 +141,7 @@ def clip_factors(vectors: ndarray, clip_norm: float, out: ndarray) -> None:
     for j in range(d):
         for i in range(n):
             out[i] += vectors[j, i] * vectors[j, i]
-    for i in range(n):
-        norm = math.sqrt(out[i])
-        if not norm < math.inf:
-            out[i] = 0.0
-        elif norm <= clip_norm:
-            out[i] = 1.0
-        else:
-            out[i] = clip_norm / norm
+    to_factors(out, clip_norm)
 
 
 @compiled(error_model="numpy")

@@ -53,10 +53,11 @@ def with_outcome(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Vari
         return graph
     [leaf], block = held, graph.leaves[held[0]].block
     columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
-    labels = [(label, size) for label, size in graph.lookups]
     if block in ancestors_without_shapes(columns):
         return graph
-    behind = [(label, size) for label, size in labels if block in ancestors_without_shapes([label])]
+    behind = [
+        (label, size) for label, size in graph.lookups if block in ancestors_without_shapes([label])
+    ]
     try:
         if is_discrete(rvs[0]):
             if any(not _is_cast_of(label, block) for label, _ in behind):
