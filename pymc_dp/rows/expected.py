@@ -24,7 +24,8 @@ from pymc_dp.rows import etas as through
 from pymc_dp.rows import loops
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.hessians import packed
-from pymc_dp.rows.law import law_of
+from pymc_dp.rows.law import LogDensity, law_of
+from pymc_dp.rows.store import rows_of
 
 __all__ = ["clipped_scores", "expected_curvatures", "has_law", "lost_information"]
 
@@ -133,29 +134,36 @@ class _Rows:
         loops.clean(scores)
         return scores
 
-    def _with(self, outcome: ndarray) -> list[ndarray]:
-        """What the functions of rows read where the rows have other outcomes."""
+    def _with(self, outcome: ndarray, data: list[ndarray]) -> list[ndarray]:
+        """What the functions of rows read where rows with some data have other outcomes."""
         public = self._functions.graph.outcome
         assert public is not None
-        data = list(self._data)
+        data = list(data)
         old = data[public.leaf]
         data[public.leaf] = outcome.astype(old.dtype)
         data[public.leaf].flags.writeable = old.flags.writeable
         return self._functions.row_data(data)
 
-    def _log_density(self, outcome: ndarray) -> ndarray:
-        blocks = self._with(outcome)
-        return np.asarray(
-            self._functions.loglik(self._etas, self._phis, self._labels, blocks), dtype="float64"
-        )
+    def _density_of(self, some: slice | ndarray) -> LogDensity:
+        etas, labels = ([array[some] for array in found] for found in (self._etas, self._labels))
+        data = [rows_of(array, some) for array in self._data]
+
+        def log_density(outcome: ndarray) -> ndarray:
+            blocks = self._with(outcome, data)
+            return np.asarray(
+                self._functions.loglik(etas, self._phis, labels, blocks), dtype="float64"
+            )
+
+        return log_density
 
     def outcomes(self) -> Iterator[tuple[ndarray, ndarray]]:
         """Weights, (rows,), and scores, (K, rows), of the outcomes that could be."""
         public = self._functions.graph.outcome
         assert public is not None
-        law = law_of(public, self._data, self._log_density)
+        law = law_of(public, self._data, self._density_of)
         for node, weight in zip(law.nodes, law.weights, strict=True):
-            yield weight, self._scores(self._with(node))
+            if weight.any():
+                yield weight, self._scores(self._with(node, self._data))
 
 
 def _blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows]]:

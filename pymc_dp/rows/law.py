@@ -18,19 +18,25 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 from pymc_dp.rows.cuts import Column, Outcome
 
-__all__ = ["NODES", "Law", "law_of"]
+__all__ = ["NODES", "Law", "LogDensity", "law_of"]
 
 LogDensity = Callable[[ndarray], ndarray]
 """(rows,) outcomes -> (rows,) log-densities, or log-probabilities."""
+Densities = Callable[[slice | ndarray], LogDensity]
+"""Some rows of a block -> their log-density."""
 
 #: Nodes of an interval, or groups of integers.
-NODES = 36
+NODES = 28
+#: Integers that are tried one by one first, and the probability above them that is ignored.
+_FEW, _IGNORED = 16, 1e-6
 #: Places at which a density is looked at to narrow an interval, and how often at most.
 _LOOKS, _ROUNDS = 10, 24
 #: Part of its length that an interval keeps before it is not narrowed any more.
-_KEPT = 0.85
+_KEPT = 0.45
 #: Log-densities below the largest by more than this do not count: in the search, and for nodes.
 _NEAR, _FAR = 8.0, 13.0
+#: How often the cell in which it falls below that is halved.
+_HALVINGS = 2
 #: How far the search reaches: asinh of a real number, of the log of a positive one, log-odds; log
 #: of an integer.
 _WIDEST = {"line": 24.0, "half": 5.0, "interval": 4.3}
@@ -54,7 +60,7 @@ class Law:
     weights: ndarray
 
 
-def law_of(outcome: Outcome, data: list[ndarray], log_density: LogDensity) -> Law:
+def law_of(outcome: Outcome, data: list[ndarray], density_of: Densities) -> Law:
     """The laws of the outcomes of a block of rows.
 
     Parameters
@@ -62,18 +68,19 @@ def law_of(outcome: Outcome, data: list[ndarray], log_density: LogDensity) -> La
     outcome : Outcome
     data : list of ndarray
         The leaves of the rows.
-    log_density : callable
+    density_of : callable
     """
     n = len(data[outcome.leaf])
+    log_density = density_of(slice(0, n))
     if outcome.discrete:
-        nodes, weights = _integers(n, float(outcome.upper), log_density)  # type: ignore[arg-type]
+        nodes, weights = _integers(n, float(outcome.upper), density_of)  # type: ignore[arg-type]
     else:
         ends = [_column(end, data) for end in (outcome.lower, outcome.upper)]
         nodes, weights = _reals(ends[0], ends[1], log_density)
         for atom in outcome.atoms:
             place = _column(atom, data)
-            mass = np.empty(n)
-            _probability(log_density(place), mass)
+            mass = np.zeros(n)
+            _add_mass(log_density(place), np.ones(n), 0.0, mass)
             nodes = np.concatenate([nodes, place[None]])
             weights = np.concatenate([weights, mass[None]])
     _normalise(weights, _TOLERANCE)
@@ -87,7 +94,7 @@ def _column(end: float | Column, data: list[ndarray]) -> ndarray:
 
 
 def _narrowed(
-    low: ndarray, high: ndarray, near: float, look: Callable[[ndarray, ndarray], None]
+    low: ndarray, high: ndarray, look: Callable[[ndarray, ndarray], None]
 ) -> tuple[ndarray, ndarray]:
     """Places and log-densities at which a density was looked at last, its interval narrowed."""
     n = len(low)
@@ -97,10 +104,29 @@ def _narrowed(
         _midpoints(low, high, places)
         for place, value in zip(places, values, strict=True):
             look(place, value)
-        _narrow(values, near, _KEPT, low, high, done)
+        _narrow(values, _NEAR, _KEPT, low, high, done)
         if done.all():
             break
     return places, values
+
+
+def _reach(n: int, look: Callable[[ndarray, ndarray], None]) -> tuple[ndarray, ndarray]:
+    """Where nodes begin and end, in terms of asinh of the distance from the mode."""
+    low, high = np.full(n, -_TAIL), np.full(n, _TAIL)
+    places, values = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
+    _midpoints(low, high, places)
+    for place, value in zip(places, values, strict=True):
+        look(place, value)
+    first, last, least = np.empty(n), np.empty(n), np.empty(n)
+    _ends(places, values, _FAR, low, first, last, high, least)
+    middle, value = np.empty(n), np.empty(n)
+    for _ in range(_HALVINGS):
+        for outside, inside in ((low, first), (high, last)):
+            np.add(outside, inside, out=middle)
+            np.multiply(middle, 0.5, out=middle)
+            look(middle, value)
+            _halve(middle, value, least, outside, inside)
+    return low, high
 
 
 def _reals(lower: ndarray, upper: ndarray, log_density: LogDensity) -> tuple[ndarray, ndarray]:
@@ -116,11 +142,10 @@ def _reals(lower: ndarray, upper: ndarray, log_density: LogDensity) -> tuple[nda
         _place(place, centre, width, lower, upper, outcome, slope)
         np.add(log_density(outcome), slope, out=value)
 
-    places, values = _narrowed(low, high, _NEAR, look)
+    places, values = _narrowed(low, high, look)
     centre, width = np.empty(n), np.empty(n)
     _mode(places, values, centre, width)
-    low[:], high[:] = -_TAIL, _TAIL
-    _narrowed(low, high, _FAR, look)
+    low, high = _reach(n, look)
     nodes, weights, places = (np.empty((NODES, n)) for _ in range(3))
     _midpoints(low, high, places)
     for node, weight, place in zip(nodes, weights, places, strict=True):
@@ -130,26 +155,49 @@ def _reals(lower: ndarray, upper: ndarray, log_density: LogDensity) -> tuple[nda
     return nodes, weights
 
 
-def _integers(n: int, largest: float, log_density: LogDensity) -> tuple[ndarray, ndarray]:
-    """Nodes and weights of nonnegative integers: 0, and groups of the others."""
+def _integers(n: int, largest: float, density_of: Densities) -> tuple[ndarray, ndarray]:
+    """Nodes and weights of nonnegative integers: all of them where these are few."""
+    few = int(min(largest + 1.0, _FEW))
+    nodes, weights, missing = np.zeros((few, n)), np.zeros((few, n)), np.ones(n)
+    log_density = density_of(slice(0, n))
+    for k, weight in enumerate(weights):
+        nodes[k] = k
+        _add_mass(log_density(nodes[k]), missing, _IGNORED, weight)
+        if not np.any(missing > _IGNORED):
+            return nodes[: k + 1], weights[: k + 1]
+    others = np.flatnonzero(missing > _IGNORED)
+    if largest < _FEW or not others.size:
+        return nodes, weights
+    groups, masses = _grouped(weights[0, others], largest, density_of(others))
+    if len(others) == n:
+        return groups, masses
+    shape = (max(few, len(groups)), n)
+    all_nodes, all_weights = np.zeros(shape), np.zeros(shape)
+    all_nodes[:few], all_weights[:few] = nodes, weights
+    all_nodes[:, others], all_weights[:, others] = 0.0, 0.0
+    all_nodes[: len(groups), others], all_weights[: len(groups), others] = groups, masses
+    return all_nodes, all_weights
+
+
+def _grouped(none: ndarray, largest: float, log_density: LogDensity) -> tuple[ndarray, ndarray]:
+    """Nodes and weights of nonnegative integers: 0, of probability `none`, and groups of others."""
+    n = len(none)
     outcome = np.empty(n)
 
     def look(place: ndarray, value: ndarray) -> None:
         _exponential(place, largest, outcome)
         np.add(log_density(outcome), place, out=value)
 
-    low, high = np.zeros(n), np.full(n, math.log(max(largest, 1.0) + 1.0))
-    places, values = _narrowed(low, high, _NEAR, look)
-    centre, width, slope, none = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
-    _probability(log_density(np.zeros(n)), none)
+    low, high = np.zeros(n), np.full(n, math.log(largest + 1.0))
+    places, values = _narrowed(low, high, look)
+    centre, width, slope = np.empty(n), np.empty(n), np.empty(n)
     _integer_mode(places, values, largest, none, centre, width)
 
     def look_again(place: ndarray, value: ndarray) -> None:
         _standardised(place, centre, width, largest, outcome, slope)
         np.add(log_density(outcome), slope, out=value)
 
-    low[:], high[:] = -_TAIL, _TAIL
-    _narrowed(low, high, _FAR, look_again)
+    low, high = _reach(n, look_again)
     nodes, ends = np.zeros((NODES + 1, n)), np.zeros((NODES + 1, n))
     _groups(low, high, centre, width, largest, ends)
     _middles(ends, nodes)
@@ -193,13 +241,59 @@ def _narrow(
             if values[j, i] > largest - near:
                 first = min(first, j)
                 last = j
-        first, last = max(first - 1, 0), min(last + 1, k - 1)
         if last + 1 - first > kept * k:
             done[i] = True
             continue
+        first, last = max(first - 1, 0), min(last + 1, k - 1)
         length = (high[i] - low[i]) / k
         high[i] = low[i] + length * (last + 1)
         low[i] = low[i] + length * first
+
+
+@compiled(error_model="numpy")
+def _ends(
+    places: ndarray,
+    values: ndarray,
+    far: float,
+    low: ndarray,
+    first: ndarray,
+    last: ndarray,
+    high: ndarray,
+    least: ndarray,
+) -> None:
+    """The cells between the values that count and those that do not, and the least that counts."""
+    k, n = places.shape
+    for i in range(n):
+        largest = -math.inf
+        for j in range(k):
+            largest = max(largest, values[j, i])
+        first[i], last[i], least[i] = low[i], high[i], largest - far
+        if not math.fabs(largest) < math.inf:
+            continue
+        j = 0
+        while not values[j, i] > least[i]:
+            j += 1
+        first[i] = places[j, i]
+        if j > 0:
+            low[i] = places[j - 1, i]
+        j = k - 1
+        while not values[j, i] > least[i]:
+            j -= 1
+        last[i] = places[j, i]
+        if j < k - 1:
+            high[i] = places[j + 1, i]
+
+
+@compiled(error_model="numpy")
+def _halve(
+    middle: ndarray, value: ndarray, least: ndarray, outside: ndarray, inside: ndarray
+) -> None:
+    """Move one end of a cell to its middle."""
+    for i in range(middle.shape[0]):
+        if value[i] > least[i]:
+            inside[i] = middle[i]
+        else:
+            outside[i] = middle[i]
 
 
 @compiled(error_model="numpy")
@@ -234,9 +328,9 @@ def _place(
     has one end, or its log-odds between two.
     """
     for i in range(place.shape[0]):
-        t = place[i]
-        v = centre[i] + width[i] * math.sinh(t)
-        log_slope = math.log(width[i] * math.cosh(t))
+        grown = math.exp(place[i])
+        v = centre[i] + width[i] * (0.5 * (grown - 1.0 / grown))  # sinh
+        log_slope = math.log(width[i] * (0.5 * (grown + 1.0 / grown)))  # cosh
         from_below, from_above = lower[i] > -math.inf, upper[i] < math.inf
         if from_below and from_above:
             small = math.exp(-math.fabs(v))
@@ -272,9 +366,12 @@ def _mode(places: ndarray, values: ndarray, centre: ndarray, width: ndarray) -> 
 
 
 @compiled(error_model="numpy")
-def _probability(log_density: ndarray, out: ndarray) -> None:
+def _add_mass(log_density: ndarray, missing: ndarray, ignored: float, out: ndarray) -> None:
+    """Probabilities of one place, 0 where others have all but `ignored`, and what is missing then."""
     for i in range(out.shape[0]):
-        out[i] = math.exp(log_density[i]) if log_density[i] < 100.0 else math.inf
+        if missing[i] > ignored:
+            out[i] = math.exp(log_density[i]) if log_density[i] < 100.0 else math.inf
+            missing[i] -= out[i]
 
 
 @compiled(error_model="numpy")
@@ -329,9 +426,12 @@ def _standardised(
 ) -> None:
     """The integer at asinh of a distance from the mode, and the log of its derivative."""
     for i in range(place.shape[0]):
-        y = math.floor(centre[i] + width[i] * math.sinh(place[i]))
+        grown = math.exp(place[i])
+        y = math.floor(centre[i] + width[i] * (0.5 * (grown - 1.0 / grown)))
         outcome[i] = min(max(y, 1.0), largest)
-        slope[i] = math.log(width[i] * math.cosh(place[i])) if outcome[i] == y else -math.inf
+        slope[i] = -math.inf
+        if outcome[i] == y:
+            slope[i] = math.log(width[i] * (0.5 * (grown + 1.0 / grown)))
 
 
 @compiled(error_model="numpy")
@@ -345,21 +445,21 @@ def _groups(
     k, n = ends.shape
     for i in range(n):
         start = math.floor(centre[i] + width[i] * math.sinh(low[i]))
-        stop = math.floor(centre[i] + width[i] * math.sinh(high[i]))
-        start, stop = max(start, 1.0), min(stop, largest)
-        ends[0, i] = start - 1.0
+        stop = min(math.floor(centre[i] + width[i] * math.sinh(high[i])), largest)
+        grown, growth = math.exp(low[i]), math.exp((high[i] - low[i]) / (k - 1.0))
+        ends[0, i] = max(start, 1.0) - 1.0
         for j in range(1, k):
-            place = low[i] + (high[i] - low[i]) * (j / (k - 1.0))
-            end = math.floor(centre[i] + width[i] * math.sinh(place))
+            grown *= growth
+            end = math.floor(centre[i] + width[i] * (0.5 * (grown - 1.0 / grown)))
             ends[j, i] = min(max(end, ends[j - 1, i] + 1.0), stop)
 
 
 @compiled(error_model="numpy")
 def _middles(ends: ndarray, nodes: ndarray) -> None:
     k, n = ends.shape
-    for i in range(n):
-        nodes[0, i] = 0.0
-        for j in range(1, k):
+    nodes[0] = 0.0
+    for j in range(1, k):
+        for i in range(n):
             nodes[j, i] = math.floor((ends[j - 1, i] + 1.0 + ends[j, i]) / 2.0)
 
 
@@ -395,10 +495,12 @@ def _group_masses(values: ndarray, nodes: ndarray, ends: ndarray) -> None:
 def _normalise(weights: ndarray, tolerance: float) -> None:
     """Divide by the sum of a row; all are 0 where it is far from one."""
     k, n = weights.shape
+    total = np.zeros(n)
+    for j in range(k):
+        for i in range(n):
+            total[i] += weights[j, i]
     for i in range(n):
-        total = 0.0
-        for j in range(k):
-            total += weights[j, i]
-        usable = math.fabs(total - 1.0) < tolerance
-        for j in range(k):
-            weights[j, i] = weights[j, i] / total if usable else 0.0
+        total[i] = 1.0 / total[i] if math.fabs(total[i] - 1.0) < tolerance else 0.0
+    for j in range(k):
+        for i in range(n):
+            weights[j, i] = weights[j, i] * total[i] if total[i] > 0.0 else 0.0

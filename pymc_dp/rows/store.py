@@ -10,7 +10,7 @@ import numpy as np
 from pymc_dp.rows.cuts import Cut
 from pymc_dp.rows.functions import RowFunctions
 
-__all__ = ["Columns", "RecordStore", "RowGroup"]
+__all__ = ["Columns", "RecordStore", "RowGroup", "rows_of"]
 
 Rows = slice | np.ndarray
 
@@ -90,11 +90,11 @@ class Columns:
         return Columns(
             {cut: np.ascontiguousarray(x[:, rows]) for cut, x in self.designs.items()},
             {cut: np.ascontiguousarray(x[rows]) for cut, x in self.labels.items()},
-            [_rows_of(x, rows) for x in self.blocks],
+            [rows_of(x, rows) for x in self.blocks],
         )
 
 
-def _rows_of(array: np.ndarray, rows: Rows) -> np.ndarray:
+def rows_of(array: np.ndarray, rows: Rows) -> np.ndarray:
     """Some rows of an array, of the same type for the compiled functions (they tell read-only)."""
     part = np.ascontiguousarray(array[rows])
     part.flags.writeable = array.flags.writeable
