@@ -367,7 +367,7 @@ def _mode(places: ndarray, values: ndarray, centre: ndarray, width: ndarray) -> 
 
 @compiled(error_model="numpy")
 def _add_mass(log_density: ndarray, missing: ndarray, ignored: float, out: ndarray) -> None:
-    """Probabilities of one place, 0 where others have all but `ignored`, and what is missing then."""
+    """Probabilities of one place, 0 where others have all but `ignored`; what is missing then."""
     for i in range(out.shape[0]):
         if missing[i] > ignored:
             out[i] = math.exp(log_density[i]) if log_density[i] < 100.0 else math.inf
