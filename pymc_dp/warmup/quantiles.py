@@ -27,6 +27,8 @@ _THICKER = 5.0
 _LIGHTEST = 0.1
 #: The thicker one is still a tail.
 _THIN = 0.2
+#: Part of what is clipped that is not given back where the model is wrong.
+_WRONG = 0.1
 
 
 @dataclass(frozen=True)
@@ -111,9 +113,11 @@ def cheapest_bound(
     Returns
     -------
     float or None
-        b with the least price b^2 + sum_i (norm_i - b)_+^2, the second being the covariance of what
-        is clipped, if each is as far from its mean as from 0; as for :func:`tail_quantile` where
-        nothing stands out.
+        b with the least price b^2 + sum_i e_i^2 + (0.1 sum_i e_i)^2, e_i = (norm_i - b)_+; as for
+        :func:`tail_quantile` where nothing stands out. The second is the covariance of what is
+        clipped, if each is as far from its mean as from 0; the third is the square of what remains
+        of its sum where the model is so wrong that a tenth of it is not given back. (Of mortgages
+        and a logistic regression it was 4 to 20 %, at quantiles from 0.99 to 0.9.)
     """
     found = _tail(edges, counts, noise_sd, most, n)
     if found is None or found.edge == 0.0:
@@ -127,9 +131,10 @@ def cheapest_bound(
     used = used[used < len(counts) - 1]
     norms, numbers = np.sqrt(edges[used] * edges[used + 1]), counts[used]
     candidates = least * 2.0 ** (np.arange(0, 49) / 12.0)
-    beyond = np.maximum(norms - candidates[:, None], 0.0) ** 2
-    cost = price * candidates**2 + np.maximum(beyond @ numbers, 0.0)
-    return float(candidates[int(np.argmin(cost))])
+    beyond = np.maximum(norms - candidates[:, None], 0.0)
+    lost = np.maximum(beyond**2 @ numbers, 0.0)
+    shift = _WRONG * np.maximum(beyond @ numbers, 0.0)
+    return float(candidates[int(np.argmin(price * candidates**2 + lost + shift**2))])
 
 
 def hidden_tail(
