@@ -35,7 +35,7 @@ from pymc_dp.clipping import Grid, vector_bound
 from pymc_dp.mechanisms.sums import clipped_sum
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
-from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
 
@@ -90,7 +90,7 @@ def measure(name: str, repeats: int, jax: bool) -> list[dict[str, Any]]:
     engines: dict[str, Engine] = {"plain": engine}
     predictor, _ = recognise(engine)
     if predictor is not None:
-        engines["Huberised"] = HuberEngine(engine, predictor, bound)
+        engines["one predictor"] = PredictorEngine(engine, predictor)
     hand = {f"hand {kind}": call for kind, call in case.gradients.items()}
     rivals = {kind: (lambda f=f: f(theta, bound)) for kind, f in hand.items()}
     if jax:

@@ -41,7 +41,7 @@ def measure(n: int, kind: str, engine: str) -> dict[str, Any]:
     from benchmarks.engine import private_sum
     from pymc_dp.records import extract
     from pymc_dp.rows.engine import Coordinates, Engine
-    from pymc_dp.rows.huber import HuberEngine
+    from pymc_dp.rows.predicted import PredictorEngine
     from pymc_dp.rows.predictor import recognise
     from pymc_dp.rows.tilt import TiltedEngine
 
@@ -61,7 +61,7 @@ def measure(n: int, kind: str, engine: str) -> dict[str, Any]:
         predictor, reason = recognise(rows)
         if predictor is None:
             raise SystemExit(reason)
-        found = HuberEngine(rows, predictor, 3.0 * D**0.5)
+        found = PredictorEngine(rows, predictor)
     found = TiltedEngine(found)
     z = np.full(D, 0.01)
     for k in range(1, 4):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,7 +15,7 @@ from pymc_dp.matrices import root
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.functions import ParameterVector
-from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.unconstrained import unconstrain
 from pymc_dp.warmup.geometry import clip_scaling
@@ -110,7 +109,7 @@ class _Target:
         self.engine = records.engine(at)
         predictor, _ = recognise(self.engine)
         if predictor is not None:  # the same likelihood, clipped nowhere, in a tenth of the time
-            self.engine = HuberEngine(self.engine, predictor, math.inf)
+            self.engine = PredictorEngine(self.engine, predictor)
         self.terms = records.public_terms(at)
         self.n = problem.units
         self.start = records.initial

@@ -28,7 +28,7 @@ from benchmarks.engine import private_engine, private_sum
 from benchmarks.hand import logistic_case
 from benchmarks.machine import description
 from pymc_dp import threads
-from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 
 __all__ = ["draw", "measure"]
@@ -54,7 +54,7 @@ def measure(n: int, d: int, seconds: float) -> dict[str, Any]:
     if predictor is None:
         raise SystemExit(reason)
     bound = 3.0 * float(np.sqrt(d))
-    ours = HuberEngine(engine, predictor, bound)
+    ours = PredictorEngine(engine, predictor)
     rivals: dict[str, Callable[[], Any]] = {
         "ours": lambda: _with_threads(1, lambda: private_sum(ours, case.theta, bound)),
         "ours_threads": lambda: _with_threads(

@@ -84,7 +84,7 @@ class _Normal:
                 stacklevel=4,
             )
         learned = source.learn(sampler, share=share, form="quadratic")
-        found, huberised = learned.found, learned.huberised
+        found = learned.found
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)
@@ -136,10 +136,8 @@ class _Normal:
             departs=departs,
             centre=centre,
             clip_norm=found.clip_norms,
-            clipping="huberised" if huberised else None,
-            clipped=list(found.clipped),
             diagonal=found.diagonal,
-            heavy_tails=found.heavy_tails,
+            **found.clipping.facts(),
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
             improper=source.improper,

@@ -336,15 +336,7 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
         else:
             first += ", but only approximately: the posterior is not near normal."
         first += " The draws of the chains are in the group posterior_raw."
-    if settings.get("clipping") == "huberised":
-        second = (
-            "The likelihood is Huberised: a record's score counts up to the norm "
-            f"{settings['clip_norm']['anchor']:.4g} in the sampler's coordinates, by definition, "
-            f"and these are draws from the posterior of that likelihood. {_clipped(settings)}"
-        )
-    else:
-        second = f"Intervals do not account for the bias of clipping scores. {_clipped(settings)}"
-    return [first, second]
+    return [first, _bias(settings)]
 
 
 def _untouched(settings: dict[str, Any]) -> str:
@@ -380,14 +372,15 @@ def _improper(settings: dict[str, Any]) -> list[str]:
 
 
 def _bias(settings: dict[str, Any]) -> str:
-    """What clipping did to the target."""
-    if settings.get("clipping") == "huberised":
+    """What clipping the scores of an anchor did to the draws."""
+    if settings.get("clipping") == "consistent":
         return (
-            "The likelihood is Huberised: a record's score counts up to the norm "
-            f"{settings['clip_norm']['anchor']:.4g} in the sampler's coordinates, by definition. "
-            f"{_clipped(settings)}"
+            "What clipping takes from a score was given back on average, over outcomes that the "
+            "model would draw for the record (Fisher consistency), so that it leaves no bias where "
+            "the model is true, and intervals account for what it cost. Where the model is wrong, "
+            f"outliers count for less than it says. {_clipped(settings)}"
         )
-    return f"The bias of clipping scores is not covered. {_clipped(settings)}"
+    return f"Intervals do not account for the bias of clipping scores. {_clipped(settings)}"
 
 
 def _clipped(settings: dict[str, Any]) -> str:
@@ -397,10 +390,12 @@ def _clipped(settings: dict[str, Any]) -> str:
     fraction, sd = settings["clipped"]
     if sd == 0.0:
         return "A bound was used that no score can pass at the first origin."
+    counted = f"By a noisy count, {100 * fraction:.2g} % (sd {100 * sd:.2g}) of the scores were "
+    if settings.get("clipping") == "consistent":
+        return f"{counted}clipped."
     return (
-        f"By a noisy count, {100 * fraction:.2g} % (sd {100 * sd:.2g}) of the scores were clipped: "
-        "such records, and outliers too few to be seen, count for less than the model says."
-        f"{_heavy(settings)}"
+        f"{counted}clipped: such records, and outliers too few to be seen, count for less than the "
+        f"model says.{_heavy(settings)}"
     )
 
 
@@ -473,13 +468,6 @@ def _target(settings: dict[str, Any]) -> list[str]:
         return [
             "Changes of scores and energy errors were clipped at bounds learned from noisy "
             "histograms; the chains are exact as far as no energy error was clipped."
-        ]
-    if form == "plain" and settings.get("clipping") == "huberised":
-        return [
-            "The likelihood is Huberised: a record's score counts up to the norm "
-            f"{settings['clip_norm']['gradient']:.4g} in the sampler's coordinates, by definition. "
-            "Energy errors were clipped at a learned bound; the chains are exact as far as none "
-            f"was. {_clipped(settings)}"
         ]
     if form == "plain" and settings.get("clipped"):
         return [f"The chains are exact as far as nothing was clipped. {_clipped(settings)}"]

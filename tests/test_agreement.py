@@ -25,13 +25,12 @@ from pymc_dp.errors import NotFactorizable
 from pymc_dp.mechanisms import sums
 from pymc_dp.mechanisms.sums import clipped_sum
 from pymc_dp.records import count_units, extract
-from pymc_dp.rows import blockwise
+from pymc_dp.rows import blockwise, predicted
 from pymc_dp.rows import engine as engine_module
-from pymc_dp.rows import huber as huber_module
 from pymc_dp.rows.blockwise import BLOCK
 from pymc_dp.rows.engine import Coordinates, Engine, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
 
 from .random_models import (
@@ -144,8 +143,8 @@ def blocks_of(rows: int, numbers: int) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "BLOCK", rows)
         patch.setattr(engine_module, "_CACHED", numbers)
-        patch.setattr(huber_module, "_BLOCK", rows)
-        patch.setattr(huber_module, "_CACHED", numbers)
+        patch.setattr(predicted, "_BLOCK", rows)
+        patch.setattr(predicted, "_CACHED", numbers)
         patch.setattr(sums, "_TILE", rows)
         yield
 
@@ -248,7 +247,7 @@ def agree_with_linear_form(model: Drawn, case: Case) -> None:
     predictor, reason = model.predictor
     assert predictor is not None, reason
     engine, _ = model.engine(case)
-    linear = HuberEngine(engine, predictor, np.inf)
+    linear = PredictorEngine(engine, predictor)
     z = 0.4 * np.random.default_rng(case.seed + 3).standard_normal(engine.d)
     with blocks_of(case.block, case.cached):
         values, vectors = evaluate(linear, z)
@@ -327,7 +326,7 @@ def test_results_do_not_depend_on_the_blocks(family: str, structure: Structure) 
             agree_with_linear_form(model, replace(case, block=BLOCK, cached=2**16))
             predictor, _ = model.predictor
             assert predictor is not None
-            engines.append(HuberEngine(engine, predictor, np.inf))
+            engines.append(PredictorEngine(engine, predictor))
         z = 0.4 * np.random.default_rng(case.seed + 3).standard_normal(engine.d)
         for each in engines:
             values, vectors = evaluate(each, z)

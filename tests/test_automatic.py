@@ -30,7 +30,7 @@ from pymc_dp import _compat
 from pymc_dp.events import MU2_UNIT
 from pymc_dp.mechanisms import Preparation, oneoff
 from pymc_dp.noise import insecure_noise
-from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
 from .selection import marked
@@ -208,8 +208,9 @@ def check_result(safe: Any, budget: dp.PrivacyBudget) -> None:
     assert ("noise_aware" in facts) == ("privacy noise in the released score" in text) == anchored
     if anchored:
         assert "posterior_raw" in text
-        assert ("is Huberised" in text) == (facts["settings"].get("clipping") == "huberised")
-        assert ("do not account for the bias of clipping" in text) != ("is Huberised" in text)
+        given_back = facts["settings"]["clipping"] == "consistent"
+        assert ("given back on average" in text) == given_back
+        assert ("do not account for the bias of clipping" in text) != given_back
     assert "BUDGET WAS TOO SMALL" not in text
     assert {name for name, words in TARGETS.items() if words in text} <= {form}
     assert not {"anchor", "location", "scaling"} & set(facts["settings"])
@@ -298,8 +299,8 @@ def test_model(model_name, step_name):
     assert ("groups of rows with one id." in text) == (model_name == "users")
     assert ("2,503" in text) == (model_name not in ("users", "added or removed"))
     if cls is dp.DPLangevin:
-        recognised = model_name in ("added or removed", "poisson_groups")
-        assert (plan_of(safe, budget)["settings"]["clipping"] == "huberised") == recognised
+        clipping = plan_of(safe, budget)["settings"]["clipping"]
+        assert clipping is None if model_name == "users" else clipping in (None, "consistent")
 
 
 @pytest.mark.slow
@@ -321,9 +322,9 @@ def test_consistent_clipping(consistent):
     step = automatic("langevin-anchored", model, consistent_clipping=consistent)
     tilted = step.queries.engine
     assert isinstance(tilted, TiltedEngine)
-    assert isinstance(tilted.engine, HuberEngine) == (consistent is not False)
-    if consistent is not False:
-        assert tilted.engine.clip_norm == step.queries.clip_norms["anchor"]
+    assert isinstance(tilted.engine, PredictorEngine)
+    given_back = step.plan.settings["clipping"] == "consistent"
+    assert given_back == (consistent is not False)
 
 
 @pytest.mark.usefixtures("interpreted")

@@ -13,7 +13,7 @@ from pymc_dp._jit import compiled as jit
 from pymc_dp.records import extract
 from pymc_dp.rows import elementary, moves
 from pymc_dp.rows.engine import Coordinates, RowEngine
-from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.sparse import Layout
 from pymc_dp.rows.tilt import TiltedEngine
@@ -41,10 +41,10 @@ def by_blocks(name: str, diagonal: bool) -> RowEngine:
 def test_sparse_vectors_are_the_vectors(name: str, diagonal: bool) -> None:
     engine = by_blocks(name, diagonal)
     z = 0.3 * np.random.default_rng(8).standard_normal(engine.d)
-    engines: list[RowEngine | HuberEngine | TiltedEngine] = [engine, TiltedEngine(engine)]
+    engines: list[RowEngine | PredictorEngine | TiltedEngine] = [engine, TiltedEngine(engine)]
     predictor, _ = recognise(engine)
     if predictor is not None:
-        engines.append(HuberEngine(engine, predictor, 0.7))
+        engines.append(PredictorEngine(engine, predictor))
     for each in engines:
         scores = each.scores(z)
         dense = [block.copy() for _, block in each.vectors(scores)]

@@ -20,11 +20,11 @@ from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.expected import (
     clipped_scores,
     expected_curvatures,
-    has_law,
+    law_unknown,
     lost_information,
 )
 from pymc_dp.rows.hessians import outer_products, packed_curvatures, sees_few
-from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
 __all__ = [
@@ -106,19 +106,16 @@ class LongestEntry:
 class LongestScore:
     """The norm that the score of a unit would have at z = 0 with the outcome that fits worst.
 
-    For engines of one concave predictor.  All units have one, so that noise hides none: the scores
+    For engines of one linear predictor.  All units have one, so that noise hides none: the scores
     of an outcome that few units have may be many times as long as the others, and too few to be
     seen.
 
     Attributes
     ----------
     coordinates : Coordinates
-    likely : bool, default False
-        Only outcomes that many records like this one would show now and then.
     """
 
     coordinates: Coordinates
-    likely: bool = False
 
     @property
     def size(self) -> int:
@@ -315,8 +312,9 @@ def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndar
         yield everyone, np.ascontiguousarray(spec.rows(engine.groups[0].store.read()))
         return
     if isinstance(spec, ConsistentScore | ExpectedCurvature | LostInformation):
-        if not (isinstance(engine, RowEngine) and has_law(engine)):
-            raise TypeError("The law of outcomes is not known for these records.")
+        assert isinstance(engine, RowEngine)
+        if why := law_unknown(engine):
+            raise TypeError(why)
         if isinstance(spec, ConsistentScore):
             yield from clipped_scores(engine, spec.clip_norm)
         elif isinstance(spec, LostInformation):
@@ -333,9 +331,9 @@ def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndar
         yield everyone, np.abs(vectors, out=vectors).max(axis=0, keepdims=True)
         return
     if isinstance(spec, LongestScore):
-        if not isinstance(engine, HuberEngine):
-            raise TypeError("The longest score is known for one concave predictor per row alone.")
-        yield from engine.longest_scores(spec.likely)
+        if not isinstance(engine, PredictorEngine):
+            raise TypeError("The longest score is known for one linear predictor per row alone.")
+        yield from engine.longest_scores()
         return
     if isinstance(spec, OuterProduct):
         yield from outer_products(_vectors(engine, np.zeros(engine.d)), spec.diagonal)

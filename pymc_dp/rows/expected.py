@@ -27,15 +27,21 @@ from pymc_dp.rows.hessians import packed
 from pymc_dp.rows.law import LogDensity, law_of
 from pymc_dp.rows.store import rows_of
 
-__all__ = ["clipped_scores", "expected_curvatures", "has_law", "lost_information"]
+__all__ = ["clipped_scores", "expected_curvatures", "law_unknown", "lost_information"]
 
 #: Numbers of a block of directions: what fits into the third level of cache.
 _DIRECTIONS = 2**20
 
 
-def has_law(engine: RowEngine) -> bool:
-    """Whether every unit is one row, whose outcome has a law that is known."""
-    return engine.one_row_per_unit and engine.groups[0].functions.graph.outcome is not None
+def law_unknown(engine: RowEngine) -> str:
+    """Why the law of what a unit observes is not known, in one public sentence; empty if it is."""
+    if not engine.one_row_per_unit:
+        return "A privacy unit may have several rows, whose scores add up."
+    graph = engine.groups[0].functions.graph
+    if graph.outcome is None:
+        names = ", ".join(f"`{name}`" for name in graph.names)
+        return f"The support of {names} is not known, or a record has more than one outcome."
+    return ""
 
 
 def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
@@ -44,7 +50,7 @@ def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice,
     Parameters
     ----------
     engine : RowEngine
-        For which :func:`has_law` holds.
+        For which :func:`law_unknown` has nothing to say.
     clip_norm : float
 
     Yields

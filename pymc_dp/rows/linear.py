@@ -12,7 +12,7 @@ import numpy as np
 from numpy import ndarray
 
 from pymc_dp._jit import compiled
-from pymc_dp.rows import concave
+from pymc_dp.rows import families
 from pymc_dp.rows.moves import Moves, predict
 
 __all__ = ["LinearRows", "log_likelihoods", "slopes", "works"]
@@ -26,9 +26,7 @@ class LinearRows(NamedTuple):
     family : int
         Of :data:`pymc_dp.rows.predictor.FAMILIES`.
     a, b : (n,) ndarray
-        Numbers of the concave term: :mod:`pymc_dp.rows.concave`.
-    lower, upper : (n,) ndarray
-        Where the term is continued linearly.
+        Numbers of the concave term: :mod:`pymc_dp.rows.families`.
     origin : (n,) ndarray
         v at z = 0.
     reference : (n,) ndarray or (0,) ndarray
@@ -40,8 +38,6 @@ class LinearRows(NamedTuple):
     family: int
     a: ndarray
     b: ndarray
-    lower: ndarray
-    upper: ndarray
     origin: ndarray
     reference: ndarray
     moves: Moves
@@ -52,8 +48,6 @@ class LinearRows(NamedTuple):
             self.family,
             self.a[rows],
             self.b[rows],
-            self.lower[rows],
-            self.upper[rows],
             self.origin[rows],
             self.reference[rows] if len(self.reference) else self.reference,
             self.moves.part(rows),
@@ -75,8 +69,7 @@ def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarra
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
         out[i] = origin[i] + moved[i]
-    ends = rows.lower[first:last], rows.upper[first:last]
-    concave.huber_slopes(rows.family, rows.a[first:last], rows.b[first:last], *ends, out)
+    families.slopes(rows.family, rows.a[first:last], rows.b[first:last], out)
     if rows.reference.shape[0] > 0:
         reference = rows.reference[first:last]
         for i in range(out.shape[0]):
@@ -93,8 +86,7 @@ def log_likelihoods(rows: LinearRows, first: int, moved: ndarray, out: ndarray) 
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
         out[i] = origin[i] + moved[i]
-    ends = rows.lower[first:last], rows.upper[first:last]
-    concave.huber_log_likelihoods(rows.family, rows.a[first:last], rows.b[first:last], *ends, out)
+    families.log_likelihoods(rows.family, rows.a[first:last], rows.b[first:last], out)
 
 
 @compiled(error_model="numpy")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.rows.engine import Coordinates, Engine, Scores
-from pymc_dp.rows.huber import slopes_in
 from pymc_dp.rows.linear import LinearRows
+from pymc_dp.rows.predicted import slopes_in
 from pymc_dp.rows.sparse import SparseBlock
 
 __all__ = ["TiltedEngine"]
@@ -25,7 +25,7 @@ class TiltedEngine:
 
     Parameters
     ----------
-    engine : RowEngine or HuberEngine
+    engine : RowEngine or PredictorEngine
 
     Notes
     -----

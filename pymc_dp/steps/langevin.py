@@ -46,9 +46,11 @@ class DPLangevin(PrivateStep):
         What the chains ask of the records (see Notes). By default the form that makes most of the
         budget, decided from releases.
     consistent_clipping : bool, optional
-        Huberise the likelihood, so that clipping is exact for a stated target. Default: where each
-        record sees the parameters through one linear predictor and its log-likelihood is concave
-        (logistic, probit, Poisson, normal with known scale, ...).
+        Give back what clipping takes from the scores of an anchor on average, over outcomes that
+        the model would draw for each record (Fisher consistency), so that short clip norms leave no
+        bias where the model is true. Default: where each record is one row with one outcome, and
+        its support is known (all usual distributions, censored, zero-inflated and mixtures
+        included).
     step_size : float, optional
         h, the step in coordinates in which the posterior is about N(0, I).
     n_steps : int, optional
@@ -225,7 +227,7 @@ class DPLangevin(PrivateStep):
     # -- settings -------------------------------------------------------------------------------
 
     def _prepare(self, source: Source) -> Design:
-        found, engine, huberised, reason, effects = source.learn(
+        found, engine, effects = source.learn(
             type(self).__name__,
             form=None if self.form == "auto" else self.form,
             consistent_clipping=self.consistent_clipping,
@@ -264,10 +266,7 @@ class DPLangevin(PrivateStep):
             "momentum": "persistent" if self.persistent else "fresh",
             "friction": self.friction,
             "jitter": self.jitter,
-            "clipping": "huberised" if huberised else None,
-            "clipping_reason": reason,
-            "heavy_tails": found.heavy_tails,
-            "clipped": list(found.clipped),
+            **found.clipping.facts(),
             "diagonal": found.diagonal,
         }
         if found.form == "quadratic":

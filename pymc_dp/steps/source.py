@@ -27,10 +27,10 @@ from pymc_dp.mechanisms import Preparation, Unpayable
 from pymc_dp.progress import working
 from pymc_dp.results import check_step
 from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
-from pymc_dp.rows.expected import has_law
+from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.flat import is_flat
-from pymc_dp.rows.huber import HuberEngine
 from pymc_dp.rows.limits import score_norm_limit
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import Effects, effects_of
 from pymc_dp.steps.progress import Shown
@@ -99,18 +99,13 @@ class Learned(NamedTuple):
     ----------
     found : Prepared
     engine : Engine
-        The records, Huberised or not, in the coordinates in which they are clipped.
-    huberised : bool
-    reason : str
-        Why consistent clipping was, or was not, available.
+        The records, in the coordinates in which they are clipped.
     effects : Effects or None
         In terms of which `found` is, if not in unconstrained parameters.
     """
 
     found: Prepared
     engine: Engine
-    huberised: bool
-    reason: str
     effects: Effects | None
 
 
@@ -227,7 +222,7 @@ class Source:
         engine: Engine = self.engine.with_coordinates(coordinates)
         predictor, _ = recognise(self.engine, self.compile_kwargs)
         if predictor is not None:  # the same likelihood, several times as fast
-            linear = HuberEngine(self.engine, predictor, math.inf).with_coordinates(coordinates)
+            linear = PredictorEngine(self.engine, predictor).with_coordinates(coordinates)
             engine = linear if linear.pays(self.budget.n_public) else engine
         return Design(
             coordinates,
@@ -268,35 +263,25 @@ class Source:
             form, records = "quadratic", effects.engine
         self._compile(records)
         flat = self._is_flat(records)
-        predictor, reason = recognised = recognise(records, self.compile_kwargs)
-        if consistent_clipping and predictor is None:
-            raise ValueError(f"consistent_clipping=True is not available: {reason}")
-        huberised = predictor is not None and consistent_clipping is not False
+        unknown = law_unknown(records)
+        if consistent_clipping and unknown:
+            raise ValueError(f"consistent_clipping=True is not available: {unknown}")
+        consistent = not unknown and consistent_clipping is not False
+        predictor, _ = recognised = recognise(records, self.compile_kwargs)
         limits = known_limits(self.model, self.budget.public)
         start = self.start()
-        engine: Engine = records
-        as_it_is = None
-        if predictor is not None and huberised:
-            as_it_is = HuberEngine(records, predictor, math.inf)
+        engine = records if predictor is None else PredictorEngine(records, predictor)
         settings = {
             "form": form,
             "effects": effects is not None,
-            "huberised": huberised,
+            "consistent": consistent,
             "step_size": step_size,
             "n_steps": n_steps,
             "share": share,
         }
 
         def ask(releases: Shown) -> Prepared:
-            def robust(clip: Coordinates, clip_norm: float) -> None:
-                nonlocal engine
-                engine = records.with_coordinates(clip)
-                if as_it_is is not None:
-                    engine = as_it_is.with_coordinates(clip, clip_norm)
-                    releases.ask(engine)
-
-            if as_it_is is not None:
-                releases.ask(as_it_is)
+            releases.ask(engine)
             return prepare_langevin(
                 releases,
                 self.terms if effects is None else effects,
@@ -307,25 +292,23 @@ class Source:
                 form=form,
                 step_size=step_size,
                 n_steps=n_steps,
-                robust=robust,
                 limit=lambda clip: score_norm_limit(records, clip, limits, recognised)[0],
                 flat=flat,
-                huberised=huberised,
-                counts=huberised and predictor is not None and predictor.counts,
-                expected=not huberised and has_law(records),
+                counts=predictor is not None and predictor.counts,
+                consistent=consistent,
             )
 
         found = self.prepared(ask, sampler, settings, share, records)
-        if found.trusted and found.heavy_tails:
+        if found.trusted and found.clipping.heavy_tails:
             self._warn_heavy(sampler)
         if not found.trusted:
             self.warn_untrusted(sampler)
             if effects is not None:
-                return Learned(prior_only(found, start), self.engine, False, reason, None)
+                return Learned(prior_only(found, start), self.engine, None)
         engine = engine.with_coordinates(found.clip)
         if found.form != "quadratic":
             self._tell_threads(engine)
-        return Learned(found, engine, huberised and found.trusted, reason, effects)
+        return Learned(found, engine, effects)
 
     def effects(self) -> Effects | None:
         """What records see of the parameters, where it is non-linear in them."""
@@ -636,6 +619,7 @@ class Source:
                 flat=self._is_flat(self.engine),
                 centred=centred,
                 along_axes=along_axes,
+                consistent=not law_unknown(self.engine),
             )
 
         found = self.prepared(ask, sampler, settings, needed=needed)

@@ -10,7 +10,7 @@ import numpy as np
 from pymc_dp.rows.contributions import Change
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.paths import accept_tests, energy_clip
-from pymc_dp.warmup.prepared import Clipping, Prepared, Shares, pooled
+from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 from pymc_dp.warmup.public import Public
 
 __all__ = ["anchored"]
@@ -25,7 +25,6 @@ TESTS = (0.01, 0.10)
 def anchored(
     blank: Prepared,
     budget: Shares,
-    clipping: Clipping,
     change: float,
     kicks: float,
     public: Public,
@@ -38,7 +37,7 @@ def anchored(
     The first part moves the origin to the mode that it implies, from where changes are smallest;
     the second is taken there, and the first joins it by a released change, whose noise is small.
     """
-    basis, total = blank.basis, budget.total
+    basis, total, clipping = blank.basis, budget.total, blank.clipping
     rng = np.random.default_rng(1)
     left = 1.0 - budget.spent
     spec, bound = clipping.score(blank.clip), clipping.bound

@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_dp.matrices import root
-from pymc_dp.rows.contributions import Change, LongestScore, Score
+from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.anchored import anchored
 from pymc_dp.warmup.answers import Releases, Structure
@@ -43,8 +43,6 @@ LONG_LOOK = 0.1
 #: A bound that nothing passes is used if it is longer than the learned one by no more than this,
 #: or if what it adds to the noise is less than half of this in posterior sds.
 WORTH_IT = 0.2
-#: How much clipped scores exceed the bound, in units of it, where noise hides how many do.
-EXCESS = 0.15
 #: Least and largest part for the changes of scores that anchored chains ask for.
 KICKS = (0.02, 0.25)
 #: Effective draws that these are to be worth, over all chains.
@@ -77,12 +75,10 @@ def prepare_langevin(
     form: Form | None = None,
     step_size: float | None = None,
     n_steps: int | None = None,
-    robust: Callable[[Coordinates, float], None] = lambda at, clip_norm: None,
     limit: Callable[[Coordinates], float | None] = lambda at: None,
     flat: bool = False,
-    huberised: bool = False,
     counts: bool = False,
-    expected: bool = False,
+    consistent: bool = False,
 ) -> Prepared:
     """Everything that the chains of DPLangevin need.
 
@@ -104,20 +100,15 @@ def prepare_langevin(
     step_size : float, optional
     n_steps : int, optional
         Of the chains; by default chosen here.
-    robust : callable
-        Told the clip coordinates and the clip norm of the anchor, so that releases from then on are
-        those of the Huberised likelihood.
     limit : callable
         Clip coordinates -> a bound that no record's score at the origin can pass, where one follows
         from declared bounds.
     flat : bool
         As for `find_bulk`.
-    huberised : bool
-        Clipping is exact for a stated target, see `robust`.
     counts : bool
         As for `find_bulk`.
-    expected : bool
-        The law of outcomes is known, so that what clipping takes from scores is given back.
+    consistent : bool
+        The law of outcomes is known, and what clipping takes from scores is given back.
 
     Returns
     -------
@@ -136,38 +127,14 @@ def prepare_langevin(
     away = rng.choice([-1.0, 1.0], d) * (1.0 + 1.5 / math.sqrt(d))
     relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
     noise = relative * 3.5 * math.sqrt(d / n)  # in posterior sds
-    tail = tail_of_scores(n, noise) if huberised else harmless_tail(n, relative)
-    bound, index = budget.scores(Score(clip), tail, _look(n, total), huberised)
-    clipped = budget.above
-    whole = bound  # nearly nothing is longer
-    clipping = Clipping(bound or 0.0)
-    if expected and bound:
-        # of the sum in z, whose entries have variance 1 beside it
-        price = d * (ROOM * relative) ** 2
-        inner = budget.cheapest(price)
-        if inner and ROOM * inner < bound:
-            clipping, bound, index = Clipping.consistent(inner), ROOM * inner, 0.0
-            clipped = budget.above
-            budget.hidden = 0.0
-    if counts and bound:
-        # the scores of a rare outcome weigh as much as all others, and noise hides them
-        longer = budget.longer_scores(LongestScore(clip, likely=True), bound, tail, LOOK)
-        if longer is not None:
-            bound, whole, index = longer, longer, 0.0
-            clipping = Clipping(longer)
-            clipped = budget.scores_above(bound)
-            budget.hidden = 0.0
+    # of the sum in z, whose entries have variance 1 beside it
+    price = d * (ROOM * relative) ** 2 if consistent else None
+    found = budget.clipping(Score(clip), harmless_tail(n, relative), price, _look(n, total))
+    whole, clipping = found or (Clipping(0.0), Clipping(0.0))
     rigorous = limit(clip)
     longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
-    if bound and rigorous is not None and rigorous < longest * bound:
-        bound, whole, clipped, index = rigorous, rigorous, (0.0, 0.0), 0.0
-        budget.hidden = 0.0
-        clipping = Clipping(rigorous)
-    displaced = Change(clip, basis @ away)
-    if huberised:
-        found = budget.tail("changes", displaced, 0.002, LOOK)
-    else:
-        found = budget.heavy_tail("changes", displaced, 0.002, LOOK)
+    if found and rigorous is not None and rigorous < longest * clipping.bound:
+        whole = clipping = Clipping(rigorous)
     blank = Prepared(
         form="quadratic",
         clip=clip,
@@ -182,15 +149,13 @@ def prepare_langevin(
         friction=0.3,
         persistent=False,
         effective_draws=math.inf,
-        clipped=clipped,
-        trusted=bulk.arrived and bound is not None,
-        tail_index=index,
-        huberised=huberised,
+        clipping=clipping,
+        trusted=bulk.arrived and found is not None,
     )
-    if not blank.trusted or not (bound and whole):
+    if not blank.trusted:
         return prior_only(blank, start)
-    robust(clip, bound)
-    change: float = 1.1 * found if found else bound
+    moved = budget.heavy_tail("changes", Change(clip, basis @ away), 0.002, LOOK)
+    change: float = 1.1 * moved if moved else clipping.bound
 
     def worth(share: float) -> float:
         """Effective draws that residual scores with a share of the budget are worth."""
@@ -202,15 +167,14 @@ def prepare_langevin(
 
     left = 1.0 - budget.spent
     kicks = kicks_wanted()
-    unanchored = WORTH * 0.85 * left * total / (sensitivity * whole * stretch) ** 2
-    spread = (
-        sensitivity * bound * stretch / math.sqrt(0.8 * left * total)
-    )  # sd of the anchor's noise
+    unanchored = WORTH * 0.85 * left * total / (sensitivity * whole.bound * stretch) ** 2
+    # sd of the anchor's noise
+    spread = sensitivity * clipping.bound * stretch / math.sqrt(0.8 * left * total)
     if form is None and not (bulk.known and can_pay(paths, total)):
         form = "quadratic"  # what noise hides of the curvature is left to the prior
     elif form is None:
         affordable = spread < WIDE and worth(kicks) > LEAST
-        if (flat or change > NONLINEAR * whole) and unanchored > FEWEST:
+        if (flat or change > NONLINEAR * whole.bound) and unanchored > FEWEST:
             form = "plain"
         elif flat:  # few records change their score, by all of it: clipping would hide them
             form = "quadratic"
@@ -218,11 +182,11 @@ def prepare_langevin(
             form = "anchored" if affordable else "quadratic"
 
     if form == "quadratic":
-        unclear = EXCESS * budget.hidden * bound / d
-        normal = quadratic(blank, budget, clipping, public, bulk.data_precision, flat, unclear)
+        normal = quadratic(blank, budget, public, bulk.data_precision, flat)
         return normal if normal.trusted else prior_only(blank, start)
     if form == "plain":
-        return plain(blank, budget, whole, paths, sensitivity, step_size, n_steps, rng)
+        blank = replace(blank, clipping=whole)
+        return plain(blank, budget, paths, sensitivity, step_size, n_steps, rng)
     blocks, _ = structure.effects(bulk.location)
     if blocks:  # the score of a record changes as far as its group goes
         widest = np.zeros(d)
@@ -232,7 +196,7 @@ def prepare_langevin(
         change = max(change, farthest or 0.0)
         kicks = kicks_wanted()
     ready = replace(blank, effective_draws=worth(kicks))
-    return anchored(ready, budget, clipping, change, kicks, public, paths, sensitivity, step_size)
+    return anchored(ready, budget, change, kicks, public, paths, sensitivity, step_size)
 
 
 def prior_only(found: Prepared, start: Coordinates) -> Prepared:

@@ -48,12 +48,11 @@ def energy_clip(
     """
     noise = max(noise, math.sqrt(2.0 * prepared.friction / prepared.step_size))
     count = min(max(int(LOOK * budget.total / 2.0), 1), _PATHS)
-    look = budget.tail if prepared.huberised else budget.heavy_tail
     found = 0.0
     for k in range(count):
         spec = _path(prepared, noise, clip_norm, rng)
         label = "energy errors" + (f" {k + 1}" if k else "")
-        found = max(look(label, spec, 0.001, LOOK / count) or 0.0, found)
+        found = max(budget.heavy_tail(label, spec, 0.001, LOOK / count) or 0.0, found)
     return 2.0 * found if found else 0.1 * clip_norm
 
 

@@ -24,7 +24,6 @@ _TESTS = (0.02, 0.3)
 def plain(
     blank: Prepared,
     budget: Shares,
-    bound: float,
     paths: int,
     sensitivity: float,
     step_size: float | None,
@@ -32,7 +31,7 @@ def plain(
     rng: np.random.Generator,
 ) -> Prepared:
     """Every kick pays for the whole score: the form for posteriors far from normal."""
-    total = budget.total
+    total, bound = budget.total, blank.clipping.bound
     norm = sensitivity * bound * float(np.linalg.norm(blank.basis, 2))
     tried: list[tuple[float, Prepared]] = []
     for kicks in (n_steps or 1,) if n_steps or step_size else _KICKS:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from scipy.linalg import pinvh
@@ -34,6 +34,7 @@ __all__ = [
     "Form",
     "Prepared",
     "Shares",
+    "consistent_norm",
     "harmless_tail",
     "pooled",
     "tail_of_scores",
@@ -44,13 +45,9 @@ Form = Literal["anchored", "plain", "quadratic"]
 
 #: Bins above a quantile in which what it cuts off is counted: two octaves.
 _TAIL_BINS = 8
-#: Tail index from which on a few records hold much of the information: 0.35 is that of lognormal
-#: features, and more than that of any light-tailed score but the squares of residuals, which seem
-#: to come to 0.5 where noise hides all but the last few per cent.
-_HEAVY, _HEAVY_SQUARES = 0.35, 0.6
-#: Where scores of some outcome are so many times as long as those that are seen, it is rare. Noise
-#: in one of two quantiles is no such outcome: they must differ where this part is above them, too.
-_RARE, _SHOWN = 1.5, 0.03
+#: Tail index from which on a few records hold much of the information: more than that of squares
+#: of residuals, which seem to come to 0.5 where noise hides all but the last few per cent.
+_HEAVY = 0.6
 #: Effective draws per squared mu of a score of norm bound 1/2, where its noise is the friction:
 #: measured on N(0, I), per kick .86 / sigma^2.
 WORTH = 0.86
@@ -60,9 +57,11 @@ WORTH = 0.86
 ROOM = 1.1
 #: Most scores that are clipped where what that takes is given back on average.
 _MOST_CLIPPED = 0.2
-#: Part of the budget for the covariance of what clipping takes, and a bound on what a unit adds to
-#: it, in units of its squared clip norm.
-_LOSS, _LOSS_BOUND = 0.01, 0.25
+#: Parts of the budget for how much clipping takes from a unit, and for the covariance of that; the
+#: bound on what a unit adds to it passes this fraction of the units.
+_LOSS_LOOK, _LOSS, _LOSS_TAIL = 0.004, 0.008, 0.002
+#: That bound, in units of the squared clip norm, where noise hides it or most units lose nothing.
+_LOSS_BOUND = 0.25
 
 
 @dataclass(frozen=True)
@@ -75,15 +74,32 @@ class Clipping:
         On what a unit adds to the sum.
     inner : float or None
         What takes scores to this norm is given back on average: see `ConsistentScore`.
+    above : tuple of float
+        Noisy fraction of the scores that are longer, and its standard deviation.
+    hidden : float
+        Scores longer than the bound that noise may hide, where nothing is given back.
+    tail_index : float
+        Of the scores, where nothing is given back: see `heavy_quantile`.
     """
 
     bound: float
     inner: float | None = None
+    above: tuple[float, float] = (0.0, 0.0)
+    hidden: float = 0.0
+    tail_index: float = 0.0
 
-    @classmethod
-    def consistent(cls, clip_norm: float) -> Clipping:
-        """With room for what is given back."""
-        return cls(ROOM * clip_norm, clip_norm)
+    @property
+    def heavy_tails(self) -> bool:
+        """Whether what is clipped may matter more than the noise."""
+        return self.tail_index > _HEAVY
+
+    def facts(self) -> dict[str, Any]:
+        """What the statement says of it."""
+        return {
+            "clipping": "consistent" if self.inner is not None else None,
+            "clipped": list(self.above),
+            "heavy_tails": self.heavy_tails,
+        }
 
     def score(self, at: Coordinates) -> Score:
         """What units add to the sum."""
@@ -95,8 +111,9 @@ class Clipping:
         if self.inner is None:
             return np.zeros((d, d))
         spec = LostInformation(at, diagonal=True, clip_norm=self.inner)
-        bound = _LOSS_BOUND * self.inner**2
-        matrix, _ = budget.curvature("what clipping takes", spec, bound, _LOSS)
+        label = "what clipping takes"
+        bound = budget.tail(f"{label}, norms", spec, _LOSS_TAIL, _LOSS_LOOK)
+        matrix, _ = budget.curvature(label, spec, bound or _LOSS_BOUND * self.inner**2, _LOSS)
         return np.asarray(basis.T @ np.maximum(matrix, 0.0) @ basis)
 
 
@@ -129,15 +146,10 @@ class Prepared:
     persistent : bool
     effective_draws : float
         What the chains' releases are worth.
-    clipped : tuple of float
-        Noisy fraction of the scores that are longer than the anchor's bound, and its standard
-        deviation.
+    clipping : Clipping
+        Of the scores of the anchor, or of all in the plain form.
     trusted : bool
         False where the budget could not tell the records from the noise.
-    tail_index : float
-        Of the scores: see `heavy_quantile`.
-    huberised : bool
-        Clipping scores is exact for a stated target.
     diagonal : bool
         Of the curvature, only the diagonal in z was released.
     """
@@ -155,16 +167,9 @@ class Prepared:
     friction: float
     persistent: bool
     effective_draws: float
-    clipped: tuple[float, float]
+    clipping: Clipping
     trusted: bool
-    tail_index: float = 0.0
-    huberised: bool = False
     diagonal: bool = False
-
-    @property
-    def heavy_tails(self) -> bool:
-        """Whether what is clipped may matter more than the noise."""
-        return self.tail_index > (_HEAVY if self.huberised else _HEAVY_SQUARES)
 
     @property
     def radius(self) -> float:
@@ -182,20 +187,13 @@ class Prepared:
         return Coordinates(self.clip.location, self.clip.scaling @ self.basis)
 
 
-def tail_of_scores(n: int, noise: float = math.inf) -> float:
-    """Fraction of the scores that an anchor may clip.
-
-    Parameters
-    ----------
-    n : int
-    noise : float
-        About the standard deviation of the anchor's noise, in posterior standard deviations: where
-        it is small, the bias must be smaller.
+def tail_of_scores(n: int) -> float:
+    """Fraction of the scores that may be clipped where noise is about a posterior sd.
 
     With 0.3 % clipped at n = 1e5 the bias was below 0.05 posterior sds in logistic regression; it
     grows like sqrt(n) for a fixed fraction, while posterior sds shrink.
     """
-    return 0.003 * min(1.0, math.sqrt(1e5 / n)) * min(1.0, noise / 0.2)
+    return 0.003 * min(1.0, math.sqrt(1e5 / n))
 
 
 def harmless_tail(n: int, noise: float) -> float:
@@ -228,9 +226,6 @@ class Shares:
         self.releases = releases
         self.answers = Answers(releases, structure)
         self.spent = spent
-        self._of_scores = (np.empty(0), np.empty(0), 0.0)  # the histogram of the scores
-        self.above = (0.0, 0.0)  # noisy fraction above the last quantile, and its sd
-        self.hidden = 0.0  # scores above their bound that noise may hide
 
     @property
     def total(self) -> float:
@@ -239,49 +234,38 @@ class Shares:
 
     def tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
         """Upper quantile of the norms of `spec`; see `tail_quantile`."""
-        histogram = self._histogram(label, spec, share)
-        return self._counted(histogram, tail_quantile(*histogram, tail, self.releases.n_public))
+        return tail_quantile(*self._histogram(label, spec, share), tail, self.releases.n_public)
 
     def heavy_tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
         """The same where what lies above matters; see `heavy_quantile`."""
         histogram = self._histogram(label, spec, share)
-        found, _ = heavy_quantile(*histogram, tail, self.releases.n_public)
-        return self._counted(histogram, found)
+        return heavy_quantile(*histogram, tail, self.releases.n_public)[0]
 
-    def scores(
-        self, spec: Contribution, tail: float, share: float, huberised: bool
-    ) -> tuple[float | None, float]:
-        """Bound on the scores, and the index of their tail."""
-        histogram = self._of_scores = self._histogram("scores", spec, share)
-        found, index = heavy_quantile(*histogram, tail, self.releases.n_public)
-        self.hidden = hidden_tail(*histogram, tail, self.releases.n_public)
-        if huberised:
-            found = tail_quantile(*histogram, tail, self.releases.n_public)
-        return self._counted(histogram, found), index
+    def clipping(
+        self, spec: Score, tail: float, price: float | None, share: float
+    ) -> tuple[Clipping, Clipping] | None:
+        """How scores are clipped in the plain form, and in the others; None where noise hides them.
 
-    def cheapest(self, price: float) -> float | None:
-        """Clip norm of scores of which what is clipped is given back; see `cheapest_bound`."""
-        n = self.releases.n_public
-        return self._counted(
-            self._of_scores, cheapest_bound(*self._of_scores, price, _MOST_CLIPPED, n)
-        )
-
-    def longer_scores(
-        self, spec: Contribution, bound: float, tail: float, share: float
-    ) -> float | None:
-        """Bound on what scores would be under other outcomes, if that is much longer."""
-        histogram, n = self._histogram("longest scores", spec, share), self.releases.n_public
-        found = tail_quantile(*histogram, tail, n)
-        shown = tail_quantile(*histogram, max(tail, _SHOWN), n)
-        seen = tail_quantile(*self._of_scores, max(tail, _SHOWN), n)
-        if not (found and shown and seen) or min(found / bound, shown / seen) < _RARE:
+        Parameters
+        ----------
+        spec : Score
+        tail : float
+            Fraction that may be clipped where nothing is given back.
+        price : float or None
+            Variance of the noise for a clip norm of 1, where what is clipped can be given back; see
+            `cheapest_bound`.
+        share : float
+        """
+        histogram, n = self._histogram("scores", spec, share), self.releases.n_public
+        bound, index = heavy_quantile(*histogram, tail, n)
+        if not bound:
             return None
-        return found
-
-    def scores_above(self, bound: float) -> tuple[float, float]:
-        """Noisy fraction of the scores that are longer than another bound, and its sd."""
-        self._counted(self._of_scores, bound)
-        return self.above
+        hidden = hidden_tail(*histogram, tail, n)
+        whole = Clipping(bound, None, self._above(histogram, bound), hidden, index)
+        inner = price and consistent_norm(histogram, price, bound, n)
+        if not inner:
+            return whole, whole
+        return whole, Clipping(ROOM * inner, inner, self._above(histogram, inner))
 
     def _histogram(
         self, label: str, spec: Contribution, share: float
@@ -289,19 +273,14 @@ class Shares:
         self.spent += share
         return self.releases.histogram(label, spec, share)
 
-    def _counted(
-        self, histogram: tuple[np.ndarray, np.ndarray, float], found: float | None
-    ) -> float | None:
-        """The quantile `found`, above which units are counted."""
+    def _above(
+        self, histogram: tuple[np.ndarray, np.ndarray, float], bound: float
+    ) -> tuple[float, float]:
+        """Noisy fraction of the units above a bound, and its standard deviation."""
         edges, counts, noise_sd = histogram
-        if found:
-            beyond = edges[:-1] >= found
-            top = np.flatnonzero(beyond)[:_TAIL_BINS]
-            self.above = (
-                max(float(counts[top].sum()), 0.0) / self.releases.n_public,
-                noise_sd * math.sqrt(len(top)) / self.releases.n_public,
-            )
-        return found
+        top = np.flatnonzero(edges[:-1] >= bound)[:_TAIL_BINS]
+        n = self.releases.n_public
+        return max(float(counts[top].sum()), 0.0) / n, noise_sd * math.sqrt(len(top)) / n
 
     def score(
         self, label: str, spec: Score | Change, clip_norm: float, share: float
@@ -316,6 +295,17 @@ class Shares:
         """Noisy sum of clipped curvatures."""
         self.spent += share
         return self.answers.curvature(label, spec, clip_norm, share)
+
+
+def consistent_norm(
+    histogram: tuple[np.ndarray, np.ndarray, float], price: float, longest: float, n: float
+) -> float | None:
+    """The norm to which scores are clipped that is best where what that takes is given back.
+
+    None where it is not below `longest`, with room; arguments as for `cheapest_bound`.
+    """
+    found = cheapest_bound(*histogram, price, _MOST_CLIPPED, n)
+    return found if found and ROOM * found < longest else None
 
 
 def pooled(

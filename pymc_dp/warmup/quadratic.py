@@ -15,7 +15,7 @@ from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise
 from pymc_dp.warmup.bulk import prior_curvature
-from pymc_dp.warmup.prepared import Clipping, Prepared, Shares, pooled
+from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 from pymc_dp.warmup.public import Public
 
 __all__ = ["quadratic"]
@@ -38,6 +38,8 @@ _CLEAR, _MOST = 0.3, 0.45
 _FURTHEST = 3.0
 #: Least precision of the prior in w: the quadratic holds over no more than 30 posterior sds.
 _FLATTEST = 1e-3
+#: How much clipped scores exceed the bound, in units of it, where noise hides how many do.
+_EXCESS = 0.15
 #: Fraction of the curvatures that may be clipped: it makes them smaller, so intervals wider.
 _TAIL = 0.03
 
@@ -77,11 +79,9 @@ def _shortened(step: np.ndarray, longest: float) -> np.ndarray:
 def quadratic(
     blank: Prepared,
     budget: Shares,
-    clipping: Clipping,
     public: Public,
     known: np.ndarray,
     flat: bool = False,
-    unclear: float = 0.0,
 ) -> Prepared:
     """The whole rest for scores at two places and a curvature: the form for small budgets.
 
@@ -95,21 +95,17 @@ def quadratic(
     ----------
     blank : Prepared
     budget : Shares
-    clipping : Clipping
-        Of the scores.
     public : Public
     known : (d, d) ndarray
         Curvature of the log-likelihood in theta, as the search left it.
     flat : bool
         Log-likelihoods are piecewise linear.
-    unclear : float
-        Standard deviation, in z, of what clipping may have taken from a score unseen.
 
     Returns
     -------
     Prepared
     """
-    d, basis = len(blank.score), blank.basis
+    d, basis, clipping = len(blank.score), blank.basis, blank.clipping
     left = 1.0 - budget.spent
     spec, bound = clipping.score(blank.clip), clipping.bound
     score, of_score = budget.score("first score", spec, bound, 0.35 * left)
@@ -175,7 +171,8 @@ def quadratic(
     straight = _consistent(second - first, noise + rest)
     # after too long a way for a straight line the second, taken where it counts, stands alone
     final, covariance = pooled(first, noise, second, rest) if straight else (second, rest)
-    covariance = covariance + lost + replace(of_score, sd=unclear).covariance(basis)
+    unseen = _EXCESS * clipping.hidden * bound / d  # sd of what clipping may have taken besides
+    covariance = covariance + lost + replace(of_score, sd=unseen).covariance(basis)
     mean, width = noisy_posterior(final, covariance, curvature, bend, public.score(here))
     away = rows @ mean
     if float(away @ pinvh(rows @ width @ rows.T) @ away) > _FURTHEST**2 * len(away):

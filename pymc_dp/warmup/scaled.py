@@ -15,7 +15,7 @@ from pymc_dp.warmup.answers import Answers, Releases, Structure
 from pymc_dp.warmup.bulk import find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
 from pymc_dp.warmup.paths import LOOK
-from pymc_dp.warmup.prepared import tail_of_scores
+from pymc_dp.warmup.prepared import ROOM, Clipping, consistent_norm, tail_of_scores
 from pymc_dp.warmup.public import Density, Public
 from pymc_dp.warmup.quantiles import tail_quantile
 
@@ -96,6 +96,7 @@ def prepare_scaled(
     flat: bool = False,
     centred: bool = True,
     along_axes: bool = False,
+    consistent: bool = False,
 ) -> Scaled:
     """The same search as for DPLangevin, two looks at the scores, last steps to their zero.
 
@@ -112,6 +113,9 @@ def prepare_scaled(
         also by a search that does not arrive.
     along_axes : bool, default False
         Whether the chains move along the axes of z, not in random directions.
+    consistent : bool, default False
+        The law of outcomes is known: the scores of the last steps are given back what clipping
+        takes.
 
     Returns
     -------
@@ -156,9 +160,15 @@ def prepare_scaled(
     share = min((sensitivity * longest / CENTRE) ** 2 / total, MOST)
     if share < LEAST or not centred:  # the last score of the search was as good
         share = 0.0
+    clipping = Clipping(longest)
+    if consistent and share:
+        price = d * (ROOM * sensitivity) ** 2 / (NEWTON[-1] * share * total)
+        inner = consistent_norm(norms, price, longest, n)
+        clipping = Clipping(ROOM * inner, inner) if inner else clipping
     answers = Answers(releases, structure)
     for k, part in enumerate(NEWTON if share else (), start=1):
-        score, _ = answers.score(f"centre {k}", Score(at), longest, part * share)
+        spec = clipping.score(at)
+        score, _ = answers.score(f"centre {k}", spec, clipping.bound, part * share)
         at = Coordinates(at.theta(score + public.score(at)), at.scaling)
     shortest = min((bound for bound in found if bound), default=longest)
     clip_norms = {"gradient": longest, "log_ratio": shortest}

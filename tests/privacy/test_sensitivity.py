@@ -42,7 +42,7 @@ from pymc_dp.rows.contributions import (
     Score,
 )
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
-from pymc_dp.rows.huber import HuberEngine
+from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
 
@@ -560,8 +560,8 @@ def one_off_releases(engine, neighboring, seed):
         Curvature(at),
         PathError(at, points, midpoints, 0.4),
     ]
-    if isinstance(engine, HuberEngine):
-        specs += [LongestScore(at), LongestScore(at, likely=True)]
+    if isinstance(engine, PredictorEngine):
+        specs.append(LongestScore(at))
     found = []
 
     def vectors(values, inverse_unit, bound, total, scale):
@@ -642,21 +642,21 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
             assert [integers for _, integers in found] == [integers for _, integers in totals]
 
 
-@pytest.fixture(params=["kept_designs", "consistently_clipped"])
+@pytest.fixture(params=["kept_designs", "one_predictor"])
 def fast_model(request, monkeypatch):
     """Models whose rows keep how they move with z, here for any scaling of it."""
     monkeypatch.setattr(moves, "_WORTH", 0)
     monkeypatch.setattr(hessians, "_SHORTEST", 3)
     monkeypatch.setattr(hessians, "_PACKED", 1)
     model = RealModel(_poisson_groups, False)
-    if request.param == "consistently_clipped":
+    if request.param == "one_predictor":
         predictor, _ = recognise(model.base)
         plain = model.engine
 
-        def robust(arrays, units=None):
-            return HuberEngine(plain(arrays, units), predictor, 1.1)
+        def fast(arrays, units=None):
+            return PredictorEngine(plain(arrays, units), predictor)
 
-        model.engine = robust
+        model.engine = fast
     queries = model.queries
 
     def tilted(*arguments):

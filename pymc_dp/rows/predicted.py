@@ -1,11 +1,7 @@
-"""Consistent clipping: a likelihood whose own score vectors are bounded.
+"""The fast engine of records that see the parameters through one linear predictor.
 
-A record that sees the parameters through one linear predictor v_i, with direction
-u_i = d v_i / d z and a concave term l_i(v), has the score vector l_i'(v_i) u_i.  Clipping it to
-norm b is clipping l_i' to +-b/|u_i|, and that is the derivative of another concave function: l_i
-between two knots, continued by its tangents beyond (Huber 1964).  With this one in place of l_i the
-clipped score vectors *are* the gradient of the stated likelihood, and a sampler that clips targets
-that robust posterior exactly.
+A record that sees them through one number v_i alone, affine in z with direction u_i = d v_i / d z,
+has the score vector l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no vector.
 """
 
 from __future__ import annotations
@@ -18,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.rows import concave, linear, loops
+from pymc_dp.rows import families, linear, loops
 from pymc_dp.rows.engine import Coordinates, RowEngine, Scores
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.moves import LARGEST, Moves, predict
@@ -26,7 +22,7 @@ from pymc_dp.rows.predictor import FAMILIES, Predictor
 from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.threads import over
 
-__all__ = ["HuberEngine", "slopes_in"]
+__all__ = ["PredictorEngine", "slopes_in"]
 
 #: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
 _BLOCK, _CACHED = 8192, 2**16
@@ -68,17 +64,14 @@ class _Private:
         return {"rows": None}
 
 
-class HuberEngine(RowEngine):
-    """Per-unit Huberised log-likelihoods, and score vectors of norm at most `clip_norm`.
+class PredictorEngine(RowEngine):
+    """Per-unit log-likelihoods and score vectors of rows with one linear predictor.
 
     Parameters
     ----------
     engine : RowEngine
     predictor : Predictor
         From :func:`pymc_dp.rows.predictor.recognise`.
-    clip_norm : float
-        Bound on the l2 norm of a score vector in z, up to rounding; infinite for the likelihood as
-        it is.
 
     Notes
     -----
@@ -87,50 +80,39 @@ class HuberEngine(RowEngine):
     or slope overflows.
     """
 
-    def __init__(self, engine: RowEngine, predictor: Predictor, clip_norm: float) -> None:
+    def __init__(self, engine: RowEngine, predictor: Predictor) -> None:
         super().__init__(engine.groups, engine.parameters, engine.n_units, engine.coordinates)
         self.predictor = predictor
-        self.clip_norm = clip_norm
         self._family = FAMILIES.index(predictor.family)
         self._private = _Private()
         self._linear: LinearRows | None = None
         self._seen: np.ndarray | None = None
         self._moved_by: dict[bytes, np.ndarray] = {}
-        self._moved: HuberEngine | None = None
+        self._moved: PredictorEngine | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_linear": None, "_moved_by": {}, "_moved": None}
 
-    def synthetic(self) -> HuberEngine:
+    def synthetic(self) -> PredictorEngine:
         """The same functions on made-up data."""
-        return HuberEngine(super().synthetic(), self.predictor, self.clip_norm)
+        return PredictorEngine(super().synthetic(), self.predictor)
 
-    def with_coordinates(
-        self, coordinates: Coordinates, clip_norm: float | None = None
-    ) -> HuberEngine:
-        """The same records in other coordinates, with score vectors bounded there.
-
-        Parameters
-        ----------
-        coordinates : Coordinates
-        clip_norm : float, optional
-            Default: as before.
-        """
-        clip_norm = self.clip_norm if clip_norm is None else clip_norm
-        if coordinates is self.coordinates and clip_norm == self.clip_norm:
+    def with_coordinates(self, coordinates: Coordinates) -> PredictorEngine:
+        """The same records in other coordinates."""
+        if coordinates is self.coordinates:
             return self
         last = self._moved  # several releases in turn ask for the same
-        if last is not None and last.coordinates is coordinates and last.clip_norm == clip_norm:
+        if last is not None and last.coordinates is coordinates:
             return last
-        moved = HuberEngine(super().with_coordinates(coordinates), self.predictor, clip_norm)
+        moved = PredictorEngine(super().with_coordinates(coordinates), self.predictor)
         moved._private = self._private
         self._moved = moved
         return moved
 
-    def part(self, units: slice | np.ndarray) -> HuberEngine:
+    def part(self, units: slice | np.ndarray) -> PredictorEngine:
         """The records of some units alone, with the same bits; units in a slice."""
         assert isinstance(units, slice)
-        part = HuberEngine(super().part(units), self.predictor, self.clip_norm)
+        part = PredictorEngine(super().part(units), self.predictor)
         part._private.rows = self._rows().part(units)
         part._linear, part._seen = self.linear().part(units), self._seen
         return part
@@ -181,14 +163,8 @@ class HuberEngine(RowEngine):
                 group, group.columns(), rows.weights, maps, self.predictor.single
             )
             finite = np.isfinite(moves.lengths)
-            with np.errstate(divide="ignore", invalid="ignore"):
-                bounds = np.where(finite, self.clip_norm / moves.lengths, 0.0)
-            b = np.where(finite, rows.b, 0.0)
-            a = np.where(b > 0.0, rows.a, np.clip(rows.a, -bounds, bounds))  # no knot where linear
-            lower, upper = np.empty(self.n_units), np.empty(self.n_units)
-            concave.knots(self._family, a, b, bounds, lower, upper)
-            nothing = np.empty(0)
-            self._linear = LinearRows(self._family, a, b, lower, upper, origin, nothing, moves)
+            a, b = (np.where(finite, x, 0.0) for x in (rows.a, rows.b))
+            self._linear = LinearRows(self._family, a, b, origin, np.empty(0), moves)
         return self._linear
 
     def _times(self, factors: np.ndarray, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
@@ -268,28 +244,24 @@ class HuberEngine(RowEngine):
         start = rows.origin[where].copy()
         end = start + step * norms[0]
         length = end - start
-        a, b, lower, upper = (x[where] for x in (rows.a, rows.b, rows.lower, rows.upper))
         for v in (start, end):
-            concave.huber_slopes(self._family, a, b, lower, upper, v)
+            families.slopes(self._family, rows.a[where], rows.b[where], v)
         found = np.empty((1, 1, len(length)))
         loops.slopes(start[None], end[None], length, found[0])
         return found
 
-    def longest_scores(self, likely: bool) -> Iterator[tuple[slice, np.ndarray]]:
-        """Norms that scores would have at z = 0 with the outcome that fits worst, (1, rows).
-
-        See :func:`pymc_dp.rows.concave.steepest` for `likely`.
-        """
+    def longest_scores(self) -> Iterator[tuple[slice, np.ndarray]]:
+        """Norms that scores would have at z = 0 with the outcome that fits worst, (1, rows)."""
         rows = self.linear()
         found = rows.origin.copy()
-        concave.steepest(self._family, rows.a, rows.b, found, likely)
+        families.steepest(self._family, rows.a, rows.b, found)
         found *= rows.moves.lengths
         yield slice(0, self.n_units), found[None]
 
     # -- evaluation -----------------------------------------------------------------------------
 
     def log_likelihood(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) Huberised log-likelihood of every unit at z, up to a constant of the unit."""
+        """(n_units,) log-likelihood of every unit at z, up to a constant of the unit."""
         all_rows, moved, out = self.linear(), self._along(z), np.empty(self.n_units)
 
         def part(rows: slice) -> None:
@@ -329,7 +301,7 @@ class HuberEngine(RowEngine):
 
 
 def slopes_in(scores: Scores) -> np.ndarray:
-    """(n_units,) slopes, from :meth:`HuberEngine.scores`."""
+    """(n_units,) slopes, from :meth:`PredictorEngine.scores`."""
     slopes = scores.rows[0][0]
     assert slopes is not None
     return np.asarray(slopes[0])
