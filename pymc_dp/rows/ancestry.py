@@ -47,6 +47,7 @@ __all__ = [
     "is_long_array",
     "is_long_constant",
     "share_memory",
+    "without_casts",
 ]
 
 SHAPE_OPS = (Shape, Shape_i)
@@ -187,15 +188,21 @@ def hides_code(variables: Iterable[Variable]) -> str | None:
     return None
 
 
+def without_casts(value: Variable, passed: tuple[type, ...] = (SpecifyShape,)) -> Variable:
+    """What a variable was before casts, and operations of the types `passed`."""
+    while value.owner is not None:
+        op = value.owner.op
+        cast = isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast)
+        if not (cast or isinstance(op, passed)):
+            break
+        value = value.owner.inputs[0]
+    return value
+
+
 def data_behind(value: Variable) -> Variable | None:
     """The array behind an observed value; None if it is computed in the model.
 
     PyMC casts pm.Data to the type of the distribution.
     """
-    while value.owner is not None:
-        op = value.owner.op
-        cast = isinstance(op, Elemwise) and isinstance(op.scalar_op, Cast)
-        if not (cast or isinstance(op, SpecifyShape)):
-            return None
-        value = value.owner.inputs[0]
+    value = without_casts(value)
     return value if isinstance(value, Constant | SharedVariable) else None

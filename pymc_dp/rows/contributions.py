@@ -21,7 +21,8 @@ from pymc_dp.rows.expected import (
     clipped_scores,
     expected_curvatures,
     law_unknown,
-    lost_information,
+    laws_not_found,
+    losses,
 )
 from pymc_dp.rows.hessians import outer_products, packed_curvatures, sees_few
 from pymc_dp.rows.predicted import PredictorEngine
@@ -33,9 +34,10 @@ __all__ = [
     "Contribution",
     "Curvature",
     "ExpectedCurvature",
+    "LawNotFound",
     "LongestEntry",
     "LongestScore",
-    "LostInformation",
+    "Loss",
     "OuterProduct",
     "PathError",
     "Score",
@@ -204,15 +206,41 @@ class ExpectedCurvature(Curvature):
 
 
 @dataclass(frozen=True, eq=False)
-class LostInformation(Curvature):
-    """The covariance of what clipping takes from the score at z = 0, over such outcomes.
+class LawNotFound:
+    """1 where the law of the outcome is not found at z = 0, else 0.
 
     Attributes
     ----------
+    coordinates : Coordinates
+    """
+
+    coordinates: Coordinates
+
+    @property
+    def size(self) -> int:
+        """Entries per unit: 1."""
+        return 1
+
+
+@dataclass(frozen=True, eq=False)
+class Loss:
+    """What clipping takes from the score at z = 0, over such outcomes, entry by entry.
+
+    Its variances, then its covariances with the score (:func:`pymc_dp.rows.expected.losses`).
+
+    Attributes
+    ----------
+    coordinates : Coordinates
     clip_norm : float
     """
 
-    clip_norm: float = math.inf
+    coordinates: Coordinates
+    clip_norm: float
+
+    @property
+    def size(self) -> int:
+        """Entries per unit: 2 d."""
+        return 2 * len(self.coordinates.location)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +300,16 @@ class Statistic:
 
 
 Contribution = (
-    Score | LongestEntry | LongestScore | Change | Curvature | OuterProduct | PathError | Statistic
+    Score
+    | LongestEntry
+    | LongestScore
+    | Change
+    | Curvature
+    | OuterProduct
+    | LawNotFound
+    | Loss
+    | PathError
+    | Statistic
 )
 
 
@@ -311,14 +348,16 @@ def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndar
             raise TypeError("A statistic is known for records of one row each alone.")
         yield everyone, np.ascontiguousarray(spec.rows(engine.groups[0].store.read()))
         return
-    if isinstance(spec, ConsistentScore | ExpectedCurvature | LostInformation):
+    if isinstance(spec, ConsistentScore | ExpectedCurvature | LawNotFound | Loss):
         assert isinstance(engine, RowEngine)
         if why := law_unknown(engine):
             raise TypeError(why)
         if isinstance(spec, ConsistentScore):
             yield from clipped_scores(engine, spec.clip_norm)
-        elif isinstance(spec, LostInformation):
-            yield from lost_information(engine, spec.clip_norm, spec.diagonal)
+        elif isinstance(spec, Loss):
+            yield from losses(engine, spec.clip_norm)
+        elif isinstance(spec, LawNotFound):
+            yield from laws_not_found(engine)
         else:
             yield from expected_curvatures(engine, spec.diagonal)
         return

@@ -21,6 +21,7 @@ a scan or a loop over records.  The gradient of record ``i`` is ``sum over cuts 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -73,9 +74,11 @@ class Cut:
 
 @dataclass(frozen=True)
 class Column:
-    """A number of each row, held by a leaf."""
+    """A number of each row, held by a leaf, and cut off at public ends."""
 
     leaf: int
+    least: float = -math.inf
+    most: float = math.inf
 
 
 @dataclass(frozen=True, eq=False)

@@ -27,7 +27,7 @@ from pymc_dp.rows.hessians import packed
 from pymc_dp.rows.law import LogDensity, law_of
 from pymc_dp.rows.store import rows_of
 
-__all__ = ["clipped_scores", "expected_curvatures", "law_unknown", "lost_information"]
+__all__ = ["clipped_scores", "expected_curvatures", "law_unknown", "laws_not_found", "losses"]
 
 #: Numbers of a block of directions: what fits into the third level of cache.
 _DIRECTIONS = 2**20
@@ -70,24 +70,28 @@ def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice,
         yield where, _assembled(rows.directions, total)
 
 
-def lost_information(
-    engine: RowEngine, clip_norm: float, diagonal: bool
-) -> Iterator[tuple[slice, ndarray]]:
-    """Packed covariance, over outcomes, of what clipping takes from the score at z = 0.
+def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
+    """What clipping takes from the score at z = 0: variances, and covariances with the score.
 
-    Arguments and blocks as in :func:`clipped_scores`, entries as in
-    :class:`pymc_dp.rows.contributions.Curvature`.
+    Arguments and blocks as in :func:`clipped_scores`; (2 d, units of the block): for each entry of
+    the score the variance of e = g - clip(g) over outcomes, then the covariances of e and g.
     """
     for where, rows in _blocks(engine):
         scores = rows.scores
         factors, mean = np.empty(scores.shape[1]), np.zeros_like(scores)
-        second = np.zeros((len(scores), *scores.shape))
+        lost, shared = (np.zeros((len(scores), *scores.shape)) for _ in range(2))
         for weight, other in rows.outcomes():
             _factors(other, rows.gram, clip_norm, factors)
             _add_excess(weight, other, factors, mean)
-            _add_products(weight, other, factors, second)
-        second -= mean[:, None] * mean
-        yield from _packed(where, rows.directions, second, diagonal)
+            _add_products(weight, other, factors, 2, lost)
+            _add_products(weight, other, factors, 1, shared)
+        lost -= mean[:, None] * mean
+        _factors(scores, rows.gram, clip_norm, factors)
+        _add_products(rows.unknown, scores, factors, 2, lost)
+        _add_products(rows.unknown, scores, factors, 1, shared)
+        both = (_packed(where, rows.directions, second, True) for second in (lost, shared))
+        for (part, first), (_, second) in zip(*both, strict=True):
+            yield part, np.concatenate([first, second])
 
 
 def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
@@ -97,8 +101,15 @@ def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[sli
         second = np.zeros((len(scores), *scores.shape))
         nothing = np.zeros(scores.shape[1])
         for weight, other in rows.outcomes():
-            _add_products(weight, other, nothing, second)
+            _add_products(weight, other, nothing, 0, second)
+        _add_products(rows.unknown, scores, nothing, 0, second)
         yield from _packed(where, rows.directions, second, diagonal)
+
+
+def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
+    """(1, units of the block): 1 where quadrature does not find the law of a unit, else 0."""
+    for where, rows in _blocks(engine):
+        yield where, rows.unknown[None].copy()
 
 
 def _packed(
@@ -110,7 +121,11 @@ def _packed(
 
 
 class _Rows:
-    """A block of rows: directions, their products, scores of the outcomes that are and could be."""
+    """A block of rows: directions, their products, scores of the outcomes that are and could be.
+
+    A row of which the law is not found is `unknown`: nothing is given back to it, and the outcome
+    that it has stands for those that it could have in what clipping loses and in its curvature.
+    """
 
     def __init__(self, engine: RowEngine, where: slice) -> None:
         self._group = group = engine.groups[0].part(where, engine.n_units)
@@ -127,6 +142,10 @@ class _Rows:
         self.scores = self._scores(blocks)
         self.gram = np.empty((len(self.scores), *self.scores.shape))
         _products(self.directions, self.gram)
+        outcome = functions.graph.outcome
+        assert outcome is not None
+        self._law = law_of(outcome, self._data, self._density_of)
+        self.unknown: ndarray = np.subtract(1.0, self._law.weights.any(axis=0))
 
     def _scores(self, blocks: list[ndarray]) -> ndarray:
         """(K, rows) derivatives of log-likelihoods by what rows see."""
@@ -164,10 +183,7 @@ class _Rows:
 
     def outcomes(self) -> Iterator[tuple[ndarray, ndarray]]:
         """Weights, (rows,), and scores, (K, rows), of the outcomes that could be."""
-        public = self._functions.graph.outcome
-        assert public is not None
-        law = law_of(public, self._data, self._density_of)
-        for node, weight in zip(law.nodes, law.weights, strict=True):
+        for node, weight in zip(self._law.nodes, self._law.weights, strict=True):
             if weight.any():
                 yield weight, self._scores(self._with(node, self._data))
 
@@ -223,15 +239,19 @@ def _add_excess(weights: ndarray, scores: ndarray, factors: ndarray, out: ndarra
 
 
 @compiled(error_model="numpy")
-def _add_products(weights: ndarray, scores: ndarray, factors: ndarray, out: ndarray) -> None:
-    """out[a, b, i] += w_i (1 - f_i)^2 s_a s_b."""
+def _add_products(
+    weights: ndarray, scores: ndarray, factors: ndarray, power: int, out: ndarray
+) -> None:
+    """out[a, b, i] += w_i (1 - f_i)^power s_a s_b."""
     width, n = scores.shape
     for a in range(width):
         for b in range(width):
             s, t, y = scores[a], scores[b], out[a, b]
             for i in range(n):
-                rest = 1.0 - factors[i]
-                y[i] += weights[i] * rest * rest * s[i] * t[i]
+                weight = weights[i]
+                for _ in range(power):
+                    weight *= 1.0 - factors[i]
+                y[i] += weight * s[i] * t[i]
 
 
 @compiled(error_model="numpy")

@@ -31,10 +31,10 @@ NODES = 28
 _FEW, _IGNORED = 16, 1e-6
 #: Places at which a density is looked at to narrow an interval, and how often at most.
 _LOOKS, _ROUNDS = 10, 24
-#: Part of its length that an interval keeps before it is not narrowed any more.
-_KEPT = 0.45
-#: Log-densities below the largest by more than this do not count: in the search, and for nodes.
-_NEAR, _FAR = 8.0, 13.0
+#: So many places must be seen about the mode, whose log-densities are less than this below it.
+_SEEN, _NEAR = 3, 3.0
+#: Log-densities below the largest by more than this do not count for nodes.
+_FAR = 13.0
 #: How often the cell in which it falls below that is halved.
 _HALVINGS = 2
 #: How far the search reaches: asinh of a real number, of the log of a positive one, log-odds; log
@@ -43,7 +43,7 @@ _WIDEST = {"line": 24.0, "half": 5.0, "interval": 4.3}
 #: And nodes: asinh of the distance from the mode in standard deviations.
 _TAIL = 10.0
 #: How much the weights may differ from a sum of one.
-_TOLERANCE = 0.03
+_TOLERANCE = 0.02
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,24 +89,25 @@ def law_of(outcome: Outcome, data: list[ndarray], density_of: Densities) -> Law:
 
 def _column(end: float | Column, data: list[ndarray]) -> ndarray:
     if isinstance(end, Column):
-        return np.ascontiguousarray(data[end.leaf], dtype="float64")
+        return np.clip(np.ascontiguousarray(data[end.leaf], dtype="float64"), end.least, end.most)
     return np.full(len(data[0]), float(end))
 
 
 def _narrowed(
     low: ndarray, high: ndarray, look: Callable[[ndarray, ndarray], None]
 ) -> tuple[ndarray, ndarray]:
-    """Places and log-densities at which a density was looked at last, its interval narrowed."""
+    """Places and log-densities at which a density was looked at last, close to its mode."""
     n = len(low)
     places, values = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
     done = np.zeros(n, dtype=bool)
     for _ in range(_ROUNDS):
+        last = done.all()
         _midpoints(low, high, places)
         for place, value in zip(places, values, strict=True):
             look(place, value)
-        _narrow(values, _NEAR, _KEPT, low, high, done)
-        if done.all():
+        if last:
             break
+        _narrow(values, _NEAR, _SEEN, low, high, done)
     return places, values
 
 
@@ -140,7 +141,7 @@ def _reals(lower: ndarray, upper: ndarray, log_density: LogDensity) -> tuple[nda
 
     def look(place: ndarray, value: ndarray) -> None:
         _place(place, centre, width, lower, upper, outcome, slope)
-        np.add(log_density(outcome), slope, out=value)
+        _add_slope(log_density(outcome), slope, value)
 
     places, values = _narrowed(low, high, look)
     centre, width = np.empty(n), np.empty(n)
@@ -186,7 +187,7 @@ def _grouped(none: ndarray, largest: float, log_density: LogDensity) -> tuple[nd
 
     def look(place: ndarray, value: ndarray) -> None:
         _exponential(place, largest, outcome)
-        np.add(log_density(outcome), place, out=value)
+        _add_slope(log_density(outcome), place, value)
 
     low, high = np.zeros(n), np.full(n, math.log(largest + 1.0))
     places, values = _narrowed(low, high, look)
@@ -195,7 +196,7 @@ def _grouped(none: ndarray, largest: float, log_density: LogDensity) -> tuple[nd
 
     def look_again(place: ndarray, value: ndarray) -> None:
         _standardised(place, centre, width, largest, outcome, slope)
-        np.add(log_density(outcome), slope, out=value)
+        _add_slope(log_density(outcome), slope, value)
 
     low, high = _reach(n, look_again)
     nodes, ends = np.zeros((NODES + 1, n)), np.zeros((NODES + 1, n))
@@ -221,19 +222,21 @@ def _midpoints(low: ndarray, high: ndarray, out: ndarray) -> None:
 
 @compiled(error_model="numpy")
 def _narrow(
-    values: ndarray, near: float, kept: float, low: ndarray, high: ndarray, done: ndarray
+    values: ndarray, near: float, seen: int, low: ndarray, high: ndarray, done: ndarray
 ) -> None:
-    """The cells in which the density is near to its largest, and their neighbours."""
+    """The cells in which the density is near to its largest, and their neighbours.
+
+    Where many are, those of the largest alone, and no others after that.
+    """
     k, n = values.shape
     for i in range(n):
         if done[i]:
             continue
-        largest = -math.inf
+        largest, at = -math.inf, 0
         for j in range(k):
             if values[j, i] > largest:
-                largest = values[j, i]
-        if not math.fabs(largest) < math.inf:
-            done[i] = largest != -math.inf
+                largest, at = values[j, i], j
+        if largest == -math.inf:
             high[i] = low[i] + (high[i] - low[i]) / k  # integers end below all that were looked at
             continue
         first, last = k, -1
@@ -241,9 +244,9 @@ def _narrow(
             if values[j, i] > largest - near:
                 first = min(first, j)
                 last = j
-        if last + 1 - first > kept * k:
+        if last + 1 - first >= seen:
             done[i] = True
-            continue
+            first = last = at
         first, last = max(first - 1, 0), min(last + 1, k - 1)
         length = (high[i] - low[i]) / k
         high[i] = low[i] + length * (last + 1)
@@ -350,6 +353,14 @@ def _place(
 
 
 @compiled(error_model="numpy")
+def _add_slope(log_density: ndarray, slope: ndarray, out: ndarray) -> None:
+    """Their sum; minus infinity where it is not finite: at ends to which an outcome was rounded."""
+    for i in range(out.shape[0]):
+        value = log_density[i] + slope[i]
+        out[i] = value if math.fabs(value) < math.inf else -math.inf
+
+
+@compiled(error_model="numpy")
 def _mode(places: ndarray, values: ndarray, centre: ndarray, width: ndarray) -> None:
     """Where the density by sinh of the place is largest, and the sd of a normal that is as high."""
     k, n = places.shape
@@ -380,9 +391,7 @@ def _masses(values: ndarray, low: ndarray, high: ndarray) -> None:
     k, n = values.shape
     for j in range(k):
         for i in range(n):
-            value = values[j, i]
-            mass = math.exp(value) if value < 100.0 else math.inf
-            values[j, i] = mass * ((high[i] - low[i]) / k)
+            values[j, i] = math.exp(min(values[j, i], 100.0)) * ((high[i] - low[i]) / k)
 
 
 @compiled(error_model="numpy")

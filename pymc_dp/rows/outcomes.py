@@ -22,14 +22,21 @@ from pymc.logprob.transforms import (
     LogTransform,
 )
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
+from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.shape import SpecifyShape
 
-from pymc_dp.rows.ancestry import ancestors_without_shapes, data_behind
+from pymc_dp.rows.ancestry import ancestors_without_shapes, data_behind, without_casts
 from pymc_dp.rows.cuts import Column, Outcome, RowGraph, RowLeaf
 from pymc_dp.rows.integers import is_discrete, is_float
 
 __all__ = ["with_outcome"]
+
+
+#: Operations that leave the numbers of a row as they are.
+_COPIES = (SpecifyShape, DimShuffle)
 
 
 class _Unknown(Exception):
@@ -62,7 +69,7 @@ def with_outcome(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Vari
         if is_discrete(rvs[0]):
             if any(not _is_cast_of(label, block) for label, _ in behind):
                 return graph
-            largest = float(min([2**31, *[size - 1 for _, size in behind]]))
+            largest = float(min([_largest(block), *[size - 1 for _, size in behind]]))
             found = Outcome(leaf, True, 0.0, largest)
         elif behind or not is_float(block):
             return graph
@@ -74,10 +81,16 @@ def with_outcome(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Vari
     return replace(graph, outcome=found)
 
 
+def _largest(block: Variable) -> int:
+    """The largest integer that the data can hold."""
+    dtype = np.dtype(block.type.dtype)
+    if dtype.kind == "b":
+        return 1
+    return 2**31 - 1 if dtype.kind == "f" else min(2**31 - 1, int(np.iinfo(dtype).max))
+
+
 def _is_cast_of(label: Variable, block: Variable) -> bool:
-    while label is not block and label.owner is not None and len(label.owner.inputs) == 1:
-        label = label.owner.inputs[0]
-    return label is block
+    return without_casts(label, _COPIES) is block
 
 
 def _interval(
@@ -130,20 +143,24 @@ def _narrower(one: float | Column, other: float | Column, choose: Any) -> float 
     """Where an interval ends that is cut off."""
     if isinstance(one, Column):
         raise _Unknown
-    return other if isinstance(other, Column) else choose(one, other)
+    if isinstance(other, Column):
+        return replace(other, least=one) if choose is max else replace(other, most=one)
+    return choose(one, other)
 
 
 def _end(end: Variable, leaves: Sequence[RowLeaf]) -> float | Column:
-    """A number, or one for each row."""
-    try:
-        return float(get_underlying_scalar_constant_value(end))
-    except NotScalarConstantError:
-        pass
-    while end.owner is not None and len(end.owner.inputs) == 1:  # casts and broadcasts
-        end = end.owner.inputs[0]
+    """A number, or one for each row.
+
+    Whether the entries of a longer array are equal is not looked at: they may be private.
+    """
+    end = without_casts(end, _COPIES)
     for k, leaf in enumerate(leaves):
         if leaf.source is end and leaf.block.type.ndim == 1:
             return Column(k)
-    if isinstance(end, Constant) and np.unique(end.data).size == 1:
-        return float(np.unique(end.data)[0])
-    raise _Unknown
+    constants = [v for v in ancestors([end]) if v.owner is None]
+    if not all(isinstance(v, Constant) and np.ndim(v.data) == 0 for v in constants):
+        raise _Unknown
+    try:
+        return float(get_underlying_scalar_constant_value(end))
+    except NotScalarConstantError:
+        raise _Unknown from None

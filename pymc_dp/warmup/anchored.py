@@ -28,6 +28,7 @@ def anchored(
     change: float,
     kicks: float,
     public: Public,
+    known: np.ndarray,
     paths: int,
     sensitivity: float,
     step_size: float | None,
@@ -41,9 +42,11 @@ def anchored(
     rng = np.random.default_rng(1)
     left = 1.0 - budget.spent
     spec, bound = clipping.score(blank.clip), clipping.bound
-    score, noise = budget.score("first score", spec, bound, FIRST * left)
-    first, first_noise = basis.T @ score, noise.covariance(basis)
     at = blank.coordinates
+    curvature = at.scaling.T @ known @ at.scaling
+    loss = clipping.loss(budget, blank.clip, basis)
+    score, noise = budget.score("first score", spec, bound, FIRST * left)
+    first, first_noise, _ = loss.corrected(basis.T @ score, noise.covariance(basis), curvature)
     step = first + public.score(at)  # the precision in w is about 1
     change_of = Change(blank.clip, basis @ step)
     moved = replace(blank, form="anchored", clip=Coordinates(at.theta(step), blank.clip.scaling))
@@ -61,10 +64,9 @@ def anchored(
     error = energy_clip(moved, budget, kick, change, rng)
     unit = 5.0 * sensitivity * math.sqrt(paths / total)  # noise of 0.2 in the log ratio
     error, tests = accept_tests(error, unit, TESTS[0], TESTS[1] * (1.0 - budget.spent))
-    lost = clipping.lost(budget, moved.clip, basis)
     left = 1.0 - budget.spent - kicks - tests
     score, noise = budget.score("anchor", clipping.score(moved.clip), bound, left)
-    final, covariance = basis.T @ score, noise.covariance(basis)
+    final, covariance, lost = loss.corrected(basis.T @ score, noise.covariance(basis), curvature)
     if joined is not None:
         final, covariance = pooled(joined, first_noise, final, covariance)
     return replace(

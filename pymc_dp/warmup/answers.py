@@ -12,7 +12,7 @@ from typing import Protocol
 
 import numpy as np
 
-from pymc_dp.rows.contributions import Change, Contribution, Curvature, OuterProduct, Score
+from pymc_dp.rows.contributions import Change, Contribution, Curvature, Loss, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
 
 __all__ = ["Answers", "CurvatureNoise", "Releases", "ScoreNoise", "Structure"]
@@ -137,6 +137,15 @@ class Answers:
             there = Coordinates(spec.coordinates.theta(spec.z), spec.coordinates.scaling)
             reach = reach | self.structure.touched(there).diagonal()
         return np.where(reach, total, 0.0), ScoreNoise(sd, reach)
+
+    def loss(
+        self, label: str, spec: Loss, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Noisy sums (d,) of the variances of what clipping takes, and of its covariances."""
+        total, _ = self.releases.vector_sum(label, spec, clip_norm, share)
+        reach = self.structure.touched(spec.coordinates).diagonal()
+        lost, shared = np.where(reach, np.maximum(total.reshape(2, -1), 0.0), 0.0)
+        return lost, shared
 
     def curvature(
         self, label: str, spec: Curvature, clip_norm: float, share: float

@@ -127,6 +127,7 @@ def prepare_langevin(
     away = rng.choice([-1.0, 1.0], d) * (1.0 + 1.5 / math.sqrt(d))
     relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
     noise = relative * 3.5 * math.sqrt(d / n)  # in posterior sds
+    consistent = consistent and bulk.arrived and budget.laws_found(clip)
     # of the sum in z, whose entries have variance 1 beside it
     price = d * (ROOM * relative) ** 2 if consistent else None
     found = budget.clipping(Score(clip), harmless_tail(n, relative), price, _look(n, total))
@@ -196,7 +197,8 @@ def prepare_langevin(
         change = max(change, farthest or 0.0)
         kicks = kicks_wanted()
     ready = replace(blank, effective_draws=worth(kicks))
-    return anchored(ready, budget, change, kicks, public, paths, sensitivity, step_size)
+    known = bulk.data_precision
+    return anchored(ready, budget, change, kicks, public, known, paths, sensitivity, step_size)
 
 
 def prior_only(found: Prepared, start: Coordinates) -> Prepared:

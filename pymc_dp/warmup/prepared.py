@@ -9,13 +9,15 @@ from typing import Any, Literal
 import numpy as np
 from scipy.linalg import pinvh
 
+from pymc_dp.matrices import positive_part
 from pymc_dp.noise_laws import Likelihood
 from pymc_dp.rows.contributions import (
     Change,
     ConsistentScore,
     Contribution,
     Curvature,
-    LostInformation,
+    LawNotFound,
+    Loss,
     Score,
 )
 from pymc_dp.rows.engine import Coordinates
@@ -32,6 +34,7 @@ __all__ = [
     "WORTH",
     "Clipping",
     "Form",
+    "Lost",
     "Prepared",
     "Shares",
     "consistent_norm",
@@ -60,6 +63,11 @@ _MOST_CLIPPED = 0.2
 #: Parts of the budget for how much clipping takes from a unit, and for the covariance of that; the
 #: bound on what a unit adds to it passes this fraction of the units.
 _LOSS_LOOK, _LOSS, _LOSS_TAIL = 0.004, 0.008, 0.002
+#: Part of the budget for how many laws of outcomes are not found, and the fraction that may be.
+_LAWS, _NOT_FOUND = 0.002, 0.02
+#: Least curvature by which a loss is divided, where the posterior has 1, and the largest part of a
+#: curvature that may be lost.
+_LEAST_CURVATURE, _MOST_LOST = 0.01, 0.6
 #: That bound, in units of the squared clip norm, where noise hides it or most units lose nothing.
 _LOSS_BOUND = 0.25
 
@@ -105,16 +113,58 @@ class Clipping:
         """What units add to the sum."""
         return Score(at) if self.inner is None else ConsistentScore(at, clip_norm=self.inner)
 
-    def lost(self, budget: Shares, at: Coordinates, basis: np.ndarray) -> np.ndarray:
-        """(d, d) covariance in w of what clipping takes beside its mean, as it is released."""
-        d = len(basis)
+    def loss(self, budget: Shares, at: Coordinates, basis: np.ndarray) -> Lost:
+        """What clipping takes from the scores beside its mean, as it is released, in w."""
         if self.inner is None:
-            return np.zeros((d, d))
-        spec = LostInformation(at, diagonal=True, clip_norm=self.inner)
-        label = "what clipping takes"
+            nothing = np.zeros((len(basis), len(basis)))
+            return Lost(nothing, nothing)
+        spec, label = Loss(at, self.inner), "what clipping takes"
         bound = budget.tail(f"{label}, norms", spec, _LOSS_TAIL, _LOSS_LOOK)
-        matrix, _ = budget.curvature(label, spec, bound or _LOSS_BOUND * self.inner**2, _LOSS)
-        return np.asarray(basis.T @ np.maximum(matrix, 0.0) @ basis)
+        lost, shared = budget.loss(label, spec, bound or _LOSS_BOUND * self.inner**2, _LOSS)
+        return Lost(basis.T * lost @ basis, basis.T * shared @ basis)
+
+
+@dataclass(frozen=True, eq=False)
+class Lost:
+    """What clipping takes from a sum of scores of which it gives back the mean.
+
+    With e what it takes from the sum g, of covariance H over data of the model at the origin, the
+    sum that is left changes with w as H - C does, C = Cov(e, g), and not as H: it leans towards the
+    origin.  It is multiplied by H (H - C)^-1, and then is a score with an error of its own.
+
+    Attributes
+    ----------
+    covariance, shared : (d, d) ndarray
+        Cov(e) and C, in w.
+    """
+
+    covariance: np.ndarray
+    shared: np.ndarray
+
+    def corrected(
+        self, score: np.ndarray, noise: np.ndarray, curvature: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The score, the covariance of its noise, and that of what clipping has lost.
+
+        Parameters
+        ----------
+        score : (d,) ndarray
+        noise : (d, d) ndarray
+            Covariance of the noise.
+        curvature : (d, d) ndarray
+            H, as far as it is known.
+        """
+        if not self.shared.any():
+            return score, noise, self.covariance
+        values, vectors = np.linalg.eigh(curvature)
+        sizes = np.sqrt(np.maximum(values, _LEAST_CURVATURE))
+        whiten, back = (vectors / sizes) @ vectors.T, (vectors * sizes) @ vectors.T
+        parts, axes = np.linalg.eigh(whiten @ self.shared @ whiten)
+        parts = np.clip(parts, 0.0, _MOST_LOST)
+        factor = back @ (axes / (1.0 - parts)) @ axes.T @ whiten
+        rest = whiten @ self.covariance @ whiten - (axes * parts**2) @ axes.T
+        lost = back @ positive_part(rest) @ back
+        return factor @ score, factor @ noise @ factor.T, factor @ lost @ factor.T
 
 
 @dataclass(frozen=True)
@@ -267,6 +317,13 @@ class Shares:
             return whole, whole
         return whole, Clipping(ROOM * inner, inner, self._above(histogram, inner))
 
+    def laws_found(self, at: Coordinates) -> bool:
+        """Whether the laws of the outcomes of nearly all units are found, as far as noise shows."""
+        edges, counts, noise_sd = self._histogram("laws not found", LawNotFound(at), _LAWS)
+        one = int(np.searchsorted(edges, 1.0, side="right")) - 1
+        n = self.releases.n_public
+        return float(counts[one]) - 2.0 * noise_sd < _NOT_FOUND * n
+
     def _histogram(
         self, label: str, spec: Contribution, share: float
     ) -> tuple[np.ndarray, np.ndarray, float]:
@@ -288,6 +345,13 @@ class Shares:
         """Noisy sum of clipped scores, or of their changes."""
         self.spent += share
         return self.answers.score(label, spec, clip_norm, share)
+
+    def loss(
+        self, label: str, spec: Loss, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Noisy sums of the variances of what clipping takes, and of its covariances."""
+        self.spent += share
+        return self.answers.loss(label, spec, clip_norm, share)
 
     def curvature(
         self, label: str, spec: Curvature, clip_norm: float, share: float

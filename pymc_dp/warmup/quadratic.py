@@ -108,10 +108,12 @@ def quadratic(
     d, basis, clipping = len(blank.score), blank.basis, blank.clipping
     left = 1.0 - budget.spent
     spec, bound = clipping.score(blank.clip), clipping.bound
+    loss = clipping.loss(budget, blank.clip, basis)
     score, of_score = budget.score("first score", spec, bound, 0.35 * left)
     unit = of_score.sd / bound * math.sqrt(0.35 * left)  # of a sum of norm 1 for the whole budget
-    first, noise = basis.T @ score, of_score.covariance(basis)
     at = blank.coordinates
+    here, before = at, at.scaling.T @ known @ at.scaling
+    first, noise, _ = loss.corrected(basis.T @ score, of_score.covariance(basis), before)
     longest = _FURTHEST * math.sqrt(d + float(np.trace(noise)))
     rows = np.eye(d)  # what records see of w; they see no step at right angles to that
     if public.alone.size:
@@ -121,7 +123,6 @@ def quadratic(
     precision = np.linalg.inv(at.scaling @ at.scaling.T)
     step = first + public.score(at)  # the precision in w is about 1
     step = _shortened(along @ step, longest)
-    here, before = at, at.scaling.T @ known @ at.scaling
     clip_norm: float | None = None
     n = budget.releases.n_public
     diagonal = not whole_curvature(n, d, budget.releases.units_mu2)
@@ -163,9 +164,8 @@ def quadratic(
         bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
         step, _ = noisy_posterior(first, noise, curvature, bend, public.score(here))
         step = _shortened(along @ step, longest)
-    lost = clipping.lost(budget, clip, basis)
     score, of_score = budget.score("anchor", clipping.score(clip), bound, 1.0 - budget.spent)
-    second, rest = basis.T @ score, of_score.covariance(basis)
+    second, rest, lost = loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
 
     bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
     straight = _consistent(second - first, noise + rest)
