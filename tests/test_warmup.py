@@ -703,19 +703,6 @@ def test_too_small_a_budget_leaves_the_prior(name, form):
     assert all(norm > 0 for norm in scaled.clip_norms.values())
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_the_anchor_is_announced_before_what_is_made_with_it(name):
-    told: list[tuple[Coordinates, float, int]] = []
-    releases = Releases(problem(name), 30.0, 1)
-    found = prepare(
-        releases, name, robust=lambda clip, bound: told.append((clip, bound, len(releases.shares)))
-    )
-    [(clip, bound, before)] = told
-    assert bound == found.clip_norms["anchor"]
-    assert clip.scaling is found.clip.scaling or np.array_equal(clip.scaling, found.clip.scaling)
-    assert before < len(releases.shares)
-
-
 @pytest.mark.parametrize("mu2", ACCURACY)
 @pytest.mark.parametrize("name", MODELS)
 def test_scaled_preparation_finds_the_posterior(name, mu2):
