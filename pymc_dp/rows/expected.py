@@ -64,9 +64,11 @@ def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice,
         factors = np.empty(scores.shape[1])
         _factors(scores, rows.gram, clip_norm, factors)
         total = scores * factors
+        excess, mean = np.zeros_like(scores), np.zeros_like(scores)
+        taken, square = np.zeros_like(factors), np.zeros_like(factors)
         for weight, other in rows.outcomes():
-            _factors(other, rows.gram, clip_norm, factors)
-            _add_excess(weight, other, factors, total)
+            _add_excess(weight, other, rows.gram, clip_norm, excess, mean, taken, square)
+        _add_centred(excess, mean, taken, square, total)
         yield where, _assembled(rows.directions, total)
 
 
@@ -82,7 +84,7 @@ def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray
         lost, shared = (np.zeros((len(scores), *scores.shape)) for _ in range(2))
         for weight, other in rows.outcomes():
             _factors(other, rows.gram, clip_norm, factors)
-            _add_excess(weight, other, factors, mean)
+            mean += weight * (1.0 - factors) * other
             _add_products(weight, other, factors, 2, lost)
             _add_products(weight, other, factors, 1, shared)
         lost -= mean[:, None] * mean
@@ -214,8 +216,8 @@ def _products(directions: ndarray, out: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
-def _factors(scores: ndarray, gram: ndarray, clip_norm: float, out: ndarray) -> None:
-    """out[i] = min(1, clip_norm / |sum_a u_a s_a|), 0 where the norm is not finite."""
+def _squares(scores: ndarray, gram: ndarray, out: ndarray) -> None:
+    """out[i] = |sum_a u_a s_a|^2."""
     width, n = scores.shape
     out[:] = 0.0
     for a in range(width):
@@ -225,17 +227,56 @@ def _factors(scores: ndarray, gram: ndarray, clip_norm: float, out: ndarray) -> 
                 out[i] += s[i] * t[i] * g[i]
     for i in range(n):
         out[i] = math.fabs(out[i])  # 0 may have been rounded to less
+
+
+@compiled(error_model="numpy")
+def _factors(scores: ndarray, gram: ndarray, clip_norm: float, out: ndarray) -> None:
+    """out[i] = min(1, clip_norm / |sum_a u_a s_a|), 0 where the norm is not finite."""
+    _squares(scores, gram, out)
     loops.to_factors(out, clip_norm)
 
 
 @compiled(error_model="numpy")
-def _add_excess(weights: ndarray, scores: ndarray, factors: ndarray, out: ndarray) -> None:
-    """out[a, i] += w_i (1 - f_i) s_a."""
+def _add_excess(
+    weights: ndarray,
+    scores: ndarray,
+    gram: ndarray,
+    clip_norm: float,
+    excess: ndarray,
+    mean: ndarray,
+    taken: ndarray,
+    square: ndarray,
+) -> None:
+    """Add w e and w g, with e what clipping takes from g; and of w |g|^2 what it takes, and all."""
     width, n = scores.shape
-    for a in range(width):
-        s, y = scores[a], out[a]
-        for i in range(n):
-            y[i] += weights[i] * (1.0 - factors[i]) * s[i]
+    squares, factors = np.empty(n), np.empty(n)
+    _squares(scores, gram, squares)
+    factors[:] = squares
+    loops.to_factors(factors, clip_norm)
+    for i in range(n):
+        w = weights[i]
+        rest = w * (1.0 - factors[i])
+        if squares[i] < math.inf:
+            square[i] += w * squares[i]
+            taken[i] += rest * squares[i]
+        for a in range(width):
+            mean[a, i] += w * scores[a, i]
+            excess[a, i] += rest * scores[a, i]
+
+
+@compiled(error_model="numpy")
+def _add_centred(
+    excess: ndarray, mean: ndarray, taken: ndarray, square: ndarray, out: ndarray
+) -> None:
+    """Out += excess, less what it has of the mean that the scores of a quadrature should not have.
+
+    The part is that of the best linear prediction of what is taken by the score.
+    """
+    width, n = excess.shape
+    for i in range(n):
+        part = taken[i] / square[i] if square[i] > 0.0 else 0.0
+        for a in range(width):
+            out[a, i] += excess[a, i] - part * mean[a, i]
 
 
 @compiled(error_model="numpy")

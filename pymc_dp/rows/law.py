@@ -465,11 +465,12 @@ def _groups(
 
 @compiled(error_model="numpy")
 def _middles(ends: ndarray, nodes: ndarray) -> None:
+    # of two integers in the middle the first and the second in turn, or the mean would be too small
     k, n = ends.shape
     nodes[0] = 0.0
     for j in range(1, k):
         for i in range(n):
-            nodes[j, i] = math.floor((ends[j - 1, i] + 1.0 + ends[j, i]) / 2.0)
+            nodes[j, i] = math.floor((ends[j - 1, i] + 1.0 + ends[j, i] + j % 2) / 2.0)
 
 
 @compiled(error_model="numpy")

@@ -1,0 +1,392 @@
+"""Laws of outcomes by quadrature, and what they give back to clipped scores, row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+import pytest
+from scipy import stats
+from scipy.special import expit
+
+from pymc_dp.records import extract
+from pymc_dp.rows import contributions, law
+from pymc_dp.rows.contributions import (
+    ConsistentScore,
+    Contribution,
+    Curvature,
+    ExpectedCurvature,
+    LawNotFound,
+    Loss,
+    OuterProduct,
+    Score,
+)
+from pymc_dp.rows.cuts import Outcome
+from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.expected import _Rows, law_unknown
+from pymc_dp.rows.law import law_of
+
+from .selection import marked, others
+from .test_contributions import values
+from .test_records import same_bits, with_data
+
+N = 120
+CLIP = 0.8
+LINE, HALF, UNIT = (-np.inf, np.inf), (0.0, np.inf), (0.0, 1.0)
+
+
+# -- laws -----------------------------------------------------------------------------------------
+
+
+def found(outcome: Outcome, log_density: Callable[[np.ndarray], np.ndarray]) -> law.Law:
+    """The law of two rows that are alike."""
+    with np.errstate(all="ignore"):
+        return law_of(outcome, [np.zeros(2)], lambda rows: log_density)
+
+
+REALS: dict[str, tuple[tuple[float, float], Any]] = {
+    "normal": (LINE, stats.norm(3.0, 2.0)),
+    "far and narrow": (LINE, stats.norm(1e6, 1e-2)),
+    "t of 3": (LINE, stats.t(3.0)),
+    "Cauchy": (LINE, stats.cauchy(5.0)),
+    "Laplace": (LINE, stats.laplace(2.0, 3.0)),
+    "Gumbel": (LINE, stats.gumbel_r(2.0, 3.0)),
+    "skew normal": (LINE, stats.skewnorm(8.0)),
+    "gamma, infinite at 0": (HALF, stats.gamma(0.3)),
+    "gamma": (HALF, stats.gamma(100.0)),
+    "Weibull, infinite at 0": (HALF, stats.weibull_min(0.4)),
+    "lognormal": (HALF, stats.lognorm(3.0)),
+    "Lomax": (HALF, stats.lomax(1.2)),
+    "beta": (UNIT, stats.beta(2.0, 8.0)),
+    "beta, infinite at both ends": (UNIT, stats.beta(0.1, 0.3)),
+    "uniform": (UNIT, stats.uniform()),
+    "von Mises": ((-np.pi, np.pi), stats.vonmises(1000.0)),
+}
+
+
+@pytest.mark.parametrize("name", REALS)
+def test_probabilities_of_real_outcomes(name: str) -> None:
+    (lower, upper), exact = REALS[name]
+    outcome = found(Outcome(0, False, lower, upper), exact.logpdf)
+    nodes, weights = outcome.nodes[:, 0], outcome.weights[:, 0]
+    assert weights.sum() == pytest.approx(1.0) and weights.min() >= 0.0
+    assert same_bits(outcome.nodes[:, 0], outcome.nodes[:, 1])
+    # expectations of functions that level off, like clipped scores
+    centre, width = exact.median(), np.subtract(*exact.ppf([0.8, 0.2]))
+    for function in (np.tanh, lambda u: np.exp(-u * u), expit):
+        by_nodes = float(weights @ function((nodes - centre) / width))
+        by_integral = np.mean(function((exact.ppf((np.arange(1000) + 0.5) / 1e3) - centre) / width))
+        assert by_nodes == pytest.approx(float(by_integral), abs=0.01)
+
+
+COUNTS: dict[str, Any] = {
+    **{f"Poisson {mean:g}": stats.poisson(mean) for mean in (1e-3, 1.0, 5.0, 40.0, 3000.0)},
+    **{f"negative binomial {n:g}": stats.nbinom(n, 0.1) for n in (0.3, 2.0, 50.0)},
+    "Bernoulli": stats.bernoulli(0.2),
+    "geometric": stats.geom(0.03),
+    "binomial": stats.binom(400, 0.7),
+}
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_moments_of_counts(name: str) -> None:
+    exact = COUNTS[name]
+    outcome = found(Outcome(0, True, 0.0, 2.0**31), exact.logpmf)
+    nodes, weights = outcome.nodes[:, 0], outcome.weights[:, 0]
+    assert weights.sum() == pytest.approx(1.0)
+    mean, variance = exact.stats("mv")
+    few = exact.sf(14) < 1e-6  # then each is a node
+    assert weights @ nodes == pytest.approx(mean, rel=1e-5 if few else 0.01, abs=1e-5)
+    spread = weights @ (nodes - mean) ** 2
+    assert spread == pytest.approx(variance, rel=1e-4 if few else 0.07, abs=1e-4)
+
+
+def test_laws_that_are_not_found_have_no_weights() -> None:
+    def far_apart(y: np.ndarray) -> np.ndarray:
+        return np.logaddexp(stats.norm.logpdf(y, -20.0), stats.norm.logpdf(y, 8.0, 0.5)) - 0.7
+
+    assert not found(Outcome(0, False, *LINE), far_apart).weights.any()
+    assert not found(Outcome(0, True, 0.0, 255.0), stats.poisson(300.0).logpmf).weights.any()
+    assert not found(Outcome(0, False, *LINE), lambda y: np.full(len(y), np.nan)).weights.any()
+
+
+# -- models ---------------------------------------------------------------------------------------
+
+_rng = np.random.default_rng(11)
+X = _rng.normal(size=N)
+#: Means from 0.01 to 400: some laws are sums over a few integers, others over groups of them.
+WIDE = _rng.uniform(-4.5, 6.0, N)
+
+
+def line() -> Any:
+    return pm.Normal("a", 0.0, 1.0) + pm.Normal("b", 0.0, 1.0) * X
+
+
+def logistic() -> None:
+    pm.Bernoulli("y", logit_p=line(), observed=_rng.integers(0, 2, N))
+
+
+def counts() -> None:
+    pm.Poisson("y", pt.exp(line() + WIDE), observed=_rng.poisson(np.exp(WIDE)))
+
+
+def overdispersed() -> None:
+    alpha = pm.Exponential("alpha", 1.0)
+    pm.NegativeBinomial("y", mu=pt.exp(line()), alpha=alpha, observed=_rng.poisson(2.0, N))
+
+
+def positive() -> None:
+    shape = pm.Exponential("shape", 1.0)
+    pm.Gamma("y", alpha=shape, beta=shape / pt.exp(line()), observed=_rng.gamma(2.0, 1.0, N))
+
+
+def fractions() -> None:
+    y = _rng.beta(2.0, 3.0, N).astype("float32")
+    pm.Beta("y", mu=pm.math.sigmoid(line()), nu=pm.Exponential("nu", 0.1), observed=y)
+
+
+def heavy() -> None:
+    sigma = pm.HalfNormal("sigma", 1.0)
+    pm.StudentT("y", nu=4.0, mu=line(), sigma=sigma, observed=_rng.standard_t(4.0, N))
+
+
+def inflated() -> None:
+    psi = pm.Beta("psi", 1.0, 1.0)
+    y = _rng.poisson(2.0, N) * (_rng.random(N) < 0.7)
+    pm.ZeroInflatedPoisson("y", psi=psi, mu=pt.exp(line()), observed=y)
+
+
+def survival() -> None:
+    base = pm.Weibull.dist(alpha=pm.Exponential("alpha", 1.0), beta=pt.exp(line()))
+    ends = _rng.uniform(0.5, 4.0, N)
+    y = np.minimum(_rng.weibull(1.3, N), ends)
+    pm.Censored("y", base, lower=None, upper=ends, observed=y)
+
+
+def two_normals() -> None:
+    parts = pm.Normal.dist(line()[:, None] + np.array([0.0, 3.0]), np.array([1.0, 3.0]))
+    pm.Mixture("y", w=np.array([0.7, 0.3]), comp_dists=parts, observed=_rng.normal(size=N))
+
+
+MODELS = {
+    f.__name__: f
+    for f in (
+        logistic,
+        counts,
+        overdispersed,
+        positive,
+        fractions,
+        heavy,
+        inflated,
+        survival,
+        two_normals,
+    )
+}
+
+SOME = marked(MODELS, slow=others(MODELS, ["logistic", "counts", "survival", "inflated"]))
+
+
+@cache
+def engine_of(name: str) -> RowEngine:
+    with pm.Model() as model:
+        MODELS[name]()
+    records = extract(model, check=False)
+    d = records.parameters.size
+    rng = np.random.default_rng(3)
+    scaling = np.eye(d) + 0.1 * rng.standard_normal((d, d))
+    return records.engine(Coordinates(records.initial + 0.1, scaling))
+
+
+def every_kind(at: Coordinates) -> list[Contribution]:
+    return [
+        ConsistentScore(at, clip_norm=CLIP),
+        ExpectedCurvature(at),
+        ExpectedCurvature(at, diagonal=True),
+        Loss(at, CLIP),
+        LawNotFound(at),
+    ]
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_bits_of_a_row_do_not_depend_on_others(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(name)
+    assert not law_unknown(engine)
+    kinds = every_kind(engine.coordinates)
+    whole = [values(engine, spec) for spec in kinds]
+    assert not whole[-1].any()
+    order = np.random.default_rng(3).permutation(N)
+    permuted = with_data(engine, lambda a: a[order])
+
+    def other(array: np.ndarray) -> np.ndarray:
+        array = array.copy()
+        array[7] = array[8]
+        return array
+
+    changed = with_data(engine, other)
+    for size in (8192, 7):
+        monkeypatch.setattr(contributions, "BLOCK", size)
+        for spec, expected in zip(kinds, whole, strict=True):
+            assert same_bits(values(permuted, spec), expected[order])
+            after = values(changed, spec)
+            assert same_bits(np.delete(after, 7, axis=0), np.delete(expected, 7, axis=0))
+            assert same_bits(after[7], expected[8])
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_scores_of_a_law_have_mean_zero_and_the_curvature_as_variance(name: str) -> None:
+    """The two identities of a likelihood, of which the second is by other functions."""
+    engine = engine_of(name)
+    rows = _Rows(engine, slice(0, N))
+    mean = np.zeros((engine.d, N))
+    for weight, scores in rows.outcomes():
+        mean += weight * np.einsum("adi,ai->di", rows.directions, scores)
+    expected = values(engine, ExpectedCurvature(engine.coordinates, diagonal=True))
+    assert np.max(np.abs(mean) / np.sqrt(expected.T + 1e-6)) < 0.06
+    assert np.max(np.abs(mean.sum(axis=1)) / np.sqrt(expected.sum(axis=0))) < 0.2
+    expected = values(engine, ExpectedCurvature(engine.coordinates))
+    by_hand = np.zeros_like(expected)
+    graph = engine.groups[0].functions.graph
+    assert graph.outcome is not None
+    leaf = graph.outcome.leaf
+    for node, weight in zip(rows._law.nodes, rows._law.weights, strict=True):
+        if weight.any():
+            data = list(engine.groups[0].store.read())
+            data[leaf] = node.astype(data[leaf].dtype)
+            made = iter(data)
+            other = with_data(engine, lambda _, made=made: next(made))
+            by_hand += weight[:, None] * values(other, Curvature(engine.coordinates, step=1e-4))
+    by_hand, expected = by_hand.sum(axis=0), expected.sum(axis=0)
+    np.testing.assert_allclose(expected, by_hand, rtol=0.03, atol=0.03 * np.abs(by_hand).max())
+
+
+@pytest.mark.parametrize("name", SOME)
+def test_more_nodes_give_back_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = engine_of(name)
+    spec = ConsistentScore(engine.coordinates, clip_norm=CLIP)
+    few = values(engine, spec)
+    own = values(engine, Score(engine.coordinates))
+    norms = np.linalg.norm(own, axis=1, keepdims=True)
+    assert np.mean(norms > CLIP) > 0.02
+    clipped = own * np.minimum(1.0, CLIP / np.maximum(norms, 1e-300))
+    monkeypatch.setattr(law, "NODES", 500)
+    monkeypatch.setattr(law, "_FEW", 200)
+    many = values(engine, spec)
+    assert np.abs(many - clipped).max() > 0.02, "clipping takes something from the average record"
+    assert np.abs(few - many).max() < 0.1 * CLIP
+    assert np.abs((few - many).mean(axis=0)).max() < 0.005 * CLIP
+
+
+def test_excess_of_a_choice_is_an_exact_sum() -> None:
+    engine = engine_of("logistic")
+    at = engine.coordinates
+    a, b = at.location
+    p = expit(a + b * X)
+    directions = np.c_[np.ones(N), X] @ at.scaling
+    lengths = np.linalg.norm(directions, axis=1)
+    y = engine.groups[0].store.read()[0]
+    assert set(np.unique(y)) == {0, 1}
+
+    def clip(slope: np.ndarray) -> np.ndarray:
+        return np.clip(slope, -CLIP / lengths, CLIP / lengths)
+
+    lost = (1.0 - p) * (-p - clip(-p)) + p * (1.0 - p - clip(1.0 - p))
+    expected = (clip(y - p) + lost)[:, None] * directions
+    np.testing.assert_allclose(values(engine, ConsistentScore(at, clip_norm=CLIP)), expected)
+
+
+def test_a_row_without_a_law_is_as_it_was_seen() -> None:
+    """Counts of which a byte holds too few."""
+    large = np.where(np.arange(N) < 10, 5.0, 0.0)
+    with pm.Model() as model:
+        y = pm.Data("y", _rng.poisson(2.0, N).astype("uint8"))
+        pm.Poisson("k", pt.exp(pm.Normal("a") + pm.Normal("b") * X + large + 1.0), observed=y)
+    engine = extract(model, check=False).engine(Coordinates(np.zeros(2), np.eye(2)))
+    at = engine.coordinates
+    missing = values(engine, LawNotFound(at))[:, 0].astype(bool)
+    assert missing[:10].all() and not missing[10:].any()
+    own = values(engine, Score(at))
+    found = values(engine, ConsistentScore(at, clip_norm=CLIP))
+    scale = np.minimum(1.0, CLIP / np.linalg.norm(own, axis=1))[:, None]
+    np.testing.assert_allclose(found[missing], (scale * own)[missing])
+    products = values(engine, OuterProduct(at))
+    curvatures = values(engine, ExpectedCurvature(at))
+    np.testing.assert_allclose(curvatures[missing], products[missing])
+    loss = values(engine, Loss(at, CLIP))
+    np.testing.assert_allclose(loss[missing, :2], (((1.0 - scale) * own) ** 2)[missing])
+    np.testing.assert_allclose(loss[missing, 2:], ((1.0 - scale) * own**2)[missing])
+
+
+# -- supports -------------------------------------------------------------------------------------
+
+
+def outcome_of(declare: Callable[[], Any]) -> Outcome | None:
+    with pm.Model() as model:
+        declare()
+    return extract(model, check=False).groups[0].graph.outcome
+
+
+def test_ends_are_not_read_from_private_values() -> None:
+    """One record that is not censored at the same place must not change those of all others."""
+    y, x = _rng.weibull(0.9, N) + 0.2, _rng.normal(size=N)
+    same, one_other = np.full(N, 0.1), np.full(N, 0.1)
+    one_other[1] = 0.05
+    found = []
+    for lower in (same, one_other):
+
+        def declare(lower: np.ndarray = lower) -> None:
+            base = pm.Weibull.dist(0.9, pt.exp(pm.Normal("a") + pm.Normal("b") * x))
+            pm.Censored("y", base, lower=lower, upper=None, observed=y)
+
+        with pm.Model() as model:
+            declare()
+        engine = extract(model, check=False).engine(Coordinates(np.zeros(2), np.eye(2)))
+        found.append(values(engine, ConsistentScore(engine.coordinates, clip_norm=0.3)))
+    assert same_bits(np.delete(found[0], 1, axis=0), np.delete(found[1], 1, axis=0))
+    assert not same_bits(found[0][1], found[1][1])
+
+
+@pytest.mark.parametrize("end", [lambda c: pt.exp(pt.log(c)), lambda c: c + 0.0 * c.sum()])
+def test_ends_that_are_computed_are_unknown(end: Callable[[Any], Any]) -> None:
+    ends = _rng.uniform(1.0, 4.0, N)
+
+    def declare() -> None:
+        base = pm.Gamma.dist(2.0, pt.exp(pm.Normal("a") * X))
+        pm.Censored("y", base, lower=None, upper=end(pm.Data("c", ends)), observed=ends / 2.0)
+
+    assert outcome_of(declare) is None
+
+
+@pytest.mark.parametrize(("dtype", "largest"), [("uint8", 255.0), ("int32", 2.0**31 - 1.0)])
+def test_integers_end_where_their_type_does(dtype: str, largest: float) -> None:
+    def declare() -> None:
+        y = pm.Data("y", _rng.poisson(2.0, N).astype(dtype))
+        pm.Poisson("k", pt.exp(pm.Normal("a") * X), observed=y)
+
+    found = outcome_of(declare)
+    assert found is not None and found.discrete and found.upper == largest
+
+
+def test_densities_that_overflow_concern_their_own_row_alone() -> None:
+    x = np.zeros(N)
+
+    def engine(x: np.ndarray) -> RowEngine:
+        def logp(y: Any, mu: Any, x: Any) -> Any:
+            cauchy = -pt.log1p((y - mu) ** 2) - np.log(np.pi)
+            return pt.switch(pt.and_(pt.eq(x, 0.0), y > 1e9), np.inf, cauchy)
+
+        with pm.Model() as model:
+            data = pm.Data("x", x)
+            mu = pm.Normal("a") + pm.Normal("b") * data
+            pm.CustomDist("y", mu, data, logp=logp, observed=np.ones(N))
+        return extract(model, check=False).engine(Coordinates(np.array([0.0, 1.0]), np.eye(2)))
+
+    before = engine(x)
+    x[1] = 3.0
+    after = engine(x)
+    for spec in every_kind(before.coordinates):
+        others = [np.delete(values(world, spec), 1, axis=0) for world in (before, after)]
+        assert same_bits(*others)
