@@ -35,13 +35,18 @@ from pymc_dp.records import extract
 from pymc_dp.rows import blockwise, contributions, hessians, loops, moves
 from pymc_dp.rows.contributions import (
     Change,
+    ConsistentScore,
     Curvature,
+    ExpectedCurvature,
+    LawNotFound,
     LongestEntry,
     LongestScore,
+    Loss,
     PathError,
     Score,
 )
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
@@ -452,6 +457,13 @@ def _two_observed(rng):
     pm.Gamma("g", alpha=2, beta=pm.math.exp(slope) / scale, observed=rng.gamma(2, 1, N))
 
 
+def _survival(rng):
+    b = pm.Normal("b", 0, 1, shape=2)
+    base = pm.Weibull.dist(pm.math.exp(b[0]), pm.math.exp(b[1] * rng.normal(size=N)))
+    ends = rng.uniform(0.5, 3.0, N)
+    pm.Censored("y", base, lower=None, upper=ends, observed=np.minimum(rng.gamma(2, 1, N), ends))
+
+
 class RealModel:
     """The compiled functions of a model, for any data of its layout."""
 
@@ -517,10 +529,11 @@ def transcript(sums, queries, seed):
     params=[
         (_logistic, False),
         (_poisson_groups, False),
+        (_survival, False),
         pytest.param((_two_observed, False), marks=pytest.mark.slow),
         (_logistic, True),
     ],
-    ids=["logistic", "poisson_groups", "two_observed", "people"],
+    ids=["logistic", "poisson_groups", "survival", "two_observed", "people"],
 )
 def model(request):
     return RealModel(*request.param)
@@ -562,6 +575,13 @@ def one_off_releases(engine, neighboring, seed):
     ]
     if isinstance(engine, PredictorEngine):
         specs.append(LongestScore(at))
+    if not law_unknown(engine):
+        specs += [
+            ConsistentScore(at, clip_norm=0.27),
+            ExpectedCurvature(at),
+            Loss(at, 0.27),
+            LawNotFound(at),
+        ]
     found = []
 
     def vectors(values, inverse_unit, bound, total, scale):
