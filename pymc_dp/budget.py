@@ -30,7 +30,7 @@ from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent, batch_event
-from pymc_dp.forecast import Forecast, forecast
+from pymc_dp.forecast import Forecast, Norms, forecast
 from pymc_dp.ledger import Ledger
 from pymc_dp.records import (
     Records,
@@ -412,8 +412,10 @@ class PrivacyBudget:
 
         Notes
         -----
-        Rules of thumb for a near-normal posterior with learned settings, from public numbers alone:
-        n, the number of parameters and the budget.
+        Rules of thumb for a near-normal posterior with learned settings, from public things alone:
+        n, the budget and the model. How long scores are is simulated: made-up records, with normal
+        features, at the initial point. Other models (several rows or outcomes of a record, group
+        effects, more than 60 parameters) are taken to have scores of a light tail.
         """
         model = model_of(model)
         if get_budget(model) is not self:
@@ -426,7 +428,9 @@ class PrivacyBudget:
             mu2 = max(self.remaining().gdp_mu2, 2.0**-30)
         else:
             mu2 = mu_from_budget(epsilon, self.delta) ** 2
-        return self.forecast(name_of(step), draws, tune, chains, d=records.parameters.size, mu2=mu2)
+        d = records.parameters.size
+        norms = records.score_norms()
+        return self.forecast(name_of(step), draws, tune, chains, d=d, mu2=mu2, norms=norms)
 
     def records_of(self, model: Model, *, check: bool = True, read: bool = True) -> Records:
         """The records of a model that can be sampled privately; nothing is spent.
@@ -459,7 +463,15 @@ class PrivacyBudget:
         return records
 
     def forecast(
-        self, sampler: str, draws: int | str, tune: int, chains: int, *, d: int, mu2: float
+        self,
+        sampler: str,
+        draws: int | str,
+        tune: int,
+        chains: int,
+        *,
+        d: int,
+        mu2: float,
+        norms: Norms | None = None,
     ) -> Forecast:
         """What a part of the budget would buy: arithmetic on public numbers.
 
@@ -472,6 +484,8 @@ class PrivacyBudget:
             Number of parameters.
         mu2 : float
             Squared GDP mu.
+        norms : Norms, optional
+            Of scores under the model: :func:`pymc_dp.rows.made_up.made_up_norms`.
 
         Returns
         -------
@@ -487,6 +501,7 @@ class PrivacyBudget:
             mu2=mu2,
             delta=self.delta,
             sensitivity=self.sensitivity,
+            norms=norms,
         )
 
     def table(self) -> pd.DataFrame:

@@ -25,6 +25,7 @@ from pytensor.tensor.shape import SpecifyShape
 
 from pymc_dp.bounds import clamp, source_limits
 from pymc_dp.errors import NotFactorizable, UnsafeModel
+from pymc_dp.forecast import Norms
 from pymc_dp.rows.ancestry import (
     ancestors_without_shapes,
     array_of,
@@ -48,6 +49,7 @@ from pymc_dp.rows.infinite import may_be_infinite
 from pymc_dp.rows.integers import is_discrete
 from pymc_dp.rows.intervals import Interval
 from pymc_dp.rows.lift import lift_rows
+from pymc_dp.rows.made_up import made_up_norms
 from pymc_dp.rows.outcomes import with_outcome
 from pymc_dp.rows.sizes import counts_rows, fixed_shapes
 from pymc_dp.rows.support import ends_of_support
@@ -112,6 +114,11 @@ class Records:
             for group in self.groups
         ]
         return RowEngine(groups, self.parameters, self.n_units, coordinates)
+
+    def score_norms(self) -> Norms | None:
+        """Norms of the scores of made-up records (:func:`pymc_dp.rows.made_up.made_up_norms`)."""
+        at = Coordinates(self.initial, np.eye(self.parameters.size))
+        return made_up_norms(self.engine(at), self.initial)
 
     def public_terms(
         self, coordinates: Coordinates, compile_kwargs: dict[str, Any] | None = None

@@ -80,10 +80,11 @@ def plot_effective_draws(
     if len(grid) < 2:
         raise ValueError("epsilons must be a list of at least two numbers.")
     names = list(step) if isinstance(step, list | tuple) else [step]
-    d = budget.records_of(model, check=False, read=False).parameters.size
+    records = budget.records_of(model, check=False, read=False)
+    known: dict[str, Any] = {"d": records.parameters.size, "norms": records.score_norms()}
     mu2s = [mu_from_budget(float(epsilon), budget.delta) ** 2 for epsilon in grid]
     plans = [
-        [budget.forecast(name_of(name), draws, tune, chains, d=d, mu2=mu2) for mu2 in mu2s]
+        [budget.forecast(name_of(name), draws, tune, chains, mu2=mu2, **known) for mu2 in mu2s]
         for name in names
     ]
     ax = axes_for(ax, (6.4, 4.0))

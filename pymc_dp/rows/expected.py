@@ -27,7 +27,14 @@ from pymc_dp.rows.hessians import packed
 from pymc_dp.rows.law import LogDensity, law_of
 from pymc_dp.rows.store import rows_of
 
-__all__ = ["clipped_scores", "expected_curvatures", "law_unknown", "laws_not_found", "losses"]
+__all__ = [
+    "clipped_scores",
+    "expected_curvatures",
+    "law_unknown",
+    "laws_not_found",
+    "losses",
+    "norms_of_outcomes",
+]
 
 #: Numbers of a block of directions: what fits into the third level of cache.
 _DIRECTIONS = 2**20
@@ -112,6 +119,18 @@ def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
     """(1, units of the block): 1 where quadrature does not find the law of a unit, else 0."""
     for where, rows in _blocks(engine):
         yield where, rows.unknown[None].copy()
+
+
+def norms_of_outcomes(engine: RowEngine) -> tuple[ndarray, ndarray]:
+    """Norms of the scores at z = 0 of all outcomes that units could have, and their weights."""
+    norms, weights = [], []
+    for _, rows in _blocks(engine):
+        for weight, scores in rows.outcomes():
+            squares = np.empty(len(weight))
+            _squares(scores, rows.gram, squares)
+            norms.append(np.sqrt(squares))
+            weights.append(weight)
+    return np.concatenate(norms), np.concatenate(weights)
 
 
 def _packed(

@@ -30,6 +30,7 @@ from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.flat import is_flat
 from pymc_dp.rows.limits import score_norm_limit
+from pymc_dp.rows.made_up import made_up_norms
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import Effects, effects_of
@@ -554,6 +555,7 @@ class Source:
             self.counts["chains"] * self.counts["runs"],
             d=self.records.parameters.size,
             mu2=units / MU2_UNIT,
+            norms=made_up_norms(self.engine, self.records.initial),
         )
 
     def _warn_if_improper(self) -> None:

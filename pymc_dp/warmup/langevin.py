@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from pymc_dp.forecast import ROOM
 from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.engine import Coordinates
@@ -22,7 +23,6 @@ from pymc_dp.warmup.bulk import find_bulk, scaling_of
 from pymc_dp.warmup.paths import LOOK, can_pay
 from pymc_dp.warmup.plain import plain
 from pymc_dp.warmup.prepared import (
-    ROOM,
     WORTH,
     Clipping,
     Form,

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 from scipy.linalg import pinvh
 
+from pymc_dp.forecast import ROOM
 from pymc_dp.matrices import positive_part
 from pymc_dp.noise_laws import Likelihood
 from pymc_dp.rows.contributions import (
@@ -30,7 +31,6 @@ from pymc_dp.warmup.quantiles import (
 )
 
 __all__ = [
-    "ROOM",
     "WORTH",
     "Clipping",
     "Form",
@@ -56,8 +56,6 @@ _HEAVY = 0.6
 WORTH = 0.86
 
 
-#: Room for what is given back, in units of the norm to which scores are clipped before that.
-ROOM = 1.1
 #: Most scores that are clipped where what that takes is given back on average.
 _MOST_CLIPPED = 0.2
 #: Parts of the budget for how much clipping takes from a unit, and for the covariance of that; the

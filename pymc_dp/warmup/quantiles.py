@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_dp.forecast import costs_of_clipping
+
 __all__ = ["cheapest_bound", "heavy_quantile", "hidden_tail", "tail_quantile"]
 
 #: Widths of the windows, in bins, in which norms are looked for: the norms of one model's scores
@@ -27,8 +29,6 @@ _THICKER = 5.0
 _LIGHTEST = 0.1
 #: The thicker one is still a tail.
 _THIN = 0.2
-#: Part of what is clipped that is not given back where the model is wrong.
-_WRONG = 0.1
 
 
 @dataclass(frozen=True)
@@ -113,11 +113,8 @@ def cheapest_bound(
     Returns
     -------
     float or None
-        b with the least price b^2 + sum_i e_i^2 + (0.1 sum_i e_i)^2, e_i = (norm_i - b)_+; as for
-        :func:`tail_quantile` where nothing stands out. The second is the covariance of what is
-        clipped, if each is as far from its mean as from 0; the third is the square of what remains
-        of its sum where the model is so wrong that a tenth of it is not given back. (Of mortgages
-        and a logistic regression it was 4 to 20 %, at quantiles from 0.99 to 0.9.)
+        The b that costs least (`pymc_dp.forecast.costs_of_clipping`); as for
+        :func:`tail_quantile` where nothing stands out.
     """
     found = _tail(edges, counts, noise_sd, most, n)
     if found is None or found.edge == 0.0:
@@ -131,10 +128,8 @@ def cheapest_bound(
     used = used[used < len(counts) - 1]
     norms, numbers = np.sqrt(edges[used] * edges[used + 1]), counts[used]
     candidates = least * 2.0 ** (np.arange(0, 49) / 12.0)
-    beyond = np.maximum(norms - candidates[:, None], 0.0)
-    lost = np.maximum(beyond**2 @ numbers, 0.0)
-    shift = _WRONG * np.maximum(beyond @ numbers, 0.0)
-    return float(candidates[int(np.argmin(price * candidates**2 + lost + shift**2))])
+    _, cost = costs_of_clipping(norms, numbers, candidates, price)
+    return float(candidates[int(np.argmin(cost))])
 
 
 def hidden_tail(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_dp.forecast import ROOM
 from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.engine import Coordinates
@@ -15,7 +16,7 @@ from pymc_dp.warmup.answers import Answers, Releases, Structure
 from pymc_dp.warmup.bulk import find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
 from pymc_dp.warmup.paths import LOOK
-from pymc_dp.warmup.prepared import ROOM, Clipping, consistent_norm, tail_of_scores
+from pymc_dp.warmup.prepared import Clipping, consistent_norm, tail_of_scores
 from pymc_dp.warmup.public import Density, Public
 from pymc_dp.warmup.quantiles import tail_quantile
 
