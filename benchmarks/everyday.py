@@ -1,0 +1,214 @@
+"""The ordinary models: what the planner says, and what runs with default arguments deliver.
+
+Errors of the posterior mean, in posterior sds, root mean square over parameters and repeats, and
+geometric means of the ratios of sds to those of the exact posterior: with consistent clipping, and
+with clip norms beyond the tail instead.  What the anchor's scores cost is told in passes of
+ordinary scores over the records::
+
+    python -m benchmarks.everyday --quick
+    python -m benchmarks.everyday --repeats 10 --epsilon 2 --json everyday.json
+    python -m benchmarks.everyday --misspecified
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+
+import pymc_dp as dp
+from benchmarks.models import EVERYDAY, Arrays, Data, Problem
+from benchmarks.reference import reference
+from benchmarks.runs import METHODS, private_run, quiet
+from pymc_dp.records import extract
+from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.expected import clipped_scores
+
+__all__ = ["measure", "misspecified", "passes"]
+
+CHAINS, DRAWS = 2, 500
+CLIPPING = {"consistent": "DPLangevin", "beyond the tail": "DPLangevin without"}
+QUICK = ("everyday_logistic", "everyday_poisson")
+METHODS["DPLangevin without"] = (dp.DPLangevin, {"consistent_clipping": False}, 1000)
+
+
+def measure(name: str, epsilon: float, repeats: int, first: int = 1) -> dict[str, Any]:
+    """Planner, errors and sds of one model."""
+    problem = EVERYDAY[name]
+    found: dict[str, Any] = {"model": name, "epsilon": epsilon, "passes": passes(problem)}
+    runs: dict[str, list[dict[str, Any]]] = {clipping: [] for clipping in CLIPPING}
+    for seed in range(first, first + repeats):
+        data = problem.data(seed)
+        exact = reference(problem, data, seed)
+        if seed == first:
+            with problem.model(data):
+                budget = dp.PrivacyBudget(epsilon, problem.delta)
+                plan = budget.plan(draws=DRAWS, chains=CHAINS)
+            found.update(parameters=plan.d, planned=plan.error)
+        for clipping, method in CLIPPING.items():
+            run = private_run(problem, data, method, epsilon, chains=CHAINS, draws=DRAWS, seed=seed)
+            theta = run.theta.reshape(-1, plan.d)
+            error = (theta.mean(axis=0) - exact.draws.mean(axis=0)) / exact.draws.std(axis=0)
+            ratios = theta.std(axis=0) / exact.draws.std(axis=0)
+            runs[clipping].append(
+                {
+                    "error": float(np.mean(error**2)),
+                    "sd": float(np.mean(np.log(ratios))),
+                    "covered": float(run.covered.mean()),
+                    "form": run.form,
+                }
+            )
+    for clipping, all_runs in runs.items():
+        found[clipping] = {
+            "error": float(np.sqrt(np.mean([run["error"] for run in all_runs]))),
+            "sd_ratio": float(np.exp(np.mean([run["sd"] for run in all_runs]))),
+            "coverage": float(np.mean([run["covered"] for run in all_runs])),
+            "forms": sorted({run["form"] for run in all_runs}),
+        }
+    return found
+
+
+def passes(problem: Problem, repeats: int = 5) -> float:
+    """What clipped scores with what is given back cost, in passes of ordinary score vectors."""
+    data = problem.data(0)
+    records = extract(problem.model(data), check=False)
+    d = records.parameters.size
+    engine = records.engine(Coordinates(records.initial, np.eye(d)))
+    zero = np.zeros(d)
+    norms = [np.linalg.norm(block, axis=0) for _, block in engine.vectors(engine.scores(zero))]
+    clip_norm = float(np.quantile(np.concatenate(norms), 0.97))
+
+    def shortest(call: Callable[[], None]) -> float:
+        times = []
+        for _ in range(repeats + 1):  # the first compiles
+            begin = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - begin)
+        return min(times)
+
+    def ordinary() -> None:
+        for _ in engine.vectors(engine.scores(zero)):
+            pass
+
+    def consistent() -> None:
+        for _ in clipped_scores(engine, clip_norm):
+            pass
+
+    return shortest(consistent) / shortest(ordinary)
+
+
+# -- models that are wrong ------------------------------------------------------------------------
+
+
+def _line(x: np.ndarray) -> Any:
+    return pm.Normal("a", 0.0, 5.0) + pm.Normal("b", 0.0, 5.0) * x
+
+
+def _normal(a: Arrays) -> None:
+    pm.Normal("y", _line(a["x"]), pm.HalfNormal("sigma", 5.0), observed=a["y"])
+
+
+def _poisson(a: Arrays) -> None:
+    pm.Poisson("y", pt.exp(_line(a["x"])), observed=a["y"])
+
+
+def _wrong(
+    outcomes: Callable[[np.random.Generator, np.ndarray], np.ndarray],
+) -> Callable[[np.random.Generator], Data]:
+    def generate(rng: np.random.Generator) -> Data:
+        x = rng.standard_normal(20_000)
+        return Data({}, {"x": x, "y": outcomes(rng, x)})
+
+    return generate
+
+
+def _contaminated(rng: np.random.Generator, x: np.ndarray) -> np.ndarray:
+    y = 1.0 + 0.5 * x + rng.standard_normal(len(x))
+    return np.where(rng.random(len(x)) < 0.01, y + 10.0, y)
+
+
+WRONG = {
+    "t noise (3 df), normal model": Problem(
+        "wrong_t",
+        _wrong(lambda rng, x: 1.0 + 0.5 * x + rng.standard_t(3.0, len(x))),
+        _normal,
+        20_000,
+        2.0,
+        fixed_delta=1e-6,
+    ),
+    "1 % outliers, normal model": Problem(
+        "wrong_outliers", _wrong(_contaminated), _normal, 20_000, 2.0, fixed_delta=1e-6
+    ),
+    "overdispersed counts, Poisson model": Problem(
+        "wrong_counts",
+        _wrong(lambda rng, x: rng.poisson(np.exp(0.5 + 0.3 * x) * rng.gamma(2.0, 0.5, len(x)))),
+        _poisson,
+        20_000,
+        2.0,
+        fixed_delta=1e-6,
+    ),
+}
+
+
+def misspecified(name: str, epsilon: float, repeats: int) -> dict[str, Any]:
+    """Shifts of posterior means, in sds of the exact posterior of the wrong model."""
+    problem = WRONG[name]
+    found: dict[str, Any] = {"model": name, "epsilon": epsilon}
+    for clipping, method in CLIPPING.items():
+        shifts = []
+        for seed in range(1, repeats + 1):
+            data = problem.data(seed)
+            exact = reference(problem, data, seed)
+            run = private_run(problem, data, method, epsilon, chains=CHAINS, draws=DRAWS, seed=seed)
+            means = run.theta.reshape(-1, exact.draws.shape[1]).mean(axis=0)
+            shifts.append((means - exact.draws.mean(axis=0)) / exact.draws.std(axis=0))
+        found[clipping] = np.mean(shifts, axis=0).tolist()
+    return found
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", nargs="+", default=list(EVERYDAY), choices=list(EVERYDAY))
+    parser.add_argument("--epsilon", type=float, default=2.0)
+    parser.add_argument("--repeats", type=int, default=10)
+    parser.add_argument("--misspecified", action="store_true", help="data of other models")
+    parser.add_argument("--quick", action="store_true", help="two models, two repeats")
+    parser.add_argument("--json", type=Path)
+    given = parser.parse_args()
+    quiet()
+    results = []
+    repeats = 2 if given.quick else given.repeats
+    if given.misspecified:
+        for name in WRONG:
+            found = misspecified(name, given.epsilon, repeats)
+            results.append(found)
+            shifts = (f"{c}: {np.round(found[c], 1)}" for c in CLIPPING)
+            print(f"{name}: {'; '.join(shifts)}", flush=True)
+    else:
+        print("| model | planner | error | sd ratio | coverage | beyond the tail | passes |")
+        print("|---|---|---|---|---|---|---|")
+        for name in QUICK if given.quick else given.models:
+            found = measure(name, given.epsilon, repeats)
+            results.append(found)
+            own, other = (found[clipping] for clipping in CLIPPING)
+            print(
+                f"| {name.removeprefix('everyday_')} ({found['parameters']}) "
+                f"| {found['planned']:.2f} | {own['error']:.2f} | {own['sd_ratio']:.2f} "
+                f"| {own['coverage']:.2f} | {other['error']:.2f}, {other['sd_ratio']:.2f} "
+                f"| {found['passes']:.0f} |",
+                flush=True,
+            )
+    if given.json:
+        given.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
