@@ -332,8 +332,8 @@ def outcome_of(declare: Callable[[], Any]) -> Outcome | None:
 def test_ends_are_not_read_from_private_values() -> None:
     """One record that is not censored at the same place must not change those of all others."""
     y, x = _rng.weibull(0.9, N) + 0.2, _rng.normal(size=N)
-    same, one_other = np.full(N, 0.1), np.full(N, 0.1)
-    one_other[1] = 0.05
+    same, one_other = np.full(N, -np.inf), np.full(N, -np.inf)
+    one_other[1] = 0.1
     found = []
     for lower in (same, one_other):
 

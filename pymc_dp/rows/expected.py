@@ -123,7 +123,7 @@ def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
 
 def norms_of_outcomes(engine: RowEngine) -> tuple[ndarray, ndarray]:
     """Norms of the scores at z = 0 of all outcomes that units could have, and their weights."""
-    norms, weights = [], []
+    norms, weights = [np.empty(0)], [np.empty(0)]
     for _, rows in _blocks(engine):
         for weight, scores in rows.outcomes():
             squares = np.empty(len(weight))
