@@ -428,9 +428,9 @@ class PrivacyBudget:
             mu2 = max(self.remaining().gdp_mu2, 2.0**-30)
         else:
             mu2 = mu_from_budget(epsilon, self.delta) ** 2
-        d = records.parameters.size
-        norms = records.score_norms()
-        return self.forecast(name_of(step), draws, tune, chains, d=d, mu2=mu2, norms=norms)
+        d, sampler = records.parameters.size, name_of(step)
+        norms = records.score_norms() if sampler == "DPLangevin" else None
+        return self.forecast(sampler, draws, tune, chains, d=d, mu2=mu2, norms=norms)
 
     def records_of(self, model: Model, *, check: bool = True, read: bool = True) -> Records:
         """The records of a model that can be sampled privately; nothing is spent.

@@ -83,8 +83,7 @@ class _Normal:
                 UserWarning,
                 stacklevel=4,
             )
-        learned = source.learn(sampler, share=share, form="quadratic")
-        found = learned.found
+        found = source.learn(sampler, share=share, form="quadratic").found
         at = found.coordinates
         prior: Prior = source.terms.with_coordinates(at)
         target = Quadratic(prior, found.score, found.curvature, found.covariance)

@@ -86,15 +86,8 @@ class ConsistentScore(Score):
 
 
 @dataclass(frozen=True, eq=False)
-class LongestEntry:
-    """The largest absolute entry of the score vector at z = 0.
-
-    It bounds the projections of the score on all axes of z.
-
-    Attributes
-    ----------
-    coordinates : Coordinates
-    """
+class _Number:
+    """One number of each unit at z = 0."""
 
     coordinates: Coordinates
 
@@ -105,7 +98,19 @@ class LongestEntry:
 
 
 @dataclass(frozen=True, eq=False)
-class LongestScore:
+class LongestEntry(_Number):
+    """The largest absolute entry of the score vector at z = 0.
+
+    It bounds the projections of the score on all axes of z.
+
+    Attributes
+    ----------
+    coordinates : Coordinates
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class LongestScore(_Number):
     """The norm that the score of a unit would have at z = 0 with the outcome that fits worst.
 
     For engines of one linear predictor.  All units have one, so that noise hides none: the scores
@@ -116,13 +121,6 @@ class LongestScore:
     ----------
     coordinates : Coordinates
     """
-
-    coordinates: Coordinates
-
-    @property
-    def size(self) -> int:
-        """Entries per unit: 1."""
-        return 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,20 +204,13 @@ class ExpectedCurvature(Curvature):
 
 
 @dataclass(frozen=True, eq=False)
-class LawNotFound:
+class LawNotFound(_Number):
     """1 where the law of the outcome is not found at z = 0, else 0.
 
     Attributes
     ----------
     coordinates : Coordinates
     """
-
-    coordinates: Coordinates
-
-    @property
-    def size(self) -> int:
-        """Entries per unit: 1."""
-        return 1
 
 
 @dataclass(frozen=True, eq=False)

@@ -71,10 +71,10 @@ def law_of(outcome: Outcome, data: list[ndarray], density_of: Densities) -> Law:
     density_of : callable
     """
     n = len(data[outcome.leaf])
-    log_density = density_of(slice(0, n))
     if outcome.discrete:
         nodes, weights = _integers(n, float(outcome.upper), density_of)  # type: ignore[arg-type]
     else:
+        log_density = density_of(slice(0, n))
         ends = [_column(end, data) for end in (outcome.lower, outcome.upper)]
         nodes, weights = _reals(ends[0], ends[1], log_density)
         for atom in outcome.atoms:

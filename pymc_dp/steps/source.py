@@ -548,6 +548,7 @@ class Source:
         """Before anything is spent: will the result be mostly noise?"""
         once = sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
         like = "DPLangevin" if once else "DPPenalty"
+        langevin = once or sampler == "DPLangevin"
         return self.budget.forecast(
             sampler if sampler in SAMPLERS else like,
             1000 if once else self.counts["draws"],
@@ -555,7 +556,7 @@ class Source:
             self.counts["chains"] * self.counts["runs"],
             d=self.records.parameters.size,
             mu2=units / MU2_UNIT,
-            norms=made_up_norms(self.engine, self.records.initial),
+            norms=made_up_norms(self.engine, self.records.initial) if langevin else None,
         )
 
     def _warn_if_improper(self) -> None:
