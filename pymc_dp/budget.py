@@ -485,7 +485,7 @@ class PrivacyBudget:
         mu2 : float
             Squared GDP mu.
         norms : Norms, optional
-            Of scores under the model: :func:`pymc_dp.rows.made_up.made_up_norms`.
+            Of the scores of made-up rows, over outcomes of the model itself.
 
         Returns
         -------

@@ -32,7 +32,7 @@ from pymc_dp.rows.solves import _RowsTimes
 
 one, nobody = np.ones(1), np.empty((0, 1))
 moves = Moves(np.array([0]), np.ones((1, 1)), nobody.astype(int), nobody, one)
-rows = LinearRows(0, 100.0 * one, one, -one, one, 0.0 * one, np.empty(0), moves)
+rows = LinearRows(0, 100.0 * one, one, 0.0 * one, np.empty(0), moves)
 clipped = np.zeros(1, dtype=np.int64)
 _linear_sum(rows, np.zeros(1), 1.0, 10.0, clipped, 0, one.copy(), one.copy(), one.copy(), 512)
 

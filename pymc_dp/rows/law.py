@@ -241,7 +241,7 @@ def _narrow(
             continue
         first, last = k, -1
         for j in range(k):
-            if values[j, i] > largest - near:
+            if values[j, i] >= largest - near:
                 first = min(first, j)
                 last = j
         if last + 1 - first >= seen:
@@ -274,13 +274,13 @@ def _ends(
         if not math.fabs(largest) < math.inf:
             continue
         j = 0
-        while not values[j, i] > least[i]:
+        while values[j, i] < least[i]:
             j += 1
         first[i] = places[j, i]
         if j > 0:
             low[i] = places[j - 1, i]
         j = k - 1
-        while not values[j, i] > least[i]:
+        while values[j, i] < least[i]:
             j -= 1
         last[i] = places[j, i]
         if j < k - 1:
@@ -293,7 +293,7 @@ def _halve(
 ) -> None:
     """Move one end of a cell to its middle."""
     for i in range(middle.shape[0]):
-        if value[i] > least[i]:
+        if value[i] >= least[i]:
             inside[i] = middle[i]
         else:
             outside[i] = middle[i]

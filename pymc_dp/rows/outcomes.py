@@ -151,12 +151,16 @@ def _narrower(one: float | Column, other: float | Column, choose: Any) -> float 
 def _end(end: Variable, leaves: Sequence[RowLeaf]) -> float | Column:
     """A number, or one for each row.
 
-    Whether the entries of a longer array are equal is not looked at: they may be private.
+    Whether the entries of a longer array are equal is not looked at: they may be private.  PyMC 6
+    leaves ends out of the density where none of a constant is finite; that is the law of such rows
+    elsewhere, too.
     """
     end = without_casts(end, _COPIES)
     for k, leaf in enumerate(leaves):
         if leaf.source is end and leaf.block.type.ndim == 1:
             return Column(k)
+    if isinstance(end, Constant) and np.ndim(end.data) == 1 and np.isinf(end.data).all():
+        return float(end.data[0])
     constants = [v for v in ancestors([end]) if v.owner is None]
     if not all(isinstance(v, Constant) and np.ndim(v.data) == 0 for v in constants):
         raise _Unknown

@@ -130,7 +130,8 @@ def quadratic(
     for k, share in enumerate(_CURVATURES):
         here = Coordinates(public.settled(here.theta(step), precision), at.scaling)
         clip = Coordinates(here.location, blank.clip.scaling)
-        kind = Curvature if clipping.inner is None else ExpectedCurvature
+        # what is piecewise linear has the curvature of the density at its kinks, whatever the model
+        kind = Curvature if flat or clipping.inner is None else ExpectedCurvature
         look = kind(clip, diagonal=diagonal, step=length)
         again = f" {k + 1}" if k else ""
         arrived = float(np.linalg.norm(step)) < 0.999 * longest or k == len(_CURVATURES) - 1

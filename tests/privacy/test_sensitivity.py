@@ -197,6 +197,18 @@ def test_vectors_of_any_floats_stay_within_the_norm_bound(rows, tau, clip, neigh
     assert np.all(factors[~np.isfinite(rows).all(axis=1)] == 0)
 
 
+@pytest.mark.parametrize("neighboring", RELATIONS)
+def test_rounding_of_vectors_at_the_bound_stays_within_it(neighboring):
+    """About half of all long vectors are rounded to longer ones."""
+    rng = np.random.default_rng(1)
+    for d in (1, 2, 5, 40):
+        limit, bound, inverse_unit = in_grid_units(1.0, 1000, d, 1.0, neighboring)
+        for direction in rng.normal(size=(100, d)):
+            alone = np.zeros(d, np.int64)
+            clip_norm_sum(1e3 * direction[:, None], inverse_unit, bound, alone, np.empty(1))
+            assert sum(int(entry) ** 2 for entry in alone) <= limit**2
+
+
 @FEW
 @given(
     rows=finite_rows,
