@@ -125,9 +125,9 @@ def test_outer_products_of_users_meet_what_rows_do_not() -> None:
 
 
 def made_up(noise: CurvatureNoise, count: int) -> np.ndarray:
-    d, rng = len(noise.pairs), np.random.default_rng(7)
-    raw = rng.standard_normal((count, d, d))
-    return noise.sd * np.where(noise.pairs, (raw + raw.transpose(0, 2, 1)) / 2.0, 0.0)
+    d, rng = len(noise.variances), np.random.default_rng(7)
+    raw = np.triu(rng.standard_normal((count, d, d)))
+    return np.sqrt(noise.variances) * (raw + np.triu(raw, 1).transpose(0, 2, 1))
 
 
 PATTERNS = {
@@ -140,7 +140,7 @@ PATTERNS = {
 @pytest.mark.parametrize("name", PATTERNS)
 def test_noise_of_a_curvature(name: str) -> None:
     """Its covariance with a vector and its size are those of 40,000 draws; entries within 8 sds."""
-    noise = CurvatureNoise(0.3, PATTERNS[name])
+    noise = CurvatureNoise.of(0.3, PATTERNS[name])
     drawn = made_up(noise, 40_000)
     u = np.array([1.0, -2.0, 0.5, 3.0])
     products = drawn @ u
@@ -164,7 +164,7 @@ def test_noise_of_a_score() -> None:
 def test_directions_hidden_by_noise_are_left_out_and_others_kept() -> None:
     """One of ten directions carries nothing; the others carry 1, as much as is heard of them."""
     truth = np.diag(np.r_[np.zeros(1), np.ones(9)])
-    noise = CurvatureNoise(0.08, np.ones((10, 10), dtype=bool))
+    noise = CurvatureNoise.of(0.08, np.ones((10, 10), dtype=bool))
     assert noise.norm() > 0.35, "in all directions at once it would hide one of half the size"
     ranks = []
     for draw in made_up(noise, 200):

@@ -375,6 +375,35 @@ def test_ends_that_are_computed_are_unknown(end: Callable[[Any], Any]) -> None:
     assert outcome_of(declare) is None
 
 
+def test_each_mode_of_a_mixture_has_nodes() -> None:
+    """All rows have one law here, so that what a quadrature gets wrong adds up."""
+    y = _rng.choice([-3.0, 0.5, 4.0], N) + _rng.normal(size=N)
+
+    def three() -> None:
+        pm.NormalMixture(
+            "y",
+            w=[0.3, 0.45, 0.25],
+            mu=[-3.0, 0.5, 4.0],
+            sigma=pm.Gamma("s", 9, 9, shape=3),
+            observed=y,
+        )
+
+    mixture = outcome_of(three)
+    one = outcome_of(inflated)
+    assert mixture is not None and mixture.modes == 3
+    assert one is not None and one.modes == 1
+    with pm.Model() as model:
+        three()
+    engine = extract(model, check=False).engine(Coordinates(np.log([0.8, 1.0, 0.7]), np.eye(3)))
+    rows = _Rows(engine, slice(0, N))
+    mean, square = np.zeros(3), np.zeros(3)
+    for weight, scores in rows.outcomes():
+        each = np.einsum("adi,ai->di", rows.directions, scores)[:, 0]
+        mean += weight[0] * each
+        square += weight[0] * each**2
+    assert np.all(np.abs(mean) < 0.002 * np.sqrt(square))
+
+
 @pytest.mark.parametrize(("dtype", "largest"), [("uint8", 255.0), ("int32", 2.0**31 - 1.0)])
 def test_integers_end_where_their_type_does(dtype: str, largest: float) -> None:
     def declare() -> None:

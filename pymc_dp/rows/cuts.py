@@ -95,6 +95,8 @@ class Outcome:
         Ends of the interval; the largest integer.
     atoms : tuple of float or Column
         Places in an interval that have a probability of their own.
+    modes : int
+        How many the density may have: those of a mixture.
     """
 
     leaf: int
@@ -102,6 +104,7 @@ class Outcome:
     lower: float | Column
     upper: float | Column
     atoms: tuple[float | Column, ...] = ()
+    modes: int = 1
 
 
 @dataclass(frozen=True, eq=False)

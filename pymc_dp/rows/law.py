@@ -25,7 +25,7 @@ LogDensity = Callable[[ndarray], ndarray]
 Densities = Callable[[slice | ndarray], LogDensity]
 """Some rows of a block -> their log-density."""
 
-#: Nodes of an interval, or groups of integers.
+#: Nodes of an interval, or groups of integers, for each mode.
 NODES = 28
 #: Integers that are tried one by one first, and the probability above them that is ignored.
 _FEW, _IGNORED = 16, 1e-6
@@ -70,13 +70,14 @@ def law_of(outcome: Outcome, data: list[ndarray], density_of: Densities) -> Law:
         The leaves of the rows.
     density_of : callable
     """
-    n = len(data[outcome.leaf])
+    n, size = len(data[outcome.leaf]), NODES * outcome.modes
     if outcome.discrete:
-        nodes, weights = _integers(n, float(outcome.upper), density_of)  # type: ignore[arg-type]
+        largest = float(outcome.upper)  # type: ignore[arg-type]
+        nodes, weights = _integers(n, largest, density_of, size)
     else:
         log_density = density_of(slice(0, n))
         ends = [_column(end, data) for end in (outcome.lower, outcome.upper)]
-        nodes, weights = _reals(ends[0], ends[1], log_density)
+        nodes, weights = _reals(ends[0], ends[1], log_density, size)
         for atom in outcome.atoms:
             place = _column(atom, data)
             mass = np.zeros(n)
@@ -130,7 +131,9 @@ def _reach(n: int, look: Callable[[ndarray, ndarray], None]) -> tuple[ndarray, n
     return low, high
 
 
-def _reals(lower: ndarray, upper: ndarray, log_density: LogDensity) -> tuple[ndarray, ndarray]:
+def _reals(
+    lower: ndarray, upper: ndarray, log_density: LogDensity, size: int
+) -> tuple[ndarray, ndarray]:
     """Nodes and weights between two ends, which may be infinite."""
     n = len(lower)
     low, high = np.empty(n), np.empty(n)
@@ -147,7 +150,7 @@ def _reals(lower: ndarray, upper: ndarray, log_density: LogDensity) -> tuple[nda
     centre, width = np.empty(n), np.empty(n)
     _mode(places, values, centre, width)
     low, high = _reach(n, look)
-    nodes, weights, places = (np.empty((NODES, n)) for _ in range(3))
+    nodes, weights, places = (np.empty((size, n)) for _ in range(3))
     _midpoints(low, high, places)
     for node, weight, place in zip(nodes, weights, places, strict=True):
         look(place, weight)
@@ -156,7 +159,7 @@ def _reals(lower: ndarray, upper: ndarray, log_density: LogDensity) -> tuple[nda
     return nodes, weights
 
 
-def _integers(n: int, largest: float, density_of: Densities) -> tuple[ndarray, ndarray]:
+def _integers(n: int, largest: float, density_of: Densities, size: int) -> tuple[ndarray, ndarray]:
     """Nodes and weights of nonnegative integers: all of them where these are few."""
     few = int(min(largest + 1.0, _FEW))
     nodes, weights, missing = np.zeros((few, n)), np.zeros((few, n)), np.ones(n)
@@ -169,7 +172,7 @@ def _integers(n: int, largest: float, density_of: Densities) -> tuple[ndarray, n
     others = np.flatnonzero(missing > _IGNORED)
     if largest < _FEW or not others.size:
         return nodes, weights
-    groups, masses = _grouped(weights[0, others], largest, density_of(others))
+    groups, masses = _grouped(weights[0, others], largest, density_of(others), size)
     if len(others) == n:
         return groups, masses
     shape = (max(few, len(groups)), n)
@@ -180,7 +183,9 @@ def _integers(n: int, largest: float, density_of: Densities) -> tuple[ndarray, n
     return all_nodes, all_weights
 
 
-def _grouped(none: ndarray, largest: float, log_density: LogDensity) -> tuple[ndarray, ndarray]:
+def _grouped(
+    none: ndarray, largest: float, log_density: LogDensity, size: int
+) -> tuple[ndarray, ndarray]:
     """Nodes and weights of nonnegative integers: 0, of probability `none`, and groups of others."""
     n = len(none)
     outcome = np.empty(n)
@@ -199,7 +204,7 @@ def _grouped(none: ndarray, largest: float, log_density: LogDensity) -> tuple[nd
         _add_slope(log_density(outcome), slope, value)
 
     low, high = _reach(n, look_again)
-    nodes, ends = np.zeros((NODES + 1, n)), np.zeros((NODES + 1, n))
+    nodes, ends = np.zeros((size + 1, n)), np.zeros((size + 1, n))
     _groups(low, high, centre, width, largest, ends)
     _middles(ends, nodes)
     weights = np.empty_like(nodes)

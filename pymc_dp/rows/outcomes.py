@@ -37,6 +37,8 @@ __all__ = ["with_outcome"]
 
 #: Operations that leave the numbers of a row as they are.
 _COPIES = (SpecifyShape, DimShuffle)
+#: More modes of a mixture than this have no nodes of their own.
+_MODES = 4
 
 
 class _Unknown(Exception):
@@ -78,7 +80,7 @@ def with_outcome(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Vari
             found = Outcome(leaf, False, lower, upper, atoms)
     except _Unknown:
         return graph
-    return replace(graph, outcome=found)
+    return replace(graph, outcome=replace(found, modes=_modes(rvs[0])))
 
 
 def _largest(block: Variable) -> int:
@@ -111,7 +113,7 @@ def _interval(
             raise _Unknown
         points = [part[0] for part in found if part[0] == part[1]]
         return *spread[0][:2], tuple(dict.fromkeys(points))
-    if type(op).__name__ == "DiracDeltaRV":
+    if _is_point(rv):
         place = _end(rv.owner.inputs[0], leaves)
         return place, place, ()
     with warnings.catch_warnings():
@@ -135,8 +137,25 @@ def _interval(
     raise _Unknown
 
 
+def _modes(rv: Variable) -> int:
+    """How many modes a density may have, if those of a mixture have one each."""
+    op = rv.owner.op
+    if isinstance(op, CensoredRV):
+        return _modes(rv.owner.inputs[0])
+    if not isinstance(op, _BaseMixtureRV):
+        return 1
+    parts = [part for part in rv.owner.inputs[2:] if _is_law(part)]
+    if len(parts) == 1:
+        return min(parts[0].type.shape[-1] or _MODES, _MODES)
+    return min(sum(not _is_point(part) for part in parts), _MODES)
+
+
 def _is_law(variable: Variable) -> bool:
     return variable.owner is not None and hasattr(variable.owner.op, "ndim_supp")
+
+
+def _is_point(rv: Variable) -> bool:
+    return type(rv.owner.op).__name__ == "DiracDeltaRV"
 
 
 def _narrower(one: float | Column, other: float | Column, choose: Any) -> float | Column:

@@ -83,36 +83,47 @@ class CurvatureNoise:
 
     Attributes
     ----------
-    sd : float
-        Of the entries on the diagonal; those off it have half its variance.
-    pairs : (d, d) bool ndarray
-        Entries that are noisy.
+    variances : (d, d) ndarray
+        Of the entries, which are independent but for symmetry.
     """
 
-    sd: float
-    pairs: np.ndarray
+    variances: np.ndarray
+
+    @classmethod
+    def of(cls, sd: float, pairs: np.ndarray) -> CurvatureNoise:
+        """The noise of a packed matrix, each of whose numbers has that noise.
+
+        Parameters
+        ----------
+        sd : float
+            Of the entries on the diagonal; those off it have half its variance.
+        pairs : (d, d) bool ndarray
+            Entries that are noisy.
+        """
+        return cls(sd**2 * np.where(pairs, 0.5 + 0.5 * np.eye(len(pairs)), 0.0))
 
     def norm(self, basis: np.ndarray | None = None) -> float:
         """About the largest spectral norm of basis' N basis.
 
         Of made-up noise with a fixed seed, mean and two standard deviations; `basis` is (d, k).
         """
-        d = len(self.pairs)
-        if np.count_nonzero(self.pairs) == np.trace(self.pairs):  # no more than d numbers
-            return 3.0 * self.sd * (1.0 if basis is None else float(np.linalg.norm(basis, 2)) ** 2)
+        d = len(self.variances)
+        sds = np.sqrt(self.variances)
+        if not np.any(sds - np.diag(np.diag(sds))):  # no more than d numbers
+            longest = 3.0 * float(sds.max(initial=0.0))
+            return longest * (1.0 if basis is None else float(np.linalg.norm(basis, 2)) ** 2)
         rng = np.random.default_rng(d)
         norms = []
         for _ in range(_DRAWS):
-            noise = rng.standard_normal((d, d))
-            noise = np.where(self.pairs, (noise + noise.T) / 2.0, 0.0)
-            # diagonal entries of (Z + Z')/2 have variance 1, others 1/2
+            noise = np.triu(rng.standard_normal((d, d)))
+            noise = sds * (noise + np.triu(noise, 1).T)
             norms.append(np.linalg.norm(noise if basis is None else basis.T @ noise @ basis, 2))
-        return self.sd * float(np.mean(norms) + 2.0 * np.std(norms))
+        return float(np.mean(norms) + 2.0 * np.std(norms))
 
     def of_product(self, moment: np.ndarray) -> np.ndarray:
         """(d, d) covariance of N u for a vector u of which E u u' is given."""
-        half = np.where(self.pairs, 0.5, 0.0)
-        return self.sd**2 * (half * moment + np.diag(half @ moment.diagonal()))
+        off = self.variances * (1.0 - np.eye(len(moment)))
+        return np.asarray(off * moment + np.diag(self.variances @ moment.diagonal()))
 
 
 class Answers:
@@ -157,4 +168,4 @@ class Answers:
             pairs = np.logical_and.outer(pairs.diagonal(), pairs.diagonal())
         if spec.diagonal:
             pairs = np.diag(pairs.diagonal())
-        return np.where(pairs, spec.matrix(packed), 0.0), CurvatureNoise(sd, pairs)
+        return np.where(pairs, spec.matrix(packed), 0.0), CurvatureNoise.of(sd, pairs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from pymc_dp.matrices import positive_part
 from pymc_dp.noise_laws import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
 from pymc_dp.rows.engine import Coordinates
+from pymc_dp.warmup.alike import put_together
 from pymc_dp.warmup.answers import CurvatureNoise
 from pymc_dp.warmup.bulk import prior_curvature
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
@@ -38,6 +40,8 @@ _CLEAR, _MOST = 0.3, 0.45
 _FURTHEST = 3.0
 #: Least precision of the prior in w: the quadratic holds over no more than 30 posterior sds.
 _FLATTEST = 1e-3
+#: Square in one direction, in units of its variance, that is not noise.
+_FAR = 9.0
 #: How much clipped scores exceed the bound, in units of it, where noise hides how many do.
 _EXCESS = 0.15
 #: Fraction of the curvatures that may be clipped: it makes them smaller, so intervals wider.
@@ -52,6 +56,33 @@ def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
     inverse, d = pinvh(covariance, return_rank=True)
     square = float(difference @ inverse @ difference)
     return square < d + 5.0 * math.sqrt(2.0 * d) + 10.0
+
+
+def _both(
+    first: np.ndarray, noise: np.ndarray, second: np.ndarray, rest: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """What two scores tell of the one at the place of the second, and its noise.
+
+    Where they differ by more than noise the first has nothing to say.
+    """
+    square = (second - first) ** 2
+    far = square > _FAR * (noise + rest).diagonal()
+    noise = noise + np.diag(np.where(far, square, 0.0))
+    if _consistent(second - first, noise + rest):
+        second, rest = pooled(first, noise, second, rest)
+    return second, rest
+
+
+def _common(moved: np.ndarray, blocks: Sequence[np.ndarray], n: float) -> np.ndarray:
+    """Error of the score of what all records see, after a move of the effects of many groups.
+
+    The score of the log sd of n residuals changes by the sum of the squared moves of means, in
+    their posterior sds; its own is 1/sqrt(2 n).  The change is in no curvature that is expected.
+    """
+    inside = np.concatenate([*blocks, np.empty(0, dtype=int)])
+    error = np.full(len(moved), float(np.sum(moved[inside] ** 2)) / math.sqrt(2.0 * n))
+    error[inside] = 0.0
+    return np.diag(error**2)
 
 
 def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> np.ndarray:
@@ -146,6 +177,8 @@ def quadratic(
             share * left * 5.0 / 6.0, min((size / _CLEAR) ** 2, _MOST * (1.0 - budget.spent))
         )
         matrix, error = budget.curvature(f"curvature{again}", look, clip_norm, part)
+        blocks, _ = budget.answers.structure.effects(here.location)
+        matrix, error = put_together(matrix, error, blocks)
         released = basis.T @ matrix @ basis
         curvature = _visible(released, error, basis)
         moved = basis @ step
@@ -157,7 +190,7 @@ def quadratic(
         first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
         # what two places do not tell of the curvature between them is an error like noise
         bent = 0.5 * (before - curvature) @ step
-        noise = noise + np.outer(bent, bent)
+        noise = noise + np.outer(bent, bent) + basis.T @ _common(moved, blocks, n) @ basis
         if steady and arrived:
             break
         before = curvature
@@ -165,16 +198,27 @@ def quadratic(
         bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
         step, _ = noisy_posterior(first, noise, curvature, bend, public.score(here))
         step = _shortened(along @ step, longest)
-    score, of_score = budget.score("anchor", clipping.score(clip), bound, 1.0 - budget.spent)
-    second, rest, lost = loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
-
-    bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
-    straight = _consistent(second - first, noise + rest)
-    # after too long a way for a straight line the second, taken where it counts, stands alone
-    final, covariance = pooled(first, noise, second, rest) if straight else (second, rest)
     unseen = _EXCESS * clipping.hidden * bound / d  # sd of what clipping may have taken besides
-    covariance = covariance + lost + replace(of_score, sd=unseen).covariance(basis)
-    mean, width = noisy_posterior(final, covariance, curvature, bend, public.score(here))
+    besides = replace(of_score, sd=unseen).covariance(basis)
+    for k in range(2):  # both at one place, unless the first of them tells of a better one
+        again, part = (" 2", 1.0 - budget.spent) if k else ("", (1.0 - budget.spent) / 2.0)
+        score, of_score = budget.score(f"anchor{again}", clipping.score(clip), bound, part)
+        second, rest, lost = loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
+        final, noise = _both(first, noise, second, rest)
+        covariance = noise + lost + besides
+        bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
+        mean, width = noisy_posterior(final, covariance, curvature, bend, public.score(here))
+        first = final
+        far = mean**2 > _FAR * width.diagonal()
+        if far.any() and not k:
+            step = _shortened(along @ mean, longest)
+            here = Coordinates(public.settled(here.theta(step), precision), at.scaling)
+            clip = Coordinates(here.location, blank.clip.scaling)
+            first = final - curvature @ step
+            moved = basis @ step
+            of_step = error.of_product(np.outer(moved, moved)) + _common(moved, blocks, n)
+            # not told from so far
+            noise = noise + basis.T @ of_step @ basis + np.diag(np.where(far, step**2, 0.0))
     away = rows @ mean
     if float(away @ pinvh(rows @ width @ rows.T) @ away) > _FURTHEST**2 * len(away):
         return replace(blank, trusted=False)
