@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from pymc_dp.forecast import ROOM
 from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.engine import Coordinates
@@ -129,7 +128,7 @@ def prepare_langevin(
     noise = relative * 3.5 * math.sqrt(d / n)  # in posterior sds
     consistent = consistent and bulk.arrived and budget.laws_found(clip)
     # of the sum in z, whose entries have variance 1 beside it
-    price = d * (ROOM * relative) ** 2 if consistent else None
+    price = d * relative**2 if consistent else None
     found = budget.clipping(Score(clip), harmless_tail(n, relative), price, _look(n, total))
     whole, clipping = found or (Clipping(0.0), Clipping(0.0))
     rigorous = limit(clip)

@@ -37,7 +37,6 @@ __all__ = [
     "Lost",
     "Prepared",
     "Shares",
-    "consistent_norm",
     "harmless_tail",
     "pooled",
     "tail_of_scores",
@@ -70,6 +69,10 @@ _LEAST_CURVATURE, _MOST_LOST = 0.01, 0.6
 _LOSS_BOUND = 0.25
 
 
+Histogram = tuple[np.ndarray, np.ndarray, float]
+"""Edges, noisy counts, standard deviation of their noise."""
+
+
 @dataclass(frozen=True)
 class Clipping:
     """How the scores of an anchor are clipped.
@@ -93,6 +96,26 @@ class Clipping:
     above: tuple[float, float] = (0.0, 0.0)
     hidden: float = 0.0
     tail_index: float = 0.0
+
+    @classmethod
+    def consistent(
+        cls, norms: Histogram, price: float, longest: float, n: float
+    ) -> Clipping | None:
+        """At what costs least where what is clipped is given back; None if not below `longest`.
+
+        Parameters
+        ----------
+        norms : Histogram
+            Of the scores.
+        price : float
+            As for `cheapest_bound`.
+        longest : float
+        n : float
+        """
+        inner = cheapest_bound(*norms, price, _MOST_CLIPPED, n)
+        if not inner or ROOM * inner >= longest:
+            return None
+        return cls(ROOM * inner, inner, _above(norms, inner, n))
 
     @property
     def heavy_tails(self) -> bool:
@@ -260,6 +283,13 @@ def harmless_tail(n: int, noise: float) -> float:
     return min(0.003, 0.5 * noise / (0.15 * n))
 
 
+def _above(norms: Histogram, bound: float, n: float) -> tuple[float, float]:
+    """Noisy fraction of the units above a bound, and its standard deviation."""
+    edges, counts, noise_sd = norms
+    top = np.flatnonzero(edges[:-1] >= bound)[:_TAIL_BINS]
+    return max(float(counts[top].sum()), 0.0) / n, noise_sd * math.sqrt(len(top)) / n
+
+
 class Shares:
     """Releases by their share of the budget, and what was spent so far.
 
@@ -300,8 +330,7 @@ class Shares:
         tail : float
             Fraction that may be clipped where nothing is given back.
         price : float or None
-            Variance of the noise for a clip norm of 1, where what is clipped can be given back; see
-            `cheapest_bound`.
+            As for `cheapest_bound`, where what is clipped can be given back.
         share : float
         """
         histogram, n = self._histogram("scores", spec, share), self.releases.n_public
@@ -309,11 +338,9 @@ class Shares:
         if not bound:
             return None
         hidden = hidden_tail(*histogram, tail, n)
-        whole = Clipping(bound, None, self._above(histogram, bound), hidden, index)
-        inner = price and consistent_norm(histogram, price, bound, n)
-        if not inner:
-            return whole, whole
-        return whole, Clipping(ROOM * inner, inner, self._above(histogram, inner))
+        whole = Clipping(bound, None, _above(histogram, bound, n), hidden, index)
+        shorter = price and Clipping.consistent(histogram, price, bound, n)
+        return whole, shorter or whole
 
     def laws_found(self, at: Coordinates) -> bool:
         """Whether the laws of the outcomes of nearly all units are found, as far as noise shows."""
@@ -322,20 +349,9 @@ class Shares:
         n = self.releases.n_public
         return float(counts[one]) - 2.0 * noise_sd < _NOT_FOUND * n
 
-    def _histogram(
-        self, label: str, spec: Contribution, share: float
-    ) -> tuple[np.ndarray, np.ndarray, float]:
+    def _histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
         self.spent += share
         return self.releases.histogram(label, spec, share)
-
-    def _above(
-        self, histogram: tuple[np.ndarray, np.ndarray, float], bound: float
-    ) -> tuple[float, float]:
-        """Noisy fraction of the units above a bound, and its standard deviation."""
-        edges, counts, noise_sd = histogram
-        top = np.flatnonzero(edges[:-1] >= bound)[:_TAIL_BINS]
-        n = self.releases.n_public
-        return max(float(counts[top].sum()), 0.0) / n, noise_sd * math.sqrt(len(top)) / n
 
     def score(
         self, label: str, spec: Score | Change, clip_norm: float, share: float
@@ -357,17 +373,6 @@ class Shares:
         """Noisy sum of clipped curvatures."""
         self.spent += share
         return self.answers.curvature(label, spec, clip_norm, share)
-
-
-def consistent_norm(
-    histogram: tuple[np.ndarray, np.ndarray, float], price: float, longest: float, n: float
-) -> float | None:
-    """The norm to which scores are clipped that is best where what that takes is given back.
-
-    None where it is not below `longest`, with room; arguments as for `cheapest_bound`.
-    """
-    found = cheapest_bound(*histogram, price, _MOST_CLIPPED, n)
-    return found if found and ROOM * found < longest else None
 
 
 def pooled(

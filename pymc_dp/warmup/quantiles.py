@@ -106,7 +106,7 @@ def cheapest_bound(
     edges, counts, noise_sd, n
         As for :func:`tail_quantile`.
     price : float
-        Variance of the noise, all entries of the sum together, for a clip norm of 1.
+        Variance of the noise, all entries of the sum together, for a bound of 1 on each.
     most : float
         Part of the units that may lie above.
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp.forecast import ROOM
 from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.engine import Coordinates
@@ -16,7 +15,7 @@ from pymc_dp.warmup.answers import Answers, Releases, Structure
 from pymc_dp.warmup.bulk import find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
 from pymc_dp.warmup.paths import LOOK
-from pymc_dp.warmup.prepared import Clipping, consistent_norm, tail_of_scores
+from pymc_dp.warmup.prepared import Clipping, tail_of_scores
 from pymc_dp.warmup.public import Density, Public
 from pymc_dp.warmup.quantiles import tail_quantile
 
@@ -163,9 +162,8 @@ def prepare_scaled(
         share = 0.0
     clipping = Clipping(longest)
     if consistent and share:
-        price = d * (ROOM * sensitivity) ** 2 / (NEWTON[-1] * share * total)
-        inner = consistent_norm(norms, price, longest, n)
-        clipping = Clipping(ROOM * inner, inner) if inner else clipping
+        price = d * sensitivity**2 / (NEWTON[-1] * share * total)
+        clipping = Clipping.consistent(norms, price, longest, n) or clipping
     answers = Answers(releases, structure)
     for k, part in enumerate(NEWTON if share else (), start=1):
         spec = clipping.score(at)
