@@ -596,7 +596,10 @@ def test_both_scores_of_an_anchor_count(name, mu2):
 
 @pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
 def test_both_scores_of_the_quadratic_form_count(name):
-    """As for an anchor.  What the curvature leaves open of the way between them is small here."""
+    """As for an anchor, of whose second part there are two at one place here.
+
+    What the curvature leaves open of the way to it is small.
+    """
     bounds: list[float] = []
 
     def longest(at: Coordinates) -> float:  # a bound that no score passes: nothing is hidden
@@ -606,8 +609,8 @@ def test_both_scores_of_the_quadratic_form_count(name):
 
     found, bought, spent = paid_from_a_ledger(name, 30.0, form="quadratic", limit=longest)
     assert found.trusted and found.clip_norms["anchor"] == bounds[-1]
-    first, second = bought["first score"][1], bought["anchor"][1]
-    expected = found.basis.T @ found.basis / (1.0 / first**2 + 1.0 / second**2)
+    sds = np.array([bought[label][1] for label in ("first score", "anchor", "anchor 2")])
+    expected = found.basis.T @ found.basis / np.sum(sds**-2.0)
     ratios = np.linalg.eigvals(np.linalg.solve(expected, found.covariance)).real
     assert 1.0 - 1e-9 < ratios.min() < 1.02
     assert spent == pytest.approx(30.0, rel=1e-6)
@@ -627,7 +630,7 @@ def test_noise_of_the_curvature_is_noise_of_the_first_score(name, monkeypatch):
 
     monkeypatch.setattr("pymc_dp.warmup.quadratic.pooled", spied)
     found, bought, _ = paid_from_a_ledger(name, 1.0, form="quadratic")
-    [noise], inverse = noises, np.linalg.inv(found.basis)
+    [noise, _], inverse = noises, np.linalg.inv(found.basis)
     of_steps = inverse.T @ noise @ inverse - bought["first score"][1] ** 2 * np.eye(len(noise))
     values = np.linalg.eigvalsh(of_steps)
     assert values[0] > 0.01 * values[-1] > 0.0
