@@ -3,10 +3,11 @@
 Errors of the posterior mean, in posterior sds, root mean square over parameters and repeats, and
 geometric means of the ratios of sds to those of the exact posterior: with consistent clipping, and
 with clip norms beyond the tail instead.  What the anchor's scores cost is told in passes of
-ordinary scores over the records::
+ordinary scores over the records, and the widest of all sds in widths of the prior::
 
     python -m benchmarks.everyday --quick
     python -m benchmarks.everyday --repeats 10 --epsilon 2 --json everyday.json
+    python -m benchmarks.everyday --records 2000 --epsilon 1
     python -m benchmarks.everyday --misspecified
 """
 
@@ -24,7 +25,7 @@ import pymc as pm
 import pytensor.tensor as pt
 
 import pymc_dp as dp
-from benchmarks.models import EVERYDAY, Arrays, Data, Problem
+from benchmarks.models import EVERYDAY, Arrays, Data, Problem, everyday
 from benchmarks.reference import reference
 from benchmarks.runs import METHODS, private_run, quiet
 from pymc_dp.records import extract
@@ -39,10 +40,10 @@ QUICK = ("everyday_logistic", "everyday_poisson")
 METHODS["DPLangevin without"] = (dp.DPLangevin, {"consistent_clipping": False}, 1000)
 
 
-def measure(name: str, epsilon: float, repeats: int, first: int = 1) -> dict[str, Any]:
+def measure(problem: Problem, epsilon: float, repeats: int, first: int = 1) -> dict[str, Any]:
     """Planner, errors and sds of one model."""
-    problem = EVERYDAY[name]
-    found: dict[str, Any] = {"model": name, "epsilon": epsilon, "passes": passes(problem)}
+    found: dict[str, Any] = {"model": problem.name, "epsilon": epsilon, "passes": passes(problem)}
+    found["records"], prior = problem.units, _prior_sds(problem)
     runs: dict[str, list[dict[str, Any]]] = {clipping: [] for clipping in CLIPPING}
     for seed in range(first, first + repeats):
         data = problem.data(seed)
@@ -61,6 +62,7 @@ def measure(name: str, epsilon: float, repeats: int, first: int = 1) -> dict[str
                 {
                     "error": float(np.mean(error**2)),
                     "sd": float(np.mean(np.log(ratios))),
+                    "widest": float((theta.std(axis=0) / prior).max()),
                     "covered": float(run.covered.mean()),
                     "form": run.form,
                 }
@@ -70,9 +72,23 @@ def measure(name: str, epsilon: float, repeats: int, first: int = 1) -> dict[str
             "error": float(np.sqrt(np.mean([run["error"] for run in all_runs]))),
             "sd_ratio": float(np.exp(np.mean([run["sd"] for run in all_runs]))),
             "coverage": float(np.mean([run["covered"] for run in all_runs])),
+            "widest": max(run["widest"] for run in all_runs),
             "forms": sorted({run["form"] for run in all_runs}),
         }
     return found
+
+
+def _prior_sds(problem: Problem) -> np.ndarray:
+    """Of the unconstrained parameters."""
+    with problem.model(problem.data(0)) as model:
+        draws = pm.draw(model.free_RVs, 4000, random_seed=1)
+    sds = []
+    for rv, values in zip(model.free_RVs, draws, strict=True):
+        transform = model.rvs_to_transforms[rv]
+        if transform is not None:
+            values = transform.forward(values, *rv.owner.inputs).eval()
+        sds.append(np.ravel(values.std(axis=0)))
+    return np.concatenate(sds)
 
 
 def passes(problem: Problem, repeats: int = 5) -> float:
@@ -178,6 +194,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", nargs="+", default=list(EVERYDAY), choices=list(EVERYDAY))
     parser.add_argument("--epsilon", type=float, default=2.0)
+    parser.add_argument("--records", type=int, default=20_000)
     parser.add_argument("--repeats", type=int, default=10)
     parser.add_argument("--misspecified", action="store_true", help="data of other models")
     parser.add_argument("--quick", action="store_true", help="two models, two repeats")
@@ -193,17 +210,18 @@ def main() -> None:
             shifts = (f"{c}: {np.round(found[c], 1)}" for c in CLIPPING)
             print(f"{name}: {'; '.join(shifts)}", flush=True)
     else:
-        print("| model | planner | error | sd ratio | coverage | beyond the tail | passes |")
-        print("|---|---|---|---|---|---|---|")
+        print("| model | planner | error | sd ratio | of prior | coverage | without | passes |")
+        print("|---|---|---|---|---|---|---|---|")
+        problems = everyday(given.records)
         for name in QUICK if given.quick else given.models:
-            found = measure(name, given.epsilon, repeats)
+            found = measure(problems[name], given.epsilon, repeats)
             results.append(found)
             own, other = (found[clipping] for clipping in CLIPPING)
             print(
                 f"| {name.removeprefix('everyday_')} ({found['parameters']}) "
                 f"| {found['planned']:.2f} | {own['error']:.2f} | {own['sd_ratio']:.2f} "
-                f"| {own['coverage']:.2f} | {other['error']:.2f}, {other['sd_ratio']:.2f} "
-                f"| {found['passes']:.0f} |",
+                f"| {own['widest']:.2f} | {own['coverage']:.2f} "
+                f"| {other['error']:.2f}, {other['sd_ratio']:.2f} | {found['passes']:.0f} |",
                 flush=True,
             )
     if given.json:

@@ -29,6 +29,7 @@ __all__ = [
     "ZOO",
     "Data",
     "Problem",
+    "everyday",
 ]
 
 Arrays = dict[str, np.ndarray]
@@ -436,7 +437,7 @@ def _regression(
     return Problem(name, generate, declared, n, 2.0, fixed_delta=1e-6)
 
 
-def _everyday(n: int = 20_000) -> dict[str, Problem]:
+def everyday(n: int = 20_000) -> dict[str, Problem]:
     """The ordinary models, one of each family, with n records."""
     one = _EFFECTS[:1]
 
@@ -556,5 +557,5 @@ ZOO = _named(
     _softmax(),
     _users(),
 )
-EVERYDAY = _everyday()
+EVERYDAY = everyday()
 MODELS = {**PAPER, **REGRESSIONS, **ZOO, **EVERYDAY}

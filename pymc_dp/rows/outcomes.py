@@ -103,7 +103,7 @@ def _interval(
     if isinstance(op, CensoredRV):
         base, *ends = rv.owner.inputs[:3]
         lower, upper, atoms = _interval(base, leaves)
-        low, high = (_end(end, leaves) for end in ends)
+        low, high = _end(ends[0], leaves, -np.inf), _end(ends[1], leaves, np.inf)
         atoms = tuple(end for end in (low, high) if end not in (-np.inf, np.inf))
         return _narrower(lower, low, max), _narrower(upper, high, min), atoms
     if isinstance(op, _BaseMixtureRV):
@@ -147,7 +147,7 @@ def _modes(rv: Variable) -> int:
     parts = [part for part in rv.owner.inputs[2:] if _is_law(part)]
     if len(parts) == 1:
         return min(parts[0].type.shape[-1] or _MODES, _MODES)
-    return min(sum(not _is_point(part) for part in parts), _MODES)
+    return min(max(sum(not _is_point(part) for part in parts), 1), _MODES)
 
 
 def _is_law(variable: Variable) -> bool:
@@ -167,7 +167,7 @@ def _narrower(one: float | Column, other: float | Column, choose: Any) -> float 
     return choose(one, other)
 
 
-def _end(end: Variable, leaves: Sequence[RowLeaf]) -> float | Column:
+def _end(end: Variable, leaves: Sequence[RowLeaf], without: float = np.inf) -> float | Column:
     """A number, or one for each row.
 
     Whether the entries of a longer array are equal is not looked at: they may be private.  PyMC 6
@@ -179,7 +179,7 @@ def _end(end: Variable, leaves: Sequence[RowLeaf]) -> float | Column:
         if leaf.source is end and leaf.block.type.ndim == 1:
             return Column(k)
     if isinstance(end, Constant) and np.ndim(end.data) == 1 and np.isinf(end.data).all():
-        return float(end.data[0])
+        return without
     constants = [v for v in ancestors([end]) if v.owner is None]
     if not all(isinstance(v, Constant) and np.ndim(v.data) == 0 for v in constants):
         raise _Unknown

@@ -73,16 +73,19 @@ def _both(
     return second, rest
 
 
-def _common(moved: np.ndarray, blocks: Sequence[np.ndarray], n: float) -> np.ndarray:
+def _common(
+    moved: np.ndarray, blocks: Sequence[np.ndarray], reach: np.ndarray, n: float
+) -> np.ndarray:
     """Error of the score of what all records see, after a move of the effects of many groups.
 
     The score of the log sd of n residuals changes by the sum of the squared moves of means, in
     their posterior sds; its own is 1/sqrt(2 n).  The change is in no curvature that is expected.
     """
-    inside = np.concatenate([*blocks, np.empty(0, dtype=int)])
-    error = np.full(len(moved), float(np.sum(moved[inside] ** 2)) / math.sqrt(2.0 * n))
-    error[inside] = 0.0
-    return np.diag(error**2)
+    inside = np.zeros(len(moved), dtype=bool)
+    for block in blocks:
+        inside[block] = True
+    error = float(np.sum(moved[inside] ** 2)) / math.sqrt(2.0 * n)
+    return np.diag(np.where(reach & ~inside, error**2, 0.0))
 
 
 def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> np.ndarray:
@@ -190,7 +193,8 @@ def quadratic(
         first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
         # what two places do not tell of the curvature between them is an error like noise
         bent = 0.5 * (before - curvature) @ step
-        noise = noise + np.outer(bent, bent) + basis.T @ _common(moved, blocks, n) @ basis
+        common = _common(moved, blocks, of_score.reach, n)
+        noise = noise + np.outer(bent, bent) + basis.T @ common @ basis
         if steady and arrived:
             break
         before = curvature
@@ -216,7 +220,8 @@ def quadratic(
             clip = Coordinates(here.location, blank.clip.scaling)
             first = final - curvature @ step
             moved = basis @ step
-            of_step = error.of_product(np.outer(moved, moved)) + _common(moved, blocks, n)
+            of_step = error.of_product(np.outer(moved, moved))
+            of_step = of_step + _common(moved, blocks, of_score.reach, n)
             # not told from so far
             noise = noise + basis.T @ of_step @ basis + np.diag(np.where(far, step**2, 0.0))
     away = rows @ mean
