@@ -364,6 +364,20 @@ def test_ends_are_not_read_from_private_values() -> None:
     assert not same_bits(found[0][1], found[1][1])
 
 
+def test_signs_of_infinite_ends_concern_their_own_row_alone() -> None:
+    """PyMC 6 leaves upper ends out of the density where all are infinite, minus infinity too."""
+    y, x = _rng.normal(size=N), _rng.normal(size=N)
+    found = []
+    for first in (np.inf, -np.inf):
+        upper = np.r_[first, np.full(N - 1, np.inf)]
+        with pm.Model() as model:
+            base = pm.Normal.dist(pm.Normal("a") + pm.Normal("b") * x, 1.0)
+            pm.Censored("y", base, lower=None, upper=upper, observed=y)
+        engine = extract(model, check=False).engine(Coordinates(np.zeros(2), np.eye(2)))
+        found.append(values(engine, ConsistentScore(engine.coordinates, clip_norm=0.3)))
+    assert same_bits(found[0][1:], found[1][1:])
+
+
 @pytest.mark.parametrize("end", [lambda c: pt.exp(pt.log(c)), lambda c: c + 0.0 * c.sum()])
 def test_ends_that_are_computed_are_unknown(end: Callable[[Any], Any]) -> None:
     ends = _rng.uniform(1.0, 4.0, N)

@@ -167,19 +167,20 @@ def _narrower(one: float | Column, other: float | Column, choose: Any) -> float 
     return choose(one, other)
 
 
-def _end(end: Variable, leaves: Sequence[RowLeaf], without: float = np.inf) -> float | Column:
+def _end(end: Variable, leaves: Sequence[RowLeaf], without: float | None = None) -> float | Column:
     """A number, or one for each row.
 
     Whether the entries of a longer array are equal is not looked at: they may be private.  PyMC 6
-    leaves ends out of the density where none of a constant is finite; that is the law of such rows
-    elsewhere, too.
+    leaves ends out of a censored density where none of a constant is finite, whatever the signs:
+    they are as if there were none then, `without`.
     """
     end = without_casts(end, _COPIES)
     for k, leaf in enumerate(leaves):
         if leaf.source is end and leaf.block.type.ndim == 1:
             return Column(k)
-    if isinstance(end, Constant) and np.ndim(end.data) == 1 and np.isinf(end.data).all():
-        return without
+    if without is not None and isinstance(end, Constant) and np.ndim(end.data) == 1:
+        if np.isinf(end.data).all():
+            return without
     constants = [v for v in ancestors([end]) if v.owner is None]
     if not all(isinstance(v, Constant) and np.ndim(v.data) == 0 for v in constants):
         raise _Unknown
