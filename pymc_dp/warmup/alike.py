@@ -14,35 +14,34 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from pymc_dp.warmup.answers import CurvatureNoise
-
 __all__ = ["put_together"]
 
 #: Fewer entries tell too little of what they have in common.
 _FEWEST = 10
-#: An entry is moved by no more than this many standard deviations of its noise: one that differs
-#: from all others stays what it is (Efron and Morris 1972).
+#: An entry is moved by no more than this many standard deviations of its noise, so that one that
+#: differs from all others stays near to what it is (Efron and Morris 1972).
 _FARTHEST = 2.0
 
 
 def put_together(
-    matrix: np.ndarray, noise: CurvatureNoise, blocks: Sequence[np.ndarray]
-) -> tuple[np.ndarray, CurvatureNoise]:
+    matrix: np.ndarray, variances: np.ndarray, blocks: Sequence[np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
     """The curvature and its noise, with entries that are alike put near to their mean.
 
     Parameters
     ----------
     matrix : (d, d) ndarray
         Symmetric, in the coordinates z in which the released noise is independent.
-    noise : CurvatureNoise
+    variances : (d, d) ndarray
+        Of its noise.
     blocks : sequence of integer ndarray
         Coordinates of the effects of groups, block by block; the others are whitened.
     """
-    matrix, variances = matrix.copy(), noise.variances.copy()
-    for where, centred in _alike(noise.variances > 0.0, blocks):
+    matrix, before, variances = matrix.copy(), variances, variances.copy()
+    for where, centred in _alike(before > 0.0, blocks):
         if len(where[0]) < _FEWEST:
             continue
-        values, own = matrix[where], noise.variances[where]
+        values, own = matrix[where], before[where]
         middle = 0.0 if centred else float(values.mean())
         # with its standard error, or what is left would be said to be nothing where it is found 0
         spread = max(float(np.mean((values - middle) ** 2 - own)), 0.0)
@@ -56,7 +55,7 @@ def put_together(
         left = np.where(np.abs(move) > _FARTHEST * sd, own, left)
         for place in (where, where[::-1]):
             matrix[place], variances[place] = moved, left
-    return matrix, CurvatureNoise(variances)
+    return matrix, variances
 
 
 def _alike(

@@ -14,6 +14,7 @@ import numpy as np
 
 from pymc_dp.rows.contributions import Change, Contribution, Curvature, Loss, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
+from pymc_dp.warmup.alike import put_together
 
 __all__ = ["Answers", "CurvatureNoise", "Releases", "ScoreNoise", "Structure"]
 
@@ -168,4 +169,7 @@ class Answers:
             pairs = np.logical_and.outer(pairs.diagonal(), pairs.diagonal())
         if spec.diagonal:
             pairs = np.diag(pairs.diagonal())
-        return np.where(pairs, spec.matrix(packed), 0.0), CurvatureNoise.of(sd, pairs)
+        matrix, noise = np.where(pairs, spec.matrix(packed), 0.0), CurvatureNoise.of(sd, pairs)
+        blocks, _ = self.structure.effects(spec.coordinates.location)
+        matrix, variances = put_together(matrix, noise.variances, blocks)
+        return matrix, CurvatureNoise(variances)

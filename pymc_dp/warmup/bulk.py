@@ -17,7 +17,6 @@ from pymc_dp.forecast import whole_curvature
 from pymc_dp.matrices import minus_hessian, positive_part, within
 from pymc_dp.rows.contributions import Contribution, Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.alike import put_together
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.public import Public, unseen
@@ -279,9 +278,7 @@ class _Search:
             return np.zeros((self.d, self.d)), None
         self.spent += (1.0 - LOOK) * share
         label = f"{label} curvature"
-        blocks, _ = self.structure.effects(self.at.location)
-        share *= 1.0 - LOOK
-        return put_together(*self.answers.curvature(label, spec, clip_norm, share), blocks)
+        return self.answers.curvature(label, spec, clip_norm, (1.0 - LOOK) * share)
 
     # -- steps ----------------------------------------------------------------------------------
 

@@ -14,7 +14,6 @@ from pymc_dp.matrices import positive_part
 from pymc_dp.noise_laws import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.alike import put_together
 from pymc_dp.warmup.answers import CurvatureNoise
 from pymc_dp.warmup.bulk import prior_curvature
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
@@ -181,7 +180,6 @@ def quadratic(
         )
         matrix, error = budget.curvature(f"curvature{again}", look, clip_norm, part)
         blocks, _ = budget.answers.structure.effects(here.location)
-        matrix, error = put_together(matrix, error, blocks)
         released = basis.T @ matrix @ basis
         curvature = _visible(released, error, basis)
         moved = basis @ step
@@ -208,17 +206,16 @@ def quadratic(
         again, part = (" 2", 1.0 - budget.spent) if k else ("", (1.0 - budget.spent) / 2.0)
         score, of_score = budget.score(f"anchor{again}", clipping.score(clip), bound, part)
         second, rest, lost = loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
-        final, noise = _both(first, noise, second, rest)
+        first, noise = _both(first, noise, second, rest)
         covariance = noise + lost + besides
         bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
-        mean, width = noisy_posterior(final, covariance, curvature, bend, public.score(here))
-        first = final
+        mean, width = noisy_posterior(first, covariance, curvature, bend, public.score(here))
         far = mean**2 > _FAR * width.diagonal()
         if far.any() and not k:
             step = _shortened(along @ mean, longest)
             here = Coordinates(public.settled(here.theta(step), precision), at.scaling)
             clip = Coordinates(here.location, blank.clip.scaling)
-            first = final - curvature @ step
+            first = first - curvature @ step
             moved = basis @ step
             of_step = error.of_product(np.outer(moved, moved))
             of_step = of_step + _common(moved, blocks, of_score.reach, n)
@@ -233,7 +230,7 @@ def quadratic(
     return replace(
         blank,
         clip=clip,
-        score=final,
+        score=first,
         covariance=covariance,
         curvature=curvature,
         diagonal=diagonal,
