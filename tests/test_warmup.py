@@ -630,7 +630,7 @@ def test_noise_of_the_curvature_is_noise_of_the_first_score(name, monkeypatch):
 
     monkeypatch.setattr("pymc_dp.warmup.quadratic.pooled", spied)
     found, bought, _ = paid_from_a_ledger(name, 1.0, form="quadratic")
-    [noise, _], inverse = noises, np.linalg.inv(found.basis)
+    noise, inverse = noises[0], np.linalg.inv(found.basis)
     of_steps = inverse.T @ noise @ inverse - bought["first score"][1] ** 2 * np.eye(len(noise))
     values = np.linalg.eigvalsh(of_steps)
     assert values[0] > 0.01 * values[-1] > 0.0

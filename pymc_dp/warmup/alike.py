@@ -3,8 +3,9 @@
 The entries in which one coordinate meets the effects of all groups are draws of one population, as
 the effects themselves are to the model, and the entries between whitened coordinates lie about 0.
 Where such entries hardly differ but for their noise they are put near to their mean (James and
-Stein 1961; Efron and Morris 1973), and the noise that is left in them is less.  A hierarchy needs
-it most: a parameter that all records see has one entry with each group, and their noise adds up.
+Stein 1961; Efron and Morris 1973), and the noise that is left in them is less: what each has of
+its own, and what the mean has, which all share.  A hierarchy needs it most: a parameter that all
+records see has one entry with each group, and their noise adds up.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ __all__ = ["put_together"]
 
 #: Fewer entries tell too little of what they have in common.
 _FEWEST = 10
-#: An entry is moved by no more than this many standard deviations of its noise, so that one that
-#: differs from all others stays near to what it is (Efron and Morris 1972).
-_FARTHEST = 2.0
+#: An entry that is farther from the mean, in standard deviations of all, stays what it is: it is
+#: of another population (Efron and Morris 1972 limit how far it is moved).
+_FARTHEST = 3.0
 
 
 def put_together(
     matrix: np.ndarray, variances: np.ndarray, blocks: Sequence[np.ndarray]
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """The curvature and its noise, with entries that are alike put near to their mean.
 
     Parameters
@@ -36,8 +37,15 @@ def put_together(
         Of its noise.
     blocks : sequence of integer ndarray
         Coordinates of the effects of groups, block by block; the others are whitened.
+
+    Returns
+    -------
+    matrix, variances : (d, d) ndarray
+    shared : list of (d, d) ndarray
+        Each is multiplied by one standard normal number, and added to the noise.
     """
     matrix, before, variances = matrix.copy(), variances, variances.copy()
+    shared = []
     for where, centred in _alike(before > 0.0, blocks):
         if len(where[0]) < _FEWEST:
             continue
@@ -47,36 +55,36 @@ def put_together(
         spread = max(float(np.mean((values - middle) ** 2 - own)), 0.0)
         spread += float(own.mean()) * math.sqrt(2.0 / len(values))
         part = own / (own + spread)
-        move = part * (middle - values)
-        sd = np.sqrt(own)
-        moved = values + np.clip(move, -_FARTHEST * sd, _FARTHEST * sd)
-        # of a draw of the population, and of their mean
-        left = (1.0 - part) * own + (0.0 if centred else part**2 * (own + spread) / len(values))
-        left = np.where(np.abs(move) > _FARTHEST * sd, own, left)
+        part[np.abs(values - middle) > _FARTHEST * np.sqrt(own + spread)] = 0.0
+        of_mean = np.zeros_like(matrix)
         for place in (where, where[::-1]):
-            matrix[place], variances[place] = moved, left
-    return matrix, variances
+            matrix[place] = values + part * (middle - values)
+            variances[place] = (1.0 - part) * own
+            of_mean[place] = part * math.sqrt(float(np.mean(own + spread)) / len(values))
+        if not centred:
+            shared.append(of_mean)
+    return matrix, variances, shared
 
 
 def _alike(
     noisy: np.ndarray, blocks: Sequence[np.ndarray]
 ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], bool]]:
-    """Places above the diagonal, or on it, that are alike, and whether they lie about 0."""
+    """Places above the diagonal that are alike, and whether they lie about 0.
+
+    None on it: groups differ in size, and those of which noise hides the size are left out.
+    """
     d = len(noisy)
     group = np.full(d, -1)
     for k, block in enumerate(blocks):
         group[block] = k
-    rows, columns = np.nonzero(np.triu(noisy))
+    rows, columns = np.nonzero(np.triu(noisy, 1))
     first, second = group[rows], group[columns]
-    whitened = (first < 0) & (second < 0) & (rows != columns)
+    whitened = (first < 0) & (second < 0)
     yield (rows[whitened], columns[whitened]), True
     for k in range(len(blocks)):
         for j in np.flatnonzero(group < 0):
             meets = ((rows == j) & (second == k)) | ((columns == j) & (first == k))
             yield (rows[meets], columns[meets]), False
-        own = (first == k) & (rows == columns)
-        yield (rows[own], columns[own]), False
         for m in range(k, len(blocks)):
             both = ((first == k) & (second == m)) | ((first == m) & (second == k))
-            both &= rows != columns
             yield (rows[both], columns[both]), False

@@ -7,6 +7,7 @@ common, so a hierarchy pays for what its records see.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -85,10 +86,13 @@ class CurvatureNoise:
     Attributes
     ----------
     variances : (d, d) ndarray
-        Of the entries, which are independent but for symmetry.
+        Of what entries have of their own, which is independent but for symmetry.
+    shared : sequence of (d, d) ndarray
+        Each is multiplied by one standard normal number, and added to that.
     """
 
     variances: np.ndarray
+    shared: Sequence[np.ndarray] = ()
 
     @classmethod
     def of(cls, sd: float, pairs: np.ndarray) -> CurvatureNoise:
@@ -118,13 +122,16 @@ class CurvatureNoise:
         for _ in range(_DRAWS):
             noise = np.triu(rng.standard_normal((d, d)))
             noise = sds * (noise + np.triu(noise, 1).T)
+            for part in self.shared:
+                noise += rng.standard_normal() * part
             norms.append(np.linalg.norm(noise if basis is None else basis.T @ noise @ basis, 2))
         return float(np.mean(norms) + 2.0 * np.std(norms))
 
     def of_product(self, moment: np.ndarray) -> np.ndarray:
         """(d, d) covariance of N u for a vector u of which E u u' is given."""
         off = self.variances * (1.0 - np.eye(len(moment)))
-        return np.asarray(off * moment + np.diag(self.variances @ moment.diagonal()))
+        own = off * moment + np.diag(self.variances @ moment.diagonal())
+        return np.asarray(own + sum(part @ moment @ part for part in self.shared))
 
 
 class Answers:
@@ -171,5 +178,5 @@ class Answers:
             pairs = np.diag(pairs.diagonal())
         matrix, noise = np.where(pairs, spec.matrix(packed), 0.0), CurvatureNoise.of(sd, pairs)
         blocks, _ = self.structure.effects(spec.coordinates.location)
-        matrix, variances = put_together(matrix, noise.variances, blocks)
-        return matrix, CurvatureNoise(variances)
+        matrix, own, shared = put_together(matrix, noise.variances, blocks)
+        return matrix, CurvatureNoise(own, shared)

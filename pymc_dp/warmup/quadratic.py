@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -73,18 +72,25 @@ def _both(
 
 
 def _common(
-    moved: np.ndarray, blocks: Sequence[np.ndarray], reach: np.ndarray, n: float
-) -> np.ndarray:
-    """Error of the score of what all records see, after a move of the effects of many groups.
+    moved: np.ndarray, curvature: np.ndarray, noise: np.ndarray, inside: np.ndarray, n: float
+) -> float:
+    """Error of the score of a residual sd, say, after a move of the effects of many groups.
 
     The score of the log sd of n residuals changes by the sum of the squared moves of means, in
     their posterior sds; its own is 1/sqrt(2 n).  The change is in no curvature that is expected.
+
+    Parameters
+    ----------
+    moved : (d,) ndarray
+    curvature, noise : (d, d) ndarray
+        Released, and the covariance of what its noise makes of the move.
+    inside : (d,) bool ndarray
+        Effects of groups.
+    n : float
     """
-    inside = np.zeros(len(moved), dtype=bool)
-    for block in blocks:
-        inside[block] = True
-    error = float(np.sum(moved[inside] ** 2)) / math.sqrt(2.0 * n)
-    return np.diag(np.where(reach & ~inside, error**2, 0.0))
+    moved = np.where(inside, moved, 0.0)
+    unsure = math.sqrt(float(moved @ noise @ moved))
+    return (max(float(moved @ curvature @ moved), 0.0) + unsure) / math.sqrt(2.0 * n)
 
 
 def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> np.ndarray:
@@ -103,10 +109,76 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
     return np.asarray((vectors * np.where(hidden, 0.0, values)) @ vectors.T)
 
 
-def _shortened(step: np.ndarray, longest: float) -> np.ndarray:
-    """The step, no longer than that."""
-    length = float(np.linalg.norm(step))
-    return step if length <= longest else step * (longest / length)
+class _Origin:
+    """Where scores and curvatures are taken: a place that moves.
+
+    Parameters
+    ----------
+    blank : Prepared
+    public : Public
+
+    Attributes
+    ----------
+    here, clip : Coordinates
+        w, and those of contributions.
+    seen : (k, d) ndarray
+        Directions of w that records see, as rows.
+    """
+
+    def __init__(self, blank: Prepared, public: Public) -> None:
+        self.here, self.clip, self._public = blank.coordinates, blank.clip, public
+        scaling = self.here.scaling
+        self._precision = np.linalg.inv(scaling @ scaling.T)
+        self.seen = np.eye(len(scaling))
+        if public.alone.size:
+            self.seen = np.delete(scaling, public.alone, axis=0)
+            self.seen /= np.linalg.norm(self.seen, axis=1, keepdims=True)
+        # records see no step at right angles to that
+        self._along = pinv(self.seen) @ self.seen
+
+    def move(self, step: np.ndarray, longest: float) -> np.ndarray:
+        """Move by a step in w, or by a part of it; that part."""
+        step = self._along @ step
+        length = float(np.linalg.norm(step))
+        step = step if length <= longest else step * (longest / length)
+        location = self._public.settled(self.here.theta(step), self._precision)
+        self.here = Coordinates(location, self.here.scaling)
+        self.clip = Coordinates(location, self.clip.scaling)
+        return step
+
+    def posterior(
+        self, score: np.ndarray, covariance: np.ndarray, curvature: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Mean and covariance in w, as far as a score here tells them."""
+        bend = positive_part(prior_curvature(self._public.gradient, self.here), _FLATTEST)
+        prior = self._public.score(self.here)
+        return noisy_posterior(score, covariance, curvature, bend, prior)
+
+
+def _looked(
+    budget: Shares, look: Curvature, again: str, share: float, size: float, before: float | None
+) -> tuple[np.ndarray, CurvatureNoise, float] | None:
+    """A curvature, its noise and its clip norm; None where noise hides how long they are.
+
+    Parameters
+    ----------
+    budget : Shares
+    look : Curvature
+    again : str
+        For labels.
+    share : float
+        Of the budget.
+    size : float
+        Largest eigenvalue of the noise for the whole budget and a clip norm of 1, in w.
+    before : float or None
+        An earlier clip norm: a later look costs less, and may be hidden where the first was not.
+    """
+    clip_norm = budget.tail(f"curvature norms{again}", look, _TAIL, share / 6.0) or before
+    if not clip_norm:
+        return None
+    clear = min((size * clip_norm / _CLEAR) ** 2, _MOST * (1.0 - budget.spent))
+    part = max(share * 5.0 / 6.0, clear)
+    return *budget.curvature(f"curvature{again}", look, clip_norm, part), clip_norm
 
 
 def quadratic(
@@ -122,7 +194,8 @@ def quadratic(
     there, too. What the noise in the curvature adds to the score, over the distance to the mode, is
     noise like any other. Where the curvature changes much on the way, or the way was longer than a
     step may be, the origin moves again, by the first score less what the curvature at both ends of
-    the way took from it.
+    the way took from it.  The second score comes in two parts, and the first of them may move the
+    origin once more.
 
     Parameters
     ----------
@@ -143,93 +216,89 @@ def quadratic(
     spec, bound = clipping.score(blank.clip), clipping.bound
     loss = clipping.loss(budget, blank.clip, basis)
     score, of_score = budget.score("first score", spec, bound, 0.35 * left)
-    unit = of_score.sd / bound * math.sqrt(0.35 * left)  # of a sum of norm 1 for the whole budget
-    at = blank.coordinates
-    here, before = at, at.scaling.T @ known @ at.scaling
+    origin = _Origin(blank, public)
+    at = origin.here
+    before = at.scaling.T @ known @ at.scaling
     first, noise, _ = loss.corrected(basis.T @ score, of_score.covariance(basis), before)
     longest = _FURTHEST * math.sqrt(d + float(np.trace(noise)))
-    rows = np.eye(d)  # what records see of w; they see no step at right angles to that
-    if public.alone.size:
-        rows = np.delete(at.scaling, public.alone, axis=0)
-        rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    along = pinv(rows) @ rows
-    precision = np.linalg.inv(at.scaling @ at.scaling.T)
-    step = first + public.score(at)  # the precision in w is about 1
-    step = _shortened(along @ step, longest)
-    clip_norm: float | None = None
+    inside = np.zeros(d, dtype=bool)
+    for block in budget.answers.structure.effects(at.location)[0]:
+        inside[block] = True
     n = budget.releases.n_public
     diagonal = not whole_curvature(n, d, budget.releases.units_mu2)
     length = _FLAT_STEP * math.sqrt(n / d) if flat else 1e-6
+    # what is piecewise linear has the curvature of the density at its kinks, whatever the model
+    kind = Curvature if flat or clipping.inner is None else ExpectedCurvature
+    size = of_score.sd / bound * math.sqrt(0.35 * left) * float(np.linalg.norm(basis, 2)) ** 2
+    size *= 3.0 if diagonal else math.sqrt(2.0 * d)
+
+    def errors(
+        step: np.ndarray, matrix: np.ndarray, error: CurvatureNoise
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Those of the score after a step: of the curvature, and in what all groups share."""
+        moved = basis @ step
+        product = error.of_product(np.outer(moved, moved))
+        common = np.where(inside, 0.0, _common(moved, matrix, product, inside, n))
+        return basis.T @ product @ basis, (basis.T * (of_score.reach * common**2)) @ basis
+
+    step = first + public.score(at)  # the precision in w is about 1
+    clip_norm: float | None = None
     for k, share in enumerate(_CURVATURES):
-        here = Coordinates(public.settled(here.theta(step), precision), at.scaling)
-        clip = Coordinates(here.location, blank.clip.scaling)
-        # what is piecewise linear has the curvature of the density at its kinks, whatever the model
-        kind = Curvature if flat or clipping.inner is None else ExpectedCurvature
-        look = kind(clip, diagonal=diagonal, step=length)
-        again = f" {k + 1}" if k else ""
-        arrived = float(np.linalg.norm(step)) < 0.999 * longest or k == len(_CURVATURES) - 1
-        # a later look costs less, and may be hidden where the first was not
-        seen_norm = budget.tail(f"curvature norms{again}", look, _TAIL, share * left / 6.0)
-        clip_norm = seen_norm or clip_norm
-        if not clip_norm:
+        step = origin.move(step, longest)
+        look = kind(origin.clip, diagonal=diagonal, step=length)
+        found = _looked(budget, look, f" {k + 1}" if k else "", share * left, size, clip_norm)
+        if found is None:
             return replace(blank, trusted=False)
-        size = 3.0 if diagonal else math.sqrt(2.0 * d)
-        size *= unit * clip_norm * float(np.linalg.norm(basis, 2)) ** 2
-        part = max(
-            share * left * 5.0 / 6.0, min((size / _CLEAR) ** 2, _MOST * (1.0 - budget.spent))
-        )
-        matrix, error = budget.curvature(f"curvature{again}", look, clip_norm, part)
-        blocks, _ = budget.answers.structure.effects(here.location)
+        matrix, error, clip_norm = found
         released = basis.T @ matrix @ basis
         curvature = _visible(released, error, basis)
-        moved = basis @ step
-        of_step = basis.T @ error.of_product(np.outer(moved, moved)) @ basis
-        noise = noise + of_step
+        of_step, common = errors(step, matrix, error)
         now, then = float(step @ released @ step), float(step @ before @ step)
         unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
         steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
         first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
         # what two places do not tell of the curvature between them is an error like noise
         bent = 0.5 * (before - curvature) @ step
-        common = _common(moved, blocks, of_score.reach, n)
-        noise = noise + np.outer(bent, bent) + basis.T @ common @ basis
-        if steady and arrived:
+        noise = noise + of_step + common + np.outer(bent, bent)
+        if steady and float(np.linalg.norm(step)) < 0.999 * longest:
             break
         before = curvature
-        # a score means nothing in directions that noise hides
-        bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
-        step, _ = noisy_posterior(first, noise, curvature, bend, public.score(here))
-        step = _shortened(along @ step, longest)
+        if k < len(_CURVATURES) - 1:
+            # a score means nothing in directions that noise hides
+            step, _ = origin.posterior(first, noise, curvature)
     unseen = _EXCESS * clipping.hidden * bound / d  # sd of what clipping may have taken besides
     besides = replace(of_score, sd=unseen).covariance(basis)
-    for k in range(2):  # both at one place, unless the first of them tells of a better one
-        again, part = (" 2", 1.0 - budget.spent) if k else ("", (1.0 - budget.spent) / 2.0)
-        score, of_score = budget.score(f"anchor{again}", clipping.score(clip), bound, part)
-        second, rest, lost = loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
-        first, noise = _both(first, noise, second, rest)
-        covariance = noise + lost + besides
-        bend = positive_part(prior_curvature(public.gradient, here), _FLATTEST)
-        mean, width = noisy_posterior(first, covariance, curvature, bend, public.score(here))
-        far = mean**2 > _FAR * width.diagonal()
-        if far.any() and not k:
-            step = _shortened(along @ mean, longest)
-            here = Coordinates(public.settled(here.theta(step), precision), at.scaling)
-            clip = Coordinates(here.location, blank.clip.scaling)
-            first = first - curvature @ step
-            moved = basis @ step
-            of_step = error.of_product(np.outer(moved, moved))
-            of_step = of_step + _common(moved, blocks, of_score.reach, n)
-            # not told from so far
-            noise = noise + basis.T @ of_step @ basis + np.diag(np.where(far, step**2, 0.0))
-    away = rows @ mean
-    if float(away @ pinvh(rows @ width @ rows.T) @ away) > _FURTHEST**2 * len(away):
+
+    def second(label: str, part: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        score, of_score = budget.score(label, clipping.score(origin.clip), bound, part)
+        return loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
+
+    half, of_half, lost = second("anchor", (1.0 - budget.spent) / 2.0)
+    besides = besides + lost
+    score, noise_here = _both(first, noise, half, of_half)
+    mean, width = origin.posterior(score, noise_here + besides, curvature)
+    far = mean**2 > _FAR * width.diagonal()
+    if far.any():
+        step = origin.move(mean, longest)
+        # not told from so far
+        astray = np.diag(np.where(far, step**2, 0.0))
+        first = score - curvature @ step
+        noise = noise_here + sum(errors(step, matrix, error)) + astray
+    other, of_other, _ = second("anchor 2", 1.0 - budget.spent)
+    if not far.any():
+        other, of_other = pooled(half, of_half, other, of_other)
+    first, noise = _both(first, noise, other, of_other)
+    covariance = noise + besides
+    mean, width = origin.posterior(first, covariance, curvature)
+    away = origin.seen @ mean
+    if float(away @ pinvh(origin.seen @ width @ origin.seen.T) @ away) > _FURTHEST**2 * len(away):
         return replace(blank, trusted=False)
     # the noise in the curvature counts as far as the posterior reaches
     reach = basis @ (width + np.outer(mean, mean)) @ basis.T
     covariance = covariance + basis.T @ error.of_product(reach) @ basis
     return replace(
         blank,
-        clip=clip,
+        clip=origin.clip,
         score=first,
         covariance=covariance,
         curvature=curvature,
