@@ -19,6 +19,7 @@ from pymc_dp.rows.contributions import Contribution, Curvature, LongestScore, Ou
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.warmup.geometry import clip_scaling
+from pymc_dp.warmup.prepared import Clipping
 from pymc_dp.warmup.public import Public, unseen
 from pymc_dp.warmup.quantiles import tail_quantile
 
@@ -100,6 +101,7 @@ def find_bulk(
     most: float | None = None,
     flat: bool = False,
     counts: bool = False,
+    price: float | None = None,
 ) -> Bulk:
     """Private Newton steps from the prior to the bulk of the posterior.
 
@@ -123,6 +125,10 @@ def find_bulk(
         Rows are counts or choices, so that the longest score that any outcome would give is known
         (`LongestScore`): bounds on scores are taken from it, or the scores of an outcome that few
         units have would not be seen, and clipped to those of the others.
+    price : float, optional
+        Variance of the noise in all entries of a sum together, for a bound of 1 and the whole
+        budget: where a step was within the noise, the next scores have the bound that costs least,
+        and what that takes is given back. By default none are.
 
     Returns
     -------
@@ -139,7 +145,7 @@ def find_bulk(
     """
     d, n = len(start.location), releases.n_public
     kind = OuterProduct if flat else Curvature
-    search = _Search(releases, public, start, structure, kind, counts)
+    search = _Search(releases, public, start, structure, kind, counts, price)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
     cost = min(max(cost, LEAST), share / 12.0)
@@ -176,11 +182,13 @@ class _Search:
         structure: Structure,
         kind: type[Curvature],
         counts: bool,
+        price: float | None,
     ) -> None:
         self.structure = structure
         self.answers = Answers(releases, structure)
         self.kind = kind
         self.norms = LongestScore if counts else Score
+        self.price = price
         self.releases = releases
         self.public = public
         self.at = start
@@ -203,12 +211,11 @@ class _Search:
 
     def advance(self, label: str, share: float) -> bool:
         """One round; True when its step was within the noise."""
-        spec = Score(self.at)
-        looked_at = self.norms(self.at)
-        clip_norm = self.bound(f"{label} score", looked_at, TAIL, 0.5 * LOOK * share)
+        clipping = self.clipping(label, 0.5 * share)
+        clip_norm = clipping and clipping.bound
         if clip_norm is None and (self.step is None or share > self.visible):
             return True
-        if not clip_norm:
+        if not clipping or not clip_norm:
             # Scores that have overflowed count as zero, or are spread over so many octaves that
             # none stands out, where they did before: the step went much too far.
             if self.step is not None:
@@ -216,7 +223,7 @@ class _Search:
                 self.shorten(0.25)
             return False
         self.visible = share
-        score, noise = self.score(f"{label} score", spec, clip_norm, 0.5 * (1.0 - LOOK) * share)
+        score, noise = self.score(label, clipping, 0.5 * share)
         total = score + self.public.score(self.at)
         if self.step is not None and not self.near(total, noise):
             along = np.linalg.solve(self.at.scaling, self.step)
@@ -238,10 +245,9 @@ class _Search:
 
     def confirm(self, label: str, share: float) -> None:
         """Whether the place where the search ended is the right one after all."""
-        spec = Score(self.at)
-        clip_norm = self.bound(f"{label} score", self.norms(self.at), TAIL, LOOK * share)
-        if clip_norm:
-            score, noise = self.score(f"{label} score", spec, clip_norm, (1.0 - LOOK) * share)
+        clipping = self.clipping(label, share)
+        if clipping and clipping.bound:
+            score, noise = self.score(label, clipping, share)
             total = score + self.public.score(self.at)
             self.arrived = self.near(total, noise)
 
@@ -259,11 +265,24 @@ class _Search:
         self.spent += share
         return tail_quantile(edges, counts, noise_sd, tail, self.releases.n_public)
 
-    def score(
-        self, label: str, spec: Score, clip_norm: float, share: float
-    ) -> tuple[np.ndarray, ScoreNoise]:
-        self.spent += share
-        return self.answers.score(label, spec, clip_norm, share)
+    def clipping(self, label: str, share: float) -> Clipping | None:
+        """How scores are clipped, with a part of their share; None where noise hides them."""
+        cheap = self.price is not None and self.arrived
+        spec = Score(self.at) if cheap else self.norms(self.at)
+        self.spent += LOOK * share
+        label, n = f"{label} score norms", self.releases.n_public
+        histogram = self.releases.histogram(label, spec, LOOK * share)
+        bound = tail_quantile(*histogram, TAIL, n)
+        if bound is None:
+            return None
+        price = (self.price or 0.0) / ((1.0 - LOOK) * share)
+        return (cheap and Clipping.consistent(histogram, price, bound, n)) or Clipping(bound)
+
+    def score(self, label: str, clipping: Clipping, share: float) -> tuple[np.ndarray, ScoreNoise]:
+        """With what is left of their share."""
+        self.spent += (1.0 - LOOK) * share
+        spec = clipping.score(self.at)
+        return self.answers.score(f"{label} score", spec, clipping.bound, (1.0 - LOOK) * share)
 
     def curvature(
         self, label: str, share: float

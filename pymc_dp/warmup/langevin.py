@@ -114,9 +114,14 @@ def prepare_langevin(
     Prepared
     """
     public = Public(density, structure, start)
-    bulk = find_bulk(releases, public, start, structure, share=WARM_UP, flat=flat, counts=counts)
-    budget = Shares(releases, structure, bulk.spent)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
+    relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
+    # of a sum in z, whose entries have variance 1 beside it
+    price = d * relative**2 if consistent else None
+    bulk = find_bulk(
+        releases, public, start, structure, share=WARM_UP, flat=flat, counts=counts, price=price
+    )
+    budget = Shares(releases, structure, bulk.spent)
     scaling = scaling_of(bulk.precision, bulk.location, structure, n)
     clip = Coordinates(bulk.location, scaling)
     basis = np.linalg.solve(clip.scaling, root(np.linalg.inv(bulk.precision)))
@@ -124,11 +129,9 @@ def prepare_langevin(
     rng = np.random.default_rng(0)  # public: places at which norms are looked at
     # as far on every axis: had it been near on that of a small group, its force would be clipped
     away = rng.choice([-1.0, 1.0], d) * (1.0 + 1.5 / math.sqrt(d))
-    relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
     noise = relative * 3.5 * math.sqrt(d / n)  # in posterior sds
-    consistent = consistent and bulk.arrived and budget.laws_found(clip)
-    # of the sum in z, whose entries have variance 1 beside it
-    price = d * relative**2 if consistent else None
+    if not (consistent and bulk.arrived and budget.laws_found(clip)):
+        price = None
     found = budget.clipping(Score(clip), harmless_tail(n, relative), price, _look(n, total))
     whole, clipping = found or (Clipping(0.0), Clipping(0.0))
     rigorous = limit(clip)
