@@ -36,6 +36,10 @@ _CHANGE = 6.0
 _KICK, _PROJECTION = 2.5, 4.5
 #: How much larger the noise of a run is than at the best clip norm in the best coordinates.
 _FOUND = 1.15
+#: What the curvature and the steps of the quadratic form add to the noise, in units of its square.
+#: With 2,000 and 5,000 records and epsilon = 1, eight models of one predictor had noise of 0.5 to
+#: 0.9 by the law of their scores, and were 0.6 to 2.1 from the exact posterior.
+_ADDED = 0.8
 #: Part of the budget for the anchored score, for the chains of the other samplers.
 _ANCHOR, _CHAINS = 0.7, 0.8
 #: Effective draws of anchored chains per squared mu of a release of norm bound 1/2.
@@ -177,6 +181,8 @@ def forecast(
         noise_sd = noise if norms is None else _clipped_noise(norms, n, d, mu2, sensitivity)
         worth = _WORTH * 0.25 * mu2 / (sensitivity * _CHANGE * d / n) ** 2
         form = "anchored" if noise_sd < _WIDE and worth > _LEAST else "quadratic"
+        if form == "quadratic" and norms is not None:
+            noise_sd *= 1.0 + _ADDED * noise_sd
         draws = 1000 if draws == "auto" else draws
         effective = 0.5 * chains * int(draws)
         effective = effective if form == "quadratic" else min(effective, worth)
