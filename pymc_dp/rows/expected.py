@@ -268,19 +268,20 @@ def _add_excess(
 ) -> None:
     """Add w e and w g, with e what clipping takes from g; and of w |g|^2 what it takes, and all."""
     width, n = scores.shape
-    squares, factors = np.empty(n), np.empty(n)
+    squares, rest = np.empty(n), np.empty(n)
     _squares(scores, gram, squares)
-    factors[:] = squares
-    loops.to_factors(factors, clip_norm)
+    rest[:] = squares
+    loops.to_factors(rest, clip_norm)
     for i in range(n):
-        w = weights[i]
-        rest = w * (1.0 - factors[i])
-        if squares[i] < math.inf:
-            square[i] += w * squares[i]
-            taken[i] += rest * squares[i]
-        for a in range(width):
-            mean[a, i] += w * scores[a, i]
-            excess[a, i] += rest * scores[a, i]
+        rest[i] = weights[i] * (1.0 - rest[i])
+        finite = squares[i] < math.inf
+        square[i] += weights[i] * squares[i] if finite else 0.0
+        taken[i] += rest[i] * squares[i] if finite else 0.0
+    for a in range(width):
+        s, m, e = scores[a], mean[a], excess[a]
+        for i in range(n):
+            m[i] += weights[i] * s[i]
+            e[i] += rest[i] * s[i]
 
 
 @compiled(error_model="numpy")

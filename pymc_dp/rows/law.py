@@ -22,6 +22,8 @@ __all__ = ["NODES", "Law", "LogDensity", "law_of"]
 
 LogDensity = Callable[[ndarray], ndarray]
 """(rows,) outcomes -> (rows,) log-densities, or log-probabilities."""
+Look = Callable[[ndarray, ndarray], None]
+"""Writes log-densities at (rows,) places into the second array."""
 Densities = Callable[[slice | ndarray], LogDensity]
 """Some rows of a block -> their log-density."""
 
@@ -29,19 +31,19 @@ Densities = Callable[[slice | ndarray], LogDensity]
 NODES = 28
 #: Integers that are tried one by one first, and the probability above them that is ignored.
 _FEW, _IGNORED = 16, 1e-6
-#: Places at which a density is looked at to narrow an interval, and how often at most.
-_LOOKS, _ROUNDS = 10, 24
-#: So many places must be seen about the mode, whose log-densities are less than this below it.
-_SEEN, _NEAR = 3, 3.0
-#: Log-densities below the largest by more than this do not count for nodes.
-_FAR = 13.0
-#: How often the cell in which it falls below that is halved.
-_HALVINGS = 2
-#: How far the search reaches: asinh of a real number, of the log of a positive one, log-odds; log
-#: of an integer.
+#: Places at which a density is looked at first, and how often the cells about the best are halved.
+_LOOKS, _ROUNDS = 9, 40
+#: Until the log-densities at their ends are less than this below it.
+_NEAR = 1.0
+#: How far the first places reach: asinh of a real number, of the log of a positive one, log-odds.
 _WIDEST = {"line": 24.0, "half": 5.0, "interval": 4.3}
-#: And nodes: asinh of the distance from the mode in standard deviations.
-_TAIL = 10.0
+#: Places whose log-densities are below the largest by more than this do not count for nodes.
+_FAR = 13.0
+#: Nor do some by their distance from the mode: asinh of standard deviations.  Where the end is
+#: looked for first, and how often.
+_TAIL, _START, _HALVINGS = 10.0, 3.0, 4
+#: Log-density of a normal law of sd 1 at its mode.
+_LOG_PEAK = -0.9189385332046727
 #: How much the weights may differ from a sum of one.
 _TOLERANCE = 0.02
 
@@ -75,13 +77,12 @@ def law_of(outcome: Outcome, data: list[ndarray], density_of: Densities) -> Law:
         largest = float(outcome.upper)  # type: ignore[arg-type]
         nodes, weights = _integers(n, largest, density_of, size)
     else:
-        log_density = density_of(slice(0, n))
         ends = [_column(end, data) for end in (outcome.lower, outcome.upper)]
-        nodes, weights = _reals(ends[0], ends[1], log_density, size)
+        nodes, weights = _reals(ends[0], ends[1], density_of, size)
         for atom in outcome.atoms:
             place = _column(atom, data)
             mass = np.zeros(n)
-            _add_mass(log_density(place), np.ones(n), 0.0, mass)
+            _add_mass(density_of(slice(0, n))(place), np.ones(n), 0.0, mass)
             nodes = np.concatenate([nodes, place[None]])
             weights = np.concatenate([weights, mass[None]])
     _normalise(weights, _TOLERANCE)
@@ -94,68 +95,82 @@ def _column(end: float | Column, data: list[ndarray]) -> ndarray:
     return np.full(len(data[0]), float(end))
 
 
-def _narrowed(
-    low: ndarray, high: ndarray, look: Callable[[ndarray, ndarray], None]
+def _search(
+    low: ndarray, high: ndarray, looking: Callable[[slice | ndarray], Look]
 ) -> tuple[ndarray, ndarray]:
-    """Places and log-densities at which a density was looked at last, close to its mode."""
+    """Three places of each row, (3, rows), the second close to its mode, and log-densities."""
     n = len(low)
-    places, values = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
-    done = np.zeros(n, dtype=bool)
+    first, found = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
+    place, step, growth = np.empty(n), np.empty(n), np.empty(n)
+    _progression(low, high, _LOOKS, 0.0, place, step, growth)
+    look = looking(slice(0, n))
+    for seen, value in zip(first, found, strict=True):
+        seen[:] = place
+        look(seen, value)
+        place *= growth
+    places, values = np.empty((3, n)), np.empty((3, n))
+    _best(first, found, places, values)
+    wide = np.empty(n, dtype=bool)
     for _ in range(_ROUNDS):
-        last = done.all()
-        _midpoints(low, high, places)
-        for place, value in zip(places, values, strict=True):
-            look(place, value)
-        if last:
+        _are_wide(values, _NEAR, wide)
+        rows = np.flatnonzero(wide)
+        if not rows.size:
             break
-        _narrow(values, _NEAR, _SEEN, low, high, done)
+        look = looking(rows)
+        ends, theirs = places[:, rows], values[:, rows]
+        middles = np.sqrt(ends[:2] * ends[1:])
+        found = np.empty_like(middles)
+        for place, value in zip(middles, found, strict=True):
+            look(place, value)
+        _halve(middles, found, ends, theirs)
+        places[:, rows], values[:, rows] = ends, theirs
     return places, values
 
 
-def _reach(n: int, look: Callable[[ndarray, ndarray], None]) -> tuple[ndarray, ndarray]:
-    """Where nodes begin and end, in terms of asinh of the distance from the mode."""
-    low, high = np.full(n, -_TAIL), np.full(n, _TAIL)
-    places, values = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
-    _midpoints(low, high, places)
-    for place, value in zip(places, values, strict=True):
-        look(place, value)
-    first, last, least = np.empty(n), np.empty(n), np.empty(n)
-    _ends(places, values, _FAR, low, first, last, high, least)
-    middle, value = np.empty(n), np.empty(n)
-    for _ in range(_HALVINGS):
-        for outside, inside in ((low, first), (high, last)):
-            np.add(outside, inside, out=middle)
-            np.multiply(middle, 0.5, out=middle)
-            look(middle, value)
-            _halve(middle, value, least, outside, inside)
-    return low, high
+def _ends(width: ndarray, look: Look) -> tuple[ndarray, ndarray]:
+    """Where nodes begin and end."""
+    found = []
+    for side in (-1.0, 1.0):
+        inside, outside = np.ones_like(width), np.full_like(width, math.exp(side * _TAIL))
+        place, value = np.full_like(width, math.exp(side * _START)), np.empty_like(width)
+        for _ in range(_HALVINGS):
+            look(place, value)
+            _move(value, width, _FAR, place, inside, outside)
+        found.append(outside)
+    return found[0], found[1]
 
 
 def _reals(
-    lower: ndarray, upper: ndarray, log_density: LogDensity, size: int
+    lower: ndarray, upper: ndarray, density_of: Densities, size: int
 ) -> tuple[ndarray, ndarray]:
     """Nodes and weights between two ends, which may be infinite."""
     n = len(lower)
     low, high = np.empty(n), np.empty(n)
     _widest(lower, upper, _WIDEST["line"], _WIDEST["half"], _WIDEST["interval"], low, high)
-    outcome, slope = np.empty(n), np.empty(n)
-    zeros, ones = np.zeros(n), np.ones(n)
-    centre, width = zeros, ones
+    centre, width, outcome, slope = np.zeros(n), np.ones(n), np.empty(n), np.empty(n)
 
-    def look(place: ndarray, value: ndarray) -> None:
-        _place(place, centre, width, lower, upper, outcome, slope)
-        _add_slope(log_density(outcome), slope, value)
+    def looking(rows: slice | ndarray) -> Look:
+        log_density = density_of(rows)
+        own = [array[rows] for array in (centre, width, lower, upper, outcome, slope)]
 
-    places, values = _narrowed(low, high, look)
-    centre, width = np.empty(n), np.empty(n)
-    _mode(places, values, centre, width)
-    low, high = _reach(n, look)
-    nodes, weights, places = (np.empty((size, n)) for _ in range(3))
-    _midpoints(low, high, places)
-    for node, weight, place in zip(nodes, weights, places, strict=True):
+        def look(place: ndarray, value: ndarray) -> None:
+            _place(place, *own)
+            _add_slope(log_density(own[4]), own[5], value)
+
+        return look
+
+    _mode(*_search(low, high, looking), centre, width)
+    look = looking(slice(0, n))
+    low, high = _ends(width, look)
+    nodes, weights = np.empty((size, n)), np.empty((size, n))
+    place, step, growth = np.empty(n), np.empty(n), np.empty(n)
+    _progression(low, high, size, 0.5, place, step, growth)
+    half = 0.5 * width * step
+    for node, weight in zip(nodes, weights, strict=True):
         look(place, weight)
         node[:] = outcome
-    _masses(weights, low, high)
+        _to_masses(place, half, weight)
+        place *= growth
     return nodes, weights
 
 
@@ -172,7 +187,9 @@ def _integers(n: int, largest: float, density_of: Densities, size: int) -> tuple
     others = np.flatnonzero(missing > _IGNORED)
     if largest < _FEW or not others.size:
         return nodes, weights
-    groups, masses = _grouped(weights[0, others], largest, density_of(others), size)
+    groups, masses = _grouped(
+        weights[0, others], largest, lambda some: density_of(others[some]), size
+    )
     if len(others) == n:
         return groups, masses
     shape = (max(few, len(groups)), n)
@@ -184,26 +201,29 @@ def _integers(n: int, largest: float, density_of: Densities, size: int) -> tuple
 
 
 def _grouped(
-    none: ndarray, largest: float, log_density: LogDensity, size: int
+    none: ndarray, largest: float, density_of: Densities, size: int
 ) -> tuple[ndarray, ndarray]:
     """Nodes and weights of nonnegative integers: 0, of probability `none`, and groups of others."""
     n = len(none)
-    outcome = np.empty(n)
+    centre, width, outcome = np.empty(n), np.empty(n), np.empty(n)
+
+    def looking(rows: slice | ndarray) -> Look:
+        log_density, own = density_of(rows), outcome[rows]
+
+        def look(place: ndarray, value: ndarray) -> None:
+            _to_integer(place, largest, own)
+            value[:] = log_density(own)
+
+        return look
+
+    _integer_mode(*_search(np.ones(n), np.full(n, largest), looking), largest, none, centre, width)
+    log_density = density_of(slice(0, n))
 
     def look(place: ndarray, value: ndarray) -> None:
-        _exponential(place, largest, outcome)
-        _add_slope(log_density(outcome), place, value)
+        _standardised(place, centre, width, largest, outcome, value)
+        _add_slope(log_density(outcome), value, value)
 
-    low, high = np.zeros(n), np.full(n, math.log(largest + 1.0))
-    places, values = _narrowed(low, high, look)
-    centre, width, slope = np.empty(n), np.empty(n), np.empty(n)
-    _integer_mode(places, values, largest, none, centre, width)
-
-    def look_again(place: ndarray, value: ndarray) -> None:
-        _standardised(place, centre, width, largest, outcome, slope)
-        _add_slope(log_density(outcome), slope, value)
-
-    low, high = _reach(n, look_again)
+    low, high = _ends(width, look)
     nodes, ends = np.zeros((size + 1, n)), np.zeros((size + 1, n))
     _groups(low, high, centre, width, largest, ends)
     _middles(ends, nodes)
@@ -218,90 +238,78 @@ def _grouped(
 
 
 @compiled(error_model="numpy")
-def _midpoints(low: ndarray, high: ndarray, out: ndarray) -> None:
-    k = out.shape[0]
-    for j in range(k):
-        for i in range(low.shape[0]):
-            out[j, i] = low[i] + (high[i] - low[i]) * ((j + 0.5) / k)
-
-
-@compiled(error_model="numpy")
-def _narrow(
-    values: ndarray, near: float, seen: int, low: ndarray, high: ndarray, done: ndarray
-) -> None:
-    """The cells in which the density is near to its largest, and their neighbours.
-
-    Where many are, those of the largest alone, and no others after that.
-    """
-    k, n = values.shape
-    for i in range(n):
-        if done[i]:
-            continue
-        largest, at = -math.inf, 0
-        for j in range(k):
-            if values[j, i] > largest:
-                largest, at = values[j, i], j
-        if largest == -math.inf:
-            high[i] = low[i] + (high[i] - low[i]) / k  # integers end below all that were looked at
-            continue
-        first, last = k, -1
-        for j in range(k):
-            if values[j, i] >= largest - near:
-                first = min(first, j)
-                last = j
-        if last + 1 - first >= seen:
-            done[i] = True
-            first = last = at
-        first, last = max(first - 1, 0), min(last + 1, k - 1)
-        length = (high[i] - low[i]) / k
-        high[i] = low[i] + length * (last + 1)
-        low[i] = low[i] + length * first
-
-
-@compiled(error_model="numpy")
-def _ends(
-    places: ndarray,
-    values: ndarray,
-    far: float,
+def _progression(
     low: ndarray,
-    first: ndarray,
-    last: ndarray,
     high: ndarray,
-    least: ndarray,
+    size: int,
+    margin: float,
+    first: ndarray,
+    step: ndarray,
+    growth: ndarray,
 ) -> None:
-    """The cells between the values that count and those that do not, and the least that counts."""
-    k, n = places.shape
-    for i in range(n):
-        largest = -math.inf
-        for j in range(k):
-            largest = max(largest, values[j, i])
-        first[i], last[i], least[i] = low[i], high[i], largest - far
-        if not math.fabs(largest) < math.inf:
-            continue
-        j = 0
-        while values[j, i] < least[i]:
-            j += 1
-        first[i] = places[j, i]
-        if j > 0:
-            low[i] = places[j - 1, i]
-        j = k - 1
-        while values[j, i] < least[i]:
-            j -= 1
-        last[i] = places[j, i]
-        if j < k - 1:
-            high[i] = places[j + 1, i]
+    """The first of some places in a geometric progression, and their ratio and its log.
+
+    They begin and end at the ends, or this part of a step away from them.
+    """
+    for i in range(low.shape[0]):
+        step[i] = math.log(high[i] / low[i]) / (size - 1.0 + 2.0 * margin)
+        growth[i] = math.exp(step[i])
+        first[i] = low[i] * math.exp(margin * step[i])
 
 
 @compiled(error_model="numpy")
-def _halve(
-    middle: ndarray, value: ndarray, least: ndarray, outside: ndarray, inside: ndarray
-) -> None:
-    """Move one end of a cell to its middle."""
-    for i in range(middle.shape[0]):
-        if value[i] >= least[i]:
-            inside[i] = middle[i]
+def _best(first: ndarray, found: ndarray, places: ndarray, values: ndarray) -> None:
+    """The place of the largest value, between its neighbours."""
+    k, n = found.shape
+    for i in range(n):
+        at = 0
+        for j in range(1, k):
+            if found[j, i] > found[at, i]:
+                at = j
+        for side in range(3):
+            j = min(max(at + side - 1, 0), k - 1)
+            places[side, i], values[side, i] = first[j, i], found[j, i]
+
+
+@compiled(error_model="numpy")
+def _are_wide(values: ndarray, near: float, out: ndarray) -> None:
+    """Whether the values at the ends are far below the one between; not if none is finite."""
+    for i in range(out.shape[0]):
+        out[i] = values[1, i] - min(values[0, i], values[2, i]) > near
+
+
+@compiled(error_model="numpy")
+def _halve(middles: ndarray, found: ndarray, places: ndarray, values: ndarray) -> None:
+    """The best of the place between and the middles of the cells beside it, between neighbours."""
+    for i in range(places.shape[1]):
+        if found[0, i] > values[1, i] and found[0, i] >= found[1, i]:
+            places[2, i], values[2, i] = places[1, i], values[1, i]
+            places[1, i], values[1, i] = middles[0, i], found[0, i]
+        elif found[1, i] > values[1, i]:
+            places[0, i], values[0, i] = places[1, i], values[1, i]
+            places[1, i], values[1, i] = middles[1, i], found[1, i]
         else:
-            outside[i] = middle[i]
+            places[0, i], values[0, i] = middles[0, i], found[0, i]
+            places[2, i], values[2, i] = middles[1, i], found[1, i]
+
+
+@compiled(error_model="numpy")
+def _move(
+    value: ndarray,
+    width: ndarray,
+    far: float,
+    place: ndarray,
+    inside: ndarray,
+    outside: ndarray,
+) -> None:
+    """Move one end of a cell to a place, and the place to its middle."""
+    for i in range(value.shape[0]):
+        by_place = value[i] + math.log(width[i] * 0.5 * (place[i] + 1.0 / place[i]))
+        if by_place >= _LOG_PEAK - far:
+            inside[i] = place[i]
+        else:
+            outside[i] = place[i]
+        place[i] = math.sqrt(inside[i] * outside[i])
 
 
 @compiled(error_model="numpy")
@@ -317,7 +325,7 @@ def _widest(
     for i in range(lower.shape[0]):
         ends = (1 if lower[i] > -math.inf else 0) + (1 if upper[i] < math.inf else 0)
         reach = line if ends == 0 else (half if ends == 1 else interval)
-        low[i], high[i] = -reach, reach
+        low[i], high[i] = math.exp(-reach), math.exp(reach)
 
 
 @compiled(error_model="numpy")
@@ -330,31 +338,28 @@ def _place(
     outcome: ndarray,
     slope: ndarray,
 ) -> None:
-    """The outcome at a place, and the log of its derivative by the place.
+    """The outcome at a place, and the log of its derivative by a standardised real number.
 
-    The place is asinh of a standardised real number, which is the outcome, its logarithm where it
-    has one end, or its log-odds between two.
+    That is the outcome, its logarithm where it has one end, or its log-odds between two.
     """
     for i in range(place.shape[0]):
-        grown = math.exp(place[i])
-        v = centre[i] + width[i] * (0.5 * (grown - 1.0 / grown))  # sinh
-        log_slope = math.log(width[i] * (0.5 * (grown + 1.0 / grown)))  # cosh
+        v = centre[i] + width[i] * (0.5 * (place[i] - 1.0 / place[i]))
         from_below, from_above = lower[i] > -math.inf, upper[i] < math.inf
         if from_below and from_above:
             small = math.exp(-math.fabs(v))
             part = small / (1.0 + small)
             span = upper[i] - lower[i]
             outcome[i] = lower[i] + span * part if v < 0.0 else upper[i] - span * part
-            log_slope += math.log(span) - math.fabs(v) - 2.0 * math.log1p(small)
+            slope[i] = math.log(span * part / (1.0 + small))
         elif from_below:
             outcome[i] = lower[i] + math.exp(v)
-            log_slope += v
+            slope[i] = v
         elif from_above:
             outcome[i] = upper[i] - math.exp(v)
-            log_slope += v
+            slope[i] = v
         else:
             outcome[i] = v
-        slope[i] = log_slope
+            slope[i] = 0.0
 
 
 @compiled(error_model="numpy")
@@ -366,17 +371,28 @@ def _add_slope(log_density: ndarray, slope: ndarray, out: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
+def _summit(x: ndarray, f: ndarray) -> tuple[float, float]:
+    """Where a parabola through three points is highest, and how high; the second if it is not."""
+    before, after = (f[1] - f[0]) / (x[1] - x[0]), (f[2] - f[1]) / (x[2] - x[1])
+    slope = (before * (x[2] - x[1]) + after * (x[1] - x[0])) / (x[2] - x[0])
+    bend = 2.0 * (after - before) / (x[2] - x[0])
+    rise = -0.5 * slope * slope / bend
+    if bend < 0.0 and rise < math.inf:
+        return x[1] - slope / bend, f[1] + rise
+    return x[1], f[1]
+
+
+@compiled(error_model="numpy")
 def _mode(places: ndarray, values: ndarray, centre: ndarray, width: ndarray) -> None:
-    """Where the density by sinh of the place is largest, and the sd of a normal that is as high."""
-    k, n = places.shape
-    for i in range(n):
-        largest, at = -math.inf, 0.0
-        for j in range(k):
-            value = values[j, i] - math.log(math.cosh(places[j, i]))
-            if value > largest:
-                largest, at = value, places[j, i]
+    """Where the density is largest, and the sd of a normal that is as high."""
+    x, f = np.empty(3), np.empty(3)
+    for i in range(places.shape[1]):
+        for side in range(3):
+            x[side] = 0.5 * (places[side, i] - 1.0 / places[side, i])
+            f[side] = values[side, i]
+        at, largest = _summit(x, f)
         if math.fabs(largest) < 300.0:
-            centre[i], width[i] = math.sinh(at), 0.3989422804014327 * math.exp(-largest)
+            centre[i], width[i] = at, math.exp(_LOG_PEAK - largest)
         else:
             centre[i], width[i] = 0.0, 1.0
 
@@ -391,18 +407,16 @@ def _add_mass(log_density: ndarray, missing: ndarray, ignored: float, out: ndarr
 
 
 @compiled(error_model="numpy")
-def _masses(values: ndarray, low: ndarray, high: ndarray) -> None:
-    """Log-densities at midpoints -> masses of the cells."""
-    k, n = values.shape
-    for j in range(k):
-        for i in range(n):
-            values[j, i] = math.exp(min(values[j, i], 100.0)) * ((high[i] - low[i]) / k)
+def _to_masses(place: ndarray, half: ndarray, value: ndarray) -> None:
+    """Log-densities -> masses of the cells about places, given half their width at the mode."""
+    for i in range(value.shape[0]):
+        value[i] = math.exp(min(value[i], 300.0)) * (half[i] * (place[i] + 1.0 / place[i]))
 
 
 @compiled(error_model="numpy")
-def _exponential(place: ndarray, largest: float, out: ndarray) -> None:
+def _to_integer(place: ndarray, largest: float, out: ndarray) -> None:
     for i in range(place.shape[0]):
-        out[i] = min(math.floor(math.exp(place[i])), largest)
+        out[i] = min(math.floor(place[i]), largest)
 
 
 @compiled(error_model="numpy")
@@ -415,18 +429,16 @@ def _integer_mode(
     width: ndarray,
 ) -> None:
     """The likeliest integer above 0, and the sd of a normal law that is as high there."""
-    k, n = places.shape
-    for i in range(n):
-        most, at = -math.inf, 0.0
-        for j in range(k):
-            value = values[j, i] - places[j, i]
-            if value > most:
-                most, at = value, places[j, i]
-        centre[i] = min(math.floor(math.exp(at)), largest)
+    x, f = np.empty(3), np.empty(3)
+    for i in range(places.shape[1]):
+        for side in range(3):
+            x[side], f[side] = min(math.floor(places[side, i]), largest), values[side, i]
+        at, largest_value = _summit(x, f)
+        centre[i] = math.floor(at)
         # below one half all integers that matter are next to it
         width[i] = 1.0
-        if most > -300.0:
-            width[i] = max(0.3989422804014327 * (1.0 - none[i]) * math.exp(-most), 0.5)
+        if largest_value > -300.0:
+            width[i] = max((1.0 - none[i]) * math.exp(_LOG_PEAK - largest_value), 0.5)
 
 
 @compiled(error_model="numpy")
@@ -436,16 +448,13 @@ def _standardised(
     width: ndarray,
     largest: float,
     outcome: ndarray,
-    slope: ndarray,
+    value: ndarray,
 ) -> None:
-    """The integer at asinh of a distance from the mode, and the log of its derivative."""
+    """The integer at a place, and 0; minus infinity where there is none."""
     for i in range(place.shape[0]):
-        grown = math.exp(place[i])
-        y = math.floor(centre[i] + width[i] * (0.5 * (grown - 1.0 / grown)))
+        y = math.floor(centre[i] + width[i] * (0.5 * (place[i] - 1.0 / place[i])))
         outcome[i] = min(max(y, 1.0), largest)
-        slope[i] = -math.inf
-        if outcome[i] == y:
-            slope[i] = math.log(width[i] * (0.5 * (grown + 1.0 / grown)))
+        value[i] = 0.0 if outcome[i] == y else -math.inf
 
 
 @compiled(error_model="numpy")
@@ -458,13 +467,14 @@ def _groups(
     """
     k, n = ends.shape
     for i in range(n):
-        start = math.floor(centre[i] + width[i] * math.sinh(low[i]))
-        stop = min(math.floor(centre[i] + width[i] * math.sinh(high[i])), largest)
-        grown, growth = math.exp(low[i]), math.exp((high[i] - low[i]) / (k - 1.0))
+        start = math.floor(centre[i] + width[i] * (0.5 * (low[i] - 1.0 / low[i])))
+        stop = math.floor(centre[i] + width[i] * (0.5 * (high[i] - 1.0 / high[i])))
+        stop = min(stop, largest)
+        place, growth = low[i], math.exp(math.log(high[i] / low[i]) / (k - 1.0))
         ends[0, i] = max(start, 1.0) - 1.0
         for j in range(1, k):
-            grown *= growth
-            end = math.floor(centre[i] + width[i] * (0.5 * (grown - 1.0 / grown)))
+            place *= growth
+            end = math.floor(centre[i] + width[i] * (0.5 * (place - 1.0 / place)))
             ends[j, i] = min(max(end, ends[j - 1, i] + 1.0), stop)
 
 
