@@ -326,6 +326,8 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
         engine = engine.with_coordinates(spec.coordinates)
     if isinstance(spec, _UNDER_THE_MODEL):
         assert isinstance(engine, RowEngine)
+        if why := law_unknown(engine):
+            raise TypeError(why)
         engine = engine.each_alone()
     per_unit = spec.size + 4 * engine.d
     step = max(1, min(BLOCK, _LARGEST // per_unit))
@@ -346,8 +348,6 @@ def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndar
         return
     if isinstance(spec, _UNDER_THE_MODEL):
         assert isinstance(engine, RowEngine)
-        if why := law_unknown(engine):
-            raise TypeError(why)
         if isinstance(spec, ConsistentScore):
             yield from clipped_scores(engine, spec.clip_norm)
         elif isinstance(spec, Loss):

@@ -19,10 +19,13 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy import ndarray
+from pytensor.graph.basic import Variable
 
 from pymc_dp._jit import compiled
 from pymc_dp.rows import etas as through
 from pymc_dp.rows import loops
+from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.hessians import by_unit, packed
 from pymc_dp.rows.joint import POINTS, JointPoints
@@ -47,13 +50,21 @@ _JOINT = 2**22
 def law_unknown(engine: RowEngine) -> str:
     """Why the law of what a unit observes is not known, in one public sentence; empty if it is."""
     graphs = [group.functions.graph for group in engine.groups]
-    for graph in graphs:
-        seen = {leaf.source for other in graphs if other is not graph for leaf in other.leaves}
+    read = [_sources(graph) for graph in graphs]
+    for k, graph in enumerate(graphs):
+        seen = set().union(*read[:k], *read[k + 1 :])
         observed = {graph.leaves[outcome.leaf].source for outcome in graph.outcomes}
         if not observed or observed & seen:
             names = ", ".join(f"`{name}`" for name in graph.names)
             return f"The support of {names} is not known, or what is observed is a covariate too."
     return ""
+
+
+def _sources(graph: RowGraph) -> set[Variable]:
+    """The arrays of which entries matter."""
+    columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
+    behind = ancestors_without_shapes([*graph.terms, *columns])
+    return {leaf.source for leaf in graph.leaves if leaf.block in behind}
 
 
 def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
@@ -178,7 +189,7 @@ def _packed(
 
 
 class _Rows:
-    """A block of rows of a group: directions, their products, scores of the outcomes that are and could be.
+    """Rows of a group: directions, their products, scores of the outcomes that are and could be.
 
     A row of which the law is not found is `unknown`: nothing is given back to it, and the outcome
     that it has stands for those that it could have in what clipping loses and in its curvature.
