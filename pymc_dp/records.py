@@ -50,7 +50,7 @@ from pymc_dp.rows.integers import is_discrete
 from pymc_dp.rows.intervals import Interval
 from pymc_dp.rows.lift import lift_rows
 from pymc_dp.rows.made_up import made_up_norms
-from pymc_dp.rows.outcomes import with_outcome
+from pymc_dp.rows.outcomes import with_outcomes
 from pymc_dp.rows.sizes import counts_rows, fixed_shapes
 from pymc_dp.rows.support import ends_of_support
 from pymc_dp.rows.total import without_errors
@@ -385,7 +385,7 @@ def extract(
             graphs = lifted()
     for graph, terms in graphs:
         seen = [model[name] for name in terms]
-        graph = with_outcome(graph, seen, [model.rvs_to_values[rv] for rv in seen])
+        graph = with_outcomes(graph, seen, [model.rvs_to_values[rv] for rv in seen])
         for name, logp in terms.items():
             alone = graph
             if len(terms) > 1:  # what one variable observes may be a covariate of another

@@ -250,8 +250,8 @@ def test_scores_of_a_law_have_mean_zero_and_the_curvature_as_variance(name: str)
     expected = values(engine, ExpectedCurvature(engine.coordinates))
     by_hand = np.zeros_like(expected)
     graph = engine.groups[0].functions.graph
-    assert graph.outcome is not None
-    leaf = graph.outcome.leaf
+    assert graph.outcomes
+    leaf = graph.outcomes[0].leaf
     for node, weight in zip(rows._law.nodes, rows._law.weights, strict=True):
         if weight.any():
             data = list(engine.groups[0].store.read())
@@ -339,7 +339,7 @@ def test_a_row_without_a_law_is_as_it_was_seen() -> None:
 def outcome_of(declare: Callable[[], Any]) -> Outcome | None:
     with pm.Model() as model:
         declare()
-    return extract(model, check=False).groups[0].graph.outcome
+    return next(iter(extract(model, check=False).groups[0].graph.outcomes), None)
 
 
 def test_ends_are_not_read_from_private_values() -> None:

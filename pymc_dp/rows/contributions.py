@@ -290,6 +290,8 @@ class Statistic:
     boxed: bool = False
 
 
+_UNDER_THE_MODEL = ConsistentScore | ExpectedCurvature | LawNotFound | Loss
+
 Contribution = (
     Score
     | LongestEntry
@@ -322,6 +324,11 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
     """
     if not isinstance(spec, Statistic):
         engine = engine.with_coordinates(spec.coordinates)
+    if isinstance(spec, _UNDER_THE_MODEL):
+        assert isinstance(engine, RowEngine)
+        if why := law_unknown(engine):
+            raise TypeError(why)
+        engine = engine.each_alone()
     per_unit = spec.size + 4 * engine.d
     step = max(1, min(BLOCK, _LARGEST // per_unit))
     for start in range(0, engine.n_units, step):
@@ -339,10 +346,8 @@ def _values(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndar
             raise TypeError("A statistic is known for records of one row each alone.")
         yield everyone, np.ascontiguousarray(spec.rows(engine.groups[0].store.read()))
         return
-    if isinstance(spec, ConsistentScore | ExpectedCurvature | LawNotFound | Loss):
+    if isinstance(spec, _UNDER_THE_MODEL):
         assert isinstance(engine, RowEngine)
-        if why := law_unknown(engine):
-            raise TypeError(why)
         if isinstance(spec, ConsistentScore):
             yield from clipped_scores(engine, spec.clip_norm)
         elif isinstance(spec, Loss):

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from pytensor.graph.basic import Variable
@@ -113,8 +114,9 @@ class RowGraph:
 
     Attributes
     ----------
-    loglik : Variable
-        (rows,) log-likelihood, a function of the blocks of ``leaves`` and the ``eta`` of ``cuts``.
+    terms : tuple of Variable
+        (rows,) log-likelihood of each observed variable, a function of the blocks of ``leaves`` and
+        the ``eta`` of ``cuts``.
     cuts : tuple of Cut
     leaves : tuple of RowLeaf
     lookups : tuple of (Variable, int)
@@ -126,15 +128,24 @@ class RowGraph:
         Number of rows of the data.
     names : tuple of str
         The observed variables it covers, for messages.
-    outcome : Outcome or None
-        Where the number that a row observes can lie, if it observes one, and this is known.
+    outcomes : tuple of Outcome
+        Where the number that each of them observes can lie; empty where that of one is not known,
+        or one is a covariate of another.
     """
 
-    loglik: Variable
+    terms: tuple[Variable, ...]
     cuts: tuple[Cut, ...]
     leaves: tuple[RowLeaf, ...]
     lookups: tuple[tuple[Variable, int], ...]
     conditions: tuple[Variable, ...]
     n_rows: int
     names: tuple[str, ...]
-    outcome: Outcome | None = None
+    outcomes: tuple[Outcome, ...] = ()
+
+    @cached_property
+    def loglik(self) -> Variable:
+        """(rows,) log-likelihood: the sum of the terms."""
+        total, *others = self.terms
+        for term in others:
+            total = total + term
+        return total

@@ -112,6 +112,13 @@ class RowEngine:
         part._keeps = False
         return part
 
+    def each_alone(self) -> RowEngine:
+        """The same units, with a group of rows for each observed variable."""
+        groups = [alone for group in self.groups for alone in group.each_alone()]
+        if len(groups) == len(self.groups):
+            return self
+        return RowEngine(groups, self.parameters, self.n_units, self.coordinates)
+
     def columns(self) -> list[Columns]:
         """The parameter-free columns of every group."""
         return [group.columns() for group in self.groups]

@@ -1,14 +1,15 @@
-"""What a record is expected to add, over outcomes that the model at z = 0 would draw for it.
+"""What a unit is expected to add, over outcomes that the model at z = 0 would draw for it.
 
 The scores of such outcomes have mean 0 (the model's own score identity), so that what clipping
 takes from them is known on average: the *expected excess*
 
     c_i = E[g(y*, x_i) - clip(g(y*, x_i))].
 
-Added to the clipped score of the record, it takes the bias of clipping away, whatever the bound.
-Everything here is a function of one record: of its data other than the outcome, the parameters, and
-constants.  All of it happens in terms of what rows see (:mod:`pymc_dp.rows.etas`): a score is
-sum_a u_a s_a, with directions u_a that do not depend on the outcome.
+Added to the clipped score of the unit, it takes the bias of clipping away, whatever the bound.
+Everything here is a function of one unit: of its data, the parameters, and constants.  Where it is
+one row with one outcome, all of it happens in terms of what rows see (:mod:`pymc_dp.rows.etas`): a
+score is sum_a u_a s_a, with directions u_a that do not depend on the outcome.  Several outcomes,
+those of several rows or variables, are independent: :mod:`pymc_dp.rows.joint`.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ from collections.abc import Iterator
 
 import numpy as np
 from numpy import ndarray
+from pytensor.graph.basic import Variable
 
 from pymc_dp._jit import compiled
 from pymc_dp.rows import etas as through
 from pymc_dp.rows import loops
+from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.hessians import packed
-from pymc_dp.rows.law import LogDensity, law_of
+from pymc_dp.rows.hessians import by_unit, packed
+from pymc_dp.rows.joint import POINTS, JointPoints
+from pymc_dp.rows.law import LogDensity, law_of, most_nodes
 from pymc_dp.rows.store import rows_of
 
 __all__ = [
@@ -38,17 +43,28 @@ __all__ = [
 
 #: Numbers of a block of directions: what fits into the third level of cache.
 _DIRECTIONS = 2**20
+#: And of the joint points of a block of units.
+_JOINT = 2**22
 
 
 def law_unknown(engine: RowEngine) -> str:
     """Why the law of what a unit observes is not known, in one public sentence; empty if it is."""
-    if not engine.one_row_per_unit:
-        return "A privacy unit may have several rows, whose scores add up."
-    graph = engine.groups[0].functions.graph
-    if graph.outcome is None:
-        names = ", ".join(f"`{name}`" for name in graph.names)
-        return f"The support of {names} is not known, or a record has more than one outcome."
+    graphs = [group.functions.graph for group in engine.groups]
+    read = [_sources(graph) for graph in graphs]
+    for k, graph in enumerate(graphs):
+        seen = set().union(*read[:k], *read[k + 1 :])
+        observed = {graph.leaves[outcome.leaf].source for outcome in graph.outcomes}
+        if not observed or observed & seen:
+            names = ", ".join(f"`{name}`" for name in graph.names)
+            return f"The support of {names} is not known, or what is observed is a covariate too."
     return ""
+
+
+def _sources(graph: RowGraph) -> set[Variable]:
+    """The arrays of which entries matter."""
+    columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
+    behind = ancestors_without_shapes([*graph.terms, *columns])
+    return {leaf.source for leaf in graph.leaves if leaf.block in behind}
 
 
 def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
@@ -66,7 +82,14 @@ def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice,
         Units.
     values : (d, units of the block) ndarray
     """
-    for where, rows in _blocks(engine):
+    engine = engine.each_alone()
+    for where, points in _joint_blocks(engine):
+        factors = np.empty(points.scores.shape[1])
+        loops.clip_factors(points.scores, clip_norm, factors)
+        total = points.scores * factors
+        _add_centred(*points.excess(clip_norm), total)
+        yield where, total
+    for where, rows in _row_blocks(engine):
         scores = rows.scores
         factors = np.empty(scores.shape[1])
         _factors(scores, rows.gram, clip_norm, factors)
@@ -85,7 +108,16 @@ def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray
     Arguments and blocks as in :func:`clipped_scores`; (2 d, units of the block): for each entry of
     the score the variance of e = g - clip(g) over outcomes, then the covariances of e and g.
     """
-    for where, rows in _blocks(engine):
+    engine = engine.each_alone()
+    for where, points in _joint_blocks(engine):
+        factors = np.empty(points.scores.shape[1])
+        loops.clip_factors(points.scores, clip_norm, factors)
+        lost, shared = points.losses(clip_norm)
+        taken = (1.0 - factors) * points.scores
+        lost += points.unknown * taken * taken
+        shared += points.unknown * taken * points.scores
+        yield where, np.concatenate([lost, shared])
+    for where, rows in _row_blocks(engine):
         scores = rows.scores
         factors, mean = np.empty(scores.shape[1]), np.zeros_like(scores)
         lost, shared = (np.zeros((len(scores), *scores.shape)) for _ in range(2))
@@ -105,7 +137,15 @@ def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray
 
 def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
     """Packed E[g g'] at z = 0, which is the mean of the curvature where the model is true."""
-    for where, rows in _blocks(engine):
+    engine = engine.each_alone()
+    yield from by_unit(engine, diagonal, lambda g: _expected_products(engine, g, diagonal))
+
+
+def _expected_products(
+    engine: RowEngine, g: int, diagonal: bool
+) -> Iterator[tuple[slice, ndarray]]:
+    """Packed E[g g'] of the rows of a group, which have mean 0 and are independent."""
+    for where, rows in _blocks(engine, g):
         scores = rows.scores
         second = np.zeros((len(scores), *scores.shape))
         nothing = np.zeros(scores.shape[1])
@@ -117,14 +157,21 @@ def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[sli
 
 def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
     """(1, units of the block): 1 where quadrature does not find the law of a unit, else 0."""
-    for where, rows in _blocks(engine):
+    engine = engine.each_alone()
+    for where, points in _joint_blocks(engine):
+        yield where, points.unknown[None]
+    for where, rows in _row_blocks(engine):
         yield where, rows.unknown[None].copy()
 
 
 def norms_of_outcomes(engine: RowEngine) -> tuple[ndarray, ndarray]:
     """Norms of the scores at z = 0 of all outcomes that units could have, and their weights."""
     norms, weights = [np.empty(0)], [np.empty(0)]
-    for _, rows in _blocks(engine):
+    engine = engine.each_alone()
+    for _, points in _joint_blocks(engine):
+        norms.append(points.norms().ravel())
+        weights.append(points.weights.ravel())
+    for _, rows in _row_blocks(engine):
         for weight, scores in rows.outcomes():
             squares = np.empty(len(weight))
             _squares(scores, rows.gram, squares)
@@ -142,14 +189,15 @@ def _packed(
 
 
 class _Rows:
-    """A block of rows: directions, their products, scores of the outcomes that are and could be.
+    """Rows of a group: directions, their products, scores of the outcomes that are and could be.
 
     A row of which the law is not found is `unknown`: nothing is given back to it, and the outcome
     that it has stands for those that it could have in what clipping loses and in its curvature.
     """
 
-    def __init__(self, engine: RowEngine, where: slice) -> None:
-        self._group = group = engine.groups[0].part(where, engine.n_units)
+    def __init__(self, engine: RowEngine, where: slice, g: int = 0) -> None:
+        rows = engine.groups[g].row_by_row()
+        self._group = group = rows.part(where, rows.n_rows)
         self._functions = functions = group.functions
         self._columns = columns = group.columns()
         self._data = [np.asarray(array) for array in group.store.read()]
@@ -163,9 +211,8 @@ class _Rows:
         self.scores = self._scores(blocks)
         self.gram = np.empty((len(self.scores), *self.scores.shape))
         _products(self.directions, self.gram)
-        outcome = functions.graph.outcome
-        assert outcome is not None
-        self._law = law_of(outcome, self._data, self._density_of)
+        [self.outcome] = functions.graph.outcomes
+        self._law = law_of(self.outcome, self._data, self._density_of)
         self.unknown: ndarray = np.subtract(1.0, self._law.weights.any(axis=0))
 
     def _scores(self, blocks: list[ndarray]) -> ndarray:
@@ -182,12 +229,10 @@ class _Rows:
 
     def _with(self, outcome: ndarray, data: list[ndarray]) -> list[ndarray]:
         """What the functions of rows read where rows with some data have other outcomes."""
-        public = self._functions.graph.outcome
-        assert public is not None
-        data = list(data)
-        old = data[public.leaf]
-        data[public.leaf] = outcome.astype(old.dtype)
-        data[public.leaf].flags.writeable = old.flags.writeable
+        data, leaf = list(data), self.outcome.leaf
+        old = data[leaf]
+        data[leaf] = outcome.astype(old.dtype)
+        data[leaf].flags.writeable = old.flags.writeable
         return self._functions.row_data(data)
 
     def _density_of(self, some: slice | ndarray) -> LogDensity:
@@ -208,14 +253,52 @@ class _Rows:
             if weight.any():
                 yield weight, self._scores(self._with(node, self._data))
 
+    def add_to(self, points: JointPoints, units: ndarray) -> None:
+        """Add these rows to what their units could observe."""
+        weights = self._law.weights
+        scores = np.zeros((len(weights), *self.scores.shape))
+        for at, node, weight in zip(scores, self._law.nodes, weights, strict=True):
+            if weight.any():
+                at[:] = self._scores(self._with(node, self._data))
+        points.add(units, most_nodes(self.outcome), weights, scores, self.directions)
 
-def _blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows]]:
-    group = engine.groups[0]
+
+def _joint_blocks(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]]:
+    """Units that may have several rows or outcomes."""
+    if engine.one_row_per_unit:
+        return
+    for where in loops.row_blocks(engine.n_units, max(1, _JOINT // (POINTS * engine.d))):
+        part = engine.part(where)
+        scores = np.empty((part.d, part.n_units))
+        for some, block in part.vectors(part.scores(np.zeros(part.d))):
+            scores[:, some] = block
+        combinations = np.ones(part.n_units)
+        units = []
+        for group in part.groups:
+            units.append(np.arange(group.n_rows) if group.units is None else group.units)
+            [outcome] = group.functions.graph.outcomes
+            terms = np.bincount(units[-1], minlength=part.n_units)
+            combinations *= float(most_nodes(outcome)) ** terms
+        points = JointPoints(scores, combinations)
+        for g, of_rows in enumerate(units):
+            for some, rows in _blocks(part, g):
+                rows.add_to(points, of_rows[some])
+        yield where, points
+
+
+def _row_blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows]]:
+    """Units of one row with one outcome."""
+    if engine.one_row_per_unit:
+        yield from _blocks(engine, 0)
+
+
+def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
+    group = engine.groups[g]
     phis, jacobians = group.functions.shared(engine.coordinates.location)
     seen = len(through.seen(group, phis, jacobians))
     size = max(1, min(8192, _DIRECTIONS // (seen * (engine.d + seen))))
     for where in loops.row_blocks(group.n_rows, size):
-        yield where, _Rows(engine, where)
+        yield where, _Rows(engine, where, g)
 
 
 @compiled(error_model="numpy")

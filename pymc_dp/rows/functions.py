@@ -23,6 +23,7 @@ from pytensor.graph.rewriting.utils import rewrite_graph
 from pymc_dp._linker import code_of, exact
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.rows.outcomes import each_alone
 from pymc_dp.rows.simplify import hoisted as slow_columns
 from pymc_dp.rows.simplify import simplified
 from pymc_dp.rows.solves import JOIN_PRODUCTS, constant_solves
@@ -194,7 +195,7 @@ class RowFunctions:
         parameters: ParameterVector,
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.graph = graph
+        self.graph, self._parameters, self._compile_kwargs = graph, parameters, compile_kwargs
         dots = [cut for cut in graph.cuts if cut.kind == "dot"]
         others = [cut for cut in graph.cuts if cut.kind != "dot"]
         self.ordered = (*dots, *others)
@@ -204,6 +205,11 @@ class RowFunctions:
         self._compile_columns()
         self._compile_shared(parameters, compile_kwargs)
         self._compile_rows(compile_kwargs)
+
+    def each_alone(self) -> list[RowFunctions]:
+        """The functions of each observed variable of the graph alone, on the same data."""
+        graphs = each_alone(self.graph)
+        return [RowFunctions(graph, self._parameters, self._compile_kwargs) for graph in graphs]
 
     # -- columns: parameter-free row expressions, evaluated once ---------------------------------
 

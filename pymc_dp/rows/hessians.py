@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy import ndarray
@@ -12,7 +12,9 @@ from pymc_dp._jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.engine import RowEngine
 
-__all__ = ["outer_products", "packed", "packed_curvatures", "sees_few"]
+__all__ = ["by_unit", "outer_products", "packed", "packed_curvatures", "sees_few"]
+
+Blocks = Iterator[tuple[slice, ndarray]]
 
 #: Numbers of a block of packed matrices, and of the derivatives that it is made of: what fits into
 #: the second and the third level of cache.
@@ -50,13 +52,20 @@ def packed_curvatures(
     values : (size, units of the block) ndarray
         Valid until the next one.
     """
+    yield from by_unit(engine, diagonal, lambda g: _of_rows(engine, g, step, diagonal))
+
+
+def by_unit(
+    engine: RowEngine, diagonal: bool, of_rows: Callable[[int], Blocks]
+) -> Iterator[tuple[slice, ndarray]]:
+    """Packed matrices of units from those of the rows of each group."""
     if engine.one_row_per_unit:
-        yield from _of_rows(engine, 0, step, diagonal)
+        yield from of_rows(0)
         return
     d = engine.d
     total = np.zeros((d if diagonal else d * (d + 1) // 2, engine.n_units))
     for g, group in enumerate(engine.groups):
-        for where, block in _of_rows(engine, g, step, diagonal):
+        for where, block in of_rows(g):
             if group.units is None:
                 total[:, where] += block
             else:

@@ -18,7 +18,7 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 from pymc_dp.rows.cuts import Column, Outcome
 
-__all__ = ["NODES", "Law", "LogDensity", "law_of"]
+__all__ = ["NODES", "Law", "LogDensity", "law_of", "most_nodes"]
 
 LogDensity = Callable[[ndarray], ndarray]
 """(rows,) outcomes -> (rows,) log-densities, or log-probabilities."""
@@ -87,6 +87,14 @@ def law_of(outcome: Outcome, data: list[ndarray], density_of: Densities) -> Law:
             weights = np.concatenate([weights, mass[None]])
     _normalise(weights, _TOLERANCE)
     return Law(nodes, weights)
+
+
+def most_nodes(outcome: Outcome) -> int:
+    """How many nodes a row has at most."""
+    if not outcome.discrete:
+        return NODES * outcome.modes + len(outcome.atoms)
+    largest = float(outcome.upper)  # type: ignore[arg-type]
+    return int(min(largest + 1.0, max(_FEW, NODES * outcome.modes + 1)))
 
 
 def _column(end: float | Column, data: list[ndarray]) -> ndarray:

@@ -72,7 +72,7 @@ def lift_rows(
     cuts: dict[tuple, Cut] = {}
     conditions: list[Variable] = []
     lookups: list[tuple[Variable, int]] = []
-    total = None
+    terms: list[Variable] = []
     for name, logp in logps.items():
         lifter = Lifter(
             parameters,
@@ -105,12 +105,11 @@ def lift_rows(
         for label, (_, indexed, axis) in zip(columns[len(designs) :], lifter.lookups, strict=True):
             lookups.append((label, static_shape(indexed, parameters)[axis]))
         _check_shared(lifter)
-        total = value if total is None else total + value
-    assert total is not None
+        terms.append(value)
     rows = {leaf.block for leaf in leaves.values()} | {cut.eta for cut in cuts.values()}
     phis = [cut.phi for cut in cuts.values()]
     outputs = [
-        total,
+        *terms,
         *[cut.row_data for cut in cuts.values() if cut.row_data is not None],
         *phis,
         *[label for label, _ in lookups],
@@ -122,10 +121,10 @@ def lift_rows(
             names = ", ".join(f"`{name}`" for name in logps)
             raise NotFactorizable(counts_rows(f"The likelihood of {names}", counted))
     found = iter(fixed_shapes(outputs, parameters, public, rows))
-    total = next(found)
+    terms = [next(found) for _ in terms]
     row_data = [None if cut.row_data is None else next(found) for cut in cuts.values()]
     return RowGraph(
-        loglik=total,
+        terms=tuple(terms),
         cuts=tuple(
             replace(cut, row_data=columns, phi=next(found))
             for cut, columns in zip(cuts.values(), row_data, strict=True)

@@ -44,6 +44,8 @@ def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
     d = engine.d
     if d > _LARGEST or law_unknown(engine) or engine.index_blocks(theta):
         return None
+    if not engine.one_row_per_unit:  # how many rows a unit has is private
+        return None
     made = _with_features(engine, np.random.default_rng(0))
     with np.errstate(all="ignore"):
         spec = ExpectedCurvature(Coordinates(theta, np.eye(d)))

@@ -90,35 +90,35 @@ def merged(graph: RowGraph) -> RowGraph:
         itself where nothing merges.
     """
     walk = _Walk(graph)
-    loglik = walk.rebuilt(_canonical(graph))
-    joined = walk.joined(loglik)
+    terms = walk.rebuilt(_canonical(graph))
+    joined = walk.joined(terms)
     if not joined:
         return graph
     new = [walk.cut(value, k) for k, value in enumerate(joined)]
-    [loglik] = clone_replace(
-        [loglik],
+    terms = clone_replace(
+        terms,
         {value: cut.eta for value, cut in zip(joined, new, strict=True)},
         rebuild_strict=False,
     )
-    reached = ancestors_without_shapes([loglik])
+    reached = ancestors_without_shapes(terms)
     rows = graph.leaves[0].block.shape[0]
     blanks = {  # what is left of the others is their number of rows
         cut.eta: pt.alloc(pt.zeros((), cut.eta.type.dtype), rows, *cut.eta.type.shape[1:])
         for cut in graph.cuts
         if cut.eta not in reached and None not in cut.eta.type.shape[1:]
     }
-    [loglik] = clone_replace([loglik], blanks, rebuild_strict=False)
-    reached = set(ancestors([loglik]))
+    terms = clone_replace(terms, blanks, rebuild_strict=False)
+    reached = set(ancestors(terms))
     cuts = tuple(cut for cut in (*graph.cuts, *new) if cut.eta in reached)
-    return replace(graph, loglik=loglik, cuts=cuts)
+    return replace(graph, terms=tuple(terms), cuts=cuts)
 
 
 def _canonical(graph: RowGraph) -> FunctionGraph:
-    """A copy of the log-likelihood in which nested sums and products are flat."""
-    [copy] = clone_replace([graph.loglik])
-    flat = rewrite_graph(copy, include=("canonicalize",), clone=False)
-    inputs = [x for x in ancestors([flat]) if x.owner is None and not isinstance(x, Constant)]
-    function = FunctionGraph(inputs, [flat], clone=False)
+    """A copy of the log-likelihoods in which nested sums and products are flat."""
+    copies = clone_replace(list(graph.terms))
+    flat = rewrite_graph(copies, include=("canonicalize",), clone=False)
+    inputs = [x for x in ancestors(flat) if x.owner is None and not isinstance(x, Constant)]
+    function = FunctionGraph(inputs, flat, clone=False)
     MergeOptimizer().rewrite(function)
     return function
 
@@ -166,7 +166,7 @@ def _columns(graph: RowGraph) -> dict[Cut, int]:
 
 
 class _Walk:
-    """One walk from the cuts up to a log-likelihood."""
+    """One walk from the cuts up to log-likelihoods."""
 
     def __init__(self, graph: RowGraph) -> None:
         self.cuts = graph.cuts
@@ -217,8 +217,8 @@ class _Walk:
 
     # -- sums and products ----------------------------------------------------------------------
 
-    def rebuilt(self, function: FunctionGraph) -> Variable:
-        """The same value with terms, and factors, of one kind side by side."""
+    def rebuilt(self, function: FunctionGraph) -> list[Variable]:
+        """The same values with terms, and factors, of one kind side by side."""
         new: dict[Variable, Variable] = {}
         for node in function.toposort():
             inputs = [new.get(x, x) for x in node.inputs]
@@ -226,8 +226,7 @@ class _Walk:
             new.update(zip(node.outputs, outputs, strict=True))
             if len(outputs) == 1 and self.kind(outputs[0]) is None:
                 new[node.outputs[0]] = self._regrouped(outputs[0])
-        [loglik] = function.outputs
-        return new.get(loglik, loglik)
+        return [new.get(x, x) for x in function.outputs]
 
     def _regrouped(self, x: Variable) -> Variable:
         assert x.owner is not None
@@ -284,11 +283,11 @@ class _Walk:
 
     # -- what is taken out ----------------------------------------------------------------------
 
-    def joined(self, loglik: Variable) -> list[Variable]:
+    def joined(self, terms: Sequence[Variable]) -> list[Variable]:
         """The values of several cuts that become one."""
         refused: set[Variable] = set()
         while True:
-            found, alone = self._frontier(loglik, refused)
+            found, alone = self._frontier(terms, refused)
             wrong = {x for x in found if self._is_redundant(x, found, alone)}
             if not wrong:
                 return found
@@ -301,14 +300,14 @@ class _Walk:
         return kind.etas <= alone or not (set(found) & set(ancestors([x]))) <= {x}
 
     def _frontier(
-        self, loglik: Variable, refused: set[Variable]
+        self, terms: Sequence[Variable], refused: set[Variable]
     ) -> tuple[list[Variable], set[Variable]]:
-        """Values of several cuts nearest to the log-likelihood, and the cuts used on their own."""
+        """Values of several cuts nearest to the log-likelihoods, and the cuts used on their own."""
         etas = {cut.eta for cut in self.cuts}
         found: dict[Variable, None] = {}
         alone: set[Variable] = set()
         seen: set[Variable] = set()
-        stack = [loglik]
+        stack = [*reversed(terms)]
         while stack:
             x = stack.pop()
             if x in seen:

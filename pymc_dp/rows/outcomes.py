@@ -1,4 +1,4 @@
-"""What the graph of a model tells of the outcome of a record: its support.
+"""What the graph of a model tells of the outcomes of a record: their supports.
 
 Expectations over an outcome that the model itself would draw for a record (:mod:`.expected`) need
 the places that it can have. They are public, or a function of other data of the same record.
@@ -32,7 +32,7 @@ from pymc_dp.rows.ancestry import ancestors_without_shapes, data_behind, without
 from pymc_dp.rows.cuts import Column, Outcome, RowGraph, RowLeaf
 from pymc_dp.rows.integers import is_discrete, is_float
 
-__all__ = ["with_outcome"]
+__all__ = ["each_alone", "with_outcomes"]
 
 
 #: Operations that leave the numbers of a row as they are.
@@ -45,8 +45,8 @@ class _Unknown(Exception):
     """The support is not known."""
 
 
-def with_outcome(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Variable]) -> RowGraph:
-    """The graph, with what is known of the outcome of its rows.
+def with_outcomes(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Variable]) -> RowGraph:
+    """The graph, with what is known of the outcomes of its rows.
 
     Parameters
     ----------
@@ -54,33 +54,51 @@ def with_outcome(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Vari
     rvs, values : sequence of Variable
         The observed random variables that it covers, and what they observe.
     """
-    if len(rvs) != 1 or rvs[0].type.ndim != 1:
+    try:
+        outcomes = [
+            _outcome(graph, k, *seen) for k, seen in enumerate(zip(rvs, values, strict=True))
+        ]
+    except _Unknown:
         return graph
-    source = data_behind(values[0])
+    return replace(graph, outcomes=tuple(outcomes))
+
+
+def each_alone(graph: RowGraph) -> list[RowGraph]:
+    """A graph for each observed variable, of the same leaves and of the cuts that it needs."""
+    if len(graph.names) == 1:
+        return [graph]
+    found = []
+    for k, term in enumerate(graph.terms):
+        behind = set(ancestors([term]))
+        cuts = tuple(cut for cut in graph.cuts if cut.eta in behind)
+        outcomes = graph.outcomes[k : k + 1]
+        names = graph.names[k : k + 1]
+        found.append(replace(graph, terms=(term,), cuts=cuts, names=names, outcomes=outcomes))
+    return found
+
+
+def _outcome(graph: RowGraph, which: int, rv: Variable, value: Variable) -> Outcome:
+    source = data_behind(value)
     held = [k for k, leaf in enumerate(graph.leaves) if leaf.source is source]
-    if len(held) != 1:
-        return graph
+    if rv.type.ndim != 1 or len(held) != 1:
+        raise _Unknown
     [leaf], block = held, graph.leaves[held[0]].block
     columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
-    if block in ancestors_without_shapes(columns):
-        return graph
+    others = [term for k, term in enumerate(graph.terms) if k != which]
+    if block in ancestors_without_shapes([*columns, *others]):
+        raise _Unknown
     behind = [
         (label, size) for label, size in graph.lookups if block in ancestors_without_shapes([label])
     ]
-    try:
-        if is_discrete(rvs[0]):
-            if any(not _is_cast_of(label, block) for label, _ in behind):
-                return graph
-            largest = float(min([_largest(block), *[size - 1 for _, size in behind]]))
-            found = Outcome(leaf, True, 0.0, largest)
-        elif behind or not is_float(block):
-            return graph
-        else:
-            lower, upper, atoms = _interval(rvs[0], graph.leaves)
-            found = Outcome(leaf, False, lower, upper, atoms)
-    except _Unknown:
-        return graph
-    return replace(graph, outcome=replace(found, modes=_modes(rvs[0])))
+    if is_discrete(rv):
+        if any(not _is_cast_of(label, block) for label, _ in behind):
+            raise _Unknown
+        largest = float(min([_largest(block), *[size - 1 for _, size in behind]]))
+        return Outcome(leaf, True, 0.0, largest, modes=_modes(rv))
+    if behind or not is_float(block):
+        raise _Unknown
+    lower, upper, atoms = _interval(rv, graph.leaves)
+    return Outcome(leaf, False, lower, upper, atoms, _modes(rv))
 
 
 def _largest(block: Variable) -> int:

@@ -118,9 +118,10 @@ class RowGroup:
     store: RecordStore
     units: np.ndarray | None
     _columns: Columns | None = field(default=None, init=False, repr=False)
+    _each_alone: list[RowGroup] | None = field(default=None, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_columns": None}
+        return {**self.__dict__, "_columns": None, "_each_alone": None}
 
     @property
     def n_rows(self) -> int:
@@ -132,6 +133,25 @@ class RowGroup:
         if self._columns is None:
             self._columns = Columns.of(self.functions, self.store.read())
         return self._columns
+
+    def each_alone(self) -> list[RowGroup]:
+        """The same rows, a group for each observed variable; compiled at the first use."""
+        if len(self.functions.graph.names) == 1:
+            return [self]
+        if self._each_alone is None:
+            self._each_alone = [
+                RowGroup(functions, self.store, self.units)
+                for functions in self.functions.each_alone()
+            ]
+        return self._each_alone
+
+    def row_by_row(self) -> RowGroup:
+        """The same rows, each a unit of its own."""
+        if self.units is None:
+            return self
+        same = RowGroup(self.functions, self.store, None)
+        same._columns = self.columns()
+        return same
 
     def synthetic(self, n_rows: int) -> RowGroup:
         """The same functions on made-up data: `n_rows` rows, all of one unit if units are told."""
@@ -156,7 +176,9 @@ class RowGroup:
                 within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
                 rows = columns.order[columns.starts[units][renumbered] + within]
         part = RowGroup(
-            self.functions, RecordStore([a[rows] for a in self.store.read()]), renumbered
+            self.functions,
+            RecordStore([rows_of(a, rows) for a in self.store.read()]),
+            renumbered,
         )
         part._columns = columns.part(rows)
         return part

@@ -337,10 +337,12 @@ class Source:
 
     def _compile(self, engine: RowEngine) -> None:
         """Evaluate what the preparation will ask for on made-up data; it takes seconds."""
-        made_up, at = engine.synthetic(), np.zeros(engine.d)
+        at = np.zeros(engine.d)
         with working("Compiling the model", self.progressbar), np.errstate(all="ignore"):
-            made_up.log_likelihood(at)
-            made_up.scores(at)
+            alone = engine if law_unknown(engine) else engine.each_alone()
+            for made_up in {id(e): e.synthetic() for e in (engine, alone)}.values():
+                made_up.log_likelihood(at)
+                made_up.scores(at)
 
     def _is_flat(self, records: RowEngine) -> bool:
         """Whether log-likelihoods are piecewise linear; looked at near the start."""

@@ -48,9 +48,9 @@ def with_outcomes(y: np.ndarray) -> RowEngine:
     engine = records()
     [group] = engine.groups
     graph = group.functions.graph
-    assert graph.outcome is not None
+    assert graph.outcomes
     arrays = list(group.store.read())
-    arrays[graph.outcome.leaf] = y.astype(arrays[graph.outcome.leaf].dtype)
+    arrays[graph.outcomes[0].leaf] = y.astype(arrays[graph.outcomes[0].leaf].dtype)
     group = RowGroup(group.functions, RecordStore(arrays), None)
     return RowEngine([group], engine.parameters, N, engine.coordinates)
 
