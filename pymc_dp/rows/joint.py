@@ -123,7 +123,7 @@ class JointPoints:
 
 
 @compiled(error_model="numpy")
-def _mixed(bits: int) -> int:
+def _mixed(bits: np.uint64) -> np.uint64:
     """A 64-bit hash: SplitMix64 (Steele, Lea and Flood 2014)."""
     x = np.uint64(bits) + np.uint64(0x9E3779B97F4A7C15)
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
