@@ -170,7 +170,7 @@ def test_bits_of_a_unit_do_not_depend_on_others(name: str, monkeypatch: pytest.M
     same()
     monkeypatch.setattr(contributions, "BLOCK", 7)
     same()
-    monkeypatch.setattr(expected, "_JOINT", 3 * joint.POINTS * engine.d)  # units
+    monkeypatch.setattr(expected, "_JOINT", 1)  # units one by one
     monkeypatch.setattr(expected, "_DIRECTIONS", 60)  # rows
     monkeypatch.setattr(threads, "count", lambda: 3)
     monkeypatch.setattr(blockwise, "_COST", 2**40)
