@@ -14,7 +14,7 @@ from scipy.special import expit
 
 from pymc_dp import threads
 from pymc_dp.records import extract
-from pymc_dp.rows import blockwise, contributions, expected, joint, law
+from pymc_dp.rows import blockwise, contributions, expected, law
 from pymc_dp.rows.contributions import (
     ConsistentScore,
     Contribution,

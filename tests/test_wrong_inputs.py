@@ -392,11 +392,11 @@ class TestStep:
         with refused(ValueError, f"form='{form}'", "clip_norm and scaling"):
             step_of(logistic(), form=form)
 
-    def test_consistent_clipping_of_two_outcomes(self):
+    def test_consistent_clipping_of_an_outcome_that_is_a_covariate(self):
         with pm.Model() as model:
-            a, b = pm.Normal("a"), pm.HalfNormal("b")
-            pm.Normal("s", a * X[:, 1], b, observed=S)
-            pm.Normal("t", a, b, observed=S)
+            a, b, data = pm.Normal("a"), pm.HalfNormal("b"), pm.Data("data", S)
+            pm.Normal("s", a * X[:, 1], b, observed=data)
+            pm.Normal("t", a * data, b, observed=X[:, 1])
             dp.PrivacyBudget(**BUDGET)
         with refused(ValueError, "consistent_clipping=True is not available"):
             dp.DPLangevin(draws=5, chains=1, model=model, consistent_clipping=True)

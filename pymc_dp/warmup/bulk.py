@@ -268,10 +268,9 @@ class _Search:
     def clipping(self, label: str, share: float) -> Clipping | None:
         """How scores are clipped, with a part of their share; None where noise hides them."""
         cheap = self.price is not None and self.arrived
-        spec = Score(self.at) if cheap else self.norms(self.at)
         self.spent += LOOK * share
         label, n = f"{label} score norms", self.releases.n_public
-        histogram = self.releases.histogram(label, spec, LOOK * share)
+        histogram = self.releases.histogram(label, self.norms(self.at), LOOK * share)
         bound = tail_quantile(*histogram, TAIL, n)
         if bound is None:
             return None
