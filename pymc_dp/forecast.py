@@ -38,7 +38,7 @@ _KICK, _PROJECTION = 2.5, 4.5
 _FOUND = 1.15
 #: What the curvature and the steps of the quadratic form add to the noise, in units of its square.
 #: With 2,000 and 5,000 records and epsilon = 1, eight models of one predictor had noise of 0.5 to
-#: 0.9 by the law of their scores, and were 0.6 to 2.1 from the exact posterior.
+#: 0.9 by the law of their scores, and were 0.6 to 2.9 from the exact posterior.
 _ADDED = 0.8
 #: Part of the budget for the anchored score, for the chains of the other samplers.
 _ANCHOR, _CHAINS = 0.7, 0.8

@@ -201,12 +201,12 @@ def engine_of(name: str) -> RowEngine:
     return records.engine(Coordinates(records.initial + 0.1, scaling))
 
 
-def every_kind(at: Coordinates) -> list[Contribution]:
+def every_kind(at: Coordinates, clip_norm: float = CLIP) -> list[Contribution]:
     return [
-        ConsistentScore(at, clip_norm=CLIP),
+        ConsistentScore(at, clip_norm=clip_norm),
         ExpectedCurvature(at),
         ExpectedCurvature(at, diagonal=True),
-        Loss(at, CLIP),
+        Loss(at, clip_norm),
         LawNotFound(at),
     ]
 

@@ -17,7 +17,6 @@ from pymc_dp.records import extract
 from pymc_dp.rows import blockwise, contributions, expected, law
 from pymc_dp.rows.contributions import (
     ConsistentScore,
-    Contribution,
     ExpectedCurvature,
     LawNotFound,
     Loss,
@@ -27,6 +26,7 @@ from pymc_dp.rows.contributions import (
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.rows.expected import law_unknown
 
+from .test_consistent import every_kind
 from .test_contributions import values
 from .test_records import same_bits
 
@@ -107,16 +107,6 @@ def engine_of(name: str, n: int = 40) -> RowEngine:
     return engine.with_coordinates(Coordinates(point, scaling))
 
 
-def every_kind(at: Coordinates) -> list[Contribution]:
-    return [
-        ConsistentScore(at, clip_norm=CLIP),
-        ExpectedCurvature(at),
-        ExpectedCurvature(at, diagonal=True),
-        Loss(at, CLIP),
-        LawNotFound(at),
-    ]
-
-
 def units_of(group: RowGroup) -> np.ndarray:
     return np.arange(group.n_rows) if group.units is None else group.units
 
@@ -154,7 +144,7 @@ def test_bits_of_a_unit_do_not_depend_on_others(name: str, monkeypatch: pytest.M
     engine = engine_of(name)
     n = engine.n_units
     assert not law_unknown(engine)
-    kinds = every_kind(engine.coordinates)
+    kinds = every_kind(engine.coordinates, CLIP)
     whole = [values(engine, spec) for spec in kinds]
     assert not whole[-1].any()
     place = np.random.default_rng(3).permutation(n)
@@ -179,7 +169,7 @@ def test_bits_of_a_unit_do_not_depend_on_others(name: str, monkeypatch: pytest.M
 
 def test_units_that_are_alike_add_the_same() -> None:
     engine = changed(engine_of("pair"), 7)
-    for spec in every_kind(engine.coordinates):
+    for spec in every_kind(engine.coordinates, CLIP):
         found = values(engine, spec)
         assert same_bits(found[7], found[8])
 
@@ -259,7 +249,7 @@ def test_users_of_one_row_are_records() -> None:
             pm.Poisson("y", pt.exp(predictor(x)), observed=y)
         records = extract(model, check=False, privacy_unit=ids)
         engine = records.engine(Coordinates(np.array([0.1, 0.5]), np.eye(2)))
-        found.append([values(engine, spec) for spec in every_kind(engine.coordinates)])
+        found.append([values(engine, spec) for spec in every_kind(engine.coordinates, CLIP)])
     for record, user in zip(*found, strict=True):
         np.testing.assert_allclose(user, record, rtol=1e-9, atol=1e-12)
 

@@ -73,7 +73,8 @@ def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice,
     Parameters
     ----------
     engine : RowEngine
-        For which :func:`law_unknown` has nothing to say.
+        For which :func:`law_unknown` has nothing to say, with each observed variable alone
+        (`RowEngine.each_alone`).
     clip_norm : float
 
     Yields
@@ -82,12 +83,12 @@ def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice,
         Units.
     values : (d, units of the block) ndarray
     """
-    engine = engine.each_alone()
     for where, points in _joint_blocks(engine):
         factors = np.empty(points.scores.shape[1])
         loops.clip_factors(points.scores, clip_norm, factors)
         total = points.scores * factors
-        _add_centred(*points.excess(clip_norm), total)
+        excess, mean, _, _, taken, square = points.moments(clip_norm)
+        _add_centred(excess, mean, taken, square, total)
         yield where, total
     for where, rows in _row_blocks(engine):
         scores = rows.scores
@@ -108,11 +109,11 @@ def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray
     Arguments and blocks as in :func:`clipped_scores`; (2 d, units of the block): for each entry of
     the score the variance of e = g - clip(g) over outcomes, then the covariances of e and g.
     """
-    engine = engine.each_alone()
     for where, points in _joint_blocks(engine):
         factors = np.empty(points.scores.shape[1])
         loops.clip_factors(points.scores, clip_norm, factors)
-        lost, shared = points.losses(clip_norm)
+        mean, _, lost, shared, _, _ = points.moments(clip_norm)
+        lost -= mean * mean
         taken = (1.0 - factors) * points.scores
         lost += points.unknown * taken * taken
         shared += points.unknown * taken * points.scores
@@ -137,7 +138,6 @@ def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray
 
 def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
     """Packed E[g g'] at z = 0, which is the mean of the curvature where the model is true."""
-    engine = engine.each_alone()
     yield from by_unit(engine, diagonal, lambda g: _expected_products(engine, g, diagonal))
 
 
@@ -157,7 +157,6 @@ def _expected_products(
 
 def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
     """(1, units of the block): 1 where quadrature does not find the law of a unit, else 0."""
-    engine = engine.each_alone()
     for where, points in _joint_blocks(engine):
         yield where, points.unknown[None]
     for where, rows in _row_blocks(engine):
@@ -167,7 +166,6 @@ def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
 def norms_of_outcomes(engine: RowEngine) -> tuple[ndarray, ndarray]:
     """Norms of the scores at z = 0 of all outcomes that units could have, and their weights."""
     norms, weights = [np.empty(0)], [np.empty(0)]
-    engine = engine.each_alone()
     for _, points in _joint_blocks(engine):
         norms.append(points.norms().ravel())
         weights.append(points.weights.ravel())

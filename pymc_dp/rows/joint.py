@@ -6,10 +6,12 @@ their laws (:mod:`pymc_dp.rows.law`).  Where a unit has few combinations of node
 taken.  Elsewhere points of a lattice rule stand for them: each term goes once through all strata of
 its law, and in another order than the terms before.
 
-The lattice of each term is shifted by a hash of the bits of the unit's own score.  So the error of
-a unit has mean zero, errors of units that differ do not add up, and all is a function of the unit's
-own rows, in their order, and of constants.  Random numbers that units share would let one unit
-change what all others add.
+The lattice of each term is shifted by a hash of the bits of the unit's own score.  So errors of
+units whose scores differ do not add up, and all is a function of the unit's own rows, in their
+order, and of constants.  Random numbers that units share would let one unit change what all others
+add.  Units with the same score have the same error: where a unit has more combinations than points,
+and scores have few values (counts or choices without a covariate that is continuous), errors add
+up, and no interval covers them.  There the sum of 20,000 units was off by up to 0.8 posterior sds.
 
 Notes
 -----
@@ -102,18 +104,15 @@ class JointPoints:
             self.weights,
         )
 
-    def excess(self, clip_norm: float) -> tuple[ndarray, ndarray, ndarray, ndarray]:
-        """Means of e = g - clip(g) and of g, (d, n), and of (e, g) and |g|^2, (n,)."""
-        excess, mean = np.zeros(self.scores.shape), np.zeros(self.scores.shape)
-        taken, square = np.zeros(len(self.weights)), np.zeros(len(self.weights))
-        _add_excess(self.vectors, self.weights, clip_norm, excess, mean, taken, square)
-        return excess, mean, taken, square
+    def moments(self, clip_norm: float) -> tuple[ndarray, ...]:
+        """Means of e = g - clip(g), g, e * e and e * g, entry by entry, (d, n); of e.g and |g|^2.
 
-    def losses(self, clip_norm: float) -> tuple[ndarray, ndarray]:
-        """Variances of the entries of e, and means of the products with those of g, (d, n)."""
-        mean, lost, shared = (np.zeros(self.scores.shape) for _ in range(3))
-        _add_losses(self.vectors, self.weights, clip_norm, mean, lost, shared)
-        return lost - mean * mean, shared
+        The last two, (n,), are what clipping takes of the squared norm, and all of it.
+        """
+        of_entries = np.zeros((4, *self.scores.shape))
+        of_norms = np.zeros((2, len(self.weights)))
+        _add_moments(self.vectors, self.weights, clip_norm, *of_entries, *of_norms)
+        return *of_entries, *of_norms
 
     def norms(self) -> ndarray:
         """(n, k) norms of the scores."""
@@ -232,12 +231,14 @@ def _taken(vector: ndarray, clip_norm: float) -> tuple[float, float]:
 
 
 @compiled(error_model="numpy")
-def _add_excess(
+def _add_moments(
     vectors: ndarray,
     weights: ndarray,
     clip_norm: float,
     excess: ndarray,
     mean: ndarray,
+    squares: ndarray,
+    products: ndarray,
     taken: ndarray,
     square: ndarray,
 ) -> None:
@@ -251,29 +252,9 @@ def _add_excess(
             square[i] += w * length
             taken[i] += w * part * length
             for j in range(d):
-                mean[j, i] += w * vectors[i, k, j]
-                excess[j, i] += w * part * vectors[i, k, j]
-
-
-@compiled(error_model="numpy")
-def _add_losses(
-    vectors: ndarray,
-    weights: ndarray,
-    clip_norm: float,
-    mean: ndarray,
-    lost: ndarray,
-    shared: ndarray,
-) -> None:
-    n, count, d = vectors.shape
-    for i in range(n):
-        for k in range(count):
-            w = weights[i, k]
-            if w == 0.0:
-                continue
-            part, _ = _taken(vectors[i, k], clip_norm)
-            for j in range(d):
                 g = vectors[i, k, j]
                 e = part * g
-                mean[j, i] += w * e
-                lost[j, i] += w * e * e
-                shared[j, i] += w * e * g
+                excess[j, i] += w * e
+                mean[j, i] += w * g
+                squares[j, i] += w * e * e
+                products[j, i] += w * e * g

@@ -46,7 +46,7 @@ def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
         return None
     if not engine.one_row_per_unit:  # how many rows a unit has is private
         return None
-    made = _with_features(engine, np.random.default_rng(0))
+    made = _with_features(engine, np.random.default_rng(0)).each_alone()
     with np.errstate(all="ignore"):
         spec = ExpectedCurvature(Coordinates(theta, np.eye(d)))
         made = made.with_coordinates(spec.coordinates)

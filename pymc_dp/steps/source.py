@@ -339,8 +339,10 @@ class Source:
         """Evaluate what the preparation will ask for on made-up data; it takes seconds."""
         at = np.zeros(engine.d)
         with working("Compiling the model", self.progressbar), np.errstate(all="ignore"):
-            alone = engine if law_unknown(engine) else engine.each_alone()
-            for made_up in {id(e): e.synthetic() for e in (engine, alone)}.values():
+            engines = [engine]
+            if not law_unknown(engine) and (alone := engine.each_alone()) is not engine:
+                engines.append(alone)
+            for made_up in (each.synthetic() for each in engines):
                 made_up.log_likelihood(at)
                 made_up.scores(at)
 

@@ -15,11 +15,11 @@ import numpy as np
 
 from pymc_dp.forecast import whole_curvature
 from pymc_dp.matrices import minus_hessian, positive_part, within
-from pymc_dp.rows.contributions import Contribution, Curvature, LongestScore, OuterProduct, Score
+from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.engine import Coordinates
-from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
+from pymc_dp.warmup.answers import CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.warmup.geometry import clip_scaling
-from pymc_dp.warmup.prepared import Clipping
+from pymc_dp.warmup.prepared import Clipping, Shares
 from pymc_dp.warmup.public import Public, unseen
 from pymc_dp.warmup.quantiles import tail_quantile
 
@@ -145,27 +145,28 @@ def find_bulk(
     """
     d, n = len(start.location), releases.n_public
     kind = OuterProduct if flat else Curvature
-    search = _Search(releases, public, start, structure, kind, counts, price)
+    budget = Shares(releases, structure, 0.0)
+    search = _Search(budget, public, start, kind, counts, price)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
     cost = min(max(cost, LEAST), share / 12.0)
     k = 0
-    while search.spent + 2.0 * cost < share and k < ROUNDS:
+    while budget.spent + 2.0 * cost < share and k < ROUNDS:
         k += 1
         if search.advance(f"round {k}:", cost):
             cost *= 6.0  # what is left to learn is hidden by the noise
-    last = (share - search.spent) / 2.0
+    last = (share - budget.spent) / 2.0
     for _ in range(2):
         k += 1
         search.advance(f"round {k}:", last)
     cost = max(cost, share / 6.0)
     look = share / 3.0
     limit = (PERSISTENCE * share if most is None else most) - look
-    while not (search.arrived and search.known) and search.spent + cost < limit:
+    while not (search.arrived and search.known) and budget.spent + cost < limit:
         k += 1
         hidden = search.advance(f"round {k}:", cost)
         if hidden and not search.known:  # within the noise, which is too much
-            cost = min(1.5 * cost, max(limit - search.spent, cost))
+            cost = min(1.5 * cost, max(limit - budget.spent, cost))
     if not search.arrived:
         search.confirm("last look:", look)
     return search.result()
@@ -176,25 +177,23 @@ class _Search:
 
     def __init__(
         self,
-        releases: Releases,
+        budget: Shares,
         public: Public,
         start: Coordinates,
-        structure: Structure,
         kind: type[Curvature],
         counts: bool,
         price: float | None,
     ) -> None:
-        self.structure = structure
-        self.answers = Answers(releases, structure)
+        self.budget = budget
+        self.structure = budget.answers.structure
+        self.n = budget.releases.n_public
         self.kind = kind
         self.norms = LongestScore if counts else Score
         self.price = price
-        self.releases = releases
         self.public = public
         self.at = start
         self.metric = np.diag(public.spread**-2.0)
         self.radius = math.sqrt(len(start.location))
-        self.spent = 0.0
         self.visible = 0.0  # share of a round at which scores could be told from noise
         self.step: np.ndarray | None = None  # the last one, in theta
         self.shortened = 0  # times in a row
@@ -260,43 +259,37 @@ class _Search:
 
     # -- releases -------------------------------------------------------------------------------
 
-    def bound(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
-        edges, counts, noise_sd = self.releases.histogram(f"{label} norms", spec, share)
-        self.spent += share
-        return tail_quantile(edges, counts, noise_sd, tail, self.releases.n_public)
-
     def clipping(self, label: str, share: float) -> Clipping | None:
         """How scores are clipped, with a part of their share; None where noise hides them."""
-        cheap = self.price is not None and self.arrived
-        self.spent += LOOK * share
-        label, n = f"{label} score norms", self.releases.n_public
-        histogram = self.releases.histogram(label, self.norms(self.at), LOOK * share)
-        bound = tail_quantile(*histogram, TAIL, n)
+        spec = self.norms(self.at)
+        histogram = self.budget.histogram(f"{label} score norms", spec, LOOK * share)
+        bound = tail_quantile(*histogram, TAIL, self.n)
         if bound is None:
             return None
-        price = (self.price or 0.0) / ((1.0 - LOOK) * share)
-        return (cheap and Clipping.consistent(histogram, price, bound, n)) or Clipping(bound)
+        shorter = None
+        if self.price is not None and self.arrived:
+            price = self.price / ((1.0 - LOOK) * share)
+            shorter = Clipping.consistent(histogram, price, bound, self.n)
+        return shorter or Clipping(bound)
 
     def score(self, label: str, clipping: Clipping, share: float) -> tuple[np.ndarray, ScoreNoise]:
         """With what is left of their share."""
-        self.spent += (1.0 - LOOK) * share
         spec = clipping.score(self.at)
-        return self.answers.score(f"{label} score", spec, clipping.bound, (1.0 - LOOK) * share)
+        return self.budget.score(f"{label} score", spec, clipping.bound, (1.0 - LOOK) * share)
 
     def curvature(
         self, label: str, share: float
     ) -> tuple[np.ndarray, CurvatureNoise | None] | None:
         """Released curvature in z and its noise, if any; None where hidden."""
-        whole = whole_curvature(self.releases.n_public, self.d, self.releases.units_mu2)
+        whole = whole_curvature(self.n, self.d, self.budget.total)
         spec = self.kind(self.at, diagonal=not whole, step=1e-6)
-        clip_norm = self.bound(f"{label} curvature", spec, 2.0 * TAIL, LOOK * share)
+        label = f"{label} curvature"
+        clip_norm = self.budget.tail(f"{label} norms", spec, 2.0 * TAIL, LOOK * share)
         if clip_norm is None:
             return None
         if clip_norm == 0.0:  # a likelihood that is linear here, or does not see the parameters
             return np.zeros((self.d, self.d)), None
-        self.spent += (1.0 - LOOK) * share
-        label = f"{label} curvature"
-        return self.answers.curvature(label, spec, clip_norm, (1.0 - LOOK) * share)
+        return self.budget.curvature(label, spec, clip_norm, (1.0 - LOOK) * share)
 
     # -- steps ----------------------------------------------------------------------------------
 
@@ -328,8 +321,7 @@ class _Search:
         in_theta = self.at.scaling @ step
         in_theta[self.public.alone] = 0.0
         self.precision = back.T @ hessian @ back
-        n = self.releases.n_public
-        scaling = scaling_of(self.precision, self.at.location, self.structure, n)
+        scaling = scaling_of(self.precision, self.at.location, self.structure, self.n)
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, decrement)
         self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
@@ -373,7 +365,7 @@ class _Search:
             self.data_precision,
             prior,
             self.precision,
-            self.spent,
+            self.budget.spent,
             self.arrived,
             self.known,
         )

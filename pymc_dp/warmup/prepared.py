@@ -312,11 +312,11 @@ class Shares:
 
     def tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
         """Upper quantile of the norms of `spec`; see `tail_quantile`."""
-        return tail_quantile(*self._histogram(label, spec, share), tail, self.releases.n_public)
+        return tail_quantile(*self.histogram(label, spec, share), tail, self.releases.n_public)
 
     def heavy_tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
         """The same where what lies above matters; see `heavy_quantile`."""
-        histogram = self._histogram(label, spec, share)
+        histogram = self.histogram(label, spec, share)
         return heavy_quantile(*histogram, tail, self.releases.n_public)[0]
 
     def clipping(
@@ -333,7 +333,7 @@ class Shares:
             As for `cheapest_bound`, where what is clipped can be given back.
         share : float
         """
-        histogram, n = self._histogram("scores", spec, share), self.releases.n_public
+        histogram, n = self.histogram("scores", spec, share), self.releases.n_public
         bound, index = heavy_quantile(*histogram, tail, n)
         if not bound:
             return None
@@ -344,12 +344,13 @@ class Shares:
 
     def laws_found(self, at: Coordinates) -> bool:
         """Whether the laws of the outcomes of nearly all units are found, as far as noise shows."""
-        edges, counts, noise_sd = self._histogram("laws not found", LawNotFound(at), _LAWS)
+        edges, counts, noise_sd = self.histogram("laws not found", LawNotFound(at), _LAWS)
         one = int(np.searchsorted(edges, 1.0, side="right")) - 1
         n = self.releases.n_public
         return float(counts[one]) - 2.0 * noise_sd < _NOT_FOUND * n
 
-    def _histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
+    def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
+        """Of the norms of `spec`."""
         self.spent += share
         return self.releases.histogram(label, spec, share)
 
