@@ -8,7 +8,8 @@ VENV ?= .venv
 PYTEST_JOBS ?= 2
 # A test module stays on one worker, so that what it compiles is compiled once.
 PYTEST_MARKS ?= not slow and not exhaustive
-PYTEST_ARGS ?= -n $(PYTEST_JOBS) --dist loadfile --timeout 900 -m "$(PYTEST_MARKS)"
+PYTEST_TESTS ?=
+PYTEST_ARGS ?= -n $(PYTEST_JOBS) --dist loadfile --timeout 900 -m "$(PYTEST_MARKS)" $(PYTEST_TESTS)
 # What tests compile is kept here; by default in a folder that is empty and goes with the tests.
 TEST_CACHE ?=
 export TEST_CACHE

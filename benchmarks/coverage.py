@@ -1,6 +1,6 @@
 """Do 90 % intervals hold the truth in 90 % of all data sets?
 
-Every repeat generates data anew, builds the model, attaches a budget and samples with default
+Every repeat generates new data, builds the model, attaches a budget and samples with default
 arguments.  Results are kept in a JSON file after each repeat, so a run may be stopped and resumed,
 or several may work on different models with files of their own::
 

@@ -5,7 +5,7 @@
     python -m benchmarks.figure a.json b.json --out efficiency.png --table efficiency.txt
     python -m benchmarks.figure docs/efficiency.md new.json --table tables.txt
 
-Tables are read as well as written: what was measured anew takes the place of what a page has.
+Tables are read as well as written: what was measured again takes the place of what a page has.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ __all__ = ["ExactLinker", "code_of", "exact"]
 class ExactLinker(NumbaLinker):
     """Numba's linker: every row of a block gives the same bits wherever it stands.
 
-    A function that was pickled is compiled anew where it arrives, and PyTensor's default there is
+    A function that was pickled is compiled again where it arrives, and PyTensor's default there is
     ``fastmath``: so the linker, which travels with the function, sets it.
     """
 

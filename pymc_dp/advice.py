@@ -91,7 +91,7 @@ def clip_advice(
     UnsafeModel
         If features are private, and neither an example nor bounds are given.
     ValueError
-        If `data` has an unknown name or other columns, or the model can not be simulated.
+        If `data` has an unknown name or other columns, or the model cannot be simulated.
 
     Notes
     -----

@@ -145,7 +145,7 @@ def gaussian_score(
     residual = (_difference(released, center0) / np.asarray(sigma, np.float64)).reshape(runs, -1)
     mu = np.linalg.norm(shift, axis=1)
     if not np.all(mu > 0):
-        raise ValueError("center0 and center1 must differ: these worlds can not be told apart")
+        raise ValueError("center0 and center1 must differ: these worlds cannot be told apart")
     if np.ptp(mu) > 1e-9 * mu[0]:
         raise ValueError(
             "the distance between center0 and center1 must be the same in all runs, in units of "
@@ -178,7 +178,7 @@ def audit_scores(
 
         ``"gaussian"``
             Normal with unit variance in both worlds: z-test on the means. The most powerful; it
-            takes the noise scale for granted and so can not notice noise that is too small.
+            takes the noise scale for granted and so cannot notice noise that is too small.
         ``"student"``
             Normal with equal, unknown variance: inverts the noncentral t distribution. Notices
             noise that is too small or cancels in part.

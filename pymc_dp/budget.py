@@ -52,7 +52,7 @@ __all__ = [
     "require_budget",
 ]
 
-#: An array as long as there are units may be private, and those of one or two entries can not be
+#: An array as long as there are units may be private, and those of one or two entries cannot be
 #: told from shapes.
 _FEWEST_UNITS = 3
 _ATTRIBUTE = "pymc_dp_budget"
@@ -204,8 +204,8 @@ class PrivacyBudget:
     def __setattr__(self, name: str, value: Any) -> None:
         if getattr(self, "_sealed", False):
             raise AttributeError(
-                f"{name} of a PrivacyBudget can not be changed: what was promised stays promised. "
-                "Build the model anew for another budget, on one ledger for both."
+                f"{name} of a PrivacyBudget cannot be changed: what was promised stays promised. "
+                "Build the model again for another budget, on one ledger for both."
             )
         super().__setattr__(name, value)
 
@@ -218,7 +218,7 @@ class PrivacyBudget:
             if n_public is None:
                 raise ValueError(
                     "neighboring='add_or_remove_one' hides the number of units, so the noise "
-                    "can not be set from it: give a public round figure, n_public=..."
+                    "cannot be set from it: give a public round figure, n_public=..."
                 )
             return n_public
         if n_public is not None and n_public != self._n_units:
@@ -638,7 +638,7 @@ def _open_ledger(
 def _refuse_unsuitable(model: Model, ledger: object) -> None:
     if getattr(model, _ATTRIBUTE, None) is not None:
         raise UnsafeModel(
-            "The model already has a PrivacyBudget. A budget can not be replaced or enlarged; to "
+            "The model already has a PrivacyBudget. A budget cannot be replaced or enlarged; to "
             "start again, rebuild the model (and use one persistent ledger for all budgets on "
             "these data)."
         )
@@ -647,7 +647,7 @@ def _refuse_unsuitable(model: Model, ledger: object) -> None:
     if has_lost_budget(model) and ledger is None:
         raise UnsafeModel(
             "The model is a copy of one with a PrivacyBudget, which a copy does not carry along. "
-            "Use the original model, or build the model anew; give a persistent ledger so that "
+            "Use the original model, or build the model again; give a persistent ledger so that "
             "both budgets are counted together."
         )
 
@@ -674,7 +674,7 @@ def _refuse_in_a_worker() -> None:
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
-            "A worker process is running your script anew, and would open and spend a budget of "
+            "A worker process is running your script again, and would open and spend a budget of "
             "its own. Nothing has been spent. Put what the script does below "
             "`if __name__ == '__main__':`."
         )

@@ -112,7 +112,7 @@ class Grid:
         size = math.isqrt(math.floor(squared / squared_distance))
         if size < 1:
             raise PrivacyError(
-                "The noise is so large that the integer grid can not represent a count. Use a "
+                "The noise is so large that the integer grid cannot represent a count. Use a "
                 "larger budget, or a larger share of it for this histogram."
             )
         return size
@@ -133,7 +133,7 @@ def vector_bound(norm_bound: float, d: int) -> float:
     bound = (norm_bound - math.sqrt(d) / 2.0) * (1.0 - (d + 8) * 2.0**-53)
     if not bound > 0.0:
         raise PrivacyError(
-            "The noise is so large compared with one record that the integer grid can not "
+            "The noise is so large compared with one record that the integer grid cannot "
             "represent a record. Use fewer draws or a larger budget."
         )
     return bound

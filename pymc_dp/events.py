@@ -170,7 +170,7 @@ class SubsampledGaussianEvent:
 class FixedBatchGaussianEvent:
     """One release, with Gaussian noise, of a sum over a batch of exactly B of n units.
 
-    The batch is a uniformly random subset, drawn without replacement and anew for each release;
+    The batch is a uniformly random subset, drawn without replacement for each release;
     the contribution of a unit has an l2 norm of at most C; noise of standard deviation σ is added
     to their sum.
 

@@ -21,7 +21,7 @@ __all__ = ["CHAINS", "ENOUGH", "Explored", "explore", "in_support", "log_likelih
 
 #: Chains, tuning iterations and draws of NUTS.
 CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
-_AGAIN = "The same call goes on from what was released, at no further cost."
+_AGAIN = "The same call resumes from what was released, at no further cost."
 #: Parameters whose covariance the 101 draws of the first window of adaptation tell.  With more than
 #: 100 it is singular, chains hardly move, and NUTS never recovers; these are scaled one by one.
 _DENSE = 50
@@ -131,7 +131,7 @@ def explore(
     KeyboardInterrupt
         However PyMC takes one: no draws of part of the chains are used.
     pymc.exceptions.SamplingError
-        If NUTS can not begin at one of the starts.
+        If NUTS cannot begin at one of the starts.
     """
     quiet = logging.getLogger("pymc")
     level = quiet.level

@@ -149,7 +149,7 @@ class _Normal:
         self.facts = make_statement(self.budget, plan.plan_id, payload, [])
 
     def finish(self) -> None:
-        """Nothing is lost any more: an equal call prepares anew."""
+        """Nothing is lost any more: an equal call prepares again."""
         if (plan_id := self.source.unfinished) is not None:
             self.budget.ledger.finish_plan(self.budget.account, plan_id)
 
@@ -212,13 +212,13 @@ def _explored(
     """Public draws of the target; None where they say nothing of its mean and covariance.
 
     The budget is spent by then: a failure may not lose what it has paid for, whatever it is. After
-    an interrupt the same call goes on from what was released.
+    an interrupt the same call resumes from what was released.
     """
     if source.improper:  # nor need the target have any; a chain would wander off for minutes
         return None
     try:
         with working("Exploring what was released", progressbar):
-            explored = target_draws(source.records, None, found, source.few_prior_draws, seed=0)
+            explored = target_draws(source.records, None, found, source.few_prior_draws)
     except Exception:
         return None
     with np.errstate(all="ignore"):

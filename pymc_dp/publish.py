@@ -149,7 +149,7 @@ def releasable(
             continue
         if name not in deterministics:
             raise UnsafeRelease(
-                f"`{name}` can not be released: it is neither a free variable nor a Deterministic "
+                f"`{name}` cannot be released: it is neither a free variable nor a Deterministic "
                 f"of the model. Free variables are {free}."
             )
         if provenance(model, deterministics[name], budget) is Provenance.PRIVATE:
@@ -195,7 +195,7 @@ def keep_unreleased(model: Model, paid: PaidDraws) -> None:
 
 
 def forget_unreleased(model: Model, paid: PaidDraws) -> None:
-    """These draws were released, or can not be."""
+    """These draws were released, or cannot be."""
     kept = [other for other in _UNRELEASED.pop(model, []) if other is not paid]
     if kept:
         _UNRELEASED[model] = kept
@@ -220,7 +220,7 @@ def release(
     var_names : sequence of str, optional
         Which variables; default: all free variables, and the Deterministics whose graph shows that
         they are functions of parameters and declared public data alone.  A Deterministic with
-        numbers or indices in its formula is released only when it is named here: a number can not
+        numbers or indices in its formula is released only when it is named here: a number cannot
         be told from a statistic of the data, and naming it says that it is none.
     progressbar : bool, default True
         Of an anchored run whose prior is not normal over the draws: see
@@ -266,7 +266,7 @@ def release(
     if "posterior" not in groups or "dp_plan_id" not in stats:
         raise UnsafeRelease(
             "These draws carry no dp_plan_id: they were not made by a private step (but by "
-            "pm.fit, pm.find_MAP, NUTS, ...) and can not be released."
+            "pm.fit, pm.find_MAP, NUTS, ...) and cannot be released."
         )
     plan_id, plan = _plan_of(stats, budget)
     chains, length = largest_rectangle((~stats["dp_frozen"].values.astype(bool)).sum(axis=1))

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pymc.distributions.censored import CensoredRV
 from pymc.initial_point import make_initial_point_expression
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
@@ -162,7 +163,7 @@ class PublicTerms:
 
 
 def _refuse_unsupported(model: Model) -> None:
-    """Models whose likelihood can not be a sum over records."""
+    """Models whose likelihood cannot be a sum over records."""
     for rv in model.free_RVs:
         if type(rv.owner.op).__name__ == "PartialObservedRV" or rv.name.endswith("_unobserved"):
             raise NotFactorizable(
@@ -185,6 +186,22 @@ def _refuse_unsupported(model: Model) -> None:
             raise NotFactorizable(
                 f"`{rv.name}` uses pm.Minibatch or total_size, whose scaling and sampling are not "
                 "accounted for. Give the full data without total_size."
+            )
+
+
+def _refuse_bounds_that_are_looked_at(observed: Sequence[Variable]) -> None:
+    """Censored counts whose bounds, of all records, decide how PyMC holds what is observed."""
+    for rv in observed:
+        censored = [
+            v.owner for v in ancestors([rv]) if v.owner and isinstance(v.owner.op, CensoredRV)
+        ]
+        counts = [node for node in censored if is_discrete(node.inputs[0])]
+        bounds = [bound for node in counts for bound in node.inputs[1:3]]
+        if any(isinstance(bound, Constant) and bound.type.ndim for bound in bounds):
+            raise NotFactorizable(
+                f"`{rv.name}` is a censored count with an array of bounds. PyMC 6 looks at all of "
+                "them to choose between integers and real numbers, so that one record would change "
+                "the values of others. Give the bounds as pm.Data."
             )
 
 
@@ -253,28 +270,28 @@ def count_units(
                 "belong to one record. Pass privacy_unit={'name': ids, ...} to PrivacyBudget."
             )
         return next(iter(rows.values())), dict.fromkeys(rows)
-    ids = (
+    given = (
         dict(privacy_unit)
         if isinstance(privacy_unit, Mapping)
         else dict.fromkeys(rows, privacy_unit)
     )
-    if set(ids) != set(rows):
+    if set(given) != set(rows):
         raise ValueError(
-            f"privacy_unit names {sorted(ids)}, but the private observed variables are "
+            f"privacy_unit names {sorted(given)}, but the private observed variables are "
             f"{sorted(rows)}. Give ids for each of these."
         )
-    arrays = {}
+    ids = {}
     for name, n in rows.items():
-        array = np.asarray(ids[name])
+        array = np.asarray(given[name])
         if array.ndim != 1 or len(array) != n or array.dtype.kind not in "iu":
             raise ValueError(
                 f"privacy_unit of `{name}` must be a vector of integers, one for each row of "
                 f"`{name}`; got type {array.dtype} with {array.ndim} axes, or another length."
             )
-        arrays[name] = array
-    unique = np.unique(np.concatenate(list(arrays.values())))
+        ids[name] = array.astype("int64")
+    unique = np.unique(np.concatenate(list(ids.values())))
     return len(unique), {
-        name: np.searchsorted(unique, array).astype("int64") for name, array in arrays.items()
+        name: np.searchsorted(unique, array).astype("int64") for name, array in ids.items()
     }
 
 
@@ -336,12 +353,13 @@ def extract(
     NotFactorizable, UnsafeModel
         With the variable and the remedy.
     ValueError
-        If declared bounds can not be applied.
+        If declared bounds cannot be applied.
     """
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)
     rows = row_counts(model, public)
     observed = private_observed(model, public)
+    _refuse_bounds_that_are_looked_at(observed)
     # from this length on, an axis of an unnamed array may be one of records, or of units
     length = longest_unnamed(n_units, n_public if count_is_private else None)
     public_variables = public_inputs(model, public)

@@ -134,7 +134,7 @@ def check_fits(
             )
     for name in sorted(used.intersection(shapes)):
         raise ValueError(
-            f"`{name}` is the name of a variable and of a dim, and a result can not hold both. "
+            f"`{name}` is the name of a variable and of a dim, and a result cannot hold both. "
             "Nothing has been spent. Rename one of them."
         )
     for dim in sorted(used.intersection(model.coords)):

@@ -118,7 +118,7 @@ def sample(
     Raises
     ------
     UnsafeModel
-        If the model has no budget or can not be sampled privately.
+        If the model has no budget or cannot be sampled privately.
     PlanMismatch
         If an instance was planned for another call.
     BudgetExceeded
@@ -184,7 +184,7 @@ def sample(
         if paid.any:
             error.add_note("Draws were made and are kept: dp.release(model=model) releases them.")
         elif private.waits and not isinstance(error, PlanMismatch):
-            error.add_note("What was released is not lost: the same call goes on with it.")
+            error.add_note("What was released is not lost: the same call resumes from it.")
         raise
     forget_unreleased(model, paid)
     posterior = _compat.group(released, "posterior")
@@ -211,7 +211,7 @@ def _run(private: PrivateStep, paid: PaidDraws, *, model: Model, **call: Any) ->
 def _as_interrupted(
     budget: PrivacyBudget, model: Model, tune: int, chains: int, step: Any
 ) -> int | None:
-    """The draws that "auto" came to when a preparation began that can be gone on with."""
+    """The draws that "auto" came to when a preparation began that can be resumed."""
     for _, plan in unfinished_preparations(budget):
         counts = plan["settings"]
         if plan["sampler"] != name_of(step) + PREPARES:

@@ -228,7 +228,7 @@ def simulator(
 
 def _not_simulated(rv: Variable) -> ValueError:
     return ValueError(
-        f"`{rv.name}` can not be simulated: its distribution has no way to draw from it, or its "
+        f"`{rv.name}` cannot be simulated: its distribution has no way to draw from it, or its "
         f"formula holds a fixed number of rows. Find a clip norm in another way."
     )
 

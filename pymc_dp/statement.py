@@ -38,7 +38,7 @@ def refuse_other_types(idata: Any) -> None:
     """
     if not _compat.is_result(idata):
         raise UnsafeRelease(
-            f"A {type(idata).__name__} is not a result of sampling and can not be released. "
+            f"A {type(idata).__name__} is not a result of sampling and cannot be released. "
             "Results of pm.sample with a private step can; pm.find_MAP, pm.fit and the like use "
             "the records without privacy."
         )
@@ -251,7 +251,7 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
     if facts.get("far", 0.0) > 0.1:
         lines.append(
             f"UNRELIABLE: {facts['far']:.0%} of the draws lie far from where the likelihood was "
-            "approximated; the posterior is not near normal, and this form can not describe it."
+            "approximated; the posterior is not near normal, and this form cannot describe it."
         )
     if "noise_aware" in facts:
         lines += _correction(facts["noise_aware"], facts["settings"])
@@ -315,7 +315,7 @@ def _correction(correction: dict[str, Any], settings: dict[str, Any]) -> list[st
         first = "Intervals account for the privacy noise in the released score"
         if correction["method"] == "resampled":
             first += (
-                ": the posterior is not near normal, and draws were chosen anew with weights that "
+                ": the posterior is not near normal, and draws were resampled with weights that "
                 "hold for any shape. Approximate in that the law of the noise is taken as Gaussian."
             )
         elif correction["method"] == "explored":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from pymc_dp.privatized.graphs import Function
 from pymc_dp.records import PublicTerms, Records
 from pymc_dp.rows import functions
 from pymc_dp.rows.engine import Coordinates, RowEngine
@@ -13,24 +14,17 @@ from pymc_dp.rows.functions import INTERPRETED
 
 
 @pytest.fixture(autouse=True)
-def parameters_interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of parameters alone are interpreted, as large ones are, but in slow tests.
+def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTensor functions are interpreted, but where a mode is asked for.
 
-    Most tests call one fewer times than would make up for seconds of compiling it.
+    Most tests call one fewer times than would make up for seconds of compiling it.  Others, and
+    those in which functions of rows should be as users have them, are marked as ``compiled``.
     """
-    if request.node.get_closest_marker("slow") is None:
-        monkeypatch.setattr(functions, "_LARGE_GRAPH", 0)
-
-
-@pytest.fixture
-def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions of records are interpreted, where they are not told otherwise.
-
-    For tests of what is charged, said and refused: what they see does not depend on bits, and
-    compiling a model takes longer than all else that they do.
-    """
+    monkeypatch.setattr(functions, "_LARGE_GRAPH", 0)
+    if request.node.get_closest_marker("compiled"):
+        return
     quick = {"mode": INTERPRETED}
-    engine, public_terms = Records.engine, Records.public_terms
+    engine, public_terms, compiled = Records.engine, Records.public_terms, Function.__init__
 
     def interpreted_engine(self: Records, at: Coordinates, kwargs: Any = None) -> RowEngine:
         return engine(self, at, kwargs or quick)
@@ -38,5 +32,9 @@ def interpreted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interpreted_terms(self: Records, at: Coordinates, kwargs: Any = None) -> PublicTerms:
         return public_terms(self, at, kwargs or quick)
 
+    def interpreted_function(self: Function, *graphs: Any, **_: Any) -> None:
+        compiled(self, *graphs, compiled=False)
+
     monkeypatch.setattr(Records, "engine", interpreted_engine)
     monkeypatch.setattr(Records, "public_terms", interpreted_terms)
+    monkeypatch.setattr(Function, "__init__", interpreted_function)

@@ -1,6 +1,6 @@
 """Log-likelihoods and scores of random models agree with PyMC's own log-density to 1e-9.
 
-PyMC's density is compiled anew from the model, weighted by unit, in the interpreter; its
+PyMC's density is compiled again from the model, weighted by unit, in the interpreter; its
 derivatives are taken twice: by PyTensor, and by differences of values.
 """
 
@@ -32,6 +32,7 @@ from pymc_dp.rows.engine import Coordinates, Engine, RecordStore, RowEngine, Row
 from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
+from tests.selection import marked, others
 
 from .random_models import (
     FAMILIES,
@@ -283,13 +284,19 @@ def check_family(family: str, models: int, source: int) -> None:
     assert linear or not could, "no model of a concave family had its linear form compared"
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", marked(FAMILIES, exhaustive=["mv_normal", "mixture"]))
 def test_random_models_agree_with_pymc(family: str) -> None:
     check_family(family, MODELS, 0)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    marked(
+        FAMILIES,
+        slow=["mv_normal", "mixture"],
+        exhaustive=others(FAMILIES, ["mv_normal", "mixture"]),
+    ),
+)
 def test_many_random_models_agree_with_pymc(family: str) -> None:
     check_family(family, 8, 1)
 
@@ -297,16 +304,13 @@ def test_many_random_models_agree_with_pymc(family: str) -> None:
 # -- whole blocks, compiled as in production ------------------------------------------------------
 
 LOGISTIC = Structure("groups_and_linear", "known", 0, 3, 40, False)
-COMPILED = [
-    ("bernoulli", LOGISTIC),
-    *[
-        pytest.param(*model, marks=pytest.mark.slow)
-        for model in [
-            ("negative_binomial", Structure("non_centred", "shared", 0, 2, 6, False)),
-            ("categorical", Structure("intercept_and_linear", "known", 0, 2, 1, False)),
-        ]
-    ],
-]
+SHARED = Structure("non_centred", "shared", 0, 2, 6, False)
+SOFTMAX = Structure("intercept_and_linear", "known", 0, 2, 1, False)
+COMPILED = marked(
+    [("bernoulli", LOGISTIC), ("negative_binomial", SHARED), ("categorical", SOFTMAX)],
+    slow=[("bernoulli", LOGISTIC)],
+    exhaustive=[("negative_binomial", SHARED), ("categorical", SOFTMAX)],
+)
 LARGE = cases([BLOCK + 3, 1, BLOCK - 1, 2 * BLOCK + 1, 100], [64, 7, 1000])
 
 

@@ -11,6 +11,7 @@ from pymc_dp import _compat
 from pymc_dp.noise import insecure_noise
 from pymc_dp.warmup.alike import put_together
 from pymc_dp.warmup.answers import CurvatureNoise
+from tests.selection import marked
 
 GROUPS = 60
 BLOCK = np.arange(2, 2 + GROUPS)
@@ -113,8 +114,7 @@ def test_what_entries_share_is_known(spread: float) -> None:
         assert 0.65 * true[j] < said[j] < 1.5 * true[j]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", marked([1, 2, 3], slow=[1], exhaustive=[2, 3]))
 def test_a_residual_sd_beside_many_means(seed: int) -> None:
     """Its score changes by the squares of the moves of 80 means, which no first score foretells.
 

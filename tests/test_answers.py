@@ -8,6 +8,7 @@ import pytest
 
 from pymc_dp.noise_laws import noisy_posterior
 from pymc_dp.records import extract
+from pymc_dp.rows import structure
 from pymc_dp.rows.contributions import Change, Curvature, OuterProduct, Score, blocks
 from pymc_dp.rows.engine import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, ScoreNoise
@@ -34,7 +35,7 @@ def centred(n: int = N) -> pm.Model:
 
 
 @pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=GENERAL))
-def test_what_no_row_sees_is_zero(name: str) -> None:
+def test_what_no_row_sees_is_zero(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores and curvatures of the records of every model have no other entries than these."""
     engine, records = quick(name)[2], records_of(name)[1]
     d = engine.d
@@ -51,6 +52,8 @@ def test_what_no_row_sees_is_zero(name: str) -> None:
     for _, block in blocks(engine, spec):
         curvatures |= spec.matrix((block != 0.0).any(axis=1).astype(float)) != 0.0
     assert not (curvatures & ~pairs).any()
+    monkeypatch.setattr(structure, "_MANY", 0 if d < structure._MANY else d + 1)
+    np.testing.assert_array_equal(engine.touched(at), pairs)
 
 
 def test_the_pattern_of_a_hierarchy() -> None:
@@ -161,6 +164,7 @@ def test_noise_of_a_score() -> None:
     np.testing.assert_allclose(noise.covariance(basis), 0.25 * rest.T @ rest)
 
 
+@pytest.mark.slow
 def test_directions_hidden_by_noise_are_left_out_and_others_kept() -> None:
     """One of ten directions carries nothing; the others carry 1, as much as is heard of them."""
     truth = np.diag(np.r_[np.zeros(1), np.ones(9)])

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import ast
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-import pymc_dp
-
-ROOT = Path(pymc_dp.__file__).parent
+from benchmarks.size import MODULES, behind, imports_of
 
 #: From what is released to what leaves.  A module imports from lower layers, or from its own part.
 LAYERS = (
@@ -67,50 +64,8 @@ PURE = {
 FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
 
 
-def module_of(path: Path) -> str:
-    """Name within the package, with dots: ``rows.lift``; a package is ``rows``."""
-    parts = path.relative_to(ROOT).with_suffix("").parts
-    return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
-
-
-MODULES = {module_of(path): path for path in sorted(ROOT.rglob("*.py"))}
-
-
 def part_of(module: str) -> str:
     return module.split(".")[0]
-
-
-@cache
-def imports_of(module: str) -> tuple[frozenset[str], frozenset[str]]:
-    """Modules of the package, and names of other libraries, that a module imports anywhere."""
-    own, foreign = set(), set()
-    for node in ast.walk(ast.parse(MODULES[module].read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{module}: relative import in line {node.lineno}"
-            assert node.module is not None
-            names = [node.module, *[f"{node.module}.{alias.name}" for alias in node.names]]
-        else:
-            continue
-        for name in names:
-            library, _, rest = name.partition(".")
-            if library != "pymc_dp":
-                foreign.add(library)
-            elif rest in MODULES:
-                own.add(rest)
-    return frozenset(own), frozenset(foreign)
-
-
-def behind(module: str) -> set[str]:
-    """Everything in the package that is imported, directly or not."""
-    seen: set[str] = set()
-    stack = [module]
-    while stack:
-        for name in imports_of(stack.pop())[0] - seen:
-            seen.add(name)
-            stack.append(name)
-    return seen
 
 
 def test_every_part_of_the_package_has_its_layer() -> None:

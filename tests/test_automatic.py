@@ -223,12 +223,12 @@ def check_result(safe: Any, budget: dp.PrivacyBudget) -> None:
 # -- sampling -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step_name",
     marked(
         STEPS,
-        slow=["langevin-plain"],
-        exhaustive=["hmc", "langevin-anchored", "langevin-quadratic"],
+        exhaustive=["hmc", "langevin-plain", "langevin-anchored", "langevin-quadratic"],
     ),
 )
 def test_step(step_name):
@@ -266,6 +266,7 @@ def test_step(step_name):
             ("banana", "langevin-anchored"),
             ("users", "hmc"),
         ],
+        slow=[("banana", "langevin-anchored")],
         exhaustive=[
             ("banana", "langevin"),
             ("poisson_groups", "langevin"),
@@ -317,6 +318,7 @@ def test_new_interpreters():
     check_result(dp.release(idata, model), budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistent", [None, True, False])
 def test_consistent_clipping(consistent):
     model, budget = build("logistic")
@@ -329,13 +331,13 @@ def test_consistent_clipping(consistent):
     assert given_back == (consistent is not False)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step_name", "given"),
     [
         ("langevin", {"step_size": 0.123, "n_steps": 3, "momentum": "persistent", "jitter": 0.2}),
         ("hmc", {"step_size": 0.123, "n_steps": 3}),
-        pytest.param("penalty", {"step_size": [0.1, 0.2]}, marks=pytest.mark.slow),
+        ("penalty", {"step_size": [0.1, 0.2]}),
     ],
 )
 def test_settings_that_are_given_are_kept(step_name, given):
@@ -368,6 +370,7 @@ class Census(cloudpickle.Pickler):
         return census.found
 
 
+@pytest.mark.slow
 def test_a_pickle_holds_the_records_and_nothing_made_of_them():
     """New interpreters need the data; columns, references and knots they make themselves."""
     model, _ = build("logistic")
@@ -385,6 +388,8 @@ def test_a_pickle_holds_the_records_and_nothing_made_of_them():
     assert Census.of(step) == fresh == given
 
 
+@pytest.mark.compiled
+@pytest.mark.slow
 def test_results_logs_and_ledger_hold_no_secret(tmp_path, caplog, capfd):
     said = []
     for seed in (0, 1):
@@ -445,7 +450,7 @@ def kept(budget: dp.PrivacyBudget) -> list[str]:
     return [e.payload["label"] for e in budget.ledger.entries() if e.kind == "release"]
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step_name", "call"), [("langevin-anchored", 1), ("langevin-anchored", 7), ("hmc", 4)]
 )
@@ -477,7 +482,7 @@ def test_an_interrupted_preparation_goes_on(step_name, call, monkeypatch):
     check_result(dp.release(idata, model), budget)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_an_interrupt_after_the_last_release_loses_nothing(monkeypatch):
     """The quadratic form spends all of the budget, and then explores its target for seconds."""
     model, budget = build("logistic")
@@ -498,7 +503,7 @@ def test_an_interrupt_after_the_last_release_loses_nothing(monkeypatch):
     check_result(dp.release(pm_sample(model, step, cores=1), model), budget)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_a_release_that_was_charged_and_not_seen_is_made_for_its_charge(monkeypatch):
     """Only one value of the two attempts was ever seen."""
     model, budget = build("logistic")
@@ -523,8 +528,8 @@ def test_a_release_that_was_charged_and_not_seen_is_made_for_its_charge(monkeypa
     check_result(dp.release(idata, model), budget)
 
 
-@pytest.mark.usefixtures("interpreted")
-def test_a_preparation_that_can_no_longer_be_paid_begins_anew(monkeypatch):
+@pytest.mark.slow
+def test_a_preparation_that_can_no_longer_be_paid_begins_again(monkeypatch):
     model, budget = build("logistic")
 
     def laplace(share: float) -> None:
@@ -540,7 +545,7 @@ def test_a_preparation_that_can_no_longer_be_paid_begins_anew(monkeypatch):
     check_all_spent(budget)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_another_plan_does_not_go_on_with_an_interrupted_preparation(monkeypatch):
     model, budget = build("logistic")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
@@ -567,7 +572,7 @@ def small(n: int = 200, epsilon: float = 0.5) -> pm.Model:
     return model
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 @pytest.mark.parametrize("cls", [dp.DPLangevin, dp.DPHMC, dp.DPPenalty])
 def test_a_small_budget_is_said_to_be_small(cls):
     model = small()
@@ -575,6 +580,7 @@ def test_a_small_budget_is_said_to_be_small(cls):
         cls(draws=20, chains=1, model=model, progressbar=False)
 
 
+@pytest.mark.slow
 def test_a_small_budget_leaves_the_prior():
     """Means and widths of the prior, and never wider.
 
@@ -599,7 +605,7 @@ def test_a_small_budget_leaves_the_prior():
     np.testing.assert_allclose(draws.std(axis=0) / [0.5, 2.0], 1.0, atol=0.12)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["poisson_groups", "logistic"])
 def test_how_far_groups_go_is_looked_at_where_there_are_any(name):
     model, budget = build(name)

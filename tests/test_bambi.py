@@ -11,6 +11,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp import _compat
+from tests.selection import marked, others
 
 pandas = pytest.importorskip("pandas")
 bambi = pytest.importorskip("bambi")
@@ -77,6 +78,7 @@ class Case:
     family: str = "gaussian"
     options: dict[str, Any] = field(default_factory=dict)
     rows: int = 800
+    draws: int = 1000
 
 
 PRIORS = {
@@ -98,7 +100,9 @@ CASES: dict[str, Case] = {
     # in a quadratic likelihood sigma does not know how many effects were fitted: with k of them it
     # is k / sqrt(2 n) posterior sds lower
     "group effects": Case("pay ~ age + (1|firm)", rows=3000),
-    "group effects, centred": Case("pay ~ age + (1|firm)", options={"noncentered": False}),
+    "group effects, centred": Case(
+        "pay ~ age + (1|firm)", options={"noncentered": False}, draws=8000
+    ),
     "group slopes": Case("pay_in_time ~ age + (age|firm)", rows=3000),
     "splines": Case("pay ~ bs(age, df=5)"),
     "hsgp": Case(f"pay ~ {CURVE}", options={"priors": {CURVE: SMOOTH}}),
@@ -129,6 +133,9 @@ CASES: dict[str, Case] = {
     "sratio": Case("mood ~ age", "sratio"),
 }
 
+#: Splines, an end of the range, two parameters with covariates, two parts.
+SOME = ["splines", "censored", "distributional", "hurdle, gamma"]
+
 
 def _model(case: Case) -> pm.Model:
     made = bambi.Model(case.formula, _data(case.rows), family=case.family, **case.options)
@@ -136,8 +143,8 @@ def _model(case: Case) -> pm.Model:
     return made.backend.model
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.compiled
+@pytest.mark.parametrize("name", marked(CASES, slow=SOME, exhaustive=others(CASES, SOME)))
 def test_the_posterior_at_a_large_budget_is_that_of_nuts(name: str) -> None:
     """Means within .25 posterior sd, widths within a quarter.
 
@@ -146,7 +153,7 @@ def test_the_posterior_at_a_large_budget_is_that_of_nuts(name: str) -> None:
     """
     with _model(CASES[name]) as model:
         dp.PrivacyBudget(epsilon=1e4, delta=1e-6)
-        private = dp.sample(draws=1000, chains=4, cores=1, progressbar=False)
+        private = dp.sample(draws=CASES[name].draws, chains=4, cores=1, progressbar=False)
     with _model(CASES[name]):
         exact = pm.sample(
             1500,

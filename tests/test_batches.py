@@ -184,6 +184,7 @@ def queries(event: BatchEvent, kind: type[BatchQueries] = BatchQueries, **kwargs
     return found
 
 
+@pytest.mark.slow
 @BOTH
 def test_gradients_of_batches_are_unbiased(event: Any) -> None:
     asked, z = queries(event("gradient", 0.25, 0.01)), np.array([0.5, 0.2])
@@ -198,6 +199,7 @@ def test_gradients_of_batches_are_unbiased(event: Any) -> None:
     assert (np.abs(np.mean(answers, axis=0) - expected) < Z * error + 1e-3).all()
 
 
+@pytest.mark.slow
 @BOTH
 def test_ratios_of_batches_have_their_penalty_taken_off(event: Any) -> None:
     q, power = 0.25, 0.3
@@ -346,6 +348,7 @@ def test_a_record_moves_both_sums_together_by_no_more_than_is_paid_for(
     assert max(distances) >= float(bound) - 5  # attained
 
 
+@pytest.mark.slow
 @BOTH
 def test_ratios_and_their_sampling_variance_are_unbiased(event: Any) -> None:
     q, power = 0.25, 0.3
@@ -395,10 +398,12 @@ def test_an_empty_batch_is_noise_alone(monkeypatch: pytest.MonkeyPatch, kind: An
         assert np.isfinite(answer).all() and np.all(np.asarray(answer) != 0.0)
 
 
+@pytest.mark.slow
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("event", "kind", "test", "iterations"),
     [
-        pytest.param(poisson, BatchQueries, penalty.penalty_test, 20_000, marks=pytest.mark.slow),
+        (poisson, BatchQueries, penalty.penalty_test, 20_000),
         (fixed, BatchQueries, penalty.penalty_test, 6_000),
         (poisson, MomentQueries, BarkerTest(1.2), 6_000),
     ],
@@ -462,7 +467,6 @@ def plan(multiplier: float | None = None, part: float = 0.0) -> Any:
     return made, cap
 
 
-@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize("part", [0.0, 0.2, 0.9])
 def test_a_plan_uses_the_budget_and_no_more(part: float) -> None:
     made, cap = plan(part=part)
@@ -472,7 +476,6 @@ def test_a_plan_uses_the_budget_and_no_more(part: float) -> None:
     assert 1.99 < subsampled.epsilon_of([pair], beside, 1e-6, "replace_one") <= 2.0
 
 
-@pytest.mark.usefixtures("interpreted")
 def test_a_plan_that_does_not_fit_is_refused() -> None:
     with pytest.raises((ValueError, dp.BudgetExceeded), match="noise multiplier"):
         plan(multiplier=0.3)
@@ -480,6 +483,7 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
         plan(multiplier=8.0, part=0.99)
 
 
+@pytest.mark.slow
 def test_a_run_is_paid_for_before_a_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     model, budget = logistic()
     step = dp.DPSGLD(draws=5, chains=1, model=model, **SETTINGS)
@@ -628,7 +632,6 @@ def test_a_preparation_beside_fixed_batches() -> None:
     assert budget.spent().epsilon <= 8.0
 
 
-@pytest.mark.usefixtures("interpreted")
 def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
     model, budget = logistic(epsilon=5.0)
     step = dp.DPSGLD(
@@ -656,7 +659,7 @@ def charge(budget: dp.PrivacyBudget, multiplier: float) -> None:
     budget.ledger.charge(budget.account, 5, GaussianEvent("a release", multiplier))
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_there_is_no_choice_of_a_plan_after_a_release() -> None:
     """Each plan alone would fit; chosen in view of a release, they would leak more together."""
     model, budget = logistic(epsilon=5.0)
@@ -677,7 +680,7 @@ def test_there_is_no_choice_of_a_plan_after_a_release() -> None:
     assert budget.batches() is None
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_a_plan_that_was_replaced_can_not_run() -> None:
     model, _ = logistic(epsilon=5.0)
     given: dict[str, Any] = {"draws": 20, "chains": 1, "model": model}
@@ -687,7 +690,7 @@ def test_a_plan_that_was_replaced_can_not_run() -> None:
         sample(model, first, draws=20)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_there_is_no_choice_between_batches_and_other_releases() -> None:
     """What the batches cost is gone, whether they are released or not.
 
@@ -710,7 +713,7 @@ def test_there_is_no_choice_between_batches_and_other_releases() -> None:
     assert beside.plan.run_cost <= budget.ledger.remaining(budget.account)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", [{"scaling": -1.0}, {"scaling": None, "clip_norm": None}])
 def test_a_step_that_can_not_be_made_costs_nothing(
     wrong: dict[str, Any], monkeypatch: pytest.MonkeyPatch
@@ -728,7 +731,7 @@ def test_a_step_that_can_not_be_made_costs_nothing(
     dp.DPPenalty(draws=5, chains=1, model=model, scaling=0.1, clip_norm=0.3, step_size=0.1)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_draws_beside_batches_say_what_all_of_it_cost() -> None:
     model, budget = logistic(epsilon=5.0)
     step = dp.DPSGLD(draws=20, chains=1, model=model, **SHORT)
@@ -743,7 +746,7 @@ def test_draws_beside_batches_say_what_all_of_it_cost() -> None:
     assert told == pytest.approx(budget.spent().epsilon)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_a_preparation_stays_within_its_room() -> None:
     model, budget = logistic(epsilon=20.0)
     with warnings.catch_warnings():
@@ -773,7 +776,7 @@ def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.Mon
     sample(model, again, draws=20)
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_a_preparation_beside_batches_is_not_taken_up_by_another_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -812,7 +815,6 @@ def test_the_ledger_is_read_a_few_times_for_a_chain(monkeypatch: pytest.MonkeyPa
     assert len(read) < 60
 
 
-@pytest.mark.usefixtures("interpreted")
 def test_what_was_spent_is_that_of_the_batches() -> None:
     """Ledger units that stand for batches do not turn into an epsilon as those of others do."""
     model, budget = logistic(epsilon=8.0)
@@ -836,7 +838,7 @@ def test_a_ledger_with_a_cap_at_another_delta_has_no_batches(tmp_path: Any) -> N
     assert budget.spent().epsilon == 0.0
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_budgets_that_share_a_ledger_have_no_batches(tmp_path: Any) -> None:
     ledger = dp.Ledger.create(tmp_path / "one.db")
     first, _ = logistic(epsilon=1.0, ledger=tmp_path / "one.db")
@@ -851,7 +853,6 @@ def test_budgets_that_share_a_ledger_have_no_batches(tmp_path: Any) -> None:
     assert ledger.verify() > 0
 
 
-@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("cls", "settings", "message"),
     [

@@ -449,6 +449,7 @@ def test_many_columns_have_a_limit_too(columns: int) -> None:
     assert attained <= limit <= 1.5 * attained
 
 
+@pytest.mark.slow
 def test_public_data_and_impossible_records() -> None:
     with pm.Model() as model:
         x = pm.Data("x", DATA.x)
@@ -610,6 +611,7 @@ def with_everything(data: Data, **limits: Any) -> pm.Model:
     return model
 
 
+@pytest.mark.slow
 def test_advice_is_the_same_for_all_data(monkeypatch: pytest.MonkeyPatch) -> None:
     other = Data(n=2 * DATA.n, seed=1)
     # values that could not be missed in a score
@@ -650,6 +652,7 @@ def test_advice_reads_no_store_of_the_model() -> None:
     assert all(not array.any() and len(array) == 2 for array in group.store.read())
 
 
+@pytest.mark.slow
 def test_examples_are_used_and_matched() -> None:
     with pm.Model() as model:
         x, scale = pm.Data("x", DATA.x), pm.Data("scale", DATA.x)
@@ -710,7 +713,7 @@ def test_models_that_can_not_be_simulated() -> None:
     with pm.Model():
         b = pm.Normal("b")
         pm.CustomDist("y", b, logp=lambda x, b: -((x - b) ** 2), observed=DATA.real)
-        with pytest.raises(ValueError, match="`y` can not be simulated"):
+        with pytest.raises(ValueError, match="`y` cannot be simulated"):
             dp.clip_advice(scaling=0.1)
 
 

@@ -25,10 +25,13 @@ import pymc_dp as dp
 from pymc_dp import _compat
 from tests.selection import marked, others
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:These data already have a budget:UserWarning",
-    "ignore:The gradients of this plan:UserWarning",
-)
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.filterwarnings(
+        "ignore:These data already have a budget:UserWarning",
+        "ignore:The gradients of this plan:UserWarning",
+    ),
+]
 
 N = 60
 DRAWS, TUNE, CHAINS = 20, 5, 2
@@ -210,11 +213,9 @@ def check_round_trip(safe: Any, path: Any) -> None:
 def every_model_with_every_step() -> list[Any]:
     """Each step with the first model and some with one of the others; the rest takes minutes."""
     pairs = list(itertools.product(MODELS, STEPS))
-    quick = [
-        *(("logistic", step) for step in STEPS),
-        ("poisson_groups", "hmc-reuse_gradient"),
-    ]
+    quick = [("logistic", step) for step in STEPS]
     slow = [
+        ("poisson_groups", "hmc-reuse_gradient"),
         ("mv_normal", "langevin-energy_clip"),
         ("two_observed", "penalty"),
     ]
@@ -256,12 +257,12 @@ def test_step(model_name, step_name, tmp_path):
 @pytest.mark.parametrize(
     ("model_name", "step_name", "start_method"),
     [
-        ("logistic", "penalty", "spawn"),
-        pytest.param("logistic", "langevin-persistent", "forkserver", marks=pytest.mark.slow),
-        pytest.param("iid_normal", "exponential", "spawn", marks=pytest.mark.slow),
+        pytest.param("logistic", "penalty", "spawn", marks=pytest.mark.slow),
         *(
             pytest.param(*other, marks=pytest.mark.exhaustive)
             for other in [
+                ("logistic", "langevin-persistent", "forkserver"),
+                ("iid_normal", "exponential", "spawn"),
                 ("logistic", "hmc-reuse_gradient", "spawn"),
                 ("logistic", "penalty", "forkserver"),
                 ("logistic", "hmc-reuse_gradient", "forkserver"),

@@ -28,6 +28,8 @@ from tests.selection import marked
 
 from .test_records import compiled, evaluate, quick, records_of, same_bits, with_data
 
+pytestmark = pytest.mark.compiled
+
 NAMES = ["logistic", "neural_network", "non_centred_groups", "persons", "two_lengths"]
 
 
@@ -239,7 +241,8 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
                 assert same_bits(values(permuted, spec), whole[order])
 
 
-@pytest.mark.parametrize("name", [pytest.param("persons", marks=pytest.mark.slow), "two_lengths"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", marked(["persons", "two_lengths"], exhaustive=["persons"]))
 def test_units_of_several_rows_keep_their_bits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, at = compiled(name), coordinates(name)
     groups = []
@@ -261,7 +264,10 @@ def test_units_of_several_rows_keep_their_bits(name: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, 1e308])
-@pytest.mark.parametrize("name", ["logistic", "neural_network", "poisson_groups", "persons"])
+@pytest.mark.parametrize(
+    "name",
+    marked(["logistic", "neural_network", "poisson_groups", "persons"], slow=["neural_network"]),
+)
 def test_a_changed_record_changes_its_own_contribution_alone(name: str, bad: float | None) -> None:
     engine, at = compiled(name), coordinates(name)
     rows = 11
@@ -286,6 +292,7 @@ def test_a_changed_record_changes_its_own_contribution_alone(name: str, bad: flo
 # -- cost and caches ------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_curvature_needs_no_matrix_per_record(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = compiled("neural_network")  # 26 parameters
     many = with_data(engine, lambda a: np.tile(a, (400, *[1] * (a.ndim - 1))))

@@ -24,6 +24,8 @@ from pymc_dp.ecs.preparation import Variates, prepare
 from pymc_dp.ecs.signed import log_constants, start_signed
 from pymc_dp.rows.predictor import FAMILIES
 
+pytestmark = pytest.mark.compiled
+
 #: Two-sided normal tail 3.8e-8 for each of fewer than twenty moments.
 Z = 5.5
 N = 300
@@ -310,6 +312,7 @@ def perturbed_errors(
     return errors(few.functions(theta), np.ones(draws), target)
 
 
+@pytest.mark.slow
 def test_perturbed_chains_have_the_perturbed_target() -> None:
     found = perturbed_errors(perturbed_module.perturbed, 100_000)
     assert np.abs(found).max() < Z
@@ -319,6 +322,7 @@ def test_perturbed_chains_have_the_perturbed_target() -> None:
 interpreted = perturbed_module.perturbed.py_func
 
 
+@pytest.mark.slow
 def test_a_forgotten_variance_is_found() -> None:
     def without(kernel: Any, prior: Any, at: Sampled, *rest: Any) -> tuple[float, ...]:
         """Trajectories and their accept test see the mean alone, the sample's update does not."""
@@ -327,6 +331,7 @@ def test_a_forgotten_variance_is_found() -> None:
     assert np.abs(perturbed_errors(without, 100_000)).max() > 1.5 * Z
 
 
+@pytest.mark.slow
 def test_dynamics_with_another_sample_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     original, rng = estimates_module.leapfrog, np.random.default_rng(4)
     few = Few(order=1)
@@ -340,6 +345,7 @@ def test_dynamics_with_another_sample_are_found(monkeypatch: pytest.MonkeyPatch)
     assert np.abs(perturbed_errors(interpreted, 20_000)).max() > 1.5 * Z
 
 
+@pytest.mark.slow
 def test_the_planted_faults_are_all_that_is_wrong_with_those_runs() -> None:
     assert np.abs(perturbed_errors(interpreted, 20_000)).max() < Z
 
@@ -354,6 +360,7 @@ def signed_setting(batch: int = 2, products: int = 5) -> tuple[Few, Sampled, Any
     )
 
 
+@pytest.mark.slow
 def test_the_block_poisson_estimate_is_unbiased() -> None:
     few, at, start = signed_setting()
     rng, values = np.random.default_rng(5), np.empty(40_000)
@@ -372,6 +379,7 @@ def test_the_block_poisson_estimate_is_unbiased() -> None:
     assert abs(values.mean() - exact) < Z * error < 0.2 * exact
 
 
+@pytest.mark.slow
 def test_signed_chains_have_the_posterior_itself() -> None:
     few, at, start = signed_setting()
     chain = start(np.random.default_rng(2))

@@ -140,9 +140,10 @@ def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
     return model, variates
 
 
+LONG = (pytest.mark.slow, pytest.mark.compiled)
 SLOW, FURTHER = (
-    [jumping, groups, negative_weights, unit_vector],
-    [categorical, mixture, several, many_classes, zero_inflated, censored],
+    [groups, negative_weights],
+    [jumping, unit_vector, categorical, mixture, several, many_classes, zero_inflated, censored],
 )
 
 
@@ -154,8 +155,7 @@ SLOW, FURTHER = (
         flat,
         laplace,
         bounded,
-        half_life,
-        *(pytest.param(declare, marks=pytest.mark.slow) for declare in SLOW),
+        *(pytest.param(declare, marks=LONG) for declare in [half_life, *SLOW]),
         *(pytest.param(declare, marks=pytest.mark.exhaustive) for declare in FURTHER),
     ],
 )
@@ -187,6 +187,7 @@ def test_impossible_records_are_refused(declare: Callable[[], None], count: int 
             dp.HMCECS(progressbar=False)
 
 
+@pytest.mark.slow
 def test_another_density_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The planted fault: rows lose the coefficient of their linear term."""
     right = predictor.Predictor.coefficients
@@ -202,6 +203,7 @@ def test_another_density_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
             dp.HMCECS(progressbar=False)
 
 
+@pytest.mark.slow
 def test_functions_that_raise_give_no_number() -> None:
     theta = pt.vector("theta", shape=(2,))
     matrix = pt.stack([theta, theta])
@@ -295,7 +297,7 @@ def test_data_that_were_changed_are_refused(cls: Any) -> None:
         pm.set_data({"responses": V.copy()})
         step.set_rng(np.random.default_rng(1))
         pm.set_data({"responses": V + 1.0})
-        with pytest.raises(ValueError, match=r"`responses` was changed.*Make the step anew"):
+        with pytest.raises(ValueError, match=r"`responses` was changed.*Make the step again"):
             step.set_rng(np.random.default_rng(1))
 
 
@@ -306,7 +308,7 @@ def test_shared_variables_that_were_changed_are_refused() -> None:
         step = dp.HMCECS(subsample_size=20, progressbar=False)
         step.set_rng(np.random.default_rng(1))
         x.set_value(-x.get_value())
-        with pytest.raises(ValueError, match=r"`x` was changed.*Make the step anew"):
+        with pytest.raises(ValueError, match=r"`x` was changed.*Make the step again"):
             step.set_rng(np.random.default_rng(1))
 
 

@@ -21,6 +21,8 @@ from pymc_dp.ecs import step as step_module
 from pymc_dp.ecs.preparation import Pilot
 from tests.selection import marked
 
+pytestmark = pytest.mark.compiled
+
 #: Two-sided normal tail 3.8e-8 for each of fewer than twenty moments.
 Z = 5.5
 N = 20_000
@@ -86,7 +88,8 @@ def agree(found: Any, other: Any) -> bool:
     )
 
 
-@pytest.mark.parametrize("estimator", ["perturbed", pytest.param("signed", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("estimator", ["perturbed", "signed"])
 def test_chains_agree_with_the_normal_approximation(estimator: str) -> None:
     """20 000 records: skewness is of the order of 1/sqrt(n), below Monte Carlo error."""
     step, idata = logistic_run(estimator)
@@ -98,6 +101,7 @@ def test_chains_agree_with_the_normal_approximation(estimator: str) -> None:
     assert (np.abs(np.log(sd / exact)) < Z * 1.5 * np.sqrt(0.5 / ess) + 0.02).all()
 
 
+@pytest.mark.slow
 def test_statistics_of_a_chain() -> None:
     step, idata = logistic_run("perturbed")
     stats = _compat.group(idata, "sample_stats")
@@ -109,6 +113,7 @@ def test_statistics_of_a_chain() -> None:
     assert step.subsample_size % step.blocks == 0
 
 
+@pytest.mark.slow
 def test_processes_repeat_what_one_process_does() -> None:
     _step, idata = logistic_run("perturbed")
     model = regression("logistic")
@@ -144,6 +149,7 @@ def test_chains_of_started_processes() -> None:
     assert float(_compat.group(idata, "posterior")["beta"].std()) > 0
 
 
+@pytest.mark.slow
 def test_order_1_needs_larger_samples() -> None:
     model = regression("logistic")
     first, second = (dp.HMCECS(order=k, model=model, progressbar=False) for k in (1, 2))
@@ -167,6 +173,7 @@ def test_trajectories_that_stay_too_short_are_reported(monkeypatch: pytest.Monke
     assert re.search(r"of 2 steps .* instead of path_length=1\.6", step_warning(model, step))
 
 
+@pytest.mark.slow
 def test_a_reference_from_few_records_is_reported() -> None:
     """The expansion about the mode of 1 % of the records, as in the paper, does not suffice."""
     few = dp.HMCECS(model=regression("logistic", N // 100), progressbar=False)
@@ -192,6 +199,7 @@ def rare(rows: list[int], n: int = 30_000) -> pm.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [[10, 20, 30], [50, 52, 53], [29_000, 29_500, 29_999]])
 def test_rare_records_are_seen_wherever_they_are(rows: list[int]) -> None:
     with warnings.catch_warnings():
@@ -235,6 +243,7 @@ def test_estimates_that_change_their_sign_are_reported() -> None:
     assert "of the likelihood estimates are positive" in step_warning(model, step)
 
 
+@pytest.mark.slow
 def test_a_chain_that_left_the_posterior_is_reported() -> None:
     """Three records and two blocks: the estimate has mass where the expansion means nothing."""
     x, y = np.array([0.5, -0.3, 1.2]), np.array([1, 0, 2])
@@ -269,6 +278,7 @@ def step_warning(model: pm.Model, step: dp.HMCECS) -> str:
     return str(stats["warning"].message)
 
 
+@pytest.mark.slow
 def test_a_good_reference_is_not_reported() -> None:
     step, _ = logistic_run("perturbed")
     with warnings.catch_warnings():
@@ -369,6 +379,7 @@ def test_chains_begin_where_the_density_is_finite() -> None:
         assert 0.0 <= step.step(model.initial_point())[0]["mu"] <= 0.1
 
 
+@pytest.mark.slow
 def test_bounds_that_leave_no_start_are_refused() -> None:
     with pytest.raises(ValueError, match=r"not finite at 100 draws.*`mu`"):
         dp.HMCECS(model=bounded(1e-6), progressbar=False)

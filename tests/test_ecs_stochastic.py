@@ -9,9 +9,12 @@ import pytest
 import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.kernels import sgmcmc
+from tests.selection import marked
 
 from .test_ecs_step import agree, budgeted, latents, logistic_run, regression, sample
 from .test_sgmcmc import CHAINS, D, Flat, Gaussian, variance
+
+pytestmark = pytest.mark.compiled
 
 #: Two-sided normal tail 3.8e-8 for each of a few moments.
 Z = 5.5
@@ -50,7 +53,14 @@ def unit_gaussian() -> pm.Model:
     return model
 
 
-@pytest.mark.parametrize(("sampler", "bias"), [("SGLD", 0.25), ("SGHMC", 0.1), ("SGNHT", 0.1)])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sampler", "bias"),
+    marked(
+        [("SGLD", 0.25), ("SGHMC", 0.1), ("SGNHT", 0.1)],
+        exhaustive=[("SGHMC", 0.1), ("SGNHT", 0.1)],
+    ),
+)
 def test_variances_approach_1_as_steps_shrink(sampler: str, bias: float) -> None:
     model = unit_gaussian()
     for h in (0.4, 0.1):
@@ -73,6 +83,7 @@ def test_chains_agree_with_hmcecs(sampler: str) -> None:
     assert agree(sample(model, step, draws=600, tune=50), logistic_run("perturbed")[1])
 
 
+@pytest.mark.slow
 def test_without_control_variates_samples_add_variance() -> None:
     model = regression("logistic")
     found = {}
@@ -94,6 +105,7 @@ def test_schedules_are_followed() -> None:
     assert np.allclose(stats["step_size"].values[0], 0.1 / (1 + np.arange(5, 10)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sampler", ["SGLD", "SGHMC", "SGNHT"])
 def test_chains_stay_in_the_support(sampler: str) -> None:
     rng = np.random.default_rng(0)

@@ -113,6 +113,13 @@ def bounded() -> None:
     pm.Gamma("y", mu=mu, sigma=sigma, observed=R.positive)
 
 
+def overdispersed() -> None:
+    """The log of the shape and the intercept are added: linear, though not as it is written."""
+    mu = pt.exp(pm.Normal("a") + R.x @ pm.Normal("b", shape=3))
+    counts = R.positive.round().astype("int64")
+    pm.NegativeBinomial("y", mu=mu, alpha=pm.Exponential("alpha", 1.0), observed=counts)
+
+
 def redundant() -> None:
     """Six group means of three parameters."""
     a = pm.Normal("a", 0.0, 1.0, shape=3)
@@ -135,6 +142,7 @@ def parts(declare: Any) -> tuple[Any, RowEngine, Effects | None, np.ndarray]:
     return records, engine, effects_of(records, engine, drawn, QUICK), drawn
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("declare", "size"),
     [
@@ -175,7 +183,10 @@ def test_effects_are_found_and_carry_the_whole_likelihood(declare: Any, size: in
             np.testing.assert_allclose(jacobian @ g, h, rtol=1e-5, atol=1e-5 * np.abs(h).max())
 
 
-@pytest.mark.parametrize("declare", [centred, scale_of_one_parameter, bounded, redundant])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "declare", [centred, scale_of_one_parameter, bounded, overdispersed, redundant]
+)
 def test_parameters_stay_where_effects_would_be_no_better(declare: Any) -> None:
     assert parts(declare)[2] is None
 
@@ -231,6 +242,7 @@ def test_what_is_said_about_it() -> None:
         dp.posterior_mean(result)
 
 
+@pytest.mark.slow
 def test_a_form_that_is_asked_for_is_used() -> None:
     with pm.Model(), insecure_noise(3):
         banana()
@@ -239,6 +251,7 @@ def test_a_form_that_is_asked_for_is_used() -> None:
         assert step.form == "plain" and step._public_draws is None
 
 
+@pytest.mark.slow
 def test_laplace_warns_of_a_curved_posterior() -> None:
     with pm.Model(), insecure_noise(3):
         banana()
@@ -261,6 +274,7 @@ def test_what_the_records_did_not_say_is_named() -> None:
     assert plan["settings"]["about_prior"] == ["mean (1 of 2 entries)"]
 
 
+@pytest.mark.slow
 def test_a_product_of_scales_beside_does_not_hide_group_means() -> None:
     def declare() -> None:
         mu, tau = pm.Normal("mu", 0.0, 5.0), pm.HalfNormal("tau", 3.0)

@@ -25,6 +25,7 @@ from pymc_dp.mechanisms.fixed import FixedSum
 from pymc_dp.rows.contributions import Statistic
 from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
 from pymc_dp.steps import exponential_model as recognition
+from tests.selection import marked, others
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:These data already have a budget:UserWarning",
@@ -144,18 +145,16 @@ def extreme(name: str, size: int = 12) -> np.ndarray:
 # -- families -------------------------------------------------------------------------------------
 
 
-#: The others are as slow to compile, and run with the slow tests.
-QUICK = {
-    ("Normal", "replace_one"),
-}
-
-
 @pytest.mark.parametrize(
     ("name", "neighboring"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in itertools.product(CASES, ["replace_one", "add_or_remove_one"])
-    ],
+    marked(
+        itertools.product(CASES, ["replace_one", "add_or_remove_one"]),
+        slow=[("MvNormal", "replace_one"), ("Poisson", "add_or_remove_one")],
+        exhaustive=[
+            *itertools.product(others(CASES, ["Normal", "MvNormal"]), ["replace_one"]),
+            *itertools.product(others(CASES, ["Poisson"]), ["add_or_remove_one"]),
+        ],
+    ),
 )
 def test_family(name: str, neighboring: str) -> None:
     """Found, checked, bounded; sums of neighbours differ by no more than is charged for."""
@@ -197,6 +196,7 @@ def test_family(name: str, neighboring: str) -> None:
             assert largest * tau**2 > 0.999999 * 4.0**grid.log2_sigma  # and it is attained
 
 
+@pytest.mark.slow
 def test_a_wrong_bound_would_be_seen() -> None:
     """The comparison above can fail: records twice as long as they may be."""
     step = step_of(budgeted("Bernoulli"))
@@ -218,6 +218,7 @@ def test_a_statistic_does_not_depend_on_where_a_record_stands() -> None:
         assert np.array_equal(rows[:, i : i + 1], step._exponential.statistic.rows([y[i : i + 1]]))
 
 
+@pytest.mark.slow
 def test_noise_of_a_sum_is_what_it_says() -> None:
     step = step_of(budgeted("Normal"))
     step.queries.meter.ledger.begin_run(
@@ -249,6 +250,7 @@ def test_noise_of_a_sum_is_what_it_says() -> None:
 # -- what is charged, read and kept ----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_charged_before_the_records_are_read_and_read_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -321,6 +323,7 @@ def test_settings_are_learned_from_releases_alone(monkeypatch: pytest.MonkeyPatc
     assert abs(float(posterior["sigma"].mean()) - y.std()) < 2.0 / math.sqrt(2 * len(y)) * 2.0
 
 
+@pytest.mark.slow
 def test_a_number_of_records_that_is_private_is_not_in_the_chain() -> None:
     step = step_of(budgeted("Bernoulli", "add_or_remove_one"))
     assert step._exponential.n == 0.0
@@ -355,6 +358,7 @@ def line(neighboring: str = "replace_one") -> pm.Model:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "neighboring", [pytest.param("replace_one", marks=pytest.mark.exhaustive), "add_or_remove_one"]
 )
@@ -385,12 +389,12 @@ ONE = {
 }
 
 
+@pytest.mark.slow
 def test_the_template_of_wrong_families_is_right() -> None:
     step = step_of(budgeted("Poisson"), **ONE)
     assert step._exponential.statistic.size == 1
 
 
-@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -469,7 +473,6 @@ def columns() -> None:
     dp.bounds(y=(-3, 3))
 
 
-@pytest.mark.usefixtures("interpreted")
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
@@ -502,7 +505,7 @@ def test_persons_with_several_rows_are_refused() -> None:
     assert spent(model) == 0
 
 
-@pytest.mark.usefixtures("interpreted")
+@pytest.mark.slow
 def test_a_wrong_family_of_ours_would_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """The comparison with PyMC looks at families that are found, too."""
     honest = recognition.family_of

@@ -107,6 +107,8 @@ def test_flat_likelihoods_are_recognised(declare: Any, expected: bool) -> None:
     assert engine.reads == reads, "a record was read"
 
 
+@pytest.mark.slow
+@pytest.mark.compiled
 def test_functions_of_rows_are_compiled_once() -> None:
     """For made-up rows and for the records, which may not be written to; for scalars, too."""
     y = R.y.copy()
@@ -144,7 +146,8 @@ def test_outer_products_are_packed_like_curvatures() -> None:
     )  # Frobenius norm of a rank-one matrix
 
 
-@pytest.mark.parametrize("epsilon", [pytest.param(1.0, marks=pytest.mark.slow), 8.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
 def test_a_laplace_regression_is_found(epsilon: float) -> None:
     """Within the intervals that are published: 4 means within 6 of their sds, each of which is at
     least 0.6 and, at the larger budget, at most 2.5 times that of the exact posterior.
@@ -166,6 +169,7 @@ def test_a_laplace_regression_is_found(epsilon: float) -> None:
     assert np.all(sd < (2.5 if epsilon > 4 else 12.0) * exact)
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("q", "seed"),
     marked(
@@ -200,6 +204,7 @@ def test_a_scale_that_is_not_that_of_the_data(q: float, seed: int) -> None:
     assert np.all(drawn.std(axis=0) > 0.8 * exact)
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 def test_large_budgets_make_steps_that_are_accepted() -> None:
     """The noise in the log ratio of one long step may be 6: one proposal in fifty accepted.

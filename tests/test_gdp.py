@@ -96,12 +96,13 @@ def test_monotone():
     assert all(np.diff([mu_from_budget(e, 1e-6) for e in np.geomspace(1e-3, 5e3, 400)]) > 0)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "noise_multipliers",
     [
         (2.0,),
-        pytest.param((1.0, 2.0), marks=pytest.mark.slow),
+        (1.0, 2.0),
         pytest.param((1.5, 1.5, 3.0), marks=pytest.mark.exhaustive),
         (8.0,) * 16,
     ],

@@ -19,6 +19,7 @@ import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.privatized.reading import read
 from tests import naive_bayes
+from tests.selection import marked
 
 #: Two-sided normal tail 3.8e-8, with room for the estimated standard error.
 Z = 5.5
@@ -75,13 +76,19 @@ def test_the_table_of_the_enumerated_posterior(tables: dict[float, Any]) -> None
 @pytest.mark.parametrize(
     ("epsilon", "proposal", "noncentered"),
     [
-        (10.0, "enumerate", False),
-        (1.0, "soma", False),
-        (10.0, any_answer, False),
-        pytest.param(1.0, "prior", False, marks=pytest.mark.slow),
         *(
-            pytest.param(*other, marks=pytest.mark.exhaustive)
-            for other in [(10.0, "pcn", False), (1.0, "pcn", "auto"), (10.0, "prior", "auto")]
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(10.0, any_answer, False), (1.0, "soma", False)]
+        ),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in [
+                (10.0, "enumerate", False),
+                (1.0, "prior", False),
+                (10.0, "pcn", False),
+                (1.0, "pcn", "auto"),
+                (10.0, "prior", "auto"),
+            ]
         ),
     ],
 )
@@ -101,7 +108,7 @@ def test_the_posterior_is_that_of_the_enumeration(
         assert min(stat["dp_min_log_alpha"] for stat in told) == pytest.approx(-epsilon)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("epsilon", [1.0, 3.0, 10.0])
 def test_the_table_to_three_digits(epsilon: float, tables: dict[float, Any]) -> None:
     noisy, scale = tables[epsilon]
@@ -116,13 +123,14 @@ def test_the_table_to_three_digits(epsilon: float, tables: dict[float, Any]) -> 
     assert deviation(values, exact) < Z
 
 
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     "fault",
-    [
-        "always accepted",
-        "rows are lost",
-        pytest.param("prior of the count", marks=pytest.mark.slow),
-    ],
+    marked(
+        ["always accepted", "rows are lost", "prior of the count"],
+        slow=["always accepted", "rows are lost"],
+        exhaustive=["prior of the count"],
+    ),
 )
 def test_planted_faults_are_found(
     fault: str, tables: dict[float, Any], monkeypatch: pytest.MonkeyPatch
@@ -189,7 +197,8 @@ def nothing(point: Point, rng: np.random.Generator) -> None:
     """No parameters to draw."""
 
 
-@pytest.mark.parametrize("alike", [True, False])
+@pytest.mark.slow
+@pytest.mark.parametrize("alike", marked([True, False], exhaustive=[True]))
 def test_an_unknown_number_of_records(alike: bool) -> None:
     model, step, exact = counted(alike)
     assert step._exchangeable == alike
@@ -239,15 +248,21 @@ def autoregressive(current: dict[str, Any], parameters: dict[str, Any]) -> tuple
     return {"x": current["x"] + pm.Normal.dist(0, 1.5, shape=(N,))}, 0.0
 
 
+@pytest.mark.slow
+@pytest.mark.compiled
 @pytest.mark.parametrize(
     ("proposal", "noncentered"),
     [
-        ("prior", "auto"),
         ("pcn", False),
-        pytest.param(autoregressive, "auto", marks=pytest.mark.slow),
+        ("prior", "auto"),
         *(
             pytest.param(*other, marks=pytest.mark.exhaustive)
-            for other in [("prior", False), ("pcn", "auto"), (autoregressive, False)]
+            for other in [
+                ("prior", False),
+                ("pcn", "auto"),
+                (autoregressive, "auto"),
+                (autoregressive, False),
+            ]
         ),
     ],
 )
@@ -258,6 +273,8 @@ def test_releases_and_measurements_of_single_records(proposal: Any, noncentered:
     assert deviation((values - mean) ** 2, variance) < Z
 
 
+@pytest.mark.slow
+@pytest.mark.compiled
 def test_conjugate_draws() -> None:
     model, step, mean, variance = normal_model()
     with model:
@@ -320,6 +337,7 @@ def test_conditionals_that_are_nearly_normal_are_refused() -> None:
                 draw.step(point)
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 def test_dims_and_as_many_entries_as_records() -> None:
     """Shapes that only the coordinates tell; and a statistic with n = m entries."""
@@ -347,13 +365,8 @@ def test_dims_and_as_many_entries_as_records() -> None:
 # -- what the review of the kernels found ---------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "proposal",
-    [
-        pytest.param("prior", marks=pytest.mark.slow),
-        pytest.param("pcn", marks=pytest.mark.exhaustive),
-    ],
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("proposal", ["prior", "pcn"])
 def test_records_far_in_a_tail_stay_where_they_are(proposal: str) -> None:
     """The distribution function is 1 to double precision there; they must not be brought back."""
     with pm.Model() as model:
@@ -391,6 +404,7 @@ def test_small_products_of_records_are_found() -> None:
             dp.PrivacyAwareGibbs([x])
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 def test_published_entries_of_an_array_may_change() -> None:
     with pm.Model() as model:
@@ -411,6 +425,7 @@ def test_published_entries_of_an_array_may_change() -> None:
     assert deviation(values, 3.0 * 8.0 / 13.0) < Z
 
 
+@pytest.mark.slow
 def test_impossible_parameters_of_single_records_are_rejected() -> None:
     """Bernoulli with p > 1 has a positive logarithm; it must count as impossible."""
     with pm.Model() as model:
@@ -452,6 +467,7 @@ def test_records_whose_distribution_knows_their_number() -> None:
             dp.PrivacyAwareGibbs([x, count])
 
 
+@pytest.mark.slow
 def test_records_rounded_to_the_end_of_a_transform_are_rejected() -> None:
     with pm.Model() as model:
         a = pm.Gamma("a", 2.0, 20.0)
@@ -528,6 +544,7 @@ def test_the_density_of_records_is_that_of_the_model() -> None:
     np.testing.assert_allclose(found, found[0], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_step_in_a_pickle_has_streams_of_its_own() -> None:
     model, step, *_ = normal_model(noncentered=False)
     copy = pickle.loads(cloudpickle.dumps(step))
@@ -539,6 +556,7 @@ def test_a_step_in_a_pickle_has_streams_of_its_own() -> None:
     assert not np.array_equal(found[1], found[2])
 
 
+@pytest.mark.slow
 def test_large_records_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pymc_dp.privatized.step._LARGE", 100)
     model, *_ = normal_model()
@@ -624,7 +642,7 @@ def moments(point: Point, published: Point) -> np.ndarray:
     return np.array([*own, *across, *seen, *apart, *np.square(apart)])
 
 
-@pytest.mark.parametrize("table", [0, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 2))])
+@pytest.mark.parametrize("table", marked([0, 1, 2], slow=[0], exhaustive=[1, 2]))
 def test_moves_leave_all_tables_and_the_noise_invariant(table: int) -> None:
     """From draws of everything, releases included, their joint distribution stays.
 
@@ -659,6 +677,8 @@ def largest_score(changes: list[np.ndarray]) -> float:
     return float(np.max(np.abs(found.mean(axis=0)) / found.std(axis=0)) * np.sqrt(len(found)))
 
 
+@pytest.mark.compiled
+@pytest.mark.slow
 def test_parameters_that_tables_share_mix() -> None:
     """Records of another step would hold them: this step alone gives a fourth or less."""
     effective = []
@@ -690,7 +710,7 @@ def test_parameters_that_tables_share_mix() -> None:
 # -- one report per record ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plain", [False, True])
+@pytest.mark.parametrize("plain", marked([False, True], slow=[False], exhaustive=[True]))
 def test_reports_of_single_records_alone(plain: bool) -> None:
     """The records are found, declared by name or in plain PyMC; the posterior by quadrature."""
     told = np.array([1, 1, 1, 0, 1, 1, 0, 1])
@@ -715,6 +735,7 @@ def test_reports_of_single_records_alone(plain: bool) -> None:
     assert deviation(values, float(weights @ grid / weights.sum())) < Z
 
 
+@pytest.mark.slow
 def test_what_is_found_without_names() -> None:
     """A latent class is no report: its density knows parameters.  Tables get a step each."""
     with pm.Model():
@@ -800,6 +821,7 @@ def test_models_that_are_not_record_additive(build: Callable[[], Any], message: 
         build()
 
 
+@pytest.mark.slow
 def test_arguments_are_checked() -> None:
     with pm.Model() as model:
         mu = pm.Normal("mu")
@@ -837,7 +859,7 @@ def test_records_must_have_a_distribution_to_draw_from() -> None:
     with pm.Model():
         x = pm.Flat("x", shape=N)
         dp.LaplaceRelease("s", dp.clamp(x, -1, 1), scale=1.0, observed=0.0)
-        with pytest.raises(dp.NotFactorizable, match="can not be drawn"):
+        with pytest.raises(dp.NotFactorizable, match="cannot be drawn"):
             dp.PrivacyAwareGibbs([x])
 
 
@@ -856,7 +878,7 @@ def test_bounds_of_records_must_not_move_with_parameters() -> None:
         (lambda c, p: ({"x": c["x"].mean() + pm.Normal.dist(shape=N)}, 0.0), "other records"),
         (lambda c, p: ({"x": pm.Normal.dist(c["x"][::-1])}, 0.0), "other records"),
         (lambda c, p: ({"x": pm.Normal.dist(c["x"])}, c["x"].sum()), "other records"),
-        (lambda c, p: ({"x": pm.modelcontext(None)["x"] + 0.0}, 0.0), "drawn anew"),
+        (lambda c, p: ({"x": pm.modelcontext(None)["x"] + 0.0}, 0.0), "drawn again"),
     ],
 )
 def test_proposals_are_of_single_records(proposal: Any, message: str) -> None:
@@ -867,6 +889,7 @@ def test_proposals_are_of_single_records(proposal: Any, message: str) -> None:
             dp.PrivacyAwareGibbs([x], proposal=proposal)
 
 
+@pytest.mark.slow
 def test_other_data_must_not_change() -> None:
     with pm.Model() as model:
         b = pm.Data("b", 2.0)
@@ -881,6 +904,7 @@ def test_other_data_must_not_change() -> None:
         step.step(model.initial_point())
 
 
+@pytest.mark.slow
 def test_a_number_of_records_at_its_capacity_is_announced() -> None:
     with pm.Model() as model:
         count = pm.Poisson("count", 30)
@@ -896,6 +920,7 @@ def test_a_number_of_records_at_its_capacity_is_announced() -> None:
     assert "capacity" in str(stat["warning"])
 
 
+@pytest.mark.slow
 def test_an_impossible_release_is_refused_at_the_start() -> None:
     def log_density(value: Any, total: Any) -> Any:
         return pt.switch(pt.abs(value - total) < 1.0, 0.0, -np.inf)

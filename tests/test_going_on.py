@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import multiprocessing
 import signal
@@ -24,13 +25,13 @@ from pymc_dp.metering import Meter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.source import Source
 
+from .selection import marked
 from .test_automatic import automatic, build, charged, check_all_spent, check_result, interrupt
 from .test_conformance import pm_sample
 
 laplace_module = sys.modules["pymc_dp.laplace"]  # hidden by the function
 
 pytestmark = [
-    pytest.mark.usefixtures("interpreted"),
     pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),
 ]
 
@@ -43,7 +44,10 @@ def laplace(model: pm.Model, **kwargs: Any) -> Any:
     return dp.laplace(10, model=model, progressbar=False, **kwargs)
 
 
-@pytest.mark.parametrize("name", ["langevin-quadratic", "langevin-anchored"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", marked(["langevin-quadratic", "langevin-anchored"], exhaustive=["langevin-quadratic"])
+)
 def test_a_step_that_was_not_run_is_built_again_for_nothing(name):
     model, budget = build("logistic")
     automatic(name, model)  # and lost, as by an interrupt of pm.sample(step=...)
@@ -61,7 +65,14 @@ def test_a_step_that_was_not_run_is_built_again_for_nothing(name):
             automatic(name, model)
 
 
-@pytest.mark.parametrize("where", ["pymc_dp.sampling.pm.sample", "pymc_dp.sampling.release"])
+@pytest.mark.parametrize(
+    "where",
+    marked(
+        ["pymc_dp.sampling.pm.sample", "pymc_dp.sampling.release"],
+        slow=["pymc_dp.sampling.release"],
+        exhaustive=["pymc_dp.sampling.pm.sample"],
+    ),
+)
 def test_a_failure_after_the_step_was_built_loses_nothing(where, monkeypatch):
     model, budget = build("logistic")
 
@@ -81,6 +92,7 @@ def test_a_failure_after_the_step_was_built_loses_nothing(where, monkeypatch):
         sample()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["laplace", "find_MAP"])
 def test_a_failure_after_the_preparation_loses_nothing(call, monkeypatch):
     model, budget = build("logistic")
@@ -96,9 +108,10 @@ def test_a_failure_after_the_preparation_loses_nothing(call, monkeypatch):
         again(model)
 
 
-@pytest.mark.parametrize("anew", [0, 1])
-def test_whether_data_were_given_anew_is_told_by_what_was_done(anew, monkeypatch):
-    """Not by their values: a result shows whether a preparation was gone on with."""
+@pytest.mark.slow
+@pytest.mark.parametrize("again", [0, 1])
+def test_whether_data_were_replaced_is_told_by_what_was_done(again, monkeypatch):
+    """Not by their values: a result shows whether a preparation was resumed."""
     rng = np.random.default_rng(0)
     data = rng.normal(size=(2, 500))
     with pm.Model() as model:
@@ -109,13 +122,14 @@ def test_whether_data_were_given_anew_is_told_by_what_was_done(anew, monkeypatch
         interrupt(patch, 4)
         laplace(model)
     labels = charged(budget)
-    pm.set_data({"data": data[anew]}, model=model)
-    with pytest.warns(UserWarning, match="can not be gone on with .data or priors were given anew"):
+    pm.set_data({"data": data[again]}, model=model)
+    with pytest.warns(UserWarning, match="cannot be resumed .data or priors were replaced"):
         laplace(model)
     after = charged(budget)[len(labels) :]
     assert after[0] == labels[0], "a new one, from its beginning"  # what follows, noise decides
 
 
+@pytest.mark.slow
 def test_a_complete_preparation_goes_on_whatever_was_paid_since():
     model, budget = build("logistic")
     automatic("langevin-anchored", model)
@@ -128,6 +142,7 @@ def test_a_complete_preparation_goes_on_whatever_was_paid_since():
     check_all_spent(budget)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [0.5, 0.98])
 def test_what_was_paid_since_is_missed_by_the_chains(part):
     model, budget = build("logistic")
@@ -146,6 +161,7 @@ def test_what_was_paid_since_is_missed_by_the_chains(part):
         assert budget.ledger.spent(budget.account) == spent
 
 
+@pytest.mark.slow
 def test_a_step_by_hand_does_not_take_what_rounding_left(monkeypatch):
     """What an interrupted preparation may still need, though nothing else is left."""
     with pm.Model() as model:
@@ -162,8 +178,9 @@ def test_a_step_by_hand_does_not_take_what_rounding_left(monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_what_is_missing_is_asked_before_it_is_paid(monkeypatch):
-    """The rest of an interrupted preparation can not be paid: nothing is added to it."""
+    """The rest of an interrupted preparation cannot be paid: nothing is added to it."""
     model, budget = build("logistic")
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
         interrupt(patch, 4)
@@ -210,7 +227,7 @@ def test_a_prior_that_holds_no_number_is_refused_before_anything_is_spent():
 
 @pytest.mark.slow
 def test_a_product_begins_where_its_slope_is_not_zero():
-    """Both factors are 0 at the initial point, where one can not be told from the other."""
+    """Both factors are 0 at the initial point, where one cannot be told from the other."""
     rng = np.random.default_rng(1)
     with pm.Model() as model:
         a, b = pm.Normal("a"), pm.Normal("b")
@@ -249,8 +266,14 @@ def stop_at(patch: pytest.MonkeyPatch, iteration: int) -> None:
     patch.setattr(Meter, "begin_iteration", interrupted)
 
 
-@pytest.mark.parametrize("form", ["quadratic", "anchored"])
-@pytest.mark.parametrize("where", ["start", "lease", "third draw"])
+@pytest.mark.parametrize(
+    ("where", "form"),
+    marked(
+        itertools.product(["start", "lease", "third draw"], ["quadratic", "anchored"]),
+        slow=[("third draw", "quadratic"), ("start", "anchored")],
+        exhaustive=[("start", "quadratic"), ("lease", "quadratic")],
+    ),
+)
 def test_an_interrupted_run_does_not_end_its_preparation(form, where, monkeypatch):
     model, budget = build("logistic")
     with monkeypatch.context() as patch:
@@ -274,6 +297,7 @@ def interrupted_start(self: Meter) -> int:
     raise KeyboardInterrupt
 
 
+@pytest.mark.compiled
 @pytest.mark.slow
 def test_batches_are_made_where_the_first_run_was_interrupted_before_its_chains(monkeypatch):
     """They are charged once, so that another step makes them, and the first one never."""
@@ -298,7 +322,7 @@ def test_batches_are_made_where_the_first_run_was_interrupted_before_its_chains(
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_draws_are_kept_where_their_release_fails(error, monkeypatch):
-    """Chains that were charged can not be run again."""
+    """Chains that were charged cannot be run again."""
     model, budget = build("logistic")
 
     def failing(*args: Any, **kwargs: Any) -> None:
@@ -315,7 +339,8 @@ def test_draws_are_kept_where_their_release_fails(error, monkeypatch):
         dp.release(model=model)
 
 
-@pytest.mark.parametrize("what", ["finish", "close"])
+@pytest.mark.slow
+@pytest.mark.parametrize("what", marked(["finish", "close"], exhaustive=["close"]))
 def test_a_ledger_that_can_not_be_told_of_the_end_costs_no_result(what, monkeypatch):
     model, _ = build("logistic")
 
@@ -328,6 +353,7 @@ def test_a_ledger_that_can_not_be_told_of_the_end_costs_no_result(what, monkeypa
     assert _compat.group(released, "posterior").sizes["draw"] == 40
 
 
+@pytest.mark.slow
 def test_only_chains_that_are_charged_miss_what_was_paid_since(monkeypatch):
     """A normal approximation of the prior leaves most of the budget, and needs none of it."""
     model, budget = build("logistic", epsilon=0.02)
@@ -342,6 +368,7 @@ def test_only_chains_that_are_charged_miss_what_was_paid_since(monkeypatch):
     assert charged(budget) == labels
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_release_that_was_not_kept_is_not_paid_again(share, monkeypatch):
     model, budget = build("logistic")
@@ -363,6 +390,7 @@ def test_a_release_that_was_not_kept_is_not_paid_again(share, monkeypatch):
     assert after == [e.payload["label"] for e in budget.ledger.entries() if e.kind == "release"]
 
 
+@pytest.mark.slow
 def test_a_second_run_that_was_planned_is_missed(monkeypatch):
     model, _ = build("logistic")
     step = automatic("langevin-plain", model, runs=2)
@@ -371,6 +399,7 @@ def test_a_second_run_that_was_planned_is_missed(monkeypatch):
         laplace(model)
 
 
+@pytest.mark.slow
 def test_automatic_draws_go_on_with_those_of_an_interrupted_preparation(monkeypatch):
     model, budget = build("logistic")
 
@@ -389,7 +418,7 @@ def test_automatic_draws_go_on_with_those_of_an_interrupted_preparation(monkeypa
     assert after[: len(labels)] == labels and len(set(after)) == len(after)
 
 
-def test_a_worker_that_runs_the_script_anew_opens_no_budget(monkeypatch):
+def test_a_worker_that_runs_the_script_again_opens_no_budget(monkeypatch):
     monkeypatch.setattr(multiprocessing.current_process(), "_inheriting", True, raising=False)
     with pm.Model():
         pm.Normal("y", pm.Normal("a"), 1.0, observed=np.zeros(100))

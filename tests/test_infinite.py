@@ -36,8 +36,8 @@ FAMILIES: dict[str, tuple[np.ndarray, Callable[[Any, Any], Any]]] = {
     "poisson": (COUNT, lambda eta, s: pm.Poisson.dist(s * pt.exp(eta))),
     "geometric": (COUNT + 1, lambda eta, s: pm.Geometric.dist(pm.math.invlogit(s + eta))),
 }
-#: Those that are tested whenever anything is.
-QUICK = {"normal", "geometric"}
+#: Those that are not further combinations.
+SOME = {"geometric", "normal"}
 
 
 def truncated(family: str, rows: np.ndarray, lower: Any, upper: Any) -> pm.Model:
@@ -58,7 +58,8 @@ def records_of(model: pm.Model, thetas: np.ndarray, **options: Any) -> list[np.n
     return [np.vstack([engine.log_likelihood(z), s]).T for z, s in zip(thetas, scores, strict=True)]
 
 
-@pytest.mark.parametrize("family", marked(FAMILIES, slow=FAMILIES.keys() - QUICK))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", marked(FAMILIES, exhaustive=FAMILIES.keys() - SOME))
 def test_each_truncated_record_counts_as_in_a_model_of_its_own_bounds(family: str) -> None:
     """Also far out, where the formula for bounds that a record has not gives no number."""
     y = FAMILIES[family][0]
@@ -75,6 +76,7 @@ def test_each_truncated_record_counts_as_in_a_model_of_its_own_bounds(family: st
                 np.testing.assert_allclose(mine[rows], theirs, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_finite_bounds_of_rows_count_as_in_pymc() -> None:
     model = truncated("normal", np.arange(N), REAL - 0.5, REAL + 1.5)
     values = [model.rvs_to_values[rv] for rv in model.free_RVs]

@@ -17,7 +17,7 @@ from numba.core.dispatcher import Dispatcher
 
 from pymc_dp import _jit
 from pymc_dp.rows import loops
-from tests.test_architecture import MODULES, ROOT, imports_of
+from benchmarks.size import MODULES, imports_of
 
 #: A caller in one file whose callees are in others, and a function of PyTensor that calls ours.
 CALLERS = """

@@ -22,7 +22,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp._compat import group
-from tests.selection import marked
+from tests.selection import marked, others
 
 pytestmark = pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
 
@@ -81,12 +81,13 @@ STEPS: dict[str, tuple[type, int, dict[str, Any]]] = {  # with draws per chain
 }
 
 
+@pytest.mark.compiled
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     marked(
         STEPS,
-        slow=["penalty"],
-        exhaustive=["hmc-position", "langevin-three_steps", "langevin-fresh"],
+        exhaustive=others(STEPS, ["langevin", "hmc-reuse_gradient"]),
     ),
 )
 def test_posterior(name):
@@ -126,7 +127,11 @@ RUN["compute_convergence_checks"] = False
 
 @pytest.mark.parametrize(
     ("epsilon", "delta", "neighboring"),
-    [(1e5, 1e-6, "replace_one"), (1e6, 1e-300, "add_or_remove_one")],
+    marked(
+        [(1e5, 1e-6, "replace_one"), (1e6, 1e-300, "add_or_remove_one")],
+        slow=[(1e6, 1e-300, "add_or_remove_one")],
+        exhaustive=[(1e5, 1e-6, "replace_one")],
+    ),
 )
 def test_everything_learned(epsilon, delta, neighboring):
     """Defaults, at budgets of up to 2^61 ledger units; 700 effective draws, so 6 standard errors.

@@ -134,14 +134,14 @@ class TestFile:
             ):
                 connection.execute(statement)
 
-    def test_a_lost_file_is_not_made_anew(self, ledger):
+    def test_a_lost_file_is_not_rebuilt(self, ledger):
         account = planned(ledger)
         os.unlink(ledger.path)
         with pytest.raises(LedgerError, match="missing"):
             ledger.lease(account, 1, 1, 1)
         assert not os.path.exists(ledger.path)
 
-    def test_a_file_that_is_lost_after_it_was_seen_is_not_made_anew(self, ledger, monkeypatch):
+    def test_a_file_that_is_lost_after_it_was_seen_is_not_rebuilt(self, ledger, monkeypatch):
         account, connect = planned(ledger), sqlite3.connect
 
         def lost(*args, **options):
@@ -366,6 +366,7 @@ class TestDisk:
         disk.pages = None
         assert Ledger.create(tmp_path / "ledger").verify() == 1
 
+    @pytest.mark.slow
     def test_what_is_charged_is_what_was_granted(self, tmp_path, disk):
         """Whatever is being written when the disk is full, and a page more each time."""
         ledger = Ledger.create(tmp_path / "ledger")
@@ -392,6 +393,7 @@ class TestDisk:
         disk.pages = None
         assert ledger.verify() == 2 + 150 - len(failed) + 1
 
+    @pytest.mark.slow
     @pytest.mark.filterwarnings("ignore")
     def test_a_run_goes_on_when_there_is_room(self, tmp_path, monkeypatch):
         """The disk is full at one row of every kind, in turn, and there is room when asked again.
@@ -794,6 +796,7 @@ class TestChain:
         assert [entry.seq for entry in temporary.entries()] == list(range(1, 35))
         assert temporary.verify() == 34
 
+    @pytest.mark.slow
     def test_long_ledgers_stay_fast(self, temporary):
         """A charge in a ledger of 20,000 rows reads a few of them: totals are running sums."""
         account = planned(temporary, cap=10**9)
@@ -993,6 +996,7 @@ class TestProcesses:
         assert sum(meter.begin_iteration() for _ in range(63)) == 63
         assert temporary.spent(account) == 128
 
+    @pytest.mark.slow
     def test_a_spawned_process_gets_a_fresh_meter(self, ledger):
         account = planned(ledger)
         meter = Meter(ledger, account, 1, 1, 0, 100)
@@ -1048,6 +1052,7 @@ class TestProcesses:
         assert 2 * sum(totals) == temporary.spent(account) == 1002
         temporary.verify()
 
+    @pytest.mark.slow
     def test_four_writers_share_fairly(self, temporary):
         """Each gets at least 0.8 of a fair share (0.97 is usual, of some 600 charges each)."""
         account = planned(temporary, cap=10**9)

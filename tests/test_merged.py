@@ -309,10 +309,11 @@ def test_several_groups_of_rows() -> None:
     np.testing.assert_allclose(inside, engine.log_likelihood(theta), rtol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("predictor", "data"),
     [
-        pytest.param("sum", False, id="sum-numpy", marks=pytest.mark.slow),
+        pytest.param("sum", False, id="sum-numpy"),
         pytest.param("sum", True, id="sum-data", marks=pytest.mark.exhaustive),
         pytest.param("product", False, id="product-numpy"),
         pytest.param("product", True, id="product-data", marks=pytest.mark.exhaustive),

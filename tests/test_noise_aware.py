@@ -187,6 +187,7 @@ def corrected_draws(example: Conjugate, n: int = 40_000) -> na.NoiseAware:
     )
 
 
+@pytest.mark.slow
 def test_shifted_draws_have_the_exact_moments():
     """The score itself is not told: the mean of the draws holds it."""
     found = corrected_draws(GAUSSIAN)
@@ -199,6 +200,7 @@ def forgotten(law: laws.NoiseLaw, example: Conjugate) -> laws.NoiseLaw:
     return laws.NoiseLaw(np.zeros(D), example.noise)
 
 
+@pytest.mark.slow
 def test_parameters_that_no_record_sees_follow_the_others():
     """Neither noise nor curvature in two of five directions: a conjugate hierarchy."""
     rng = np.random.default_rng(12)
@@ -535,7 +537,8 @@ def many_candidates(monkeypatch):
     monkeypatch.setattr(na, "_CHUNK", 64)
 
 
-@pytest.mark.parametrize("prior", marked(PRIORS, slow=["flat"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", marked(PRIORS, exhaustive=["flat"]))
 def test_a_skewed_posterior_is_resampled(prior, many_candidates):
     found = skewed(20_000, *PRIORS[prior])
     assert found.method == "resampled" and not found.normality.near_normal
@@ -551,7 +554,14 @@ def test_a_shift_is_wrong_for_a_skewed_posterior(prior, monkeypatch):
         Skewed(skewed_law(*PRIORS[prior])).check(found.draws.ravel(), 20_000)
 
 
-@pytest.mark.parametrize("fault", ["no correction", "wrong sign", "gain forgotten"])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "fault",
+    marked(
+        ["no correction", "wrong sign", "gain forgotten"],
+        exhaustive=["no correction", "wrong sign"],
+    ),
+)
 def test_planted_faults_of_resampling_are_found(fault, many_candidates, monkeypatch):
     exact = Skewed(skewed_law(*PRIORS["informative"]))
     right = na._resample

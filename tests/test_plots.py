@@ -28,7 +28,6 @@ from pymc_dp.plots.acceptance import longest_stay
 from pymc_dp.statement import STATEMENT, make_statement
 
 pytestmark = [
-    pytest.mark.usefixtures("interpreted"),
     pytest.mark.filterwarnings(
         "ignore:These data already have a budget:UserWarning",
         "ignore:The gradients of this plan:UserWarning",
@@ -235,6 +234,7 @@ def test_bars_are_the_table_of_the_budget(charged: Any) -> None:
     assert f"ε = {budget.spent().epsilon:.3g}" in ax.get_xlabel()
 
 
+@pytest.mark.slow
 def test_bars_of_a_statement_add_up_to_what_was_spent(charged: Any, sampled: Any) -> None:
     budget, released = charged
     ax = assert_picture(lambda ax: dp.plot_budget(released, ax=ax))
@@ -317,6 +317,7 @@ def test_epsilon_over_time_of_a_released_result(sampled: Any) -> None:
     assert epsilons[-1] == pytest.approx(budget.spent().epsilon, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_batches_are_one_part_of_a_budget() -> None:
     pytest.importorskip("dp_accounting")
     _, budget = normal_model()
@@ -357,6 +358,7 @@ def test_insecure_noise_is_marked(charged: Any) -> None:
 # -- epsilon and delta ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_curve_is_the_accountants(charged: Any) -> None:
     budget, released = charged
     deltas = [1e-8, 1e-6, 1e-3]
@@ -390,6 +392,7 @@ def test_the_curve_of_events() -> None:
 # -- posteriors -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_densities_of_both_posteriors(sampled: Any) -> None:
     _, _, released = sampled
     draws = np.random.default_rng(3).normal(0.5, 0.05, (4, 300))
@@ -474,6 +477,7 @@ def test_intervals_of_many_parameters() -> None:
 # -- forecasts and advice -------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_effective_draws_are_those_of_the_plan(sampled: Any) -> None:
     model, budget = normal_model()
     before = budget.ledger.head()
@@ -504,6 +508,7 @@ def test_effective_draws_are_those_of_the_plan(sampled: Any) -> None:
     assert dp.get_budget(spent_model) is spent_budget
 
 
+@pytest.mark.slow
 def test_what_is_left_of_a_budget_is_drawn() -> None:
     model, budget = normal_model()
     charge(budget, 1, "preparation", [GaussianEvent("sum", 3.0)])

@@ -38,6 +38,8 @@ from .anchored import (
 )
 from .test_noise_aware import Funnel
 
+pytestmark = pytest.mark.compiled
+
 # -- Gaussian: a closed form ----------------------------------------------------------------------
 
 
@@ -86,6 +88,7 @@ def test_released_draws_have_the_exact_moments(gaussian):
     )
 
 
+@pytest.mark.slow
 def test_released_twice_is_the_same(gaussian):
     model, result, _, _ = gaussian
     first, second = dp.release(result, model), dp.release(result, model)
@@ -94,6 +97,7 @@ def test_released_twice_is_the_same(gaussian):
     assert dp.release(first, model) is first
 
 
+@pytest.mark.slow
 def test_raw_draws_stay_beside(gaussian):
     model, result, _, _ = gaussian
     safe = dp.release(result, model)
@@ -123,6 +127,7 @@ def mixed():
     return model, budget, theta, settings, anchored_result(model, budget, theta, settings)
 
 
+@pytest.mark.slow
 def test_there_and_back(mixed):
     model, budget, theta, _, result = mixed
     parameters = extract(model, public=budget.public, check=False).parameters
@@ -142,6 +147,7 @@ def vectors() -> None:
     pm.MvNormal("y", np.zeros(2), chol=chol, observed=X)
 
 
+@pytest.mark.slow
 def test_there_and_back_for_vectors():
     model, budget = budgeted(vectors)
     theta = near(model, budget, 0.5)
@@ -151,6 +157,7 @@ def test_there_and_back_for_vectors():
     np.testing.assert_allclose(back, theta, rtol=0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_constrained_variables_and_deterministics_agree(mixed):
     """Each draw is one consistent set of values; supports are respected."""
     model, _, _, _, result = mixed
@@ -172,6 +179,7 @@ def test_constrained_variables_and_deterministics_agree(mixed):
     assert facts(safe)["taken_as_public"] == ["scaled"]
 
 
+@pytest.mark.slow
 def test_what_is_asked_for_does_not_change_the_draws(mixed):
     model, _, _, _, result = mixed
     everything = _compat.group(dp.release(result, model), "posterior")
@@ -181,6 +189,7 @@ def test_what_is_asked_for_does_not_change_the_draws(mixed):
     xr.testing.assert_equal(one["spread"], everything["spread"])
 
 
+@pytest.mark.slow
 def test_the_correction_is_that_of_the_unconstrained_parameters(mixed, monkeypatch):
     """By hand: prior precision and score at the mean, in the coordinates of the score."""
     model, _, theta, settings, result = mixed
@@ -251,6 +260,7 @@ def test_a_prior_that_is_not_normal_is_explored(hierarchy):
     xr.testing.assert_identical(posterior, _compat.group(again, "posterior"))
 
 
+@pytest.mark.slow
 def test_draws_are_not_lost_where_exploring_fails(hierarchy, monkeypatch):
     _, model, result = hierarchy
 
@@ -264,17 +274,18 @@ def test_draws_are_not_lost_where_exploring_fails(hierarchy, monkeypatch):
     assert "and not moved" in dp.privacy_statement(safe)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tries", "worth"),
     [
         ([(450, False)], 450),
+        ([(90, False), (60, False)], 150),
+        ([(float("nan"), False), None], 0),
         ([(350, False), None], 350),
         ([(350, False), (500, True)], 350),
         ([(600, True), (300, False)], 300),
         ([None, (120, False)], 120),
-        ([(90, False), (60, False)], 150),
         ([(40, False), (49, False)], 0),
-        ([(float("nan"), False), None], 0),
     ],
 )
 def test_explorations_that_are_usable_are_used(tries, worth, hierarchy, monkeypatch):
@@ -318,6 +329,7 @@ def test_the_width_of_what_no_record_sees_is_no_fault(hierarchy):
     assert "unreliable" not in facts(safe)["noise_aware"]
 
 
+@pytest.mark.slow
 def test_frozen_draws_play_no_part(mixed):
     model, budget, theta, settings, _ = mixed
     result = anchored_result(model, budget, theta, settings, plan_id=8, frozen=100)
@@ -338,6 +350,7 @@ def skewed_result(noise_sd: float, plan_id: int) -> tuple[pm.Model, Any]:
     return model, anchored_result(model, budget, theta, settings, plan_id=plan_id)
 
 
+@pytest.mark.slow
 def test_a_skewed_posterior_is_resampled_where_weights_allow():
     model, result = skewed_result(0.5, 1)
     safe = dp.release(result, model)
@@ -347,10 +360,11 @@ def test_a_skewed_posterior_is_resampled_where_weights_allow():
     aware = _compat.group(safe, "posterior")["beta"].values.ravel()
     assert np.abs(np.subtract.outer(aware[:50], raw)).min(axis=1).max() < 1e-12
     text = dp.privacy_statement(safe)
-    assert "not near normal, and draws were chosen anew" in text
+    assert "not near normal, and draws were resampled" in text
     assert "given back on average" in text and "bias of clipping" not in text
 
 
+@pytest.mark.slow
 def test_a_skewed_posterior_is_shifted_with_a_warning_otherwise():
     model, result = skewed_result(50.0, 2)
     safe = dp.release(result, model)
@@ -361,6 +375,7 @@ def test_a_skewed_posterior_is_shifted_with_a_warning_otherwise():
 # -- the statement --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_statement_says_what_intervals_mean(gaussian):
     model, result, _, _ = gaussian
     safe = dp.release(result, model)
@@ -392,6 +407,7 @@ def test_what_can_not_be_corrected_says_so(mixed, change, reason):
     xr.testing.assert_equal(_compat.group(safe, "posterior"), _compat.group(safe, "posterior_raw"))
 
 
+@pytest.mark.slow
 def test_a_draw_on_the_boundary_can_not_be_moved(mixed):
     model, budget, theta, settings, _ = mixed
     theta = theta.copy()
@@ -410,6 +426,7 @@ def test_a_run_without_an_anchor_is_released_as_it_is(mixed):
     assert "noise_aware" not in facts(safe)
 
 
+@pytest.mark.slow
 def test_a_released_result_survives_a_file(gaussian, tmp_path):
     model, result, _, _ = gaussian
     safe = dp.release(result, model)

@@ -144,6 +144,7 @@ def test_objective_perturbation_is_a_density(noise: str) -> None:
     assert at(s) == pytest.approx(law.logpdf(b) + math.log(N + gamma), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_predictive_draws_have_the_density() -> None:
     """Moments of 4000 draws, at 5.5 standard errors: false alarms below 1e-6 in all."""
     with pm.Model() as model:

@@ -25,7 +25,6 @@ from pymc_dp.steps.base import PrivateStep
 from .test_automatic import charged, check_all_spent
 
 pytestmark = [
-    pytest.mark.usefixtures("interpreted"),
     pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),
     pytest.mark.filterwarnings("ignore:The gradients of this plan are worth:UserWarning"),
 ]
@@ -144,6 +143,7 @@ def test_a_name_of_one_result_alone_is_refused_there():
     assert sizes(sample(model, step(model))) == (2, DRAWS)
 
 
+@pytest.mark.slow
 def test_what_is_not_computed_need_not_fit():
     def declare(model: pm.Model, a: Any) -> None:
         pm.Deterministic("draw", a * np.ones(1), dims="k")
@@ -422,6 +422,7 @@ def test_what_can_never_be_released_is_not_kept(monkeypatch):
         dp.release(model=model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("error", [LedgerError("full"), KeyboardInterrupt()])
 @pytest.mark.parametrize("call", ["laplace", "find_MAP", "sample"])
 def test_the_last_row_of_the_ledger_costs_no_result(call, error, monkeypatch):
@@ -433,11 +434,11 @@ def test_the_last_row_of_the_ledger_costs_no_result(call, error, monkeypatch):
     assert budget.spent().epsilon > 0
 
 
-def test_a_call_that_failed_before_its_chains_says_that_it_goes_on():
+def test_a_call_that_failed_before_its_chains_says_that_it_resumes():
     model, budget = normal()
     with pytest.raises(KeyError) as caught:
         sample(model, "DPHMC", initvals={"none": 1.0})
-    assert "the same call goes on" in " ".join(caught.value.__notes__)
+    assert "the same call resumes" in " ".join(caught.value.__notes__)
     labels = charged(budget)
     assert sizes(sample(model, "DPHMC")) == (2, DRAWS)
     assert charged(budget) == labels
@@ -465,7 +466,7 @@ def test_a_step_does_not_sample_data_of_then(sampler):
     model, budget = normal()
     built = step(model)
     pm.set_data({"data": Y + 5.0}, model=model)
-    with pytest.raises(dp.PlanMismatch, match="Data were given anew"):
+    with pytest.raises(dp.PlanMismatch, match="Data were replaced"):
         sampler(model, built)
     assert budget.spent().epsilon == 0.0
     start = {"a": np.array(5.0)}

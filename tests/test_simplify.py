@@ -127,9 +127,9 @@ def test_a_missing_number_stays_impossible() -> None:
 def test_what_mixes_rows_or_needs_parameters_is_not_hoisted() -> None:
     x, theta = pt.vector("x"), pt.scalar("theta")
     for value in (pt.exp(x * theta), pt.exp(x.sum()) * x, pt.exp(x[::-1]) * theta, x * theta):
-        assert hoisted(value, [x])[1] == []
+        assert hoisted([value], [x])[1] == []
     value = rewrite_graph(theta * pt.exp(2.0 * x) + pt.log(x), include=("canonicalize",))
-    value, inputs, columns = hoisted(value, [x])
+    [value], inputs, columns = hoisted([value], [x])
     assert len(inputs) == len(columns) == 2
     assert x not in set(ancestors([value]))
     assert all(isinstance(column.owner.op, Elemwise) for column in columns)
@@ -141,7 +141,7 @@ def test_columns_of_columns() -> None:
     outer = pt.gammaln(inner)
     both = outer + inner
     value = pt.switch(theta > 0, outer, both)
-    replaced, inputs, columns = hoisted(value, [y])
+    [replaced], inputs, columns = hoisted([value], [y])
     assert columns == [outer, both]
     assert y not in set(ancestors([replaced]))
     given = dict(zip(inputs, columns, strict=True))

@@ -336,6 +336,7 @@ def test_rounding_does_not_break_small_losses(s, q, steps):
 # -- the room beside a plan ---------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("neighboring", RELATIONS)
 def test_room_is_the_largest(neighboring):
     plans = [(event(2.0), 300), (event(4.0, 0.05), 20)]
@@ -407,7 +408,7 @@ def test_batches_that_are_told_cost_more_than_secret_ones(neighboring, s, q, ste
 
 
 @pytest.mark.parametrize("neighboring", RELATIONS)
-@pytest.mark.parametrize("epsilon", [1e-3, 600.0, 1e5, 1e6])
+@pytest.mark.parametrize("epsilon", marked([1e-3, 600.0, 1e5, 1e6], slow=[600.0]))
 def test_budgets_at_the_ends_of_the_range(epsilon, neighboring):
     """A plan beside a fifth of the budget keeps it, leaves that room, and is found in seconds."""
     cap = units_from_mu(mu_from_budget(epsilon, DELTA))

@@ -15,6 +15,8 @@ import pytest
 import pymc_dp as dp
 from pymc_dp import threads
 
+pytestmark = pytest.mark.compiled
+
 
 def total(where: slice) -> int:
     return sum(range(where.start, where.stop))
@@ -72,7 +74,7 @@ def test_warnings_that_are_silent_are_silent_in_threads(
 
 def test_the_environment_sets_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
-    available = threads.available.__wrapped__  # looked up anew
+    available = threads.available.__wrapped__  # looked up again
     monkeypatch.setenv("NUMBA_NUM_THREADS", "")
     assert available() == 6
     monkeypatch.setenv("NUMBA_NUM_THREADS", "2")
@@ -99,6 +101,7 @@ def test_processes_side_by_side_share_the_processors(monkeypatch: pytest.MonkeyP
     assert threads.count() == 1
 
 
+@pytest.mark.slow
 def test_which_threads_there_are_is_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

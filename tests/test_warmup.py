@@ -42,6 +42,8 @@ from pymc_dp.warmup.scaled import (
     trajectory,
 )
 
+pytestmark = pytest.mark.compiled
+
 N, FEW = 20_000, 2_000
 
 
@@ -574,6 +576,7 @@ def paid_from_a_ledger(
     return found, bought, ledger.spent(account) / MU2_UNIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu2", [1.0, 30.0])
 @pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
 def test_both_scores_of_an_anchor_count(name, mu2):
@@ -636,6 +639,7 @@ def test_noise_of_the_curvature_is_noise_of_the_first_score(name, monkeypatch):
     assert values[0] > 0.01 * values[-1] > 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_quadratic_form_says_how_wrong_it_is(name):
     """The mean of the normal approximation is about as far from the truth as it claims."""
@@ -653,6 +657,7 @@ def test_quadratic_form_says_how_wrong_it_is(name):
         assert widest < 1.6
 
 
+@pytest.mark.slow
 def test_quadratic_form_of_few_records(monkeypatch):
     """A look that noise hides loses nothing that was paid, and what a step leaves open is noise."""
     moved: dict[str, np.ndarray] = {}
@@ -724,7 +729,7 @@ def test_scaled_preparation_finds_the_posterior(name, mu2):
     assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("along_axes", [False, True])
 def test_moves_along_axes_have_a_bound_of_their_own(along_axes):
     """In random directions nearly all projections are short; on the axis of its group none is."""
@@ -742,6 +747,7 @@ def test_moves_along_axes_have_a_bound_of_their_own(along_axes):
     assert (clipped < 0.01) == along_axes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mu2", [1e-3, 0.03, 0.3, 3.0])
 @pytest.mark.parametrize("name", MODELS)
 def test_without_a_centre_the_preparation_keeps_to_its_part(name, mu2):
@@ -888,7 +894,7 @@ def test_what_no_record_sees_follows_the_others():
     assert (found[2:] == means).all()
     assert abs(found[0] - means.mean()) < 1.0
     assert 0.8 < np.exp(found[1]) / means.std() < 1.6
-    nowhere = np.full(10, 1e200)  # the density can not be evaluated
+    nowhere = np.full(10, 1e200)  # the density cannot be evaluated
     assert (public.settled(nowhere, np.eye(10)) == nowhere).all()
 
 

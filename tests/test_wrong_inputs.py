@@ -20,7 +20,6 @@ from pymc_dp.budget import MODELS
 from pymc_dp.rows.store import RecordStore
 
 pytestmark = [
-    pytest.mark.usefixtures("interpreted"),
     pytest.mark.filterwarnings(
         "ignore:These data already have a budget:UserWarning",
         "ignore:The gradients of this plan:UserWarning",
@@ -392,6 +391,11 @@ class TestStep:
         with refused(ValueError, f"form='{form}'", "clip_norm and scaling"):
             step_of(logistic(), form=form)
 
+    @pytest.mark.parametrize("value", ["maybe", 1, [True]])
+    def test_consistent_clipping_is_a_choice(self, value):
+        with refused(ValueError, "consistent_clipping must be True, False or None"):
+            dp.DPLangevin(draws=5, chains=1, model=logistic(), consistent_clipping=value)
+
     def test_consistent_clipping_of_an_outcome_that_is_a_covariate(self):
         with pm.Model() as model:
             a, b, data = pm.Normal("a"), pm.HalfNormal("b"), pm.Data("data", S)
@@ -669,6 +673,7 @@ class TestPmSample:
 
 
 class TestRunAgain:
+    @pytest.mark.slow
     def test_cell_of_the_step(self, used):
         with refused(dp.BudgetExceeded, "epsilon=5", "used up", "can still be released"):
             step_of(used[0])
@@ -747,7 +752,7 @@ class TestRelease:
 
     @pytest.mark.parametrize("names", [["y"], "y", ["nothing"]])
     def test_names(self, used, names):
-        with refused(dp.UnsafeRelease, "can not be released", "['beta']"):
+        with refused(dp.UnsafeRelease, "cannot be released", "['beta']"):
             dp.release(used[2], used[0], var_names=names)
 
     def test_statement_of_what_was_not_released(self, used):

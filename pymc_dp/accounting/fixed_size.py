@@ -80,7 +80,7 @@ def fixed_size_epsilon(
 
     Assumptions
     -----------
-    Each batch is a uniformly random subset of `batch_size` of the n units, drawn anew for each
+    Each batch is a uniformly random subset of `batch_size` of the n units, drawn for each
     release, and secret.
 
     Weaknesses

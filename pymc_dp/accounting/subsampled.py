@@ -244,7 +244,7 @@ def epsilon_of(
 
     Assumptions
     -----------
-    Batches are what the events say, drawn anew for each release, and secret.
+    Batches are what the events say, drawn for each release, and secret.
 
     Weaknesses
     ----------

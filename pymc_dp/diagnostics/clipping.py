@@ -72,7 +72,7 @@ def clipping_report(
     BudgetExceeded
         If the budget does not allow `epsilon`; no record was read.
     UnsafeModel
-        If the model can not be simulated without private features, or not be asked about records.
+        If the model cannot be simulated without private features, or not be asked about records.
     ValueError
         If an argument is out of its range, or `epsilon` is given and the model has no budget.
 

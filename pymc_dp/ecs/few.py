@@ -108,7 +108,7 @@ class FewNumbers:
         """All records as one matrix: designs, labels, data, slow functions of the data, room."""
         leaves = [leaf.block for leaf in graph.leaves]
         arrays = dict(zip(leaves, map(np.ascontiguousarray, data), strict=True))
-        self._loglik, stored, columns = hoisted(prepared_loglik(graph), leaves)
+        [self._loglik], stored, columns = hoisted([prepared_loglik(graph)], leaves)
         if columns:
             function = pytensor.function(leaves, columns, mode=_ONCE, on_unused_input="ignore")
             starts = range(0, self.n, _ROWS)

@@ -181,7 +181,7 @@ class GeneralRows:
             names = ", ".join(f"`{name}`" for name in self.graph.names)
             raise NotFactorizable(
                 f"{names}: records see {FEW} numbers of the parameters or more, and a condition on "
-                "them, which an expansion can not follow. Write it without the condition, or use "
+                "them, which an expansion cannot follow. Write it without the condition, or use "
                 "NUTS."
             )
         found = remainder(self._loglik, cuts, data, shared.affine, order)

@@ -64,9 +64,9 @@ def refuse_another_density(
         if len(impossible):
             raise UnsafeModel(
                 f"{len(impossible)} records of `{name}` have no finite log-density at the "
-                f"reference, record {impossible[0]} for example: values that the distribution can "
-                "not take, labels other than 0 and 1 for example, or a reference so far off that "
-                "densities underflow. Check them."
+                f"reference, record {impossible[0]} for example: values that the distribution "
+                "cannot take, labels other than 0 and 1 for example, or a reference so far off "
+                "that densities underflow. Check them."
             )
     expected = np.array([sum(float(x.sum()) for x in evaluate(p)) for p in points])
     with np.errstate(all="ignore"):

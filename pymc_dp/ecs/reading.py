@@ -78,7 +78,7 @@ class Data:
                 name = f"`{v.name}`" if v.name else "A shared variable of the model"
                 raise ValueError(
                     f"{name} was changed after the step was made, which has read it already. "
-                    "Make the step anew."
+                    "Make the step again."
                 )
 
 
@@ -99,7 +99,7 @@ def read(model: Model, sampler: str) -> Records:
     Raises
     ------
     NotFactorizable
-        If the log-likelihood can not be shown to be a sum of one term per record: with the
+        If the log-likelihood cannot be shown to be a sum of one term per record: with the
         variable, and what to do.
     UnsafeModel
         If the data are not finite.

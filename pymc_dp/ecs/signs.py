@@ -81,7 +81,7 @@ def signed_expectation(
     if not set(dims) <= set(getattr(values, "dims", ())):
         raise ValueError(
             "f must return values for every draw, with the dims chain and draw: signs weigh the "
-            "draws, so means can not be taken before."
+            "draws, so means cannot be taken before."
         )
     # f may have left draws out
     weights = sign.sel({dim: values[dim] for dim in dims if dim in values.coords})
@@ -135,7 +135,7 @@ def resample_signed(
     -----
     *Guarantee.*  Exact if all signs are positive: draws are returned as they are.
 
-    *Weaknesses.*  Draws can not have negative weight.  Each negative draw is left out together
+    *Weaknesses.*  Draws cannot have negative weight.  Each negative draw is left out together
     with the positive draw of its chain that is nearest to it, in units of standard deviations,
     which stands for about the same place.  Where many signs are negative the draws are too wide
     (1.4 times the variance with 28 % of them, in one experiment).

@@ -47,7 +47,7 @@ _LARGEST, _BIAS = 1.0, 0.05
 _BIASED = 0.15
 #: Energy error from which on an iteration counts as divergent.
 _DIVERGENT = 1000.0
-#: Records of a sample, at least: from fewer, the tails of the posterior can not be told.
+#: Records of a sample, at least: from fewer, the tails of the posterior cannot be told.
 _LEAST = 10
 #: Draws at which a chain may begin, until one has a finite density.
 _STARTS = 100

@@ -203,12 +203,12 @@ def remainder(
         column = pt.dmatrix("coefficients")
         derivatives = pt.stack(by_row(at_star, stars, order), axis=1)
         polynomial = _polynomial(column, firsts, seconds, affine, order)
-        value, stored, columns = hoisted(here, data)
+        [value], stored, columns = hoisted([here], data)
         value = value - polynomial
         stored, columns = [column, *stored], [derivatives, *columns]
     else:
         expansion = _expansion(at_star, stars, firsts, seconds, affine, order)
-        value, stored, columns = hoisted(here - expansion, [*data, *stars])
+        [value], stored, columns = hoisted([here - expansion], [*data, *stars])
     return Remainder(value, stars, firsts, seconds, etas, stored, columns)
 
 

@@ -14,7 +14,7 @@ _WORDS = (
     (r"the private samplers move", "the sampler moves"),
     (r"are not private per record", "are no sum over records"),
     (
-        r"Per-record latent variables can not be released; integrate them out, or index them by a "
+        r"Per-record latent variables cannot be released; integrate them out, or index them by a "
         r"public group\.",
         "Most of them would have no record in a sample: integrate them out, or index them by a "
         "group.",

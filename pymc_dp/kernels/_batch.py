@@ -25,7 +25,7 @@ def select(mask: Mask, yes: Array, no: Array) -> Array:
 
 
 def start_log_prior(z: Array, prior: Prior) -> Array:
-    """Log prior density of a start position; a chain can not leave a point of density zero."""
+    """Log prior density of a start position; a chain cannot leave a point of density zero."""
     log_prior = np.asarray(prior.log_density(z), dtype=float)
     if not (np.isfinite(z).all() and np.isfinite(log_prior).all()):
         raise ValueError(

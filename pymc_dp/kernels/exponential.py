@@ -1,6 +1,6 @@
 """Log-likelihood ratios of an exponential family, from noisy sums of its sufficient statistic.
 
-With p(y|z) = h(y) exp(phi(z) . S(y) - A(z)), and S^ = sum_i S(y_i) + N(0, sd^2 I) released anew in
+With p(y|z) = h(y) exp(phi(z) . S(y) - A(z)), and S^ = sum_i S(y_i) + N(0, sd^2 I) released in
 every iteration, the log ratio of two positions is released as
 
     (phi(z') - phi(z)) . S^ - n (A(z') - A(z)),

@@ -207,7 +207,7 @@ def transition(
     """
     if state.gradient is not None and integrator != "leapfrog":
         raise ValueError(
-            f"A stored gradient can not be reused with integrator={integrator!r}, which asks for "
+            f"A stored gradient cannot be reused with integrator={integrator!r}, which asks for "
             'none at the start; use integrator="leapfrog" or a state without gradient.'
         )
 

@@ -180,7 +180,7 @@ def transition(
         Of the per-record energy errors; see `pymc_dp.kernels.intervals`.
     persistent : bool, default True
         Keep the momentum of the last iteration; with strong noise it is refreshed by the kicks
-        anyway. False draws it anew, which suits L > 1.
+        anyway. False draws it again, which suits L > 1.
     friction : float or array of shape (d,), default 0
         Least friction gamma wanted, in 1 / time: public noise is added where the release's own
         noise is below sqrt(2 gamma / h). About 1 suits whitened coordinates.

@@ -41,9 +41,9 @@ _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _FORMAT = 2
 _LARGEST = 2**63 - 1  # SQLite integers are signed 64-bit
 _ALONE = (
-    "releases on batches of records are accounted at the epsilon and delta of one budget, and can "
-    "not be added to what other budgets on the same ledger release, nor be counted at the ledger's "
-    "own delta, if that is another; use a ledger of their own"
+    "releases on batches of records are accounted at the epsilon and delta of one budget, and "
+    "cannot be added to what other budgets on the same ledger release, nor be counted at the "
+    "ledger's own delta, if that is another; use a ledger of their own"
 )
 _ANOTHER = (
     "another plan of releases on batches was fixed for this budget; use the same draws, chains, "
@@ -341,7 +341,7 @@ class Ledger:
         return number
 
     def close_account(self, account: int) -> None:
-        """Release the unspent part of an account's reservation; it can not be charged again.
+        """Release the unspent part of an account's reservation; it cannot be charged again.
 
         Parameters
         ----------
@@ -721,7 +721,7 @@ class Ledger:
         """Charge one release of a recorded plan and return its cost in ledger units.
 
         The charge is committed when the method returns: only then may a record be touched. The
-        cost is the event's, so that it can not differ from the noise multiplier that is recorded.
+        cost is the event's, so that it cannot differ from the noise multiplier that is recorded.
 
         Parameters
         ----------

@@ -26,7 +26,7 @@ _SQUARES = 0.5
 
 
 class BatchQueries(Queries):
-    """Private answers about batches, each drawn anew in a way that nobody knows.
+    """Private answers about batches, drawn for each answer in a way that nobody knows.
 
     Parameters
     ----------

@@ -55,7 +55,7 @@ class Histogram(NamedTuple):
 
 
 class Unpayable(BudgetExceeded):
-    """A preparation that is resumed can not be paid to its end: something else was paid since."""
+    """A preparation that is resumed cannot be paid to its end: something else was paid since."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ class Preparation:
     ) -> None:
         if neighboring != ledger.neighboring:
             raise PrivacyError(
-                f"A preparation with neighboring={neighboring!r} can not be charged to a ledger "
+                f"A preparation with neighboring={neighboring!r} cannot be charged to a ledger "
                 f"that counts {ledger.neighboring!r}."
             )
         self.engine = engine
@@ -260,7 +260,7 @@ class Preparation:
         Raises
         ------
         BudgetExceeded
-            If the account can not pay, or not for the rest of what is resumed; no record was
+            If the account cannot pay, or not for the rest of what is resumed; no record was
             touched.
         PrivacyError
             If the shares would pass 1, or the request differs from the one that is replayed.
@@ -296,7 +296,7 @@ class Preparation:
         Raises
         ------
         BudgetExceeded
-            If the account can not pay; no record was touched.
+            If the account cannot pay; no record was touched.
         PrivacyError
             If the shares would pass 1, or the request differs from the one that is replayed.
         """
@@ -327,7 +327,7 @@ class Preparation:
         Raises
         ------
         BudgetExceeded
-            If the account can not pay; no record was touched.
+            If the account cannot pay; no record was touched.
         PrivacyError
             If the shares would pass 1, or the request differs from the one that is replayed.
         """
@@ -370,7 +370,7 @@ class Preparation:
         return np.array(values["value"]), values["noise_sd"]
 
     def _check_rest(self) -> None:
-        """Refuse to pay for a part of what can not be paid to its end."""
+        """Refuse to pay for a part of what cannot be paid to its end."""
         if self.required is not None:
             missing = self.required - self.spent
             if missing > self.ledger.remaining(self.account):
@@ -450,7 +450,7 @@ def interrupts_wait() -> Iterator[None]:
 
 
 def _facts(sampler: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan in the ledger must have for a preparation to go on with it."""
+    """What a plan in the ledger must have for a preparation to resume it."""
     return {
         "kind": PREPARATION,
         "sampler": sampler,

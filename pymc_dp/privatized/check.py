@@ -105,7 +105,7 @@ def check_proposal(
     taken = set(ancestors(proposed)) & set(given)
     if taken:
         raise ValueError(
-            f"The proposal uses {names(taken)} of the model itself, which would be drawn anew. "
+            f"The proposal uses {names(taken)} of the model itself, which would be drawn again. "
             "Take current records and parameters from its arguments, by name."
         )
     nodes = [v.owner for v in ancestors(proposed) if v.owner is not None]
@@ -162,7 +162,7 @@ def _experiments(
             first, second = draw(*parameters), draw(*parameters)
         except NotImplementedError:
             raise NotFactorizable(
-                f"Records ({names(reading.latents)}) can not be drawn from the model, so there is "
+                f"Records ({names(reading.latents)}) cannot be drawn from the model, so there is "
                 "nothing to offer them. Give them a distribution that PyMC can draw from."
             ) from None
         yield parameters, first, second

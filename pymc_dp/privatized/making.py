@@ -194,7 +194,7 @@ def release_statistic(
     statistic : callable
         ``statistic(**data)``: a tensor with one row per record, (n,) or (n, m), written in PyTensor
         or with NumPy functions that it overloads.  The analyst declares the same function of latent
-        records.  It is computed record by record, so one record can not change another's row.
+        records.  It is computed record by record, so one record cannot change another's row.
     bounds : (lower, upper) or None
         Public bounds of the entries of a row, numbers or (m,) arrays; entries are clamped.  None
         if `row_norm` is given.
@@ -231,7 +231,7 @@ def release_statistic(
 
     Notes
     -----
-    *Guarantee.*  A row that is not finite, or can not be computed, counts as zeros.  Clamped rows
+    *Guarantee.*  A row that is not finite, or cannot be computed, counts as zeros.  Clamped rows
     are rounded to an integer grid and added exactly; "gaussian" adds an exactly rounded normal and
     is mu-Gaussian private, the others exact discrete Laplace noise (Canonne, Kamath & Steinke 2020)
     and are (epsilon, 0)-private.  The charge is committed before a record is read.  The ledger

@@ -140,7 +140,7 @@ class NonCentred:
             theta = np.array(
                 [np.concatenate([np.ravel(v) for v in draw()]) for _ in range(_PRIOR_DRAWS)]
             )
-        except NotImplementedError:  # an improper prior can not be drawn from
+        except NotImplementedError:  # an improper prior cannot be drawn from
             theta = self.vector.ravel(self.reading.start)[None] + [[-1.0], [0.0], [1.0]]
         low, middle, high = np.quantile(theta, [0.16, 0.5, 0.84], axis=0)
         self._prior = middle, np.diag(np.maximum((high - low) / 2.0, 1e-6) ** 2)

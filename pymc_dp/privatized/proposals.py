@@ -68,11 +68,11 @@ class State:
             np.copyto(mine, new, where=where.reshape((-1,) + (1,) * (new.ndim - 1)))
 
     def add_up(self) -> None:
-        """Compute the sum of the rows anew."""
+        """Compute the sum of the rows again."""
         self.total[: self.rows.shape[1]] = self.rows[: self.n_present].sum(axis=0)
 
     def refresh(self) -> float:
-        """Compute the sum anew; returns how far it had drifted, relative to its terms."""
+        """Compute the sum again; returns how far it had drifted, relative to its terms."""
         width = self.rows.shape[1]
         before = self.total[:width].copy()
         self.add_up()
@@ -220,7 +220,7 @@ class Soma(Prior):
             )
 
     def __call__(self, state: State, rng: np.random.Generator) -> Swept:
-        """As many offers as the square root of the number of records; padding is drawn anew."""
+        """As many offers as the square root of the number of records; padding is drawn again."""
         values, rows, local = self.draw(state.parameters, rng)
         n = state.n_present
         n_offers = math.isqrt(n)

@@ -663,7 +663,7 @@ def ObjectivePerturbationRelease(
     Returns
     -------
     tensor
-        The observed variable.  It can not be drawn in predictive samples.
+        The observed variable.  It cannot be drawn in predictive samples.
 
     Raises
     ------

@@ -48,7 +48,7 @@ _FEW_DRAWS = 100.0
 _FULL = 0.001
 #: Part of the iterations without non-centred moves from which the user is warned.
 _MANY = 0.1
-#: Iterations after which sums that were kept up to date are computed anew.
+#: Iterations after which sums that were kept up to date are computed again.
 _REFRESH = 16
 #: Draws from the model among which a start is looked for.
 _STARTS = 100
@@ -211,7 +211,7 @@ class PrivacyAwareGibbs(CompiledStep):
             if not np.array_equal(now, before):
                 raise ValueError(
                     f"`{name}` was changed after the step was made. Only what was observed may "
-                    "change: make the step anew."
+                    "change: make the step again."
                 )
         self.tune = True
         self._state: State | None = None

@@ -79,7 +79,7 @@ class RowByRow:
     ------
     ValueError
         If one row depends on other records, on arrays with room for an entry per record, or on
-        chance, or can not be computed.
+        chance, or cannot be computed.
     """
 
     def __init__(
@@ -125,7 +125,7 @@ class RowByRow:
             mixed = self._mixes(blank)
         except Exception:
             raise ValueError(
-                "statistic can not be computed for made-up records of zeros and ones."
+                "statistic cannot be computed for made-up records of zeros and ones."
             ) from None
         if len(shapes) != 1 or (found := shapes.pop())[0] != 1:
             raise ValueError(
@@ -157,7 +157,7 @@ class RowByRow:
         return np.asarray(self._function(*record))
 
     def compute(self, arrays: list[np.ndarray], progressbar: bool = False) -> np.ndarray:
-        """(m, n) rows; one that can not be computed is 0."""
+        """(m, n) rows; one that cannot be computed is 0."""
         n = len(arrays[0])
         found = np.zeros((self.width, n))
         # rows shown are a function of n alone

@@ -155,7 +155,7 @@ def is_data(variable: Variable) -> bool:
 def is_long_constant(variable: Variable, length: int) -> bool:
     """True for a constant array of `length` entries or more, in whatever layout.
 
-    Constants have no name, so they can not be declared public.  One that has room for an entry per
+    Constants have no name, so they cannot be declared public.  One that has room for an entry per
     record counts as private.
     """
     return isinstance(variable, Constant) and _is_long(variable, length)

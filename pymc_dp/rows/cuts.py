@@ -93,11 +93,14 @@ class Outcome:
     discrete : bool
         Nonnegative integers; else an interval.
     lower, upper : float or Column
-        Ends of the interval; the largest integer.
+        Ends of the interval, or the smallest and the largest integer.
     atoms : tuple of float or Column
-        Places in an interval that have a probability of their own.
+        Places that have a probability of their own, unlike those beside them.
     modes : int
         How many the density may have: those of a mixture.
+    hashed : tuple of int
+        The leaves of which nodes may depend on a hash: this one, and the others that the law needs
+        but for ends of a censored one, which PyMC 6 leaves out where none of all rows is finite.
     """
 
     leaf: int
@@ -106,6 +109,7 @@ class Outcome:
     upper: float | Column
     atoms: tuple[float | Column, ...] = ()
     modes: int = 1
+    hashed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

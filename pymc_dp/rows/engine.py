@@ -113,9 +113,10 @@ class RowEngine:
         return part
 
     def each_alone(self) -> RowEngine:
-        """The same units, with a group of rows for each observed variable."""
-        groups = [alone for group in self.groups for alone in group.each_alone()]
-        if len(groups) == len(self.groups):
+        """The same units, with a group of rows for each observed variable that has parameters."""
+        every = (alone for group in self.groups for alone in group.each_alone())
+        groups = [alone for alone in every if alone.functions.graph.cuts]
+        if groups == self.groups:
             return self
         return RowEngine(groups, self.parameters, self.n_units, self.coordinates)
 

@@ -15,7 +15,8 @@ those of several rows or variables, are independent: :mod:`pymc_dp.rows.joint`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
@@ -25,10 +26,11 @@ from pymc_dp._jit import compiled
 from pymc_dp.rows import etas as through
 from pymc_dp.rows import loops
 from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import RowGraph
+from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.hashes import fractions, hashed
 from pymc_dp.rows.hessians import by_unit, packed
-from pymc_dp.rows.joint import POINTS, JointPoints
+from pymc_dp.rows.joint import POINTS, JointPoints, add_centred, repetitions
 from pymc_dp.rows.law import LogDensity, law_of, most_nodes
 from pymc_dp.rows.store import rows_of
 
@@ -83,24 +85,8 @@ def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice,
         Units.
     values : (d, units of the block) ndarray
     """
-    for where, points in _joint_blocks(engine):
-        factors = np.empty(points.scores.shape[1])
-        loops.clip_factors(points.scores, clip_norm, factors)
-        total = points.scores * factors
-        excess, mean, _, _, taken, square = points.moments(clip_norm)
-        _add_centred(excess, mean, taken, square, total)
-        yield where, total
-    for where, rows in _row_blocks(engine):
-        scores = rows.scores
-        factors = np.empty(scores.shape[1])
-        _factors(scores, rows.gram, clip_norm, factors)
-        total = scores * factors
-        excess, mean = np.zeros_like(scores), np.zeros_like(scores)
-        taken, square = np.zeros_like(factors), np.zeros_like(factors)
-        for weight, other in rows.outcomes():
-            _add_excess(weight, other, rows.gram, clip_norm, excess, mean, taken, square)
-        _add_centred(excess, mean, taken, square, total)
-        yield where, _assembled(rows.directions, total)
+    for where, units in _unit_blocks(engine):
+        yield where, units.clipped(clip_norm)
 
 
 def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
@@ -109,31 +95,8 @@ def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray
     Arguments and blocks as in :func:`clipped_scores`; (2 d, units of the block): for each entry of
     the score the variance of e = g - clip(g) over outcomes, then the covariances of e and g.
     """
-    for where, points in _joint_blocks(engine):
-        factors = np.empty(points.scores.shape[1])
-        loops.clip_factors(points.scores, clip_norm, factors)
-        mean, _, lost, shared, _, _ = points.moments(clip_norm)
-        lost -= mean * mean
-        taken = (1.0 - factors) * points.scores
-        lost += points.unknown * taken * taken
-        shared += points.unknown * taken * points.scores
-        yield where, np.concatenate([lost, shared])
-    for where, rows in _row_blocks(engine):
-        scores = rows.scores
-        factors, mean = np.empty(scores.shape[1]), np.zeros_like(scores)
-        lost, shared = (np.zeros((len(scores), *scores.shape)) for _ in range(2))
-        for weight, other in rows.outcomes():
-            _factors(other, rows.gram, clip_norm, factors)
-            mean += weight * (1.0 - factors) * other
-            _add_products(weight, other, factors, 2, lost)
-            _add_products(weight, other, factors, 1, shared)
-        lost -= mean[:, None] * mean
-        _factors(scores, rows.gram, clip_norm, factors)
-        _add_products(rows.unknown, scores, factors, 2, lost)
-        _add_products(rows.unknown, scores, factors, 1, shared)
-        both = (_packed(where, rows.directions, second, True) for second in (lost, shared))
-        for (part, first), (_, second) in zip(*both, strict=True):
-            yield part, np.concatenate([first, second])
+    for where, units in _unit_blocks(engine):
+        yield where, units.lost(clip_norm)
 
 
 def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
@@ -152,38 +115,84 @@ def _expected_products(
         for weight, other in rows.outcomes():
             _add_products(weight, other, nothing, 0, second)
         _add_products(rows.unknown, scores, nothing, 0, second)
-        yield from _packed(where, rows.directions, second, diagonal)
+        for part, block in rows.packed(second, diagonal):
+            yield slice(where.start + part.start, where.start + part.stop), block
 
 
 def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
     """(1, units of the block): 1 where quadrature does not find the law of a unit, else 0."""
-    for where, points in _joint_blocks(engine):
-        yield where, points.unknown[None]
-    for where, rows in _row_blocks(engine):
-        yield where, rows.unknown[None].copy()
+    for where, units in _unit_blocks(engine):
+        yield where, units.unknown[None].copy()
 
 
 def norms_of_outcomes(engine: RowEngine) -> tuple[ndarray, ndarray]:
     """Norms of the scores at z = 0 of all outcomes that units could have, and their weights."""
     norms, weights = [np.empty(0)], [np.empty(0)]
-    for _, points in _joint_blocks(engine):
-        norms.append(points.norms().ravel())
-        weights.append(points.weights.ravel())
-    for _, rows in _row_blocks(engine):
-        for weight, scores in rows.outcomes():
-            squares = np.empty(len(weight))
-            _squares(scores, rows.gram, squares)
-            norms.append(np.sqrt(squares))
+    for _, units in _unit_blocks(engine):
+        for norm, weight in units.norms():
+            norms.append(norm)
             weights.append(weight)
     return np.concatenate(norms), np.concatenate(weights)
 
 
-def _packed(
-    where: slice, directions: ndarray, second: ndarray, diagonal: bool
-) -> Iterator[tuple[slice, ndarray]]:
-    seen = np.ones(directions.shape[:2], dtype=bool)
-    for part, block in packed(seen, directions, -second, diagonal):
-        yield slice(where.start + part.start, where.start + part.stop), block
+@dataclass(frozen=True, eq=False)
+class _Copies:
+    """Numbers that all rows see alike, as the fewer parameters that they are functions of.
+
+    Attributes
+    ----------
+    copied : (K,) bool ndarray
+        Which of the numbers that rows see are alike.
+    parameters : (p,) integer ndarray
+    jacobian : (copied, p) ndarray
+    """
+
+    copied: ndarray
+    parameters: ndarray
+    jacobian: ndarray
+
+    @classmethod
+    def of(
+        cls, cuts: Sequence[Cut], phis: Sequence[ndarray], jacobians: Sequence[ndarray | None]
+    ) -> _Copies:
+        """Those of a group; none where that would not make them fewer."""
+        moving = [
+            (cut.kind == "copy", through.width(cut, phi), matrix)
+            for cut, phi, matrix in zip(cuts, phis, jacobians, strict=True)
+            if matrix is not None
+        ]
+        copied = np.array([copy for copy, width, _ in moving for _ in range(width)])
+        if copied.any():
+            jacobian = np.concatenate([matrix for copy, _, matrix in moving if copy])
+            parameters = np.flatnonzero(jacobian.any(axis=0))
+            if len(parameters) < len(jacobian):
+                return cls(copied, parameters, jacobian[:, parameters])
+        return cls(np.zeros_like(copied), np.empty(0, dtype=int), np.empty((0, 0)))
+
+    def scores(self, parts: Sequence[ndarray]) -> ndarray:
+        """(k, rows) of each cut -> (K', rows): by the parameters instead of by their copies."""
+        if not len(self.parameters):
+            return np.concatenate(parts)
+        own, n = len(self.copied) - len(self.jacobian), parts[0].shape[1]
+        found = np.zeros((own + len(self.parameters), n))
+        begin = copies = 0
+        for part in parts:
+            end = begin + len(part)
+            if self.copied[begin:end].any():
+                _add_copies(self.jacobian[copies : copies + len(part)], part, found[own:])
+                copies += len(part)
+            else:
+                found[begin - copies : end - copies] = part
+            begin = end
+        return found
+
+    def directions(self, directions: ndarray, scaling: ndarray) -> ndarray:
+        """The same of directions in z, (K, d, rows)."""
+        if not len(self.parameters):
+            return directions
+        n = directions.shape[2]
+        own = np.repeat(scaling[self.parameters][:, :, None], n, axis=2)
+        return np.concatenate([directions[~self.copied], own])
 
 
 class _Rows:
@@ -196,98 +205,160 @@ class _Rows:
     def __init__(self, engine: RowEngine, where: slice, g: int = 0) -> None:
         rows = engine.groups[g].row_by_row()
         self._group = group = rows.part(where, rows.n_rows)
-        self._functions = functions = group.functions
+        functions = group.functions
+        self._tried = functions.of_outcomes
         self._columns = columns = group.columns()
         self._data = [np.asarray(array) for array in group.store.read()]
         part = RowEngine([group], engine.parameters, group.n_rows, engine.coordinates)
-        _, self.directions = part.directions(0, slice(0, group.n_rows))
+        _, directions = part.directions(0, slice(0, group.n_rows))
         self._phis, jacobians = functions.shared(engine.coordinates.location)
         self._used = [jacobian is not None for jacobian in jacobians]
+        self._copies = _Copies.of(functions.ordered, self._phis, jacobians)
+        self.directions = self._copies.directions(directions, engine.coordinates.scaling)
         self._etas, self._labels, blocks = through.inputs(
             group, columns, self._phis, slice(0, group.n_rows)
         )
-        self.scores = self._scores(blocks)
+        self.scores = self._parts(functions.scores(self._etas, self._phis, self._labels, blocks))
+        self._constants = self._tried.constants(self._etas, self._phis, self._labels, self._data)
         self.gram = np.empty((len(self.scores), *self.scores.shape))
         _products(self.directions, self.gram)
         [self.outcome] = functions.graph.outcomes
-        self._law = law_of(self.outcome, self._data, self._density_of)
+        self._law = law_of(self.outcome, self._data, self._shifts_of, self._density_of)
         self.unknown: ndarray = np.subtract(1.0, self._law.weights.any(axis=0))
 
-    def _scores(self, blocks: list[ndarray]) -> ndarray:
+    def _parts(self, found: list[ndarray | None]) -> ndarray:
         """(K, rows) derivatives of log-likelihoods by what rows see."""
-        found = self._functions.scores(self._etas, self._phis, self._labels, blocks)
         parts = [
             np.ascontiguousarray(s.T)
             for s, used in zip(found, self._used, strict=True)
             if s is not None and used
         ]
-        scores = np.concatenate(parts)
+        scores = self._copies.scores(parts)
         loops.clean(scores)
         return scores
 
     def _with(self, outcome: ndarray, data: list[ndarray]) -> list[ndarray]:
-        """What the functions of rows read where rows with some data have other outcomes."""
+        """Data of rows that have other outcomes."""
         data, leaf = list(data), self.outcome.leaf
         old = data[leaf]
-        data[leaf] = outcome.astype(old.dtype)
+        data[leaf] = outcome.astype(old.dtype, copy=False).view()
         data[leaf].flags.writeable = old.flags.writeable
-        return self._functions.row_data(data)
+        return data
+
+    def _shifts_of(self, some: slice | ndarray) -> ndarray:
+        columns = [rows_of(self._data[k], some) for k in self.outcome.hashed]
+        n = len(columns[0])
+        return np.asarray(fractions(hashed(columns, np.arange(n), n)))
 
     def _density_of(self, some: slice | ndarray) -> LogDensity:
-        etas, labels = ([array[some] for array in found] for found in (self._etas, self._labels))
+        etas, labels, constants = (
+            [array[some] for array in found]
+            for found in (self._etas, self._labels, self._constants)
+        )
         data = [rows_of(array, some) for array in self._data]
 
         def log_density(outcome: ndarray) -> ndarray:
-            blocks = self._with(outcome, data)
-            return np.asarray(
-                self._functions.loglik(etas, self._phis, labels, blocks), dtype="float64"
-            )
+            blocks = [*self._with(outcome, data), *constants]
+            found = self._tried.loglik(etas, self._phis, labels, blocks)
+            return np.asarray(found, dtype="float64")
 
         return log_density
+
+    def _scores(self, outcome: ndarray) -> ndarray:
+        """(K, rows) scores that the rows would have."""
+        blocks = [*self._with(outcome, self._data), *self._constants]
+        return self._parts(self._tried.scores(self._etas, self._phis, self._labels, blocks))
 
     def outcomes(self) -> Iterator[tuple[ndarray, ndarray]]:
         """Weights, (rows,), and scores, (K, rows), of the outcomes that could be."""
         for node, weight in zip(self._law.nodes, self._law.weights, strict=True):
             if weight.any():
-                yield weight, self._scores(self._with(node, self._data))
+                yield weight, self._scores(node)
 
-    def add_to(self, points: JointPoints, units: ndarray) -> None:
+    def packed(self, second: ndarray, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
+        """Blocks of rows, of packed matrices; `second` (K, K, rows) is by what rows see."""
+        seen = np.ones(self.directions.shape[:2], dtype=bool)
+        return packed(seen, self.directions, -second, diagonal)
+
+    def clipped(self, clip_norm: float) -> ndarray:
+        """(d, rows): see :func:`clipped_scores`."""
+        factors = np.empty(self.scores.shape[1])
+        _factors(self.scores, self.gram, clip_norm, factors)
+        total = self.scores * factors
+        excess, mean = np.zeros_like(total), np.zeros_like(total)
+        taken, square = np.zeros_like(factors), np.zeros_like(factors)
+        for weight, other in self.outcomes():
+            _add_excess(weight, other, self.gram, clip_norm, excess, mean, taken, square)
+        add_centred(excess, mean, taken, square, total)
+        return _assembled(self.directions, total)
+
+    def lost(self, clip_norm: float) -> ndarray:
+        """(2 d, rows): see :func:`losses`."""
+        scores = self.scores
+        factors, mean = np.empty(scores.shape[1]), np.zeros_like(scores)
+        lost, shared = (np.zeros((len(scores), *scores.shape)) for _ in range(2))
+        for weight, other in self.outcomes():
+            _factors(other, self.gram, clip_norm, factors)
+            mean += weight * (1.0 - factors) * other
+            _add_products(weight, other, factors, 2, lost)
+            _add_products(weight, other, factors, 1, shared)
+        lost -= mean[:, None] * mean
+        _factors(scores, self.gram, clip_norm, factors)
+        _add_products(self.unknown, scores, factors, 2, lost)
+        _add_products(self.unknown, scores, factors, 1, shared)
+        d = self.directions.shape[1]
+        out = np.empty((2 * d, scores.shape[1]))
+        for entries, seconds in ((slice(0, d), lost), (slice(d, 2 * d), shared)):
+            for part, block in self.packed(seconds, True):
+                out[entries, part] = block
+        return out
+
+    def norms(self) -> Iterator[tuple[ndarray, ndarray]]:
+        """Norms of the scores that rows could have, and weights."""
+        for weight, scores in self.outcomes():
+            squares = np.empty(len(weight))
+            _squares(scores, self.gram, squares)
+            yield np.sqrt(squares), weight
+
+    def add_to(self, points: JointPoints, units: ndarray, times: ndarray) -> None:
         """Add these rows to what their units could observe."""
         weights = self._law.weights
         scores = np.zeros((len(weights), *self.scores.shape))
         for at, node, weight in zip(scores, self._law.nodes, weights, strict=True):
             if weight.any():
-                at[:] = self._scores(self._with(node, self._data))
-        points.add(units, most_nodes(self.outcome), weights, scores, self.directions)
+                at[:] = self._scores(node)
+        points.add(units, times, most_nodes(self.outcome), weights, scores, self.directions)
+
+
+def _unit_blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows | JointPoints]]:
+    """Units, with what they could observe."""
+    return _blocks(engine, 0) if engine.one_row_per_unit else _joint_blocks(engine)
 
 
 def _joint_blocks(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]]:
     """Units that may have several rows or outcomes."""
-    if engine.one_row_per_unit:
-        return
     for where in loops.row_blocks(engine.n_units, max(1, _JOINT // (POINTS * engine.d))):
         part = engine.part(where)
         scores = np.empty((part.d, part.n_units))
         for some, block in part.vectors(part.scores(np.zeros(part.d))):
             scores[:, some] = block
-        combinations = np.ones(part.n_units)
-        units = []
+        combinations, seeds = np.ones(part.n_units), np.zeros(part.n_units, dtype="uint64")
+        terms = []
         for group in part.groups:
-            units.append(np.arange(group.n_rows) if group.units is None else group.units)
+            units = np.arange(group.n_rows) if group.units is None else group.units
+            data = group.store.read()
             [outcome] = group.functions.graph.outcomes
-            terms = np.bincount(units[-1], minlength=part.n_units)
-            combinations *= float(most_nodes(outcome)) ** terms
-        points = JointPoints(scores, combinations)
-        for g, of_rows in enumerate(units):
+            seeds += hashed([data[k] for k in outcome.hashed], units, part.n_units)
+            size, times = most_nodes(outcome), np.ones(len(units), dtype="int64")
+            if size == 2:
+                times = repetitions([x for k, x in enumerate(data) if k != outcome.leaf], units)
+            np.multiply.at(combinations, units, np.where(times > 0, size + times - 1.0, 1.0))
+            terms.append((units, times))
+        points = JointPoints(scores, seeds, combinations)
+        for g, (units, times) in enumerate(terms):
             for some, rows in _blocks(part, g):
-                rows.add_to(points, of_rows[some])
+                rows.add_to(points, units[some], times[some])
         yield where, points
-
-
-def _row_blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows]]:
-    """Units of one row with one outcome."""
-    if engine.one_row_per_unit:
-        yield from _blocks(engine, 0)
 
 
 def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
@@ -297,6 +368,17 @@ def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
     size = max(1, min(8192, _DIRECTIONS // (seen * (engine.d + seen))))
     for where in loops.row_blocks(group.n_rows, size):
         yield where, _Rows(engine, where, g)
+
+
+@compiled(error_model="numpy")
+def _add_copies(jacobian: ndarray, scores: ndarray, out: ndarray) -> None:
+    """out[k] += jacobian[j, k] scores[j], where the first is not 0."""
+    for j in range(jacobian.shape[0]):
+        for k in range(jacobian.shape[1]):
+            slope, score, own = jacobian[j, k], scores[j], out[k]
+            if slope != 0.0:
+                for i in range(score.shape[0]):
+                    own[i] += slope * score[i]
 
 
 @compiled(error_model="numpy")
@@ -321,10 +403,10 @@ def _squares(scores: ndarray, gram: ndarray, out: ndarray) -> None:
     width, n = scores.shape
     out[:] = 0.0
     for a in range(width):
-        for b in range(width):
-            s, t, g = scores[a], scores[b], gram[a, b]
+        for b in range(a + 1):
+            s, t, g, times = scores[a], scores[b], gram[a, b], 1.0 if a == b else 2.0
             for i in range(n):
-                out[i] += s[i] * t[i] * g[i]
+                out[i] += times * s[i] * t[i] * g[i]
     for i in range(n):
         out[i] = math.fabs(out[i])  # 0 may have been rounded to less
 
@@ -363,21 +445,6 @@ def _add_excess(
         for i in range(n):
             m[i] += weights[i] * s[i]
             e[i] += rest[i] * s[i]
-
-
-@compiled(error_model="numpy")
-def _add_centred(
-    excess: ndarray, mean: ndarray, taken: ndarray, square: ndarray, out: ndarray
-) -> None:
-    """Out += excess, less what it has of the mean that the scores of a quadrature should not have.
-
-    The part is that of the best linear prediction of what is taken by the score.
-    """
-    width, n = excess.shape
-    for i in range(n):
-        part = taken[i] / square[i] if square[i] > 0.0 else 0.0
-        for a in range(width):
-            out[a, i] += excess[a, i] - part * mean[a, i]
 
 
 @compiled(error_model="numpy")

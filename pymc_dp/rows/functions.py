@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -178,7 +179,33 @@ def prepared_loglik(graph: RowGraph) -> Variable:
     return constant_solves(simplified(loglik))
 
 
-class RowFunctions:
+class _Evaluated:
+    """Log-likelihoods and scores of blocks of rows, compiled."""
+
+    n_dots: int
+    differentiable: list[bool]
+    _loglik: Any
+    _scores: Any
+
+    @property
+    def threaded(self) -> bool:
+        """Whether threads may call `loglik` and `scores` side by side."""
+        return code_of(self._loglik) is not None and code_of(self._scores) is not None
+
+    def loglik(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> np.ndarray:
+        """(rows,) log-likelihood of a block."""
+        function = code_of(self._loglik) or self._loglik
+        [value] = function(*etas, *phis[self.n_dots :], *labels, *blocks)
+        return value
+
+    def scores(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> list[np.ndarray | None]:
+        """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
+        function = code_of(self._scores) or self._scores
+        found = iter(function(*etas, *phis[self.n_dots :], *labels, *blocks) or ())
+        return [next(found) if smooth else None for smooth in self.differentiable]
+
+
+class RowFunctions(_Evaluated):
     """The compiled functions of one :class:`RowGraph`.
 
     Attributes
@@ -275,37 +302,28 @@ class RowFunctions:
 
     def _compile_rows(self, compile_kwargs: dict[str, Any] | None) -> None:
         graph = self.graph
-        etas = [cut.eta for cut in self.ordered]
         label_inputs = {
             cut: pt.vector(f"label{k}", dtype=cut.row_data.type.dtype)
             for k, cut in enumerate(self.labels)
             if cut.row_data is not None
         }
-        data = [leaf.block for leaf in graph.leaves]
-        loglik, hoisted, columns = slow_columns(prepared_loglik(graph), data)
-        self._hoisted = compile_function(data, columns, compile_kwargs) if columns else None
-        scores = pytensor.grad(
-            loglik.sum(),
-            [eta for eta, smooth in zip(etas, self.differentiable, strict=True) if smooth],
-            disconnected_inputs="ignore",
-        )
         # the rows see shared values through inputs of the size of the shared value
         n_block = graph.leaves[0].block.shape[0]
         phi_inputs: list[Variable] = []
-        replacements = {}
+        self._replacements = {}
         for cut in self.ordered[self.n_dots :]:
             phi = cut.phi.type.clone(shape=cut.phi.type.shape)(name=f"phi{len(phi_inputs)}")
             phi_inputs.append(phi)
             if cut.kind == "index":
-                replacements[cut.eta] = phi[label_inputs[cut]]
+                self._replacements[cut.eta] = phi[label_inputs[cut]]
             else:
-                replacements[cut.eta] = pt.alloc(phi, n_block, *phi.shape)
-        outputs = clone_replace([loglik, *scores], replacements, rebuild_strict=False)
-        outputs = [
-            outputs[0],
-            *[s.astype("float64").reshape((s.shape[0], -1)) for s in outputs[1:]],
-        ]
+                self._replacements[cut.eta] = pt.alloc(phi, n_block, *phi.shape)
         dot_inputs = [cut.eta for cut in self.ordered[: self.n_dots]]
+        self._inputs = [*dot_inputs, *phi_inputs, *label_inputs.values()]
+        data = [leaf.block for leaf in graph.leaves]
+        [loglik], hoisted, columns = slow_columns([prepared_loglik(graph)], data)
+        self._hoisted = compile_function(data, columns, compile_kwargs) if columns else None
+        outputs = [loglik, *self.gradients(loglik)]
         used = ancestors_without_shapes(outputs)
         sizes_from = graph.leaves[0].block
         self.block_leaves = [
@@ -314,25 +332,52 @@ class RowFunctions:
             if leaf.block in used or leaf.block is sizes_from
         ]
         blocks = [graph.leaves[k].block for k in self.block_leaves]
-        inputs = [*dot_inputs, *phi_inputs, *label_inputs.values(), *blocks, *hoisted]
+        self._loglik, self._scores = self.evaluating(outputs, [*blocks, *hoisted])
+
+    def gradients(self, loglik: Variable) -> list[Variable]:
+        """Of a log-likelihood, by what rows see."""
+        etas = [cut.eta for cut in self.ordered]
+        smooth = [eta for eta, smooth in zip(etas, self.differentiable, strict=True) if smooth]
+        return pytensor.grad(loglik.sum(), smooth, disconnected_inputs="ignore")
+
+    def evaluating(self, outputs: list[Variable], blocks: list[Variable]) -> tuple[Any, Any]:
+        """Compiled functions of a log-likelihood and of scores, the first output and the others."""
+        value, *scores = clone_replace(outputs, self._replacements, rebuild_strict=False)
         # not a number: an impossible value of the parameters for this record, like minus infinity
-        value = pt.switch(pt.isnan(outputs[0]), -np.inf, outputs[0])
-        self._loglik = compile_function(inputs, [value], compile_kwargs)
-        self._scores = compile_function(inputs, outputs[1:], compile_kwargs)
+        value = pt.switch(pt.isnan(value), -np.inf, value)
+        scores = [s.astype("float64").reshape((s.shape[0], -1)) for s in scores]
+        inputs = [*self._inputs, *blocks]
+        return tuple(compile_function(inputs, o, self._compile_kwargs) for o in ([value], scores))
 
-    @property
-    def threaded(self) -> bool:
-        """Whether threads may call `loglik` and `scores` side by side."""
-        return code_of(self._loglik) is not None and code_of(self._scores) is not None
+    @cached_property
+    def of_outcomes(self) -> OutcomeFunctions:
+        """The same where many outcomes of each row are tried; compiled at the first use."""
+        return OutcomeFunctions(self)
 
-    def loglik(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> np.ndarray:
-        """(rows,) log-likelihood of a block."""
-        function = code_of(self._loglik) or self._loglik
-        [value] = function(*etas, *phis[self.n_dots :], *labels, *blocks)
-        return value
+    def columns_of(self, columns: list[Variable], data: list[Variable]) -> Any:
+        """A compiled function of what rows see and of their data, which gives `columns`."""
+        columns = clone_replace(columns, self._replacements, rebuild_strict=False)
+        return compile_function([*self._inputs, *data], columns, self._compile_kwargs)
 
-    def scores(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> list[np.ndarray | None]:
-        """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
-        function = code_of(self._scores) or self._scores
-        found = iter(function(*etas, *phis[self.n_dots :], *labels, *blocks))
-        return [next(found) if smooth else None for smooth in self.differentiable]
+
+class OutcomeFunctions(_Evaluated):
+    """Log-likelihoods and scores of rows of which many outcomes are tried.
+
+    Slow functions of what stays as it is are computed once, by :meth:`constants`; `loglik` and
+    `scores` are given all row data, and then these.
+    """
+
+    def __init__(self, functions: RowFunctions) -> None:
+        self.n_dots, self.differentiable = functions.n_dots, functions.differentiable
+        [outcome] = functions.graph.outcomes
+        data = [leaf.block for leaf in functions.graph.leaves]
+        stays = [cut.eta for cut in functions.ordered]
+        stays += [block for k, block in enumerate(data) if k != outcome.leaf]
+        loglik = prepared_loglik(functions.graph)
+        outputs, inputs, columns = slow_columns([loglik, *functions.gradients(loglik)], stays)
+        self._loglik, self._scores = functions.evaluating(outputs, [*data, *inputs])
+        self._constants = functions.columns_of(columns, data)
+
+    def constants(self, etas: Any, phis: Any, labels: Any, data: Any) -> list[np.ndarray]:
+        """Columns that do not depend on the outcome, rows first."""
+        return list(self._constants(*etas, *phis[self.n_dots :], *labels, *data))

@@ -98,7 +98,7 @@ def _of_rows(
 def packed(
     seen: ndarray, directions: ndarray, seconds: ndarray, diagonal: bool
 ) -> Iterator[tuple[slice, ndarray]]:
-    """Packed -sum_ab u_a S_ab u_b' in blocks that stay in a cache."""
+    """Packed -sum_ab u_a S_ab u_b' in blocks that stay in a cache, each valid until the next."""
     _, d, n = directions.shape
     size = d if diagonal else d * (d + 1) // 2
     at_once = min(n, max(_SHORTEST, _PACKED // size))

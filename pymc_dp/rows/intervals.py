@@ -178,7 +178,7 @@ def _elemwise(node: Apply, inputs: list[Interval]) -> Interval:
 
 
 def _fits(x: Interval, dtype: np.dtype) -> bool:
-    """Whether a cast to an integer type, which cuts off decimals, can not wrap around."""
+    """Whether a cast to an integer type, which cuts off decimals, cannot wrap around."""
     info = np.iinfo(dtype)
     least, most = np.min(x[0]), np.max(x[1])
     return bool(least >= max(info.min, -(2**53)) and most <= min(info.max, 2**53))

@@ -1,15 +1,17 @@
 """The law of the outcome of each record, by quadrature with the model's own density.
 
-Nodes and weights of a record are a function of its other data, of the parameters and of constants:
-no random numbers, and nothing of another record.  A first search narrows an interval that holds
-nearly all of the support down to where the density is; nodes are then spread over it such that
-tails of any power are reached.  A law whose weights do not add up to one is not used.
+Nodes and weights of a record are a function of its data, of the parameters and of constants: no
+random numbers, and nothing of another record.  A first search narrows an interval that holds nearly
+all of the support down to where the density is; nodes are then spread over it such that tails of
+any power are reached, and shifted by a hash of the record, or errors of records with the same
+covariates would add up.  Places that have a probability of their own come first: the search is for
+the law of the rest.  A law whose weights do not add up to one is not used.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +20,7 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 from pymc_dp.rows.cuts import Column, Outcome
 
-__all__ = ["NODES", "Law", "LogDensity", "law_of", "most_nodes"]
+__all__ = ["Law", "LogDensity", "law_of", "most_nodes"]
 
 LogDensity = Callable[[ndarray], ndarray]
 """(rows,) outcomes -> (rows,) log-densities, or log-probabilities."""
@@ -26,9 +28,11 @@ Look = Callable[[ndarray, ndarray], None]
 """Writes log-densities at (rows,) places into the second array."""
 Densities = Callable[[slice | ndarray], LogDensity]
 """Some rows of a block -> their log-density."""
+Shifts = Callable[[slice | ndarray], ndarray]
+"""Some rows of a block -> the shifts of their nodes, in parts of their distance, from 0 to 1."""
 
-#: Nodes of an interval, or groups of integers, for each mode.
-NODES = 28
+#: Nodes of an interval, and integers where they are many, for each mode.
+_NODES, _INTEGERS = 20, 26
 #: Integers that are tried one by one first, and the probability above them that is ignored.
 _FEW, _IGNORED = 16, 1e-6
 #: Places at which a density is looked at first, and how often the cells about the best are halved.
@@ -40,12 +44,13 @@ _WIDEST = {"line": 24.0, "half": 5.0, "interval": 4.3}
 #: Places whose log-densities are below the largest by more than this do not count for nodes.
 _FAR = 13.0
 #: Nor do some by their distance from the mode: asinh of standard deviations.  Where the end is
-#: looked for first, and how often.
-_TAIL, _START, _HALVINGS = 10.0, 3.0, 4
+#: looked for first, and how often: nodes of counts are fewer than integers, and need it.
+_TAIL, _START, _HALVINGS, _HALVINGS_OF_COUNTS = 10.0, 3.0, 3, 4
 #: Log-density of a normal law of sd 1 at its mode.
 _LOG_PEAK = -0.9189385332046727
-#: How much the weights may differ from a sum of one.
-_TOLERANCE = 0.02
+#: How much the weights of nodes that are spread may differ from a sum of one, and how much those of
+#: all places may.
+_TOLERANCE, _LOST = 0.02, 1e-5
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +67,7 @@ class Law:
     weights: ndarray
 
 
-def law_of(outcome: Outcome, data: list[ndarray], density_of: Densities) -> Law:
+def law_of(outcome: Outcome, data: list[ndarray], shifts_of: Shifts, density_of: Densities) -> Law:
     """The laws of the outcomes of a block of rows.
 
     Parameters
@@ -70,31 +75,99 @@ def law_of(outcome: Outcome, data: list[ndarray], density_of: Densities) -> Law:
     outcome : Outcome
     data : list of ndarray
         The leaves of the rows.
-    density_of : callable
+    shifts_of, density_of : callable
     """
-    n, size = len(data[outcome.leaf]), NODES * outcome.modes
+    size = _spread(outcome)
+    lower, upper = (_column(end, data) for end in (outcome.lower, outcome.upper))
+    atoms = [_column(atom, data) for atom in outcome.atoms]
     if outcome.discrete:
-        largest = float(outcome.upper)  # type: ignore[arg-type]
-        nodes, weights = _integers(n, largest, density_of, size)
+        counts = _Counts.of(lower, upper, atoms)
+        nodes, weights = _integers(counts, _largest(outcome), shifts_of, density_of, size)
+        for atom in atoms:
+            weights[:, np.isfinite(atom) & (atom != np.floor(atom))] = 0.0
     else:
-        ends = [_column(end, data) for end in (outcome.lower, outcome.upper)]
-        nodes, weights = _reals(ends[0], ends[1], density_of, size)
-        for atom in outcome.atoms:
-            place = _column(atom, data)
-            mass = np.zeros(n)
-            _add_mass(density_of(slice(0, n))(place), np.ones(n), 0.0, mass)
-            nodes = np.concatenate([nodes, place[None]])
-            weights = np.concatenate([weights, mass[None]])
-    _normalise(weights, _TOLERANCE)
+        n = len(lower)
+        everywhere = slice(0, n)
+        shifts, log_density = shifts_of(everywhere), density_of(everywhere)
+        masses = _masses(log_density, atoms, n)
+        rest = 1.0 - masses.sum(axis=0)
+        nodes, weights = _reals(lower, upper, shifts, _of_rest(density_of, rest), size)
+        _normalise(weights, _TOLERANCE)
+        if atoms:
+            nodes, weights = np.vstack([nodes, *atoms]), np.vstack([weights * rest, masses])
+    _normalise(weights, _LOST)
     return Law(nodes, weights)
 
 
+def _masses(log_density: LogDensity, places: Sequence[ndarray], rows: int) -> ndarray:
+    """(places, rows) probabilities of places of each row."""
+    masses = np.empty((len(places), rows))
+    for place, mass in zip(places, masses, strict=True):
+        _add_mass(log_density(place), np.ones(rows), -math.inf, mass)
+    return masses
+
+
+def _of_rest(density_of: Densities, rest: ndarray) -> Densities:
+    """The law of what does not stand alone, given its probability."""
+    if np.all(rest == 1.0):
+        return density_of
+
+    def of_rows(rows: slice | ndarray) -> LogDensity:
+        log_density, log_rest = density_of(rows), np.log(np.maximum(rest[rows], 0.0))
+        return lambda outcome: log_density(outcome) - log_rest
+
+    return of_rows
+
+
 def most_nodes(outcome: Outcome) -> int:
-    """How many nodes a row has at most."""
+    """How many nodes a row has at most.
+
+    Whether it could be cut off makes no difference: PyMC 6 forgets it where no row of the data is.
+    """
+    nodes = _spread(outcome) + max(len(outcome.atoms), 2)
     if not outcome.discrete:
-        return NODES * outcome.modes + len(outcome.atoms)
-    largest = float(outcome.upper)  # type: ignore[arg-type]
-    return int(min(largest + 1.0, max(_FEW, NODES * outcome.modes + 1)))
+        return nodes
+    return 1 + int(_largest(outcome)) if _largest(outcome) < _FEW else 1 + nodes
+
+
+def _spread(outcome: Outcome) -> int:
+    """How many nodes are spread over what does not stand alone."""
+    return outcome.modes * (_INTEGERS if outcome.discrete else _NODES)
+
+
+def _largest(outcome: Outcome) -> float:
+    """The largest integer that any row may have."""
+    return outcome.upper.most if isinstance(outcome.upper, Column) else outcome.upper
+
+
+@dataclass(frozen=True, eq=False)
+class _Counts:
+    """Nonnegative integers that rows could observe.
+
+    Attributes
+    ----------
+    alone : (k, rows) ndarray
+        0, and the ends of censored counts, whose probabilities are unlike those beside them; -1
+        where a row has no such end.
+    least, most : (rows,) ndarray
+        Between them are the others; the first may be beyond the last.
+    """
+
+    alone: ndarray
+    least: ndarray
+    most: ndarray
+
+    @classmethod
+    def of(cls, lower: ndarray, upper: ndarray, atoms: list[ndarray]) -> _Counts:
+        """Those between two ends, which may be anything in private data."""
+        alone = np.array([np.zeros_like(lower), *atoms])
+        alone[1:][~((alone[1:] >= 1.0) & (alone[1:] <= upper))] = -1.0
+        most = np.fmax(upper, 0.0)
+        return cls(alone, np.fmax(lower, 0.0) + 1.0, most - (alone[1:] == most).any(axis=0))
+
+    def of_rows(self, rows: ndarray) -> _Counts:
+        """Those of some rows."""
+        return _Counts(self.alone[:, rows], self.least[rows], self.most[rows])
 
 
 def _column(end: float | Column, data: list[ndarray]) -> ndarray:
@@ -110,7 +183,7 @@ def _search(
     n = len(low)
     first, found = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
     place, step, growth = np.empty(n), np.empty(n), np.empty(n)
-    _progression(low, high, _LOOKS, 0.0, place, step, growth)
+    _progression(low, high, _LOOKS - 1.0, np.zeros(n), place, step, growth)
     look = looking(slice(0, n))
     for seen, value in zip(first, found, strict=True):
         seen[:] = place
@@ -121,9 +194,9 @@ def _search(
     wide = np.empty(n, dtype=bool)
     for _ in range(_ROUNDS):
         _are_wide(values, _NEAR, wide)
-        rows = np.flatnonzero(wide)
-        if not rows.size:
+        if not wide.any():
             break
+        rows = slice(0, n) if wide.all() else np.flatnonzero(wide)
         look = looking(rows)
         ends, theirs = places[:, rows], values[:, rows]
         middles = np.sqrt(ends[:2] * ends[1:])
@@ -135,13 +208,13 @@ def _search(
     return places, values
 
 
-def _ends(width: ndarray, look: Look) -> tuple[ndarray, ndarray]:
+def _ends(width: ndarray, look: Look, halvings: int) -> tuple[ndarray, ndarray]:
     """Where nodes begin and end."""
     found = []
     for side in (-1.0, 1.0):
         inside, outside = np.ones_like(width), np.full_like(width, math.exp(side * _TAIL))
         place, value = np.full_like(width, math.exp(side * _START)), np.empty_like(width)
-        for _ in range(_HALVINGS):
+        for _ in range(halvings):
             look(place, value)
             _move(value, width, _FAR, place, inside, outside)
         found.append(outside)
@@ -149,7 +222,7 @@ def _ends(width: ndarray, look: Look) -> tuple[ndarray, ndarray]:
 
 
 def _reals(
-    lower: ndarray, upper: ndarray, density_of: Densities, size: int
+    lower: ndarray, upper: ndarray, shifts: ndarray, density_of: Densities, size: int
 ) -> tuple[ndarray, ndarray]:
     """Nodes and weights between two ends, which may be infinite."""
     n = len(lower)
@@ -169,10 +242,10 @@ def _reals(
 
     _mode(*_search(low, high, looking), centre, width)
     look = looking(slice(0, n))
-    low, high = _ends(width, look)
+    low, high = _ends(width, look, _HALVINGS)
     nodes, weights = np.empty((size, n)), np.empty((size, n))
     place, step, growth = np.empty(n), np.empty(n), np.empty(n)
-    _progression(low, high, size, 0.5, place, step, growth)
+    _progression(low, high, size, shifts, place, step, growth)
     half = 0.5 * width * step
     for node, weight in zip(nodes, weights, strict=True):
         look(place, weight)
@@ -182,64 +255,74 @@ def _reals(
     return nodes, weights
 
 
-def _integers(n: int, largest: float, density_of: Densities, size: int) -> tuple[ndarray, ndarray]:
+def _integers(
+    counts: _Counts, largest: float, shifts_of: Shifts, density_of: Densities, size: int
+) -> tuple[ndarray, ndarray]:
     """Nodes and weights of nonnegative integers: all of them where these are few."""
-    few = int(min(largest + 1.0, _FEW))
+    n, few = len(counts.least), int(min(largest + 1.0, _FEW))
     nodes, weights, missing = np.zeros((few, n)), np.zeros((few, n)), np.ones(n)
     log_density = density_of(slice(0, n))
+    # one or two outcomes of little probability may be all that a row tells
+    needed = 2 if largest >= _FEW else few
     for k, weight in enumerate(weights):
         nodes[k] = k
-        _add_mass(log_density(nodes[k]), missing, _IGNORED, weight)
-        if not np.any(missing > _IGNORED):
+        _add_mass(log_density(nodes[k]), missing, _IGNORED if k >= needed else -math.inf, weight)
+        if k + 1 >= needed and not np.any(missing > _IGNORED):
             return nodes[: k + 1], weights[: k + 1]
     others = np.flatnonzero(missing > _IGNORED)
     if largest < _FEW or not others.size:
         return nodes, weights
-    groups, masses = _grouped(
-        weights[0, others], largest, lambda some: density_of(others[some]), size
+    some, masses = _thinned(
+        counts.of_rows(others), shifts_of(others), lambda rows: density_of(others[rows]), size
     )
     if len(others) == n:
-        return groups, masses
-    shape = (max(few, len(groups)), n)
+        return some, masses
+    shape = (max(few, len(some)), n)
     all_nodes, all_weights = np.zeros(shape), np.zeros(shape)
     all_nodes[:few], all_weights[:few] = nodes, weights
     all_nodes[:, others], all_weights[:, others] = 0.0, 0.0
-    all_nodes[: len(groups), others], all_weights[: len(groups), others] = groups, masses
+    all_nodes[: len(some), others], all_weights[: len(some), others] = some, masses
     return all_nodes, all_weights
 
 
-def _grouped(
-    none: ndarray, largest: float, density_of: Densities, size: int
+def _thinned(
+    counts: _Counts, shifts: ndarray, density_of: Densities, size: int
 ) -> tuple[ndarray, ndarray]:
-    """Nodes and weights of nonnegative integers: 0, of probability `none`, and groups of others."""
-    n = len(none)
+    """Nodes and weights of nonnegative integers: those that stand alone, and some of the others."""
+    n = len(counts.least)
     centre, width, outcome = np.empty(n), np.empty(n), np.empty(n)
+    alone, log_density = np.maximum(counts.alone, 0.0), density_of(slice(0, n))
+    masses = _masses(log_density, list(alone), n)
+    masses[counts.alone < 0.0] = 0.0
+    rest = 1.0 - masses.sum(axis=0)
+    density_of = _of_rest(density_of, rest)
+    log_density = density_of(slice(0, n))
 
     def looking(rows: slice | ndarray) -> Look:
-        log_density, own = density_of(rows), outcome[rows]
+        log_density, most, own = density_of(rows), counts.most[rows], outcome[rows]
 
         def look(place: ndarray, value: ndarray) -> None:
-            _to_integer(place, largest, own)
+            _to_integer(place, most, own)
             value[:] = log_density(own)
 
         return look
 
-    _integer_mode(*_search(np.ones(n), np.full(n, largest), looking), largest, none, centre, width)
-    log_density = density_of(slice(0, n))
+    found = _search(counts.least, np.maximum(counts.least, counts.most), looking)
+    _integer_mode(*found, counts.most, centre, width)
 
     def look(place: ndarray, value: ndarray) -> None:
-        _standardised(place, centre, width, largest, outcome, value)
+        _standardised(place, centre, width, counts.least, counts.most, outcome, value)
         _add_slope(log_density(outcome), value, value)
 
-    low, high = _ends(width, look)
-    nodes, ends = np.zeros((size + 1, n)), np.zeros((size + 1, n))
-    _groups(low, high, centre, width, largest, ends)
-    _middles(ends, nodes)
-    weights = np.empty_like(nodes)
+    low, high = _ends(width, look, _HALVINGS_OF_COUNTS)
+    nodes, weights = np.empty((size, n)), np.empty((size, n))
+    _choose(low, high, shifts, centre, width, counts.least, counts.most, nodes)
     for node, weight in zip(nodes, weights, strict=True):
         weight[:] = log_density(node)
-    _group_masses(weights, nodes, ends)
-    return nodes, weights
+    _to_probabilities(nodes, counts.least > counts.most, weights)
+    _normalise(weights, _TOLERANCE)
+    weights *= rest
+    return np.vstack([alone[:1], nodes, alone[1:]]), np.vstack([masses[:1], weights, masses[1:]])
 
 
 # -- loops over rows ------------------------------------------------------------------------------
@@ -249,20 +332,20 @@ def _grouped(
 def _progression(
     low: ndarray,
     high: ndarray,
-    size: int,
-    margin: float,
+    steps: float,
+    shifts: ndarray,
     first: ndarray,
     step: ndarray,
     growth: ndarray,
 ) -> None:
-    """The first of some places in a geometric progression, and their ratio and its log.
+    """The first of places in a geometric progression between two ends, and their ratio and its log.
 
-    They begin and end at the ends, or this part of a step away from them.
+    The first is this part of a step away from the lower end.
     """
     for i in range(low.shape[0]):
-        step[i] = math.log(high[i] / low[i]) / (size - 1.0 + 2.0 * margin)
+        step[i] = math.log(high[i] / low[i]) / steps
         growth[i] = math.exp(step[i])
-        first[i] = low[i] * math.exp(margin * step[i])
+        first[i] = low[i] * math.exp(shifts[i] * step[i])
 
 
 @compiled(error_model="numpy")
@@ -422,31 +505,30 @@ def _to_masses(place: ndarray, half: ndarray, value: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
-def _to_integer(place: ndarray, largest: float, out: ndarray) -> None:
+def _to_integer(place: ndarray, most: ndarray, out: ndarray) -> None:
     for i in range(place.shape[0]):
-        out[i] = min(math.floor(place[i]), largest)
+        out[i] = min(math.floor(place[i]), most[i])
 
 
 @compiled(error_model="numpy")
 def _integer_mode(
     places: ndarray,
     values: ndarray,
-    largest: float,
-    none: ndarray,
+    most: ndarray,
     centre: ndarray,
     width: ndarray,
 ) -> None:
-    """The likeliest integer above 0, and the sd of a normal law that is as high there."""
+    """The likeliest integer, and the sd of a normal as high."""
     x, f = np.empty(3), np.empty(3)
     for i in range(places.shape[1]):
         for side in range(3):
-            x[side], f[side] = min(math.floor(places[side, i]), largest), values[side, i]
+            x[side], f[side] = min(math.floor(places[side, i]), most[i]), values[side, i]
         at, largest_value = _summit(x, f)
         centre[i] = math.floor(at)
         # below one half all integers that matter are next to it
         width[i] = 1.0
         if largest_value > -300.0:
-            width[i] = max((1.0 - none[i]) * math.exp(_LOG_PEAK - largest_value), 0.5)
+            width[i] = max(math.exp(_LOG_PEAK - largest_value), 0.5)
 
 
 @compiled(error_model="numpy")
@@ -454,74 +536,97 @@ def _standardised(
     place: ndarray,
     centre: ndarray,
     width: ndarray,
-    largest: float,
+    least: ndarray,
+    most: ndarray,
     outcome: ndarray,
     value: ndarray,
 ) -> None:
     """The integer at a place, and 0; minus infinity where there is none."""
     for i in range(place.shape[0]):
         y = math.floor(centre[i] + width[i] * (0.5 * (place[i] - 1.0 / place[i])))
-        outcome[i] = min(max(y, 1.0), largest)
+        outcome[i] = min(max(y, least[i]), most[i])
         value[i] = 0.0 if outcome[i] == y else -math.inf
 
 
 @compiled(error_model="numpy")
-def _groups(
-    low: ndarray, high: ndarray, centre: ndarray, width: ndarray, largest: float, ends: ndarray
+def _choose(
+    low: ndarray,
+    high: ndarray,
+    shifts: ndarray,
+    centre: ndarray,
+    width: ndarray,
+    least: ndarray,
+    most: ndarray,
+    nodes: ndarray,
 ) -> None:
-    """The last integers of groups of which the first is {0}; the others begin at `low`.
+    """Integers from one end to the other; the second is this part of a step behind the first end.
 
-    A group that is left over has the same end as the one before.
+    Those that are left over are the last.
     """
-    k, n = ends.shape
+    k, n = nodes.shape
     for i in range(n):
         start = math.floor(centre[i] + width[i] * (0.5 * (low[i] - 1.0 / low[i])))
         stop = math.floor(centre[i] + width[i] * (0.5 * (high[i] - 1.0 / high[i])))
-        stop = min(stop, largest)
-        place, growth = low[i], math.exp(math.log(high[i] / low[i]) / (k - 1.0))
-        ends[0, i] = max(start, 1.0) - 1.0
-        for j in range(1, k):
+        stop = min(stop, most[i])
+        step = math.log(high[i] / low[i]) / (k - 2.0)
+        place, growth = low[i] * math.exp(shifts[i] * step), math.exp(step)
+        nodes[0, i], nodes[k - 1, i] = min(max(start, least[i]), stop), stop
+        for j in range(1, k - 1):
+            y = math.floor(centre[i] + width[i] * (0.5 * (place - 1.0 / place)))
+            nodes[j, i] = min(max(y, nodes[j - 1, i] + 1.0), stop)
             place *= growth
-            end = math.floor(centre[i] + width[i] * (0.5 * (place - 1.0 / place)))
-            ends[j, i] = min(max(end, ends[j - 1, i] + 1.0), stop)
 
 
 @compiled(error_model="numpy")
-def _middles(ends: ndarray, nodes: ndarray) -> None:
-    # of two integers in the middle the first and the second in turn, or the mean would be too small
-    k, n = ends.shape
-    nodes[0] = 0.0
-    for j in range(1, k):
-        for i in range(n):
-            nodes[j, i] = math.floor((ends[j - 1, i] + 1.0 + ends[j, i] + j % 2) / 2.0)
+def _between(first: float, second: float, gap: float, bend: float) -> tuple[float, float]:
+    """Probabilities between two integers, as parts that linear interpolation gives to each.
+
+    The logarithm of the probability is a parabola through those of the two; its bend is small.
+    """
+    rate = math.fabs(second - first) / gap
+    larger = math.exp(max(first, second) - min(max(bend * gap * (gap + 1.0) / 12.0, -0.5), 0.5))
+    if rate * gap < 1e-3:
+        all_of_it = larger * (gap - 1.0) * math.exp(-0.5 * rate * gap)
+        farther = 0.5 * all_of_it
+    else:
+        r, q = math.exp(-rate), -math.expm1(-rate)
+        last = math.exp(-rate * (gap - 1.0))
+        all_of_it = larger * r * -math.expm1(-rate * (gap - 1.0)) / q
+        farther = larger * r * (1.0 - last * (1.0 + (gap - 1.0) * q)) / (q * q * gap)
+    nearer = all_of_it - farther
+    return (nearer, farther) if first >= second else (farther, nearer)
 
 
 @compiled(error_model="numpy")
-def _group_masses(values: ndarray, nodes: ndarray, ends: ndarray) -> None:
-    """Log-probabilities of middles -> probabilities of groups, as if each fell geometrically."""
+def _to_probabilities(nodes: ndarray, nothing: ndarray, values: ndarray) -> None:
+    """Log-probabilities of nodes -> weights that sum functions which are linear between them.
+
+    All are 0 where there is nothing to sum.
+    """
     k, n = values.shape
+    slope, gap, weight = np.zeros(k - 1), np.zeros(k - 1), np.zeros(k)
     for i in range(n):
-        before = -math.inf
+        for j in range(k - 1):
+            gap[j] = nodes[j + 1, i] - nodes[j, i]
+            slope[j] = (values[j + 1, i] - values[j, i]) / gap[j] if gap[j] > 0.0 else math.nan
         for j in range(k):
-            value = values[j, i]
-            size = ends[j, i] - ends[j - 1, i] if j > 0 else 1.0
-            mass = math.exp(value) if value < 1.0 and size > 0.0 else 0.0
-            if size > 1.0:
-                rate, gaps = 0.0, 0
-                if j > 1 and math.fabs(before) < math.inf:
-                    rate += (value - before) / (nodes[j, i] - nodes[j - 1, i])
-                    gaps += 1
-                if j + 1 < k and ends[j + 1, i] > ends[j, i] and values[j + 1, i] > -math.inf:
-                    rate += (values[j + 1, i] - value) / (nodes[j + 1, i] - nodes[j, i])
-                    gaps += 1
-                rate /= max(gaps, 1)
-                total = size
-                if 1e-6 < math.fabs(rate) and math.fabs(rate) * size < 60.0:
-                    first = math.exp(rate * (ends[j - 1, i] + 1.0 - nodes[j, i]))
-                    total = first * math.expm1(rate * size) / math.expm1(rate)
-                mass *= total
-            before = value
-            values[j, i] = mass
+            is_there = not nothing[i] and (j == 0 or gap[j - 1] > 0.0)
+            weight[j] = math.exp(values[j, i]) if is_there and values[j, i] < 1.0 else 0.0
+        for j in range(k - 1):
+            if not nothing[i] and gap[j] > 1.0 and math.fabs(slope[j]) < math.inf:
+                bend, sides = 0.0, 0
+                for before in (j - 1, j):
+                    if before >= 0 and before < k - 2:
+                        by = 2.0 * (slope[before + 1] - slope[before])
+                        by /= gap[before + 1] + gap[before]
+                        if math.fabs(by) < math.inf:
+                            bend += by
+                            sides += 1
+                bend /= max(sides, 1)
+                left, right = _between(values[j, i], values[j + 1, i], gap[j], bend)
+                weight[j] += left
+                weight[j + 1] += right
+        values[:, i] = weight
 
 
 @compiled(error_model="numpy")

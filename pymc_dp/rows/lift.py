@@ -64,7 +64,7 @@ def lift_rows(
     Raises
     ------
     NotFactorizable
-        If a term can not be shown to depend on its own row only.  The message names the observed
+        If a term cannot be shown to depend on its own row only.  The message names the observed
         variable, the operation or array, and a remedy.
     """
     public = set(public)
@@ -142,7 +142,7 @@ def _check_shared(lifter: Lifter) -> None:
     hidden = hides_code(lifter.shared)
     if hidden is not None:
         raise lifter.refuse(
-            f"operation {hidden} reaches every record and may hold data that can not be seen",
+            f"operation {hidden} reaches every record and may hold data that cannot be seen",
             "Write it with PyTensor operations.",
         )
     for variable in ancestors_without_shapes(lifter.shared):

@@ -176,7 +176,7 @@ class Lifter:
         if variable in self.parameters:
             raise self.refuse(
                 f"parameter {describe(variable)} has one entry per record",
-                "Per-record latent variables can not be released; integrate them out, or index "
+                "Per-record latent variables cannot be released; integrate them out, or index "
                 "them by a public group.",
             )
         if not isinstance(variable, Constant | SharedVariable):

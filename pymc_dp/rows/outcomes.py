@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 from pymc.distributions.censored import CensoredRV
-from pymc.distributions.mixture import _BaseMixtureRV
+from pymc.distributions.mixture import _BaseMixtureRV, _HurdleRV
 from pymc.distributions.transforms import _default_transform
+from pymc.distributions.truncated import TruncatedRV
 from pymc.logprob.transforms import (
     CircularTransform,
     IntervalTransform,
@@ -22,10 +23,13 @@ from pymc.logprob.transforms import (
     LogTransform,
 )
 from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.op import Op
+from pytensor.graph.replace import clone_replace, graph_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.basic import get_underlying_scalar_constant_value
 from pytensor.tensor.elemwise import DimShuffle
 from pytensor.tensor.exceptions import NotScalarConstantError
+from pytensor.tensor.random.basic import BernoulliRV
 from pytensor.tensor.shape import SpecifyShape
 
 from pymc_dp.rows.ancestry import ancestors_without_shapes, data_behind, without_casts
@@ -90,15 +94,43 @@ def _outcome(graph: RowGraph, which: int, rv: Variable, value: Variable) -> Outc
     behind = [
         (label, size) for label, size in graph.lookups if block in ancestors_without_shapes([label])
     ]
-    if is_discrete(rv):
+    discrete = _is_count(rv)
+    if discrete:
         if any(not _is_cast_of(label, block) for label, _ in behind):
             raise _Unknown
         largest = float(min([_largest(block), *[size - 1 for _, size in behind]]))
-        return Outcome(leaf, True, 0.0, largest, modes=_modes(rv))
-    if behind or not is_float(block):
+        support = _integers(rv, graph.leaves, largest)
+    elif behind or not is_float(block):
         raise _Unknown
-    lower, upper, atoms = _interval(rv, graph.leaves)
-    return Outcome(leaf, False, lower, upper, atoms, _modes(rv))
+    else:
+        support = _interval(rv, graph.leaves)
+    hashed = _hashed(rv, leaf, graph.leaves)
+    return Outcome(leaf, discrete, *support, _modes(rv), hashed)
+
+
+def _hashed(rv: Variable, own: int, leaves: Sequence[RowLeaf]) -> tuple[int, ...]:
+    while isinstance(rv.owner.op, CensoredRV):
+        rv = rv.owner.inputs[0]
+    behind = set(ancestors([rv]))
+    return tuple(k for k, leaf in enumerate(leaves) if k == own or leaf.source in behind)
+
+
+def _is_count(rv: Variable) -> bool:
+    """Whether an outcome is an integer; a censored one is held as a real number."""
+    base = isinstance(rv.owner.op, CensoredRV)
+    return _is_count(rv.owner.inputs[0]) if base else bool(is_discrete(rv))
+
+
+def _integers(
+    rv: Variable, leaves: Sequence[RowLeaf], largest: float
+) -> tuple[float | Column, float | Column, tuple[float | Column, ...]]:
+    """Support of a count, as far as the distribution tells it, and its atoms."""
+    if not isinstance(rv.owner.op, CensoredRV):
+        return 0.0, 1.0 if isinstance(rv.owner.op, BernoulliRV) else largest, ()
+    low, high, atoms = _censored(rv, leaves)
+    if any(isinstance(end, float) and end % 1.0 for end in atoms):
+        raise _Unknown
+    return _narrower(0.0, low, max), _narrower(largest, high, min), atoms
 
 
 def _largest(block: Variable) -> int:
@@ -119,40 +151,71 @@ def _interval(
     """Support of a continuous outcome, and its atoms."""
     op = rv.owner.op
     if isinstance(op, CensoredRV):
-        base, *ends = rv.owner.inputs[:3]
-        lower, upper, atoms = _interval(base, leaves)
-        low, high = _end(ends[0], leaves, -np.inf), _end(ends[1], leaves, np.inf)
-        atoms = tuple(end for end in (low, high) if end not in (-np.inf, np.inf))
+        lower, upper, _ = _interval(rv.owner.inputs[0], leaves)
+        low, high, atoms = _censored(rv, leaves)
         return _narrower(lower, low, max), _narrower(upper, high, min), atoms
     if isinstance(op, _BaseMixtureRV):
-        found = [_interval(part, leaves) for part in rv.owner.inputs[2:] if _is_law(part)]
+        parts = [part for part in rv.owner.inputs[2:] if _is_law(part)]
+        if any(isinstance(part.owner.op, CensoredRV) for part in parts):
+            raise _Unknown  # whose ends may be gone, see _end
+        found = [_interval(part, leaves) for part in parts]
         spread = [part for part in found if part[0] != part[1] or part[0] == -np.inf]
         if not spread or any(part[:2] != spread[0][:2] for part in spread[1:]):
             raise _Unknown
         points = [part[0] for part in found if part[0] == part[1]]
-        return *spread[0][:2], tuple(dict.fromkeys(points))
+        lower, upper = spread[0][:2]
+        apart = isinstance(op, _HurdleRV)  # elsewhere PyMC adds a density to a probability
+        if not apart and any(_may_be_between(point, lower, upper) for point in points):
+            raise _Unknown
+        return lower, upper, tuple(dict.fromkeys(points))
     if _is_point(rv):
-        place = _end(rv.owner.inputs[0], leaves)
+        place = _end(rv.owner.inputs[-1], leaves)
         return place, place, ()
+    if isinstance(op, TruncatedRV):
+        lower, upper = _by_transform(op.base_rv_op, rv, rv.owner.inputs[:-2], leaves)
+        low, high = (_end(end, leaves) for end in rv.owner.inputs[-2:])
+        return _narrower(lower, low, max), _narrower(upper, high, min), ()
+    return *_by_transform(op, rv, rv.owner.inputs, leaves), ()
+
+
+def _by_transform(
+    op: Op, rv: Variable, inputs: Sequence[Variable], leaves: Sequence[RowLeaf]
+) -> tuple[float | Column, float | Column]:
+    """Where a distribution ends, as PyMC's transform to real numbers tells."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transform: Any = _default_transform(op, rv)
     if transform is None:
-        return -np.inf, np.inf, ()
+        return -np.inf, np.inf
     if isinstance(transform, LogOddsTransform):
-        return 0.0, 1.0, ()
+        return 0.0, 1.0
     if isinstance(transform, LogTransform):
-        return 0.0, np.inf, ()
+        return 0.0, np.inf
     if isinstance(transform, CircularTransform):
-        return -np.pi, np.pi, ()
+        return -np.pi, np.pi
     if isinstance(transform, IntervalTransform):
-        ends = transform.args_fn(*rv.owner.inputs)
+        # PyMC looks whether numbers of an array are the same, and infinite: these may be private
+        arrays = [v for v in ancestors(inputs) if isinstance(v, Constant) and np.ndim(v.data)]
+        names = {array: array.type() for array in arrays}
+        ends = transform.args_fn(*clone_replace(inputs, names))
+        arrays_of = {name: array for array, name in names.items()}
         lower, upper = (
-            infinite if end is None else _end(end, leaves)
+            infinite if end is None else _end(graph_replace(end, arrays_of, strict=False), leaves)
             for end, infinite in zip(ends, (-np.inf, np.inf), strict=True)
         )
-        return lower, upper, ()
+        return lower, upper
     raise _Unknown
+
+
+def _censored(
+    rv: Variable, leaves: Sequence[RowLeaf]
+) -> tuple[float | Column, float | Column, tuple[float | Column, ...]]:
+    """Where an outcome is cut off, and what of that is finite."""
+    low, high = (
+        _end(end, leaves, infinite)
+        for end, infinite in zip(rv.owner.inputs[1:3], (-np.inf, np.inf), strict=True)
+    )
+    return low, high, tuple(end for end in (low, high) if end not in (-np.inf, np.inf))
 
 
 def _modes(rv: Variable) -> int:
@@ -174,6 +237,12 @@ def _is_law(variable: Variable) -> bool:
 
 def _is_point(rv: Variable) -> bool:
     return type(rv.owner.op).__name__ == "DiracDeltaRV"
+
+
+def _may_be_between(point: float | Column, lower: float | Column, upper: float | Column) -> bool:
+    if isinstance(point, Column) or isinstance(lower, Column) or isinstance(upper, Column):
+        return True
+    return lower <= point <= upper
 
 
 def _narrower(one: float | Column, other: float | Column, choose: Any) -> float | Column:

@@ -29,6 +29,8 @@ from pymc_dp.rows.store import RowGroup
 
 __all__ = ["Seen", "see"]
 
+#: Derivatives that differ by less than this part of the largest are those of something linear.
+_LINEAR = 1e-9
 #: Singular values below this part of the largest, in prior widths, make effects redundant.
 _SINGULAR = 1e-6
 
@@ -123,7 +125,7 @@ def _known(groups: Sequence[RowGroup], places: np.ndarray) -> dict[Variable, _Sh
         at = [group.functions.shared(theta) for theta in places]
         for k, cut in enumerate(group.functions.ordered):
             varies = k in group.functions.varying
-            mixed = varies and any(_mixes(jacobians[k]) for _, jacobians in at)
+            mixed = varies and _mixes([jacobians[k] for _, jacobians in at])
             found[cut.phi] = _Shape(np.shape(at[0][0][k]), mixed)
     return found
 
@@ -144,14 +146,18 @@ def _evaluated(
     at = [function(place) for place in places]
     found, j = {}, len(phis)
     for k, (phi, varying) in enumerate(zip(phis, varies, strict=True)):
-        found[phi] = _Shape(np.shape(at[0][k]), varying and any(_mixes(row[j]) for row in at))
+        found[phi] = _Shape(np.shape(at[0][k]), varying and _mixes([row[j] for row in at]))
         j += varying
     return found
 
 
-def _mixes(jacobian: np.ndarray | None) -> bool:
-    """Whether some entry of a shared value moves with several parameters."""
-    return jacobian is not None and bool(np.any(np.count_nonzero(jacobian, axis=1) > 1))
+def _mixes(jacobians: Sequence[np.ndarray | None]) -> bool:
+    """Whether some entry of a shared value is non-linear in several parameters: at places."""
+    matrices = np.array(jacobians)
+    largest = np.abs(matrices).max(axis=(0, 2), initial=0.0)
+    bends = ~(np.ptp(matrices, axis=0).max(axis=1, initial=0.0) <= _LINEAR * largest)
+    several = np.any(np.count_nonzero(matrices, axis=2) > 1, axis=0)
+    return bool(np.any(several & bends))
 
 
 def _seen(

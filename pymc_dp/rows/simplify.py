@@ -3,7 +3,7 @@
 ``PyMC`` checks that the probability of a Bernoulli variable lies in [0, 1] and the mean of a
 Poisson one is not negative, also where these are a logistic or an exponential function; both
 outcomes of a Bernoulli variable are evaluated for every record; and the log-factorial of a count is
-computed anew at every place.  What follows from the data alone is *hoisted* here: computed once.
+computed again at every place.  What follows from the data alone is *hoisted* here: computed once.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ _SLOW = (
     scalar.Log10,
     scalar.Pow,
     special.GammaLn,
+    special.Psi,
     special.Softplus,
     special.Sigmoid,
 )
@@ -136,27 +137,27 @@ def simplified(value: Variable) -> Variable:
 
 
 def hoisted(
-    value: Variable, data: Sequence[Variable]
-) -> tuple[Variable, list[Variable], list[Variable]]:
-    """`value` with slow functions of the data alone replaced by inputs.
+    values: Sequence[Variable], data: Sequence[Variable]
+) -> tuple[list[Variable], list[Variable], list[Variable]]:
+    """`values` with slow functions of the data alone replaced by inputs.
 
     Parameters
     ----------
-    value : Variable
-        Log-likelihood of a block of rows.
+    values : sequence of Variable
+        Log-likelihoods of a block of rows, or scores.
     data : sequence of Variable
         The data, rows first.
 
     Returns
     -------
-    value : Variable
+    values : list of Variable
     inputs : list of Variable
-        What it reads instead, rows first.
+        What they read instead, rows first.
     columns : list of Variable
         These as functions of the data, row by row.
     """
     rows, slow = {v for v in data if v.type.ndim > 0}, set()
-    nodes = FunctionGraph(outputs=[value], clone=False).toposort()
+    nodes = FunctionGraph(outputs=list(values), clone=False).toposort()
     for node in nodes:
         if not _is_by_row(node, rows):
             continue
@@ -166,20 +167,21 @@ def hoisted(
         if takes_long or any(v in slow for v in node.inputs):
             slow.add(output)
     read = {v for node in nodes if node.outputs[0] not in rows for v in node.inputs}
+    read.update(values)
     columns = [node.outputs[0] for node in nodes if node.outputs[0] in slow & read]
     inputs = [v.type.clone(shape=v.type.shape)(name=f"hoisted{k}") for k, v in enumerate(columns)]
     if columns:
-        [value] = clone_replace([value], dict(zip(columns, inputs, strict=True)))
-    return value, inputs, columns
+        values = clone_replace(list(values), dict(zip(columns, inputs, strict=True)))
+    return list(values), inputs, columns
 
 
 def _is_by_row(node: Apply, rows: set[Variable]) -> bool:
     """Whether each row of the output is a function of the same row of data alone."""
     own = [v for v in node.inputs if v in rows]
+    if isinstance(node.op, DimShuffle):
+        return bool(own) and node.op.new_order[:1] == (0,)
     if not own or any(v.type.ndim != node.outputs[0].type.ndim for v in own):
         return False
-    if isinstance(node.op, DimShuffle):
-        return bool(node.op.new_order[0] == 0)
     others = [v for v in node.inputs if v not in rows]
     return isinstance(node.op, Elemwise) and all(
         isinstance(v, Constant) and v.type.broadcastable[0] for v in others

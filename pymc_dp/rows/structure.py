@@ -13,6 +13,8 @@ __all__ = ["effects", "index_blocks", "touched"]
 
 #: How far away, relative to 1 + |theta|, and how often derivatives are looked at.
 _WIDE, _LOOKS = (1.0, 3.0, 10.0), 3
+#: From this many parameters on, sparse matrices are faster.
+_MANY = 100
 
 
 def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -133,7 +135,8 @@ def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) 
     d, rng = theta.size, np.random.default_rng(1)
     steps = np.repeat(_WIDE, _LOOKS)[:, None] * rng.standard_normal((_LOOKS * len(_WIDE), d))
     places = [*_places(theta), *(theta + steps * (1.0 + np.abs(theta)))]
-    coordinates = csr_array(scaling)
+    matrix = csr_array if d >= _MANY else np.asarray
+    coordinates = matrix(scaling)
     pairs = np.zeros((d, d), dtype=bool)
     for group in groups:
         supports: list[np.ndarray | None] = [None] * len(group.functions.ordered)
@@ -145,15 +148,15 @@ def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) 
                 jacobian = jacobians[k]
                 if jacobian is None or (number and k not in varying):
                     continue
-                given = csr_array(jacobian)
-                moved = np.abs((given @ coordinates).toarray())
+                given = matrix(np.where(np.isfinite(jacobian), jacobian, 1.0))
                 # what cancels leaves rounding errors
-                size = 1e-12 * (abs(given) @ abs(coordinates)).toarray()
+                moved = abs(given @ coordinates) - 1e-12 * (abs(given) @ abs(coordinates))
+                support = ~((moved.toarray() if d >= _MANY else moved) <= 0.0)
                 labels = len(phis[k]) if cut.kind == "index" else 1
-                support = (~(moved <= size)).reshape(labels, -1, d).any(axis=1)
+                support = support.reshape(labels, -1, d).any(axis=1)
                 before = supports[k]
                 supports[k] = support if before is None else before | support
-        found = [csr_array(support, dtype=np.int64) for support in supports if support is not None]
+        found = [matrix(support, dtype=np.int64) for support in supports if support is not None]
         for k, a in enumerate(found):
             pairs[(a.T @ a).nonzero()] = True
             for b in found[:k]:

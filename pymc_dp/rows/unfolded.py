@@ -6,7 +6,7 @@ never be seen.  Long constants are therefore hidden behind inputs for the time o
 and those that appear only meanwhile, captured by a closure of ``pm.CustomDist``, are not folded.
 
 Where the number of rows is private, the same is done with ``pm.Data``, and every operation is made
-anew: a type that knows a length (``pm.Data("x", x, shape=(n,))``) would turn it into a number.
+again: a type that knows a length (``pm.Data("x", x, shape=(n,))``) would turn it into a number.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def log_densities(
     }
     symbolic = clone_replace(everything, hidden, rebuild_strict=False, **OWN_INNER_GRAPHS)
     if counts is not None:
-        symbolic = _made_anew(symbolic, set(hidden.values()))
+        symbolic = _rebuilt(symbolic, set(hidden.values()))
     open_sided(symbolic)
     clones = dict(zip(everything, symbolic, strict=True))
     symbols = dict(zip(values, clone_replace(values, hidden, rebuild_strict=False), strict=True))
@@ -132,7 +132,7 @@ def log_densities(
     ]
 
 
-def _made_anew(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variable]:
+def _rebuilt(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variable]:
     """`outputs` with all operations on `inputs` repeated: what they knew of lengths goes."""
     found: dict[Variable, Variable] = {}
     for node in toposort(outputs):
@@ -145,7 +145,7 @@ def _made_anew(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Varia
             made = node.op.make_node(*now)
         except (AssertionError, TypeError, ValueError) as error:
             raise NotFactorizable(
-                f"{node.op} can not be computed without the lengths of its arrays, which may be "
+                f"{node.op} cannot be computed without the lengths of its arrays, which may be "
                 "the number of rows; that is private under neighboring='add_or_remove_one' and "
                 "with a privacy_unit. Write it with other operations."
             ) from error

@@ -380,7 +380,7 @@ class PrivateStep(BlockedStep):
         self.queries.meter.close()
 
     def finish(self) -> None:
-        """End the preparation; until then an equal step goes on with it, at no cost.
+        """End the preparation; until then an equal step resumes it, at no cost.
 
         `dp.sample` ends it with a result that is whole.  After `pm.sample` nobody knows what became
         of the draws; where chains are charged, what they have left tells.
@@ -390,7 +390,7 @@ class PrivateStep(BlockedStep):
 
     @property
     def waits(self) -> bool:
-        """Whether an equal step goes on with what was paid for this one: no chain was charged."""
+        """Whether an equal step resumes what was paid for this one: no chain was charged."""
         ledger, account = self.budget.ledger, self.budget.account
         return self._unfinished is not None and not ledger.charged(account, self.plan.plan_id)
 
@@ -527,7 +527,7 @@ class PrivateStep(BlockedStep):
         self.queries.meter.refuse_other_threads()
         if call is None:
             raise PlanMismatch(
-                f"{plan.sampler} was not started by pm.sample, so its plan can not be checked. "
+                f"{plan.sampler} was not started by pm.sample, so its plan cannot be checked. "
                 f"Call {expected} or dp.sample."
             )
         if not self.belongs_to(call.model):
@@ -542,7 +542,7 @@ class PrivateStep(BlockedStep):
             )
         if not Version(b"", private_arrays(call.model, ())).is_that_of(self._version):
             raise PlanMismatch(
-                f"Data were given anew (pm.set_data) since this {plan.sampler} was built, which "
+                f"Data were replaced (pm.set_data) since this {plan.sampler} was built, which "
                 "would sample the data of then. Nothing was spent. Build the step again."
             )
         self.budget.check_model(call.model)

@@ -8,7 +8,7 @@ target, prior times that likelihood at the effects of the parameters, is public
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,6 @@ from pymc_dp.records import Records
 from pymc_dp.rows.engine import Coordinates, RowEngine
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.seen import Seen, see
-from pymc_dp.rows.store import RowGroup
 
 __all__ = ["Effects", "effects_of"]
 
@@ -101,14 +100,14 @@ def _effects(
     prior_draws: np.ndarray,
     compile_kwargs: dict[str, Any] | None,
 ) -> Effects | None:
-    """The records in terms of `seen`; None where these can not be drawn, or have a boundary."""
+    """The records in terms of `seen`; None where these cannot be drawn, or have a boundary."""
     drawn = np.array([seen.function(theta) for theta in prior_draws])
     low, median, high = np.quantile(drawn, [0.16, 0.5, 0.84], axis=0)
     widths = (high - low) / 2.0
     if not (np.isfinite(drawn).all() and (widths > 0.0).all()):
         return None
     groups = [
-        RowGroup(RowFunctions(graph, seen.parameters, compile_kwargs), old.store, old.units)
+        replace(old, functions=RowFunctions(graph, seen.parameters, compile_kwargs))
         for graph, old in zip(seen.graphs, engine.groups, strict=True)
     ]
     k = len(median)

@@ -77,7 +77,7 @@ class ExponentialModel:
     _jacobian: Callable[[np.ndarray], list[np.ndarray]]
 
     def __getstate__(self) -> dict[str, Any]:
-        # chains ask for no derivatives, and PyTensor can not pickle all that compute them
+        # chains ask for no derivatives, and PyTensor cannot pickle all that compute them
         return {**self.__dict__, "_jacobian": None}
 
     def facts(self, theta: np.ndarray) -> dict[str, Any]:
@@ -423,5 +423,5 @@ def _check(
     if compared < 2 * _RECORDS:
         raise UnsafeModel(
             f"The log-density of `{name}` is not finite at most made-up records, so its statistic "
-            "can not be checked. Declare bounds of the data (dp.bounds) within its support."
+            "cannot be checked. Declare bounds of the data (dp.bounds) within its support."
         )

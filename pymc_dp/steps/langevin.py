@@ -65,7 +65,7 @@ class DPLangevin(PrivateStep):
         known. `step_size` is needed too, and nothing is spent on a preparation. Tuning iterations
         then move without the accept test, to reach the bulk from afar.
     momentum : {"persistent", "fresh"}, optional
-        Keep the momentum between iterations, or draw it anew. Default: persistent for the plain
+        Keep the momentum between iterations, or draw it again. Default: persistent for the plain
         form with ``n_steps=1``, else fresh.
     friction : float, optional
         Least friction, per unit of time: public noise is added where the privacy noise is weaker,
@@ -152,6 +152,10 @@ class DPLangevin(PrivateStep):
             )
         if momentum not in (None, "persistent", "fresh"):
             raise ValueError(f"momentum must be 'persistent' or 'fresh', got {momentum!r}.")
+        if not (consistent_clipping is None or isinstance(consistent_clipping, (bool, np.bool_))):
+            raise ValueError(
+                f"consistent_clipping must be True, False or None, got {consistent_clipping!r}."
+            )
         by_hand = clip_norm is not None or scaling is not None
         if by_hand:
             _check_by_hand(draws, chains, step_size, clip_norm, scaling, form, consistent_clipping)
@@ -247,7 +251,7 @@ class DPLangevin(PrivateStep):
         if found.form == "quadratic" and found.trusted:  # what follows is public
             few = source.few_prior_draws
             with working("Exploring what was released", source.progressbar):
-                explored = target_draws(source.records, effects, found, few, secrets.randbits(32))
+                explored = target_draws(source.records, effects, found, few)
             drawn, departs = explored.draws, explored.doubt
             self._public_draws, at = drawn, spread(drawn)
             alone = unseen(source.engine, found.clip.location) if effects is None else None

@@ -1,4 +1,4 @@
-"""Which preparation a step may go on with, those not finished of the same data, and their end."""
+"""Which preparation a step may resume, those not finished of the same data, and their end."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Version:
     """Data and priors as they were at some time.
 
     Whether private data are still the same is told by what was done, and not by their values: a
-    result shows whether a preparation was gone on with, and could tell whether a record was changed
+    result shows whether a preparation was resumed, and could tell whether a record was changed
     in between.  ``pm.set_data`` makes another version, whatever it sets.
 
     Attributes

@@ -59,7 +59,7 @@ __all__ = ["Design", "Learned", "Source"]
 _log = logging.getLogger("pymc.pymc_dp")
 #: What the data were that preparations of this process were about.
 _PREPARED: dict[int, Version] = {}
-#: Of what a preparation left for the chains, how much may be gone when it is gone on with, before
+#: Of what a preparation left for the chains, how much may be gone when it is resumed, before
 #: it is said, and before it is refused.
 _GONE, _TOO_MUCH_GONE = 0.05, 0.9
 
@@ -162,7 +162,7 @@ class Source:
         return self.budget.ledger.remaining(self.budget.account) + self.set_aside
 
     def _interrupted(self) -> bool:
-        """Whether a preparation of a step, of whatever settings, waits to be gone on with."""
+        """Whether a preparation of a step, of whatever settings, waits to be resumed."""
         return any(
             not plan["settings"]["set_aside"]  # equal steps on batches share theirs
             for _, plan in unfinished_preparations(self.budget)
@@ -374,7 +374,7 @@ class Source:
         Parameters
         ----------
         ask : callable
-            Makes the releases.  Called twice where the rest of an interrupted preparation can not
+            Makes the releases.  Called twice where the rest of an interrupted preparation cannot
             be paid, since something else was: what is left pays for a new one.
         sampler : str
         settings : mapping
@@ -398,7 +398,7 @@ class Source:
             with self._preparing(*asked) as releases:
                 found = ask(releases)
         except Unpayable:
-            with self._preparing(*asked, anew=True) as releases:
+            with self._preparing(*asked, again=True) as releases:
                 found = ask(releases)
         return found
 
@@ -427,7 +427,7 @@ class Source:
         if gone > _TOO_MUCH_GONE:
             raise BudgetExceeded(
                 f"{what}: their noise would bear no relation to it. Build a step with other draws "
-                "or chains, which prepares anew with what is left."
+                "or chains, which prepares again with what is left."
             )
         warnings.warn(
             f"{what}: their noise is larger, and they move worse than planned.",
@@ -442,9 +442,9 @@ class Source:
         share: float,
         engine: RowEngine | None,
         needed: float,
-        anew: bool = False,
+        again: bool = False,
     ) -> Shown:
-        """As :meth:`prepared`; a new preparation if `anew`."""
+        """As :meth:`prepared`; a new preparation if `again`."""
         given = (engine or self.engine, self.budget.ledger, self.budget.account)
         asked: dict[str, Any] = {
             "sampler": sampler + PREPARES,
@@ -454,7 +454,7 @@ class Source:
         }
         before = Preparation.resume(*given, **asked)
         lost = 0 if before is None else before.lost
-        if before is None or anew or self._is_stale(before.plan_id):
+        if before is None or again or self._is_stale(before.plan_id):
             form = settings.get("form", "chains")
             units = self._units(sampler, share, form, hint=before is None)
             if before is not None:
@@ -476,7 +476,7 @@ class Source:
             if not self.set_aside:  # what equal steps on batches share may cost less
                 preparation.required = math.ceil(Fraction(needed) * preparation.units) + lost
             _log.info(
-                "%s goes on with a preparation that was begun before: what was released is not "
+                "%s resumes a preparation that was begun before: what was released is not "
                 "paid again.",
                 sampler,
             )
@@ -506,16 +506,16 @@ class Source:
         return units
 
     def _is_stale(self, plan_id: int) -> bool:
-        """Whether data or priors were given anew since a preparation began."""
+        """Whether data or priors were replaced since a preparation began."""
         version = self._version()
         return not version.is_that_of(_PREPARED.setdefault(plan_id, version))
 
     def _warn_if_given_up(self, before: Preparation, units: int) -> None:
-        """A preparation that can not be gone on with was paid for all the same."""
+        """A preparation that cannot be resumed was paid for all the same."""
         account = self.budget.ledger.account_info(self.budget.account)
         warnings.warn(
-            f"A preparation that has cost {before.spent / account.cap:.0%} of the budget can not "
-            "be gone on with (data or priors were given anew since, a release was charged by a "
+            f"A preparation that has cost {before.spent / account.cap:.0%} of the budget cannot "
+            "be resumed (data or priors were replaced since, a release was charged by a "
             "process that was killed, or what is left does not pay for the rest). A new one is "
             f"made with {units / account.cap:.0%} of the budget.",
             UserWarning,
@@ -524,7 +524,7 @@ class Source:
 
     @property
     def unfinished(self) -> int | None:
-        """Plan of the preparation that an equal step goes on with, until it is finished.
+        """Plan of the preparation that an equal step resumes, until it is finished.
 
         None where that is for good: equal steps on batches share theirs, as there is no budget for
         another time.
@@ -600,8 +600,8 @@ class Source:
                 name, counts = plan["sampler"].removesuffix(PREPARES), plan["settings"]
                 warnings.warn(
                     f"What was paid for a preparation of {name} ({counts['draws']} draws, "
-                    f"{counts['chains']} chains) is not used: {sampler} prepares anew, with what "
-                    "is left of the budget. The same call as before would go on with it.",
+                    f"{counts['chains']} chains) is not used: {sampler} prepares again, with what "
+                    "is left of the budget. The same call as before would resume it.",
                     UserWarning,
                     stacklevel=7,
                 )

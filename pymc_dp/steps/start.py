@@ -52,7 +52,7 @@ def prior_coordinates(
     -------
     Coordinates
         With a diagonal scaling, in unconstrained space.  Half the width of the central 68 % of 500
-        prior draws, which heavy tails do not spoil; where the prior can not be drawn from
+        prior draws, which heavy tails do not spoil; where the prior cannot be drawn from
         (``pm.Flat``), or draws with code of the user's own, the inverse root of its curvature at
         the initial point, or 1.
     """
@@ -164,7 +164,7 @@ def few_prior_draws(model: Model, budget: PrivacyBudget, records: Records) -> np
 def prior_draws(
     model: Model, budget: PrivacyBudget, records: Records, size: int, seed: int
 ) -> np.ndarray | None:
-    """(size, d) draws from the prior in unconstrained space; None where it can not be drawn from.
+    """(size, d) draws from the prior in unconstrained space; None where it cannot be drawn from.
 
     Parameters
     ----------

@@ -27,6 +27,8 @@ __all__ = ["about_prior", "far", "spread", "target_draws"]
 
 #: Places near the initial point that are tried where there are no prior draws.
 _TRIES = 100
+#: Of everything here: all is public.
+_SEED = 0
 #: Of the prior's width, from which on the records have said next to nothing.
 _UNTOUCHED = 0.8
 
@@ -36,9 +38,8 @@ def target_draws(
     effects: Effects | None,
     found: Prepared,
     prior_draws: np.ndarray | None,
-    seed: int,
 ) -> Explored:
-    """Draws of prior times released likelihood.
+    """Draws of prior times released likelihood; the same releases give the same draws.
 
     Parameters
     ----------
@@ -49,15 +50,13 @@ def target_draws(
         What was released.
     prior_draws : (m, d) ndarray or None
         Public points near which chains start, so that several modes are seen.
-    seed : int
-        Public.
 
     Raises
     ------
     KeyboardInterrupt
         However PyMC takes one: no draws of part of the chains are used.
     pymc.exceptions.SamplingError
-        If NUTS can not begin, wherever it was tried.
+        If NUTS cannot begin, wherever it was tried.
 
     Notes
     -----
@@ -70,10 +69,10 @@ def target_draws(
     [public] = records.parameters.substitute([records.public_logp])
     flat = theta if effects is None else effects.seen.symbolic(records.parameters)
     target = public + log_likelihood(flat, found.coordinates, found.likelihood)
-    starts = _starts(records, found, prior_draws, seed, about=effects is None)
+    starts = _starts(records, found, prior_draws, about=effects is None)
     spare = prior_draws
     if spare is None:
-        around = np.random.default_rng(seed).standard_normal((_TRIES, len(records.initial)))
+        around = np.random.default_rng(_SEED).standard_normal((_TRIES, len(records.initial)))
         spare = records.initial + around
 
     best = Explored(np.empty((0, records.parameters.size)), -1.0, False)
@@ -83,7 +82,7 @@ def target_draws(
         begin, others = starts.copy(), spare.copy()
         begin[:, places] = others[:, places] = found.clip.location[entries]
         try:
-            best = explore(theta, inside, in_support(theta, inside, begin, others), seed)
+            best = explore(theta, inside, in_support(theta, inside, begin, others), _SEED)
             best = best._replace(draws=_evaluated(theta, moved, best.draws))
         except SamplingError:
             pass
@@ -91,7 +90,7 @@ def target_draws(
         begin = starts if effects is None else _tops(theta, target, starts)
         begin = in_support(theta, target, begin, spare)
         scaling = found.coordinates.scaling if effects is None else None
-        again = explore(theta, target, begin, seed + 1, scaling)
+        again = explore(theta, target, begin, _SEED + 1, scaling)
         apart = best.apart or again.apart  # modes may be seen from one place only
         best = max(best, again, key=lambda explored: explored.effective)._replace(apart=apart)
     if best.doubt:
@@ -103,16 +102,16 @@ def target_draws(
             UserWarning,
             stacklevel=2,
         )
-    order = np.random.default_rng(seed).permutation(len(best.draws))
+    order = np.random.default_rng(_SEED).permutation(len(best.draws))
     return best._replace(draws=best.draws[order])
 
 
 def _starts(
-    records: Records, found: Prepared, prior_draws: np.ndarray | None, seed: int, about: bool
+    records: Records, found: Prepared, prior_draws: np.ndarray | None, about: bool
 ) -> np.ndarray:
     """(chains, d) points: about the released place, or draws from the prior."""
     if about:
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(_SEED)
         at, d = found.coordinates, len(records.initial)
         inside = rng.standard_normal((CHAINS, d)) * np.arange(CHAINS)[:, None] / CHAINS
         return np.array([at.theta(w) for w in inside])

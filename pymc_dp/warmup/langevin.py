@@ -116,10 +116,16 @@ def prepare_langevin(
     public = Public(density, structure, start)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
-    # of a sum in z, whose entries have variance 1 beside it
-    price = d * relative**2 if consistent else None
+    price = d * relative**2 if consistent else None  # of sums in z, whose entries have variance 1
     bulk = find_bulk(
-        releases, public, start, structure, share=WARM_UP, flat=flat, counts=counts, price=price
+        releases,
+        public,
+        start,
+        structure,
+        share=WARM_UP,
+        flat=flat,
+        counts=counts,
+        price=price and 0.7 * price,
     )
     budget = Shares(releases, structure, bulk.spent)
     scaling = scaling_of(bulk.precision, bulk.location, structure, n)

@@ -96,7 +96,7 @@ class Public:
         Returns
         -------
         (d,) ndarray
-            The location itself where the density can not be evaluated.
+            The location itself where the density cannot be evaluated.
 
         Notes
         -----

@@ -177,7 +177,7 @@ def heavy_quantile(
     clear = _CLEAR * noise_sd
     if noise_sd < _ALONE and (seen := np.flatnonzero(counts[1:] > max(clear, 0.5))).size:
         longest = float(edges[min(seen[-1] + 2, len(edges) - 2)])
-    # where two octaves of empty bins can not be mistaken for a tail
+    # where two octaves of empty bins cannot be mistaken for a tail
     bins = np.arange(1.0, len(found.above) + 1.0)
     sure = np.maximum(tail * found.n, clear * np.sqrt(bins))
     unsure = np.flatnonzero(found.above <= sure)

@@ -93,6 +93,7 @@ def test_adaptive_queries_are_scored_run_by_run():
         assert stats.kstest(play(world) - world * 2**0.5, "norm").pvalue > 5e-7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("releases", [1, 16])
 def test_thousand_runs_find_nine_tenths_of_epsilon_ten(releases):
     # A bound reaches 9 with probability .978; of 200, fewer than the 1e-6 quantile of .95 do with
@@ -162,6 +163,7 @@ def test_doubled_clip_is_caught(epsilon, runs):
         assert audit_scores(*scores, DELTA, method=method, confidence=CERTAIN).refutes(epsilon)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epsilon", [1.0, 10.0])
 @pytest.mark.parametrize("method", ["student", "clopper_pearson_gdp"])
 def test_too_little_noise_is_caught(method, epsilon):

@@ -19,13 +19,14 @@ N = 20_011
 QUICK = {"mode": INTERPRETED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "extreme"),
     [
-        (dp.DPLangevin, 1e308),
         (dp.DPHMC, 5e-324),
+        (dp.DPLangevin, 1e308),
         pytest.param(dp.DPLangevin, 5e-324, marks=pytest.mark.exhaustive),
-        pytest.param(dp.DPPenalty, 1e308, marks=pytest.mark.slow),
+        pytest.param(dp.DPPenalty, 1e308, marks=pytest.mark.exhaustive),
         pytest.param(dp.DPHMC, 1e308, marks=pytest.mark.exhaustive),
         pytest.param(dp.DPPenalty, 5e-324, marks=pytest.mark.exhaustive),
     ],
@@ -85,6 +86,7 @@ def test_places_where_a_model_is_not_finite_raise_no_warning(declare: Any) -> No
         dp.sample(10, tune=0, chains=1, step=made, cores=1, progressbar=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("declare", [beta_regression, varying_slopes])
 def test_functions_of_parameters_raise_no_warning_far_out(declare: Any) -> None:
     with pm.Model() as model:

@@ -141,6 +141,7 @@ def session(tmp_path_factory):
     }
 
 
+@pytest.mark.slow
 def test_the_search_finds_what_a_raw_result_holds(session):
     """Without this the other tests could pass by not seeing."""
     found = SECRETS.in_result(session["raw"])
@@ -284,6 +285,7 @@ def test_a_deterministic_that_hides_data_in_an_inner_graph_is_refused():
     assert releasable(model, budget, ["size"])  # n is public where records are replaced
 
 
+@pytest.mark.slow
 def test_a_private_number_of_records_is_not_published():
     model = planted_model(people=False, neighboring="add_or_remove_one", n_public=30)
     with model:
@@ -324,6 +326,7 @@ def test_predictions_do_not_bring_names_back(session):
         dp.sample_posterior_predictive(safe, model)
 
 
+@pytest.mark.slow
 def test_insecure_noise_is_stamped_and_refused_with_a_persistent_ledger(tmp_path):
     model = logistic_model()
     with insecure_noise(1):
@@ -414,6 +417,7 @@ def texts_of(error):
         error = error.__cause__ or error.__context__
 
 
+@pytest.mark.slow
 def test_error_texts_hold_no_secret(session):
     ours = 0
     for number, fault in enumerate(faults(session)):

@@ -81,6 +81,7 @@ def kill_chains(ledger, folder, kills, meter_class=Meter):
     return outcomes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("smallest", [1, 64])
 def test_kill_never_undercounts(ledger, tmp_path, monkeypatch, small_blocks, smallest):
     """Over 50 kills in the four cases together.

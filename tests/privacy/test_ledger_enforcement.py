@@ -72,6 +72,7 @@ def test_a_finished_budget_is_refused_when_the_step_is_built(name, looks):
     assert looks.count == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETTINGS)
 def test_a_finished_budget_is_refused_by_sample(name, looks):
     model = logistic_model()
@@ -86,6 +87,7 @@ def test_a_finished_budget_is_refused_by_sample(name, looks):
     assert mu2(model) == spent
 
 
+@pytest.mark.slow
 def test_a_budget_that_does_not_reach_to_the_end_is_refused_before_a_look(looks):
     model = logistic_model()
     step = make_step(model)
@@ -96,6 +98,7 @@ def test_a_budget_that_does_not_reach_to_the_end_is_refused_before_a_look(looks)
     assert looks.count == 0
 
 
+@pytest.mark.slow
 def test_building_a_step_charges_nothing_and_reads_no_value_of_the_store():
     model = logistic_model()
     step = make_step(model)
@@ -202,6 +205,7 @@ def test_dp_sample_gives_back_what_was_not_begun():
     assert mu2(model) == 12 * step.plan.iteration_cost
 
 
+@pytest.mark.slow
 def test_dp_sample_gives_back_after_an_error_too():
     model = logistic_model()
     step = make_step(model, draws=30)
@@ -215,6 +219,7 @@ def test_dp_sample_gives_back_after_an_error_too():
     assert mu2(model) == 5 * step.plan.iteration_cost
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", [1, 2])
 def test_a_step_samples_as_often_as_planned_and_not_once_more(runs, looks):
     model = logistic_model()
@@ -255,6 +260,7 @@ def test_another_step_beside_a_private_one_is_refused(order, looks):
     assert mu2(model) == 0
 
 
+@pytest.mark.slow
 def test_draws_that_another_step_has_moved_stop_the_chain():
     """Population samplers never ask for the progress bar, where the plan is checked."""
     model = logistic_model()

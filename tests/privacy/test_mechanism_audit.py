@@ -12,6 +12,7 @@ miss it with probability 2.3e-7.
 
 from __future__ import annotations
 
+import itertools
 import os
 import pickle
 from collections.abc import Callable
@@ -33,10 +34,11 @@ from pymc_dp.mechanisms import Queries
 from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.metering import Meter
 from pymc_dp.plan import make_plan
+from tests.selection import marked
 
 from .toy import DELTA, FreeMeter, LinearRecords, NormalPrior, make_queries
 
-pytestmark = pytest.mark.audit
+pytestmark = [pytest.mark.compiled, pytest.mark.audit]
 
 CERTAIN = 1 - 1e-6
 CLIP = {"gradient": 0.7, "log_ratio": 0.4}
@@ -219,6 +221,7 @@ def scores(sampler: Sampler, epsilon: float, runs: int, seed: int) -> list[np.nd
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_the_whole_path_spends_its_epsilon_and_no_more(name):
     epsilon, best = 10.0, 0.0
@@ -233,6 +236,7 @@ def test_the_whole_path_spends_its_epsilon_and_no_more(name):
     assert best >= 0.9 * epsilon
 
 
+@pytest.mark.slow
 def test_the_mechanism_alone_at_epsilon_one():
     """The computed number of runs reaches .9 epsilon with probability .9: six misses are 1e-6."""
     epsilon, delta, best = 1.0, DELTA, 0.0
@@ -281,8 +285,19 @@ def weak_noise(monkeypatch):
     )
 
 
-@pytest.mark.parametrize("name", ["DPPenalty", "DPHMC", "DPLangevin"])
-@pytest.mark.parametrize("plant", [double_clip, weak_noise])
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "plant"),
+    marked(
+        itertools.product(["DPPenalty", "DPHMC", "DPLangevin"], [double_clip, weak_noise]),
+        exhaustive=[
+            ("DPPenalty", double_clip),
+            ("DPLangevin", weak_noise),
+            ("DPHMC", double_clip),
+            ("DPHMC", weak_noise),
+        ],
+    ),
+)
 def test_planted_faults_of_a_release_are_caught(name, plant, monkeypatch):
     """Missed below 1e-10: sigma times .8 is 6.6 standard errors above the bound."""
     plant(monkeypatch)
@@ -361,6 +376,7 @@ def forked_answers(world: int, z: np.ndarray, runs: int, in_child: bool) -> list
     return list(contrast(other, found, sd))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_noise_shared_by_a_forked_chain_is_caught(monkeypatch):

@@ -73,6 +73,7 @@ def fine():
     return rounded_normal(N_DRAWS, FINE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("log2_sigma", "size"), [(0, 1_000_000), (COARSE, N_DRAWS)])
 def test_coarse_draws_have_the_exact_probabilities(log2_sigma, size):
     # False alarm 1e-6 each.
@@ -82,6 +83,7 @@ def test_coarse_draws_have_the_exact_probabilities(log2_sigma, size):
     assert chi_square_pvalue(draws, log2_sigma) > ALPHA
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pvalue", [ks_pvalue, moment_pvalue])
 def test_fine_draws_are_normal(fine, pvalue):
     # False alarm 1e-6 each; rounding to 2^-30 sigma moves the statistics by less than 1e-5.
@@ -200,7 +202,7 @@ def draw_in_children(method, size, children=2):
         pools = [
             stack.enter_context(ProcessPoolExecutor(1, mp_context=context)) for _ in range(children)
         ]
-        # Functions of the package, since a fresh interpreter can not import a test module.
+        # Functions of the package, since a fresh interpreter cannot import a test module.
         jobs = [(p.submit(rounded_normal, size, 36), p.submit(is_insecure)) for p in pools]
         return [draws.result() for draws, _ in jobs], [flag.result() for _, flag in jobs]
 
@@ -227,6 +229,7 @@ def test_processes_and_calls_share_no_value(method):
     assert shared_values(before, *children, *after) <= 1
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_many_forks_of_one_parent_share_no_value():

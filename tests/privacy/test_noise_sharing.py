@@ -20,13 +20,16 @@ from pymc_dp.noise import insecure_noise
 
 from .toy import SETTINGS, logistic_model, sample
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore:The gradients of this plan:UserWarning",
-    "ignore:These data already have a budget:UserWarning",
-    "ignore:.*fork.*:DeprecationWarning",
-    "ignore:More chains:UserWarning",
-    "ignore:Found chain dimension:UserWarning",
-)
+pytestmark = [
+    pytest.mark.compiled,
+    pytest.mark.filterwarnings(
+        "ignore:The gradients of this plan:UserWarning",
+        "ignore:These data already have a budget:UserWarning",
+        "ignore:.*fork.*:DeprecationWarning",
+        "ignore:More chains:UserWarning",
+        "ignore:Found chain dimension:UserWarning",
+    ),
+]
 DRAWS = 12
 
 
@@ -60,6 +63,7 @@ def assert_unshared(chains):
     assert not any(shared_states(chains))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["DPLangevin", "DPHMC"])
 def test_chains_and_repeated_calls_in_one_process(name):
     model = logistic_model()
@@ -68,6 +72,7 @@ def test_chains_and_repeated_calls_in_one_process(name):
     assert_unshared(first + histories(model, step))
 
 
+@pytest.mark.slow
 def test_refits_of_the_same_data_with_the_same_seed():
     chains = []
     for _ in range(2):
@@ -76,13 +81,8 @@ def test_refits_of_the_same_data_with_the_same_seed():
     assert_unshared(chains)
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        pytest.param(method, marks=pytest.mark.slow if method == "spawn" else ())
-        for method in multiprocessing.get_all_start_methods()
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("method", multiprocessing.get_all_start_methods())
 def test_chains_in_workers(method):
     model = logistic_model()
     step = make_step(model, chains=2, runs=2 if method == "fork" else 1)
@@ -92,6 +92,7 @@ def test_chains_in_workers(method):
     assert_unshared(chains)
 
 
+@pytest.mark.slow
 def test_shared_noise_would_be_seen(monkeypatch):
     """Planted: all chains draw the same noise."""
     model = logistic_model()
@@ -114,6 +115,7 @@ def test_shared_noise_would_be_seen(monkeypatch):
     assert len(shared) == DRAWS
 
 
+@pytest.mark.slow
 def test_insecure_noise_repeats_itself_and_says_so():
     chains, marks = [], []
     for _ in range(2):

@@ -85,7 +85,7 @@ def test_a_count_is_the_largest_integer_that_keeps_the_sensitivity(tau, n, neigh
 
 
 def test_a_noise_too_large_for_a_count_is_refused():
-    with pytest.raises(PrivacyError, match="can not represent a count"):
+    with pytest.raises(PrivacyError, match="cannot represent a count"):
         NormHistogram(Rows(1), Grid(36, 2.0**36), "replace_one")
 
 

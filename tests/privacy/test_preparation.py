@@ -204,7 +204,7 @@ def test_requests_that_can_not_be_answered_are_not_charged(ledger):
 
 
 def test_another_relation_than_the_ledgers_is_refused(ledger):
-    with pytest.raises(PrivacyError, match="can not be charged"):
+    with pytest.raises(PrivacyError, match="cannot be charged"):
         Preparation(VectorRecords(ROWS), ledger, 1, 1, UNITS, "add_or_remove_one", 9)
 
 
@@ -490,6 +490,7 @@ def kill_preparations(ledger, folder, kills, cls=Preparation):
     return account, outcomes
 
 
+@pytest.mark.slow
 def test_a_kill_never_undercounts(ledger, tmp_path):
     account, outcomes = kill_preparations(ledger, tmp_path, kills=10)
     for looks, charged, kept in outcomes:

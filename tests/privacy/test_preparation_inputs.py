@@ -94,7 +94,7 @@ def test_an_interrupted_preparation_does_not_go_on_with_other_data(monkeypatch):
         pm.set_data({"observed": 1 - y})
         step = dp.DPLangevin(draws=10, chains=1, progressbar=False)
     plans = [e for e in budget.ledger.entries() if e.kind == "plan" and "kind" in e.payload]
-    assert len(plans) == 2, "begun anew"
+    assert len(plans) == 2, "begun again"
     assert step.coordinates.location[1] > 0.5, "about the data of now"
 
 
@@ -239,7 +239,8 @@ def test_matrices_of_records_that_may_have_no_inverse_are_refused(name):
         extract(model)
 
 
-@pytest.mark.parametrize("epsilon", [pytest.param(5.0, marks=pytest.mark.slow), 40.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("epsilon", [5.0, 40.0])
 def test_rare_events_are_found_or_given_up(epsilon):
     """One record in fifty holds half of the score: it must not be clipped away unnoticed."""
     truth = np.array([-3.9, 0.5, -0.5])
@@ -278,6 +279,7 @@ def test_chains_of_the_quadratic_form_cover_their_target():
     assert 0.6 < w.std(axis=1).min() and w.std(axis=1).max() < 1.6
 
 
+@pytest.mark.slow
 def test_a_start_far_from_the_posterior_is_replaced():
     x, y = logistic(5000, np.array([0.3, -0.5]))
     with pm.Model():

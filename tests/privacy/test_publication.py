@@ -96,6 +96,7 @@ def test_deterministics_leave_only_if_their_graph_shows_that_they_may(name):
         assert (name in dp.privacy_statement(asked)) == (expected is Provenance.CONSTANTS)
 
 
+@pytest.mark.slow
 def test_shorter_data_set_after_sampling_do_not_open_the_door():
     with pm.Model() as model:
         y = pm.Data("y_data", OUTCOME)
@@ -121,6 +122,7 @@ def test_data_of_another_length_than_promised_are_refused():
     assert budget.spent().epsilon == 0
 
 
+@pytest.mark.slow
 def test_a_copy_predicts_nothing_at_private_covariates(plain):
     model, _, released = plain
     for other in (model, clone_model(model)):

@@ -47,6 +47,7 @@ def constant_labels(group: Any, y: np.ndarray) -> None:
     pm.Bernoulli("y", logit_p=b * a[group], observed=(y > 0).astype(int))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("declare", "data"),
     [
@@ -426,7 +427,7 @@ def test_nothing_is_spent_on_a_shape_that_counts_rows() -> None:
 
 
 def test_a_mixture_with_as_many_components_as_records_is_refused_by_name() -> None:
-    """PyMC can not derive it without the lengths of its arrays."""
+    """PyMC cannot derive it without the lengths of its arrays."""
     rng = np.random.default_rng(0)
     with pm.Model() as model:
         weights = pt.special.softmax(rng.normal(size=(3, 3)) * pm.Normal("b", shape=3), axis=1)

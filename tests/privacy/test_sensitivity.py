@@ -53,6 +53,8 @@ from pymc_dp.rows.tilt import TiltedEngine
 
 from .toy import LinearRecords, make_queries
 
+pytestmark = pytest.mark.compiled
+
 RELATIONS = ("replace_one", "add_or_remove_one")
 TAU = {"gradient": 0.7, "log_ratio": 1.3, "energy_error": 2.1}
 CLIP = {"gradient": 1.5, "log_ratio": 0.8}
@@ -138,7 +140,7 @@ def test_the_grid_is_the_finest_that_fits(tau, n):
 
 def test_a_noise_too_large_for_the_grid_is_refused_before_anything_is_asked():
     engine = LinearRecords(np.ones((4, 3)))
-    with pytest.raises(PrivacyError, match="can not represent a record"):
+    with pytest.raises(PrivacyError, match="cannot represent a record"):
         make_queries(engine, {"gradient": 2.0**36}, {"gradient": 1.0})
     assert engine.reads == 0
 
@@ -541,8 +543,8 @@ def transcript(sums, queries, seed):
     params=[
         (_logistic, False),
         (_poisson_groups, False),
-        (_survival, False),
-        pytest.param((_two_observed, False), marks=pytest.mark.slow),
+        pytest.param((_survival, False), marks=pytest.mark.slow),
+        pytest.param((_two_observed, False), marks=pytest.mark.exhaustive),
         (_logistic, True),
     ],
     ids=["logistic", "poisson_groups", "survival", "two_observed", "people"],
@@ -700,6 +702,7 @@ def fast_model(request, monkeypatch):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("neighboring", RELATIONS)
 def test_neighbouring_data_where_moves_are_kept(sums, fast_model, neighboring):
     for seed in range(6):
@@ -717,5 +720,6 @@ def test_neighbouring_data_where_moves_are_kept(sums, fast_model, neighboring):
                 assert squared_distance(left, right) <= bound**2, mechanism
 
 
+@pytest.mark.slow
 def test_order_and_blocking_do_not_matter_where_moves_are_kept(sums, fast_model, monkeypatch):
     test_order_and_blocking_do_not_matter(sums, fast_model, monkeypatch)

@@ -32,6 +32,8 @@ from pymc_dp.privatized.reading import read
 from pymc_dp.rows.functions import INTERPRETED
 from tests.selection import marked
 
+pytestmark = pytest.mark.compiled
+
 N = 40
 RNG = np.random.default_rng(12)
 X = RNG.normal(size=N)
@@ -67,7 +69,7 @@ def test_the_bound_is_reached() -> None:
 
 
 def test_a_record_whose_rounding_passes_the_bound_adds_nothing() -> None:
-    """A bound that floats can not divide by exactly: five fifths of it are more than all of it."""
+    """A bound that floats cannot divide by exactly: five fifths of it are more than all of it."""
     bound, total = 2**56, np.zeros(5, dtype=np.int64)
     fifths = np.full((5, 1), float(bound))
     assert 5 * int(bound * (bound / fifths.sum())) > bound
@@ -438,6 +440,7 @@ def test_a_count_that_does_not_fit_into_64_bits_is_refused_first(ledger: dp.Ledg
     assert kinds(ledger) == before
 
 
+@pytest.mark.slow
 def test_a_posterior_on_the_same_ledger(tmp_path: Path) -> None:
     dp.Ledger.create(tmp_path / "ledger.db")
     release(tmp_path / "ledger.db")
@@ -620,6 +623,7 @@ def test_rows_are_what_was_written(name: str) -> None:
     np.testing.assert_allclose(found[0], np.broadcast_to(exact, N) * 1.0, rtol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "geometric"])
 def test_what_is_published_of_any_type(mechanism: str, ledger: dp.Ledger) -> None:
     """Within 5.5 standard deviations of the Gaussian noise: false alarms below 1e-7."""
@@ -667,6 +671,7 @@ def test_integers_and_truth_values_are_not_confused(name: str, ledger: dp.Ledger
             dp.LaplaceRelease("s", statistic(k=k, ill=ill), scale=1.0, observed=3.0)
 
 
+@pytest.mark.slow
 def test_eigenvalues_of_the_matrix_of_each_record(ledger: dp.Ledger) -> None:
     """PyTensor 2 takes one matrix in eigh, and says no word about it; PyTensor 3 takes a stack."""
     halves = RNG.normal(size=(N, 2, 2))
@@ -709,6 +714,7 @@ def test_the_analyst_computes_the_same_rows(plain: bool) -> None:
     np.testing.assert_array_equal(values[:, 1], LARGE <= 2**32)
 
 
+@pytest.mark.slow
 def test_declared_rows_that_are_not_numbers_or_do_not_exist(ledger: dp.Ledger) -> None:
     made = release(ledger, statistic=lambda x, y: pt.log(y), bounds=(-5, 5))
     with pm.Model():

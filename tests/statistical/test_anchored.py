@@ -30,6 +30,8 @@ from pymc_dp.rows.tilt import TiltedEngine
 from ..privacy.toy import make_queries
 from .harness import Z_LIMIT, Target
 
+pytestmark = pytest.mark.compiled
+
 N = 24
 ITERATIONS, DISCARD = 40, 10
 FAULT_LIMIT = 8.0
@@ -166,7 +168,8 @@ def anchored_run(clipping: str, tilted: bool = True, chains: int = 300) -> Run:
     return Run(draws, accepted / (chains * ITERATIONS), max(errors))
 
 
-@pytest.mark.parametrize("clipping", [pytest.param("plain", marks=pytest.mark.slow), "consistent"])
+@pytest.mark.slow
+@pytest.mark.parametrize("clipping", ["plain", "consistent"])
 def test_tilted_posterior_is_stationary(clipping):
     run, target = anchored_run(clipping), TARGETS[clipping]
     assert run.largest_error < HALF_WIDTH, "the setting must clip no energy error to be exact"
@@ -174,6 +177,7 @@ def test_tilted_posterior_is_stationary(clipping):
     assert run.worst(target) < Z_LIMIT, run.z_scores(target)
 
 
+@pytest.mark.slow
 def test_other_targets_are_told_apart():
     """What clipping takes is given back, once; where records are not tilted, scores count twice."""
     for fault in (None, 0.0, -1.0):
@@ -181,6 +185,7 @@ def test_other_targets_are_told_apart():
     assert anchored_run("plain", tilted=False, chains=100).worst(TARGETS["plain"]) > FAULT_LIMIT
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clipping", ["plain", "consistent"])
 def test_target_written_by_hand_is_that_of_the_engine(clipping):
     """And the clip norms are not idle: they bind for some records and not for others."""

@@ -25,6 +25,8 @@ from pymc_dp.warmup.prepared import Lost
 
 from .harness import Z_LIMIT
 
+pytestmark = pytest.mark.compiled
+
 N, REPEATS, WIDTH, NOISE = 1500, 1500, 2.5, 0.05
 #: Part of the scores that are clipped.
 CLIPPED = 0.4
@@ -98,6 +100,7 @@ def distance(truths: np.ndarray, scores: np.ndarray, lost: Lost, add: bool = Tru
     return float((np.mean(squares) - 1.0) * np.sqrt(len(squares)))  # of variance 1 each
 
 
+@pytest.mark.slow
 def test_posteriors_cover_the_truth() -> None:
     truths, given, _ = sums()
     assert abs(distance(truths, given, loss())) < Z_LIMIT

@@ -19,6 +19,9 @@ from pymc.model import Model
 from scipy import stats
 
 import pymc_dp as dp
+from tests.selection import marked
+
+pytestmark = pytest.mark.compiled
 
 N = 15
 RELEASES, DRAWS, STRIDE, BURN = 200, 9, 12, 60
@@ -133,9 +136,14 @@ def p_value(found: np.ndarray) -> float:
     return float(stats.chisquare(counts).pvalue)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("build", [rates, answers, lines])
-@pytest.mark.parametrize("noncentered", [False, "auto"])
+@pytest.mark.parametrize(
+    ("build", "noncentered"),
+    marked(
+        [(rates, "auto"), (answers, False), (lines, "auto")],
+        slow=[(answers, False), (lines, "auto")],
+        exhaustive=[(rates, "auto")],
+    ),
+)
 def test_ranks_are_uniform(build: Callable[[], Case], noncentered: Any) -> None:
     case = build()
     with case.model:

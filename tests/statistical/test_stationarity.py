@@ -40,6 +40,8 @@ from .harness import (
     run,
 )
 
+pytestmark = pytest.mark.compiled
+
 CHAINS = 2000
 FAULT_LIMIT = 8.0
 
@@ -194,6 +196,7 @@ VALID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     marked(
@@ -659,6 +662,7 @@ ARRANGEMENTS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ARRANGEMENTS)
 def test_arrangement_is_stationary(name):
     report, queries = ARRANGEMENTS[name].run(iterations=400)
@@ -667,6 +671,7 @@ def test_arrangement_is_stationary(name):
     assert abs(report.worst[1]) < Z_LIMIT, report
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, a in ARRANGEMENTS.items() if a.slip])
 def test_slip_in_an_arrangement_is_rejected(name):
     """A sound kernel would be beyond this limit in one of 10^14 runs."""
