@@ -31,10 +31,12 @@ import numpy as np
 
 from benchmarks.hand import CASES, Case
 from benchmarks.machine import description
-from pymc_dp.clipping import Grid, vector_bound
-from pymc_dp.mechanisms.sums import clipped_sum
+from pymc_dp.privacy.answer import Grid, Query, VectorSum
+from pymc_dp.privacy.holder import Holder
+from pymc_dp.privacy.queries import ScoreAt
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates, Engine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine
@@ -56,10 +58,8 @@ def private_engine(case: Case) -> RowEngine:
 
 def private_sum(engine: Engine, z: np.ndarray, bound: float) -> np.ndarray:
     """What a gradient release adds up before the noise, in natural units."""
-    grid = Grid.finest(1.0, engine.n_units)
-    unit = grid.unit(2.0 * bound)
-    limit = vector_bound(grid.norm_bound("replace_one"), engine.d)
-    return clipped_sum(engine, z, 1.0 / unit, limit)[0] * unit
+    sum_ = VectorSum(Grid.finest(1.0, engine.n_units), "replace_one", engine.d, bound)
+    return Holder(engine).total(Query("gradient", ScoreAt(z), sum_)) * sum_.unit
 
 
 def _milliseconds(rivals: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:

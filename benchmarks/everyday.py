@@ -29,8 +29,8 @@ from benchmarks.models import EVERYDAY, Arrays, Data, Problem, everyday
 from benchmarks.reference import reference
 from benchmarks.runs import METHODS, private_run, quiet
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.expected import clipped_scores
+from pymc_dp.rows.interfaces import Coordinates
 
 __all__ = ["measure", "misspecified", "passes"]
 

@@ -138,23 +138,15 @@ def iterations(sampler: str, draws: int) -> dict[str, Any]:
     import pymc as pm
 
     import pymc_dp as dp
-    from pymc_dp.mechanisms import queries
+    from pymc_dp.privacy.holder import Holder
 
-    answers, noise, marks = _Watch(), _Watch(), []
+    records, marks = _Watch(), []
     model = _declared(REGRESSION, EPSILON)
-    patched = [
-        (answers, queries.Queries, "gradient"),
-        (answers, queries.Queries, "log_ratio"),
-        (answers, queries.Path, "gradient"),
-        (answers, queries.Path, "energy_error"),
-        (noise, queries, "rounded_normal"),
-    ]
     with model:
         settings = {"draws": draws, "tune": 0, "chains": 1}
         step = getattr(dp, sampler)(**STEPS[sampler], **settings, progressbar=False)
-        plain = [getattr(owner, name) for _, owner, name in patched]
-        for (watch, owner, name), function in zip(patched, plain, strict=True):
-            setattr(owner, name, watch.over(function))
+        plain = Holder.total
+        Holder.total = records.over(plain)
         try:
             pm.sample(
                 draws,
@@ -163,13 +155,10 @@ def iterations(sampler: str, draws: int) -> dict[str, Any]:
                 step=step,
                 progressbar=False,
                 compute_convergence_checks=False,
-                callback=lambda **_: marks.append(
-                    (time.perf_counter(), answers.seconds - noise.seconds)
-                ),
+                callback=lambda **_: marks.append((time.perf_counter(), records.seconds)),
             )
         finally:
-            for (_, owner, name), function in zip(patched, plain, strict=True):
-                setattr(owner, name, function)
+            Holder.total = plain
     (begin, before), (end, after) = marks[len(marks) // 10], marks[-1]
     count = len(marks) - 1 - len(marks) // 10
     return {

@@ -40,7 +40,7 @@ def measure(n: int, kind: str, engine: str) -> dict[str, Any]:
 
     from benchmarks.engine import private_sum
     from pymc_dp.records import extract
-    from pymc_dp.rows.engine import Coordinates, Engine
+    from pymc_dp.rows.interfaces import Coordinates, Engine
     from pymc_dp.rows.predicted import PredictorEngine
     from pymc_dp.rows.predictor import recognise
     from pymc_dp.rows.tilt import TiltedEngine

@@ -13,8 +13,8 @@ from benchmarks.metrics import Directions, diagnostics
 from benchmarks.models import BANANA, GAUSS, Data, Problem
 from pymc_dp.matrices import root
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.unconstrained import unconstrain

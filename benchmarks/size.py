@@ -43,7 +43,7 @@ MODULES = {
 #: What the core does without.
 GUESTS = ("privatized", "ecs", "plots", "diagnostics", "audit", "audit_bounds", "advice")
 #: Where epsilon is promised, paid for and published.
-_PROMISE = ("budget", "mechanisms", "publish")
+_PROMISE = ("budget", "privacy", "publish")
 _QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -96,7 +96,8 @@ def behind(module: str) -> set[str]:
 
 def decides_epsilon() -> list[str]:
     """Modules that budgets, private answers and publication import, directly or not."""
-    return sorted(set(_PROMISE).union(*map(behind, _PROMISE)))
+    promise = {name for name in MODULES if name.split(".")[0] in _PROMISE}
+    return sorted(promise.union(*map(behind, promise)))
 
 
 def sizes() -> dict[str, int]:

@@ -5,16 +5,6 @@ from __future__ import annotations
 import math
 import numbers
 
-__all__ = [
-    "check_budget",
-    "check_delta",
-    "check_epsilon",
-    "check_integer",
-    "check_neighboring",
-    "check_number",
-    "check_probability",
-]
-
 #: What a budget may promise.
 _EPSILONS, _DELTAS = (1e-3, 1e6), (1e-300, 0.5)
 

@@ -17,9 +17,9 @@ from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
 
 try:  # PyTensor 3
-    from pytensor.gradient import pushforward
+    from pytensor.gradient import pushforward as pushforward
 except ImportError:  # PyTensor 2
-    from pytensor.gradient import Rop as pushforward
+    from pytensor.gradient import Rop as pushforward  # noqa: F401
 
 try:  # PyTensor 3
     from pytensor.tensor.special import LogSumExp
@@ -32,30 +32,9 @@ except ImportError:  # PyTensor 3 merged them into AdvancedIncSubtensor, Advance
     AdvancedIncSubtensor1 = AdvancedSubtensor1 = None
 
 try:  # PyTensor 3
-    from pytensor.tensor.linalg import SolveTriangular
+    from pytensor.tensor.linalg import SolveTriangular as SolveTriangular
 except ImportError:  # PyTensor 2
-    from pytensor.tensor.slinalg import SolveTriangular
-
-__all__ = [
-    "OWN_INNER_GRAPHS",
-    "PYMC_MAJOR",
-    "AdvancedIncSubtensor1",
-    "AdvancedSubtensor1",
-    "LogSumExp",
-    "SampleCall",
-    "SolveTriangular",
-    "advanced_indices",
-    "attributes",
-    "effective_draws",
-    "group",
-    "group_names",
-    "inference_data",
-    "is_result",
-    "pushforward",
-    "sample_call",
-    "sample_into",
-    "subtensor_indices",
-]
+    from pytensor.tensor.slinalg import SolveTriangular  # noqa: F401
 
 PYMC_MAJOR = int(pm.__version__.split(".")[0])
 

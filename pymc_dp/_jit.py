@@ -28,8 +28,6 @@ import numba
 from numba import njit
 from numba.core.caching import CompileResultCacheImpl, _CacheLocator
 
-__all__ = ["DIGEST", "compiled", "sources"]
-
 if getattr(numba.config, "USING_SVML", False):
     warnings.warn(
         "numba was imported before pymc_dp and uses Intel's vector mathematics, with which a "

@@ -12,8 +12,6 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.link.numba.dispatch.basic import numba_njit
 from pytensor.link.numba.linker import NumbaLinker
 
-__all__ = ["ExactLinker", "code_of", "exact"]
-
 
 class ExactLinker(NumbaLinker):
     """Numba's linker: every row of a block gives the same bits wherever it stands.

@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-__all__ = ["at_last_two"]
-
 
 def at_last_two(
     memory: dict[bytes, np.ndarray], z: np.ndarray, compute: Callable[[], np.ndarray]

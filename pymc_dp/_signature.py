@@ -5,8 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Collection
 
-__all__ = ["full_signature"]
-
 _FIRST = ("vars", "draws", "tune", "chains")
 
 

@@ -13,13 +13,13 @@ from pymc.model import Model
 from pymc_dp._checks import check_integer
 from pymc_dp.budget import get_budget
 from pymc_dp.records import extract, longest_unnamed, private_observed
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
+from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.simulation import MODE, ROWS, Features, draw_prior, simulator
 from pymc_dp.steps.settings import scaling_matrix
 from pymc_dp.unconstrained import unconstrain
-
-__all__ = ["ClipAdvice", "clip_advice", "score_norms"]
 
 #: With 200 draws of 100 records there are 100 above the quantile of 99.5 %.
 _QUANTILES = (0.5, 0.9, 0.99, 0.995, 0.999)

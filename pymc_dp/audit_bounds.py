@@ -14,16 +14,6 @@ from scipy import stats
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-__all__ = [
-    "Scores",
-    "choose_threshold",
-    "classic_bound",
-    "error_bounds",
-    "gdp_bound",
-    "t_bound",
-    "z_bound",
-]
-
 Scores = NDArray[np.float64]
 ErrorBound = Callable[[Scores, Scores], Scores]
 

@@ -15,17 +15,6 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.rows.ancestry import array_of, data_behind, is_data
 from pymc_dp.rows.intervals import Interval
 
-__all__ = [
-    "bounds",
-    "check_public",
-    "clamp",
-    "declared_bounds",
-    "known_limits",
-    "seal",
-    "source_limits",
-    "stated",
-]
-
 _ATTRIBUTE = "pymc_dp_bounds"
 #: Values of an observed variable that are possible; a record with another one has no score.
 _SUPPORT = {

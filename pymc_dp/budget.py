@@ -27,11 +27,11 @@ from pymc_dp.accounting import (
     units_from_mu,
 )
 from pymc_dp.bounds import check_public, seal, stated
-from pymc_dp.clipping import Neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.events import MU2_UNIT, GaussianEvent, batch_event
 from pymc_dp.forecast import Forecast, Norms, forecast
 from pymc_dp.ledger import Ledger
+from pymc_dp.privacy.answer import Neighboring
 from pymc_dp.records import (
     Records,
     count_units,
@@ -40,17 +40,6 @@ from pymc_dp.records import (
     private_observed,
     row_counts,
 )
-
-__all__ = [
-    "PrivacyBudget",
-    "Spending",
-    "get_budget",
-    "has_lost_budget",
-    "is_tagged",
-    "model_of",
-    "name_of",
-    "require_budget",
-]
 
 #: An array as long as there are units may be private, and those of one or two entries cannot be
 #: told from shapes.

@@ -18,10 +18,8 @@ from pymc_dp.noise_aware import BENT, MUCH, PLACES, directions, noise_aware, spr
 from pymc_dp.noise_laws import Likelihood, linear_prior
 from pymc_dp.progress import working
 from pymc_dp.records import Records, extract
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.unconstrained import constrain, unconstrain
-
-__all__ = ["account_for_noise"]
 
 #: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
 _EDGE = 0.9

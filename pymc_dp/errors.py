@@ -2,16 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "BudgetExceeded",
-    "LedgerError",
-    "NotFactorizable",
-    "PlanMismatch",
-    "PrivacyError",
-    "UnsafeModel",
-    "UnsafeRelease",
-]
-
 
 class PrivacyError(Exception):
     """Base class of all errors raised to protect a guarantee."""

@@ -10,16 +10,6 @@ from typing import Any, TypeAlias
 
 from pymc_dp._checks import check_integer, check_number, check_probability
 
-__all__ = [
-    "BATCHES",
-    "MU2_UNIT",
-    "BatchEvent",
-    "FixedBatchGaussianEvent",
-    "GaussianEvent",
-    "SubsampledGaussianEvent",
-    "batch_event",
-]
-
 BATCHES = "batches"
 """In a plan: what describes its releases on batches of records."""
 MU2_UNIT = 2**40

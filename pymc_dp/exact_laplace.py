@@ -9,8 +9,6 @@ from __future__ import annotations
 import secrets
 from fractions import Fraction
 
-__all__ = ["discrete_laplace"]
-
 
 def discrete_laplace(size: int, scale: Fraction) -> list[int]:
     """Independent integers u with probability proportional to exp(-|u| / scale).

@@ -16,8 +16,6 @@ from numpy.typing import NDArray
 
 from pymc_dp._jit import compiled
 
-__all__ = ["fill"]
-
 # A uniform deviate is a base-2^32 fraction whose digits are drawn when a comparison needs them.
 DIGITS = 8
 # Rows of `digits`: the fractional part x of the draw, the last two terms of a falling sequence of

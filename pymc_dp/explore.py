@@ -14,10 +14,8 @@ from pytensor.graph.replace import graph_replace
 
 from pymc_dp import _compat
 from pymc_dp.noise_laws import Likelihood
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.functions import compile_parameter_function
-
-__all__ = ["CHAINS", "ENOUGH", "Explored", "explore", "in_support", "log_likelihood"]
+from pymc_dp.rows.interfaces import Coordinates
 
 #: Chains, tuning iterations and draws of NUTS.
 CHAINS, _TUNE, _DRAWS = 4, 1000, 1000

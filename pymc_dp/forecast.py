@@ -10,16 +10,6 @@ import numpy as np
 from pymc_dp._checks import check_integer
 from pymc_dp.accounting import epsilon_from_mu
 
-__all__ = [
-    "ROOM",
-    "SAMPLERS",
-    "Forecast",
-    "Norms",
-    "costs_of_clipping",
-    "forecast",
-    "whole_curvature",
-]
-
 Norms = tuple[np.ndarray, np.ndarray]
 """Norms of scores where the posterior is whitened, for one record, and how often each is."""
 #: Room for what is given back to a clipped score, in units of the norm to which it is clipped.

@@ -15,8 +15,6 @@ from pymc.step_methods.compound import BlockedStep, Competence
 from pymc_dp.budget import MODELS, is_tagged
 from pymc_dp.errors import UnsafeModel
 
-__all__ = ["BudgetGuard", "install"]
-
 
 class BudgetGuard(BlockedStep):
     """Never samples; refuses to let other step methods sample a budgeted model."""

@@ -26,7 +26,7 @@ from pymc_dp.progress import working
 from pymc_dp.publish import public_coords, releasable
 from pymc_dp.records import PublicTerms
 from pymc_dp.results import check_fits, computing, dataset
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.statement import STATEMENT, make_statement
 from pymc_dp.steps.resuming import settle
 from pymc_dp.steps.source import Source
@@ -35,8 +35,6 @@ from pymc_dp.unconstrained import constrain
 from pymc_dp.warmup.climb import Target, climb
 from pymc_dp.warmup.prepared import Prepared
 from pymc_dp.warmup.public import unseen
-
-__all__ = ["find_MAP", "laplace"]
 
 _SPREAD_DRAWS = 2000
 #: How much less than 90 % the target may have in an interval of the normal, and by how many

@@ -7,8 +7,6 @@ from collections.abc import Callable
 import numpy as np
 from scipy.linalg import eigh
 
-__all__ = ["minus_hessian", "positive_part", "root", "within"]
-
 
 def minus_hessian(
     gradient: Callable[[np.ndarray], np.ndarray], at: np.ndarray, steps: np.ndarray

@@ -12,8 +12,6 @@ from pymc_dp._checks import check_integer
 from pymc_dp.errors import PlanMismatch
 from pymc_dp.ledger import Ledger
 
-__all__ = ["Meter"]
-
 SMALLEST_LEASE = 64  # iterations
 LEASE_SECONDS = 0.5
 COMMITS_PER_LEASE = 200  # iterations of one lease last this many commits: 1/2 % of the time

@@ -15,8 +15,6 @@ from pymc_dp.records import extract
 from pymc_dp.statement import STATEMENT, refuse_other_types
 from pymc_dp.unconstrained import constrain, unconstrain
 
-__all__ = ["newton_estimate", "posterior_mean"]
-
 
 def newton_estimate(midpoint: np.ndarray, score: np.ndarray, precision: np.ndarray) -> np.ndarray:
     """Where a Newton step from `midpoint` ends: an estimate of the posterior mean.

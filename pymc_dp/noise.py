@@ -21,15 +21,6 @@ from numpy.typing import NDArray
 
 from pymc_dp.exact_normal import fill
 
-__all__ = [
-    "MAX_LOG2_SIGMA",
-    "coins",
-    "insecure_noise",
-    "is_insecure",
-    "rounded_normal",
-    "subset",
-]
-
 MAX_LOG2_SIGMA = 40
 
 WORDS_PER_DRAW = 19  # the mean is 18.5

@@ -18,19 +18,6 @@ from scipy.stats import chi2
 from pymc_dp.matrices import positive_part, root
 from pymc_dp.noise_laws import NONE, Likelihood, LinearPrior, NoiseLaw, law_at_mean
 
-__all__ = [
-    "BENT",
-    "MUCH",
-    "PLACES",
-    "Explore",
-    "NoiseAware",
-    "Normality",
-    "directions",
-    "noise_aware",
-    "normality",
-    "spread_out",
-]
-
 #: Skewness and excess kurtosis that a posterior near normal may have.  Shifting all draws alike is
 #: wrong by about skewness * t^2 / 2 posterior sds in the mean, where t sds is the size of a shift.
 SKEWNESS, KURTOSIS = 0.25, 0.5

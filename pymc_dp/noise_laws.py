@@ -13,17 +13,6 @@ from scipy.linalg import pinvh
 
 from pymc_dp.matrices import positive_part, root
 
-__all__ = [
-    "NONE",
-    "Likelihood",
-    "LinearPrior",
-    "NoiseLaw",
-    "law_at_mean",
-    "linear_prior",
-    "noise_law",
-    "noisy_posterior",
-]
-
 #: Of the largest variance or precision, what is none but for rounding.
 NONE = 1e-12
 

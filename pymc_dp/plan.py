@@ -16,8 +16,6 @@ from pymc_dp.accounting import calibrate, subsampled
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import BatchEvent, GaussianEvent
 
-__all__ = ["Batches", "Plan", "make_plan", "plan_batches"]
-
 #: Ledger units by which the room beside releases on batches may be rounded down.
 _ROUNDED = 4
 

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-__all__ = ["working"]
-
 
 @contextmanager
 def working(what: str, progressbar: bool) -> Iterator[None]:

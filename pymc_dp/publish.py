@@ -30,17 +30,6 @@ from pymc_dp.results import PaidDraws, largest_rectangle
 from pymc_dp.rows.ancestry import hides_code, is_data
 from pymc_dp.statement import STATEMENT, make_statement, refuse_other_types
 
-__all__ = [
-    "Provenance",
-    "forget_unreleased",
-    "keep_unreleased",
-    "provenance",
-    "public_coords",
-    "releasable",
-    "release",
-    "released",
-]
-
 #: Acceptance below which draws are no sample.
 _HARDLY_MOVED = 0.05
 #: Draws that `pymc_dp.sample` has made and not released, the newest last.

@@ -39,7 +39,7 @@ from pymc_dp.rows.ancestry import (
 from pymc_dp.rows.check import check_numerically
 from pymc_dp.rows.counts import RowCounts
 from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import (
     INTERPRETED,
     ParameterVector,
@@ -48,28 +48,16 @@ from pymc_dp.rows.functions import (
 )
 from pymc_dp.rows.infinite import may_be_infinite
 from pymc_dp.rows.integers import is_discrete
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.intervals import Interval
 from pymc_dp.rows.lift import lift_rows
 from pymc_dp.rows.made_up import made_up_norms
 from pymc_dp.rows.outcomes import with_outcomes
 from pymc_dp.rows.sizes import counts_rows, fixed_shapes
+from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.rows.support import ends_of_support
 from pymc_dp.rows.total import without_errors
 from pymc_dp.rows.unfolded import log_densities, long_constants_kept
-
-__all__ = [
-    "PublicTerms",
-    "Records",
-    "count_units",
-    "draws_are_public",
-    "extract",
-    "lengths_of_rows",
-    "longest_unnamed",
-    "private_observed",
-    "public_inputs",
-    "refuse_private",
-    "row_counts",
-]
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,15 +21,6 @@ from pytensor.graph.basic import Constant
 from pymc_dp import _compat
 from pymc_dp.rows.ancestry import array_of
 
-__all__ = [
-    "PaidDraws",
-    "check_fits",
-    "check_step",
-    "computing",
-    "dataset",
-    "largest_rectangle",
-]
-
 #: Dims of results; `pymc_dp.find_MAP` has one more.
 _RESERVED = ("chain", "draw")
 _COMPUTED: ContextVar[Sequence[str] | None] = ContextVar("_COMPUTED", default=None)

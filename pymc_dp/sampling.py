@@ -22,7 +22,7 @@ from pymc_dp.budget import (
     require_budget,
 )
 from pymc_dp.errors import PlanMismatch, UnsafeRelease
-from pymc_dp.mechanisms.preparation import interrupts_wait
+from pymc_dp.privacy.preparation import interrupts_wait
 from pymc_dp.privatized import PrivacyAwareGibbs
 from pymc_dp.publish import (
     Provenance,
@@ -48,8 +48,6 @@ from pymc_dp.steps import (
 )
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.resuming import PREPARES, settle, unfinished_preparations
-
-__all__ = ["sample", "sample_posterior_predictive"]
 
 STEPS: dict[str, type[PrivateStep]] = {
     step.__name__: step

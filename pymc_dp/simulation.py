@@ -29,8 +29,6 @@ from pymc_dp.rows.ancestry import (
 from pymc_dp.rows.cuts import RowLeaf
 from pymc_dp.rows.intervals import Interval
 
-__all__ = ["MODE", "ROWS", "Features", "draw_prior", "simulator"]
-
 #: Records for each draw of the parameters.
 ROWS = 100
 #: A few hundred calls take less time than a compilation.

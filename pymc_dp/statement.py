@@ -15,14 +15,6 @@ from pymc_dp.errors import UnsafeRelease
 from pymc_dp.events import MU2_UNIT, SubsampledGaussianEvent, batch_event
 from pymc_dp.ledger import STATISTIC, Ledger
 
-__all__ = [
-    "STATEMENT",
-    "facts_of",
-    "make_statement",
-    "privacy_statement",
-    "refuse_other_types",
-]
-
 #: The attribute of a result that holds its statement.
 STATEMENT = "pymc_dp_statement"
 #: Settings that are long arrays, or stated otherwise.

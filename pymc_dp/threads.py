@@ -11,8 +11,6 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-__all__ = ["available", "count", "of_each", "over", "pieces", "share"]
-
 #: Numbers to be read from which on it pays to start a thread, a tenth of a millisecond: one or two.
 _WORTH = 2**18
 

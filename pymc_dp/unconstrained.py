@@ -14,8 +14,6 @@ from pytensor.graph.replace import clone_replace
 
 from pymc_dp.rows.functions import ParameterVector
 
-__all__ = ["constrain", "unconstrain"]
-
 #: A few thousand calls take less time than a compilation, and nothing is written to a cache.
 _MODE = Mode(linker="py", optimizer="fast_run")
 

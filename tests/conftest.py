@@ -9,8 +9,9 @@ import pytest
 from pymc_dp.privatized.graphs import Function
 from pymc_dp.records import PublicTerms, Records
 from pymc_dp.rows import functions
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
 
 
 @pytest.fixture(autouse=True)

@@ -20,18 +20,21 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
-from pymc_dp.clipping import Grid, vector_bound
 from pymc_dp.errors import NotFactorizable
-from pymc_dp.mechanisms import sums
-from pymc_dp.mechanisms.sums import clipped_sum
+from pymc_dp.privacy import holder
+from pymc_dp.privacy.answer import Grid, Query, VectorSum
+from pymc_dp.privacy.holder import Holder
+from pymc_dp.privacy.queries import Kick
 from pymc_dp.records import count_units, extract
 from pymc_dp.rows import blockwise, predicted
 from pymc_dp.rows import engine as engine_module
 from pymc_dp.rows.blockwise import BLOCK
-from pymc_dp.rows.engine import Coordinates, Engine, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates, Engine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
+from pymc_dp.rows.store import RecordStore, RowGroup
 from tests.selection import marked, others
 
 from .random_models import (
@@ -140,13 +143,18 @@ class Drawn:
 
 @contextmanager
 def blocks_of(rows: int, numbers: int) -> Iterator[None]:
-    """Blocks of at most so many rows, and vectors of so many numbers."""
+    """Blocks and parts of at most so many rows, and vectors of so many numbers."""
+
+    def over(part: Any, n: int, numbers: int) -> Iterator[Any]:
+        step = rows if numbers else n  # 0: it may not be divided
+        return (part(slice(k, min(k + step, n))) for k in range(0, n, step))
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blockwise, "BLOCK", rows)
         patch.setattr(engine_module, "_CACHED", numbers)
         patch.setattr(predicted, "_BLOCK", rows)
         patch.setattr(predicted, "_CACHED", numbers)
-        patch.setattr(sums, "_TILE", rows)
+        patch.setattr(holder, "over", over)
         yield
 
 
@@ -218,27 +226,30 @@ def agree(model: Drawn, case: Case) -> None:
     agree_with_plain_sum(engine, z, vectors, case)
 
 
-def summed(engine: Engine, z: np.ndarray, vectors: np.ndarray) -> tuple[Any, float, float]:
-    """The clipped sum of all units, about half of which are clipped, and how it was asked for."""
+def summed(
+    engine: Engine, z: np.ndarray, vectors: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, VectorSum]:
+    """The sum of all units, about half of which are clipped, their scales, and how it is made."""
     clip_norm = max(float(np.median(np.linalg.norm(vectors, axis=1))), 1e-3)
-    grid = Grid.finest(1.0, engine.n_units)
-    inverse_unit = 1.0 / grid.unit(2.0 * clip_norm)
-    bound = vector_bound(grid.norm_bound("replace_one"), engine.d)
-    return clipped_sum(engine, z, inverse_unit, bound), inverse_unit, bound
+    how = VectorSum(Grid.finest(1.0, engine.n_units), "replace_one", engine.d, clip_norm)
+    asked = Holder(engine)
+    total = asked.total(Query("gradient", Kick(0, z, z), how))
+    assert asked._path is not None
+    return total, asked._path.scale, how
 
 
 def agree_with_plain_sum(engine: Engine, z: np.ndarray, vectors: np.ndarray, case: Case) -> None:
     """Integers of the sum against NumPy's, but where rounding may go either way."""
     with blocks_of(case.block, case.cached):
-        (total, _, scale), inverse_unit, bound = summed(engine, z, vectors)
-    units = vectors * inverse_unit
+        total, scale, how = summed(engine, z, vectors)
+    units = vectors * (1.0 / how.unit)
     norms = np.linalg.norm(units, axis=1)
-    expected_scale = np.minimum(1.0, bound / np.maximum(norms, 1e-300))
+    expected_scale = np.minimum(1.0, how.bound / np.maximum(norms, 1e-300))
     np.testing.assert_allclose(scale, expected_scale, rtol=1e-12)
     entries = units * expected_scale[:, None]
     expected = np.rint(entries).astype(np.int64).sum(axis=0)
     # the rounding errors that `vector_bound` allows for, of either evaluation
-    slack = 2.0 * (engine.d + 8) * 2.0**-53 * bound
+    slack = 2.0 * (engine.d + 8) * 2.0**-53 * how.bound
     either = np.abs(entries - np.floor(entries) - 0.5) <= slack
     assert np.all(np.abs(total - expected) <= either.sum(axis=0))
 
@@ -334,12 +345,12 @@ def test_results_do_not_depend_on_the_blocks(family: str, structure: Structure) 
         z = 0.4 * np.random.default_rng(case.seed + 3).standard_normal(engine.d)
         for each in engines:
             values, vectors = evaluate(each, z)
-            (total, _, scale), *_ = summed(each, z, vectors)
+            total, scale, _ = summed(each, z, vectors)
             # in new coordinates nothing of the first evaluation is kept
             again = each.with_coordinates(replace(each.coordinates))
             with blocks_of(case.block, case.cached):
                 found_values, found_vectors = evaluate(again, z)
-                (found, _, found_scale), *_ = summed(again, z, vectors)
+                found, found_scale, _ = summed(again, z, vectors)
             assert same_bits(found_values, values)
             assert same_bits(found_vectors, vectors)
             assert same_bits(found, total)

@@ -24,12 +24,12 @@ LAYERS = (
     },
     {"_linker"},
     {"events", "exact_laplace", "exact_normal", "audit_bounds", "noise_laws"},
-    {"accounting", "clipping", "noise", "noise_aware"},
+    {"accounting", "noise", "noise_aware"},
     {"audit", "forecast", "ledger", "plan"},
     {"metering", "rows"},
-    {"bounds", "explore"},
+    {"bounds", "explore", "privacy"},
     {"records", "unconstrained"},
-    {"budget", "mechanisms"},
+    {"budget"},
     {"correction", "guard", "kernels", "results", "simulation", "statement", "warmup"},
     {"midpoints", "publish"},
     {"privatized", "steps"},
@@ -46,7 +46,6 @@ PURE = {
     "accounting",
     "audit",
     "audit_bounds",
-    "clipping",
     "errors",
     "events",
     "exact_laplace",
@@ -106,29 +105,31 @@ def test_kernels_see_nothing_but_kernels(module: str) -> None:
     assert {part_of(name) for name in behind(module)} <= {"kernels"}
 
 
-def test_only_mechanisms_add_noise_to_records() -> None:
-    """The one door: nobody else sums contributions or draws noise for them."""
+def test_one_page_adds_noise_to_records() -> None:
+    """Nobody else sums contributions, draws noise for them, or looks at what a holder gives."""
     for module in MODULES:
-        own = imports_of(module)[0]
-        if part_of(module) not in ("mechanisms", "budget"):  # a budget asks the grid for its limits
-            assert "clipping" not in own, module
-        if part_of(module) != "mechanisms":
-            assert "exact_normal" not in own or module == "noise"
-            assert "rows.loops" not in own or part_of(module) == "rows"
-        # one-off answers are evaluated, and their contributions computed, behind the charge alone
-        if module not in ("mechanisms.fixed", "mechanisms.preparation"):
-            assert "mechanisms.oneoff" not in own, module
-        if module not in ("mechanisms", "mechanisms.preparation"):
-            assert "mechanisms.fixed" not in own, module
-        if module != "privatized.making":
-            assert "mechanisms.statistic" not in own, module
-        if module != "mechanisms.oneoff":
-            assert "pymc_dp.rows.contributions.blocks" not in names_imported(module), module
+        names = names_imported(module)
+        if module != "privacy.answer":
+            assert "pymc_dp.noise.rounded_normal" not in names, module
+            assert "exact_laplace" not in imports_of(module)[0], module
+        if module not in ("privacy.answer", "noise"):
+            assert "exact_normal" not in imports_of(module)[0], module
+        if module not in ("privacy.answer", "privacy.holder"):
+            assert not [name for name in names if ".answer.clip_" in name], module
+        if module not in ("privacy.chains", "privacy.preparation", "privatized.making"):
+            assert "pymc_dp.privacy.answer.answer" not in names, module
+            assert "pymc_dp.privacy.answer.Receipt" not in names, module
+        if module not in ("privacy.chains", "privacy.preparation"):
+            assert "pymc_dp.privacy.holder.Holder" not in names, module
+        if module != "privacy.holder":
+            assert "pymc_dp.rows.contributions.blocks" not in names, module
+        if part_of(module) not in ("privacy", "rows"):
+            assert "rows.loops" not in imports_of(module)[0], module
 
 
 def test_subsampling_has_nothing_to_do_with_privacy() -> None:
     """It asks for a budget in order to refuse it, and neither clips nor charges."""
-    private = {"clipping", "ledger", "mechanisms", "metering", "noise", "steps", "warmup"}
+    private = {"ledger", "metering", "noise", "privacy", "steps", "warmup"}
     for module in MODULES:
         if part_of(module) == "ecs":
             own = imports_of(module)[0]

@@ -28,8 +28,10 @@ import pytest
 import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.events import MU2_UNIT
-from pymc_dp.mechanisms import Preparation, oneoff
 from pymc_dp.noise import insecure_noise
+from pymc_dp.privacy import preparation as preparations
+from pymc_dp.privacy.answer import VectorSum
+from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.tilt import TiltedEngine
 
@@ -323,7 +325,7 @@ def test_new_interpreters():
 def test_consistent_clipping(consistent):
     model, budget = build("logistic")
     step = automatic("langevin-anchored", model, consistent_clipping=consistent)
-    tilted = step.queries.engine
+    tilted = step.queries.holder.engine
     assert isinstance(tilted, TiltedEngine)
     assert isinstance(tilted.engine, PredictorEngine)
     plans = [e.payload for e in budget.ledger.entries() if e.plan == step.plan.plan_id]
@@ -377,7 +379,7 @@ def test_a_pickle_holds_the_records_and_nothing_made_of_them():
     step = automatic("langevin-anchored", model)
     fresh = Census.of(step)
     pm_sample(model, step, cores=1)
-    assert step.queries.engine._reference is not None
+    assert step.queries.holder.engine._reference is not None
     model, _ = build("logistic")
     by_hand = dp.DPLangevin(
         draws=5, chains=1, model=model, scaling=0.1, clip_norm=0.2, step_size=0.3, energy_clip=0.1
@@ -508,14 +510,14 @@ def test_a_release_that_was_charged_and_not_seen_is_made_for_its_charge(monkeypa
     """Only one value of the two attempts was ever seen."""
     model, budget = build("logistic")
 
-    def interrupted(self, engine, method=oneoff.ClippedSum.evaluate):
-        value = method(self, engine)
-        if len(charged(budget)) > 6:
+    def interrupted(query, *given, answer=preparations.answer):
+        value = answer(query, *given)
+        if isinstance(query.sum, VectorSum) and len(charged(budget)) > 6:
             raise KeyboardInterrupt
         return value
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(oneoff.ClippedSum, "evaluate", interrupted)
+        patch.setattr(preparations, "answer", interrupted)
         automatic("langevin", model)
     *seen, lost = charged(budget)
     assert seen == kept(budget)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import warnings
+from collections.abc import Callable
 from fractions import Fraction
 from itertools import combinations
 from time import perf_counter
@@ -30,11 +31,14 @@ from pymc_dp.kernels import penalty
 from pymc_dp.kernels.barker import BarkerTest
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.ledger import Ledger
-from pymc_dp.mechanisms import COINS, BatchQueries, MomentQueries, Preparation
 from pymc_dp.metering import Meter
 from pymc_dp.plan import plan_batches
+from pymc_dp.privacy import answer, holder
+from pymc_dp.privacy.chains import BatchQueries, MomentQueries
+from pymc_dp.privacy.holder import COINS
+from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.source import Source
 from tests.selection import marked
 
@@ -166,7 +170,12 @@ def fixed(mechanism: str, probability: float, multiplier: float) -> BatchEvent:
 BOTH = pytest.mark.parametrize("event", [poisson, fixed])
 
 
-def queries(event: BatchEvent, kind: type[BatchQueries] = BatchQueries, **kwargs: Any) -> Any:
+def queries(
+    event: BatchEvent,
+    kind: type[BatchQueries] = BatchQueries,
+    clip_norm: float = 0.3,
+    **kwargs: Any,
+) -> Any:
     ledger = Ledger.temporary()
     account = ledger.open_account(
         MU2_UNIT,
@@ -179,7 +188,7 @@ def queries(event: BatchEvent, kind: type[BatchQueries] = BatchQueries, **kwargs
     ledger.record_plan(account, 1, {"chains": 1})
     ledger.begin_run(account, 1, max_runs=1, run_cost=0)
     meter = Meter(ledger, account, 1, 0, 0, 10**6)
-    found = kind(engine_of(False), meter, event, 0.3, N, **kwargs)
+    found = kind(engine_of(False), meter, event, clip_norm, N, **kwargs)
     found.begin_chain()
     return found
 
@@ -206,7 +215,7 @@ def test_ratios_of_batches_have_their_penalty_taken_off(event: Any) -> None:
     asked = queries(event("log_ratio", q, 1e-4), likelihood_power=power)
     z, new = np.array([0.5, 0.2]), np.array([1.1, -0.4])
     c = 0.3 * np.linalg.norm(new - z)
-    likelihood = asked.engine.log_likelihood
+    likelihood = asked.holder.engine.log_likelihood
     r = np.clip(likelihood(new) - likelihood(z), -c, c)
     answers = []
     for _ in range(4000):
@@ -238,16 +247,22 @@ def test_one_record_in_a_batch_changes_a_ratio_by_no_more_than_is_paid_for() -> 
     assert sd == pytest.approx(2.0 * (linear * c + 0.5 * linear**2 * (1 - q) * c**2))
 
 
+def integers(asked: Any, ask: Callable[..., Any], *at: np.ndarray) -> np.ndarray:
+    """The exact sum behind an answer."""
+    found: list[np.ndarray] = []
+    with pytest.MonkeyPatch.context() as patch:
+        total = asked.holder.total
+        patch.setattr(asked.holder, "total", lambda query: found.append(total(query)) or found[0])
+        assert asked.begin_iteration()
+        ask(*at)
+    return found[0]
+
+
 def test_integer_sums_of_batches_move_by_one_clipped_record(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bit for bit, without noise: with one unit more in the batch, at most C in grid units."""
-    monkeypatch.setattr(
-        "pymc_dp.mechanisms.queries.rounded_normal", lambda size, m: np.zeros(size, int)
-    )
     asked = queries(poisson("gradient", 0.5, 1.5))
-    grid = asked.grids["gradient"]
-    unit = grid.unit(0.3)
     rng = np.random.default_rng(5)
     z = np.array([0.3, -0.7])
     for _ in range(30):
@@ -258,23 +273,19 @@ def test_integer_sums_of_batches_move_by_one_clipped_record(
         sums = []
         for chosen in (members, other):
             monkeypatch.setattr(noise, "coins", lambda size, numerator, chosen=chosen: chosen)
-            asked.begin_iteration()
-            sums.append(np.rint(asked.gradient(z) * asked.probability / unit))
-        assert 0.0 < np.linalg.norm(sums[0] - sums[1]) <= grid.sensitivity
+            sums.append(integers(asked, asked.gradient, z))
+        assert 0.0 < np.linalg.norm(sums[0] - sums[1]) <= asked.grids["gradient"].sensitivity
 
 
 def test_replacing_a_record_changes_two_terms_of_a_fixed_batch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Bit for bit, without noise: two data sets that differ in one record, over the same batch."""
-    monkeypatch.setattr(
-        "pymc_dp.mechanisms.queries.rounded_normal", lambda size, m: np.zeros(size, int)
-    )
     rng = np.random.default_rng(6)
     z, new = np.array([0.3, -0.7]), np.array([0.9, 0.4])
     for mechanism in ("gradient", "log_ratio"):
-        asked = queries(fixed(mechanism, 0.3, 1.5), likelihood_power=0.4)
-        asked.clip_norms[mechanism] = 0.02  # binds
+        event = fixed(mechanism, 0.3, 1.5)
+        asked = queries(event, clip_norm=0.02, likelihood_power=0.4)  # it binds
         grid = asked.grids[mechanism]
         largest = 0.0
         for _ in range(30):
@@ -286,13 +297,8 @@ def test_replacing_a_record_changes_two_terms_of_a_fixed_batch(
             sums = []
             for chosen in (members, other):
                 monkeypatch.setattr(noise, "subset", lambda n, size, chosen=chosen: chosen)
-                asked.begin_iteration()
-                if mechanism == "gradient":
-                    unit = grid.unit(0.02)
-                    sums.append(np.rint(asked.gradient(z) * asked.probability / unit))
-                else:
-                    value, sd = asked.log_ratio(z, new)
-                    sums.append(np.rint(value / sd * 2.0**grid.log2_sigma))
+                at = (z,) if mechanism == "gradient" else (z, new)
+                sums.append(integers(asked, getattr(asked, mechanism), *at))
             largest = max(largest, float(np.linalg.norm(sums[0] - sums[1])))
         assert grid.sensitivity < largest <= 2.0 * grid.sensitivity
 
@@ -313,19 +319,17 @@ def test_a_record_moves_both_sums_together_by_no_more_than_is_paid_for(
     monkeypatch: pytest.MonkeyPatch, multiplier: float, far: float
 ) -> None:
     """Bit for bit, in integers: one record in or out; if replaced, two of these."""
-    from pymc_dp.mechanisms import batches as module
-
     seen: list[np.ndarray] = []
-    original = module.clip_norm_sum
+    original = answer.clip_vectors
 
-    def watched(vectors: Any, unit: Any, bound: Any, total: np.ndarray, scale: Any) -> None:
-        total[:] = 0
-        original(vectors, unit, bound, total, scale)
+    def watched(block: Any, units: Any, bound: Any, total: np.ndarray, scale: Any) -> None:
+        assert not total.any()
+        original(block, units, bound, total, scale)
         seen.append(total.copy())
         # where the ratio is within its interval, the vector is within its bound but for rounding
-        assert (scale[np.isfinite(vectors).all(axis=0)] > 1 - 1e-6).all()
+        assert (scale[np.isfinite(block.values).all(axis=0)] > 1 - 1e-6).all()
 
-    monkeypatch.setattr(module, "clip_norm_sum", watched)
+    monkeypatch.setattr(answer, "clip_vectors", watched)
     asked = queries(poisson("log_ratio", 0.1, multiplier), MomentQueries, likelihood_power=0.7)
     grid = asked.grids["log_ratio"]
     bound = Fraction(2) ** grid.log2_sigma / Fraction(multiplier)
@@ -338,7 +342,7 @@ def test_a_record_moves_both_sums_together_by_no_more_than_is_paid_for(
     for one in [*nasty, *(c * rng.uniform(-1.5, 1.5, 40))]:
         del seen[:]
         for ratios in (others, [*others, one]):
-            monkeypatch.setattr(asked, "_batch", lambda ratios=ratios: Ratios(ratios))
+            monkeypatch.setattr(holder, "_batch", lambda *_, ratios=ratios: Ratios(ratios))
             asked.begin_iteration()
             value, noise_sd = asked.log_ratio(np.zeros(2), z)
             assert np.isfinite(value) and np.isfinite(noise_sd)
@@ -355,7 +359,7 @@ def test_ratios_and_their_sampling_variance_are_unbiased(event: Any) -> None:
     asked = queries(event("log_ratio", q, 0.1), MomentQueries, likelihood_power=power)
     z, new = np.array([0.5, 0.2]), np.array([1.1, -0.4])
     distance = np.linalg.norm(new - z)
-    likelihood = asked.engine.log_likelihood
+    likelihood = asked.holder.engine.log_likelihood
     r = np.clip(likelihood(new) - likelihood(z), -0.3 * distance, 0.3 * distance)
     found = []
     for _ in range(3000):
@@ -394,8 +398,8 @@ def test_an_empty_batch_is_noise_alone(monkeypatch: pytest.MonkeyPatch, kind: An
         asked = queries(poisson(mechanism, 0.5, 1.0), kind)
         asked.begin_iteration()
         z = np.zeros(2)
-        answer = asked.gradient(z) if mechanism == "gradient" else asked.log_ratio(z, z + 1.0)[0]
-        assert np.isfinite(answer).all() and np.all(np.asarray(answer) != 0.0)
+        value = asked.gradient(z) if mechanism == "gradient" else asked.log_ratio(z, z + 1.0)[0]
+        assert np.isfinite(value).all() and np.all(np.asarray(value) != 0.0)
 
 
 @pytest.mark.slow
@@ -425,7 +429,7 @@ def test_subsampled_accept_tests_are_nearly_exact(
     rng = np.random.default_rng(8)
     axis = np.linspace(-25, 25, 101)
     nodes = np.stack(np.meshgrid(axis, axis, indexing="ij"), -1).reshape(-1, 2)
-    likelihood = np.array([asked.engine.log_likelihood(z).sum() for z in nodes])
+    likelihood = np.array([asked.holder.engine.log_likelihood(z).sum() for z in nodes])
     p = np.exp(power * (likelihood - likelihood.max()) - 0.5 * (nodes**2).sum(1) / 400.0)
     p /= p.sum()
     mean = p @ nodes
@@ -489,13 +493,13 @@ def test_a_run_is_paid_for_before_a_record_is_read(monkeypatch: pytest.MonkeyPat
     step = dp.DPSGLD(draws=5, chains=1, model=model, **SETTINGS)
     assert budget.ledger.spent(budget.account) == step.plan.batches.reserved
     spent = []
-    original = BatchQueries._batch
+    original = holder._batch
 
-    def watched(self: BatchQueries) -> Any:
+    def watched(*of: Any) -> Any:
         spent.append(budget.ledger.spent(budget.account))
-        return original(self)
+        return original(*of)
 
-    monkeypatch.setattr(BatchQueries, "_batch", watched)
+    monkeypatch.setattr(holder, "_batch", watched)
     sample(model, step, draws=5)
     assert set(spent) == {step.plan.batches.reserved}
     with pytest.raises(dp.BudgetExceeded, match="have been made"):
@@ -577,8 +581,8 @@ def test_fixed_batches_of_users() -> None:
     step = dp.DPSGLD(draws=10, chains=1, batches="fixed_size", model=model, **settings)
     users = len(np.unique(USERS))
     assert step.plan.batches.event.n_units == users == budget.n_public
-    drawn = step.queries._batch()
-    assert drawn.n_units == 20
+    drawn = holder._batch(step.queries.holder.engine, step.queries.event)
+    assert drawn is not None and drawn.n_units == 20
     statement = dp.privacy_statement(dp.release(sample(model, step, draws=10), model))
     assert f"exactly 20 of {users} units" in statement
 

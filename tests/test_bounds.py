@@ -18,10 +18,12 @@ import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.bounds import clamp, declared_bounds, known_limits
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.intervals import NoEnclosure, enclose
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.statement import STATEMENT, make_statement
 
 from .models import GROUPS, Data, coefficients

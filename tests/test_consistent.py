@@ -29,9 +29,10 @@ from pymc_dp.rows.contributions import (
     Score,
 )
 from pymc_dp.rows.cuts import Outcome
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import _Rows, law_unknown
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.law import law_of
 
 from .selection import marked, others

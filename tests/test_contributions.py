@@ -20,9 +20,11 @@ from pymc_dp.rows.contributions import (
     Score,
     blocks,
 )
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.rows.tilt import TiltedEngine
 from tests.selection import marked
 

@@ -13,7 +13,7 @@ import xarray as xr
 import pymc_dp as dp
 from pymc_dp import _compat
 from pymc_dp.diagnostics import discrepancy, efficiency
-from pymc_dp.mechanisms.oneoff import EDGES
+from pymc_dp.privacy.answer import EDGES
 
 RNG = np.random.default_rng(11)
 N = 5000

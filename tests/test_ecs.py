@@ -15,13 +15,14 @@ from pymc_dp.ecs import estimates as estimates_module
 from pymc_dp.ecs import perturbed as perturbed_module
 from pymc_dp.ecs import signed as signed_module
 from pymc_dp.ecs.chances import Chances, perturbed_chances, signed_chances
-from pymc_dp.ecs.estimates import MEAN, PERTURBED, Sampled, density
+from pymc_dp.ecs.estimates import Sampled, density
 from pymc_dp.ecs.expansion import expand, quadratic
 from pymc_dp.ecs.gather import drawn, first_records
 from pymc_dp.ecs.linear import LinearRows
 from pymc_dp.ecs.perturbed import start_perturbed
 from pymc_dp.ecs.preparation import Variates, prepare
 from pymc_dp.ecs.signed import log_constants, start_signed
+from pymc_dp.ecs.weights import MEAN, PERTURBED
 from pymc_dp.rows.predictor import FAMILIES
 
 pytestmark = pytest.mark.compiled

@@ -15,8 +15,9 @@ from pymc_dp import _compat
 from pymc_dp.ledger import SPENDING
 from pymc_dp.noise import insecure_noise
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.effects import Effects, effects_of
 
 N, GROUPS = 3001, 6

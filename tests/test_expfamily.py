@@ -19,11 +19,14 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp import _compat
-from pymc_dp.clipping import Grid
 from pymc_dp.errors import PrivacyError, UnsafeModel
-from pymc_dp.mechanisms.fixed import FixedSum
+from pymc_dp.privacy import holder
+from pymc_dp.privacy.answer import Grid, Query, VectorSum
+from pymc_dp.privacy.holder import Holder
 from pymc_dp.rows.contributions import Statistic
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.steps import exponential_model as recognition
 from tests.selection import marked, others
 
@@ -128,6 +131,12 @@ def with_records(engine: RowEngine, y: np.ndarray) -> RowEngine:
     return RowEngine([RowGroup(group.functions, store, None)], engine.parameters, len(y), at)
 
 
+def total(spec: Statistic, grid: Grid, neighboring: Any, engine: Any) -> np.ndarray:
+    """The exact sum of the statistics of these records, in integers."""
+    sum_ = VectorSum(grid, neighboring, spec.size, spec.norm, spec.nonnegative)
+    return Holder(engine).total(Query("statistic", spec, sum_))
+
+
 def extreme(name: str, size: int = 12) -> np.ndarray:
     """Records at, near and far beyond the ends of what is possible."""
     _, bounds = CASES[name]
@@ -161,7 +170,7 @@ def test_family(name: str, neighboring: str) -> None:
     model = budgeted(name, neighboring)
     step = step_of(model)  # it has compared the family with PyMC's log-density
     assert spent(model) == 0
-    made, engine = step._exponential, step.queries.engine
+    made, engine = step._exponential, step.queries.holder.engine
     counted = neighboring == "add_or_remove_one" and name != "Categorical"
     assert made.statistic.size == SIZES.get(name, 1) + counted
     cloudpickle.dumps(step)  # as PyMC sends it to other processes
@@ -176,9 +185,11 @@ def test_family(name: str, neighboring: str) -> None:
 
     for tau in (0.9, 37.5, 4000.0):
         grid = Grid.finest(tau, N)
-        sums = FixedSum(made.statistic, grid, neighboring)  # type: ignore[arg-type]
-        single = [sums.total(with_records(engine, y[i : i + 1])) for i in range(len(y))]
-        whole = sums.total(with_records(engine, y))
+
+        def of(records: np.ndarray, grid: Grid = grid) -> np.ndarray:
+            return total(made.statistic, grid, neighboring, with_records(engine, records))
+
+        single, whole = [of(y[i : i + 1]) for i in range(len(y))], of(y)
         # exactly additive: a record adds the same integers wherever it stands
         assert np.array_equal(whole, np.sum(single, axis=0))
         if neighboring == "replace_one":
@@ -202,11 +213,10 @@ def test_a_wrong_bound_would_be_seen() -> None:
     step = step_of(budgeted("Bernoulli"))
     honest = step._exponential.statistic
     double = Statistic(lambda arrays: 2.0 * honest.rows(arrays), honest.size, honest.norm)
-    sums = FixedSum(double, Grid.finest(5.0, N), "replace_one")
-    clipped = sums.total(with_records(step.queries.engine, np.array([1])))
-    half = FixedSum(honest, sums.grid, "replace_one")
-    assert abs(int(clipped[0])) <= sums.grid.sensitivity / 2  # clipped, whatever the rows are
-    assert np.abs(clipped - half.total(with_records(step.queries.engine, np.array([1])))) <= 1
+    grid, one = Grid.finest(5.0, N), with_records(step.queries.holder.engine, np.array([1]))
+    clipped = total(double, grid, "replace_one", one)
+    assert abs(int(clipped[0])) <= grid.sensitivity / 2  # clipped, whatever the rows are
+    assert np.abs(clipped - total(honest, grid, "replace_one", one)) <= 1
 
 
 @pytest.mark.slow
@@ -235,9 +245,9 @@ def test_noise_of_a_sum_is_what_it_says() -> None:
         assert queries.begin_iteration()
         value, noise_sd = queries.statistic()
         answers.append(value)
-    with pytest.raises(PrivacyError, match="no charged iteration"):
+    with pytest.raises(PrivacyError, match="no charge pays for"):
         queries.statistic()
-    exact = queries._total * queries.sum.unit
+    exact = queries.holder.total(queries._query) * queries._query.sum.unit
     scores = ((np.array(answers) - exact) / noise_sd).ravel()
     assert len(np.unique(scores)) == 24  # fresh every time, and in every entry
     # false alarms: 2e-7
@@ -256,13 +266,13 @@ def test_charged_before_the_records_are_read_and_read_once(
 ) -> None:
     model = budgeted("Poisson")
     seen: list[tuple[int, int]] = []
-    honest = FixedSum.total
+    honest = holder.checked
 
-    def watched(self: FixedSum, engine: Any) -> np.ndarray:
+    def watched(engine: Any, of: Any) -> Any:
         seen.append((engine.n_units, spent(model)))
-        return honest(self, engine)
+        return honest(engine, of)
 
-    monkeypatch.setattr(FixedSum, "total", watched)
+    monkeypatch.setattr(holder, "checked", watched)
     step = step_of(model, chains=2)
     assert all(units < N for units, _ in seen) or all(charge == 0 for _, charge in seen)
     seen.clear()
@@ -276,14 +286,14 @@ def test_charged_before_the_records_are_read_and_read_once(
     stats_ = _compat.group(idata, "sample_stats")
     names = {"dp_accept_rate", "dp_accepted", "dp_epsilon", "dp_frozen", "dp_plan_id"}
     assert {str(name) for name in stats_} == names
-    total = step.queries._total
-    assert total is not None
+    query, private = step.queries.holder._same
+    assert query is step.queries._query
     for kept in (pickle.loads(pickle.dumps(step)), copy.deepcopy(step.queries)):
-        assert getattr(kept, "queries", kept)._total is None
-    patterns = [total.tobytes(), (total * step.queries.sum.unit).tobytes()]
+        assert getattr(kept, "queries", kept).holder._same is None
+    patterns = [private.tobytes(), (private * query.sum.unit).tobytes()]
     assert not any(pattern in pickle.dumps(step) for pattern in patterns)
-    texts = f"{step!r} {step.queries!r} {step.queries.sum!r} {step.plan!r}"
-    assert str(int(total[0])) not in texts
+    texts = f"{step!r} {step.queries!r} {step.queries.holder!r} {query!r} {step.plan!r}"
+    assert str(int(private[0])) not in texts
     safe = dp.release(idata, model)
     assert "Poisson), clamped to public bounds" in dp.privacy_statement(safe)
     assert "y is clamped to [0, 8]" in dp.privacy_statement(safe)
@@ -299,14 +309,14 @@ def test_settings_are_learned_from_releases_alone(monkeypatch: pytest.MonkeyPatc
         dp.bounds(y=(-10, 15))
         budget = dp.PrivacyBudget(30.0, 1e-6)
         charges: list[int] = []
-        honest = FixedSum.total
+        honest = holder.checked
 
-        def watched(self: FixedSum, engine: Any) -> np.ndarray:
+        def watched(engine: Any, of: Any) -> Any:
             if engine.n_units == len(y):
                 charges.append(len([e for e in budget.ledger.entries() if e.kind == "charge"]))
-            return honest(self, engine)
+            return honest(engine, of)
 
-        monkeypatch.setattr(FixedSum, "total", watched)
+        monkeypatch.setattr(holder, "checked", watched)
         safe = dp.sample(
             300, chains=2, step="ExponentialFamilyPenalty", cores=1, progressbar=False,
             random_seed=2, compute_convergence_checks=False,
@@ -365,7 +375,8 @@ def line(neighboring: str = "replace_one") -> pm.Model:
 def test_a_family_by_hand(neighboring: str) -> None:
     model = line(neighboring)
     step = step_of(model, **LINE)
-    exact = step.queries.sum.total(step.queries.engine) * step.queries.sum.unit
+    query = step.queries._query
+    exact = Holder(step.queries.holder.engine).total(query) * query.sum.unit
     lower, upper = (np.array(end) for end in LINE["statistic_bounds"])
     rows = np.clip(np.stack([X * REAL, X * X, REAL**2]).T, lower, upper)
     scaled = (rows - (lower + upper) / 2) / ((upper - lower) / 2)

@@ -16,9 +16,10 @@ from pymc_dp._linker import code_of
 from pymc_dp.noise import insecure_noise
 from pymc_dp.records import extract
 from pymc_dp.rows.contributions import Curvature, OuterProduct, Score, blocks
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.flat import is_flat
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
 from tests.selection import marked
 
 N = 20_011

@@ -20,8 +20,8 @@ from pymc_dp import _compat
 from pymc_dp.accounting import epsilon_from_mu
 from pymc_dp.errors import LedgerError
 from pymc_dp.events import MU2_UNIT
-from pymc_dp.mechanisms import preparation
 from pymc_dp.metering import Meter
+from pymc_dp.privacy import preparation
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.source import Source
 

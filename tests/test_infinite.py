@@ -13,8 +13,8 @@ import pytest
 
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
 from tests.selection import marked
 
 N = 24

@@ -15,16 +15,16 @@ from typing import Any
 import pytest
 from numba.core.dispatcher import Dispatcher
 
+from benchmarks.size import MODULES, imports_of
 from pymc_dp import _jit
 from pymc_dp.rows import loops
-from benchmarks.size import MODULES, imports_of
 
 #: A caller in one file whose callees are in others, and a function of PyTensor that calls ours.
 CALLERS = """
 import json
 import numpy as np
 import pytensor.tensor as pt
-from pymc_dp.mechanisms.sums import _linear_sum
+from pymc_dp.privacy.answer import clip_linear
 from pymc_dp.rows.functions import compile_function
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.moves import Moves
@@ -33,18 +33,18 @@ from pymc_dp.rows.solves import _RowsTimes
 one, nobody = np.ones(1), np.empty((0, 1))
 moves = Moves(np.array([0]), np.ones((1, 1)), nobody.astype(int), nobody, one)
 rows = LinearRows(0, 100.0 * one, one, 0.0 * one, np.empty(0), moves)
-clipped = np.zeros(1, dtype=np.int64)
-_linear_sum(rows, np.zeros(1), 1.0, 10.0, clipped, 0, one.copy(), one.copy(), one.copy(), 512)
+clipped, part = np.zeros(1, dtype=np.int64), np.array([0, 1])
+clip_linear(rows, np.zeros(1), part, 1.0, 10.0, clipped, np.empty((3, 1)))
 
 x = pt.matrix()
 product = compile_function([x], _RowsTimes()(x, np.array([[2.0]])))
 found = {"clipped": int(clipped[0]), "product": float(product(np.array([[3.0]]))[0, 0])}
-compiled = [*_linear_sum.stats.cache_misses, *product.vm.jit_fn.stats.cache_misses]
+compiled = [*clip_linear.stats.cache_misses, *product.vm.jit_fn.stats.cache_misses]
 print(json.dumps(found | {"compiled": len(compiled)}))
 """
 #: What the callees do, and what they do when they were edited.
 EDITS = {
-    "clipping.py": ("else bound / norm", "else 3.0 * bound / norm"),
+    "privacy/answer.py": ("else bound / norm", "else 3.0 * bound / norm"),
     "rows/loops.py": ("out[i] += x[i] * w", "out[i] -= x[i] * w"),
 }
 
@@ -75,7 +75,9 @@ def test_an_edit_of_what_compiled_code_calls_is_seen_with_a_warm_cache(tmp_path:
     And what was not edited is not compiled again.
     """
     package = tmp_path / "pymc_dp"
-    shutil.copytree(Path(_jit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path(_jit.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__")
+    )
     (package / "__init__.py").write_text("")  # what else the package imports is not needed
     right = {"clipped": 10, "product": 6.0}
     assert found_in(tmp_path) == right | {"compiled": 2}

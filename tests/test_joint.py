@@ -24,9 +24,11 @@ from pymc_dp.rows.contributions import (
     OuterProduct,
     Score,
 )
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.store import RecordStore, RowGroup
 
 from .selection import marked
 from .test_consistent import every_kind

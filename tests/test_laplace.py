@@ -23,7 +23,7 @@ from pymc_dp.forecast import forecast, whole_curvature
 from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.matrices import root
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.target import far
 from pymc_dp.warmup.climb import climb
 from tests.selection import marked

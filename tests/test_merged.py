@@ -11,8 +11,9 @@ import pytensor.tensor as pt
 import pytest
 
 from pymc_dp.records import Records, extract
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED, RowFunctions
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.merged import merged
 from pymc_dp.rows.store import RowGroup
 from pymc_dp.steps.effects import effects_of

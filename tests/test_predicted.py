@@ -17,7 +17,8 @@ import pymc_dp as dp
 from pymc_dp.records import extract
 from pymc_dp.rows import blockwise, contributions
 from pymc_dp.rows.contributions import blocks
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.loops import row_blocks
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise

@@ -38,8 +38,10 @@ from pymc_dp.records import (
 )
 from pymc_dp.rows import blockwise
 from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.store import RecordStore, RowGroup
 
 from .models import EXAMPLES, GROUPS, Data, build
 from .selection import marked

@@ -18,7 +18,8 @@ from pytensor.tensor.elemwise import Elemwise
 from scipy.special import expit, gammaln, log_expit
 
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.simplify import hoisted, simplified
 
 N = 1013

@@ -11,7 +11,7 @@ from scipy.stats import multivariate_normal
 
 from pymc_dp._compat import SolveTriangular
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.solves import constant_solves
 
 N = 1009

@@ -12,7 +12,8 @@ import pytest
 from pymc_dp._jit import compiled as jit
 from pymc_dp.records import extract
 from pymc_dp.rows import elementary, moves
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.sparse import Layout

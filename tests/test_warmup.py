@@ -22,12 +22,13 @@ from pymc_dp.kernels import hmc, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.ledger import Ledger
 from pymc_dp.matrices import positive_part, root, within
-from pymc_dp.mechanisms import Preparation
-from pymc_dp.mechanisms.oneoff import EDGES
 from pymc_dp.noise import insecure_noise
+from pymc_dp.privacy.answer import EDGES
+from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.bulk import find_bulk, prior_curvature
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.langevin import prepare_langevin

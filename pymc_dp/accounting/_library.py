@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["library", "relation", "true_multiplier"]
-
 
 def library() -> Any:
     """dp-accounting, or an ImportError that says how to install it."""

@@ -9,8 +9,6 @@ from fractions import Fraction
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.events import MU2_UNIT, GaussianEvent
 
-__all__ = ["calibrate", "smallest_noise_multiplier"]
-
 
 def smallest_noise_multiplier(cost: int) -> float:
     """Smallest float τ for which one release costs at most `cost` ledger units.

@@ -25,8 +25,6 @@ from pymc_dp.accounting.gdp import epsilon_from_mu
 from pymc_dp.accounting.subsampled import epsilon_of, sampled_rdp_epsilon
 from pymc_dp.events import SubsampledGaussianEvent
 
-__all__ = ["compare_accountants"]
-
 
 def compare_accountants(
     noise_multiplier: float,

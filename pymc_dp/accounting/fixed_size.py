@@ -15,8 +15,6 @@ from pymc_dp._checks import check_delta, check_integer
 from pymc_dp.accounting._library import library, relation, true_multiplier
 from pymc_dp.events import MU2_UNIT, FixedBatchGaussianEvent
 
-__all__ = ["fixed_size_epsilon", "renyi_epsilon"]
-
 #: Beyond this order dp-accounting has no bound better than that without amplification.
 _AMPLIFIED = 256.0
 #: Noise so large that dp-accounting loses the digits of its bound, in units of the sensitivity.

@@ -22,15 +22,6 @@ from scipy.special import erfcx, ndtr, ndtri_exp
 from pymc_dp._checks import check_delta, check_epsilon, check_integer, check_number
 from pymc_dp.events import MU2_UNIT
 
-__all__ = [
-    "delta_from_mu",
-    "epsilon_from_mu",
-    "mu_from_budget",
-    "mu_from_pure",
-    "mu_from_units",
-    "units_from_mu",
-]
-
 _ROUNDOFF = 2.0**-53
 # Relative error allowed for erfcx and ndtr, in units of 2^-53. SciPy's are within 8 where they are
 # called here; the tests compare the result with 60-digit arithmetic.

@@ -54,13 +54,6 @@ from pymc_dp.events import (
     SubsampledGaussianEvent,
 )
 
-__all__ = [
-    "epsilon_of",
-    "room_beside",
-    "sampled_rdp_epsilon",
-    "smallest_noise_multiplier",
-]
-
 #: A plan: the event of one release, and how many there are.
 Plan = tuple[BatchEvent, int]
 

@@ -16,16 +16,14 @@ from pymc_dp.accounting import mu_from_budget, units_from_mu
 from pymc_dp.advice import score_norms
 from pymc_dp.budget import get_budget
 from pymc_dp.diagnostics.draws import numbers
-from pymc_dp.mechanisms import Preparation
+from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import Records, extract
 from pymc_dp.rows.contributions import Score
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.settings import positive, scaling_matrix
 from pymc_dp.unconstrained import unconstrain
 
-__all__ = ["clipping_report"]
-
-#: The last bin of a histogram of norms begins here (`pymc_dp.mechanisms.oneoff.EDGES`).
+#: The last bin of a histogram of norms begins here (`pymc_dp.privacy.answer.EDGES`).
 _LAST_EDGE = 2.0**60
 
 

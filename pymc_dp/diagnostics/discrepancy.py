@@ -10,8 +10,6 @@ from scipy.spatial.distance import cdist
 
 from pymc_dp.diagnostics.draws import dataset_of, is_labelled, names_of, numbers, variables
 
-__all__ = ["mmd"]
-
 #: More draws than this are thinned before distances are taken.
 _LARGEST = 2000
 _PAIRS = 500

@@ -10,8 +10,6 @@ import xarray as xr
 
 from pymc_dp import _compat
 
-__all__ = ["dataset_of", "is_labelled", "names_of", "numbers", "variables"]
-
 
 def dataset_of(name: str, draws: Any, groups: Sequence[str]) -> xr.Dataset:
     """The first of `groups` that a result has, or the data set itself."""

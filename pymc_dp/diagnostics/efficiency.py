@@ -12,8 +12,6 @@ from pymc_dp import _compat
 from pymc_dp.diagnostics.draws import dataset_of, is_labelled, names_of, numbers, variables
 from pymc_dp.steps.settings import positive
 
-__all__ = ["inefficiency"]
-
 
 def inefficiency(
     draws: Any,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 
-__all__ = ["DualAveraging"]
-
 #: gamma, t0 and kappa of the paper.
 _SHRINKAGE, _DELAY, _DECAY = 0.05, 10.0, 0.75
 

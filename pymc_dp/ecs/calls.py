@@ -13,8 +13,6 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-__all__ = ["call_address"]
-
 
 @intrinsic
 def call_address(typingctx: Any, address: Any, arguments: Any) -> Any:

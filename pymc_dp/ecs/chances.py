@@ -11,8 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-__all__ = ["MOST_BATCHES", "Chances", "perturbed_chances", "signed_chances"]
-
 #: Mini-batches of one product, at most: a Poisson(1) variable exceeds it with probability 1e-14.
 MOST_BATCHES = 16
 

@@ -12,8 +12,6 @@ from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.total import without_errors
 
-__all__ = ["columns_of"]
-
 
 def columns_of(graph: RowGraph, data: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:
     """The row expression of every cut that has one, evaluated: (n, p) designs, (n,) labels.

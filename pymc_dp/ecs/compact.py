@@ -23,8 +23,6 @@ from pymc_dp.ecs.gather import Sample, gather
 from pymc_dp.ecs.linear import add_rows, products
 from pymc_dp.ecs.weights import weigh
 
-__all__ = ["BLOCK", "COPY", "DOT", "INDEX", "Plan", "compact_estimate", "compact_total"]
-
 #: The doors.
 COPY, DOT, INDEX = 0, 1, 2
 #: Rows of a pass over all records that are evaluated at once.

@@ -17,15 +17,6 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp.rows.functions import compile_function
 
-__all__ = [
-    "Kernel",
-    "KernelGraph",
-    "callable_kernel",
-    "callable_prior",
-    "callable_rows",
-    "callable_shared",
-]
-
 KernelGraph = tuple[list[Variable], list[Variable]]
 
 

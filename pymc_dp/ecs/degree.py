@@ -22,8 +22,6 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_dp._compat import AdvancedSubtensor1, SolveTriangular
 
-__all__ = ["degree_of"]
-
 #: Entries of the first input, moved about.
 _VIEWS: tuple[type, ...] = (
     AdvancedSubtensor,

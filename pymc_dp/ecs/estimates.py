@@ -32,9 +32,6 @@ from pymc_dp.ecs.compact import compact_estimate
 from pymc_dp.ecs.expansion import Expansion, quadratic
 from pymc_dp.ecs.gather import Sample
 from pymc_dp.ecs.linear import linear_estimate
-from pymc_dp.ecs.weights import MEAN, PERTURBED
-
-__all__ = ["MEAN", "PERTURBED", "Sampled", "density", "estimate", "leapfrog", "negative"]
 
 
 class Sampled(NamedTuple):

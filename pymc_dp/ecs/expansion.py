@@ -9,8 +9,6 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 
-__all__ = ["Expansion", "expand", "quadratic"]
-
 
 class Expansion(NamedTuple):
     """constant + A . delta + delta' B delta / 2, with delta = theta - centre.

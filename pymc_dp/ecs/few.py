@@ -30,8 +30,6 @@ from pymc_dp.rows.functions import (
 )
 from pymc_dp.rows.simplify import hoisted
 
-__all__ = ["CompactGraph", "FewNumbers", "few_numbers"]
-
 #: For functions called once for every block, one array operation after the other.
 _ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
 #: Rows whose curvatures are summed at once.

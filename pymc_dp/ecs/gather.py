@@ -14,8 +14,6 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 
-__all__ = ["Sample", "drawn", "empty_sample", "first_records", "gather", "move", "packed"]
-
 #: (m, p) designs and (k, m) other numbers of m records.
 Sample = tuple[ndarray, ndarray]
 #: Rows that are filled at once.

@@ -23,8 +23,6 @@ from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.functions import ParameterVector, compile_function, prepared_loglik
 
-__all__ = ["GeneralRows", "WholeGraph"]
-
 #: For functions called once for every row, one array operation after the other.
 _ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
 #: Rows that are evaluated at once, so that what is between stays in a cache.

@@ -12,8 +12,6 @@ from pymc.model import Model
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.rows.functions import INTERPRETED, ParameterVector
 
-__all__ = ["refuse_another_density"]
-
 #: Relative error that rounding may make, of a difference and of the log-density itself.
 _TOLERANCE, _ROUNDING = 1e-6, 1e-9
 

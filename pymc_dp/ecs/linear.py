@@ -26,8 +26,6 @@ from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
 from pymc_dp.rows.kinks import has_kinks
 from pymc_dp.rows.predictor import FAMILIES, Predictor, predictor_of
 
-__all__ = ["LinearRows", "add_rows", "linear_estimate", "linear_rows", "products"]
-
 _LOGIT, _LOG = FAMILIES.index("logit"), FAMILIES.index("log")
 #: Numbers of a dense design that may be kept: 4 GB.
 _LARGEST = 2**29

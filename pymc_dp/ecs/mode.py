@@ -13,8 +13,6 @@ from scipy.optimize import minimize
 
 from pymc_dp.ecs.prior import PriorTerm
 
-__all__ = ["Curved", "Posterior", "Rows", "find_mode"]
-
 #: Records with which the search begins, at least, and for each parameter.
 _FIRST, _PER_PARAMETER = 5000, 50
 #: Newton decrement, in posterior standard deviations, that counts as the mode.

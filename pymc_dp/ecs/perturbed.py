@@ -12,10 +12,9 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 from pymc_dp.ecs.chances import Chances
-from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate, trajectory
+from pymc_dp.ecs.estimates import Sampled, density, estimate, trajectory
 from pymc_dp.ecs.gather import Sample, drawn, empty_sample, gather, move
-
-__all__ = ["PerturbedChain", "perturbed", "start_perturbed"]
+from pymc_dp.ecs.weights import MEAN
 
 
 class PerturbedChain(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_dp.ecs.compiling import Kernel, KernelGraph, callable_prior
-from pymc_dp.ecs.estimates import MEAN, Sampled, density, estimate
+from pymc_dp.ecs.estimates import Sampled, density, estimate
 from pymc_dp.ecs.expansion import Expansion, expand
 from pymc_dp.ecs.few import CompactGraph, FewNumbers, few_numbers
 from pymc_dp.ecs.gather import Sample, drawn
@@ -19,10 +19,9 @@ from pymc_dp.ecs.linear import LinearRows, linear_rows
 from pymc_dp.ecs.mode import Curved, Posterior, find_mode
 from pymc_dp.ecs.prior import PriorTerm
 from pymc_dp.ecs.reading import read
+from pymc_dp.ecs.weights import MEAN
 from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.functions import ParameterVector
-
-__all__ = ["Pilot", "Variates", "prepare"]
 
 #: Records that are evaluated at once.
 _RECORDS = 20_000

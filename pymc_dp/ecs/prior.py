@@ -12,8 +12,6 @@ from pymc_dp.matrices import minus_hessian
 from pymc_dp.records import Records
 from pymc_dp.rows.functions import compile_function
 
-__all__ = ["PriorTerm"]
-
 
 class PriorTerm:
     """Log-density of the prior with the Jacobian of the transforms, and its derivatives.

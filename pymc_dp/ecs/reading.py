@@ -16,8 +16,6 @@ from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import Records, extract, row_counts
 from pymc_dp.rows.ancestry import array_of, is_data
 
-__all__ = ["Data", "check_order", "read", "refuse_budget", "refuse_partial"]
-
 #: Records up to which the structural proof is also checked numerically.
 _CHECKED = 20_000
 

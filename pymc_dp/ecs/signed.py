@@ -17,8 +17,6 @@ from pymc_dp.ecs.chances import MOST_BATCHES, Chances
 from pymc_dp.ecs.estimates import Sampled, density, estimate, negative, trajectory
 from pymc_dp.ecs.gather import Sample, empty_sample, first_records, gather, move
 
-__all__ = ["SignedChain", "log_constants", "signed", "start_signed"]
-
 
 class SignedChain(NamedTuple):
     """What a chain carries on; the arrays are changed in place.

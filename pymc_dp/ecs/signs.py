@@ -11,8 +11,6 @@ import xarray as xr
 from pymc_dp import _compat
 from pymc_dp._checks import check_probability
 
-__all__ = ["MIN_POSITIVE", "resample_signed", "signed_expectation"]
-
 #: Part of positive signs below which expectations are not trusted: their variance is that of
 #: unsigned draws over (2 tau - 1)^2, 1.6 times as much at 0.9.
 MIN_POSITIVE = 0.9

@@ -19,16 +19,15 @@ from pymc_dp import _compat
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.ecs.adaptation import DualAveraging
 from pymc_dp.ecs.chances import perturbed_chances, signed_chances
-from pymc_dp.ecs.estimates import PERTURBED, Sampled
+from pymc_dp.ecs.estimates import Sampled
 from pymc_dp.ecs.gather import first_records
 from pymc_dp.ecs.perturbed import perturbed, start_perturbed
 from pymc_dp.ecs.preparation import Pilot, Variates, prepare
 from pymc_dp.ecs.reading import Data, check_order, refuse_budget, refuse_partial
 from pymc_dp.ecs.signed import signed, start_signed
 from pymc_dp.ecs.signs import MIN_POSITIVE
+from pymc_dp.ecs.weights import PERTURBED
 from pymc_dp.privatized.base import CompiledStep
-
-__all__ = ["HMCECS"]
 
 #: Variance of the estimated log-likelihood that subsample sizes are chosen for.
 _VARIANCE = 0.5

@@ -14,13 +14,12 @@ from pymc.util import get_random_generator
 
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp._signature import full_signature
-from pymc_dp.ecs.estimates import MEAN, Sampled, density
+from pymc_dp.ecs.estimates import Sampled, density
 from pymc_dp.ecs.preparation import Variates, prepare
 from pymc_dp.ecs.reading import Data, check_order, refuse_budget, refuse_partial
+from pymc_dp.ecs.weights import MEAN
 from pymc_dp.kernels import sgmcmc
 from pymc_dp.privatized.base import CompiledStep
-
-__all__ = ["SGHMC", "SGLD", "SGNHT"]
 
 StepSize = float | Callable[[int], float]
 #: Smallest step size.

@@ -31,17 +31,6 @@ from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
 from pymc_dp.rows.kinks import has_kinks
 from pymc_dp.rows.simplify import hoisted
 
-__all__ = [
-    "FEW",
-    "Along",
-    "Remainder",
-    "SharedValues",
-    "by_row",
-    "entries",
-    "numbers_seen",
-    "remainder",
-]
-
 #: Numbers that a row sees, up to which its derivatives by them are stored: 28 at most.
 FEW = 6
 #: Numbers of a second derivative that are kept in a compiled function.

@@ -7,8 +7,6 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 
-__all__ = ["MEAN", "PERTURBED", "weigh"]
-
 #: Sizes of a mini-batch that stand for estimators without mini-batches.
 PERTURBED, MEAN = 0, -1
 

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["in_words_of_subsampling"]
-
 _WORDS = (
     (r" \(which rows are concerned is not shown here: it is private\)", ""),
     (r"the private samplers move", "the sampler moves"),

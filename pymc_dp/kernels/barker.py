@@ -15,8 +15,6 @@ from scipy.special import expit, ndtr
 
 from pymc_dp.kernels.interfaces import Array, Batch, Mask
 
-__all__ = ["BarkerTest", "Correction", "correction"]
-
 #: Components of the correction: normals of this width, this far apart, out to this place.
 _WIDTH, _SPAN = 0.25, 14.0
 #: Where distribution functions are compared; beyond, both are 1 to within 1e-13.

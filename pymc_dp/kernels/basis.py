@@ -11,8 +11,6 @@ import numpy as np
 
 from pymc_dp.kernels.interfaces import Array, Batch, Mask, Path, PathQueries
 
-__all__ = ["InBasis"]
-
 
 class InBasis:
     """Path queries about z = B w, asked in w.

@@ -20,8 +20,6 @@ import numpy as np
 from pymc_dp.kernels._batch import dot
 from pymc_dp.kernels.interfaces import Array, Batch, StatisticQueries
 
-__all__ = ["StatisticRatios", "releases", "start_releases"]
-
 
 @dataclass(frozen=True)
 class StatisticRatios:

@@ -15,18 +15,6 @@ from pymc_dp.kernels._batch import all_finite, dot, select, start_log_prior
 from pymc_dp.kernels.interfaces import Array, Batch, HamiltonianQueries, Mask, Prior
 from pymc_dp.kernels.penalty import penalty_test
 
-__all__ = [
-    "INTEGRATORS",
-    "HMCInfo",
-    "HMCState",
-    "initial_state",
-    "integrate",
-    "kinetic_energy",
-    "releases",
-    "start_releases",
-    "transition",
-]
-
 Integrator: TypeAlias = Literal["leapfrog", "position"]
 Stages: TypeAlias = tuple[tuple[float, float], ...]
 

@@ -18,23 +18,6 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = [
-    "AcceptTest",
-    "Array",
-    "Batch",
-    "ClipInterval",
-    "GradientQueries",
-    "HamiltonianQueries",
-    "LogRatioQueries",
-    "Mask",
-    "Path",
-    "PathQueries",
-    "Prior",
-    "Proposal",
-    "Proposed",
-    "StatisticQueries",
-]
-
 Array: TypeAlias = npt.NDArray[np.float64]
 Batch: TypeAlias = float | Array  # one number per chain, shape (...); a plain float without batch
 Mask: TypeAlias = np.bool_ | npt.NDArray[np.bool_]  # one truth value per chain, shape (...)

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 from pymc_dp.kernels.interfaces import Batch
 
-__all__ = ["ConstantInterval", "CurvatureInterval"]
-
 
 @dataclass(frozen=True, slots=True)
 class ConstantInterval:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["HaltonJitter", "van_der_corput"]
-
 
 def van_der_corput(index: int) -> float:
     """Radical inverse of ``index`` in base 2: 0, 1/2, 1/4, 3/4, 1/8, ..., in [0, 1)."""

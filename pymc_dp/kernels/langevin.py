@@ -14,17 +14,6 @@ from pymc_dp.kernels._batch import all_finite, dot, select, start_log_prior
 from pymc_dp.kernels.interfaces import Array, Batch, ClipInterval, Mask, Path, PathQueries, Prior
 from pymc_dp.kernels.penalty import penalty_test
 
-__all__ = [
-    "KickCoefficients",
-    "LangevinInfo",
-    "LangevinState",
-    "initial_state",
-    "kick_coefficients",
-    "releases",
-    "start_releases",
-    "transition",
-]
-
 
 class LangevinState(NamedTuple):
     """What the chain carries on; the joint target is pi(z) N(momentum; 0, I)."""

@@ -21,16 +21,6 @@ from pymc_dp.kernels.interfaces import (
     Proposal,
 )
 
-__all__ = [
-    "PenaltyInfo",
-    "PenaltyState",
-    "initial_state",
-    "penalty_test",
-    "releases",
-    "start_releases",
-    "transition",
-]
-
 
 class PenaltyState(NamedTuple):
     """What the chain carries on."""

@@ -8,8 +8,6 @@ import numpy as np
 
 from pymc_dp.kernels.interfaces import Array, Proposed
 
-__all__ = ["GaussianProposal", "GuidedProposal", "IndependenceProposal", "OneComponentProposal"]
-
 
 @dataclass(frozen=True, slots=True)
 class GaussianProposal:

@@ -15,20 +15,6 @@ import numpy as np
 from pymc_dp.kernels._batch import all_finite, dot, select
 from pymc_dp.kernels.interfaces import Array, Batch, GradientQueries, Mask, Prior
 
-__all__ = [
-    "SGHMCState",
-    "SGInfo",
-    "SGLDState",
-    "SGNHTState",
-    "hamiltonian",
-    "initial_hamiltonian",
-    "initial_langevin",
-    "initial_thermostat",
-    "langevin",
-    "largest_step",
-    "thermostat",
-]
-
 
 class SGLDState(NamedTuple):
     """What the Langevin chain carries on."""

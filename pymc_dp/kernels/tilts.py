@@ -8,8 +8,6 @@ import numpy as np
 
 from pymc_dp.kernels.interfaces import Array, Batch, Mask, Prior
 
-__all__ = ["NoRecords", "Quadratic", "Tilted"]
-
 
 class Tilted:
     r"""Public terms with a known linear term: an anchored score.

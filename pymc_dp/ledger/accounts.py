@@ -10,19 +10,6 @@ from pymc_dp.events import BATCHES
 from pymc_dp.ledger.entry import Entry
 from pymc_dp.ledger.journal import Transaction
 
-__all__ = [
-    "Account",
-    "begun_on_batches",
-    "chains_begun",
-    "read_account",
-    "read_batches",
-    "read_open_account",
-    "read_plan",
-    "reserved",
-    "rows_of",
-    "unbegun_run",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Account:

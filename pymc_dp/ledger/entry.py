@@ -11,8 +11,6 @@ from typing import Any
 from pymc_dp.errors import LedgerError
 from pymc_dp.events import BATCHES
 
-__all__ = ["COLUMNS", "GENESIS", "SPENDING", "Entry", "as_stored", "decode", "encode"]
-
 COLUMNS = "seq, account, plan, kind, amount, balance, payload, previous, hash"
 GENESIS = "0" * 64
 """What the first row names as the hash before it."""

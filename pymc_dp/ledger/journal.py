@@ -37,8 +37,6 @@ from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 from pymc_dp.errors import LedgerError
 from pymc_dp.ledger.entry import COLUMNS, GENESIS, SPENDING, Entry, as_stored, decode, encode
 
-__all__ = ["Journal", "Transaction"]
-
 _LOCK_TIMEOUT = 60.0  # seconds; a commit takes well under one, even on a slow disk
 _POLL = 0.001  # seconds between two looks at a lock that is taken
 _LONGEST_PAUSE = 0.1  # seconds

@@ -33,8 +33,6 @@ from pymc_dp.ledger.entry import Entry, as_stored
 from pymc_dp.ledger.journal import Journal
 from pymc_dp.ledger.releases import PREPARATION, Release
 
-__all__ = ["Ledger"]
-
 Neighboring = Literal["replace_one", "add_or_remove_one"]
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]

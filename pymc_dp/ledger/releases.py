@@ -12,18 +12,6 @@ from pymc_dp.ledger.accounts import Account, read_open_account, read_plan, rows_
 from pymc_dp.ledger.entry import as_stored
 from pymc_dp.ledger.journal import Transaction
 
-__all__ = [
-    "PREPARATION",
-    "Release",
-    "charge",
-    "charged",
-    "find_plan",
-    "finish",
-    "keep",
-    "kept",
-    "unkept",
-]
-
 PREPARATION = "preparation"
 """What ``payload["kind"]`` of a plan of one-off releases is."""
 STATISTIC = "release_statistic"

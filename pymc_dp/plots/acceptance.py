@@ -16,8 +16,6 @@ from pymc_dp.plots.drawing import COLOURS, LIMIT, REFERENCE, STYLES, axes_for, l
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["longest_stay", "plot_acceptance", "plot_gibbs_acceptance"]
-
 #: Chains with a line of their own in the legend.
 _NAMED = 6
 

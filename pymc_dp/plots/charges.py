@@ -22,8 +22,6 @@ from pymc_dp.events import (
 )
 from pymc_dp.statement import facts_of
 
-__all__ = ["Charges", "Part", "charges_of", "parts_of"]
-
 #: A mechanism of the search for the posterior, in the tables of budgets.
 _ROUND = re.compile(r"round (\d+): ")
 

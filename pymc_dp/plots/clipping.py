@@ -12,8 +12,6 @@ from pymc_dp.plots.drawing import COLOURS, LIMIT, axes_for, log_x_axis, tidy
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_clip_advice"]
-
 #: Ratio of norms from which their axis is logarithmic.
 _WIDE = 20.0
 

@@ -8,18 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = [
-    "COLOURS",
-    "LIMIT",
-    "REFERENCE",
-    "STYLES",
-    "axes_for",
-    "check_choice",
-    "legend_above",
-    "log_x_axis",
-    "tidy",
-]
-
 #: Told apart by readers with any kind of colour vision (Okabe & Ito 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 #: Line styles, for where there are more lines than colours, and for black-and-white print.

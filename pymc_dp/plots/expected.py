@@ -17,8 +17,6 @@ from pymc_dp.plots.drawing import COLOURS, LIMIT, axes_for, legend_above, log_x_
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_effective_draws"]
-
 
 def plot_effective_draws(
     model: Model | PrivacyBudget,

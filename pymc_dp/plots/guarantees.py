@@ -15,8 +15,6 @@ from pymc_dp.plots.drawing import COLOURS, LIMIT, REFERENCE, axes_for, legend_ab
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_epsilon_delta"]
-
 
 def plot_epsilon_delta(
     spent: Any, deltas: Sequence[float] | None = None, *, ax: Axes | None = None

@@ -17,8 +17,6 @@ from pymc_dp.statement import STATEMENT
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_posterior_comparison"]
-
 #: Parameters up to which "auto" draws densities, panels in a row, and parameters of a picture.
 _DENSITIES, _COLUMNS, _MOST = 8, 2, 60
 #: Probability of the thick and the thin part of an interval.

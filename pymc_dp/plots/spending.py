@@ -25,8 +25,6 @@ from pymc_dp.plots.drawing import (
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_budget"]
-
 #: Points of a curve over releases: a millisecond each; with batches of records a second.
 _POINTS, _FEW_POINTS = 200, 5
 #: Number of releases from which their axis is logarithmic.

@@ -9,8 +9,6 @@ from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
 from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 
-__all__ = ["CompiledStep"]
-
 
 @dataclass_state
 class CompiledStepState(StepMethodState):

@@ -22,8 +22,6 @@ from pymc_dp.privatized.graphs import Function, forward
 from pymc_dp.privatized.reading import Reading, names
 from pymc_dp.rows.ancestry import ancestors_without_shapes, is_long_array
 
-__all__ = ["check_proposal", "check_records"]
-
 #: Which experiments are made is a setting.
 _SEED = 7
 _TRIALS = 4

@@ -17,8 +17,6 @@ from pymc_dp.privatized.base import CompiledStep
 from pymc_dp.privatized.graphs import Function
 from pymc_dp.rows.functions import ParameterVector
 
-__all__ = ["ConjugateNormal"]
-
 _TRIALS = 3
 _TOLERANCE = 1e-6
 

@@ -23,8 +23,6 @@ from pytensor.tensor.random.type import RandomType
 from pymc_dp._linker import exact
 from pymc_dp.rows.functions import INTERPRETED
 
-__all__ = ["Function", "density_of_total", "forward", "placed"]
-
 
 class Function:
     """A compiled function with random streams of its own.

@@ -23,8 +23,6 @@ from pytensor.tensor.random.op import RandomVariable
 from pymc_dp._compat import SolveTriangular
 from pymc_dp.rows.functions import INTERPRETED
 
-__all__ = ["Draw", "Innovation", "depends_on_variables", "innovation", "normal_scores"]
-
 #: Ends of uniform innovations, where quantiles are infinite.
 _LOWEST, _LAST = 2.0**-1000, 1.0 - 2.0**-53
 #: Above this a distribution function does not tell values apart to six digits: 6.6 sds of a normal.

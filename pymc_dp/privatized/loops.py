@@ -15,8 +15,6 @@ from numba import njit
 
 from pymc_dp._jit import compiled
 
-__all__ = ["Loops"]
-
 
 class Loops:
     """The loops for one density.

@@ -17,24 +17,29 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp import noise
 from pymc_dp._checks import check_delta, check_epsilon, check_number
-from pymc_dp.accounting import mu_from_budget, units_from_mu
+from pymc_dp.accounting import mu_from_budget, smallest_noise_multiplier, units_from_mu
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
 from pymc_dp.events import GaussianEvent
 from pymc_dp.ledger import PREPARATION, STATISTIC, Ledger
-from pymc_dp.mechanisms.preparation import interrupts_wait
-from pymc_dp.mechanisms.statistic import (
-    GaussianSum,
+from pymc_dp.privacy.answer import (
+    Grid,
     LaplaceSum,
     Neighboring,
-    StatisticMechanism,
+    Query,
+    Receipt,
+    VectorSum,
+    answer,
+    told,
 )
+from pymc_dp.privacy.preparation import interrupts_wait
 from pymc_dp.privatized.releases import GaussianRelease, GeometricRelease, LaplaceRelease
 from pymc_dp.rows.alone import RowByRow, widened
-
-__all__ = ["PublishedStatistic", "release_statistic"]
+from pymc_dp.rows.sparse import SparseBlock
 
 Mechanism = Literal["gaussian", "laplace", "geometric"]
+#: Units of a record's bound on the grid of Laplace noise, at most: 2^30.
+_FINEST = 30
 _DECLARE: dict[str, Callable[..., Variable]] = {
     "gaussian": GaussianRelease,
     "laplace": LaplaceRelease,
@@ -260,17 +265,17 @@ def release_statistic(
     rows = RowByRow(arrays, statistic, mechanism == "geometric", neighboring == "replace_one")
     units, promised = _price(mechanism, epsilon, delta, ledger, account, n_public)
     scaling = _Scaling.of(bounds, row_norm, mechanism, neighboring, rows.width, n_public)
-    sum_: StatisticMechanism
+    sum_: VectorSum | LaplaceSum
     if mechanism == "gaussian":
-        sum_ = GaussianSum.costing(units, scaling.norm, n_public, neighboring)
+        grid = Grid.finest(smallest_noise_multiplier(units), n_public)
+        sum_ = VectorSum(grid, neighboring, rows.width, scaling.norm)
     else:
-        assert epsilon is not None
-        whole = mechanism == "geometric"
-        sum_ = LaplaceSum(
-            scaling.norm, float(epsilon), n_public, neighboring, whole, scaling.one_sided
-        )
+        sum_ = scaling.laplace_sum(mechanism, epsilon, neighboring, rows.width, n_public)
     event = GaussianEvent(f"{name} ({mechanism})", sum_.noise_multiplier)
-    sum_.evaluate(np.zeros((rows.width, 2)))  # compile, and fail, before anything is charged
+    query = Query(event.mechanism, statistic, sum_)
+    if told(query) is not None:
+        raise PrivacyError("A record's bound is too small or too large to compute with.")
+    _total(query, np.zeros((rows.width, 2)))  # compile, and fail, before anything is charged
     secure = not noise.is_insecure()
     if not secure and not ledger.is_temporary:
         raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
@@ -294,14 +299,18 @@ def release_statistic(
     ledger.record_plan(account, plan_id, public)
     # a bar that comes with many records would tell their number
     shown = progressbar and neighboring == "replace_one"
+
+    def total(query: Query) -> np.ndarray:
+        return _total(query, scaling.scaled(rows.compute(list(arrays.values()), shown)))
+
     with interrupts_wait():  # what was charged is also released
         ledger.charge(account, plan_id, event)
-        with np.errstate(all="ignore"):  # a warning would tell of an extreme record
-            noisy = sum_.evaluate(scaling.scaled(rows.compute(list(arrays.values()), shown)))
+        receipt = Receipt([(event.mechanism, event.noise_multiplier, 1)])
+        noisy = answer(query, total, receipt)
         secure = secure and not noise.is_insecure()
         if not secure and not ledger.is_temporary:
             raise PrivacyError("Insecure test noise was switched on during a release.")
-        observed, scale = scaling.restored(noisy, sum_.scale, n)
+        observed, scale = scaling.restored(noisy, sum_.noise_sd, n)
         values = {"value": observed.tolist(), "scale": scale.tolist()}
         try:
             ledger.keep(account, plan_id, event.mechanism, values, 0)
@@ -405,6 +414,13 @@ def _price(
     return units, promised
 
 
+def _total(query: Query, rows: np.ndarray) -> np.ndarray:
+    """(m,) int64, the exact sum of (m, n) contributions: private."""
+    total = np.zeros(len(rows), dtype=np.int64)
+    query.sum.add(SparseBlock.full(rows), total)
+    return total
+
+
 def _statement(
     promised: tuple[float, float],
     mechanism: str,
@@ -441,7 +457,7 @@ class _Scaling:
     lower, upper, centre, half : (m,) ndarray or None
         Bounds; contributions are (row - centre) / half, or rows themselves.
     one_sided : bool
-        As of :class:`pymc_dp.mechanisms.statistic.LaplaceSum`.
+        As of :class:`pymc_dp.privacy.answer.LaplaceSum`.
     """
 
     norm: float
@@ -498,6 +514,23 @@ class _Scaling:
         half = np.maximum(high - centre, centre - low)
         norm = math.sqrt(width) if mechanism == "gaussian" else float(width)
         return cls(norm, low, high, centre, half)
+
+    def laplace_sum(
+        self, mechanism: str, epsilon: Any, neighboring: Neighboring, width: int, n_public: int
+    ) -> LaplaceSum:
+        """The sum of contributions, on the finest grid on which it fits into 64 bits."""
+        unit: float
+        if mechanism == "geometric":
+            bound, unit = int(self.norm), 1  # sums of integers stay integers
+        else:
+            bound = 2 ** max(1, min(_FINEST, 60 - math.ceil(math.log2(max(n_public, 2)))))
+            unit = self.norm / bound
+        if not 1 <= bound < 2**40:
+            raise PrivacyError("The bound of a record's statistic must be from 1 to 2^40.")
+        sum_ = LaplaceSum(width, bound, unit, float(epsilon), neighboring, self.one_sided)
+        if mechanism == "geometric" and 64.0 * sum_.noise_sd + float(n_public) * bound > 2.0**62:
+            raise PrivacyError("The noisy count may not fit into 64 bits; raise epsilon.")
+        return sum_
 
     def scaled(self, rows: np.ndarray) -> np.ndarray:
         """(m, n) contributions; rows that are not finite become 0 before they are clamped."""

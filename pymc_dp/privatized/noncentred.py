@@ -17,8 +17,6 @@ from pymc_dp.privatized.proposals import State
 from pymc_dp.privatized.reading import Reading
 from pymc_dp.rows.functions import ParameterVector
 
-__all__ = ["NonCentred"]
-
 #: Draws of the prior from which the first reference normal is made.
 _PRIOR_DRAWS = 400
 #: Its weight, in draws, against what the chain sees while it tunes.

@@ -29,8 +29,6 @@ from pymc_dp.privatized.innovations import (
 from pymc_dp.privatized.loops import Loops
 from pymc_dp.privatized.reading import Reading, by_row
 
-__all__ = ["Crank", "Enumerate", "Offers", "Prior", "Soma", "State", "Swept", "Written"]
-
 #: Cells of all discrete variables of a record together, up to which they are drawn jointly.
 _JOINT_CELLS = 32
 

@@ -32,8 +32,6 @@ from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data
 from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.integers import is_discrete, without_wrapping
 
-__all__ = ["Reading", "by_row", "names", "read", "records_of"]
-
 
 @dataclass(frozen=True, eq=False)
 class Reading:

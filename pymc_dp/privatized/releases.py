@@ -24,20 +24,6 @@ from pymc_dp._checks import check_epsilon, check_integer, check_number
 from pymc_dp.accounting import mu_from_budget
 from pymc_dp.rows.integers import is_discrete, without_wrapping
 
-__all__ = [
-    "DiscreteGaussianRelease",
-    "ExponentialMechanismRelease",
-    "GaussianRelease",
-    "GeometricRelease",
-    "KNormGradientRelease",
-    "LaplaceRelease",
-    "ObjectivePerturbationRelease",
-    "RandomizedResponse",
-    "Release",
-    "clamp",
-    "present",
-]
-
 #: Shapes of random variables are computed without drawing them, and without a compiler.
 _NOTHING_DRAWN = Mode(linker="py", optimizer="fast_compile")
 #: Standard deviations of the discrete Gaussian that are simulated from a table of probabilities.

@@ -37,8 +37,6 @@ from pymc_dp.privatized.proposals import (
 )
 from pymc_dp.privatized.reading import Reading, names, read, records_of
 
-__all__ = ["PrivacyAwareGibbs"]
-
 _PROPOSALS = {"prior": Prior, "pcn": Crank, "enumerate": Enumerate, "soma": Soma}
 #: Bytes of stored records from which the user is warned.
 _LARGE = 2**28

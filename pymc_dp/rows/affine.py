@@ -15,8 +15,6 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import RowGraph
 
-__all__ = ["linear_predictor"]
-
 
 def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> list[Variable] | None:
     """The inputs in which a value is affine, row by row; None if it is not."""

@@ -18,8 +18,6 @@ from pymc_dp.rows.ancestry import is_long_array
 from pymc_dp.rows.functions import compile_function
 from pymc_dp.rows.integers import is_discrete, without_wrapping
 
-__all__ = ["RowByRow", "widened"]
-
 #: Made-up records among which one is to be seen to depend on others: not all are alike.
 _MADE_UP = 8
 #: Entries of an array that a statistic may use where the number of records is private.

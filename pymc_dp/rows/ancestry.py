@@ -36,20 +36,6 @@ from pytensor.tensor.type import TensorType
 
 from pymc_dp._compat import AdvancedIncSubtensor1, AdvancedSubtensor1
 
-__all__ = [
-    "SHAPE_OPS",
-    "TAKES",
-    "ancestors_without_shapes",
-    "array_of",
-    "data_behind",
-    "hides_code",
-    "is_data",
-    "is_long_array",
-    "is_long_constant",
-    "share_memory",
-    "without_casts",
-]
-
 SHAPE_OPS = (Shape, Shape_i)
 #: The shape of the result follows from the shapes of the inputs.
 _SHAPES_FROM_SHAPES = (

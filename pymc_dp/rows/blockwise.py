@@ -11,8 +11,6 @@ from pymc_dp.rows import loops
 from pymc_dp.rows.store import RowGroup
 from pymc_dp.threads import over
 
-__all__ = ["BLOCK", "log_likelihoods", "scores"]
-
 #: Rows per block, at most: what a block needs stays in a second-level cache.
 BLOCK = 8192
 #: What a function of rows costs, as numbers read for each row.

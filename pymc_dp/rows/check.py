@@ -17,8 +17,6 @@ from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.total import without_errors
 
-__all__ = ["check_numerically", "full_eta"]
-
 
 def _synthetic(
     source: Variable, shape: tuple[int, ...], largest: int, rng: np.random.Generator

@@ -1,7 +1,7 @@
 """What one unit adds to a release: its score, a change of it, its curvature, its statistic.
 
 A *spec* says which quantity of a unit is meant and at which points; it is public.  :func:`blocks`
-gives the values, which are private: only :mod:`pymc_dp.mechanisms` asks for them, after the ledger
+gives the values, which are private: only :mod:`pymc_dp.privacy` asks for them, after the ledger
 has been charged.  Each value is a function of the rows of its own unit, computed by the same
 operations wherever these rows stand, so that sums of rounded values have an exact sensitivity.
 """
@@ -16,7 +16,7 @@ import numpy as np
 
 from pymc_dp.rows import loops
 from pymc_dp.rows.blockwise import BLOCK
-from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import (
     clipped_scores,
     expected_curvatures,
@@ -25,25 +25,9 @@ from pymc_dp.rows.expected import (
     losses,
 )
 from pymc_dp.rows.hessians import outer_products, packed_curvatures, sees_few
+from pymc_dp.rows.interfaces import Coordinates, Engine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.tilt import TiltedEngine
-
-__all__ = [
-    "Change",
-    "ConsistentScore",
-    "Contribution",
-    "Curvature",
-    "ExpectedCurvature",
-    "LawNotFound",
-    "LongestEntry",
-    "LongestScore",
-    "Loss",
-    "OuterProduct",
-    "PathError",
-    "Score",
-    "Statistic",
-    "blocks",
-]
 
 #: Numbers held at once: 64 MB of float64.
 _LARGEST = 2**23
@@ -336,6 +320,8 @@ def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarr
             part = engine.part(slice(start, min(start + step, engine.n_units)))
             for where, values in _values(part, spec):
                 loops.clean(values)
+                if isinstance(spec, Statistic) and spec.boxed:
+                    np.clip(values, -1.0, 1.0, out=values)
                 yield slice(start + where.start, start + where.stop), values
 
 

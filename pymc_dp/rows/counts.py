@@ -31,8 +31,6 @@ from pytensor.tensor.subtensor import Subtensor
 from pymc_dp._compat import advanced_indices, subtensor_indices
 from pymc_dp.rows.ancestry import SHAPE_OPS, TAKES, is_data, is_long_constant
 
-__all__ = ["RowCounts"]
-
 #: A variable, and which of its axes, or ``None`` for its value.
 _Item = tuple[Variable, int | None]
 

@@ -28,8 +28,6 @@ from typing import Literal
 
 from pytensor.graph.basic import Variable
 
-__all__ = ["Column", "Cut", "Outcome", "RowGraph", "RowLeaf"]
-
 
 @dataclass(frozen=True, eq=False)
 class RowLeaf:

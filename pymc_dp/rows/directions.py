@@ -10,8 +10,6 @@ import numpy as np
 
 from pymc_dp.rows.intervals import Interval, product
 
-__all__ = ["Terms", "longest"]
-
 #: Columns whose corners (2 to this power) are looked at one by one, and numbers held for it.
 _CORNERS, _NUMBERS = 14, 2**24
 

@@ -11,8 +11,6 @@ import numpy as np
 
 from pymc_dp._jit import compiled
 
-__all__ = ["exp", "log1p"]
-
 _LOG2_E = 1.4426950408889634
 #: log 2 in two parts; a multiple of the first below 2^11 is exact.
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6

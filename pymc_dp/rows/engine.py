@@ -1,6 +1,6 @@
 """Row engine: per-record log-likelihoods and score vectors of a whole data set, block by block.
 
-The engine is data access without privacy.  Only :mod:`pymc_dp.mechanisms` holds one, and calls it
+The engine is data access without privacy.  Only :mod:`pymc_dp.privacy` holds one, and calls it
 after the ledger has been charged.  Everything is in the coordinates z of ``theta = m + A z``.
 """
 
@@ -15,21 +15,12 @@ import numpy as np
 from pymc_dp.rows import blockwise, loops
 from pymc_dp.rows import etas as through
 from pymc_dp.rows.functions import ParameterVector
-from pymc_dp.rows.interfaces import Coordinates, Engine, Scores
+from pymc_dp.rows.interfaces import Coordinates, Scores
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.moves import ScaledDesign
 from pymc_dp.rows.sparse import Layout, SparseBlock
-from pymc_dp.rows.store import Columns, RecordStore, RowGroup
+from pymc_dp.rows.store import Columns, RowGroup
 from pymc_dp.rows.structure import effects, index_blocks, touched
-
-__all__ = [
-    "Coordinates",
-    "Engine",
-    "RecordStore",
-    "RowEngine",
-    "RowGroup",
-    "Scores",
-]
 
 #: Numbers of a block of vectors: half of a second-level cache.
 _CACHED = 2**16

@@ -16,8 +16,6 @@ from pymc_dp.rows import loops
 from pymc_dp.rows.cuts import Cut
 from pymc_dp.rows.store import Columns, RowGroup
 
-__all__ = ["directions", "inputs", "second_derivatives", "seen", "width"]
-
 Inputs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 Maps = Sequence[np.ndarray | None]
 

@@ -34,15 +34,6 @@ from pymc_dp.rows.joint import POINTS, JointPoints, add_centred, repetitions
 from pymc_dp.rows.law import LogDensity, law_of, most_nodes
 from pymc_dp.rows.store import rows_of
 
-__all__ = [
-    "clipped_scores",
-    "expected_curvatures",
-    "law_unknown",
-    "laws_not_found",
-    "losses",
-    "norms_of_outcomes",
-]
-
 #: Numbers of a block of directions: what fits into the third level of cache.
 _DIRECTIONS = 2**20
 #: And of the joint points of a block of units.

@@ -13,8 +13,6 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 from pymc_dp.rows import elementary
 
-__all__ = ["log_likelihoods", "slopes", "steepest"]
-
 _LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)

@@ -9,8 +9,6 @@ import numpy as np
 from pymc_dp.rows.etas import inputs
 from pymc_dp.rows.store import RowGroup
 
-__all__ = ["is_flat"]
-
 _ROWS = 16
 _STEP = 1e-3
 _ZERO = 1e-9

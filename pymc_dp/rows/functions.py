@@ -30,16 +30,6 @@ from pymc_dp.rows.simplify import simplified
 from pymc_dp.rows.solves import JOIN_PRODUCTS, constant_solves
 from pymc_dp.rows.total import without_errors
 
-__all__ = [
-    "INTERPRETED",
-    "ParameterVector",
-    "RowFunctions",
-    "compile_function",
-    "compile_parameter_function",
-    "jacobian_of",
-    "prepared_loglik",
-]
-
 #: Operations from which on a function of the parameters is interpreted.
 _LARGE_GRAPH = 60
 #: Rewrites that gather the rows of a block into one matrix for a library routine, whose blocking

@@ -15,8 +15,6 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 
-__all__ = ["bits_of", "fractions", "hashed", "mixed"]
-
 
 def bits_of(data: ndarray) -> ndarray:
     """(rows, entries) uint64 of (rows, ...) numbers: equal for equal numbers of one type."""

@@ -12,8 +12,6 @@ from pymc_dp._jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.engine import RowEngine
 
-__all__ = ["by_unit", "outer_products", "packed", "packed_curvatures", "sees_few"]
-
 Blocks = Iterator[tuple[slice, ndarray]]
 
 #: Numbers of a block of packed matrices, and of the derivatives that it is made of: what fits into

@@ -31,8 +31,6 @@ from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.integers import is_float
 from pymc_dp.rows.kinks import number
 
-__all__ = ["may_be_infinite", "open_sided"]
-
 _COMPARES = (ps.EQ, ps.NEQ, ps.LT, ps.LE, ps.GT, ps.GE, ps.IsInf, ps.IsNan)
 #: What an infinite number passes as it is, or with the other sign.
 _PASSES = (ps.Cast, ps.Identity, ps.Neg, ps.ScalarMaximum, ps.ScalarMinimum, ps.Second, ps.Switch)

@@ -29,8 +29,6 @@ from pytensor.tensor.rewriting.ofg import inline_ofg_node
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.total import never_negative
 
-__all__ = ["is_discrete", "is_float", "without_wrapping"]
-
 #: Elementwise operations whose result may be out of range of the type of integers.
 _GROWING = (Abs, Add, Mul, Neg, Pow, Sqr, Sub)
 _SINGLE = ("float16", "float32")

@@ -11,8 +11,6 @@ import numpy as np
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.sparse import SparseBlock
 
-__all__ = ["Coordinates", "Engine", "Scores"]
-
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:

@@ -25,8 +25,6 @@ from pymc_dp._compat import AdvancedSubtensor1
 from pymc_dp.rows.ancestry import SHAPE_OPS
 from pymc_dp.rows.functions import INTERPRETED
 
-__all__ = ["Interval", "NoEnclosure", "enclose", "product"]
-
 #: Lower and upper ends, of one shape.  The same array twice where the value is known.
 Interval = tuple[np.ndarray, np.ndarray]
 

@@ -30,8 +30,6 @@ from pymc_dp._jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.hashes import bits_of, fractions, mixed
 
-__all__ = ["POINTS", "JointPoints", "add_centred", "repetitions"]
-
 #: Points of a lattice, a prime, and so many combinations at most: two laws without a mixture have
 #: fewer.
 POINTS = 1021

@@ -20,8 +20,6 @@ from pytensor.tensor.sort import SortOp
 
 from pymc_dp.rows.integers import is_float
 
-__all__ = ["has_bends", "has_kinks", "number"]
-
 _BENDS = (
     scalar.Abs,
     scalar.Ceil,

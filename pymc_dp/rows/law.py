@@ -20,8 +20,6 @@ from numpy import ndarray
 from pymc_dp._jit import compiled
 from pymc_dp.rows.cuts import Column, Outcome
 
-__all__ = ["Law", "LogDensity", "law_of", "most_nodes"]
-
 LogDensity = Callable[[ndarray], ndarray]
 """(rows,) outcomes -> (rows,) log-densities, or log-probabilities."""
 Look = Callable[[ndarray, ndarray], None]

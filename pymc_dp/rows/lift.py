@@ -27,8 +27,6 @@ from pymc_dp.rows.lifter import Lifter, describe
 from pymc_dp.rows.rules import RULES
 from pymc_dp.rows.sizes import counts_rows, fixed_shapes, static_shape
 
-__all__ = ["lift_rows"]
-
 
 def lift_rows(
     logps: dict[str, Variable],

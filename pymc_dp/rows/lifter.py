@@ -21,8 +21,6 @@ from pymc_dp.rows.ancestry import (
 )
 from pymc_dp.rows.cuts import Cut, RowLeaf
 
-__all__ = ["Lifter", "Rules", "describe"]
-
 
 def describe(variable: Variable) -> str:
     """A variable in a message: its name, never its values."""

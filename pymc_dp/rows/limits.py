@@ -23,12 +23,11 @@ from pymc_dp.rows.affine import linear_predictor
 from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of
 from pymc_dp.rows.cuts import RowGraph, RowLeaf
 from pymc_dp.rows.directions import Terms, longest
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.intervals import Interval, NoEnclosure, enclose, product
 from pymc_dp.rows.predictor import Recognised
-
-__all__ = ["score_norm_limit"]
 
 #: Combinations of integer data that are looked at one by one.
 _COMBINATIONS = 4096

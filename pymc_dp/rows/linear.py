@@ -15,8 +15,6 @@ from pymc_dp._jit import compiled
 from pymc_dp.rows import families
 from pymc_dp.rows.moves import Moves, predict
 
-__all__ = ["LinearRows", "log_likelihoods", "slopes", "works"]
-
 
 class LinearRows(NamedTuple):
     """What each row is, in the layout of the loops; private.

@@ -15,27 +15,6 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 
-__all__ = [
-    "add_block_to_units",
-    "add_copies",
-    "add_indexed",
-    "add_products",
-    "add_scaled",
-    "add_to_units",
-    "clean",
-    "clip_factors",
-    "combine",
-    "dot_rows",
-    "gather_dot",
-    "lengths",
-    "linear_predictor",
-    "nonzero",
-    "row_blocks",
-    "slopes",
-    "to_factors",
-]
-
-
 #: Rows of a tile: the columns of a block then stay in the fastest caches.
 _TILE = 512
 

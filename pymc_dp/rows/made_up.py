@@ -11,10 +11,10 @@ import numpy as np
 
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.contributions import ExpectedCurvature
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import expected_curvatures, law_unknown, norms_of_outcomes
-
-__all__ = ["made_up_norms"]
+from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.store import RecordStore, RowGroup
 
 _ROWS = 1000
 #: Where more laws of outcomes are not found, and from this condition number of the curvature on,

@@ -43,8 +43,6 @@ from pymc_dp._compat import subtensor_indices
 from pymc_dp.rows.ancestry import SHAPE_OPS, ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 
-__all__ = ["merged"]
-
 #: What is taken out of the rows.  Other functions (an inverse link, say) stay there: the
 #: likelihood as a function of what is below them is nearer to normal.
 _ARITHMETIC = (Add, Mul, Neg, Sub, TrueDiv)

@@ -18,8 +18,6 @@ from pymc_dp.rows import loops
 from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RowGroup
 
-__all__ = ["LARGEST", "Moves", "ScaledDesign", "predict"]
-
 #: Entries of a map for each entry of its product with a design from which on the product is made,
 #: and how many numbers may be kept: 1 GB of float64.
 _WORTH, LARGEST = 4, 2**27

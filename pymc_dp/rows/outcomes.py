@@ -36,9 +36,6 @@ from pymc_dp.rows.ancestry import ancestors_without_shapes, data_behind, without
 from pymc_dp.rows.cuts import Column, Outcome, RowGraph, RowLeaf
 from pymc_dp.rows.integers import is_discrete, is_float
 
-__all__ = ["each_alone", "with_outcomes"]
-
-
 #: Operations that leave the numbers of a row as they are.
 _COPIES = (SpecifyShape, DimShuffle)
 #: More modes of a mixture than this have no nodes of their own.

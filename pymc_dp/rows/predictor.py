@@ -35,8 +35,6 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED, compile_function
 from pymc_dp.rows.kinks import has_bends
 
-__all__ = ["FAMILIES", "Predictor", "Recognised", "predictor_of", "recognise"]
-
 FAMILIES = ("logit", "log", "normal", "probit")
 #: Where one of the two terms of the derivative is nothing beside the other.
 _FAR = {"log": 300.0, "normal": 1e100}

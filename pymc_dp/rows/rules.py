@@ -35,8 +35,6 @@ from pymc_dp._compat import AdvancedSubtensor1, LogSumExp, advanced_indices, sub
 from pymc_dp.rows.lifter import Lifter, Rules
 from pymc_dp.rows.sizes import static_shape
 
-__all__ = ["RULES", "is_row_numbers"]
-
 _AXIS_OPS = (Softmax, LogSoftmax, CumOp)
 #: What may be done with the vector or matrix of a record, as neither it nor its derivative fails.
 #: An inverse, which is the derivative of a determinant, or a general solve stops with an error for

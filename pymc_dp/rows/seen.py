@@ -27,8 +27,6 @@ from pymc_dp.rows.functions import ParameterVector, compile_parameter_function, 
 from pymc_dp.rows.merged import merged
 from pymc_dp.rows.store import RowGroup
 
-__all__ = ["Seen", "see"]
-
 #: Derivatives that differ by less than this part of the largest are those of something linear.
 _LINEAR = 1e-9
 #: Singular values below this part of the largest, in prior widths, make effects redundant.

@@ -19,8 +19,6 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import in2out, node_rewriter
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-__all__ = ["hoisted", "simplified"]
-
 #: Functions that take longer than reading a number from memory.
 _SLOW = (
     scalar.Exp,

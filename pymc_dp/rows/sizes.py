@@ -22,8 +22,6 @@ from pymc_dp.rows.ancestry import (
     is_data,
 )
 
-__all__ = ["counts_rows", "fixed_shapes", "static_shape"]
-
 #: For functions called once.  Constants of the model stay in the graph: nothing may compile it.
 _INTERPRETED = Mode(linker="py", optimizer=None)
 

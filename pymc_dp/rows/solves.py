@@ -28,8 +28,6 @@ from pymc_dp._compat import SolveTriangular
 from pymc_dp._jit import DIGEST, compiled
 from pymc_dp.rows import loops
 
-__all__ = ["JOIN_PRODUCTS", "constant_solves"]
-
 #: Numbers of a tile of rows: half of a first-level cache.
 _CACHED = 2560
 #: Of the compiled routine: PyTensor's cache on disk does not look at its text.

@@ -15,8 +15,6 @@ from numpy import ndarray
 
 from pymc_dp._jit import compiled
 
-__all__ = ["Layout", "SparseBlock"]
-
 #: A coordinate that more than this part of all labels touch is held for every row.
 _COMMON = 0.25
 #: Held entries per coordinate from which on the zeros are held as well.

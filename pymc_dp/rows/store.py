@@ -10,8 +10,6 @@ import numpy as np
 from pymc_dp.rows.cuts import Cut
 from pymc_dp.rows.functions import RowFunctions
 
-__all__ = ["Columns", "RecordStore", "RowGroup", "rows_of"]
-
 Rows = slice | np.ndarray
 
 

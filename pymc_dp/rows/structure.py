@@ -9,8 +9,6 @@ from scipy.sparse import csr_array
 
 from pymc_dp.rows.store import RowGroup
 
-__all__ = ["effects", "index_blocks", "touched"]
-
 #: How far away, relative to 1 + |theta|, and how often derivatives are looked at.
 _WIDE, _LOOKS = (1.0, 3.0, 10.0), 3
 #: From this many parameters on, sparse matrices are faster.

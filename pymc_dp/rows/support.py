@@ -24,8 +24,6 @@ from pymc_dp.rows.cuts import RowGraph
 from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.total import without_errors
 
-__all__ = ["ends_of_support"]
-
 _COMPARISONS = (scalar.LT, scalar.LE, scalar.GT, scalar.GE, scalar.IsNan, scalar.IsInf)
 _CHOICES = (scalar.ScalarMaximum, scalar.ScalarMinimum, scalar.Clip)
 #: Made-up rows at a place among the parameters, and such places.

@@ -12,12 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.rows.engine import Coordinates, Engine, Scores
+from pymc_dp.rows.interfaces import Coordinates, Engine, Scores
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.predicted import slopes_in
 from pymc_dp.rows.sparse import SparseBlock
-
-__all__ = ["TiltedEngine"]
 
 
 class TiltedEngine:

@@ -20,8 +20,6 @@ from pytensor.graph.traversal import toposort
 from pytensor.scalar.basic import Cast, IntDiv, Mod, Pow
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
-__all__ = ["never_negative", "without_errors"]
-
 
 class _ToInteger(Op):
     """Real numbers as integers: cut off, the nearest one where out of range, the least for NaN."""

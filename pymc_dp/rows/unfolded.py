@@ -30,8 +30,6 @@ from pymc_dp.rows.counts import RowCounts
 from pymc_dp.rows.infinite import open_sided
 from pymc_dp.rows.integers import without_wrapping
 
-__all__ = ["log_densities", "long_constants_kept"]
-
 
 @contextmanager
 def long_constants_kept(length: int) -> Iterator[None]:

@@ -28,15 +28,13 @@ from pymc_dp.events import BATCHES
 from pymc_dp.kernels._batch import start_log_prior
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.ledger import SPENDING
-from pymc_dp.mechanisms import BatchQueries, Queries
 from pymc_dp.metering import Meter
 from pymc_dp.plan import Batches, Plan, make_plan, per_mechanism
+from pymc_dp.privacy.chains import BatchQueries, Queries
 from pymc_dp.steps.batches import batch_events, check_batch_size, check_kind, fixed_batches
 from pymc_dp.steps.resuming import Version, private_arrays
 from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
 from pymc_dp.steps.source import Design, Source
-
-__all__ = ["PrivateStep"]
 
 
 @dataclass_state

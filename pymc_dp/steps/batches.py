@@ -12,11 +12,9 @@ from pymc_dp._checks import check_integer
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError
 from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
-from pymc_dp.mechanisms import COINS
 from pymc_dp.plan import Batches, plan_batches
+from pymc_dp.privacy.holder import COINS
 from pymc_dp.warmup.scaled import FIRST_PART
-
-__all__ = ["KINDS", "batch_events", "check_batch_size", "check_kind", "fixed_batches"]
 
 #: How batches are drawn.
 KINDS = ("poisson", "fixed_size")

@@ -14,11 +14,10 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.records import Records
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.seen import Seen, see
-
-__all__ = ["Effects", "effects_of"]
 
 #: Places at which derivatives of effects are looked at.
 _PLACES = 4

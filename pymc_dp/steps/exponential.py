@@ -13,8 +13,8 @@ import numpy as np
 from pymc_dp._memory import at_last_two
 from pymc_dp.kernels import exponential, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
-from pymc_dp.mechanisms import Queries, StatisticQueries
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.privacy.chains import Queries, StatisticQueries
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.exponential_model import ByHand, ExponentialModel, exponential_model
 from pymc_dp.steps.progress import Shown
@@ -22,8 +22,6 @@ from pymc_dp.steps.settings import required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.warmup.scaled import random_walk
 from pymc_dp.warmup.statistic import Start, prepare_statistic
-
-__all__ = ["ExponentialFamilyPenalty"]
 
 #: Fewer effective draws than that are worth a warning.
 _FEW = 10.0
@@ -170,7 +168,7 @@ class ExponentialFamilyPenalty(PrivateStep):
             units = releases.units_mu2
 
             def release(label: str, share: float) -> tuple[np.ndarray, float]:
-                return releases.statistic(label, found.statistic, share)
+                return releases.vector_sum(label, found.statistic, found.statistic.norm, share)
 
             return prepare_statistic(release, found, source.terms, start, found.n)
 

@@ -15,23 +15,24 @@ from pymc.model import Model
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp.bounds import data_behind, known_limits
+from pymc_dp.bounds import known_limits
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.records import public_inputs, refuse_private
 from pymc_dp.rows.alone import RowByRow, widened
+from pymc_dp.rows.ancestry import data_behind
 from pymc_dp.rows.contributions import Statistic
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import (
     ParameterVector,
     compile_function,
     compile_parameter_function,
     jacobian_of,
 )
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.intervals import Interval
+from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.steps.families import Family, family_of, with_count
 from pymc_dp.steps.source import Source
-
-__all__ = ["ByHand", "ExponentialModel", "exponential_model"]
 
 #: Relative agreement with PyMC's log-density that is asked for.
 _AGREEMENT = 1e-9

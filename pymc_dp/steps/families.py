@@ -31,8 +31,6 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.intervals import Interval
 
-__all__ = ["FAMILIES", "Family", "Known", "box", "family_of", "with_count"]
-
 
 @dataclass(frozen=True, eq=False)
 class Family:

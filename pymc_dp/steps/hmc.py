@@ -17,8 +17,6 @@ from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.warmup.scaled import trajectory
 
-__all__ = ["DPHMC"]
-
 
 class DPHMC(PrivateStep):
     """Differentially private Hamiltonian Monte Carlo.

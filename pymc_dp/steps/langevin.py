@@ -24,8 +24,6 @@ from pymc_dp.steps.source import Design, Source
 from pymc_dp.steps.target import about_prior, far, spread, target_draws
 from pymc_dp.warmup.public import seen_together, unseen
 
-__all__ = ["DPLangevin"]
-
 #: From which the draws of a run are taken whose target is public: the prior where nothing was
 #: learned, or the prior times a released likelihood.
 _PUBLIC_DRAWS = 4000

@@ -19,13 +19,11 @@ from pymc_dp.kernels.proposals import (
     IndependenceProposal,
     OneComponentProposal,
 )
-from pymc_dp.mechanisms import BatchQueries, MomentQueries
+from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.warmup.scaled import random_walk
-
-__all__ = ["DPBarker", "DPPenalty"]
 
 PROPOSALS: dict[str, Callable[[Any], Proposal]] = {
     "gaussian": GaussianProposal,

@@ -7,11 +7,9 @@ from types import TracebackType
 import numpy as np
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from pymc_dp.mechanisms import Histogram, Preparation
-from pymc_dp.rows.contributions import Contribution, Statistic
-from pymc_dp.rows.engine import Engine
-
-__all__ = ["Shown"]
+from pymc_dp.privacy.preparation import Histogram, Preparation
+from pymc_dp.rows.contributions import Contribution
+from pymc_dp.rows.interfaces import Engine
 
 
 class Shown:
@@ -76,12 +74,5 @@ class Shown:
         """As `Preparation.vector_sum`."""
         self._bar.update(self._task, description=label)
         answer = self.preparation.vector_sum(label, spec, clip_norm, share)
-        self._bar.advance(self._task, share)
-        return answer
-
-    def statistic(self, label: str, spec: Statistic, share: float) -> tuple[np.ndarray, float]:
-        """As `Preparation.statistic`."""
-        self._bar.update(self._task, description=label)
-        answer = self.preparation.statistic(label, spec, share)
         self._bar.advance(self._task, share)
         return answer

@@ -18,14 +18,6 @@ from pymc_dp.ledger import PREPARATION
 from pymc_dp.records import private_observed
 from pymc_dp.rows.ancestry import is_data
 
-__all__ = [
-    "PREPARES",
-    "Version",
-    "private_arrays",
-    "settle",
-    "unfinished_preparations",
-]
-
 PREPARES = " preparation"
 """How plans of preparations end their names."""
 

@@ -12,8 +12,6 @@ from pymc.model import Model
 from pymc_dp._checks import check_number
 from pymc_dp.rows.functions import ParameterVector
 
-__all__ = ["positive", "refuse_unknown", "required", "scaling_matrix"]
-
 _MEANING = {
     "step_size": "the step in z, where theta = initial point + scaling @ z",
     "n_steps": "the number of integration steps of one trajectory",

@@ -19,8 +19,6 @@ from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
 from pymc_dp.steps.source import Design, Source
 
-__all__ = ["DPSGLD", "DPSGNHT"]
-
 #: Records of a batch, at least, and as a part of all.
 _SMALLEST, _PART = 256, 0.02
 #: Longest steps on N(0, I): variances are off by h/4 of Langevin dynamics, h^2/8 of the thermostat.

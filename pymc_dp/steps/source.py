@@ -23,12 +23,13 @@ from pymc_dp.errors import BudgetExceeded
 from pymc_dp.events import MU2_UNIT
 from pymc_dp.forecast import SAMPLERS, Forecast
 from pymc_dp.kernels.interfaces import Prior
-from pymc_dp.mechanisms import Preparation, Unpayable
+from pymc_dp.privacy.preparation import Preparation, Unpayable
 from pymc_dp.progress import working
 from pymc_dp.results import check_step
-from pymc_dp.rows.engine import Coordinates, Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.flat import is_flat
+from pymc_dp.rows.interfaces import Coordinates, Engine
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.made_up import made_up_norms
 from pymc_dp.rows.predicted import PredictorEngine
@@ -52,8 +53,6 @@ from pymc_dp.warmup.langevin import prepare_langevin, prior_only
 from pymc_dp.warmup.paths import can_pay
 from pymc_dp.warmup.prepared import Form, Prepared
 from pymc_dp.warmup.scaled import FIRST_PART, Scaled, prepare_scaled
-
-__all__ = ["Design", "Learned", "Source"]
 
 #: Shown among what PyMC says.
 _log = logging.getLogger("pymc.pymc_dp")

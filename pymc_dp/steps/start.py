@@ -16,10 +16,8 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.records import PublicTerms, Records, draws_are_public
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.unconstrained import unconstrain
-
-__all__ = ["NO_NUMBERS", "few_prior_draws", "improper", "prior_coordinates", "prior_draws"]
 
 _DRAWS = 500
 #: Prior draws are public; the same seed makes a resumed preparation ask the same questions.

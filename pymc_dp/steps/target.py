@@ -18,12 +18,10 @@ from scipy.optimize import minimize
 from pymc_dp.explore import CHAINS, ENOUGH, Explored, explore, in_support, log_likelihood
 from pymc_dp.matrices import root
 from pymc_dp.records import Records
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.functions import compile_parameter_function
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.effects import Effects
 from pymc_dp.warmup.prepared import Prepared
-
-__all__ = ["about_prior", "far", "spread", "target_draws"]
 
 #: Places near the initial point that are tried where there are no prior draws.
 _TRIES = 100

@@ -15,8 +15,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-__all__ = ["put_together"]
-
 #: Fewer entries tell too little of what they have in common.
 _FEWEST = 10
 #: An entry that is farther from the mean, in standard deviations of all, stays what it is: it is

@@ -8,12 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_dp.rows.contributions import Change
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.paths import accept_tests, energy_clip
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 from pymc_dp.warmup.public import Public
-
-__all__ = ["anchored"]
 
 #: Part of what is left for the first of the two scores that an anchor is made of, and part of the
 #: budget to move the origin.

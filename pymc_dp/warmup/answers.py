@@ -14,10 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.rows.contributions import Change, Contribution, Curvature, Loss, OuterProduct, Score
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.alike import put_together
-
-__all__ = ["Answers", "CurvatureNoise", "Releases", "ScoreNoise", "Structure"]
 
 #: Made-up noises from which the size of one is told.
 _DRAWS = 24

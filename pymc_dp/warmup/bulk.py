@@ -16,7 +16,7 @@ import numpy as np
 from pymc_dp.forecast import whole_curvature
 from pymc_dp.matrices import minus_hessian, positive_part, within
 from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.warmup.geometry import clip_scaling
 from pymc_dp.warmup.prepared import Clipping, Shares
@@ -37,8 +37,6 @@ LOOK = 0.35
 LEAST = 0.002
 #: Fraction of the scores that may be clipped while the bulk is looked for.
 TAIL = 0.01
-
-__all__ = ["Bulk", "find_bulk", "prior_curvature", "scaling_of"]
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
 

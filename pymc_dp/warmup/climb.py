@@ -9,8 +9,6 @@ import numpy as np
 
 from pymc_dp.matrices import minus_hessian, within
 
-__all__ = ["Target", "climb"]
-
 #: How far the mode may be, in standard deviations per parameter: what is known holds no farther.
 _FURTHEST = 5.0
 

@@ -18,8 +18,6 @@ from scipy.linalg import sqrtm
 
 from pymc_dp.matrices import root
 
-__all__ = ["clip_scaling"]
-
 
 def clip_scaling(
     precision: np.ndarray,

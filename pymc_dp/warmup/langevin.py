@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import Change, Score
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.anchored import anchored
 from pymc_dp.warmup.answers import Releases, Structure
 from pymc_dp.warmup.bulk import find_bulk, scaling_of
@@ -32,8 +32,6 @@ from pymc_dp.warmup.prepared import (
 )
 from pymc_dp.warmup.public import Density, Public
 from pymc_dp.warmup.quadratic import quadratic
-
-__all__ = ["prepare_langevin", "prior_only"]
 
 #: Part of the budget for the search of the bulk.
 WARM_UP = 0.12

@@ -10,8 +10,6 @@ from pymc_dp.events import MU2_UNIT
 from pymc_dp.rows.contributions import PathError
 from pymc_dp.warmup.prepared import Prepared, Shares
 
-__all__ = ["accept_tests", "can_pay", "energy_clip"]
-
 #: Part of the budget for the look.
 LOOK = 0.008
 #: Most paths at which energy errors are looked at: one alone may miss the record with the largest.

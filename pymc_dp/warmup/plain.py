@@ -10,8 +10,6 @@ import numpy as np
 from pymc_dp.warmup.paths import LOOK, accept_tests, can_pay, energy_clip
 from pymc_dp.warmup.prepared import WORTH, Prepared, Shares
 
-__all__ = ["plain"]
-
 #: Kicks of a path, each the shorter the more there are: in large budgets the noise in the log ratio
 #: of one long step may reject nearly all of them, but is small for short ones.
 _KICKS = (1, 2, 4, 8)

@@ -21,7 +21,7 @@ from pymc_dp.rows.contributions import (
     Loss,
     Score,
 )
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.warmup.quantiles import (
     cheapest_bound,
@@ -29,18 +29,6 @@ from pymc_dp.warmup.quantiles import (
     hidden_tail,
     tail_quantile,
 )
-
-__all__ = [
-    "WORTH",
-    "Clipping",
-    "Form",
-    "Lost",
-    "Prepared",
-    "Shares",
-    "harmless_tail",
-    "pooled",
-    "tail_of_scores",
-]
 
 Form = Literal["anchored", "plain", "quadratic"]
 """What the chains ask of the records."""

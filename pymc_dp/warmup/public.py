@@ -15,10 +15,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from pymc_dp.matrices import root
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.answers import Structure
-
-__all__ = ["Density", "Public", "seen_together", "unseen"]
 
 #: Pairs of public draws that stand for what is not known of the parameters, the most steps of the
 #: optimiser, and how far from where the prior is it goes, in widths of that.

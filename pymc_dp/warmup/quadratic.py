@@ -12,13 +12,11 @@ from pymc_dp.forecast import whole_curvature
 from pymc_dp.matrices import positive_part
 from pymc_dp.noise_laws import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.answers import CurvatureNoise
 from pymc_dp.warmup.bulk import prior_curvature
 from pymc_dp.warmup.prepared import Prepared, Shares, pooled
 from pymc_dp.warmup.public import Public
-
-__all__ = ["quadratic"]
 
 #: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:
 #: scores change at kinks alone, and so many records must pass one that the noise does not hide

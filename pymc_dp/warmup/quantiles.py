@@ -9,8 +9,6 @@ import numpy as np
 
 from pymc_dp.forecast import costs_of_clipping
 
-__all__ = ["cheapest_bound", "heavy_quantile", "hidden_tail", "tail_quantile"]
-
 #: Widths of the windows, in bins, in which norms are looked for: the norms of one model's scores
 #: are spread over four octaves, or are a few values alone.
 _WINDOWS = (1, 2, 4, 8, 16)

@@ -10,7 +10,7 @@ import numpy as np
 
 from pymc_dp.matrices import root
 from pymc_dp.rows.contributions import LongestEntry, Score
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.answers import Answers, Releases, Structure
 from pymc_dp.warmup.bulk import find_bulk
 from pymc_dp.warmup.langevin import WARM_UP
@@ -18,8 +18,6 @@ from pymc_dp.warmup.paths import LOOK
 from pymc_dp.warmup.prepared import Clipping, tail_of_scores
 from pymc_dp.warmup.public import Density, Public
 from pymc_dp.warmup.quantiles import tail_quantile
-
-__all__ = ["Scaled", "Trajectory", "prepare_scaled", "random_walk", "trajectory"]
 
 #: Standard deviation of the log acceptance ratio, signal and noise together, at which mean squared
 #: jumps are longest: v 2 Phi(-v^(1/2) / 2) is greatest at v = 2.38^2, where 23 % are accepted

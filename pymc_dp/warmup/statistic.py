@@ -10,11 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.matrices import minus_hessian, root
-from pymc_dp.rows.engine import Coordinates
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.warmup.climb import Target, climb
 from pymc_dp.warmup.scaled import CENTRE
-
-__all__ = ["Start", "prepare_statistic"]
 
 #: The least and the most of the budget for the start; see `CENTRE`.
 LEAST, MOST = 0.05, 0.25

@@ -11,9 +11,9 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.flat import is_flat
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
 
 N = 20_011
 QUICK = {"mode": INTERPRETED}

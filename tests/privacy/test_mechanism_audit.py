@@ -16,6 +16,7 @@ import itertools
 import os
 import pickle
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -24,16 +25,17 @@ import pytest
 from pymc_dp import noise
 from pymc_dp.accounting import mu_from_budget, units_from_mu
 from pymc_dp.audit import audit_scores, gaussian_score, runs_needed
-from pymc_dp.clipping import vector_bound
 from pymc_dp.errors import PrivacyError
 from pymc_dp.kernels import hmc, langevin, penalty
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.ledger import Ledger
-from pymc_dp.mechanisms import Queries
-from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.metering import Meter
 from pymc_dp.plan import make_plan
+from pymc_dp.privacy import answer
+from pymc_dp.privacy.answer import Grid, Query, VectorSum, clip_interval, vector_bound
+from pymc_dp.privacy.chains import Queries
+from pymc_dp.privacy.queries import ScoreAt
 from tests.selection import marked
 
 from .toy import DELTA, FreeMeter, LinearRecords, NormalPrior, make_queries
@@ -206,7 +208,8 @@ def run(sampler: Sampler, epsilon: float, world: int, runs: int, seed: int) -> T
         for _ in range(DRAWS):
             assert queries.begin_iteration()
             state, _ = sampler.move(rng, state, transcript)
-            assert not any(queries._paid.values())  # everything paid for is asked, always
+            left = queries._receipt._left.values()
+            assert not any(count for _, count in left)  # everything paid for is asked, always
     return transcript
 
 
@@ -266,20 +269,19 @@ def test_the_mechanism_alone_at_epsilon_one():
 
 
 def double_clip(monkeypatch):
-    monkeypatch.setattr(mechanisms, "vector_bound", lambda bound, d: vector_bound(2 * bound, d))
-    interval_sum = mechanisms.clip_interval_sum
+    monkeypatch.setattr(answer, "vector_bound", lambda bound, d: vector_bound(2 * bound, d))
     monkeypatch.setattr(
-        mechanisms,
-        "clip_interval_sum",
-        lambda values, inverse, low, high: interval_sum(
-            values, inverse, np.int64(2 * low), np.int64(2 * high)
+        answer,
+        "clip_interval",
+        lambda values, units, low, high: clip_interval(
+            values, units, np.int64(2 * low), np.int64(2 * high)
         ),
     )
 
 
 def weak_noise(monkeypatch):
     monkeypatch.setattr(
-        mechanisms,
+        answer,
         "rounded_normal",
         lambda size, m: np.rint(0.8 * noise.rounded_normal(size, m)).astype(np.int64),
     )
@@ -408,7 +410,7 @@ def test_a_kernel_that_asks_for_more_than_it_pays_is_stopped(name):
         fewer = {**sampler.per_iteration, mechanism: sampler.per_iteration[mechanism] - 1}
         engine = records(0)
         queries = make_queries(engine, dict.fromkeys(fewer, 2.0), CLIP, per_iteration=fewer)
-        queries._paid = dict(sampler.at_start)
+        queries._receipt = queries._paid(sampler.at_start)
         rng = np.random.default_rng(0)
         state = sampler.begin(rng, np.zeros(2), queries)
         queries.begin_iteration()
@@ -417,10 +419,10 @@ def test_a_kernel_that_asks_for_more_than_it_pays_is_stopped(name):
 
 
 def refused(queries):
-    reads = queries.engine.reads
-    with pytest.raises(PrivacyError, match="no charged iteration"):
+    reads = queries.holder.engine.reads
+    with pytest.raises(PrivacyError, match="no charge pays for"):
         queries.gradient(np.zeros(2))
-    assert queries.engine.reads == reads
+    assert queries.holder.engine.reads == reads
 
 
 def test_nothing_paid_for_survives_the_next_iteration_a_freeze_a_pickle_or_a_new_chain():
@@ -451,6 +453,19 @@ def test_nothing_paid_for_survives_the_next_iteration_a_freeze_a_pickle_or_a_new
     meter.frozen = True  # the start could not be paid
     queries.begin_chain()
     refused(queries)
+
+
+def test_a_charge_pays_for_its_noise_alone():
+    engine = records(0)
+    queries = make_queries(engine, {"gradient": 1.0}, CLIP)
+    queries.begin_iteration()
+    for multiplier, allowed in ((0.999, False), (1.0, True), (1.5, True)):
+        grid = Grid.finest(multiplier, N_RECORDS)
+        query = Query("gradient", ScoreAt(np.zeros(2)), VectorSum(grid, "replace_one", 2, 1.0))
+        reads = engine.reads
+        with nullcontext() if allowed else pytest.raises(PrivacyError, match="no charge pays"):
+            answer.answer(query, queries.holder.total, queries._receipt)
+        assert (engine.reads > reads) == allowed
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

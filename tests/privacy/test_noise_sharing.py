@@ -15,8 +15,8 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp import _compat
-from pymc_dp.mechanisms import queries as mechanisms
 from pymc_dp.noise import insecure_noise
+from pymc_dp.privacy import answer
 
 from .toy import SETTINGS, logistic_model, sample
 
@@ -107,7 +107,7 @@ def test_shared_noise_would_be_seen(monkeypatch):
 
     monkeypatch.setattr(type(step.queries), "begin_chain", restart)
     monkeypatch.setattr(
-        mechanisms,
+        answer,
         "rounded_normal",
         lambda size, m: np.full(size, next(draws) * 2**m // 7, np.int64),
     )

@@ -12,10 +12,10 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp import _compat
-from pymc_dp.mechanisms import Preparation
+from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.total import without_errors
 from pymc_dp.steps.start import few_prior_draws, prior_coordinates
 

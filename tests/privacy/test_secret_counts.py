@@ -18,8 +18,8 @@ from pymc.model.transform.optimization import freeze_dims_and_data
 
 import pymc_dp as dp
 from pymc_dp.records import extract
-from pymc_dp.rows.engine import Coordinates
 from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.steps.effects import effects_of
 from tests.selection import marked, others

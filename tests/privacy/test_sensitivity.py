@@ -1,6 +1,6 @@
 """Integer sums of neighbouring data sets: their exact distance, and what it does not depend on.
 
-What is compared are the integers before noise, seen by a spy on the two functions that sum them.
+What is compared are the integers before noise.
 """
 
 from __future__ import annotations
@@ -16,21 +16,23 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pymc_dp import threads
-from pymc_dp.clipping import (
+from pymc_dp.errors import PrivacyError
+from pymc_dp.privacy import answer as page
+from pymc_dp.privacy.answer import (
     COARSEST,
     FINEST,
     Grid,
-    clip_interval_sum,
-    clip_multiples_sum,
-    clip_norm_sum,
-    clip_sparse_sum,
-    count_norms,
+    IntervalSum,
+    NormCounts,
+    Query,
+    VectorSum,
+    clip_interval,
+    clip_multiples,
+    clip_vectors,
+    told,
     vector_bound,
 )
-from pymc_dp.errors import PrivacyError
-from pymc_dp.mechanisms import oneoff
-from pymc_dp.mechanisms import queries as mechanisms
-from pymc_dp.mechanisms import sums as passes
+from pymc_dp.privacy.holder import Holder
 from pymc_dp.records import extract
 from pymc_dp.rows import blockwise, contributions, hessians, loops, moves
 from pymc_dp.rows.contributions import (
@@ -45,10 +47,13 @@ from pymc_dp.rows.contributions import (
     PathError,
     Score,
 )
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.rows.tilt import TiltedEngine
 
 from .toy import LinearRecords, make_queries
@@ -63,23 +68,17 @@ FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(Health
 
 
 class Sums:
-    """The integer sums of all queries, in order."""
+    """The integer sum of the last query."""
 
     def __init__(self, monkeypatch):
-        self.seen = []
+        plain = Holder.total
 
-        def vectors(*arguments):
-            found = passes.clipped_sum(*arguments)
-            self.last = [int(entry) for entry in found[0]]
+        def total(holder, query):
+            found = plain(holder, query)
+            self.last = [int(entry) for entry in found]
             return found
 
-        def interval(*arguments):
-            total = clip_interval_sum(*arguments)
-            self.last = [int(total)]
-            return total
-
-        monkeypatch.setattr(mechanisms, "clipped_sum", vectors)
-        monkeypatch.setattr(mechanisms, "clip_interval_sum", interval)
+        monkeypatch.setattr(Holder, "total", total)
 
     def of(self, ask, *arguments):
         self.last = None
@@ -165,6 +164,10 @@ def in_grid_units(tau, n, d, clip, neighboring):
     return limit, bound, 1.0 / grid.unit(relative * clip)
 
 
+def clip_dense(vectors, units, bound, total, scale):
+    clip_vectors(SparseBlock.full(vectors), units, bound, total, scale)
+
+
 def places_of(rng, n, entries, size):
     """(entries, n) places of the entries of each column, distinct within it."""
     places = np.array([rng.permutation(size)[:entries] for _ in range(n)], dtype=np.int64).T
@@ -189,11 +192,11 @@ def test_vectors_of_any_floats_stay_within_the_norm_bound(rows, tau, clip, neigh
     for row in rows:
         alone = np.zeros(d, np.int64)
         with np.errstate(over="ignore"):
-            clip_norm_sum(row[:, None].copy(), inverse_unit, bound, alone, np.empty(1))
+            clip_dense(row[:, None].copy(), inverse_unit, bound, alone, np.empty(1))
         assert sum(int(entry) ** 2 for entry in alone) <= limit**2
         columns.append(alone)
     factors = np.empty(n)
-    clip_norm_sum(np.ascontiguousarray(rows.T), inverse_unit, bound, total, factors)
+    clip_dense(np.ascontiguousarray(rows.T), inverse_unit, bound, total, factors)
     np.testing.assert_array_equal(total, np.sum(columns, axis=0))  # no term sees another
     assert np.all((factors >= 0) & (factors <= 1))
     assert np.all(factors[~np.isfinite(rows).all(axis=1)] == 0)
@@ -207,7 +210,7 @@ def test_rounding_of_vectors_at_the_bound_stays_within_it(neighboring):
         limit, bound, inverse_unit = in_grid_units(1.0, 1000, d, 1.0, neighboring)
         for direction in rng.normal(size=(100, d)):
             alone = np.zeros(d, np.int64)
-            clip_norm_sum(1e3 * direction[:, None], inverse_unit, bound, alone, np.empty(1))
+            clip_dense(1e3 * direction[:, None], inverse_unit, bound, alone, np.empty(1))
             assert sum(int(entry) ** 2 for entry in alone) <= limit**2
 
 
@@ -237,19 +240,20 @@ def test_vectors_without_their_zeros_stay_within_the_norm_bound(
         alone, whole = np.zeros(d, np.int64), np.zeros(w, np.int64)
         column, places = row[:, None].copy(), np.ascontiguousarray(moving[:, i : i + 1])
         with np.errstate(over="ignore"):
-            clip_sparse_sum(column, common, places, inverse_unit, bound, alone, np.empty(1))
-            clip_norm_sum(row[:, None].copy(), inverse_unit, bound, whole, np.empty(1))
+            block = SparseBlock(column, common, places)
+            clip_vectors(block, inverse_unit, bound, alone, np.empty(1))
+            clip_dense(row[:, None].copy(), inverse_unit, bound, whole, np.empty(1))
         assert sum(int(entry) ** 2 for entry in alone) <= limit**2
         np.testing.assert_array_equal(alone[[*common, *moving[:, i]]], whole)
         assert np.count_nonzero(alone) == np.count_nonzero(whole)
         expected += alone
-    columns = np.ascontiguousarray(rows.T)
-    clip_sparse_sum(columns, common, moving, inverse_unit, bound, total, np.empty(n))
+    columns = SparseBlock(np.ascontiguousarray(rows.T), common, moving)
+    clip_vectors(columns, inverse_unit, bound, total, np.empty(n))
     np.testing.assert_array_equal(total, expected)
 
 
 def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None, dtype="float64"):
-    """Integers of each row alone, and what it was scaled by, from `clip_multiples_sum`."""
+    """Integers of each row alone, and what it was scaled by, from `clip_multiples`."""
     n, w = rows.shape
     columns = np.ascontiguousarray(rows.T)
     q = min(held, w)
@@ -258,17 +262,15 @@ def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None,
         lengths = np.empty(n)
         loops.lengths(u, v, lengths)
     u, v = u.astype(dtype), v.astype(dtype)
-    common = np.arange(d - q, d)
+    u_i = moves.Moves(np.arange(d - q, d), u, moving, v, lengths)
     found, scales = [], np.empty(n)
     for i in range(n):
         alone = np.zeros(d, np.int64)
         one, scale = factors[i : i + 1], scales[i : i + 1]
-        how = (inverse_unit, bound, alone, scale, np.empty(1))
-        clip_multiples_sum(u, common, v, moving, lengths, i, one, *how)
+        clip_multiples(u_i, i, one, inverse_unit, bound, alone, scale)
         found.append(alone)
     together = np.zeros(d, np.int64)
-    how = (inverse_unit, bound, together, np.empty(n), np.empty(n))
-    clip_multiples_sum(u, common, v, moving, lengths, 0, factors, *how)
+    clip_multiples(u_i, 0, factors, inverse_unit, bound, together, np.empty(n))
     np.testing.assert_array_equal(together, np.sum(found, axis=0))
     return found, scales
 
@@ -303,13 +305,13 @@ def test_multiples_of_any_vectors_stay_within_the_norm_bound(
         assert sum(int(entry) ** 2 for entry in alone) <= limit**2
         finite = np.isfinite(rows[i]).all() and np.isfinite(factors[i])
         assert finite or (s == 0 and not alone.any())
-        # what clip_norm_sum adds for the vector itself, to rounding
+        # what clip_vectors adds for the vector itself, to rounding
         with np.errstate(all="ignore"):
             vector = (rows[i] * factors[i])[:, None]
             length = np.sqrt((rows[i] ** 2).sum())
         if finite and 1e-100 < length < 1e100 and np.all(np.abs(vector) < 1e100):
             whole = np.zeros(w, np.int64)
-            clip_norm_sum(vector, inverse_unit, bound, whole, np.empty(1))
+            clip_dense(vector, inverse_unit, bound, whole, np.empty(1))
             at = np.concatenate([np.arange(d - q, d), moving[:, i]])
             slack = 1.0 + 2.0**-48 * np.abs(whole)
             assert np.all(np.abs(alone[at] - whole) <= slack)
@@ -367,6 +369,16 @@ values = st.lists(
 ).map(np.array)
 
 
+def interval(queries, mechanism, values, lower, upper):
+    """The integer sum of values; None where records do not decide the answer."""
+    sum_ = IntervalSum(queries.grids[mechanism], queries.neighboring, lower, upper)
+    if told(Query(mechanism, None, sum_)) is not None:
+        return None
+    total = np.zeros(1, np.int64)
+    sum_.add(SparseBlock.full(values[None]), total)
+    return [int(total[0])]
+
+
 @FEW
 @given(
     values=values,
@@ -379,18 +391,16 @@ values = st.lists(
 def test_interval_sums_of_neighbours_and_of_reversed_paths(
     values, change, lower, upper, tau, neighboring
 ):
-    with pytest.MonkeyPatch.context() as patch:
-        sums = Sums(patch)
-        engine = LinearRecords(np.zeros((len(values), 1)))
-        queries = make_queries(engine, {"log_ratio": tau}, CLIP, neighboring=neighboring)
+    engine = LinearRecords(np.zeros((len(values), 1)))
+    queries = make_queries(engine, {"log_ratio": tau}, CLIP, neighboring=neighboring)
 
-        def ask(numbers, low=-lower, high=upper):
-            return sums.of(queries._interval_sum, "log_ratio", numbers, low, high)
+    def ask(numbers, low=-lower, high=upper):
+        return interval(queries, "log_ratio", numbers, low, high)
 
-        here = ask(values)
-        changed = np.append(values[:-1], change)
-        other = ask(changed if neighboring == "replace_one" else values[:-1])
-        back = ask(-values, -upper, lower)
+    here = ask(values)
+    changed = np.append(values[:-1], change)
+    other = ask(changed if neighboring == "replace_one" else values[:-1])
+    back = ask(-values, -upper, lower)
     if here is None:  # nothing was asked: no interval, or none that a float can describe
         assert other is None and back is None
         return
@@ -401,22 +411,22 @@ def test_interval_sums_of_neighbours_and_of_reversed_paths(
 @pytest.mark.parametrize("neighboring", RELATIONS)
 @pytest.mark.parametrize("tau", [0.01, 1.0, 1e3])
 @pytest.mark.parametrize(("lower", "upper"), [(-1.0, 1.0), (-0.3, 2.7), (-1e-9, 0.0), (0.0, 1e7)])
-def test_opposite_values_attain_the_sensitivity(sums, neighboring, tau, lower, upper):
+def test_opposite_values_attain_the_sensitivity(neighboring, tau, lower, upper):
     engine = LinearRecords(np.zeros((9, 1)))
     queries = make_queries(engine, {"energy_error": tau}, {}, neighboring=neighboring)
     values = np.random.default_rng(1).normal(0, upper - lower, 9)
     larger = -math.inf if -lower > upper else math.inf
     worlds = [np.append(values, larger)]
     worlds.append(np.append(values, -larger) if neighboring == "replace_one" else values)
-    answers = [sums.of(queries._interval_sum, "energy_error", w, lower, upper) for w in worlds]
+    answers = [interval(queries, "energy_error", w, lower, upper) for w in worlds]
     assert within(*answers, queries, "energy_error")
     assert attained(*answers, queries, "energy_error", 1)
 
 
 def test_what_is_not_a_number_adds_nothing_and_infinities_add_the_ends():
     values = np.array([math.nan, math.inf, -math.inf, 1e300, -1e300, 5e-324])
-    assert clip_interval_sum(values[:1], 1.0, np.int64(-3), np.int64(7)) == 0
-    assert clip_interval_sum(values, 1.0, np.int64(-3), np.int64(7)) == 2 * (7 - 3)
+    assert clip_interval(values[:1], 1.0, np.int64(-3), np.int64(7)) == 0
+    assert clip_interval(values, 1.0, np.int64(-3), np.int64(7)) == 2 * (7 - 3)
 
 
 def test_the_noise_says_its_standard_deviation(sums):
@@ -437,10 +447,10 @@ def test_a_sum_beyond_64_bits_wraps_with_its_noise(monkeypatch):
         engine, {"log_ratio": 1e-6}, CLIP, neighboring="add_or_remove_one", n_public=2
     )
     unit = queries.grids["log_ratio"].unit(CLIP["log_ratio"])
-    total = n * math.floor(CLIP["log_ratio"] / unit * mechanisms._SLACK)
+    total = n * math.floor(CLIP["log_ratio"] / unit * page._SLACK)
     assert total > 2**63
     for noise in (0, 2**63 - 1, -(2**63)):
-        monkeypatch.setattr(mechanisms, "rounded_normal", lambda size, m, x=noise: np.array([x]))
+        monkeypatch.setattr(page, "rounded_normal", lambda size, m, x=noise: np.array([x]))
         queries.begin_iteration()
         value, _ = queries.log_ratio(np.zeros(1), np.ones(1))
         assert value == pytest.approx(((total + noise + 2**63) % 2**64 - 2**63) * unit)
@@ -528,7 +538,7 @@ def transcript(sums, queries, seed):
     found = []
     for spread in (0.3, 30.0):
         queries.begin_iteration()
-        z = [rng.normal(0, spread, queries.engine.d) for _ in range(3)]
+        z = [rng.normal(0, spread, queries.holder.engine.d) for _ in range(3)]
         found.append(("gradient", sums.of(queries.gradient, z[0])))
         found.append(("log_ratio", sums.of(queries.log_ratio, z[0], z[1])))
         path = queries.path(z[0])
@@ -575,7 +585,7 @@ def neighbours(model, neighboring, seed):
 
 
 def one_off_releases(engine, neighboring, seed):
-    """Mechanisms of all kinds of one-off releases, and their integers before noise."""
+    """Sums of all kinds of one-off releases, and their integers before noise."""
     rng = np.random.default_rng(seed)
     at, d = engine.coordinates, engine.d
     points, midpoints = rng.normal(size=(3, d)), rng.normal(size=(2, d))
@@ -596,29 +606,15 @@ def one_off_releases(engine, neighboring, seed):
             Loss(at, 0.27),
             LawNotFound(at),
         ]
-    found = []
-
-    def vectors(values, inverse_unit, bound, total, scale):
-        clip_norm_sum(values, inverse_unit, bound, total, scale)
-        found[-1][1] = [int(entry) for entry in total]
-
-    def norms(values, squared_edges, counts):
-        count_norms(values, squared_edges, counts)
-        size = found[-1][0].grid.count_unit(neighboring)
-        found[-1][1] = [int(count) * size for count in counts]
-
-    grid = Grid.finest(0.9, N)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oneoff, "clip_norm_sum", vectors)
-        patch.setattr(oneoff, "count_norms", norms)
-        for spec in specs:
-            for mechanism in (
-                oneoff.NormHistogram(spec, grid, neighboring),
-                oneoff.ClippedSum(spec, 0.3, grid, neighboring),
-            ):
-                found.append([mechanism, None])
-                mechanism.evaluate(engine)
-    return found
+    grid, holder = Grid.finest(0.9, N), Holder(engine)
+    return [
+        (sum_, [int(entry) for entry in holder.total(Query("a", spec, sum_))])
+        for spec in specs
+        for sum_ in (
+            NormCounts(grid, neighboring),
+            VectorSum(grid, neighboring, spec.size, 0.3),
+        )
+    ]
 
 
 @pytest.mark.parametrize("neighboring", RELATIONS)
@@ -661,7 +657,6 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
         for block in (8192, 1, 7, 40):
             monkeypatch.setattr(blockwise, "BLOCK", block)
             monkeypatch.setattr(contributions, "BLOCK", block)
-            monkeypatch.setattr(passes, "_TILE", block)
             monkeypatch.setattr(threads, "_WORTH", block)
             monkeypatch.setattr(threads, "count", lambda most=block: most)
             order = rng.permutation(N)
@@ -695,7 +690,7 @@ def fast_model(request, monkeypatch):
 
     def tilted(*arguments):
         found = queries(*arguments)
-        found.engine = TiltedEngine(found.engine)
+        found.holder = Holder(TiltedEngine(found.holder.engine))
         return found
 
     model.queries = tilted

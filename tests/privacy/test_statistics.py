@@ -23,10 +23,10 @@ from scipy import stats
 import pymc_dp as dp
 from pymc_dp import noise
 from pymc_dp.accounting import delta_from_mu, mu_from_pure, smallest_noise_multiplier
-from pymc_dp.clipping import Grid, clip_l1_sum
 from pymc_dp.errors import LedgerError
 from pymc_dp.exact_laplace import discrete_laplace
-from pymc_dp.mechanisms import statistic as mechanisms
+from pymc_dp.privacy import answer as answers
+from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, Receipt, VectorSum, clip_l1
 from pymc_dp.privatized import making
 from pymc_dp.privatized.reading import read
 from pymc_dp.rows.functions import INTERPRETED
@@ -57,14 +57,14 @@ def ledger() -> dp.Ledger:
 @given(arrays(np.float64, (3, 1), elements=ANY), st.sampled_from([1, 7, 2**30]))
 def test_a_record_adds_no_more_than_the_bound(vector: np.ndarray, bound: int) -> None:
     total = np.zeros(3, dtype=np.int64)
-    clip_l1_sum(vector, bound / 4.0, np.int64(bound), total)
+    clip_l1(vector, bound / 4.0, np.int64(bound), total)
     assert np.abs(total).sum() <= bound
 
 
 def test_the_bound_is_reached() -> None:
     for bound in (1, 7, 2**30):
         total = np.zeros(2, dtype=np.int64)
-        clip_l1_sum(np.array([[8.0 * bound], [0.0]]), 1.0, np.int64(bound), total)
+        clip_l1(np.array([[8.0 * bound], [0.0]]), 1.0, np.int64(bound), total)
         assert total.tolist() == [bound, 0]
 
 
@@ -73,7 +73,7 @@ def test_a_record_whose_rounding_passes_the_bound_adds_nothing() -> None:
     bound, total = 2**56, np.zeros(5, dtype=np.int64)
     fifths = np.full((5, 1), float(bound))
     assert 5 * int(bound * (bound / fifths.sum())) > bound
-    clip_l1_sum(fifths, 1.0, np.int64(bound), total)
+    clip_l1(fifths, 1.0, np.int64(bound), total)
     assert not total.any()
 
 
@@ -101,7 +101,7 @@ def test_sums_of_neighbours(
         scales.append(scale)
         return [0] * size
 
-    monkeypatch.setattr(mechanisms, "discrete_laplace", no_noise)
+    monkeypatch.setattr(answers, "discrete_laplace", no_noise)
     whole = mechanism == "geometric"
     extremes = [-1e9, -2.0, 0.0, 1.0, 3.0, 1e9, *([] if whole else [math.nan, math.inf])]
     epsilon = 0.5
@@ -129,7 +129,7 @@ def test_sums_of_neighbours(
 
 
 def test_gaussian_sums_of_neighbours(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mechanisms, "rounded_normal", lambda size, m: np.zeros(size, np.int64))
+    monkeypatch.setattr(answers, "rounded_normal", lambda size, m: np.zeros(size, np.int64))
     found = []
     for record in itertools.product([-1e9, -2.0, 0.0, 3.0, math.nan], repeat=2):
         released = dp.release_statistic(
@@ -209,18 +209,26 @@ def test_a_full_disk_after_the_charge_loses_nothing(tmp_path, monkeypatch, kind)
     assert ledger.spent(1) == ledger.cap(1)
 
 
+def noisy(sum_: VectorSum | LaplaceSum, rows: np.ndarray) -> np.ndarray:
+    """Noisy sum of (m, n) rows."""
+    receipt = Receipt([("sum", sum_.noise_multiplier, 1)])
+    query = Query("sum", None, sum_)
+    return answers.answer(query, lambda query: making._total(query, rows), receipt)
+
+
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "geometric"])
 def test_the_noise_of_a_sum_has_the_scale_that_it_states(mechanism: str) -> None:
     """20,000 draws at 5.5 standard errors: false alarms below 1e-7; 8 % in a scale are found."""
+    sum_: VectorSum | LaplaceSum
     if mechanism == "gaussian":
         grid = Grid.finest(smallest_noise_multiplier(2**40), 2)
-        sums: Any = mechanisms.GaussianSum(3.0, grid, "replace_one")
-        assert sums.scale == 6.0  # mu = 1, and two norms
+        sum_ = VectorSum(grid, "replace_one", 20_000, 3.0)
+        assert sum_.noise_sd == 6.0  # mu = 1, and two norms
     else:
-        whole = mechanism == "geometric"
-        sums = mechanisms.LaplaceSum(3.0, 0.5, 2, "replace_one", whole)
-        assert sums.scale == pytest.approx(12.0)
-    drawn = sums.evaluate(np.zeros((20_000, 1))) / sums.scale
+        scaling = making._Scaling(3.0)
+        sum_ = scaling.laplace_sum(mechanism, 0.5, "replace_one", 20_000, 2)
+        assert sum_.noise_sd == pytest.approx(12.0)
+    drawn = noisy(sum_, np.zeros((20_000, 1))) / sum_.noise_sd
     moment, relative_sd = (2.0, 2.0**0.5) if mechanism == "gaussian" else (1.0, 1.0)
     size = (np.abs(drawn) ** moment).mean()
     assert abs(size - 1.0) < 5.5 * relative_sd / math.sqrt(len(drawn))
@@ -261,9 +269,9 @@ def test_gaussian_privacy_dominates_pure_privacy(epsilon: float) -> None:
 def test_an_audit_of_the_laplace_mechanism() -> None:
     """Worlds told apart by the likelihood ratio: the bound nearly reaches epsilon, never passes."""
     runs, epsilon = 60_000, 1.0
-    mechanism = mechanisms.LaplaceSum(1.0, epsilon, 2, "replace_one")
+    sum_ = making._Scaling(1.0).laplace_sum("laplace", epsilon, "replace_one", 1, 2)
     worlds = [
-        np.array([mechanism.evaluate(np.array([[0.3, record]]))[0] for _ in range(runs)])
+        np.array([noisy(sum_, np.array([[0.3, record]]))[0] for _ in range(runs)])
         for record in (-1.0, 1.0)
     ]
     alarm, found = ((world > 1.3).mean() for world in worlds)
@@ -525,18 +533,18 @@ def test_the_grid_follows_from_no_private_number(
 ) -> None:
     """As fine as a public number of records asks for, whoever pays; the sum is on it."""
     asked: list[int] = []
-    gaussian, laplace = mechanisms.GaussianSum.costing, mechanisms.LaplaceSum.__post_init__
+    gaussian, laplace = Grid.finest, making._Scaling.laplace_sum
 
-    def costing(units: int, norm: float, n_public: int, neighboring: Any) -> Any:
-        asked.append(n_public)
-        return gaussian(units, norm, n_public, neighboring)
+    def finest(noise_multiplier: float, n: int) -> Grid:
+        asked.append(n)
+        return gaussian(noise_multiplier, n)
 
-    def made(self: Any) -> None:
-        asked.append(self.n_public)
-        laplace(self)
+    def laplace_sum(self: Any, *given: Any) -> LaplaceSum:
+        asked.append(given[-1])
+        return laplace(self, *given)
 
-    monkeypatch.setattr(mechanisms.GaussianSum, "costing", costing)
-    monkeypatch.setattr(mechanisms.LaplaceSum, "__post_init__", made)
+    monkeypatch.setattr(Grid, "finest", finest)
+    monkeypatch.setattr(making._Scaling, "laplace_sum", laplace_sum)
     delta = 1e-8 if mechanism == "gaussian" else None
     for k in (5, N):
         pays: Any = dp.Ledger.temporary("add_or_remove_one")
@@ -742,8 +750,8 @@ def test_the_declared_release_is_the_one_that_was_made(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Without noise, the declared sum at the real records is what was published."""
-    monkeypatch.setattr(mechanisms, "discrete_laplace", lambda size, scale: [0] * size)
-    monkeypatch.setattr(mechanisms, "rounded_normal", lambda size, m: np.zeros(size, np.int64))
+    monkeypatch.setattr(answers, "discrete_laplace", lambda size, scale: [0] * size)
+    monkeypatch.setattr(answers, "rounded_normal", lambda size, m: np.zeros(size, np.int64))
     whole = mechanism == "geometric"
     z = np.rint(3 * X).astype("int64") if whole else 3 * X
 

@@ -22,7 +22,8 @@ from pymc_dp.kernels.tilts import Tilted
 from pymc_dp.noise import insecure_noise
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.contributions import ConsistentScore, Score, blocks
-from pymc_dp.rows.engine import Coordinates, RowEngine
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.tilt import TiltedEngine

@@ -19,8 +19,10 @@ import pytest
 from pymc_dp.noise_laws import noisy_posterior
 from pymc_dp.records import extract
 from pymc_dp.rows import expected
-from pymc_dp.rows.engine import Coordinates, RecordStore, RowEngine, RowGroup
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.law import Law, law_of
+from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.warmup.prepared import Lost
 
 from .harness import Z_LIMIT

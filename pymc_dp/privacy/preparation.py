@@ -18,18 +18,23 @@ import numpy as np
 from pymc_dp import noise
 from pymc_dp._checks import check_integer, check_number
 from pymc_dp.accounting import smallest_noise_multiplier
-from pymc_dp.clipping import Grid, Neighboring
 from pymc_dp.errors import BudgetExceeded, PrivacyError
 from pymc_dp.events import MU2_UNIT, GaussianEvent
 from pymc_dp.ledger import PREPARATION, Ledger
-from pymc_dp.mechanisms.fixed import FixedSum
-from pymc_dp.mechanisms.oneoff import EDGES, ClippedSum, NormHistogram
+from pymc_dp.privacy.answer import (
+    EDGES,
+    Grid,
+    Neighboring,
+    NormCounts,
+    Query,
+    Receipt,
+    VectorSum,
+    answer,
+    told,
+)
+from pymc_dp.privacy.holder import Holder
 from pymc_dp.rows.contributions import Contribution, Statistic
-from pymc_dp.rows.engine import Engine
-
-__all__ = ["Histogram", "Preparation", "Unpayable", "interrupts_wait"]
-
-Mechanism = NormHistogram | ClippedSum | FixedSum
+from pymc_dp.rows.interfaces import Engine
 
 #: Shares are floats, so those of a whole preparation add up to 1 with a rounding error.
 _WHOLE = 1.0 + 1e-9
@@ -266,10 +271,11 @@ class Preparation:
             If the shares would pass 1, or the request differs from the one that is replayed.
         """
 
-        def mechanism(grid: Grid) -> NormHistogram:
-            return NormHistogram(spec, grid, self.neighboring)
+        def counts(grid: Grid) -> NormCounts:
+            return NormCounts(grid, self.neighboring)
 
-        return Histogram(EDGES.copy(), *self._answer(label, share, mechanism))
+        request = {"release": "histogram", "of": type(spec).__name__, "size": spec.size}
+        return Histogram(EDGES.copy(), *self._answer(label, share, request, spec, counts))
 
     def vector_sum(
         self, label: str, spec: Contribution, clip_norm: float, share: float
@@ -301,46 +307,23 @@ class Preparation:
             If the shares would pass 1, or the request differs from the one that is replayed.
         """
         clip_norm = check_number("clip_norm", clip_norm)
+        nonnegative = isinstance(spec, Statistic) and spec.nonnegative
 
-        def mechanism(grid: Grid) -> ClippedSum:
-            return ClippedSum(spec, clip_norm, grid, self.neighboring)
+        def vectors(grid: Grid) -> VectorSum:
+            return VectorSum(grid, self.neighboring, spec.size, clip_norm, nonnegative)
 
-        return self._answer(label, share, mechanism)
-
-    def statistic(self, label: str, spec: Statistic, share: float) -> tuple[np.ndarray, float]:
-        """Noisy sum of the statistics of all units, clamped to the bounds of `spec`.
-
-        Parameters
-        ----------
-        label : str
-            Name of the release, shown in the budget's table.
-        spec : Statistic
-        share : float
-            Fraction of `units` that the release may cost, in (0, 1].
-
-        Returns
-        -------
-        value : (size,) ndarray
-            sum_i S_i + N(0, noise_sd^2 I).
-        noise_sd : float
-
-        Raises
-        ------
-        BudgetExceeded
-            If the account cannot pay; no record was touched.
-        PrivacyError
-            If the shares would pass 1, or the request differs from the one that is replayed.
-        """
-
-        def mechanism(grid: Grid) -> FixedSum:
-            return FixedSum(spec, grid, self.neighboring)
-
-        return self._answer(label, share, mechanism)
+        request = {"release": "vector_sum", "of": type(spec).__name__, "size": spec.size}
+        return self._answer(label, share, request | {"clip_norm": clip_norm}, spec, vectors)
 
     # -- paying ---------------------------------------------------------------------------------
 
     def _answer(
-        self, label: str, share: float, make: Callable[[Grid], Mechanism]
+        self,
+        label: str,
+        share: float,
+        request: dict[str, Any],
+        spec: Contribution,
+        sum_on: Callable[[Grid], NormCounts | VectorSum],
     ) -> tuple[np.ndarray, float]:
         """The kept value of the next request, or that of a release that is charged now."""
         if self._process != os.getpid():
@@ -354,15 +337,17 @@ class Preparation:
             share = before.values["request"]["share"]
         cost = self._cost(share)
         event = GaussianEvent(label, smallest_noise_multiplier(cost))
-        mechanism = make(Grid.finest(event.noise_multiplier, self.n_public))
-        request = {"share": share, **mechanism.request()}
+        query = Query(label, spec, sum_on(Grid.finest(event.noise_multiplier, self.n_public)))
+        if told(query) is not None:
+            raise PrivacyError(f"clip_norm={request['clip_norm']:g} is not a usable bound.")
+        request = {"share": share, **request}
         if before is not None:
             values = before.values
             _refuse_other(label, request, before.label, values["request"])
             self.resumed += 1
         else:
             self._check_rest()
-            values = self._release(event, request, mechanism)
+            values = self._release(event, request, query)
         self.secure = self.secure and values["secure"]
         self._answered += 1
         self._planned += cost
@@ -397,14 +382,15 @@ class Preparation:
         return cost
 
     def _release(
-        self, event: GaussianEvent, request: dict[str, Any], mechanism: Mechanism
+        self, event: GaussianEvent, request: dict[str, Any], query: Query
     ) -> dict[str, Any]:
         secure = not noise.is_insecure()
         if not secure and not self.ledger.is_temporary:
             raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
         kind = type(self.engine), request["release"], request["of"], request["size"]
         if kind not in self._rehearsed:  # on made-up data, to compile and to fail uncharged
-            mechanism.evaluate(self.engine.synthetic())
+            Holder(self.engine.synthetic()).total(query)
+            noise.rounded_normal(0, 0)
             self._rehearsed.add(kind)
         place = self.plan_id, self._answered
         with interrupts_wait():  # what was charged is also kept
@@ -414,12 +400,12 @@ class Preparation:
                 pending = _Pending(event)
             try:
                 if pending.values is None:
-                    with np.errstate(all="ignore"):  # a warning would tell of an extreme record
-                        value = mechanism.evaluate(self.engine)
+                    receipt = Receipt([(event.mechanism, event.noise_multiplier, 1)])
+                    value = answer(query, Holder(self.engine).total, receipt)
                     pending.values = {
                         "request": request,
                         "value": value.tolist(),
-                        "noise_sd": mechanism.noise_sd,
+                        "noise_sd": query.sum.noise_sd,
                         "secure": secure and not noise.is_insecure(),
                     }
                 values = pending.values

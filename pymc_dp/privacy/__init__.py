@@ -1,0 +1,1 @@
+"""How answers about records are made safe: :mod:`pymc_dp.privacy.answer` is the page to read."""

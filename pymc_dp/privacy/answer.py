@@ -1,0 +1,584 @@
+"""How an answer about records is made: paid for, clipped, added in integers, noised.
+
+Whatever is released about records is the value of :func:`answer`.  It is a Gaussian mechanism on a
+grid of integers (that of a published statistic may be a Laplace mechanism):
+
+1. the numbers of each privacy unit are clipped, rounded to the grid (:class:`Grid`) and added in
+   int64 by the loops of this file, so that the sums of two neighbouring data sets differ by at most
+   ``Grid.sensitivity`` units in l2 norm, exactly.  Integers add up to the same sum in any order,
+   any blocks and any number of threads;
+2. a normal variable with a standard deviation of ``2**m`` units, rounded to an integer without any
+   other error, is added (:mod:`pymc_dp.noise`).  ``round(x + N) = x + round(N)`` for an integer x,
+   so the value is a function of the exact Gaussian mechanism's, and (1/tau)-GDP.  Sum and noise
+   have 64 bits: if one wraps, both do, and wrapping is post-processing;
+3. the value is scaled back to natural units, which is post-processing.
+
+None of this happens without a :class:`Receipt` of a charge that is committed to the ledger.  What
+gives the numbers of a unit (:mod:`pymc_dp.rows`) is trusted for one thing: they depend on the rows
+of that unit and on public numbers alone.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from pymc_dp._jit import compiled
+from pymc_dp.accounting import mu_from_pure
+from pymc_dp.errors import PrivacyError
+from pymc_dp.exact_laplace import discrete_laplace
+from pymc_dp.noise import rounded_normal
+from pymc_dp.rows.linear import LinearRows, slopes
+from pymc_dp.rows.moves import Moves
+from pymc_dp.rows.sparse import SparseBlock
+
+Array: TypeAlias = np.ndarray
+Neighboring: TypeAlias = Literal["replace_one", "add_or_remove_one"]
+
+#: Range of m, where one standard deviation of the noise is 2^m grid units.
+FINEST, COARSEST = 36, 20
+#: Vectors of a tile: their entries then stay in the fastest caches.
+TILE = 512
+#: Ends of the bins of a histogram of norms: steps of 2^(1/4) from 2^-60 to 2^60, and the rest.
+EDGES = np.concatenate([[0.0], 2.0 ** (np.arange(-240, 241) / 4.0), [math.inf]])
+#: A unit outside of this, its inverse, or 2^63 of it, would lose accuracy or overflow.
+_SMALLEST, _LARGEST = 2.0**-900, 2.0**900
+#: Relative slack for the rounding of interval ends: 8 units in the last place, for 4 roundings.
+_SLACK = 1.0 - 2.0**-50
+
+
+# -- the grid, and what one unit may add to a sum -------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """The integer grid of one release.
+
+    Attributes
+    ----------
+    log2_sigma : int
+        The noise has standard deviation ``2**log2_sigma`` units: a power of two, so that the
+        noise sampler works on integers alone.
+    noise_multiplier : float
+        tau = standard deviation of the noise / l2 sensitivity.
+    """
+
+    log2_sigma: int
+    noise_multiplier: float
+
+    @classmethod
+    def finest(cls, noise_multiplier: float, n: int) -> Grid:
+        """The finest grid on which contributions of `n` units and the noise fit into 64 bits.
+
+        Raises
+        ------
+        PrivacyError
+            If even the coarsest grid (2^20 units per standard deviation) is too fine.
+        """
+        for log2_sigma in range(FINEST, COARSEST - 1, -1):
+            # a contribution is at most the sensitivity, sigma / tau
+            largest = 2.0**log2_sigma / noise_multiplier
+            if n * largest + 16.0 * 2.0**log2_sigma < 2.0**62:
+                return cls(log2_sigma, noise_multiplier)
+        raise PrivacyError(
+            f"A sum over {n} units with noise multiplier {noise_multiplier:.3g} does not fit into "
+            "64-bit integers. Use a larger noise multiplier (a smaller budget, or more draws)."
+        )
+
+    @property
+    def sensitivity(self) -> float:
+        """Largest l2 change of the integer sum between neighbours, in units: 2^m / tau."""
+        return 2.0**self.log2_sigma / self.noise_multiplier
+
+    def unit(self, sensitivity: float) -> float:
+        """Size of one unit, for a query of the given real l2 sensitivity."""
+        return self.noise_multiplier * sensitivity / 2.0**self.log2_sigma
+
+    def norm_bound(self, neighboring: Neighboring) -> float:
+        """Norm bound of one unit's integer vector, in units: half the sensitivity if replaced."""
+        return self.sensitivity / 2.0 if neighboring == "replace_one" else self.sensitivity
+
+    def count_unit(self, neighboring: Neighboring) -> int:
+        """Size of one count of a histogram, in units.
+
+        Each record counts once in one bin.  Replacing it changes two counts by one, an l2 distance
+        of sqrt(2); adding or removing it changes one.  The largest integer w with
+        ``w * distance <= 2^m / tau`` is found in exact arithmetic.
+
+        Raises
+        ------
+        PrivacyError
+            If the noise is so large that a count is less than one unit.
+        """
+        squared_distance = 2 if neighboring == "replace_one" else 1
+        squared = Fraction(4**self.log2_sigma) / Fraction(self.noise_multiplier) ** 2
+        size = math.isqrt(math.floor(squared / squared_distance))
+        if size < 1:
+            raise PrivacyError(
+                "The noise is so large that the integer grid cannot represent a count. Use a "
+                "larger budget, or a larger share of it for this histogram."
+            )
+        return size
+
+
+def vector_bound(norm_bound: float, d: int) -> float:
+    """Norm to which a real d-vector is clipped so that its rounding has norm <= `norm_bound`.
+
+    Rounding moves each entry by at most 1/2, hence the norm by at most sqrt(d)/2; the relative
+    slack (d + 8) 2^-53 covers the rounding errors of the norm (d/2 + 2 units in the last place), of
+    the quotient and of the products with it.
+
+    Raises
+    ------
+    PrivacyError
+        If the grid is so coarse that nothing is left of the bound.
+    """
+    bound = (norm_bound - math.sqrt(d) / 2.0) * (1.0 - (d + 8) * 2.0**-53)
+    if not bound > 0.0:
+        raise PrivacyError(
+            "The noise is so large compared with one record that the integer grid cannot "
+            "represent a record. Use fewer draws or a larger budget."
+        )
+    return bound
+
+
+def nonnegative_bound(sensitivity: float) -> float:
+    """Norm bound of vectors without negative entries that gives a sensitivity if one is replaced.
+
+    Two such vectors a, b with |a|, |b| <= B differ by (|a|^2 + |b|^2 - 2 a.b)^1/2 <= 2^1/2 B, since
+    a.b >= 0: for indicators of categories that is attained, and less than the 2 B of any vectors.
+    The slack covers the rounding of the quotient.
+    """
+    return sensitivity / math.sqrt(2.0) * (1.0 - 2.0**-50)
+
+
+# -- clip, round and add --------------------------------------------------------------------------
+#
+# `units` is grid units per natural unit, `bound` a norm bound in grid units, and `total`
+# the int64 sum, added to in place.  `scale` receives what each vector was scaled by: min(1, bound /
+# norm), or 0 where the vector is not finite or its norm overflows; such a vector adds 0.
+
+
+@compiled(error_model="numpy")
+def clip_vectors(
+    block: SparseBlock, units: float, bound: float, total: Array, scale: Array
+) -> None:
+    """Add the vectors of a block, one per column, of which some entries are held; others are 0.
+
+    Sensitivity: each column adds an integer vector of norm at most the bound that was given to
+    :func:`vector_bound`.  Zeros change neither a norm nor an integer.
+    """
+    values, common, moving = block
+    n, q = values.shape[1], common.shape[0]
+    for start in range(0, n, TILE):
+        stop = min(start + TILE, n)
+        factors = scale[start:stop]
+        factors[:] = 0.0
+        for j in range(values.shape[0]):
+            x = values[j, start:stop]
+            for i in range(stop - start):
+                w = x[i] * units
+                factors[i] += w * w
+        for i in range(stop - start):
+            norm = math.sqrt(factors[i])
+            s = 1.0 if norm <= bound else bound / norm
+            factors[i] = s if norm < math.inf else 0.0  # also not a number
+        for j in range(q):
+            x, sum_j = values[j, start:stop], np.int64(0)
+            for i in range(stop - start):
+                entry = np.rint((x[i] * units) * factors[i])
+                sum_j += np.int64(entry if factors[i] > 0.0 else 0.0)
+            total[common[j]] += sum_j
+        for j in range(moving.shape[0]):
+            x, places = values[q + j, start:stop], moving[j, start:stop]
+            for i in range(stop - start):
+                if factors[i] > 0.0:
+                    entry = np.rint((x[i] * units) * factors[i])
+                    total[places[i]] += np.int64(entry)
+
+
+@compiled(error_model="numpy")
+def clip_multiples(
+    moves: Moves, first: int, factors: Array, units: float, bound: float, total: Array, scale: Array
+) -> None:
+    """The same for multiples f_i u_i of vectors whose lengths are known: they are never made.
+
+    Parameters
+    ----------
+    moves : Moves
+        The vectors u_i, in float64 or float32; products are in float64.
+    first : int
+        The contributions are those of the vectors first, ..., first + n - 1.
+    factors : (n,) float64
+        f_i, in natural units.
+
+    Notes
+    -----
+    Sensitivity: with w = f_i / unit and N = |w| lengths_i, in floating point, a vector is
+    multiplied by |w| min(1, bound / N).  The four roundings there, and one of each entry, are
+    relative; the slack of :func:`vector_bound` covers them, as it covers those of
+    :func:`clip_vectors`.  No contribution is the sum of several vectors, so nothing cancels.
+    """
+    n = factors.shape[0]
+    length, multiples = moves.lengths[first : first + n], np.empty(n)
+    for i in range(n):
+        w = factors[i] * units
+        norm = math.fabs(w) * length[i]
+        s = 1.0 if norm <= bound else bound / norm
+        s = s if norm < math.inf else 0.0  # also not a number
+        scale[i] = s
+        multiples[i] = w * s if s > 0.0 else 0.0
+    for j in range(moves.common.shape[0]):
+        x, sum_j = moves.common_values[j, first : first + n], np.int64(0)
+        for i in range(n):
+            entry = np.rint(x[i] * multiples[i])
+            sum_j += np.int64(entry if multiples[i] != 0.0 else 0.0)
+        total[moves.common[j]] += sum_j
+    for j in range(moves.moving.shape[0]):
+        x, places = moves.moving_values[j, first : first + n], moves.moving[j, first : first + n]
+        for i in range(n):
+            if multiples[i] != 0.0:
+                total[places[i]] += np.int64(np.rint(x[i] * multiples[i]))
+
+
+@compiled(error_model="numpy")
+def clip_linear(
+    rows: LinearRows, z: Array, part: Array, units: float, bound: float, total: Array, found: Array
+) -> None:
+    """The same for the scores at z of rows with a linear predictor: those from part[0] to part[1].
+
+    A tile of rows stays in the fastest caches from its data to its integers.  Of each row, `found`,
+    (3, rows), receives u . z, the slope, and what its vector was scaled by.
+    """
+    for start in range(part[0], part[1], TILE):
+        stop = min(start + TILE, part[1])
+        factors = found[1, start:stop]
+        slopes(rows, z, start, found[0, start:stop], factors)
+        clip_multiples(rows.moves, start, factors, units, bound, total, found[2, start:stop])
+
+
+@compiled(error_model="numpy")
+def clip_interval(values: Array, units: float, lower: np.int64, upper: np.int64) -> np.int64:
+    """Sum of (n,) values, rounded and clipped to an interval in grid units, lower <= 0 <= upper.
+
+    Sensitivity: each value adds an integer in [lower, upper], so replacing one changes the sum by
+    at most upper - lower, and adding or removing one by at most max(-lower, upper).  A value that
+    is not a number adds 0, an infinite one its end of the interval.
+    """
+    total, low, high = np.int64(0), float(lower), float(upper)
+    for i in range(values.shape[0]):
+        v = values[i] * units
+        if v != v:
+            continue
+        if v <= low:
+            total += lower
+        elif v >= high:
+            total += upper
+        else:
+            total += np.int64(np.rint(v))
+    return total
+
+
+@compiled(error_model="numpy")
+def clip_l1(vectors: Array, units: float, bound: np.int64, total: Array) -> None:
+    """Add (d, n) vectors, one per column, clipped in l1 norm and cut off to integers.
+
+    Sensitivity: each column adds an integer vector of l1 norm at most `bound`, which is checked in
+    integers before it is added.  A column that is not finite, whose norm overflows, or whose
+    rounded scaling would pass the bound (2^46 and more), adds 0.
+    """
+    d, n = vectors.shape
+    entries = np.empty(d, dtype=np.int64)
+    for i in range(n):
+        norm = 0.0
+        for j in range(d):
+            norm += math.fabs(vectors[j, i] * units)
+        if not norm < math.inf:  # also not a number
+            continue
+        s = 1.0 if norm <= bound else bound / norm
+        size = np.int64(0)
+        for j in range(d):
+            entries[j] = np.int64(math.trunc((vectors[j, i] * units) * s))
+            size += abs(entries[j])
+        if size <= bound:
+            for j in range(d):
+                total[j] += entries[j]
+
+
+@compiled(error_model="numpy")
+def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: Array) -> None:
+    """Add `weight` for each of (d, n) vectors, to the one bin in which its norm is.
+
+    `squared_edges` are the squares of the ends between neighbouring bins, increasing.
+
+    Sensitivity: replacing one vector moves the counts by sqrt(2) `weight` in l2 norm, and adding or
+    removing one by `weight`.  The norm is a function of its column alone.  One that overflows is in
+    the last bin; one that is not a number is in the first, like the zero that :func:`clip_vectors`
+    adds for it.
+    """
+    d, n = vectors.shape
+    squares = np.zeros(n)
+    for j in range(d):
+        for i in range(n):
+            squares[i] += vectors[j, i] * vectors[j, i]
+    for i in range(n):
+        low, high = 0, squared_edges.shape[0]
+        while low < high:
+            middle = (low + high) // 2
+            if squares[i] >= squared_edges[middle]:
+                low = middle + 1
+            else:
+                high = middle
+        counts[low] += weight
+
+
+# -- sums: what one unit may add, and the noise that hides it -------------------------------------
+
+
+@dataclass(frozen=True)
+class Sum:
+    """A clipped sum over all units on a grid of integers, with noise: what is common to all.
+
+    A sum has a `size`, the number of its entries, and a `sensitivity`, its largest change between
+    neighbours in natural units, which is ``grid.sensitivity`` units of the grid; `add` adds the
+    clipped numbers of a block of units to an int64 total.  Guarantee: with the normal noise of this
+    class, (1 / noise_multiplier)-GDP.
+    """
+
+    grid: Grid
+    neighboring: Neighboring
+
+    @property
+    def noise_multiplier(self) -> float:
+        return self.grid.noise_multiplier
+
+    @property
+    def sensitivity(self) -> float:
+        raise NotImplementedError
+
+    @cached_property
+    def unit(self) -> float:
+        """Size of one unit of the grid."""
+        return self.grid.unit(self.sensitivity)
+
+    @property
+    def noise_sd(self) -> float:
+        """Standard deviation of the noise on each entry."""
+        return 2.0**self.grid.log2_sigma * self.unit
+
+    def noise(self, size: int) -> Array:
+        """(size,) int64."""
+        return rounded_normal(size, self.grid.log2_sigma)
+
+
+@dataclass(frozen=True)
+class VectorSum(Sum):
+    """Of vectors clipped to an l2 norm; if `nonnegative`, entries below 0 become 0 before."""
+
+    size: int
+    norm: float
+    nonnegative: bool = False
+
+    def __post_init__(self) -> None:
+        _ = self.bound  # refuses a grid that is too coarse
+
+    @property
+    def sensitivity(self) -> float:
+        if self.neighboring == "add_or_remove_one":
+            return self.norm
+        return (math.sqrt(2.0) if self.nonnegative else 2.0) * self.norm
+
+    @cached_property
+    def bound(self) -> float:
+        """Norm bound in grid units, before rounding."""
+        if self.neighboring == "replace_one" and self.nonnegative:
+            return vector_bound(nonnegative_bound(self.grid.sensitivity), self.size)
+        return vector_bound(self.grid.norm_bound(self.neighboring), self.size)
+
+    def add(self, block: SparseBlock, total: Array, scale: Array | None = None) -> None:
+        if self.nonnegative:
+            np.maximum(block.values, 0.0, out=block.values)  # what is not a number stays so
+        scale = np.empty(block.values.shape[1]) if scale is None else scale
+        clip_vectors(block, 1.0 / self.unit, self.bound, total, scale)
+
+
+@dataclass(frozen=True)
+class IntervalSum(Sum):
+    """Of one number of each unit, clipped to an interval, lower <= 0 <= upper."""
+
+    lower: float
+    upper: float
+    size = 1
+
+    @property
+    def sensitivity(self) -> float:
+        if self.neighboring == "replace_one":
+            return self.upper - self.lower
+        return max(-self.lower, self.upper)
+
+    def add(self, block: SparseBlock, total: Array) -> None:
+        # both ends shrink alike, to stay antisymmetric under reversal
+        low = math.ceil(self.lower / self.unit * _SLACK)
+        high = math.floor(self.upper / self.unit * _SLACK)
+        if not low <= 0 <= high:
+            raise PrivacyError("An interval for clipping must contain zero.")
+        total += clip_interval(block.values[0], 1.0 / self.unit, np.int64(low), np.int64(high))
+
+
+@dataclass(frozen=True)
+class NormCounts(Sum):
+    """Of the units whose vectors have an l2 norm in each bin of `EDGES`."""
+
+    size = len(EDGES) - 1
+    sensitivity = 1.0
+
+    def __post_init__(self) -> None:
+        _ = self.unit  # refuses a grid that is too coarse
+
+    @cached_property
+    def unit(self) -> float:
+        return 1.0 / self.grid.count_unit(self.neighboring)
+
+    def add(self, block: SparseBlock, total: Array) -> None:
+        weight = np.int64(self.grid.count_unit(self.neighboring))
+        count_norms(block.values, EDGES[1:-1] ** 2, weight, total)
+
+
+@dataclass(frozen=True)
+class LaplaceSum:
+    """Of vectors clipped in l1 norm and cut off to integers, with discrete Laplace noise.
+
+    Guarantee: epsilon-differentially private, exactly.  Integer sums of neighbours differ by at
+    most `distance` in l1 norm, and the noise, drawn without rounding, has the scale distance /
+    epsilon.  Its `noise_multiplier` is that of normal noise which protects no better.
+
+    Attributes
+    ----------
+    size : int
+    bound : int
+        On the l1 norm of a unit's vector, in units of the grid.
+    unit : float
+        Size of one unit of the grid; the integer 1 for geometric noise, whose values are integers.
+    epsilon : float
+    neighboring : {"replace_one", "add_or_remove_one"}
+    one_sided : bool
+        Whether vectors have no negative entries, and none above bounds that add up to `bound`: two
+        of them then differ by no more than one of them.
+    """
+
+    size: int
+    bound: int
+    unit: float
+    epsilon: float
+    neighboring: Neighboring
+    one_sided: bool = False
+
+    @property
+    def distance(self) -> int:
+        """l1 sensitivity of the integer sum."""
+        one_sided = self.one_sided or self.neighboring == "add_or_remove_one"
+        return self.bound if one_sided else 2 * self.bound
+
+    @property
+    def noise_sd(self) -> float:
+        """Scale of the noise on each entry."""
+        return self.unit * self.distance / self.epsilon
+
+    @property
+    def noise_multiplier(self) -> float:
+        return math.nextafter(1.0 / mu_from_pure(self.epsilon), 0.0)
+
+    def add(self, block: SparseBlock, total: Array) -> None:
+        clip_l1(block.values, 1.0 / self.unit, np.int64(self.bound), total)
+
+    def noise(self, size: int) -> Array:
+        """(size,) int64: what does not fit wraps, like the sum."""
+        draws = discrete_laplace(size, Fraction(self.distance) / Fraction(self.epsilon))
+        return np.array([u % 2**64 for u in draws], dtype=np.uint64).view(np.int64)
+
+
+# -- the answer -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Query:
+    """A question about records: public, or a function of earlier answers.
+
+    Attributes
+    ----------
+    mechanism : str
+        For which the ledger was charged.
+    of : object
+        What each unit adds, of :mod:`pymc_dp.rows.contributions` or :mod:`pymc_dp.privacy.queries`.
+    sum : Sum or LaplaceSum
+        How it is clipped and added, and the noise.
+    """
+
+    mechanism: str
+    of: Any
+    sum: VectorSum | IntervalSum | NormCounts | LaplaceSum
+
+
+class Receipt:
+    """Answers that a charge has paid for, which is committed to the ledger.
+
+    Parameters
+    ----------
+    paid : iterable of (str, float, int)
+        Mechanism, noise multiplier and number of answers.
+    """
+
+    def __init__(self, paid: Iterable[tuple[str, float, int]] = ()) -> None:
+        self._left = {name: (multiplier, count) for name, multiplier, count in paid}
+        self._process = os.getpid()  # a fork shares nothing that was paid for
+
+    def use(self, mechanism: str, noise_multiplier: float) -> None:
+        """Take one answer off, or raise `PrivacyError`."""
+        multiplier, count = self._left.get(mechanism, (math.inf, 0))
+        if count < 1 or noise_multiplier < multiplier or self._process != os.getpid():
+            raise PrivacyError(
+                f"A {mechanism} answer was asked for that no charge pays for. This is a fault of "
+                "the kernel: its count of releases does not match its queries."
+            )
+        self._left[mechanism] = multiplier, count - 1
+
+
+def told(query: Query) -> float | None:
+    """The value if the bound decides it and records do not.
+
+    0 if nothing may be added, minus infinity if floats cannot divide by the bound.
+    """
+    unit, noise_sd = query.sum.unit, query.sum.noise_sd
+    if noise_sd == 0.0:
+        return 0.0
+    return None if _SMALLEST < unit and noise_sd < _LARGEST else -math.inf
+
+
+def answer(query: Query, total: Callable[[Query], Array], receipt: Receipt) -> Array:
+    """The released value of a query.
+
+    Parameters
+    ----------
+    query : Query
+    total : callable
+        ``total(query)``: the exact int64 sum over all units; private.
+    receipt : Receipt
+        Used up by one answer, before a record is touched.
+
+    Returns
+    -------
+    (size,) ndarray
+        The sum in natural units, plus noise.  What does not fit into 64 bits wraps.
+    """
+    receipt.use(query.mechanism, query.sum.noise_multiplier)
+    if (value := told(query)) is not None:
+        return np.full(query.sum.size, value)
+    with np.errstate(all="ignore"):  # a floating-point warning would tell of an extreme record
+        return (total(query) + query.sum.noise(query.sum.size)) * query.sum.unit

@@ -1,0 +1,444 @@
+"""Answers for a chain, paid for by whole iterations.
+
+A query raises unless an iteration that pays for it has been started
+(:meth:`Queries.begin_iteration`), so no record is read before the ledger has been charged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from pymc_dp import noise
+from pymc_dp.errors import PrivacyError
+from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
+from pymc_dp.metering import Meter
+from pymc_dp.privacy.answer import (
+    Grid,
+    IntervalSum,
+    Neighboring,
+    Query,
+    Receipt,
+    VectorSum,
+    answer,
+    told,
+)
+from pymc_dp.privacy.holder import COINS, Holder
+from pymc_dp.privacy.queries import (
+    EnergyError,
+    Kick,
+    LogRatio,
+    OfBatch,
+    RatioMoments,
+    ScoreAt,
+    TemperedRatio,
+)
+from pymc_dp.rows.contributions import Statistic
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Engine
+
+#: Weight w of the squares beside the ratios: both fill the bound in a proportion of w to 1.  More
+#: makes the variance of sampling better known and the ratio noisier, here by 12 %.
+_SQUARES = 0.5
+
+
+class Queries:
+    """Private answers about the records of one model, for one chain.
+
+    Parameters
+    ----------
+    engine : Engine
+    meter : Meter
+        Pays for whole iterations.
+    events : mapping of str to GaussianEvent
+        Noise multiplier of each mechanism ("gradient", "log_ratio", "energy_error", "statistic").
+    per_iteration, at_start : mapping of str to int
+        How many answers of each mechanism one iteration, and the start of a chain, pay for.
+    clip_norms : mapping of str to float
+        "gradient": bound on the l2 norm of one unit's score in z; "log_ratio": bound on the change
+        of one unit's log-likelihood per unit of distance in z.
+    neighboring : {"replace_one", "add_or_remove_one"}
+    n_public : int
+        Public number of units, which sets the resolution of the grid.
+
+    Notes
+    -----
+    *Guarantee.*  Each answer of mechanism k is (1 / noise_multiplier_k)-GDP with respect to one
+    unit, given all earlier answers.
+
+    *Assumptions.*  Contributions of different units are computed independently of each other,
+    which :mod:`pymc_dp.records` proves for the model.
+
+    *Weaknesses.*  The time an answer takes is not protected.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        meter: Meter,
+        events: Mapping[str, GaussianEvent],
+        per_iteration: Mapping[str, int],
+        at_start: Mapping[str, int],
+        clip_norms: Mapping[str, float],
+        neighboring: Neighboring,
+        n_public: int,
+    ) -> None:
+        self.holder = Holder(engine)
+        self.meter = meter
+        self.events = dict(events)
+        self.per_iteration = dict(per_iteration)
+        self.at_start = dict(at_start)
+        self.clip_norms = dict(clip_norms)
+        self.neighboring: Neighboring = neighboring
+        self.grids = {
+            name: Grid.finest(event.noise_multiplier, n_public)
+            for name, event in self.events.items()
+        }
+        self._receipt = Receipt()
+        self._paths = 0
+        if "gradient" in self.events:
+            self._scores = VectorSum(
+                self.grids["gradient"], neighboring, engine.d, self.clip_norms["gradient"]
+            )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_receipt": Receipt()}
+
+    def compile(self) -> None:
+        """Compile all that a query runs, on made-up data: forked chains inherit the code."""
+        holder = Holder(self.holder.engine.synthetic())
+        z = np.zeros(holder.engine.d)
+        noise.rounded_normal(0, 0)
+        for query in self._examples(z):
+            holder.total(query)
+
+    def _examples(self, z: np.ndarray) -> list[Query]:
+        """A query of each kind."""
+        found = []
+        if "gradient" in self.events:
+            found.append(Query("gradient", Kick(0, z, z), self._scores))
+        for name in {"log_ratio", "energy_error"} & set(self.events):
+            sum_ = IntervalSum(self.grids[name], self.neighboring, -1.0, 1.0)
+            found.append(Query(name, EnergyError(0, z, z), sum_))
+        return found
+
+    # -- paying ---------------------------------------------------------------------------------
+
+    def begin_chain(self) -> None:
+        """Register a chain, pay for its start, and forget what an earlier chain left behind."""
+        self.meter.refuse_other_threads()
+        self._receipt = Receipt()
+        self.holder.forget()
+        self.meter.begin_chain()
+        if not self.meter.frozen:
+            self._receipt = self._paid(self.at_start)
+
+    def begin_iteration(self) -> bool:
+        """Pay for one iteration; False when the budget is used up and records stay closed."""
+        self.meter.refuse_other_threads()
+        self._receipt = Receipt()
+        if not self.meter.begin_iteration():
+            return False
+        self._receipt = self._paid(self.per_iteration)
+        return True
+
+    def _paid(self, counts: Mapping[str, int]) -> Receipt:
+        return Receipt((k, self.events[k].noise_multiplier, count) for k, count in counts.items())
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def _ask(self, query: Query) -> np.ndarray:
+        return answer(query, self.holder.total, self._receipt)
+
+    @property
+    def gradient_noise_sd(self) -> float:
+        """Standard deviation of the noise on each entry of a gradient answer."""
+        return self._scores.noise_sd
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        """Noisy sum of clipped scores.
+
+        Parameters
+        ----------
+        z : (d,) ndarray
+
+        Returns
+        -------
+        (d,) ndarray
+            sum_i clip(g_i(z)) + N(0, gradient_noise_sd^2 I).
+        """
+        return self._ask(Query("gradient", ScoreAt(z), self._scores))
+
+    def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
+        """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019).
+
+        Returns
+        -------
+        value : float
+            sum_i clip_c(l_i(z_to) - l_i(z_from)) + N(0, noise_sd^2), with
+            c = clip_norm |z_to - z_from|.
+        noise_sd : float
+            Symmetric in the two points.
+        """
+        c = self._ratio_bound(z_from, z_to)
+        return self._number("log_ratio", LogRatio(z_from, z_to), -c, c)
+
+    def path(self, z_start: np.ndarray) -> Path:
+        """A path of the Langevin sampler; per-unit accumulators stay with the holder."""
+        self._paths += 1
+        return Path(self, self._paths, z_start)
+
+    def _ratio_bound(self, z_from: np.ndarray, z_to: np.ndarray) -> float:
+        return self.clip_norms["log_ratio"] * float(np.linalg.norm(z_to - z_from))
+
+    def _number(self, mechanism: str, of: Any, lower: float, upper: float) -> tuple[float, float]:
+        """Noisy sum of one number of each unit, and the noise."""
+        sum_ = IntervalSum(self.grids[mechanism], self.neighboring, lower, upper)
+        query = Query(mechanism, of, sum_)
+        return float(self._ask(query)[0]), sum_.noise_sd if told(query) is None else 0.0
+
+
+class Path:
+    """One trajectory of the Langevin sampler."""
+
+    def __init__(self, queries: Queries, number: int, z_start: np.ndarray) -> None:
+        self._queries = queries
+        self._number = number
+        self._start = self._at = z_start
+        self._kicked = False
+
+    def gradient(self, midpoint: np.ndarray) -> np.ndarray:
+        """(d,) noisy sum of clipped scores at a midpoint."""
+        self._kicked = True
+        of = Kick(self._number, self._at, midpoint)
+        return self._queries._ask(Query("gradient", of, self._queries._scores))
+
+    def advance(self, displacement: np.ndarray) -> None:
+        """Go on from the midpoint, by a displacement; nothing is released."""
+        if not self._kicked:
+            raise PrivacyError("advance() follows gradient(): there is no midpoint yet.")
+        self._at = self._at + displacement
+
+    def energy_error(
+        self, z_end: np.ndarray, lower: float | np.ndarray, upper: float | np.ndarray
+    ) -> tuple[float, float]:
+        """Noisy sum of energy errors e_i = l_i(z_end) - l_i(z_start) - work_i, clipped.
+
+        Parameters
+        ----------
+        z_end : (d,) ndarray
+        lower, upper : float
+            Interval for every e_i, lower <= 0 <= upper, a function of released quantities.
+
+        Returns
+        -------
+        value, noise_sd : float
+        """
+        of = EnergyError(self._number, self._start, z_end)
+        return self._queries._number("energy_error", of, float(lower), float(upper))
+
+    def finish(self, accepted: bool | np.bool_ | np.ndarray) -> None:
+        """End of the path: what units gathered is forgotten with the next question."""
+
+
+class StatisticQueries(Queries):
+    """Noisy sums of a statistic of the records of one model, for one chain.
+
+    Parameters
+    ----------
+    spec : Statistic
+    **settings
+        The arguments of `Queries`, with the mechanism "statistic".
+
+    Notes
+    -----
+    *Guarantee.*  Each answer is (1 / noise_multiplier)-GDP with respect to one unit, given all
+    earlier ones: its noise is its own.  Records are read at the first answer of a chain, after it
+    was paid for, and not again.
+    """
+
+    def __init__(self, spec: Statistic, **settings: Any) -> None:
+        super().__init__(**settings)
+        grid = self.grids["statistic"]
+        sum_ = VectorSum(grid, self.neighboring, spec.size, spec.norm, spec.nonnegative)
+        self._query = Query("statistic", spec, sum_)
+
+    def _examples(self, z: np.ndarray) -> list[Query]:
+        return [self._query]
+
+    def statistic(self) -> tuple[np.ndarray, float]:
+        """Noisy sum of the statistics of all units.
+
+        Returns
+        -------
+        value : (size,) ndarray
+            sum_i S_i + N(0, noise_sd^2 I), the noise fresh at every call.
+        noise_sd : float
+        """
+        return self._ask(self._query), self._query.sum.noise_sd
+
+
+class BatchQueries(Queries):
+    """Private answers about batches, drawn for each answer in a way that nobody knows.
+
+    Parameters
+    ----------
+    engine : RowEngine
+    meter : Meter
+        Counts iterations; they were paid for together (`pymc_dp.plan.Batches`).
+    event : SubsampledGaussianEvent or FixedBatchGaussianEvent
+        Mechanism "gradient" or "log_ratio".  The sampling probability of a Poisson batch is a
+        multiple of 1 / `COINS`; a batch of a fixed size is one of all units of the engine.
+    clip_norm : float
+        As in `Queries`.
+    n_public : int
+    likelihood_power : float, default 1.0
+        Of the target, for "log_ratio".
+
+    Notes
+    -----
+    *Guarantee.*  The contribution of a unit that is in the batch has norm at most C, and the noise
+    has standard deviation ``noise_multiplier * C``, on the integer grid of `Queries`, whose
+    sensitivity is here that of one unit in or out of the sum.  What neighbours are is for the
+    accountant: if a unit is replaced, one contribution of norm C gives way to another.
+
+    *Assumptions.*  As for `Queries`; batches stay secret.
+
+    *Weaknesses.*  The time an answer takes tells the size of a Poisson batch.
+    """
+
+    def __init__(
+        self,
+        engine: RowEngine,
+        meter: Meter,
+        event: BatchEvent,
+        clip_norm: float,
+        n_public: int,
+        likelihood_power: float = 1.0,
+    ) -> None:
+        name = event.mechanism
+        events = {name: GaussianEvent(name, event.noise_multiplier)}
+        bounds = {name: clip_norm}
+        super().__init__(
+            engine, meter, events, {name: 1}, {}, bounds, "add_or_remove_one", n_public
+        )
+        self.event = event
+        self.probability = event.sampling_probability
+        self.likelihood_power = likelihood_power
+        if isinstance(event, FixedBatchGaussianEvent):
+            if event.n_units != engine.n_units:
+                raise PrivacyError("Batches of a fixed size were accounted for another data set.")
+        elif not (self.probability * COINS).is_integer():
+            raise ValueError("The sampling probability must be a multiple of 2^-32.")
+
+    @property
+    def gradient_noise_sd(self) -> float:
+        """Standard deviation of the noise on each entry of a gradient answer."""
+        return super().gradient_noise_sd / self.probability
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        """(d,) estimate of the sum of clipped scores: noisy, that of a batch / its probability."""
+        of = OfBatch(ScoreAt(z), self.event)
+        return self._ask(Query("gradient", of, self._scores)) / self.probability
+
+    def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
+        """Estimate of the tempered log-likelihood ratio, less half its sampling variance.
+
+        Returns
+        -------
+        value : float
+            sum over the batch of T r / q - T^2 (1 - q) r^2 / (2 q^2), plus noise; r are the ratios,
+            clipped to c = clip_norm |z_to - z_from|, q is the probability and T the power.
+        noise_sd : float
+            That of the privacy noise alone.
+
+        Notes
+        -----
+        A sum of T r / q over a Poisson batch has the mean sum T r over all records and a variance
+        of T^2 (1 - q) / q sum r^2, of which T^2 (1 - q) / q^2 sum r^2 over the batch is an unbiased
+        estimate.  If the sum is about normal, subtracting half of that is the penalty for sampling.
+        One unit in or out of the batch changes the value by at most
+        C = T c / q + T^2 (1 - q) c^2 / (2 q^2), at r = -c.
+
+        With B of n records, q = B / n, and 1 - q corrects for a finite population.  The variance
+        is then T^2 (1 - q) / q times n / (n - 1) times the sum of squares about the mean; what is
+        taken off for it is too much by (sum T r)^2 (1 - q) / (2 B), which is small beside 1 where
+        a proposal may be accepted, and is the price of terms that hold one record each.
+        """
+        c = self._ratio_bound(z_from, z_to)
+        linear = self.likelihood_power / self.probability
+        square = 0.5 * linear**2 * (1.0 - self.probability)
+        bound = linear * c + square * c**2
+        of = OfBatch(TemperedRatio(z_from, z_to, c, linear, square), self.event)
+        return self._number("log_ratio", of, -bound, bound)
+
+    @property
+    def ratio_noise_sd(self) -> float:
+        """Privacy noise of a ratio per unit of distance, for small distances and power 1."""
+        multiplier = self.events["log_ratio"].noise_multiplier
+        return multiplier * self.clip_norms["log_ratio"] / self.probability
+
+    def path(self, z_start: np.ndarray) -> Path:
+        """Refused: a path reads all records, which the noise of a batch does not protect."""
+        raise PrivacyError("A path was asked for on batches, which pay for no other answer.")
+
+
+class MomentQueries(BatchQueries):
+    """Answers about batches that give the sampling variance of a ratio apart, for Barker's test.
+
+    Notes
+    -----
+    *Guarantee.*  As for `BatchQueries`, for one vector with two entries.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._pairs(1.0)  # refuses a grid that is too coarse before anything is charged
+
+    def _pairs(self, norm: float) -> VectorSum:
+        return VectorSum(self.grids["log_ratio"], self.neighboring, 2, norm)
+
+    def _examples(self, z: np.ndarray) -> list[Query]:
+        return [Query("log_ratio", RatioMoments(z, z, 1.0, 1.0, 1.0), self._pairs(1.0))]
+
+    @property
+    def ratio_noise_sd(self) -> float:
+        """Privacy noise of a ratio per unit of distance, for power 1."""
+        return super().ratio_noise_sd * math.hypot(1.0, _SQUARES)
+
+    def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
+        """Estimate of the tempered log-likelihood ratio, and of all the noise that it has.
+
+        Returns
+        -------
+        value : float
+            sum over the batch of T r / q, plus noise; r are the ratios, clipped to
+            c = clip_norm |z_to - z_from|, q is the probability and T the power.
+        noise_sd : float
+            (s^2 + v)^(1/2), with s the standard deviation of the privacy noise and v an estimate of
+            the variance of sampling; 0 if the sum is negative.
+
+        Notes
+        -----
+        A record of the batch adds the vector (T / q) (r, w r^2 / c), whose norm is at most
+        C = (T c / q) (1 + w^2)^(1/2), attained at r = -c and c: one Gaussian release with noise
+        s = noise_multiplier C on both entries.  From the second follows
+        v = T^2 (1 - q) / q^2 sum r^2, whose mean is the sampling variance of the first under
+        Poisson sampling (for batches of a fixed size see `BatchQueries.log_ratio`).  Its own
+        privacy noise has the standard deviation (1 - q) (T c / q) s / w, so v may be negative.  It
+        is not cut off at 0: that would bias the total upwards, by 0.4 of this noise where there is
+        little sampling variance.
+        """
+        c = self._ratio_bound(z_from, z_to)
+        linear = self.likelihood_power / self.probability
+        sum_ = self._pairs(linear * c * math.hypot(1.0, _SQUARES))
+        of = OfBatch(RatioMoments(z_from, z_to, c, linear, _SQUARES), self.event)
+        query = Query("log_ratio", of, sum_)
+        value, squares = self._ask(query)
+        if told(query) is not None:
+            return float(value), 0.0
+        sampling = (1.0 - self.probability) * linear * (c / _SQUARES) * squares
+        return float(value), math.sqrt(max(sum_.noise_sd**2 + sampling, 0.0))

@@ -1,0 +1,191 @@
+"""Who has records: answers a query with the exact integer sum over its units, before noise.
+
+A holder knows nothing of budgets.  What it gives is private, and asked for by
+:func:`pymc_dp.privacy.answer.answer` alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from pymc_dp import noise
+from pymc_dp._memory import at_last_two
+from pymc_dp.errors import PrivacyError
+from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent
+from pymc_dp.privacy.answer import Query, VectorSum, clip_linear
+from pymc_dp.privacy.queries import (
+    EnergyError,
+    Kick,
+    LogRatio,
+    OfBatch,
+    RatioMoments,
+    ScoreAt,
+    TemperedRatio,
+)
+from pymc_dp.rows.contributions import Contribution, Statistic, blocks
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Engine, Scores
+from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.threads import over
+
+#: Probabilities of being in a batch are multiples of 1 / COINS.
+COINS = 2**32
+
+
+class _Path:
+    """What each unit has gathered along one path."""
+
+    def __init__(self, number: int, at: np.ndarray, n_units: int) -> None:
+        self.number = number
+        self.at = at
+        self.work = np.zeros(n_units)
+        self.scores: Scores | None = None
+        self.scale = np.empty(0)
+
+
+class Holder:
+    """The records of one machine.
+
+    Parameters
+    ----------
+    engine : Engine
+
+    Notes
+    -----
+    It remembers, for one chain and in one process, log-likelihoods at the last two points, what
+    units gathered along a path, and the sum of a statistic; no pickle holds any of it.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._begin()
+
+    def _begin(self) -> None:
+        self._likelihoods: dict[bytes, np.ndarray] = {}
+        self._path: _Path | None = None
+        self._same: tuple[Query, np.ndarray] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"engine": self.engine}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    def forget(self) -> None:
+        """Keep nothing of an earlier chain."""
+        self._begin()
+        self.engine.forget()
+
+    def total(self, query: Query) -> np.ndarray:
+        """(size,) int64, the exact sum over all units."""
+        of, total = query.of, np.zeros(query.sum.size, dtype=np.int64)
+
+        def add(vectors: np.ndarray) -> None:
+            query.sum.add(SparseBlock.full(np.atleast_2d(vectors)), total)
+
+        if isinstance(of, OfBatch):
+            batch = _batch(self.engine, of.event)
+            if batch is not None:
+                total += Holder(batch).total(Query(query.mechanism, of.of, query.sum))
+        elif isinstance(of, ScoreAt):
+            self._add_scores(of.z, query.sum, total)
+        elif isinstance(of, Kick):
+            path = self._arrive(of.path, of.at)
+            path.scores, path.scale = self._add_scores(of.midpoint, query.sum, total)
+        elif isinstance(of, EnergyError):
+            work = self._arrive(of.path, of.end).work
+            self._path = None
+            # the end last: it is what the next path begins with, if it is accepted
+            add(self._ratio(of.start, of.end) - work)
+        elif isinstance(of, LogRatio):
+            add(self._ratio(of.start, of.end))
+        elif isinstance(of, TemperedRatio):
+            r = np.clip(self._ratio(of.start, of.end), -of.c, of.c)
+            add(of.linear * r - of.square * r**2)
+        elif isinstance(of, RatioMoments):
+            r = np.clip(self._ratio(of.start, of.end), -of.c, of.c)
+            add(of.linear * np.stack([r, (of.weight / of.c * r) * r]))
+        elif self._same is not None and self._same[0] is query:
+            total += self._same[1]
+        else:
+            for block in checked(self.engine, of):
+                add(block)
+            if isinstance(of, Statistic):  # it does not depend on where the chain is
+                self._same = query, total.copy()
+        return total
+
+    def _ratio(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """(n_units,) change of the log-likelihoods, remembering them at the last two points."""
+
+        def at(z: np.ndarray) -> np.ndarray:
+            return at_last_two(self._likelihoods, z, lambda: self.engine.log_likelihood(z))
+
+        first = at(start)
+        return np.asarray(at(end) - first)
+
+    def _arrive(self, number: int, at: np.ndarray) -> _Path:
+        """The path of this number, whose units have gathered their work up to `at`."""
+        path = self._path
+        if path is None or path.number != number:
+            path = self._path = _Path(number, at, self.engine.n_units)
+        elif path.scores is not None:
+            path.work += self.engine.work(path.scores, path.at, at, path.scale)
+            path.at, path.scores = at, None
+        return path
+
+    def _add_scores(self, z: np.ndarray, sum_: Any, total: np.ndarray) -> tuple[Scores, np.ndarray]:
+        """Add the clipped scores at z; those of every row before clipping, and their scales."""
+        assert isinstance(sum_, VectorSum)
+        engine, n = self.engine, self.engine.n_units
+        units, bound, rows = 1.0 / sum_.unit, sum_.bound, engine.linear()
+        if rows is None:
+            scores, scale = engine.scores(z), np.empty(n)
+
+            def some(where: slice) -> np.ndarray:
+                own = np.zeros(engine.d, dtype=np.int64)
+                for place, block in engine.sparse_vectors(scores, where):
+                    sum_.add(block, own, scale[place])
+                return own
+
+            numbers = n * engine.d if engine.divisible else 0
+        else:
+            found = np.empty((3, n))
+
+            def some(where: slice) -> np.ndarray:
+                own = np.zeros(engine.d, dtype=np.int64)
+                part = np.array([where.start, where.stop])
+                clip_linear(rows, z, part, units, bound, own, found)
+                return own
+
+            numbers = n * rows.moves.width
+        for own in over(some, n, numbers):
+            total += own
+        if rows is not None:
+            moved, slopes, scale = found
+            engine.remember(z, moved)
+            scores = Scores([[slopes[None]]], [[None]])
+        return scores, scale
+
+
+def checked(engine: Engine, of: Contribution) -> Iterator[np.ndarray]:
+    """Blocks in which every unit stands exactly once, with as many entries as announced."""
+    seen = 0
+    for where, block in blocks(engine, of):
+        if where.start != seen or block.shape != (of.size, where.stop - where.start):
+            raise PrivacyError("A unit was about to contribute twice, or with other entries.")
+        seen = where.stop
+        yield block
+    if seen != engine.n_units:
+        raise PrivacyError("Not all units were about to contribute.")
+
+
+def _batch(engine: Engine, event: BatchEvent) -> RowEngine | None:
+    """The records of a new secret batch; None if it is empty."""
+    assert isinstance(engine, RowEngine)
+    if isinstance(event, FixedBatchGaussianEvent):
+        return engine.part(noise.subset(engine.n_units, event.batch_size))
+    drawn = np.flatnonzero(noise.coins(engine.n_units, int(event.sampling_probability * COINS)))
+    return engine.part(drawn) if len(drawn) else None
