@@ -31,11 +31,11 @@ from scipy.stats import gaussian_kde
 import pymc_dp as dp
 from benchmarks.machine import description
 from benchmarks.runs import quiet
-from pymc_dp._compat import effective_draws
-from pymc_dp.ecs.linear import linear_rows
-from pymc_dp.ecs.mode import Posterior
-from pymc_dp.ecs.prior import PriorTerm
-from pymc_dp.ecs.reading import read
+from pymc_dp.base.compat import effective_draws
+from pymc_dp.subsampling.linear import linear_rows
+from pymc_dp.subsampling.mode import Posterior
+from pymc_dp.subsampling.prior import PriorTerm
+from pymc_dp.subsampling.reading import read
 
 #: Paper, Tables 2 and 4: perturbed and signed.
 PAPER = {

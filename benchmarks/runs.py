@@ -14,10 +14,10 @@ from scipy.stats import chi2
 import pymc_dp as dp
 from benchmarks.models import BANANA, GAUSS, Data, Problem
 from benchmarks.reference import bend, unconstrained_truth
-from pymc_dp import _compat
-from pymc_dp.accounting import mu_from_budget
+from pymc_dp.base import compat as _compat
+from pymc_dp.privacy.accounting import mu_from_budget
+from pymc_dp.publication.unconstrained import unconstrain
 from pymc_dp.records import extract
-from pymc_dp.unconstrained import unconstrain
 
 __all__ = ["LAPLACE", "METHODS", "ONE_SHOT", "Run", "mu2", "one_shot", "private_run", "quiet"]
 

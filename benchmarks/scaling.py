@@ -27,7 +27,7 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 from benchmarks.engine import private_engine, private_sum
 from benchmarks.hand import logistic_case
 from benchmarks.machine import description
-from pymc_dp import threads
+from pymc_dp.base import threads
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 

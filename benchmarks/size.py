@@ -41,9 +41,9 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 #: What the core does without.
-GUESTS = ("privatized", "ecs", "plots", "diagnostics", "audit", "audit_bounds", "advice")
+GUESTS = ("published", "subsampling", "report", "audit")
 #: Where epsilon is promised, paid for and published.
-_PROMISE = ("budget", "privacy", "publish")
+_PROMISE = ("budget", "privacy", "publication.publish")
 _QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -96,7 +96,7 @@ def behind(module: str) -> set[str]:
 
 def decides_epsilon() -> list[str]:
     """Modules that budgets, private answers and publication import, directly or not."""
-    promise = {name for name in MODULES if name.split(".")[0] in _PROMISE}
+    promise = {m for m in MODULES for part in _PROMISE if m == part or m.startswith(f"{part}.")}
     return sorted(promise.union(*map(behind, promise)))
 
 

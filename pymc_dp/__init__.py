@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from pymc_dp import audit, guard
-from pymc_dp.accounting import compare_accountants
-from pymc_dp.advice import clip_advice
 from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
-from pymc_dp.diagnostics import clipping_report, inefficiency, mmd
-from pymc_dp.ecs import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
 from pymc_dp.errors import (
     BudgetExceeded,
     LedgerError,
@@ -18,19 +14,13 @@ from pymc_dp.errors import (
     UnsafeModel,
     UnsafeRelease,
 )
-from pymc_dp.laplace import find_MAP, laplace
-from pymc_dp.ledger import Ledger
-from pymc_dp.midpoints import posterior_mean
-from pymc_dp.plots import (
-    plot_acceptance,
-    plot_budget,
-    plot_clip_advice,
-    plot_effective_draws,
-    plot_epsilon_delta,
-    plot_gibbs_acceptance,
-    plot_posterior_comparison,
-)
-from pymc_dp.privatized import (
+from pymc_dp.privacy.accounting import compare_accountants
+from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.publication.laplace import find_MAP, laplace
+from pymc_dp.publication.midpoints import posterior_mean
+from pymc_dp.publication.publish import release
+from pymc_dp.publication.statement import privacy_statement
+from pymc_dp.published import (
     ConjugateNormal,
     DiscreteGaussianRelease,
     ExponentialMechanismRelease,
@@ -47,9 +37,18 @@ from pymc_dp.privatized import (
     present,
     release_statistic,
 )
-from pymc_dp.publish import release
+from pymc_dp.report.advice import clip_advice
+from pymc_dp.report.diagnostics import clipping_report, inefficiency, mmd
+from pymc_dp.report.plots import (
+    plot_acceptance,
+    plot_budget,
+    plot_clip_advice,
+    plot_effective_draws,
+    plot_epsilon_delta,
+    plot_gibbs_acceptance,
+    plot_posterior_comparison,
+)
 from pymc_dp.sampling import sample, sample_posterior_predictive
-from pymc_dp.statement import privacy_statement
 from pymc_dp.steps import (
     DPHMC,
     DPSGLD,
@@ -59,6 +58,7 @@ from pymc_dp.steps import (
     DPPenalty,
     ExponentialFamilyPenalty,
 )
+from pymc_dp.subsampling import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
 
 __version__ = "0.1.0"
 

@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-from pymc_dp import audit_bounds as bounds
-from pymc_dp._checks import check_delta, check_number
-from pymc_dp.accounting.gdp import epsilon_from_mu, mu_from_budget
-from pymc_dp.audit_bounds import Scores
+from pymc_dp.base.checks import check_delta, check_number
+from pymc_dp.privacy.accounting.gdp import epsilon_from_mu, mu_from_budget
+from pymc_dp.report import audit_bounds as bounds
+from pymc_dp.report.audit_bounds import Scores
 
 __all__ = ["AuditResult", "audit_scores", "gaussian_score", "gaussian_separation", "runs_needed"]
 

@@ -18,20 +18,20 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp._checks import check_budget, check_integer
-from pymc_dp.accounting import (
+from pymc_dp.base.checks import check_budget, check_integer
+from pymc_dp.bounds import check_public, seal, stated
+from pymc_dp.errors import UnsafeModel
+from pymc_dp.privacy.accounting import (
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
     subsampled,
     units_from_mu,
 )
-from pymc_dp.bounds import check_public, seal, stated
-from pymc_dp.errors import UnsafeModel
-from pymc_dp.events import MU2_UNIT, GaussianEvent, batch_event
-from pymc_dp.forecast import Forecast, Norms, forecast
-from pymc_dp.ledger import Ledger
 from pymc_dp.privacy.answer import Neighboring
+from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent, batch_event
+from pymc_dp.privacy.forecast import Forecast, Norms, forecast
+from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.records import (
     Records,
     count_units,

@@ -26,7 +26,7 @@ from pytensor.tensor.shape import SpecifyShape
 
 from pymc_dp.bounds import clamp, source_limits
 from pymc_dp.errors import NotFactorizable, UnsafeModel
-from pymc_dp.forecast import Norms
+from pymc_dp.privacy.forecast import Norms
 from pymc_dp.rows.ancestry import (
     ancestors_without_shapes,
     array_of,

@@ -12,7 +12,7 @@ import pytensor
 from pymc.model import Model
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
 from pymc_dp.budget import (
     PrivacyBudget,
     get_budget,
@@ -23,8 +23,7 @@ from pymc_dp.budget import (
 )
 from pymc_dp.errors import PlanMismatch, UnsafeRelease
 from pymc_dp.privacy.preparation import interrupts_wait
-from pymc_dp.privatized import PrivacyAwareGibbs
-from pymc_dp.publish import (
+from pymc_dp.publication.publish import (
     Provenance,
     forget_unreleased,
     keep_unreleased,
@@ -33,10 +32,11 @@ from pymc_dp.publish import (
     releasable,
     release,
 )
+from pymc_dp.publication.results import PaidDraws, check_fits, computing
+from pymc_dp.publication.statement import STATEMENT
+from pymc_dp.published import PrivacyAwareGibbs
 from pymc_dp.records import private_observed
-from pymc_dp.results import PaidDraws, check_fits, computing
 from pymc_dp.rows.ancestry import hides_code
-from pymc_dp.statement import STATEMENT
 from pymc_dp.steps import (
     DPHMC,
     DPSGLD,

@@ -7,10 +7,10 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.noise import insecure_noise
-from pymc_dp.warmup.alike import put_together
-from pymc_dp.warmup.answers import CurvatureNoise
+from pymc_dp.base import compat as _compat
+from pymc_dp.privacy.noise import insecure_noise
+from pymc_dp.tuning.alike import put_together
+from pymc_dp.tuning.answers import CurvatureNoise
 from tests.selection import marked
 
 GROUPS = 60

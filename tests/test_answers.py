@@ -6,14 +6,14 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp.noise_laws import noisy_posterior
+from pymc_dp.publication.noise_laws import noisy_posterior
 from pymc_dp.records import extract
 from pymc_dp.rows import structure
 from pymc_dp.rows.contributions import Change, Curvature, OuterProduct, Score, blocks
 from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.warmup.answers import Answers, CurvatureNoise, ScoreNoise
-from pymc_dp.warmup.geometry import clip_scaling
-from pymc_dp.warmup.quadratic import _visible
+from pymc_dp.tuning.answers import Answers, CurvatureNoise, ScoreNoise
+from pymc_dp.tuning.geometry import clip_scaling
+from pymc_dp.tuning.quadratic import _visible
 
 from .models import EXAMPLES
 from .selection import marked

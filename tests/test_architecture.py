@@ -11,59 +11,59 @@ from benchmarks.size import MODULES, behind, imports_of
 
 #: From what is released to what leaves.  A module imports from lower layers, or from its own part.
 LAYERS = (
-    {
-        "_checks",
-        "_compat",
-        "_jit",
-        "_memory",
-        "_signature",
-        "errors",
-        "matrices",
-        "progress",
-        "threads",
-    },
-    {"_linker"},
-    {"events", "exact_laplace", "exact_normal", "audit_bounds", "noise_laws"},
-    {"accounting", "noise", "noise_aware"},
-    {"audit", "forecast", "ledger", "plan"},
-    {"metering", "rows"},
-    {"bounds", "explore", "privacy"},
-    {"records", "unconstrained"},
+    {"errors"},
+    {"base"},
+    {"privacy.events", "privacy.exact_laplace", "privacy.exact_normal"},
+    {"privacy.accounting", "privacy.noise", "publication.noise_laws"},
+    {"privacy.forecast", "privacy.ledger", "privacy.plan"},
+    {"privacy.meter", "rows"},
+    {"bounds", "privacy", "tuning.explore"},
+    {"records"},
     {"budget"},
-    {"correction", "guard", "kernels", "results", "simulation", "statement", "warmup"},
-    {"midpoints", "publish"},
-    {"privatized", "steps"},
-    {"advice", "ecs", "laplace", "sampling"},
-    {"diagnostics"},
-    {"plots"},
+    {"guard", "kernels", "publication", "tuning"},
+    {"steps"},
+    {"publication.laplace", "published", "subsampling"},
+    {"report", "sampling"},
+    {"audit"},
     {"__init__"},
 )
 #: What an auditor, or a reader of the algorithms, can read without knowing PyMC.
 PURE = {
-    "_checks",
-    "_jit",
-    "_signature",
-    "accounting",
-    "audit",
-    "audit_bounds",
+    "base.checks",
+    "base.jit",
+    "base.matrices",
+    "base.signature",
     "errors",
-    "events",
-    "exact_laplace",
-    "exact_normal",
-    "forecast",
     "kernels",
-    "ledger",
-    "matrices",
-    "metering",
-    "noise",
-    "noise_aware",
-    "noise_laws",
-    "plan",
+    "privacy.accounting",
+    "privacy.events",
+    "privacy.exact_laplace",
+    "privacy.exact_normal",
+    "privacy.forecast",
+    "privacy.ledger",
+    "privacy.meter",
+    "privacy.noise",
+    "privacy.plan",
+    "publication.noise_aware",
+    "publication.noise_laws",
+    "report.audit_bounds",
 }
 FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
 
 
+#: Rooms that nothing but the public face imports (`dp.sample` runs `PrivacyAwareGibbs` as well).
+GUESTS = {"published", "subsampling", "report", "audit"}
+FACE = {"__init__": GUESTS, "sampling": {"published"}, "audit": {"report"}}
+
+
 def part_of(module: str) -> str:
+    """The room, or the part of it that has a layer of its own."""
+    room = module.split(".")[0]
+    part = ".".join(module.split(".")[:2])
+    return part if any(part in layer for layer in LAYERS) else room
+
+
+def room_of(module: str) -> str:
     return module.split(".")[0]
 
 
@@ -71,6 +71,12 @@ def test_every_part_of_the_package_has_its_layer() -> None:
     layers = [part for layer in LAYERS for part in layer]
     assert len(layers) == len(set(layers))
     assert {part_of(module) for module in MODULES} <= set(layers)
+
+
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_guests_are_imported_by_the_public_face_alone(module: str) -> None:
+    guests = {room_of(name) for name in imports_of(module)[0]} & GUESTS
+    assert guests <= {room_of(module), *FACE.get(module, ())}
 
 
 @pytest.mark.parametrize("module", sorted(MODULES))
@@ -110,31 +116,31 @@ def test_one_page_adds_noise_to_records() -> None:
     for module in MODULES:
         names = names_imported(module)
         if module != "privacy.answer":
-            assert "pymc_dp.noise.rounded_normal" not in names, module
-            assert "exact_laplace" not in imports_of(module)[0], module
-        if module not in ("privacy.answer", "noise"):
-            assert "exact_normal" not in imports_of(module)[0], module
+            assert "pymc_dp.privacy.noise.rounded_normal" not in names, module
+            assert "privacy.exact_laplace" not in imports_of(module)[0], module
+        if module not in ("privacy.answer", "privacy.noise"):
+            assert "privacy.exact_normal" not in imports_of(module)[0], module
         if module not in ("privacy.answer", "privacy.holder"):
             assert not [name for name in names if ".answer.clip_" in name], module
-        if module not in ("privacy.chains", "privacy.preparation", "privatized.making"):
+        if module not in ("privacy.chains", "privacy.preparation", "published.making"):
             assert "pymc_dp.privacy.answer.answer" not in names, module
             assert "pymc_dp.privacy.answer.Receipt" not in names, module
         if module not in ("privacy.chains", "privacy.preparation"):
             assert "pymc_dp.privacy.holder.Holder" not in names, module
         if module != "privacy.holder":
             assert "pymc_dp.rows.contributions.blocks" not in names, module
-        if part_of(module) not in ("privacy", "rows"):
+        if room_of(module) not in ("privacy", "rows"):
             assert "rows.loops" not in imports_of(module)[0], module
 
 
 def test_subsampling_has_nothing_to_do_with_privacy() -> None:
     """It asks for a budget in order to refuse it, and neither clips nor charges."""
-    private = {"ledger", "metering", "noise", "privacy", "steps", "warmup"}
+    private = {"privacy", "steps", "tuning"}
     for module in MODULES:
-        if part_of(module) == "ecs":
+        if room_of(module) == "subsampling":
             own = imports_of(module)[0]
-            assert private.isdisjoint(part_of(name) for name in own), module
-            assert "budget" not in own or module == "ecs.reading", module
+            assert private.isdisjoint(room_of(name) for name in own), module
+            assert "budget" not in own or module == "subsampling.reading", module
 
 
 def names_imported(module: str) -> set[str]:
@@ -150,7 +156,7 @@ def names_imported(module: str) -> set[str]:
 
 def test_steps_are_used_by_nothing_below_them() -> None:
     users = {m for m in MODULES if any(part_of(n) == "steps" for n in imports_of(m)[0])}
-    above = {"advice", "diagnostics", "laplace", "steps", "sampling", "__init__"}
+    above = {"publication.laplace", "report", "steps", "sampling", "__init__"}
     assert {part_of(user) for user in users} <= above
 
 
@@ -159,12 +165,12 @@ def test_a_planted_backward_import_is_found(
 ) -> None:
     planted = tmp_path / "noise.py"
     planted.write_text("from pymc_dp.steps import base\nimport pymc as pm\n", encoding="utf-8")
-    monkeypatch.setitem(MODULES, "noise", planted)
+    monkeypatch.setitem(MODULES, "privacy.noise", planted)
     imports_of.cache_clear()
     try:
         with pytest.raises(AssertionError, match="not below it"):
-            test_imports_point_one_way("noise")
+            test_imports_point_one_way("privacy.noise")
         with pytest.raises(AssertionError, match="noise reaches"):
-            test_pure_parts_know_no_framework("noise")
+            test_pure_parts_know_no_framework("privacy.noise")
     finally:
         imports_of.cache_clear()

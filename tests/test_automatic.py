@@ -26,11 +26,11 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.events import MU2_UNIT
-from pymc_dp.noise import insecure_noise
+from pymc_dp.base import compat as _compat
 from pymc_dp.privacy import preparation as preparations
 from pymc_dp.privacy.answer import VectorSum
+from pymc_dp.privacy.events import MU2_UNIT
+from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.tilt import TiltedEngine

@@ -10,7 +10,7 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
 from tests.selection import marked, others
 
 pandas = pytest.importorskip("pandas")

@@ -17,25 +17,24 @@ from pymc.model import Model
 from scipy.stats import chi2, chisquare
 
 import pymc_dp as dp
-from pymc_dp import noise
-from pymc_dp.accounting import subsampled
 from pymc_dp.budget import get_budget
-from pymc_dp.events import (
+from pymc_dp.kernels import penalty
+from pymc_dp.kernels.barker import BarkerTest
+from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.privacy import answer, holder, noise
+from pymc_dp.privacy.accounting import subsampled
+from pymc_dp.privacy.chains import BatchQueries, MomentQueries
+from pymc_dp.privacy.events import (
     MU2_UNIT,
     BatchEvent,
     FixedBatchGaussianEvent,
     GaussianEvent,
     SubsampledGaussianEvent,
 )
-from pymc_dp.kernels import penalty
-from pymc_dp.kernels.barker import BarkerTest
-from pymc_dp.kernels.proposals import GaussianProposal
-from pymc_dp.ledger import Ledger
-from pymc_dp.metering import Meter
-from pymc_dp.plan import plan_batches
-from pymc_dp.privacy import answer, holder
-from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.privacy.holder import COINS
+from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.privacy.meter import Meter
+from pymc_dp.privacy.plan import plan_batches
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.interfaces import Coordinates
@@ -442,7 +441,7 @@ def test_subsampled_accept_tests_are_nearly_exact(
         state, _ = penalty.transition(rng, state, asked, Prior(), **settings)
         draws.append(state.z)
     found = np.array(draws)
-    from pymc_dp._compat import effective_draws
+    from pymc_dp.base.compat import effective_draws
 
     effective = effective_draws(found[None])
     assert (np.abs(found.mean(0) - mean) < Z * np.sqrt(variance / effective)).all()

@@ -15,8 +15,9 @@ import pytest
 import xarray as xr
 
 import pymc_dp as dp
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
 from pymc_dp.bounds import clamp, declared_bounds, known_limits
+from pymc_dp.publication.statement import STATEMENT, make_statement
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.interfaces import Coordinates
@@ -24,7 +25,6 @@ from pymc_dp.rows.intervals import NoEnclosure, enclose
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.store import RecordStore, RowGroup
-from pymc_dp.statement import STATEMENT, make_statement
 
 from .models import GROUPS, Data, coefficients
 from .test_records import QUICK

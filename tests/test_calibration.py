@@ -11,10 +11,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from pymc_dp.accounting.calibration import calibrate, smallest_noise_multiplier
-from pymc_dp.accounting.gdp import mu_from_budget, units_from_mu
-from pymc_dp.events import MU2_UNIT, GaussianEvent
-from pymc_dp.plan import make_plan
+from pymc_dp.privacy.accounting.calibration import calibrate, smallest_noise_multiplier
+from pymc_dp.privacy.accounting.gdp import mu_from_budget, units_from_mu
+from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
+from pymc_dp.privacy.plan import make_plan
 
 
 def test_cost_is_the_exact_ceiling():

@@ -22,7 +22,7 @@ import pytest
 import xarray as xr
 
 import pymc_dp as dp
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
 from tests.selection import marked, others
 
 pytestmark = [

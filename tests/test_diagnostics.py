@@ -11,9 +11,9 @@ import pytest
 import xarray as xr
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.diagnostics import discrepancy, efficiency
+from pymc_dp.base import compat as _compat
 from pymc_dp.privacy.answer import EDGES
+from pymc_dp.report.diagnostics import discrepancy, efficiency
 
 RNG = np.random.default_rng(11)
 N = 5000

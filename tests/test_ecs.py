@@ -11,19 +11,19 @@ import pymc as pm
 import pytest
 from scipy.special import expit
 
-from pymc_dp.ecs import estimates as estimates_module
-from pymc_dp.ecs import perturbed as perturbed_module
-from pymc_dp.ecs import signed as signed_module
-from pymc_dp.ecs.chances import Chances, perturbed_chances, signed_chances
-from pymc_dp.ecs.estimates import Sampled, density
-from pymc_dp.ecs.expansion import expand, quadratic
-from pymc_dp.ecs.gather import drawn, first_records
-from pymc_dp.ecs.linear import LinearRows
-from pymc_dp.ecs.perturbed import start_perturbed
-from pymc_dp.ecs.preparation import Variates, prepare
-from pymc_dp.ecs.signed import log_constants, start_signed
-from pymc_dp.ecs.weights import MEAN, PERTURBED
 from pymc_dp.rows.predictor import FAMILIES
+from pymc_dp.subsampling import estimates as estimates_module
+from pymc_dp.subsampling import perturbed as perturbed_module
+from pymc_dp.subsampling import signed as signed_module
+from pymc_dp.subsampling.chances import Chances, perturbed_chances, signed_chances
+from pymc_dp.subsampling.estimates import Sampled, density
+from pymc_dp.subsampling.expansion import expand, quadratic
+from pymc_dp.subsampling.gather import drawn, first_records
+from pymc_dp.subsampling.linear import LinearRows
+from pymc_dp.subsampling.perturbed import start_perturbed
+from pymc_dp.subsampling.preparation import Variates, prepare
+from pymc_dp.subsampling.signed import log_constants, start_signed
+from pymc_dp.subsampling.weights import MEAN, PERTURBED
 
 pytestmark = pytest.mark.compiled
 

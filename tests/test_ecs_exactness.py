@@ -15,12 +15,12 @@ from numba import njit
 from pymc.model import Model
 
 import pymc_dp as dp
-from pymc_dp.ecs.calls import call_address
-from pymc_dp.ecs.compiling import callable_prior
-from pymc_dp.ecs.degree import degree_of
-from pymc_dp.ecs.preparation import Variates, prepare
 from pymc_dp.rows import predictor
 from pymc_dp.rows.kinks import has_kinks
+from pymc_dp.subsampling.calls import call_address
+from pymc_dp.subsampling.compiling import callable_prior
+from pymc_dp.subsampling.degree import degree_of
+from pymc_dp.subsampling.preparation import Variates, prepare
 
 N = 120
 _rng = np.random.default_rng(4)
@@ -313,7 +313,7 @@ def test_shared_variables_that_were_changed_are_refused() -> None:
 
 
 def test_expectations_of_missing_values_are_missing() -> None:
-    from pymc_dp._compat import inference_data
+    from pymc_dp.base.compat import inference_data
 
     draws = xr.DataArray(np.linspace(-1, 1, 20).reshape(2, 10), dims=("chain", "draw"), name="b")
     groups = {

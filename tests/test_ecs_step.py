@@ -16,9 +16,9 @@ from scipy.special import expit
 from scipy.stats import binom
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.ecs import step as step_module
-from pymc_dp.ecs.preparation import Pilot
+from pymc_dp.base import compat as _compat
+from pymc_dp.subsampling import step as step_module
+from pymc_dp.subsampling.preparation import Pilot
 from tests.selection import marked
 
 pytestmark = pytest.mark.compiled

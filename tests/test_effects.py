@@ -11,9 +11,9 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.ledger import SPENDING
-from pymc_dp.noise import insecure_noise
+from pymc_dp.base import compat as _compat
+from pymc_dp.privacy.ledger import SPENDING
+from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import INTERPRETED

@@ -18,7 +18,7 @@ import pytest
 from scipy import stats
 
 import pymc_dp as dp
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
 from pymc_dp.errors import PrivacyError, UnsafeModel
 from pymc_dp.privacy import holder
 from pymc_dp.privacy.answer import Grid, Query, VectorSum

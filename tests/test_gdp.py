@@ -8,15 +8,15 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from pymc_dp._checks import check_delta, check_epsilon
-from pymc_dp.accounting.gdp import (
+from pymc_dp.base.checks import check_delta, check_epsilon
+from pymc_dp.privacy.accounting.gdp import (
     delta_from_mu,
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
     units_from_mu,
 )
-from pymc_dp.events import MU2_UNIT
+from pymc_dp.privacy.events import MU2_UNIT
 
 
 def exact_delta(epsilon, mu):

@@ -16,8 +16,8 @@ from pymc.model import Model
 from scipy import stats
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.privatized.reading import read
+from pymc_dp.base import compat as _compat
+from pymc_dp.published.reading import read
 from tests import naive_bayes
 from tests.selection import marked
 
@@ -163,7 +163,7 @@ def test_planted_faults_are_found(
             return found
 
     monkeypatch.setattr(step.offers.loops, "replace_one_by_one", faulty)
-    monkeypatch.setattr("pymc_dp.privatized.step._REFRESH", 10**9)
+    monkeypatch.setattr("pymc_dp.published.step._REFRESH", 10**9)
     values, _ = run(model, step, naive_bayes.draw_parameters, lambda point: float(point["p"]), 8000)
     assert deviation(values, naive_bayes.exact_mean(noisy, scale)) > Z
 
@@ -558,7 +558,7 @@ def test_a_step_in_a_pickle_has_streams_of_its_own() -> None:
 
 @pytest.mark.slow
 def test_large_records_are_announced(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pymc_dp.privatized.step._LARGE", 100)
+    monkeypatch.setattr("pymc_dp.published.step._LARGE", 100)
     model, *_ = normal_model()
     with model, pytest.warns(UserWarning, match="var_names=\\['mu'\\]"):
         pm.sample(

@@ -16,12 +16,12 @@ import pytest
 from pytensor.raise_op import Assert
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.accounting import epsilon_from_mu
+from pymc_dp.base import compat as _compat
 from pymc_dp.errors import LedgerError
-from pymc_dp.events import MU2_UNIT
-from pymc_dp.metering import Meter
 from pymc_dp.privacy import preparation
+from pymc_dp.privacy.accounting import epsilon_from_mu
+from pymc_dp.privacy.events import MU2_UNIT
+from pymc_dp.privacy.meter import Meter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.source import Source
 

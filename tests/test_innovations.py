@@ -13,7 +13,7 @@ import pytest
 from pytensor.compile.mode import Mode
 from scipy import stats
 
-from pymc_dp.privatized.innovations import innovation, normal_scores
+from pymc_dp.published.innovations import innovation, normal_scores
 
 N = 4000
 MODE = Mode(linker="py", optimizer=None)

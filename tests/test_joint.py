@@ -13,7 +13,7 @@ import pytest
 from scipy.special import expit, logit
 from scipy.stats import binom
 
-from pymc_dp import threads
+from pymc_dp.base import threads
 from pymc_dp.records import extract
 from pymc_dp.rows import blockwise, contributions, expected, law
 from pymc_dp.rows.contributions import (

@@ -16,16 +16,16 @@ import xarray as xr
 from scipy import stats
 
 import pymc_dp as dp
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
+from pymc_dp.base.matrices import root
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.explore import Explored, _Whole, explore
-from pymc_dp.forecast import forecast, whole_curvature
 from pymc_dp.kernels.tilts import Quadratic
-from pymc_dp.matrices import root
+from pymc_dp.privacy.forecast import forecast, whole_curvature
 from pymc_dp.records import extract
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.target import far
-from pymc_dp.warmup.climb import climb
+from pymc_dp.tuning.climb import climb
+from pymc_dp.tuning.explore import Explored, _Whole, explore
 from tests.selection import marked
 
 laplace_module = sys.modules["pymc_dp.laplace"]  # `dp.laplace` is the function

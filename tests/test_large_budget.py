@@ -21,7 +21,7 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp._compat import group
+from pymc_dp.base.compat import group
 from tests.selection import marked, others
 
 pytestmark = pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")

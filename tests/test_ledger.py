@@ -24,14 +24,14 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import metering
-from pymc_dp._compat import group
-from pymc_dp.accounting.gdp import mu_from_budget, units_from_mu
+from pymc_dp.base.compat import group
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
-from pymc_dp.events import GaussianEvent
-from pymc_dp.ledger import Ledger, journal
-from pymc_dp.ledger.entry import encode
-from pymc_dp.metering import Meter
+from pymc_dp.privacy import meter as metering
+from pymc_dp.privacy.accounting.gdp import mu_from_budget, units_from_mu
+from pymc_dp.privacy.events import GaussianEvent
+from pymc_dp.privacy.ledger import Ledger, journal
+from pymc_dp.privacy.ledger.entry import encode
+from pymc_dp.privacy.meter import Meter
 
 FORK = multiprocessing.get_context("fork")
 
@@ -149,7 +149,7 @@ class TestFile:
                 os.unlink(ledger.path)
             return connect(*args, **options)
 
-        monkeypatch.setattr("pymc_dp.ledger.journal.sqlite3.connect", lost)
+        monkeypatch.setattr("pymc_dp.privacy.ledger.journal.sqlite3.connect", lost)
         with pytest.raises(LedgerError):
             ledger.lease(account, 1, 1, 1)
         assert not os.path.exists(ledger.path)
@@ -304,7 +304,7 @@ class TestFile:
     def test_temporary_ledger_goes_with_its_process(self):
         code = (
             "import os\n"
-            "from pymc_dp.ledger import Ledger\n"
+            "from pymc_dp.privacy.ledger import Ledger\n"
             "ledger = Ledger.temporary()\n"
             "if os.fork() == 0:\n"
             "    raise SystemExit  # runs the exit handlers in the child\n"
@@ -943,7 +943,7 @@ class TestMeter:
 
 def run_python(code, data=b""):
     """Run code in a fresh interpreter, as the spawn start method does."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(metering.__file__).parents[1])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(metering.__file__).parents[2])}
     return subprocess.run(
         [sys.executable, "-c", code], input=data, env=environment, check=True, capture_output=True
     ).stdout

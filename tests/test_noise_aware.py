@@ -15,8 +15,8 @@ import pytest
 from scipy import stats
 from scipy.integrate import trapezoid
 
-from pymc_dp import noise_aware as na
-from pymc_dp import noise_laws as laws
+from pymc_dp.publication import noise_aware as na
+from pymc_dp.publication import noise_laws as laws
 from tests.selection import marked
 
 D = 5

@@ -25,8 +25,8 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp import threads
-from pymc_dp._linker import ExactLinker
+from pymc_dp.base import threads
+from pymc_dp.base.linker import ExactLinker
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import (
     PublicTerms,

@@ -16,11 +16,12 @@ import xarray as xr
 from pytensor.compile.mode import Mode
 
 import pymc_dp as dp
-from pymc_dp import _compat, noise_aware
+from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
-from pymc_dp.explore import Explored
+from pymc_dp.publication import noise_aware
+from pymc_dp.publication.unconstrained import unconstrain
 from pymc_dp.records import extract
-from pymc_dp.unconstrained import unconstrain
+from pymc_dp.tuning.explore import Explored
 
 from .anchored import (
     CHAINS,
@@ -201,7 +202,7 @@ def test_the_correction_is_that_of_the_unconstrained_parameters(mixed, monkeypat
         seen.update(draws=draws, noise=noise, prior=prior)
         return right(rng, draws, noise, prior, **rest)
 
-    monkeypatch.setattr("pymc_dp.correction.noise_aware", spy)
+    monkeypatch.setattr("pymc_dp.publication.correction.noise_aware", spy)
     dp.release(result, model)
     np.testing.assert_allclose(location + seen["draws"] @ scaling.T, theta, atol=1e-10)
     np.testing.assert_allclose(seen["noise"], 0.5 * np.eye(5))
@@ -267,7 +268,7 @@ def test_draws_are_not_lost_where_exploring_fails(hierarchy, monkeypatch):
     def fails(*arguments: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("pymc_dp.correction.explore", fails)
+    monkeypatch.setattr("pymc_dp.publication.correction.explore", fails)
     with pytest.warns(UserWarning, match="could not be told from them and the prior together"):
         safe = dp.release(result, model, progressbar=False)
     assert facts(safe)["noise_aware"]["method"] == "widened"
@@ -299,7 +300,7 @@ def test_explorations_that_are_usable_are_used(tries, worth, hierarchy, monkeypa
             raise RuntimeError
         return Explored(np.repeat(starts, 10, axis=0), *found)
 
-    monkeypatch.setattr("pymc_dp.correction.explore", explore)
+    monkeypatch.setattr("pymc_dp.publication.correction.explore", explore)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         safe = dp.release(result, model, progressbar=False)

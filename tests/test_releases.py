@@ -13,8 +13,8 @@ import pytest
 from scipy import stats
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.accounting import mu_from_budget
+from pymc_dp.base import compat as _compat
+from pymc_dp.privacy.accounting import mu_from_budget
 
 N = 6
 RNG = np.random.default_rng(4)

@@ -14,12 +14,12 @@ from pymc.ode import DifferentialEquation
 from pytensor.xtensor import as_xtensor
 
 import pymc_dp as dp
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
 from pymc_dp.errors import LedgerError
-from pymc_dp.ledger import Ledger
-from pymc_dp.metering import Meter
-from pymc_dp.publish import releasable
-from pymc_dp.results import check_fits, largest_rectangle
+from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.privacy.meter import Meter
+from pymc_dp.publication.publish import releasable
+from pymc_dp.publication.results import check_fits, largest_rectangle
 from pymc_dp.steps.base import PrivateStep
 
 from .test_automatic import charged, check_all_spent
@@ -358,7 +358,7 @@ def test_draws_outlive_a_failure_between_them(chain, draw, left):
     [
         "pymc.sampling.mcmc._sample_return",
         "pymc_dp.sampling.run_convergence_checks",
-        "pymc_dp.results.PaidDraws.result",
+        "pymc_dp.publication.results.PaidDraws.result",
         "pymc_dp.sampling.release",
     ],
 )
@@ -391,7 +391,7 @@ def test_draws_outlive_a_ledger_that_fails(call, monkeypatch):
         return lease(self, *args)
 
     with monkeypatch.context() as patch, pytest.raises(LedgerError):
-        patch.setattr("pymc_dp.metering.SMALLEST_LEASE", 16)
+        patch.setattr("pymc_dp.privacy.meter.SMALLEST_LEASE", 16)
         patch.setattr(Meter, "_lease_size", lambda self: 16)
         patch.setattr(Ledger, "lease", locked)
         sample(model, step(model))

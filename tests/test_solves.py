@@ -9,7 +9,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.blockwise import Blockwise
 from scipy.stats import multivariate_normal
 
-from pymc_dp._compat import SolveTriangular
+from pymc_dp.base.compat import SolveTriangular
 from pymc_dp.records import extract
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.solves import constant_solves

@@ -9,7 +9,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp._jit import compiled as jit
+from pymc_dp.base.jit import compiled as jit
 from pymc_dp.records import extract
 from pymc_dp.rows import elementary, moves
 from pymc_dp.rows.engine import RowEngine

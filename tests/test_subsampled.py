@@ -19,7 +19,7 @@ from scipy.special import ndtr
 from scipy.stats import norm
 
 import pymc_dp as dp
-from pymc_dp.accounting import (
+from pymc_dp.privacy.accounting import (
     comparison,
     epsilon_from_mu,
     mu_from_budget,
@@ -27,16 +27,16 @@ from pymc_dp.accounting import (
     subsampled,
     units_from_mu,
 )
-from pymc_dp.accounting.fixed_size import fixed_size_epsilon, renyi_epsilon
-from pymc_dp.accounting.subsampled import epsilon_of, room_beside, smallest_noise_multiplier
-from pymc_dp.events import (
+from pymc_dp.privacy.accounting.fixed_size import fixed_size_epsilon, renyi_epsilon
+from pymc_dp.privacy.accounting.subsampled import epsilon_of, room_beside, smallest_noise_multiplier
+from pymc_dp.privacy.events import (
     MU2_UNIT,
     FixedBatchGaussianEvent,
     GaussianEvent,
     SubsampledGaussianEvent,
     batch_event,
 )
-from pymc_dp.plan import plan_batches
+from pymc_dp.privacy.plan import plan_batches
 from tests.selection import marked
 
 pytest.importorskip("dp_accounting")
@@ -457,8 +457,8 @@ def test_wrong_arguments_are_named(call, named):
 def test_the_library_is_optional():
     code = (
         "import sys; sys.modules['dp_accounting'] = None\n"
-        "from pymc_dp.accounting.subsampled import epsilon_of\n"
-        "from pymc_dp.events import SubsampledGaussianEvent as Event\n"
+        "from pymc_dp.privacy.accounting.subsampled import epsilon_of\n"
+        "from pymc_dp.privacy.events import SubsampledGaussianEvent as Event\n"
         "assert epsilon_of([], 2**40, 1e-6) > 4.8\n"
         "try:\n"
         "    epsilon_of([(Event('a', 1.0, .1), 1)], 0, 1e-6)\n"

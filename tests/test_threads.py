@@ -13,7 +13,7 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import threads
+from pymc_dp.base import threads
 
 pytestmark = pytest.mark.compiled
 

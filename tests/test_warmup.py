@@ -17,25 +17,25 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_dp.events import MU2_UNIT, GaussianEvent
+from pymc_dp.base.matrices import positive_part, root, within
 from pymc_dp.kernels import hmc, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
-from pymc_dp.ledger import Ledger
-from pymc_dp.matrices import positive_part, root, within
-from pymc_dp.noise import insecure_noise
 from pymc_dp.privacy.answer import EDGES
+from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
+from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.warmup.bulk import find_bulk, prior_curvature
-from pymc_dp.warmup.geometry import clip_scaling
-from pymc_dp.warmup.langevin import prepare_langevin
-from pymc_dp.warmup.prepared import Prepared, pooled
-from pymc_dp.warmup.public import Public
-from pymc_dp.warmup.quantiles import heavy_quantile, tail_quantile
-from pymc_dp.warmup.scaled import (
+from pymc_dp.tuning.bulk import find_bulk, prior_curvature
+from pymc_dp.tuning.geometry import clip_scaling
+from pymc_dp.tuning.langevin import prepare_langevin
+from pymc_dp.tuning.prepared import Prepared, pooled
+from pymc_dp.tuning.public import Public
+from pymc_dp.tuning.quantiles import heavy_quantile, tail_quantile
+from pymc_dp.tuning.scaled import (
     FIRST_PART,
     Trajectory,
     prepare_scaled,
@@ -596,7 +596,7 @@ def test_both_scores_of_an_anchor_count(name, mu2):
     # nothing is left over, and most of it is in the anchor
     assert spent + mu2 * sum(found.shares.values()) == pytest.approx(mu2, rel=1e-6)
     # 0.40 to 0.74 with sixty other seeds: the fewer places are looked at, the more it is
-    assert 0.3 < (first + second) / mu2 < 0.9, "what `pymc_dp.forecast` counts with is 0.7"
+    assert 0.3 < (first + second) / mu2 < 0.9, "what `pymc_dp.privacy.forecast` counts with is 0.7"
 
 
 @pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
@@ -633,7 +633,7 @@ def test_noise_of_the_curvature_is_noise_of_the_first_score(name, monkeypatch):
         noises.append(noise)
         return pooled(first, noise, second, rest)
 
-    monkeypatch.setattr("pymc_dp.warmup.quadratic.pooled", spied)
+    monkeypatch.setattr("pymc_dp.tuning.quadratic.pooled", spied)
     found, bought, _ = paid_from_a_ledger(name, 1.0, form="quadratic")
     noise, inverse = noises[0], np.linalg.inv(found.basis)
     of_steps = inverse.T @ noise @ inverse - bought["first score"][1] ** 2 * np.eye(len(noise))
@@ -668,7 +668,7 @@ def test_quadratic_form_of_few_records(monkeypatch):
         moved.update(first=first, noise=noise)
         return pooled(first, noise, second, rest)
 
-    monkeypatch.setattr("pymc_dp.warmup.quadratic.pooled", spied)
+    monkeypatch.setattr("pymc_dp.tuning.quadratic.pooled", spied)
     asked, squares, held = problem("one_slope"), [], []
     mode, _ = posterior("one_slope", FEW)
     for seed in range(80):

@@ -15,7 +15,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
-from pymc_dp._compat import PYMC_MAJOR, group
+from pymc_dp.base.compat import PYMC_MAJOR, group
 from pymc_dp.budget import MODELS
 from pymc_dp.rows.store import RecordStore
 

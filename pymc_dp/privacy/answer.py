@@ -8,9 +8,9 @@ grid of integers (that of a published statistic may be a Laplace mechanism):
    ``Grid.sensitivity`` units in l2 norm, exactly.  Integers add up to the same sum in any order,
    any blocks and any number of threads;
 2. a normal variable with a standard deviation of ``2**m`` units, rounded to an integer without any
-   other error, is added (:mod:`pymc_dp.noise`).  ``round(x + N) = x + round(N)`` for an integer x,
-   so the value is a function of the exact Gaussian mechanism's, and (1/tau)-GDP.  Sum and noise
-   have 64 bits: if one wraps, both do, and wrapping is post-processing;
+   other error, is added (:mod:`pymc_dp.privacy.noise`).  As ``round(x + N) = x + round(N)`` for an
+   integer x, the value is a function of the exact Gaussian mechanism's, and (1/tau)-GDP.  Sum and
+   noise have 64 bits: if one wraps, both do, and wrapping is post-processing;
 3. the value is scaled back to natural units, which is post-processing.
 
 None of this happens without a :class:`Receipt` of a charge that is committed to the ledger.  What
@@ -30,11 +30,11 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from pymc_dp._jit import compiled
-from pymc_dp.accounting import mu_from_pure
+from pymc_dp.base.jit import compiled
 from pymc_dp.errors import PrivacyError
-from pymc_dp.exact_laplace import discrete_laplace
-from pymc_dp.noise import rounded_normal
+from pymc_dp.privacy.accounting import mu_from_pure
+from pymc_dp.privacy.exact_laplace import discrete_laplace
+from pymc_dp.privacy.noise import rounded_normal
 from pymc_dp.rows.linear import LinearRows, slopes
 from pymc_dp.rows.moves import Moves
 from pymc_dp.rows.sparse import SparseBlock

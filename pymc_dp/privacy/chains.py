@@ -12,10 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp import noise
 from pymc_dp.errors import PrivacyError
-from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
-from pymc_dp.metering import Meter
+from pymc_dp.privacy import noise
 from pymc_dp.privacy.answer import (
     Grid,
     IntervalSum,
@@ -26,7 +24,9 @@ from pymc_dp.privacy.answer import (
     answer,
     told,
 )
+from pymc_dp.privacy.events import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
 from pymc_dp.privacy.holder import COINS, Holder
+from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.queries import (
     EnergyError,
     Kick,
@@ -288,7 +288,7 @@ class BatchQueries(Queries):
     ----------
     engine : RowEngine
     meter : Meter
-        Counts iterations; they were paid for together (`pymc_dp.plan.Batches`).
+        Counts iterations; they were paid for together (`pymc_dp.privacy.plan.Batches`).
     event : SubsampledGaussianEvent or FixedBatchGaussianEvent
         Mechanism "gradient" or "log_ratio".  The sampling probability of a Poisson batch is a
         multiple of 1 / `COINS`; a batch of a fixed size is one of all units of the engine.

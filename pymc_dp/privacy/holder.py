@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp import noise
-from pymc_dp._memory import at_last_two
+from pymc_dp.base.memory import at_last_two
+from pymc_dp.base.threads import over
 from pymc_dp.errors import PrivacyError
-from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent
+from pymc_dp.privacy import noise
 from pymc_dp.privacy.answer import Query, VectorSum, clip_linear
+from pymc_dp.privacy.events import BatchEvent, FixedBatchGaussianEvent
 from pymc_dp.privacy.queries import (
     EnergyError,
     Kick,
@@ -29,7 +30,6 @@ from pymc_dp.rows.contributions import Contribution, Statistic, blocks
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.interfaces import Engine, Scores
 from pymc_dp.rows.sparse import SparseBlock
-from pymc_dp.threads import over
 
 #: Probabilities of being in a batch are multiples of 1 / COINS.
 COINS = 2**32

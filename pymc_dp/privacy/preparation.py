@@ -15,12 +15,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pymc_dp import noise
-from pymc_dp._checks import check_integer, check_number
-from pymc_dp.accounting import smallest_noise_multiplier
+from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.errors import BudgetExceeded, PrivacyError
-from pymc_dp.events import MU2_UNIT, GaussianEvent
-from pymc_dp.ledger import PREPARATION, Ledger
+from pymc_dp.privacy import noise
+from pymc_dp.privacy.accounting import smallest_noise_multiplier
 from pymc_dp.privacy.answer import (
     EDGES,
     Grid,
@@ -32,7 +30,9 @@ from pymc_dp.privacy.answer import (
     answer,
     told,
 )
+from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.holder import Holder
+from pymc_dp.privacy.ledger import PREPARATION, Ledger
 from pymc_dp.rows.contributions import Contribution, Statistic
 from pymc_dp.rows.interfaces import Engine
 

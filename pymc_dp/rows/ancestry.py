@@ -34,7 +34,7 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
-from pymc_dp._compat import AdvancedIncSubtensor1, AdvancedSubtensor1
+from pymc_dp.base.compat import AdvancedIncSubtensor1, AdvancedSubtensor1
 
 SHAPE_OPS = (Shape, Shape_i)
 #: The shape of the result follows from the shapes of the inputs.

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import numpy as np
 
+from pymc_dp.base.threads import over
 from pymc_dp.rows import etas as through
 from pymc_dp.rows import loops
 from pymc_dp.rows.store import RowGroup
-from pymc_dp.threads import over
 
 #: Rows per block, at most: what a block needs stays in a second-level cache.
 BLOCK = 8192

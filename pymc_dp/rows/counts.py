@@ -28,7 +28,7 @@ from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import Subtensor
 
-from pymc_dp._compat import advanced_indices, subtensor_indices
+from pymc_dp.base.compat import advanced_indices, subtensor_indices
 from pymc_dp.rows.ancestry import SHAPE_OPS, TAKES, is_data, is_long_constant
 
 #: A variable, and which of its axes, or ``None`` for its value.

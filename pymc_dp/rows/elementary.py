@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 
 _LOG2_E = 1.4426950408889634
 #: log 2 in two parts; a multiple of the first below 2^11 is exact.

@@ -22,7 +22,7 @@ import numpy as np
 from numpy import ndarray
 from pytensor.graph.basic import Variable
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 from pymc_dp.rows import etas as through
 from pymc_dp.rows import loops
 from pymc_dp.rows.ancestry import ancestors_without_shapes

@@ -10,7 +10,7 @@ import math
 
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 from pymc_dp.rows import elementary
 
 _LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3

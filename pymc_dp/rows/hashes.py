@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 
 
 def bits_of(data: ndarray) -> ndarray:

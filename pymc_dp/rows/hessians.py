@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.engine import RowEngine
 

@@ -21,7 +21,7 @@ from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
-from pymc_dp._compat import AdvancedSubtensor1
+from pymc_dp.base.compat import AdvancedSubtensor1
 from pymc_dp.rows.ancestry import SHAPE_OPS
 from pymc_dp.rows.functions import INTERPRETED
 

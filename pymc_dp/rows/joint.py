@@ -26,7 +26,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.hashes import bits_of, fractions, mixed
 

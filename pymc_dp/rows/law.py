@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 from pymc_dp.rows.cuts import Column, Outcome
 
 LogDensity = Callable[[ndarray], ndarray]

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 from pymc_dp.rows import families
 from pymc_dp.rows.moves import Moves, predict
 

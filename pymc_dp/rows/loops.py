@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 
 #: Rows of a tile: the columns of a block then stay in the fastest caches.
 _TILE = 512

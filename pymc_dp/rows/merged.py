@@ -39,7 +39,7 @@ from pytensor.scalar import Add, Mul, Neg, Sub, TrueDiv
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import Subtensor
 
-from pymc_dp._compat import subtensor_indices
+from pymc_dp.base.compat import subtensor_indices
 from pymc_dp.rows.ancestry import SHAPE_OPS, ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.sparse import Layout, SparseBlock
 from pymc_dp.rows.store import Columns, RowGroup

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp.base.threads import over
 from pymc_dp.rows import families, linear, loops
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.interfaces import Coordinates, Scores
@@ -21,7 +22,6 @@ from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.moves import LARGEST, Moves, predict
 from pymc_dp.rows.predictor import FAMILIES, Predictor
 from pymc_dp.rows.sparse import Layout, SparseBlock
-from pymc_dp.threads import over
 
 #: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
 _BLOCK, _CACHED = 8192, 2**16

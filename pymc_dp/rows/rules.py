@@ -31,7 +31,7 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
-from pymc_dp._compat import AdvancedSubtensor1, LogSumExp, advanced_indices, subtensor_indices
+from pymc_dp.base.compat import AdvancedSubtensor1, LogSumExp, advanced_indices, subtensor_indices
 from pymc_dp.rows.lifter import Lifter, Rules
 from pymc_dp.rows.sizes import static_shape
 

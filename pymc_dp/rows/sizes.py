@@ -15,7 +15,7 @@ from pytensor.tensor.basic import MakeVector
 from pytensor.tensor.shape import Shape
 from pytensor.tensor.subtensor import Subtensor
 
-from pymc_dp._compat import subtensor_indices
+from pymc_dp.base.compat import subtensor_indices
 from pymc_dp.rows.ancestry import (
     SHAPE_OPS,
     array_of,

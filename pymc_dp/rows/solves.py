@@ -24,8 +24,8 @@ from pytensor.link.numba.dispatch.basic import register_funcify_default_op_cache
 from pytensor.tensor.blockwise import Blockwise
 from scipy.linalg import solve_triangular
 
-from pymc_dp._compat import SolveTriangular
-from pymc_dp._jit import DIGEST, compiled
+from pymc_dp.base.compat import SolveTriangular
+from pymc_dp.base.jit import DIGEST, compiled
 from pymc_dp.rows import loops
 
 #: Numbers of a tile of rows: half of a first-level cache.

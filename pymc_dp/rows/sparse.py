@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy import ndarray
 
-from pymc_dp._jit import compiled
+from pymc_dp.base.jit import compiled
 
 #: A coordinate that more than this part of all labels touch is held for every row.
 _COMMON = 0.25

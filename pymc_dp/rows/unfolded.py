@@ -23,7 +23,7 @@ from pytensor.graph.traversal import ancestors, toposort
 from pytensor.tensor.pad import Pad
 from pytensor.tensor.rewriting.basic import unconditional_constant_folding
 
-from pymc_dp._compat import OWN_INNER_GRAPHS
+from pymc_dp.base.compat import OWN_INNER_GRAPHS
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.rows.ancestry import is_long_constant
 from pymc_dp.rows.counts import RowCounts

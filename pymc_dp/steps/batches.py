@@ -8,13 +8,13 @@ from contextlib import contextmanager, suppress
 from fractions import Fraction
 from typing import Any
 
-from pymc_dp._checks import check_integer
+from pymc_dp.base.checks import check_integer
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError
-from pymc_dp.events import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
-from pymc_dp.plan import Batches, plan_batches
+from pymc_dp.privacy.events import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
 from pymc_dp.privacy.holder import COINS
-from pymc_dp.warmup.scaled import FIRST_PART
+from pymc_dp.privacy.plan import Batches, plan_batches
+from pymc_dp.tuning.scaled import FIRST_PART
 
 #: How batches are drawn.
 KINDS = ("poisson", "fixed_size")

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp._memory import at_last_two
+from pymc_dp.base.memory import at_last_two
 from pymc_dp.kernels import exponential, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.privacy.chains import Queries, StatisticQueries
@@ -20,8 +20,8 @@ from pymc_dp.steps.exponential_model import ByHand, ExponentialModel, exponentia
 from pymc_dp.steps.progress import Shown
 from pymc_dp.steps.settings import required
 from pymc_dp.steps.source import Design, Source
-from pymc_dp.warmup.scaled import random_walk
-from pymc_dp.warmup.statistic import Start, prepare_statistic
+from pymc_dp.tuning.scaled import random_walk
+from pymc_dp.tuning.statistic import Start, prepare_statistic
 
 #: Fewer effective draws than that are worth a warning.
 _FEW = 10.0

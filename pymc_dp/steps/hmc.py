@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp._checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.kernels import hmc
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
-from pymc_dp.warmup.scaled import trajectory
+from pymc_dp.tuning.scaled import trajectory
 
 
 class DPHMC(PrivateStep):

@@ -8,21 +8,21 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pymc_dp._checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.progress import working
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.interfaces import ClipInterval, PathQueries, Prior
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.tilts import NoRecords, Tilted
-from pymc_dp.midpoints import newton_estimate
-from pymc_dp.progress import working
+from pymc_dp.publication.midpoints import newton_estimate
 from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source
 from pymc_dp.steps.target import about_prior, far, spread, target_draws
-from pymc_dp.warmup.public import seen_together, unseen
+from pymc_dp.tuning.public import seen_together, unseen
 
 #: From which the draws of a run are taken whose target is public: the prior where nothing was
 #: learned, or the prior times a released likelihood.
@@ -89,12 +89,12 @@ class DPLangevin(PrivateStep):
     Notes
     -----
     With nothing but a plan, everything else is learned by private releases when the step is built,
-    in the parent process, all of them charged (`pymc_dp.warmup`); the chains share what is learned.
+    in the parent process, all of them charged (`pymc_dp.tuning`); the chains share what is learned.
 
     - *anchored*: the score at one point is released once, with most of the budget; chains pay for
       its changes only, which are a thousand times smaller in large data. They target the posterior
       tilted by the noise of that one release, exactly, and publication corrects for it
-      (``pymc_dp.noise_aware``).
+      (``pymc_dp.publication.noise_aware``).
     - *plain*: every iteration pays for the whole score; the target is the posterior itself. For
       posteriors so far from normal that scores change as much as they are.
     - *quadratic*: where the budget pays for a few scores and curvatures only. Chains do not touch

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp._checks import check_number
+from pymc_dp.base.checks import check_number
 from pymc_dp.kernels import penalty
 from pymc_dp.kernels.barker import BarkerTest, correction
 from pymc_dp.kernels.interfaces import AcceptTest, Proposal
@@ -23,7 +23,7 @@ from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
 from pymc_dp.steps.source import Design, Source
-from pymc_dp.warmup.scaled import random_walk
+from pymc_dp.tuning.scaled import random_walk
 
 PROPOSALS: dict[str, Callable[[Any], Proposal]] = {
     "gaussian": GaussianProposal,
@@ -185,7 +185,7 @@ class DPPenalty(PrivateStep):
         return {}
 
     def _step(self, d: int, iterations: int, noise: float) -> float:
-        """Proposal sd on N(0, I), as :func:`pymc_dp.warmup.scaled.random_walk`."""
+        """Proposal sd on N(0, I), as :func:`pymc_dp.tuning.scaled.random_walk`."""
         return random_walk(d, iterations, noise)
 
     def _prepare(self, source: Source) -> Design:

@@ -14,7 +14,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError
-from pymc_dp.ledger import PREPARATION
+from pymc_dp.privacy.ledger import PREPARATION
 from pymc_dp.records import private_observed
 from pymc_dp.rows.ancestry import is_data
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp._checks import check_number
+from pymc_dp.base.checks import check_number
 from pymc_dp.rows.functions import ParameterVector
 
 _MEANING = {

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc_dp._checks import check_number
+from pymc_dp.base.checks import check_number
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import sgmcmc
 from pymc_dp.kernels._batch import start_log_prior

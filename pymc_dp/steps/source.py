@@ -16,16 +16,16 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp import threads
+from pymc_dp.base import threads
+from pymc_dp.base.progress import working
 from pymc_dp.bounds import known_limits
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded
-from pymc_dp.events import MU2_UNIT
-from pymc_dp.forecast import SAMPLERS, Forecast
 from pymc_dp.kernels.interfaces import Prior
+from pymc_dp.privacy.events import MU2_UNIT
+from pymc_dp.privacy.forecast import SAMPLERS, Forecast
 from pymc_dp.privacy.preparation import Preparation, Unpayable
-from pymc_dp.progress import working
-from pymc_dp.results import check_step
+from pymc_dp.publication.results import check_step
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.flat import is_flat
@@ -49,10 +49,10 @@ from pymc_dp.steps.start import (
     prior_coordinates,
     prior_draws,
 )
-from pymc_dp.warmup.langevin import prepare_langevin, prior_only
-from pymc_dp.warmup.paths import can_pay
-from pymc_dp.warmup.prepared import Form, Prepared
-from pymc_dp.warmup.scaled import FIRST_PART, Scaled, prepare_scaled
+from pymc_dp.tuning.langevin import prepare_langevin, prior_only
+from pymc_dp.tuning.paths import can_pay
+from pymc_dp.tuning.prepared import Form, Prepared
+from pymc_dp.tuning.scaled import FIRST_PART, Scaled, prepare_scaled
 
 #: Shown among what PyMC says.
 _log = logging.getLogger("pymc.pymc_dp")

@@ -15,9 +15,9 @@ from pymc.model import Model
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import PrivacyBudget
+from pymc_dp.publication.unconstrained import unconstrain
 from pymc_dp.records import PublicTerms, Records, draws_are_public
 from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.unconstrained import unconstrain
 
 _DRAWS = 500
 #: Prior draws are public; the same seed makes a resumed preparation ask the same questions.

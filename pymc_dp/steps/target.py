@@ -15,13 +15,13 @@ from pymc.exceptions import SamplingError
 from pytensor.graph.replace import graph_replace
 from scipy.optimize import minimize
 
-from pymc_dp.explore import CHAINS, ENOUGH, Explored, explore, in_support, log_likelihood
-from pymc_dp.matrices import root
+from pymc_dp.base.matrices import root
 from pymc_dp.records import Records
 from pymc_dp.rows.functions import compile_parameter_function
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.effects import Effects
-from pymc_dp.warmup.prepared import Prepared
+from pymc_dp.tuning.explore import CHAINS, ENOUGH, Explored, explore, in_support, log_likelihood
+from pymc_dp.tuning.prepared import Prepared
 
 #: Places near the initial point that are tried where there are no prior draws.
 _TRIES = 100

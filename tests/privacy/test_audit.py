@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from pymc_dp.accounting.gdp import epsilon_from_mu, mu_from_budget
 from pymc_dp.audit import (
     AuditResult,
     audit_scores,
@@ -21,8 +20,9 @@ from pymc_dp.audit import (
     gaussian_separation,
     runs_needed,
 )
-from pymc_dp.audit_bounds import t_bound
-from pymc_dp.noise import insecure_noise, rounded_normal
+from pymc_dp.privacy.accounting.gdp import epsilon_from_mu, mu_from_budget
+from pymc_dp.privacy.noise import insecure_noise, rounded_normal
+from pymc_dp.report.audit_bounds import t_bound
 
 pytestmark = pytest.mark.audit
 

@@ -20,10 +20,10 @@ import pytest
 import xarray as xr
 
 import pymc_dp as dp
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
 from pymc_dp.errors import PrivacyError, UnsafeRelease
-from pymc_dp.noise import insecure_noise
-from pymc_dp.publish import releasable
+from pymc_dp.privacy.noise import insecure_noise
+from pymc_dp.publication.publish import releasable
 
 from .toy import DELTA, SETTINGS, logistic_model, make_step, sample
 

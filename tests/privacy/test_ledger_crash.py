@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from pymc_dp import metering
-from pymc_dp.ledger import Ledger
-from pymc_dp.metering import Meter
+from pymc_dp.privacy import meter as metering
+from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.privacy.meter import Meter
 
 FORK = multiprocessing.get_context("fork")
 COST, START = 3, 11

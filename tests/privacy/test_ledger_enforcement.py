@@ -7,10 +7,10 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.accounting import epsilon_from_mu, mu_from_units
+from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, PlanMismatch, UnsafeModel
+from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.store import RecordStore
 

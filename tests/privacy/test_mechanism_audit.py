@@ -22,19 +22,18 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from pymc_dp import noise
-from pymc_dp.accounting import mu_from_budget, units_from_mu
 from pymc_dp.audit import audit_scores, gaussian_score, runs_needed
 from pymc_dp.errors import PrivacyError
 from pymc_dp.kernels import hmc, langevin, penalty
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.proposals import GaussianProposal
-from pymc_dp.ledger import Ledger
-from pymc_dp.metering import Meter
-from pymc_dp.plan import make_plan
-from pymc_dp.privacy import answer
+from pymc_dp.privacy import answer, noise
+from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import Grid, Query, VectorSum, clip_interval, vector_bound
 from pymc_dp.privacy.chains import Queries
+from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.privacy.meter import Meter
+from pymc_dp.privacy.plan import make_plan
 from pymc_dp.privacy.queries import ScoreAt
 from tests.selection import marked
 

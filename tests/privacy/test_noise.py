@@ -23,9 +23,9 @@ from numba import njit
 from numba.core import caching
 from scipy import stats
 
-from pymc_dp import exact_normal, noise
-from pymc_dp._jit import compiled
-from pymc_dp.noise import insecure_noise, is_insecure, rounded_normal
+from pymc_dp.base.jit import compiled
+from pymc_dp.privacy import exact_normal, noise
+from pymc_dp.privacy.noise import insecure_noise, is_insecure, rounded_normal
 
 ALPHA = 1e-6
 N_DRAWS = 10_000_000

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.noise import insecure_noise
+from pymc_dp.base import compat as _compat
 from pymc_dp.privacy import answer
+from pymc_dp.privacy.noise import insecure_noise
 
 from .toy import SETTINGS, logistic_model, sample
 

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy import stats
 
-from pymc_dp import noise
-from pymc_dp.accounting import mu_from_budget, units_from_mu
 from pymc_dp.audit import audit_scores, gaussian_score
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import answer as answers
-from pymc_dp.privacy import holder
+from pymc_dp.privacy import holder, noise
+from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import (
     EDGES,
     Grid,

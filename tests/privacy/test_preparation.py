@@ -16,15 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pymc_dp import _compat
-from pymc_dp.accounting import calibrate
+from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, LedgerError, PrivacyError
-from pymc_dp.events import MU2_UNIT, GaussianEvent
-from pymc_dp.ledger import Ledger, releases
-from pymc_dp.noise import insecure_noise
 from pymc_dp.privacy import holder
 from pymc_dp.privacy import preparation as preparations
+from pymc_dp.privacy.accounting import calibrate
+from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
+from pymc_dp.privacy.ledger import Ledger, releases
+from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.contributions import Change, Curvature, PathError, Score

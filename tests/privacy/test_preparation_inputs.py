@@ -11,7 +11,7 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat
+from pymc_dp.base import compat as _compat
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import extract
 from pymc_dp.rows.functions import INTERPRETED

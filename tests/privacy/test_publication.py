@@ -13,9 +13,9 @@ import pytest
 from pymc.model.fgraph import clone_model
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.accounting.gdp import epsilon_from_mu
-from pymc_dp.publish import Provenance, provenance
+from pymc_dp.base import compat as _compat
+from pymc_dp.privacy.accounting.gdp import epsilon_from_mu
+from pymc_dp.publication.publish import Provenance, provenance
 
 N = 40
 RNG = np.random.default_rng(4)

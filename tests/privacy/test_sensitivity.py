@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from pymc_dp import threads
+from pymc_dp.base import threads
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import answer as page
 from pymc_dp.privacy.answer import (

@@ -11,8 +11,8 @@ import numpy as np
 import pymc as pm
 
 import pymc_dp as dp
-from pymc_dp.events import GaussianEvent
 from pymc_dp.privacy.chains import Queries
+from pymc_dp.privacy.events import GaussianEvent
 from pymc_dp.rows.sparse import SparseBlock
 
 DELTA = 1e-6

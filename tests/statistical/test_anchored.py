@@ -19,7 +19,7 @@ from pymc_dp.kernels import langevin
 from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.intervals import ConstantInterval
 from pymc_dp.kernels.tilts import Tilted
-from pymc_dp.noise import insecure_noise
+from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.contributions import ConsistentScore, Score, blocks
 from pymc_dp.rows.engine import RowEngine

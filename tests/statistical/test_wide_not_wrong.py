@@ -15,8 +15,8 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp import _compat
-from pymc_dp.noise import insecure_noise
+from pymc_dp.base import compat as _compat
+from pymc_dp.privacy.noise import insecure_noise
 from tests.selection import marked
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")

@@ -1,0 +1,1 @@
+"""What everything stands on: versions of PyMC, compilation, threads, checks, linear algebra."""

@@ -1,0 +1,284 @@
+"""Privacy events: what one release was, as frozen data that an accountant can only read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, TypeAlias
+
+from pymc_dp.base.checks import check_integer, check_number, check_probability
+
+BATCHES = "batches"
+"""In a plan: what describes its releases on batches of records."""
+MU2_UNIT = 2**40
+"""Ledger units in one unit of squared Gaussian-DP mu: a ledger counts multiples of 2^-40."""
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianEvent:
+    """One release of a query with Gaussian noise.
+
+    Guarantee
+    ---------
+    A query of l2 sensitivity Δ released with noise of standard deviation σ = τΔ is (1/τ)-GDP
+    (Dong, Roth & Su 2022, Theorem 1), so it uses 1/τ² of squared mu. Squared mu adds up under
+    fully adaptive composition, hence the sum of `cost` over the events of a transcript bounds
+    what the transcript has used.
+
+    Parameters
+    ----------
+    mechanism : str
+        Name of the query that is released, for instance ``"gradient"``.
+    noise_multiplier : float
+        τ = σ/Δ, dimensionless; positive and finite.
+
+    Raises
+    ------
+    ValueError
+        If `mechanism` is empty or `noise_multiplier` is not a positive finite number.
+    """
+
+    mechanism: str
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        _check_name(self.mechanism)
+        object.__setattr__(self, "noise_multiplier", _check_noise(self.noise_multiplier))
+
+    @property
+    def cost(self) -> int:
+        """Squared mu of the release in ledger units, ceil(2^40/τ²), at least 1.
+
+        The noise multiplier is a float and therefore an exact rational: the ceiling is taken in
+        integer arithmetic, so the cost is never below the truth and sums of costs never round.
+        """
+        return math.ceil(MU2_UNIT / Fraction(self.noise_multiplier) ** 2)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; floats survive JSON exactly."""
+        return {
+            "event": "gaussian",
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> GaussianEvent:
+        """Rebuild an event from `to_dict`.
+
+        Raises
+        ------
+        ValueError
+            If `values` does not describe a Gaussian event.
+        """
+        _check_entries(values, "gaussian", "Gaussian event", {"mechanism", "noise_multiplier"})
+        return cls(values["mechanism"], values["noise_multiplier"])
+
+
+@dataclass(frozen=True, slots=True)
+class SubsampledGaussianEvent:
+    """One release, with Gaussian noise, of a sum over a Poisson batch.
+
+    Every unit is in the batch with probability q, independently of all others and of earlier
+    batches; the contribution of a unit has an l2 norm of at most C; noise of standard deviation σ
+    is added to their sum.
+
+    Guarantee
+    ---------
+    The privacy loss is at most that of a pair of mixtures of normals: under ``add_or_remove_one``
+    (1 - q) N(0, σ²) + q N(C, σ²) against N(0, σ²), in either order; under ``replace_one`` that
+    with means C and -C.  :mod:`pymc_dp.privacy.accounting.subsampled` composes them.
+
+    Assumptions
+    -----------
+    The batch is a Poisson sample, and which units are in it stays secret.  Batches of a fixed size
+    cost several times as much (`FixedBatchGaussianEvent`).
+
+    Weaknesses
+    ----------
+    The loss is not Gaussian, so no sum of squared mu describes it: a plan of such releases is
+    fixed beforehand and reserved as a whole.
+
+    Parameters
+    ----------
+    mechanism : str
+        Name of the query that is released, for instance ``"batch gradient"``.
+    noise_multiplier : float
+        s = σ/C, positive and finite, with C the largest norm of *one* unit's contribution under
+        both neighbouring relations.  (The sensitivity in `GaussianEvent` is 2C under
+        ``replace_one``; here the accountant knows that.)
+    sampling_probability : float
+        q, in (0, 1].
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range.
+    """
+
+    mechanism: str
+    noise_multiplier: float
+    sampling_probability: float
+
+    def __post_init__(self) -> None:
+        _check_name(self.mechanism)
+        object.__setattr__(self, "noise_multiplier", _check_noise(self.noise_multiplier))
+        probability = check_probability("sampling_probability", self.sampling_probability)
+        object.__setattr__(self, "sampling_probability", probability)
+
+    @property
+    def batch(self) -> str:
+        """The batch in words."""
+        return f"Poisson batch (probability {self.sampling_probability:.3g})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; floats survive JSON exactly."""
+        return {
+            "event": "subsampled_gaussian",
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling_probability": self.sampling_probability,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> SubsampledGaussianEvent:
+        """Rebuild an event from `to_dict`.
+
+        Raises
+        ------
+        ValueError
+            If `values` does not describe a subsampled Gaussian event.
+        """
+        names = {"mechanism", "noise_multiplier", "sampling_probability"}
+        _check_entries(values, "subsampled_gaussian", "subsampled Gaussian event", names)
+        return cls(values["mechanism"], values["noise_multiplier"], values["sampling_probability"])
+
+
+@dataclass(frozen=True, slots=True)
+class FixedBatchGaussianEvent:
+    """One release, with Gaussian noise, of a sum over a batch of exactly B of n units.
+
+    The batch is a uniformly random subset, drawn without replacement for each release;
+    the contribution of a unit has an l2 norm of at most C; noise of standard deviation σ is added
+    to their sum.
+
+    Guarantee
+    ---------
+    Under ``replace_one``, sums of neighbours over the same batch are at most 2C apart, and the unit
+    that was replaced is in a batch with probability B/n.  Rényi divergences are bounded by Wang,
+    Balle & Kasiviswanathan (2019, Theorem 27); `accounting.fixed_size` adds them up.
+
+    Assumptions
+    -----------
+    n is public, and which units are in a batch stays secret.
+
+    Weaknesses
+    ----------
+    2 to 7 times the epsilon of Poisson batches of the same mean size: the bound is not tight, and
+    no tight one is known.  There is none for ``add_or_remove_one``.
+
+    Parameters
+    ----------
+    mechanism : str
+        Name of the query that is released, for instance ``"gradient"``.
+    noise_multiplier : float
+        s = σ/C, as in `SubsampledGaussianEvent`.
+    batch_size, n_units : int
+        B and n; 1 <= B <= n.
+
+    Raises
+    ------
+    ValueError
+        If an argument is out of its range.
+    """
+
+    mechanism: str
+    noise_multiplier: float
+    batch_size: int
+    n_units: int
+
+    def __post_init__(self) -> None:
+        _check_name(self.mechanism)
+        object.__setattr__(self, "noise_multiplier", _check_noise(self.noise_multiplier))
+        n = check_integer("n_units", self.n_units, minimum=1)
+        size = check_integer("batch_size", self.batch_size, minimum=1)
+        if size > n:
+            raise ValueError(f"batch_size must be at most n_units = {n}, not {size}")
+        object.__setattr__(self, "n_units", n)
+        object.__setattr__(self, "batch_size", size)
+
+    @property
+    def sampling_probability(self) -> float:
+        """B/n, the probability of each unit to be in a batch."""
+        return self.batch_size / self.n_units
+
+    @property
+    def batch(self) -> str:
+        """The batch in words."""
+        return f"batch of exactly {self.batch_size:,} of {self.n_units:,} units"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; floats survive JSON exactly."""
+        return {
+            "event": "fixed_batch_gaussian",
+            "mechanism": self.mechanism,
+            "noise_multiplier": self.noise_multiplier,
+            "batch_size": self.batch_size,
+            "n_units": self.n_units,
+        }
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> FixedBatchGaussianEvent:
+        """Rebuild an event from `to_dict`.
+
+        Raises
+        ------
+        ValueError
+            If `values` does not describe such an event.
+        """
+        names = {"mechanism", "noise_multiplier", "batch_size", "n_units"}
+        _check_entries(values, "fixed_batch_gaussian", "Gaussian event on fixed batches", names)
+        return cls(
+            values["mechanism"],
+            values["noise_multiplier"],
+            values["batch_size"],
+            values["n_units"],
+        )
+
+
+#: A release on a batch of either kind.
+BatchEvent: TypeAlias = SubsampledGaussianEvent | FixedBatchGaussianEvent
+
+
+def batch_event(values: Mapping[str, Any]) -> BatchEvent:
+    """Rebuild a release on batches, of whichever kind it is, from its `to_dict`.
+
+    Raises
+    ------
+    ValueError
+        If `values` describes none.
+    """
+    if values.get("event") == "fixed_batch_gaussian":
+        return FixedBatchGaussianEvent.from_dict(values)
+    return SubsampledGaussianEvent.from_dict(values)
+
+
+def _check_name(mechanism: object) -> None:
+    if not isinstance(mechanism, str) or not mechanism:
+        raise ValueError("mechanism must be a non-empty string, such as 'gradient'")
+
+
+def _check_noise(noise_multiplier: object) -> float:
+    value = check_number("noise_multiplier", noise_multiplier)
+    if value <= 0:
+        raise ValueError(f"noise_multiplier must be positive, not {value}")
+    return value
+
+
+def _check_entries(values: Mapping[str, Any], kind: str, what: str, names: set[str]) -> None:
+    if values.get("event") != kind:
+        raise ValueError(f"not a {what}: 'event' is {values.get('event')!r}")
+    if missing := names - set(values):
+        raise ValueError(f"a {what} needs the entries {sorted(missing)}")

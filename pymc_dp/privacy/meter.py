@@ -1,0 +1,195 @@
+"""The meter of one chain: no iteration begins before it is paid for."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from typing import Any
+
+from pymc_dp.base.checks import check_integer
+from pymc_dp.errors import PlanMismatch
+from pymc_dp.privacy.ledger import Ledger
+
+SMALLEST_LEASE = 64  # iterations
+LEASE_SECONDS = 0.5
+COMMITS_PER_LEASE = 200  # iterations of one lease last this many commits: 1/2 % of the time
+
+
+class Meter:
+    """Pays for the iterations of one chain, in blocks, from one account of a ledger.
+
+    Guarantee
+    ---------
+    `begin_iteration` returns True only for iterations whose charge is committed, whenever the
+    process is killed, and never in another process than the one that called `begin_chain`: a fork,
+    a copy or a pickle of a meter holds no paid iterations. Unused iterations come back only
+    through `close`.
+
+    Assumptions
+    -----------
+    One chain uses the meter at a time, in the thread that began it; another thread is refused while
+    that one lives and its chain has iterations left.
+
+    Weaknesses
+    ----------
+    A killed chain loses what is left of its block: at most the next power of two of 64 iterations,
+    half a second, or 200 commits, whichever is largest, so that charging takes less than 1 % of the
+    time of iterations of 1 ms and more. The first block is 64 iterations, for want of measurements.
+
+    Parameters
+    ----------
+    ledger : Ledger
+        Where to charge.
+    account, plan_id : int
+        Whom to charge, for which recorded plan.
+    iteration_cost : int
+        Ledger units of one iteration; 0 if it makes no release, and then nothing is leased.
+    start_cost : int
+        Ledger units charged once when a chain begins; 0 if it begins without a release.
+    iterations : int
+        Iterations the chain plans (draws and tune); more are never charged.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        account: int,
+        plan_id: int,
+        iteration_cost: int,
+        start_cost: int,
+        iterations: int,
+    ) -> None:
+        self.ledger = ledger
+        self.account = account
+        self.plan_id = plan_id
+        self.iteration_cost = check_integer("iteration_cost", iteration_cost, minimum=0)
+        self.start_cost = check_integer("start_cost", start_cost, minimum=0)
+        self.iterations = check_integer("iterations", iterations, minimum=0)
+        self._beginning = threading.Lock()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._process: int | None = None  # which process holds the block; None when closed
+        self._thread = threading.current_thread()  # which thread of it
+        self._paid = 0  # iterations of the block not begun yet
+        self._block = 0  # size of the block
+        self._unleased = self.iterations  # planned and in no block yet
+        self._frozen = False
+        self._commit_seconds = 0.0
+        self._block_start = 0.0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._beginning = threading.Lock()
+        self._reset()
+
+    @property
+    def frozen(self) -> bool:
+        """Whether the chain may not touch the records again: it could not be paid for."""
+        return self._is_mine() and self._frozen
+
+    @property
+    def started(self) -> int:
+        """Iterations begun by the current chain in this process."""
+        return self.iterations - self._unleased - self._paid if self._is_mine() else 0
+
+    def refuse_other_threads(self) -> None:
+        """Raise `PlanMismatch` if another thread of this process is at a chain."""
+        if self._is_elsewhere():
+            raise PlanMismatch(
+                "another thread is sampling with this step. Nothing was spent. Build a step for "
+                "each thread, or sample in one after the other"
+            )
+
+    def begin_chain(self) -> int:
+        """Register a chain, charge its start and return its number within the run, from 0.
+
+        A chain whose start cannot be paid is `frozen` from the beginning: look before the start's
+        release is made. A chain that this process has not closed is closed first.
+
+        Raises
+        ------
+        PlanMismatch
+            If no run was authorised, all of its chains have started, or another thread is at one.
+        """
+        with self._beginning:
+            self.refuse_other_threads()
+            self.close()
+            self._reset()
+            number = self.ledger.begin_chain(self.account, self.plan_id)
+            if self.start_cost > 0:
+                paid = self.ledger.lease(self.account, self.plan_id, self.start_cost, 1)
+                self._frozen = paid == 0
+            self._process = os.getpid()
+        return number
+
+    def begin_iteration(self) -> bool:
+        """Return whether the next iteration is paid for; False means frozen for good.
+
+        Raises
+        ------
+        PlanMismatch
+            If no chain was begun in this process.
+        """
+        if not self._is_mine():
+            raise PlanMismatch(
+                "an iteration was asked for but no chain was begun in this process and thread; "
+                "sample through pm.sample, which begins every chain"
+            )
+        if self._paid <= 0 and not self._lease():
+            return False
+        self._paid -= 1
+        return True
+
+    def close(self) -> None:
+        """Give back the iterations of the block that were not begun; harmless when repeated.
+
+        Those of another thread that is at its chain stay with it.
+        """
+        if self._is_elsewhere():
+            return
+        unused = self._paid if self._is_mine() else 0
+        # Forget the block first: if giving it back fails, it stays charged but cannot be used.
+        self._process, self._paid = None, 0
+        if unused > 0 and self.iteration_cost > 0:
+            self.ledger.give_back(self.account, self.plan_id, self.iteration_cost, unused)
+
+    def _is_mine(self) -> bool:
+        here = self._thread is threading.current_thread() or not self._thread.is_alive()
+        return self._process == os.getpid() and here
+
+    def _is_elsewhere(self) -> bool:
+        """Whether another thread of this process has iterations to make."""
+        unmade = self._paid > 0 or (self._unleased > 0 and not self._frozen)
+        return self._process == os.getpid() and not self._is_mine() and unmade
+
+    def _lease(self) -> bool:
+        want = min(self._lease_size(), self._unleased)
+        if self.iteration_cost == 0:
+            self._paid, self._unleased = self._unleased, 0
+            return self._paid > 0
+        if self._frozen or want == 0:
+            self._frozen = True
+            return False
+        begin = time.perf_counter()
+        granted = self.ledger.lease(self.account, self.plan_id, self.iteration_cost, want)
+        self._block_start = time.perf_counter()
+        self._commit_seconds = self._block_start - begin
+        self._block = self._paid = granted
+        self._unleased -= granted
+        self._frozen = granted == 0
+        return granted > 0
+
+    def _lease_size(self) -> int:
+        if self._block == 0:
+            return SMALLEST_LEASE
+        seconds = max((time.perf_counter() - self._block_start) / self._block, 1e-9)
+        length = max(LEASE_SECONDS, COMMITS_PER_LEASE * self._commit_seconds)
+        size = max(SMALLEST_LEASE, math.ceil(length / seconds))
+        # A power of two: sizes are in the ledger, and should not tell times to the microsecond.
+        return 1 << (size - 1).bit_length()

@@ -1,0 +1,251 @@
+"""A plan: how many releases a run makes, with how much noise, and what it costs.
+
+Pure arithmetic on public numbers; no data, no clock.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.errors import BudgetExceeded
+from pymc_dp.privacy.accounting import calibrate, subsampled
+from pymc_dp.privacy.events import BatchEvent, GaussianEvent
+
+#: Ledger units by which the room beside releases on batches may be rounded down.
+_ROUNDED = 4
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Releases on batches of records, one per iteration of every chain.
+
+    Attributes
+    ----------
+    event : SubsampledGaussianEvent or FixedBatchGaussianEvent
+    releases : int
+        In all.
+    reserved : int
+        Ledger units that they are charged: what the account's cap has above the largest
+        Gaussian transcript that may run beside them (`pymc_dp.privacy.accounting.room_beside`).
+    """
+
+    event: BatchEvent
+    releases: int
+    reserved: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "event": self.event.to_dict(),
+            "releases": self.releases,
+            "reserved": self.reserved,
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The releases of one step method, fixed before a record is touched.
+
+    Attributes
+    ----------
+    sampler : str
+        Name of the step method.
+    draws, tune, chains, runs : int
+        What ``pm.sample`` will be called with, and how many times.
+    events : dict of str to GaussianEvent
+        Noise multiplier of each mechanism.
+    per_iteration, at_start : dict of str to int
+        Releases of each mechanism in one iteration, and once per chain.
+    plan_id : int
+        Random label that ties published draws to the ledger; 53 bits, so that it survives as a
+        float.
+    batches : Batches or None
+        Releases on batches of records, which are paid for as a whole; then there are no others.
+    """
+
+    sampler: str
+    draws: int
+    tune: int
+    chains: int
+    runs: int
+    events: dict[str, GaussianEvent]
+    per_iteration: dict[str, int]
+    at_start: dict[str, int]
+    plan_id: int = field(default_factory=lambda: secrets.randbits(53))
+    batches: Batches | None = None
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of one chain, tuning included."""
+        return self.draws + self.tune
+
+    @property
+    def iteration_cost(self) -> int:
+        """Ledger units of one iteration."""
+        return sum(self.events[name].cost * count for name, count in self.per_iteration.items())
+
+    @property
+    def start_cost(self) -> int:
+        """Ledger units of the start of a chain."""
+        return sum(self.events[name].cost * count for name, count in self.at_start.items())
+
+    @property
+    def run_cost(self) -> int:
+        """Ledger units that the chains of one run charge, if nothing interrupts it."""
+        return self.chains * (self.start_cost + self.iterations * self.iteration_cost)
+
+    def releases(self, name: str) -> int:
+        """Number of releases of one mechanism over all runs."""
+        per_chain = self.at_start.get(name, 0) + self.iterations * self.per_iteration.get(name, 0)
+        return self.runs * self.chains * per_chain
+
+    def payload(self, **settings: Any) -> dict[str, Any]:
+        """What the ledger keeps: the plan and the public settings of the sampler."""
+        return {
+            "sampler": self.sampler,
+            "draws": self.draws,
+            "tune": self.tune,
+            "chains": self.chains,
+            "runs": self.runs,
+            "per_iteration": self.per_iteration,
+            "at_start": self.at_start,
+            "events": {name: event.to_dict() for name, event in self.events.items()},
+            "settings": settings,
+        }
+
+
+def plan_batches(
+    event_of: Callable[[float], BatchEvent],
+    *,
+    draws: int,
+    tune: int,
+    chains: int,
+    epsilon: float,
+    delta: float,
+    neighboring: str,
+    cap: int,
+    room: int,
+    noise_multiplier: float | None = None,
+) -> Batches:
+    """One release on a batch per iteration, for a budget of which nothing is spent.
+
+    Parameters
+    ----------
+    event_of : callable
+        The event of one release, by its noise multiplier.
+    draws, tune, chains : int
+    epsilon, delta : float
+        The budget.
+    neighboring : str
+    cap : int
+        Ledger units of the budget.
+    room : int
+        Ledger units that Gaussian releases beside it will need.
+    noise_multiplier : float, optional
+        Default: the smallest one with which all fits.
+
+    Raises
+    ------
+    BudgetExceeded
+        If it does not fit.
+    ValueError
+        Naming the argument.
+    """
+    draws = check_integer("draws", draws, minimum=1)
+    tune = check_integer("tune", tune, minimum=0)
+    chains = check_integer("chains", chains, minimum=1)
+    steps = chains * (draws + tune)
+    if noise_multiplier is None:
+        noise_multiplier = subsampled.smallest_noise_multiplier(
+            epsilon, delta, event_of, steps, neighboring, units=room + _ROUNDED
+        )
+    event = event_of(noise_multiplier)
+    beside = subsampled.room_beside([(event, steps)], epsilon, delta, neighboring, cap)
+    if beside < room:
+        raise BudgetExceeded(
+            f"{steps} releases on batches with noise multiplier {noise_multiplier:.4g} leave less "
+            "of the budget than the rest needs. Use a larger noise_multiplier, or leave it out."
+        )
+    return Batches(event, steps, max(cap - beside, 1))
+
+
+def make_plan(
+    sampler: str,
+    *,
+    draws: int,
+    tune: int,
+    chains: int,
+    runs: int = 1,
+    per_iteration: Mapping[str, int],
+    at_start: Mapping[str, int],
+    available: int | None,
+    shares: Mapping[str, float],
+    noise_multiplier: float | Mapping[str, float] | None = None,
+) -> Plan:
+    """Choose noise multipliers so that a run uses a budget, or take those given.
+
+    Parameters
+    ----------
+    draws, tune, chains, runs : int
+    per_iteration, at_start : mapping of str to int
+        Releases of each mechanism.
+    available : int or None
+        Ledger units to spend; not used when noise multipliers are given.
+    shares : mapping of str to float
+        Part of the budget for each mechanism.
+    noise_multiplier : float, mapping of str to float, or None
+        One for all mechanisms or one each; ``None`` calibrates.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument.
+    """
+    draws = check_integer("draws", draws, minimum=1)
+    tune = check_integer("tune", tune, minimum=0)
+    chains = check_integer("chains", chains, minimum=1)
+    runs = check_integer("runs", runs, minimum=1)
+    mechanisms = list(dict.fromkeys([*per_iteration, *at_start]))
+    if not mechanisms:  # everything was released before
+        return Plan(sampler, draws, tune, chains, runs, {}, {}, {})
+    if noise_multiplier is None:
+        assert available is not None
+        blank = Plan(sampler, draws, tune, chains, runs, {}, dict(per_iteration), dict(at_start), 0)
+        counts = {name: blank.releases(name) for name in mechanisms}
+        events = calibrate(available, counts, {name: shares[name] for name in mechanisms})
+    else:
+        given = per_mechanism("noise_multiplier", noise_multiplier, mechanisms)
+        events = {name: GaussianEvent(name, value) for name, value in given.items()}
+    return Plan(sampler, draws, tune, chains, runs, events, dict(per_iteration), dict(at_start))
+
+
+def per_mechanism(
+    argument: str, value: float | Mapping[str, float], mechanisms: list[str]
+) -> dict[str, float]:
+    """One positive number for each mechanism, from a number or a mapping.
+
+    Raises
+    ------
+    ValueError
+        Naming the argument and the mechanisms.
+    """
+    if isinstance(value, Mapping):
+        if set(value) != set(mechanisms):
+            raise ValueError(
+                f"{argument} must name the mechanisms {sorted(mechanisms)}; got {sorted(value)}."
+            )
+        numbers = {name: value[name] for name in mechanisms}
+    else:
+        numbers = dict.fromkeys(mechanisms, value)
+    checked = {}
+    for name, number in numbers.items():
+        number = check_number(f"{argument}[{name!r}]", number)
+        if not 0.0 < number < math.inf:
+            raise ValueError(f"{argument} of {name!r} must be positive and finite, got {number}.")
+        checked[name] = number
+    return checked

@@ -1,0 +1,1 @@
+"""What leaves: results, their statement, and draws that know the noise."""

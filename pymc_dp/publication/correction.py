@@ -1,0 +1,185 @@
+"""The noise in an anchored score, taken into account in a run that is about to be published."""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from pymc.model import Model
+
+from pymc_dp.base import compat as _compat
+from pymc_dp.base.progress import working
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.publication.noise_aware import BENT, MUCH, PLACES, directions, noise_aware, spread_out
+from pymc_dp.publication.noise_laws import Likelihood, linear_prior
+from pymc_dp.publication.unconstrained import constrain, unconstrain
+from pymc_dp.records import Records, extract
+from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.tuning.explore import CHAINS, ENOUGH, explore, log_likelihood
+
+#: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
+_EDGE = 0.9
+#: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
+_WIDEST = 2.5
+#: Effective draws of an exploration that are better than none (draws that are widened instead may
+#: be off by several sds), and how careful the first and the second one are.
+_FEWEST, _CARE = 50.0, (0.9, 0.99)
+
+
+def account_for_noise(
+    model: Model,
+    budget: PrivacyBudget,
+    settings: Mapping[str, Any],
+    posterior: xr.Dataset,
+    names: Sequence[str],
+    plan_id: int,
+    progressbar: bool = True,
+) -> tuple[xr.Dataset, dict[str, Any]]:
+    """Noise-aware draws of the variables asked for.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    budget : PrivacyBudget
+    settings : mapping
+        Of the plan: ``location`` and ``scaling`` are the coordinates, and
+        ``anchor["covariance"]`` is that of the noise in the anchored score.
+    posterior : xarray.Dataset
+        Raw draws that were kept.
+    names : sequence of str
+        What is released.  The free variables and public Deterministics of these draws.
+    plan_id : int
+        Seeds the correction, with the draws: released twice, a result is the same.
+    progressbar : bool, default True
+
+    Returns
+    -------
+    xarray.Dataset, dict
+        The draws, and the facts for the statement.  Where nothing could be done, the raw draws and
+        the reason.
+    """
+    raw = posterior[list(names)]
+    missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
+    if missing:
+        return raw, _uncorrected(f"the draws of {', '.join(missing)} were not kept")
+    records = extract(model, **budget.secrecy, check=False)
+    theta = unconstrain(model, records.parameters, posterior)
+    at = Coordinates(*(np.array(settings[name]) for name in ("location", "scaling")))
+    w = np.linalg.solve(at.scaling, (theta - at.location)[..., None])[..., 0]
+    d = records.parameters.size
+    pooled = w.reshape(-1, d)
+    if not np.isfinite(pooled).all():
+        return raw, _uncorrected("some draws lie on the boundary of their support")
+    if len(pooled) <= 4 * d or np.linalg.matrix_rank(pooled - pooled.mean(axis=0)) < d:
+        return raw, _uncorrected("there are too few draws")
+    if np.linalg.norm(pooled, axis=1).max() > _EDGE * settings.get("radius", np.inf):
+        reason = (
+            "the chains came to the edge of the public ball that they are restricted to, so the "
+            "posterior with this noise in its score has no end; use form='quadratic' or 'plain', "
+            "or a prior with lighter tails"
+        )
+        return raw, {**_uncorrected(reason), "unreliable": reason}
+    noise = np.array(settings["anchor"]["covariance"])
+    seen = (pooled - pooled.mean(axis=0)) @ directions(noise)[0]  # others are as wide as the prior
+    widest = float(np.linalg.norm(seen, 2)) / np.sqrt(len(seen))
+    terms = records.public_terms(at)
+    places = pooled[spread_out(len(pooled), max(PLACES, 4 * d))]
+    seed = [plan_id, zlib.crc32(w.tobytes())]
+
+    def scores(at: np.ndarray) -> np.ndarray:
+        return np.array([terms.gradient(place) for place in at])
+
+    exploration = _Exploration(records, at, places, seed, progressbar)
+    found = noise_aware(
+        np.random.default_rng(seed),
+        w,
+        noise,
+        linear_prior(places, scores(places)),
+        ess=float(_compat.effective_draws(theta).min()),
+        axes=at.scaling,
+        pairs=np.array(settings["anchor"]["pairs"], dtype=bool),
+        scores=scores,
+        explore=exploration,
+    )
+    values = constrain(model, records.parameters, at.location + found.draws @ at.scaling.T, names)
+    corrected = raw.assign({name: raw[name].copy(data=value) for name, value in values.items()})
+    facts = {}
+    if widest > _WIDEST:
+        facts["unreliable"] = (
+            f"the chains are {widest:.1f} times as wide in some direction as the released "
+            "curvature says; changes of scores or energy errors were clipped, or the posterior has "
+            "heavy tails. form='quadratic' may be better"
+        )
+    if found.method == "widened" and found.widening**2 > 1.0 + MUCH:
+        facts["unreliable"] = (
+            "the noise is large, and what it has done to the draws could not be told from them and "
+            "the prior together; form='quadratic', longer chains or the effects of a hierarchy "
+            "written as mu + tau * z with z ~ N(0, 1) may be better"
+        )
+    return corrected, {
+        **facts,
+        "method": found.method,
+        "bend": found.bend,
+        "normal": found.normality.near_normal and found.bend <= BENT,
+        "largest_skewness": float(np.abs(found.normality.skewness).max()),
+        "largest_excess_kurtosis": float(np.abs(found.normality.excess_kurtosis).max()),
+        "weight_ess": found.weight_ess,
+        "widening": found.widening,
+        "explored": exploration.effective,
+    }
+
+
+def _uncorrected(reason: str) -> dict[str, Any]:
+    return {"method": "none", "reason": reason}
+
+
+class _Exploration:
+    """Draws in w of the prior as it is times a normal likelihood, by NUTS; all of it is public."""
+
+    def __init__(
+        self,
+        records: Records,
+        at: Coordinates,
+        places: np.ndarray,
+        seed: list[int],
+        progressbar: bool,
+    ) -> None:
+        self.records, self.at, self.places = records, at, places
+        self.seed, self.progressbar = seed, progressbar
+        #: What the draws are worth, in the worst parameter.
+        self.effective = 0.0
+
+    def __call__(self, likelihood: Likelihood) -> np.ndarray | None:
+        """(k, d) draws, or None where NUTS hardly mixes.
+
+        A failure may not lose the draws that there are, whatever it is.
+        """
+        theta = self.records.parameters.theta
+        [public] = self.records.parameters.substitute([self.records.public_logp])
+        target = public + log_likelihood(theta, self.at, likelihood)
+        rng = np.random.default_rng(self.seed)
+        chosen = rng.choice(self.places, CHAINS, replace=False)
+        starts = np.array([self.at.theta(w) for w in chosen])
+        sound = []
+        with working("Exploring what was released", self.progressbar):
+            for care in _CARE:  # the second for the neck of a funnel
+                with contextlib.suppress(Exception):
+                    found = explore(
+                        theta, target, starts, int(rng.integers(2**31)), self.at.scaling, care
+                    )
+                    if found.effective >= _FEWEST and not found.apart:
+                        sound.append(found)
+                        if found.effective >= ENOUGH:
+                            break
+        if not sound:
+            return None
+        draws = np.concatenate([found.draws for found in sound])
+        drawn = rng.permutation(np.array([self.at.z(x) for x in draws]))
+        if not np.isfinite(drawn).all():
+            return None
+        self.effective = sum(found.effective for found in sound)
+        return drawn

@@ -1,0 +1,301 @@
+"""Noise-aware draws: from the posterior given a noisy score to that given the noise's law.
+
+An anchored chain targets pi(w | G) with G = S + xi the released score: the posterior tilted by
+exp(xi . w), xi ~ N(0, V).  It takes the noise for data.  With xi' from the law of xi given what was
+released, pi(w | G - xi') mixed over xi' takes it for noise.  All of it is post-processing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from scipy.linalg import pinvh
+from scipy.stats import chi2
+
+from pymc_dp.base.matrices import positive_part, root
+from pymc_dp.publication.noise_laws import NONE, Likelihood, LinearPrior, NoiseLaw, law_at_mean
+
+#: Skewness and excess kurtosis that a posterior near normal may have.  Shifting all draws alike is
+#: wrong by about skewness * t^2 / 2 posterior sds in the mean, where t sds is the size of a shift.
+SKEWNESS, KURTOSIS = 0.25, 0.5
+#: Monte-Carlo errors beyond which a moment counts: with 4, one in 16,000 by chance.
+ERRORS = 4.0
+#: Effective draws under the weights of one xi', for nine in ten of them, from which on resampling
+#: is sound; below, single draws stand for whole regions.
+WEIGHT_ESS = 50.0
+#: Draws to choose from when resampling: more would cost time and add nothing.
+CANDIDATES = 4000
+_CHUNK = 256
+#: How much of a prior's score may not be linear over the draws (see `LinearPrior.bend`), in general
+#: and where noise is so much that raw draws may lie where the prior looks more linear than it is.
+BENT, EXACTLY = 0.1, 0.01
+#: Variance of a shift over that of the draws: in any direction, where it is not worth a look at the
+#: prior; on average, from which on the shape of the posterior depends on the noise.
+LITTLE, MUCH = 0.02, 0.25
+#: Effective draws per parameter below which a covariance is not worth inverting.
+ENOUGH = 2.0
+#: The mean of noise squared, in its variances, is chi-squared with k degrees of freedom at most for
+#: k parameters that are seen: more than this share of that is not plausible.
+_ONE_IN = 1e-6
+#: At how many draws the prior is looked at: four times their dimension, if that is more.
+PLACES = 1000
+
+
+@dataclass(frozen=True, eq=False)
+class Normality:
+    """How far draws are from normal, along standardised axes and their principal directions.
+
+    Attributes
+    ----------
+    skewness, excess_kurtosis : (2d,) ndarray
+    skewness_error, kurtosis_error : float
+        Monte-Carlo standard errors of these for normal draws.
+    near_normal : bool
+        None of them is both large enough to matter and significant.
+    """
+
+    skewness: np.ndarray
+    excess_kurtosis: np.ndarray
+    skewness_error: float
+    kurtosis_error: float
+    near_normal: bool
+
+
+def normality(draws: np.ndarray, ess: float) -> Normality:
+    """Compare skewness and kurtosis of draws with those of a normal law.
+
+    Parameters
+    ----------
+    draws : (n, d) ndarray
+        Pooled draws, in coordinates whose axes have a meaning: a skewed parameter hides in a
+        rotation.
+    ess : float
+        Effective number of these draws.
+
+    Returns
+    -------
+    Normality
+    """
+    standardised = (draws - draws.mean(axis=0)) / draws.std(axis=0)
+    _, vectors = np.linalg.eigh(standardised.T @ standardised)
+    projected = standardised @ vectors
+    projected = np.hstack([standardised, projected / projected.std(axis=0)])
+    skewness = (projected**3).mean(axis=0)
+    kurtosis = (projected**4).mean(axis=0) - 3.0
+    skewness_error, kurtosis_error = np.sqrt(6.0 / ess), np.sqrt(24.0 / ess)
+    near = np.all(np.abs(skewness) <= np.maximum(SKEWNESS, ERRORS * skewness_error)) and np.all(
+        np.abs(kurtosis) <= np.maximum(KURTOSIS, ERRORS * kurtosis_error)
+    )
+    return Normality(skewness, kurtosis, float(skewness_error), float(kurtosis_error), bool(near))
+
+
+Explore = Callable[[Likelihood], np.ndarray | None]
+"""Draws, (k, d) in random order, of the prior as it is times a likelihood; None if unreliable."""
+
+
+@dataclass(frozen=True, eq=False)
+class NoiseAware:
+    """Noise-aware draws, and how they were made.
+
+    Attributes
+    ----------
+    draws : (chains, draws, d) ndarray
+    method : {"shift", "resampled", "explored", "widened"}
+    normality : Normality
+        Of the raw draws.
+    weight_ess : float
+        Effective number of raw draws under the weights of one xi', for nine in ten of them.
+    widening : float
+        Noise-aware over raw posterior standard deviation, a root mean square over directions.
+    bend : float
+        How far the prior is from normal over the draws, raw or moved: see `LinearPrior`.
+    """
+
+    draws: np.ndarray
+    method: Literal["shift", "resampled", "explored", "widened"]
+    normality: Normality
+    weight_ess: float
+    widening: float
+    bend: float
+
+
+def noise_aware(
+    rng: np.random.Generator,
+    draws: np.ndarray,
+    noise: np.ndarray,
+    prior: LinearPrior,
+    *,
+    ess: float,
+    axes: np.ndarray | None = None,
+    pairs: np.ndarray | None = None,
+    explore: Explore | None = None,
+    scores: Callable[[np.ndarray], np.ndarray] | None = None,
+) -> NoiseAware:
+    """Turn draws given a noisy score into draws given the law of its noise.
+
+    Parameters
+    ----------
+    rng : numpy.random.Generator
+        Public randomness.
+    draws : (chains, draws, d) ndarray
+        Raw draws w.  More than d of them, and not all in a plane.
+    noise : (d, d) ndarray
+        V, covariance of the noise in the released score, in the coordinates w.  Singular where
+        parameters reach no record.
+    prior : LinearPrior
+        The public log-density over the draws.
+    ess : float
+        Effective number of draws, over all chains.
+    axes : (d, d) ndarray, optional
+        The A of theta = m + A w with theta the parameters of the model, by which normality is
+        judged.  Default: w itself.
+    pairs : (d, d) bool ndarray, optional
+        Pairs of these parameters that a record may see together: the curvature of the likelihood is
+        0 elsewhere, and what draws show of it is chance.  Default: all.
+    explore : callable, optional
+        Draws of the prior as it is times a normal likelihood, for priors that are not normal over
+        the draws.
+    scores : callable, optional
+        Scores of the prior, (m, d) at (m, d) draws.  Default: `prior` holds wherever draws may be
+        moved to.
+
+    Returns
+    -------
+    NoiseAware
+
+    Notes
+    -----
+    With Sigma the covariance of the raw draws and xi' from the law of the noise given what was
+    released:
+
+    - shift: w - Sigma xi', which keeps chains and order.  Exact for a normal posterior.
+    - resampled: a raw draw, chosen with weights exp(-xi' . w).  These turn pi(w | G) into
+      pi(w | G - xi') whatever its shape, without a look at the data: it is what a chain of its own
+      for every xi' would give.  Taken where the posterior is not near normal and the weights are
+      spread over enough draws.  The order of the draws means nothing then.
+
+    *The law of xi'.*  If the prior is about normal over the draws, it is that of
+    `noise_laws.noise_law`.  The score G itself is not needed: on average over the raw draws
+    the score of their target vanishes, so that the noisy score of the likelihood at their mean is
+    minus that of the prior.  Parameters that no record sees (mean and scale of a centred hierarchy)
+    have no noise: the prior is integrated over them, and they follow a shift by their covariance
+    with the others.
+
+    Otherwise (effects whose scale is little known, heavy-tailed priors) a linear prior can be wrong
+    by any number of standard deviations of the noise; also where it is linear over the raw draws,
+    which may lie on one side of a kink, and not over the moved ones, so that it is looked at there
+    again.  `explore` then draws from p(w) N(G; H w, H + V), the prior as it is, H the curvature
+    that raw draws and prior leave to the likelihood, and xi' follows given w.  Where the noise is
+    so much that the shape of the posterior depends on it (the scale of effects takes noise for
+    spread), the explored draws themselves are the result.
+
+    *widened*: where that is not worth it, as there is hardly any noise, not to be had, or not
+    plausible, xi' is N(0, V): draws are widened, by all that the noise could have moved them, and
+    not moved.
+
+    *Weaknesses.*  The law of xi' takes the likelihood for Gaussian over the draws.
+    """
+    d = draws.shape[-1]
+    pooled = draws.reshape(-1, d)
+    centred = pooled - pooled.mean(axis=0)
+    covariance = centred.T @ centred / (len(pooled) - 1)
+    prior = prior.about(pooled.mean(axis=0))
+    shape = normality(centred if axes is None else centred @ axes.T, ess)
+    seen, unseen = directions(noise)
+    k = seen.shape[1]
+    effects = np.linalg.eigvalsh(root(noise).T @ covariance @ root(noise))
+    much = effects.sum() > MUCH * k
+    bend = prior.bend
+    normal = bend <= (EXACTLY if much else BENT)
+    method: Literal["shift", "resampled", "explored", "widened"] = "shift"
+    xi = places = None
+    little = effects.max() <= LITTLE and not (normal and shape.near_normal)
+    worth = min(ess, float(len(pooled)))
+    if worth > ENOUGH * d + 3.0 and k and not little:
+        # on average the inverse of a covariance of so many draws is too large
+        precision = pinvh(covariance) * (worth - d - 2.0) / (worth - 1.0)
+        curvature = _possible(precision - prior.precision, seen, axes, pairs)
+        score = curvature @ pooled.mean(axis=0) - seen @ (seen.T @ prior.score)
+        likelihood = Likelihood(score, curvature, noise)
+        if normal:
+            xi = law_at_mean(likelihood, seen, unseen, prior).sample(rng, len(pooled))
+            if scores is not None:
+                some = spread_out(len(pooled), max(PLACES, 4 * d))
+                moved = pooled[some] - xi[some] @ covariance
+                bend = max(bend, prior.bend_at(moved, scores(moved)))
+                normal = bend <= BENT
+        if not normal:
+            xi = None
+            if explore is not None and (explored := explore(likelihood)) is not None:
+                places = explored[np.arange(len(pooled)) % len(explored)]
+                xi = likelihood.noise_at(rng, places)
+    likely = chi2.isf(_ONE_IN, max(k, 1))
+    if xi is None or xi.mean(axis=0) @ pinvh(noise) @ xi.mean(axis=0) > likely:
+        method, places = "widened", None
+        xi = NoiseLaw(np.zeros(d), noise).sample(rng, len(pooled))
+
+    candidates = spread_out(len(pooled), CANDIDATES)
+    picked, share = _resample(rng, centred[candidates], xi)
+    weight_ess = share * min(ess, len(candidates))
+    moved = pooled - xi @ covariance
+    if method == "shift" and not shape.near_normal and weight_ess >= WEIGHT_ESS:
+        method, moved = "resampled", pooled[candidates[picked]]
+    elif places is not None and much:
+        method, moved = "explored", places
+    return NoiseAware(
+        moved.reshape(draws.shape),
+        method,
+        shape,
+        float(weight_ess),
+        float(np.sqrt(np.mean(moved.var(axis=0) / pooled.var(axis=0)))),
+        bend,
+    )
+
+
+def directions(noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Orthonormal (d, k) and (d, d - k) directions with noise, which records see, and without."""
+    values, vectors = np.linalg.eigh(noise)
+    loud = values > max(NONE * values.max(), 0.0)
+    return vectors[:, loud], vectors[:, ~loud]
+
+
+def spread_out(n: int, most: int) -> np.ndarray:
+    """Up to so many of n indices, evenly."""
+    return np.linspace(0, n - 1, min(n, most)).round().astype(int)
+
+
+def _possible(
+    curvature: np.ndarray,
+    seen: np.ndarray,
+    axes: np.ndarray | None,
+    pairs: np.ndarray | None,
+) -> np.ndarray:
+    """The part of a curvature that a likelihood can have; the rest of what draws show is chance."""
+    if pairs is not None:
+        axes = np.eye(len(curvature)) if axes is None else axes
+        back = np.linalg.inv(axes)
+        curvature = axes.T @ np.where(pairs, back.T @ curvature @ back, 0.0) @ axes
+    return np.asarray(seen @ positive_part(seen.T @ curvature @ seen) @ seen.T)
+
+
+def _resample(
+    rng: np.random.Generator, draws: np.ndarray, xi: np.ndarray
+) -> tuple[np.ndarray, float]:
+    """For every xi' the index of a draw, chosen with weights exp(-xi' . w).
+
+    Also the share of the draws that the weights make use of, for nine in ten xi'.
+    """
+    uniform = rng.random(len(xi))
+    chosen, effective = np.empty(len(xi), dtype=int), np.empty(len(xi))
+    for start in range(0, len(xi), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        log_weights = -xi[part] @ draws.T
+        weights = np.exp(log_weights - log_weights.max(axis=1, keepdims=True))
+        weights /= weights.sum(axis=1, keepdims=True)
+        effective[part] = 1.0 / np.square(weights).sum(axis=1)
+        below = (np.cumsum(weights, axis=1) < uniform[part, None]).sum(axis=1)
+        chosen[part] = np.minimum(below, len(draws) - 1)
+    return chosen, float(np.quantile(effective, 0.1)) / len(draws)

@@ -1,0 +1,243 @@
+"""Results made of draws: what PyMC's own conversion would lose when it fails, data and all.
+
+``pm.sample`` converts its draws, and checks them, after the last iteration was paid for; what goes
+wrong then takes them along.  `PaidDraws` holds them from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from pymc.backends.ndarray import NDArray
+from pymc.model import Model
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Constant
+
+from pymc_dp.base import compat as _compat
+from pymc_dp.rows.ancestry import array_of
+
+#: Dims of results; `pymc_dp.find_MAP` has one more.
+_RESERVED = ("chain", "draw")
+_COMPUTED: ContextVar[Sequence[str] | None] = ContextVar("_COMPUTED", default=None)
+
+
+def _dims(model: Model, name: str, n: int) -> list[str]:
+    """A name for each of the n axes of a variable."""
+    given = model.named_vars_to_dims.get(name) or ()
+    named = [*given, *[None] * n][:n]
+    return [f"{name}_dim_{k}" if dim is None else str(dim) for k, dim in enumerate(named)]
+
+
+def dataset(model: Model, values: Mapping[str, np.ndarray], public: Iterable[str]) -> xr.Dataset:
+    """Variables of a model with the dims they have there, and such coords as are public.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    values : mapping of str to (chains, draws, ...) ndarray
+        That :func:`check_fits`.
+    public : iterable of str
+        Names of public dims.
+    """
+    columns = {
+        name: (("chain", "draw", *_dims(model, name, draws.ndim - 2)), draws)
+        for name, draws in values.items()
+    }
+    used = {dim for dims, _ in columns.values() for dim in dims}
+    coords = {
+        name: list(model.coords[name])
+        for name in used.intersection(public)
+        if model.coords.get(name) is not None
+    }
+    return xr.Dataset(columns, coords=coords)
+
+
+# -- before anything is spent ---------------------------------------------------------------------
+
+
+@contextmanager
+def computing(names: Sequence[str]) -> Iterator[None]:
+    """Say what will be computed with a step that is built in this block.
+
+    A step that is built elsewhere is for ``pm.sample``, which computes all Deterministics and makes
+    groups of the data.
+    """
+    token = _COMPUTED.set(names)
+    try:
+        yield
+    finally:
+        _COMPUTED.reset(token)
+
+
+def check_step(model: Model, data: bool) -> None:
+    """As :func:`check_fits`, of what a step that is built now will have computed.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    data : bool
+        Look at the data, if PyMC makes groups of a result of them.
+    """
+    computed = _COMPUTED.get()
+    shapes = {
+        rv.name: tuple(rv.type.shape)  # as far as the graph tells
+        for rv in (*model.free_RVs, *model.deterministics)
+        if computed is None or rv.name in computed
+    }
+    check_fits(model, shapes, data=data and computed is None)
+
+
+def check_fits(
+    model: Model,
+    shapes: Mapping[str, Sequence[int | None]],
+    *,
+    data: bool = False,
+    reserved: Sequence[str] = _RESERVED,
+) -> None:
+    """Refuse names and dims of which no result can be made, which else is found when all is spent.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    shapes : mapping of str to sequence of int or None
+        Of one draw of the variables of a result; None for a length that is not known.
+    data : bool, default False
+        Look at the data too, of which PyMC makes groups of a result.
+    reserved : sequence of str
+        Dims that the result has beside.
+
+    Raises
+    ------
+    ValueError
+    """
+    dims = {name: _dims(model, name, len(shape)) for name, shape in shapes.items()}
+    used = {dim for names in dims.values() for dim in names}
+    for name in reserved:
+        if name in shapes or name in used:
+            raise ValueError(
+                f"'{name}' is a name that results use for themselves. Nothing has been spent. "
+                f"Give the variable, or the dim, another name than '{name}'."
+            )
+    for name in sorted(used.intersection(shapes)):
+        raise ValueError(
+            f"`{name}` is the name of a variable and of a dim, and a result cannot hold both. "
+            "Nothing has been spent. Rename one of them."
+        )
+    for dim in sorted(used.intersection(model.coords)):
+        if any(np.ndim(label) for label in model.coords[dim] or ()):
+            raise ValueError(
+                f"The coords of dim '{dim}' are not all numbers or strings, and label no result. "
+                "Nothing has been spent. Give each entry one label, such as 'a, 1'."
+            )
+    first: dict[str, tuple[str, int]] = {}
+    for name, shape in shapes.items():
+        for dim, length in zip(dims[name], shape, strict=True):
+            if length is None:
+                continue
+            coords = model.coords.get(dim)
+            if coords is not None and len(coords) != length:
+                raise ValueError(
+                    f"`{name}` has {length} entries along dim '{dim}', which has {len(coords)} "
+                    "coords. Nothing has been spent. Give the variable the shape of its dims, or "
+                    "other dims."
+                )
+            other, before = first.setdefault(dim, (name, length))
+            if before != length:
+                raise ValueError(
+                    f"`{name}` has {length} entries along dim '{dim}', and `{other}` {before}. "
+                    "Nothing has been spent. Give them dims of their own."
+                )
+    for name, dim in _misfits(model) if data else ():
+        raise ValueError(
+            f"The data of `{name}` do not have one entry for each of the coords of dim '{dim}'. "
+            "Nothing has been spent. Give them other dims, or the dim as many coords."
+        )
+
+
+def _misfits(model: Model) -> Iterator[tuple[str, str]]:
+    """Names and dims of data that have another length than the coords."""
+    for name, dims in model.named_vars_to_dims.items():
+        variable = model[name]
+        variable = model.rvs_to_values.get(variable, variable)
+        if not isinstance(variable, Constant | SharedVariable):
+            continue
+        for dim, length in zip(dims, np.shape(array_of(variable)), strict=False):
+            coords = model.coords.get(dim)
+            if coords is not None and len(coords) != length:
+                yield name, dim
+
+
+# -- while it is spent ----------------------------------------------------------------------------
+
+
+def largest_rectangle(lengths: Sequence[int]) -> tuple[np.ndarray, int]:
+    """Which chains to keep, and how much of each, to have the most draws in equal chains."""
+    n = np.asarray(lengths)
+    best = max(range(len(n)), key=lambda c: n[c] * (n >= n[c]).sum())
+    return np.flatnonzero(n >= n[best]), int(n[best])
+
+
+class PaidDraws(NDArray):
+    """A ``trace`` for ``pm.sample`` that has the draws of all chains, however that ends.
+
+    Parameters
+    ----------
+    model : pymc.Model
+    names : sequence of str
+        Free variables and Deterministics to keep.
+    tune : int
+        Iterations at the beginning of every chain that are not kept.
+    """
+
+    def __init__(self, model: Model, names: Sequence[str], tune: int) -> None:
+        super().__init__(
+            model=model, vars=model.replace_rvs_by_values([model[name] for name in names])
+        )
+        self.tune = tune
+        self.chains: list[NDArray] = []
+
+    def __copy__(self) -> NDArray:
+        """What PyMC does for every chain."""
+        chain = NDArray(
+            model=self.model,
+            vars=self.vars,
+            fn=self.fn,
+            var_shapes=self.var_shapes,
+            var_dtypes=self.var_dtypes,
+        )
+        self.chains.append(chain)
+        return chain
+
+    @property
+    def any(self) -> bool:
+        """Whether a draw was made."""
+        return any(len(chain) > self.tune for chain in self.chains)
+
+    def result(self) -> Any:
+        """Draws and statistics as ``pm.sample`` returns them, without data."""
+        lengths = [max(len(chain) - self.tune, 0) for chain in self.chains]
+        chosen, length = largest_rectangle(lengths)
+        made = slice(self.tune, self.tune + length)
+        chains = [self.chains[k] for k in chosen]
+
+        def stacked(columns: Iterable[np.ndarray]) -> np.ndarray:
+            return np.stack([column[made] for column in columns])
+
+        values = {name: stacked(c.get_values(name) for c in chains) for name in self.varnames}
+        [kinds] = chains[0].sampler_vars
+        stats = {
+            name: stacked(chain.get_sampler_stats(name, 0) for chain in chains)
+            for name, kind in kinds.items()
+            if np.dtype(kind).base.kind in "biuf"
+        }
+        numbers = {"chain": chosen, "draw": np.arange(length)}
+        groups = {
+            "posterior": dataset(self.model, values, self.model.coords).assign_coords(numbers),
+            "sample_stats": dataset(self.model, stats, ()).assign_coords(numbers),
+        }
+        return _compat.inference_data(groups, {})

@@ -1,0 +1,458 @@
+"""Four ways to offer records something new; each leaves their conditional distribution invariant.
+
+Given the parameters, the records have density prod f(x_i) g(sum t(x_i)) prod l_i(x_i): the model,
+the releases, and whatever else depends on single records.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+
+from pymc_dp.published.check import check_proposal
+from pymc_dp.published.graphs import Function, density_of_total, forward, placed
+from pymc_dp.published.innovations import (
+    HIGHEST_SCORE,
+    Draw,
+    depends_on_variables,
+    innovation,
+    normal_scores,
+)
+from pymc_dp.published.loops import Loops
+from pymc_dp.published.reading import Reading, by_row
+
+#: Cells of all discrete variables of a record together, up to which they are drawn jointly.
+_JOINT_CELLS = 32
+
+
+@dataclass
+class State:
+    """Records of one chain and what they add up to.
+
+    Attributes
+    ----------
+    values : list of (n, ...) ndarray
+        Value variables of the records.
+    parameters : list of ndarray
+        Value variables of everything else.
+    rows : (n, M) ndarray
+        What each record adds to the sum where it exists.
+    total : (M + P,) ndarray
+        The sum over the records that exist, and what was published.
+    local : (n,) ndarray
+        Other log-densities of each record.
+    n_present : int
+        How many of the records exist: the first ones.
+    """
+
+    values: list[np.ndarray]
+    parameters: list[np.ndarray]
+    rows: np.ndarray
+    total: np.ndarray
+    local: np.ndarray
+    n_present: int
+
+    def take(self, where: np.ndarray, values: Sequence[np.ndarray]) -> None:
+        """Put new records where a mask says."""
+        for mine, new in zip(self.values, values, strict=True):
+            np.copyto(mine, new, where=where.reshape((-1,) + (1,) * (new.ndim - 1)))
+
+    def add_up(self) -> None:
+        """Compute the sum of the rows again."""
+        self.total[: self.rows.shape[1]] = self.rows[: self.n_present].sum(axis=0)
+
+    def refresh(self) -> float:
+        """Compute the sum again; returns how far it had drifted, relative to its terms."""
+        width = self.rows.shape[1]
+        before = self.total[:width].copy()
+        self.add_up()
+        size = np.abs(self.rows[: self.n_present]).sum(axis=0)
+        drift = np.abs(self.total[:width] - before) / np.where(size > 0.0, size, 1.0)
+        return float(np.max(drift, initial=0.0))
+
+
+class Swept(NamedTuple):
+    """What a sweep tells: the part of records that moved, and the lowest log acceptance."""
+
+    acceptance: float
+    lowest: float
+
+
+class Offers:
+    """What the ways have in common: compiled rows, and the density of the releases."""
+
+    def __init__(self, reading: Reading) -> None:
+        self.reading = reading
+        self.published = reading.published()
+        self.loops = Loops(density_of_total(reading.total, reading.log_density))
+        self._rows = Function([*reading.values, *reading.inputs], self._factors(reading.values))
+
+    def _factors(self, values: Sequence[Variable]) -> list[Variable]:
+        """Rows and local densities of other values of the records."""
+        return self.reading.factors(dict(zip(self.reading.values, values, strict=True)))
+
+    def _offered(self, values: Sequence[Variable]) -> list[Variable]:
+        """New values of the records, their rows, and their local densities.
+
+        A record that is rounded to an end of its transform is impossible.
+        """
+        rows, local = self._factors(values)
+        outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
+        return [*values, rows, pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)]
+
+    def state(
+        self, values: Sequence[np.ndarray], parameters: Sequence[np.ndarray], n_present: int
+    ) -> State:
+        """Records with their rows and sum, freshly computed."""
+        rows, local = self._rows(*values, *parameters)
+        rows = np.ascontiguousarray(rows)
+        return State(
+            [np.array(v) for v in values],
+            list(parameters),
+            rows,
+            np.concatenate([rows[:n_present].sum(axis=0), self.published]),
+            local,
+            n_present,
+        )
+
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain: with new random streams, and with what is observed by now."""
+        self._rows.reseed(rng)
+        self.published = self.reading.published()
+
+    def adapt(self, acceptance: float) -> None:
+        """Learn from the acceptance of a tuning iteration."""
+
+    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
+        """One sweep over all records."""
+        raise NotImplementedError
+
+    def _one_by_one(
+        self,
+        state: State,
+        values: Sequence[np.ndarray],
+        rows: np.ndarray,
+        local: np.ndarray,
+        log_ratio: np.ndarray | float,
+        rng: np.random.Generator,
+    ) -> Swept:
+        n = len(state.rows)
+        accepted = np.empty(n, dtype=np.bool_)
+        n_accepted, lowest = self.loops.replace_one_by_one(
+            state.rows,
+            np.ascontiguousarray(rows),
+            local - state.local + log_ratio,
+            state.total,
+            -rng.standard_exponential(n),
+            state.n_present,
+            accepted,
+        )
+        if n_accepted == n:
+            state.values = list(values)
+        else:
+            state.take(accepted, values)
+        state.local = np.where(accepted, local, state.local)
+        return Swept(n_accepted / n, lowest)
+
+
+class Prior(Offers):
+    """Independent records from the model, given the parameters (Ju et al. 2022, Algorithm 1)."""
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
+        model = reading.model
+        given = reading.constrained(reading.others)
+        values, inputs = [], []
+        self._fresh: list[tuple[Draw, tuple[int, ...]]] = []
+        for rv, value in zip(reading.latents, reading.values, strict=True):
+            found, here = innovation(rv), placed(rv, given)
+            given[rv] = here
+            if found is not None and found.drawn is not None:
+                u = pt.tensor(dtype="float64", shape=(None,) * rv.type.ndim)
+                given[rv] = found.restored(here, u)
+                inputs.append(u)
+                self._fresh.append((found.drawn, reading.at_start(value).shape))
+            values.append(forward(model, rv, given[rv], here))
+        self._draw = Function([*reading.inputs, *inputs], self._offered(values))
+
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain."""
+        super().begin(rng)
+        self._draw.reseed(rng)
+
+    def draw(
+        self, parameters: Sequence[np.ndarray], rng: np.random.Generator
+    ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
+        """New values of all records, their rows, and their local densities."""
+        fresh = [drawn(rng, shape) for drawn, shape in self._fresh]
+        *values, rows, local = self._draw(*parameters, *fresh)
+        return values, rows, local
+
+    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
+        """One sweep over all records."""
+        values, rows, local = self.draw(state.parameters, rng)
+        return self._one_by_one(state, values, rows, local, 0.0, rng)
+
+
+class Soma(Prior):
+    """Single offers to all records at once (Xiong & Ju 2025).
+
+    An offer that suits one record badly may suit another: fewer are rejected where the releases
+    are precise.  Each offer costs as much as a sweep of the others, so there are few of them.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
+        if reading.local is not None:
+            raise ValueError(
+                "proposal='soma' offers a record to all others, which must therefore be "
+                "exchangeable; here single records have been observed. Use 'prior'."
+            )
+
+    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
+        """As many offers as the square root of the number of records; padding is drawn again."""
+        values, rows, local = self.draw(state.parameters, rng)
+        n = state.n_present
+        n_offers = math.isqrt(n)
+        places = np.full(n_offers, -1, dtype=np.int64)
+        finite = np.isfinite(local)
+        order = np.flatnonzero(finite[:n_offers])  # the others would be refused
+        n_accepted, lowest = self.loops.swap_offers(
+            state.rows,
+            np.ascontiguousarray(rows[order]),
+            state.total,
+            rng.random((len(order), 2)),
+            n,
+            places,
+        )
+        padding = n + np.flatnonzero(finite[n:])
+        for mine, new in zip(state.values, values, strict=True):
+            for offer, place in zip(order, places, strict=False):
+                if place >= 0:
+                    mine[place] = new[offer]
+            mine[padding] = new[padding]
+        state.rows[padding] = rows[padding]
+        return Swept(n_accepted / max(n_offers, 1), lowest)
+
+
+class Crank(Offers):
+    """Autoregressive moves of the normal scores of the records (preconditioned Crank-Nicolson).
+
+    Reversible for the model, so only the releases decide; records so far in a tail that they do not
+    come back from their scores stay where they are.  The correlation is learned while the
+    chain tunes: towards 0, independent records, where the releases let nearly all of them pass.
+    """
+
+    _TARGET = 0.5
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
+        model = reading.model
+        given = reading.constrained(model.free_RVs)
+        before = dict(given)
+        rho = pt.scalar("rho", dtype="float64")
+        noise, uniforms, values, limited = [], [], [], []
+        for rv in reading.latents:
+            scores = normal_scores(rv)
+            if scores is None:
+                raise ValueError(
+                    f"proposal='pcn' needs normal scores, which are not known for `{rv.name}`. "
+                    "Use proposal='prior'."
+                )
+            z, w = (pt.tensor(dtype="float64", shape=(None,) * rv.type.ndim) for _ in range(2))
+            old, new = placed(rv, before), placed(rv, given)
+            score = scores.standardised(old, before[rv], w)
+            moved = rho * score + pt.sqrt(1.0 - rho**2) * z
+            if scores.limited:  # both ends of a move, so that it is refused both ways
+                limited.append(by_row(pt.maximum(score, moved) > HIGHEST_SCORE))
+            x = scores.restored(new, moved)
+            given[rv] = x
+            values.append(forward(model, rv, x, new))
+            noise.append(z)
+            uniforms.append(w)
+        self._move = Function(
+            [*reading.values, *reading.inputs, rho, *noise, *uniforms],
+            [*self._offered(values), sum(limited, pt.zeros(reading.n))],
+        )
+        self._check_round_trip()
+
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain."""
+        super().begin(rng)
+        self._log_odds = 0.0  # of the correlation
+        self._adaptations = 0
+
+    def _check_round_trip(self) -> None:
+        """With a correlation of 1 records must stay as they are."""
+        values, parameters = self.reading.at_the_start
+        still = [np.zeros(v.shape) for v in values]
+        middle = [np.full(v.shape, 0.5) for v in values]
+        back = self._move(*values, *parameters, 1.0, *still, *middle)
+        for rv, x, found in zip(self.reading.latents, values, back, strict=False):
+            if not np.allclose(found, x, rtol=1e-4, atol=1e-4):
+                raise ValueError(
+                    f"proposal='pcn': `{rv.name}` does not come back from its normal scores. Use "
+                    "proposal='prior'."
+                )
+
+    def adapt(self, acceptance: float) -> None:
+        """Learn from the acceptance of a tuning iteration."""
+        self._adaptations += 1
+        self._log_odds += (self._TARGET - acceptance) * 4.0 / math.sqrt(self._adaptations)
+        self._log_odds = min(max(self._log_odds, -6.0), 12.0)
+
+    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
+        """One sweep over all records."""
+        rho = np.asarray(1.0 / (1.0 + math.exp(-self._log_odds)))
+        shapes = [v.shape for v in state.values]
+        *values, rows, local, far = self._move(
+            *state.values,
+            *state.parameters,
+            rho,
+            *[rng.standard_normal(shape) for shape in shapes],
+            *[rng.random(shape) for shape in shapes],
+        )
+        return self._one_by_one(state, values, rows, local, np.where(far > 0, -np.inf, 0.0), rng)
+
+
+class Enumerate(Offers):
+    """Draws from the full conditional distribution of every record, cell by cell.
+
+    For discrete records with finitely many values.  All variables of a record are drawn jointly
+    if they have at most 32 cells together, or else one after the other.
+    """
+
+    def __init__(self, reading: Reading) -> None:
+        super().__init__(reading)
+        supports = [self._support(rv) for rv in reading.latents]
+        widths = [math.prod(reading.at_start(rv).shape[1:]) for rv in reading.latents]
+        coordinates = [
+            (k, column, support)
+            for k, (support, width) in enumerate(zip(supports, widths, strict=True))
+            for column in range(width)
+        ]
+        joint = math.prod(len(support) for _, _, support in coordinates)
+        self._blocks = [coordinates] if joint <= _JOINT_CELLS else [[c] for c in coordinates]
+        self._weigh = Function(
+            [*reading.values, *reading.inputs],
+            [reading.row_log_prior(), *self._factors(reading.values)],
+        )
+
+    def _support(self, rv: Variable) -> np.ndarray:
+        """Possible values of each entry."""
+        name, found = rv.owner.op.name, rv.owner.op.dist_params(rv.owner)
+        if name == "bernoulli":
+            return np.arange(2)
+        if name == "categorical":
+            return np.arange(self.reading.at_start(found[0]).shape[-1])
+        if name in ("binomial", "beta_binomial"):
+            return np.arange(int(self._number(rv, found[0]).max()) + 1)
+        if name == "discrete_uniform":
+            low, high = (self._number(rv, v) for v in found)
+            return np.arange(int(low.min()), int(high.max()) + 1)
+        raise ValueError(
+            f"proposal='enumerate' needs finitely many values; `{rv.name}` is {name}. Use 'prior'."
+        )
+
+    def _number(self, rv: Variable, parameter: Variable) -> np.ndarray:
+        if depends_on_variables(parameter):
+            raise ValueError(
+                f"proposal='enumerate': the values that `{rv.name}` can take depend on unknown "
+                "parameters. Use 'prior'."
+            )
+        return self.reading.at_start(parameter)
+
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain."""
+        super().begin(rng)
+        self._weigh.reseed(rng)
+
+    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
+        """One sweep over all records."""
+        n, changed = len(state.rows), 0
+        for block in self._blocks:
+            cells = list(itertools.product(*[support for _, _, support in block]))
+            chosen = np.full(n, -1, dtype=np.int64)
+            log_weights, rows = np.empty((len(cells), n)), []
+            for c, cell in enumerate(cells):
+                values = [v.copy() for v in state.values]
+                here = np.ones(n, dtype=np.bool_)
+                for (k, column, _), entry in zip(block, cell, strict=True):
+                    flat = values[k].reshape(n, -1)
+                    here &= flat[:, column] == entry
+                    flat[:, column] = entry
+                chosen[here] = c
+                log_prior, found, local = self._weigh(*values, *state.parameters)
+                log_weights[c] = log_prior + local
+                rows.append(found)
+            log_weights[np.isnan(log_weights)] = -np.inf
+            changed += self.loops.choose_cells(
+                state.rows,
+                np.ascontiguousarray(np.stack(rows)),
+                log_weights,
+                state.total,
+                rng.random(n),
+                state.n_present,
+                chosen,
+            )
+            taken = np.array(cells)[chosen]
+            for j, (k, column, _) in enumerate(block):
+                state.values[k].reshape(n, -1)[:, column] = taken[:, j]
+        return Swept(changed / (n * len(self._blocks)), 0.0)
+
+
+#: ``proposal(current, parameters)``: both are dicts of tensors by name.  Returns the proposed
+#: records by name, and (n,) log q(current | proposed) - log q(proposed | current).
+Proposal = Callable[[dict[str, Variable], dict[str, Variable]], tuple[dict[str, Any], Any]]
+
+
+class Written(Offers):
+    """A proposal written by the user."""
+
+    def __init__(self, reading: Reading, proposal: Proposal) -> None:
+        super().__init__(reading)
+        model = reading.model
+        given = reading.constrained(model.free_RVs)
+        current = {rv.name: given[rv] for rv in reading.latents}
+        parameters = {rv.name: given[rv] for rv in reading.others}
+        proposed, log_ratio = proposal(current, parameters)
+        missing = [name for name in current if name not in proposed]
+        if missing or len(proposed) != len(current):
+            raise ValueError(
+                f"The proposal must return new records for exactly {sorted(current)}, by name."
+            )
+        before = reading.row_log_prior()
+        ratio = pt.broadcast_to(pt.as_tensor_variable(log_ratio), (reading.n,))
+        new = {
+            rv: pt.as_tensor_variable(proposed[rv.name]).astype(rv.type.dtype)
+            for rv in reading.latents
+        }
+        check_proposal(reading, given, [*new.values(), ratio])
+        values = []
+        for rv, x in new.items():
+            here = placed(rv, given)
+            given[rv] = x
+            values.append(forward(model, rv, x, here))
+        after = clone_replace(before, dict(zip(reading.values, values, strict=True)))
+        self._move = Function(
+            [*reading.values, *reading.inputs],
+            [*self._offered(values), after - before + ratio],
+        )
+
+    def begin(self, rng: np.random.Generator) -> None:
+        """Begin a chain."""
+        super().begin(rng)
+        self._move.reseed(rng)
+
+    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
+        """One sweep over all records."""
+        *values, rows, local, log_ratio = self._move(*state.values, *state.parameters)
+        return self._one_by_one(state, values, rows, local, log_ratio, rng)

@@ -1,0 +1,472 @@
+"""The step method that imputes confidential records from what was published about them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pymc as pm
+import pytensor.tensor as pt
+from pymc.model import Model
+from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.util import get_random_generator
+from pytensor.graph.basic import Variable
+from rich.progress import TextColumn
+from rich.table import Column
+
+from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import check_integer
+from pymc_dp.base.compiled_step import CompiledStep
+from pymc_dp.budget import get_budget
+from pymc_dp.errors import NotFactorizable, UnsafeModel
+from pymc_dp.published.check import check_records
+from pymc_dp.published.graphs import Function, placed
+from pymc_dp.published.noncentred import NonCentred
+from pymc_dp.published.proposals import (
+    Crank,
+    Enumerate,
+    Offers,
+    Prior,
+    Proposal,
+    Soma,
+    State,
+    Written,
+)
+from pymc_dp.published.reading import Reading, names, read, records_of
+
+_PROPOSALS = {"prior": Prior, "pcn": Crank, "enumerate": Enumerate, "soma": Soma}
+#: Bytes of stored records from which the user is warned.
+_LARGE = 2**28
+#: Effective draws below which a parameter is said to mix badly.
+_FEW_DRAWS = 100.0
+#: Part of the iterations at the largest number of records from which the user is warned.
+_FULL = 0.001
+#: Part of the iterations without non-centred moves from which the user is warned.
+_MANY = 0.1
+#: Iterations after which sums that were kept up to date are computed again.
+_REFRESH = 16
+#: Draws from the model among which a start is looked for.
+_STARTS = 100
+
+
+class PrivacyAwareGibbs(CompiledStep):
+    """Imputes confidential records, given the parameters and what was published about them.
+
+    The model declares the confidential records as free variables and the published statistics as
+    releases (:func:`pymc_dp.LaplaceRelease` and others).  This step updates the records; the
+    parameters get a step of PyMC's own, NUTS by default.  Together they sample the exact posterior
+    of parameters and records given the releases.
+
+    Parameters
+    ----------
+    vars : list of variables, optional
+        The records: free variables with one row per record, discrete or continuous, (n,) or
+        (n, k).  Also the number of records, a scalar integer variable that enters through
+        :func:`pymc_dp.present`, where it is confidential.  Default: all variables with one row
+        per record on which a release depends, and discrete ones that were reported one by one.
+    proposal : {"prior", "pcn", "enumerate", "soma"} or callable, default "prior"
+        How records are offered new values:
+
+        - "prior": drawn from the model given the parameters (Ju et al. 2022, Algorithm 1);
+        - "pcn": autoregressive in the records' normal scores, with a correlation learned while
+          the chain tunes; for releases so precise that "prior" is rarely accepted;
+        - "enumerate": drawn from the full conditional distribution; discrete records;
+        - "soma": one offer to all records at once (Xiong & Ju 2025); exchangeable records;
+        - a callable ``proposal(current, parameters)`` that takes dicts of tensors by name and
+          returns the proposed records by name and (n,) values of log q(current | proposed) -
+          log q(proposed | current), both in PyTensor.
+    noncentered : "auto", bool, or list of variables, default "auto"
+        Also move the parameters with the records' innovations held fixed
+        (``pymc_dp.published.noncentred``): for which records.  "auto": where it is possible, also
+        for records of other steps that depend on these parameters.  Without, the parameters of
+        vague releases mix slowly, since n imputed records hold them in place.
+    moves : int, default 2
+        How many such moves follow a sweep; each costs about six evaluations of all records.
+    store_records : bool, default False
+        Whether the result of :func:`pymc_dp.sample` keeps the records.  Plain ``pm.sample``
+        stores all free variables unless told with ``var_names``.
+    model : pymc.Model, optional
+        Default: the model of the context.
+    rng : optional
+        As in PyMC.
+    compile_kwargs, initial_point, blocked
+        For PyMC; records always move together.
+
+    Raises
+    ------
+    UnsafeModel
+        If the model has a budget: its data are confidential, not published.
+    NotFactorizable
+        If a release is not a function of sums over records, a record's row depends on other
+        records, or nothing was published about the records.
+    ValueError
+        If an argument is not usable, or the variables of the records differ in length.
+
+    Notes
+    -----
+    *Assumptions.*  The mechanism is known, records are independent given the parameters, and the
+    statistic of one record depends on that record alone (checked on draws from the model).
+
+    *Guarantee.*  Every move leaves the posterior of parameters and records invariant.  For a
+    release that is epsilon-private under replacement the acceptance probability of "prior" is
+    never below exp(-epsilon) (Proposition 3.1); under add/remove privacy with known n, never below
+    exp(-2 epsilon).  Nothing private is used: what was published stays as private as it was.
+
+    *Weaknesses.*  A sweep visits all n records.  Records with innovations that are not known
+    (mixtures, truncated distributions) are held themselves while the parameters move.  Sums of
+    rows are floating-point numbers: clamp entries that may exceed 1e150 in size.
+
+    Statistics per draw: ``dp_acceptance`` (part of the records that moved), ``dp_min_log_alpha``
+    (smallest log acceptance probability), ``dp_drift`` (rounding error of the running sum).
+    """
+
+    name = "privacy_aware_gibbs"
+    stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
+        "dp_acceptance": (np.float64, []),
+        "dp_min_log_alpha": (np.float64, []),
+        "dp_drift": (np.float64, []),
+        "warning": (SamplerWarning, None),
+    }
+    _made = ("offers", "noncentred", "_log_counts", "_state")
+
+    def __init__(
+        self,
+        vars: Sequence[Variable | str] | None = None,
+        *,
+        proposal: str | Proposal = "prior",
+        noncentered: str | bool | Sequence[Any] = "auto",
+        moves: int = 2,
+        store_records: bool = False,
+        model: Model | None = None,
+        rng: Any = None,
+        compile_kwargs: dict[str, Any] | None = None,
+        initial_point: Any = None,
+        blocked: bool = True,
+    ) -> None:
+        model = pm.modelcontext(model)
+        if get_budget(model) is not None:
+            raise UnsafeModel(
+                "PrivacyAwareGibbs is for models of published statistics, which need no "
+                "PrivacyBudget; this model has one, for records of its own."
+            )
+        if not isinstance(proposal, str) and not callable(proposal):
+            raise ValueError("proposal must be a name or a callable.")
+        if isinstance(proposal, str) and proposal not in _PROPOSALS:
+            raise ValueError(f"proposal must be one of {sorted(_PROPOSALS)}, not {proposal!r}.")
+        latents, count = _variables(model, vars)
+        self.reading: Reading = read(model, latents, count)
+        self._exchangeable = check_records(self.reading)
+        if proposal == "soma" and not self._exchangeable:
+            raise ValueError(
+                "proposal='soma' needs exchangeable records, but these have covariates of their "
+                "own. Use proposal='prior'."
+            )
+        self._proposal = proposal
+        self._wanted = _wanted(noncentered, self.reading.all_records)
+        self.store_records = store_records
+        self.moves = check_integer("moves", moves, minimum=1)
+        self.vars = [*self.reading.values]
+        if count is not None:
+            self.vars.append(model.rvs_to_values[count])
+        self.rng = get_random_generator(rng)
+        self.tune = True
+        self._model = model
+        self._fixed = self.reading.fixed()
+        self._compile()
+
+    def _compile(self) -> None:
+        reading = self.reading
+        if isinstance(self._proposal, str):
+            self.offers: Offers = _PROPOSALS[self._proposal](reading)
+        else:
+            self.offers = Written(reading, self._proposal)
+        self.noncentred: NonCentred | None = None
+        #: Why there are no non-centred moves, or of which records only.
+        self._centred = "noncentered=False"
+        if self._wanted is not False:
+            try:
+                named = self._wanted if isinstance(self._wanted, list) else None
+                self.noncentred = NonCentred(reading, named)
+            except ValueError as error:
+                if self._wanted is not None:
+                    raise
+                self._centred = str(error)
+        self._log_counts = None
+        if reading.count is not None:
+            self._log_counts = Function(
+                [v for v in reading.inputs if v.name != self.vars[-1].name],
+                [_log_prior_of_counts(reading)],
+            )
+        self._begin()
+
+    # -- the life of a chain --------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        for (name, before), (_, now) in zip(self._fixed, self.reading.fixed(), strict=True):
+            if not np.array_equal(now, before):
+                raise ValueError(
+                    f"`{name}` was changed after the step was made. Only what was observed may "
+                    "change: make the step again."
+                )
+        self.tune = True
+        self._state: State | None = None
+        self._seen: list[np.ndarray] = []
+        self._iterations = self._full = self._far = 0
+        self._drift = 0.0
+        self.offers.begin(self.rng)
+        if self.noncentred is not None:
+            self.noncentred.forget()
+
+    def stop_tuning(self) -> None:
+        """From here on the moves stay as they are."""
+        self.tune = False
+
+    def reset_tuning(self) -> None:
+        """Begin to tune again."""
+        self.tune = True
+
+    def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
+        """One sweep over all records, and one move of the parameters with their innovations.
+
+        Parameters
+        ----------
+        point : dict of str to array
+            Values of all variables, on PyMC's unconstrained scale.
+
+        Returns
+        -------
+        dict, list of dict
+            The new point, and the statistics of the iteration.
+        """
+        state = self._current(point)
+        swept = self.offers(state, self.rng)
+        if self.tune:
+            self.offers.adapt(swept.acceptance)
+        if self._log_counts is not None:
+            self._move_count(state)
+        if self._iterations % _REFRESH == 0:
+            self._drift = state.refresh()
+        if self.noncentred is not None:
+            if self.tune:
+                self.noncentred.learn(state.parameters)
+            self._far += not all(self.noncentred(state, self.rng) for _ in range(self.moves))
+        self._state = state
+        self._iterations += 1
+        point = dict(point)
+        for value, x in zip(self.reading.values, state.values, strict=True):
+            point[value.name] = x.copy()
+        for value, x in zip(self.reading.inputs, state.parameters, strict=True):
+            point[value.name] = np.asarray(x)
+        stats = {
+            "dp_acceptance": swept.acceptance,
+            "dp_min_log_alpha": float(swept.lowest),
+            "dp_drift": self._drift,
+            "warning": self._warning(state),
+        }
+        return point, [stats]
+
+    def _current(self, point: dict[str, np.ndarray]) -> State:
+        """The state of the chain at a point; its rows are kept while the records stay."""
+        values = [np.asarray(point[v.name]) for v in self.reading.values]
+        parameters = [np.asarray(point[v.name]) for v in self.reading.inputs]
+        n_present = self.reading.n
+        if self.reading.count is not None:
+            n_present = int(point[self.vars[-1].name])
+            n_present = min(max(n_present, 0), self.reading.n)
+        mine = self._state
+        if mine is not None and self.reading.local is None and mine.n_present == n_present:
+            if all(np.array_equal(a, b) for a, b in zip(mine.values, values, strict=True)):
+                mine.parameters = parameters
+                return mine
+        state = self.offers.state(values, parameters, n_present)
+        if mine is None and not self._is_possible(state):
+            state = self._start_elsewhere(state)
+        return state
+
+    def _is_possible(self, state: State) -> bool:
+        density = self.offers.loops.density(state.total)
+        return math.isfinite(density) and bool(np.isfinite(state.local).all())
+
+    def _start_elsewhere(self, state: State) -> State:
+        """Records from the model under which what was published is possible."""
+        prior = self.offers
+        if not isinstance(prior, Prior):
+            prior = Prior(self.reading)
+            prior.begin(self.rng)
+        for _ in range(_STARTS):
+            values, _, _ = prior.draw(state.parameters, self.rng)
+            found = self.offers.state(values, state.parameters, state.n_present)
+            if self._is_possible(found):
+                return found
+        raise ValueError(
+            f"What was published is impossible under {_STARTS} sets of records drawn from the "
+            "model at the start. Check the observed values and the noise of the releases, or give "
+            f"records under which they are possible: initvals={{{names(self.reading.latents)}: "
+            "...}."
+        )
+
+    def _move_count(self, state: State) -> None:
+        """Change the number of records, one at a time."""
+        reading, n = self.reading, self.reading.n
+        place = reading.others.index(reading.count)
+        parameters = [x for k, x in enumerate(state.parameters) if k != place]
+        order = np.arange(n)
+        moves = 2 * math.isqrt(n) + 4
+        assert self._log_counts is not None
+        state.n_present = int(
+            self.offers.loops.births_and_deaths(
+                state.rows,
+                state.total,
+                np.ascontiguousarray(self._log_counts(*parameters)[0], dtype=float),
+                state.n_present,
+                self.rng.random((moves, 3)),
+                self._exchangeable,
+                order,
+            )
+        )
+        state.values = [v[order] for v in state.values]
+        state.local = state.local[order]
+        state.parameters[place] = np.asarray(state.n_present, dtype=state.parameters[place].dtype)
+
+    # -- what it says ---------------------------------------------------------------------------
+
+    def _warning(self, state: State) -> SamplerWarning | None:
+        """At the end: parameters that mix badly, or too few places, and what would help."""
+        self._full += self.reading.count is not None and state.n_present == self.reading.n
+        if self._iterations == self._planned and self._full > _FULL * self._iterations:
+            assert self.reading.count is not None
+            return SamplerWarning(
+                WarningType.CONVERGENCE,
+                f"`{self.reading.count.name}` reached the capacity of {self.reading.n} records in "
+                f"{self._full} of {self._iterations} iterations; larger numbers are never visited. "
+                "Give the records more rows.",
+                "warn",
+            )
+        if self._iterations == self._planned and self._far > _MANY * self._iterations:
+            return SamplerWarning(
+                WarningType.CONVERGENCE,
+                "Records lay so far in a tail of their distribution that non-centred moves were "
+                f"not made in {self._far} of {self._iterations} iterations, and mixing depends on "
+                "the rest. A distribution of the records with heavier tails may fit better.",
+                "warn",
+            )
+        if self.noncentred is not None or self._planned is None:
+            return None
+        self._seen.append(np.hstack([0.0, *[np.ravel(x) for x in state.parameters]]))
+        if self._iterations < self._planned:
+            return None
+        kept = np.array(self._seen[len(self._seen) // 2 :], dtype=float)[None]
+        moving = kept.std(axis=(0, 1)) > 0
+        if kept.shape[1] < 50 or not moving.any():
+            return None
+        fewest = float(np.min(_compat.effective_draws(kept[:, :, moving])))
+        if fewest * 2 * 1000 / self._planned >= _FEW_DRAWS:
+            return None
+        return SamplerWarning(
+            WarningType.CONVERGENCE,
+            f"A parameter has about {2 * fewest:.0f} effective draws in {self._planned}: imputed "
+            "records hold it in place. Non-centred moves, which would move them together, are "
+            f"off: {self._centred}",
+            "warn",
+        )
+
+    def _progressbar_config(
+        self, n_chains: int = 1
+    ) -> tuple[list[TextColumn], dict[str, list[float]]]:
+        call = _compat.sample_call()
+        if call is not None:
+            self._planned = call.draws + call.tune
+            self._warn_of_storage(call)
+        columns = [
+            TextColumn("{task.fields[dp_acceptance]:.2f}", table_column=Column("Moved", ratio=1)),
+            TextColumn(
+                "{task.fields[dp_min_log_alpha]:.2f}", table_column=Column("Min log α", ratio=1)
+            ),
+        ]
+        return columns, {"dp_acceptance": [0.0] * n_chains, "dp_min_log_alpha": [0.0] * n_chains}
+
+    def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
+        def update(stats: dict[str, Any]) -> dict[str, float]:
+            return {name: stats[name] for name in ("dp_acceptance", "dp_min_log_alpha")}
+
+        return (update,)
+
+    def _warn_of_storage(self, call: _compat.SampleCall) -> None:
+        stored = {getattr(v, "name", v) for v in call.var_names or ()}
+        sizes = {
+            rv.name: self.reading.start[value.name].nbytes
+            for rv, value in zip(self.reading.latents, self.reading.values, strict=True)
+            if call.var_names is None or rv.name in stored
+        }
+        size = sum(sizes.values()) * (call.draws + call.tune) * call.chains
+        if size > _LARGE and not self.store_records:
+            kept = [rv.name for rv in self.reading.others]
+            warnings.warn(
+                f"Storing {', '.join(f'`{name}`' for name in sizes)} takes about "
+                f"{size / 2**30:.1f} GiB of memory. Keep the parameters only: "
+                f"pm.sample(..., var_names={kept}), or dp.sample, which does so.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+
+def _variables(
+    model: Model, given: Sequence[Variable | str] | None
+) -> tuple[list[Variable], Variable | None]:
+    """The records, and the number of records, among the variables of the user."""
+    if given is None:
+        if published := records_of(model):
+            return published, None
+        raise NotFactorizable(
+            "Nothing that was published about records was found in the model. Declare it "
+            "(dp.LaplaceRelease and others), or name the records: dp.PrivacyAwareGibbs([x, y])."
+        )
+    if isinstance(given, Variable | str):
+        given = [given]
+    known = {value: rv for rv, value in model.rvs_to_values.items()}
+    known |= {rv.name: rv for rv in model.free_RVs}
+    found = [known.get(v, v) for v in given]
+    wrong = [getattr(v, "name", v) for v in found if v not in model.free_RVs]
+    if wrong:
+        raise ValueError(
+            f"{wrong} are not free random variables of the model; those are "
+            f"{[rv.name for rv in model.free_RVs]}."
+        )
+    counts = [v for v in found if v.type.ndim == 0 and v.type.dtype.startswith("int")]
+    records = [v for v in found if v not in counts]
+    if len(counts) > 1 or not records:
+        raise NotFactorizable(
+            "Name the variables of the records, and at most one scalar integer variable, the "
+            f"number of records; got {[v.name for v in found]}."
+        )
+    return records, counts[0] if counts else None
+
+
+def _wanted(noncentered: Any, latents: Sequence[Variable]) -> list[Variable] | bool | None:
+    """A list of variables; None for wherever it is possible; True; or False."""
+    if isinstance(noncentered, str):
+        if noncentered != "auto":
+            raise ValueError("noncentered must be 'auto', True, False, or a list of variables.")
+        return None
+    if isinstance(noncentered, bool):
+        return noncentered
+    if isinstance(noncentered, Variable):
+        noncentered = [noncentered]
+    named = {rv.name: rv for rv in latents}
+    found = [named.get(v, v) for v in noncentered]
+    if not found or not all(v in latents for v in found):
+        raise ValueError(
+            "noncentered must be 'auto', True, False, or a list of variables that hold records; "
+            f"those are {sorted(named)}."
+        )
+    return found
+
+
+def _log_prior_of_counts(reading: Reading) -> Variable:
+    """(n + 1,) log-probabilities of 0, ..., n records."""
+    assert reading.count is not None
+    here = placed(reading.count, reading.constrained(reading.others))
+    return pm.logp(here, pt.arange(reading.n + 1), warn_rvs=False)

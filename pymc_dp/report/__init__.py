@@ -1,0 +1,1 @@
+"""Plots, diagnostics and advice."""

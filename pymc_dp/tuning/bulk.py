@@ -1,0 +1,369 @@
+"""Where the bulk of the posterior is, and how wide: private Newton steps from the prior.
+
+Each round releases what one Newton step needs (a histogram of score norms, the clipped score, a
+histogram of curvature norms, the clipped curvature) in the coordinates that the rounds before have
+learned, so that noise shrinks with the distance (Biswas et al. 2020, CoinPress, for means).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pymc_dp.base.matrices import minus_hessian, positive_part, within
+from pymc_dp.privacy.forecast import whole_curvature
+from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
+from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.tuning.answers import CurvatureNoise, Releases, ScoreNoise, Structure
+from pymc_dp.tuning.geometry import clip_scaling
+from pymc_dp.tuning.prepared import Clipping, Shares
+from pymc_dp.tuning.public import Public, unseen
+from pymc_dp.tuning.quantiles import tail_quantile
+
+#: How many times the planned part of the budget may go into a search that has not arrived.
+PERSISTENCE = 13.0 / 3.0
+#: How wide a parameter that no record sees may be, in widths of the prior.
+LONGEST = 100.0
+#: More rounds than this before the last ones are not made.
+ROUNDS = 50
+#: A step is not shortened more often than this before a new one is made.
+PATIENCE = 2
+#: Part of a release's budget for the histogram that finds its clip norm.
+LOOK = 0.35
+#: Least share of a round: histograms that hide a few per cent of the records hide rare events.
+LEAST = 0.002
+#: Fraction of the scores that may be clipped while the bulk is looked for.
+TAIL = 0.01
+
+Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
+
+
+@dataclass(frozen=True)
+class Bulk:
+    """A released Gaussian approximation of the posterior.
+
+    Attributes
+    ----------
+    location : (d,) ndarray
+        About the posterior mode, in unconstrained space.
+    data_precision : (d, d) ndarray
+        Curvature of the log-likelihood there, positive semidefinite, in theta.
+    prior_precision : (d, d) ndarray
+        Curvature of the public terms there, in theta; may be indefinite.
+    precision : (d, d) ndarray
+        Of the posterior, positive definite: eigenvalues in absolute value, raised to their noise.
+    spent : float
+        Part of the budget that was spent.
+    arrived : bool
+        False where the noise hid the records, or the last steps were still longer than noise.
+    known : bool
+        False where the noise hides the curvature of some direction.
+    """
+
+    location: np.ndarray
+    data_precision: np.ndarray
+    prior_precision: np.ndarray
+    precision: np.ndarray
+    spent: float
+    arrived: bool
+    known: bool
+
+
+def prior_curvature(gradient: Gradient, at: Coordinates, step: float = 1e-3) -> np.ndarray:
+    """(d, d) minus the Hessian in z of the public log density at z = 0, by central differences."""
+    d = len(at.location)
+    curvature = minus_hessian(
+        lambda z: at.scaling.T @ gradient(at.theta(z)), np.zeros(d), np.full(d, step)
+    )
+    return np.where(np.isfinite(curvature), curvature, 0.0)
+
+
+def scaling_of(
+    precision: np.ndarray, location: np.ndarray, structure: Structure, n: int
+) -> np.ndarray:
+    """The (d, d) scaling of the coordinates in which contributions are clipped about a place."""
+    blocks, effects = structure.effects(location)
+    return clip_scaling(precision, blocks, n, effects, unseen(structure, location))
+
+
+def find_bulk(
+    releases: Releases,
+    public: Public,
+    start: Coordinates,
+    structure: Structure,
+    *,
+    share: float = 0.12,
+    most: float | None = None,
+    flat: bool = False,
+    counts: bool = False,
+    price: float | None = None,
+) -> Bulk:
+    """Private Newton steps from the prior to the bulk of the posterior.
+
+    Parameters
+    ----------
+    releases : Releases
+    public : Public
+    start : Coordinates
+        Location and standard deviations of the prior.
+    structure : Structure
+        How units see the parameters: public.
+    share : float
+        Part of the budget to be spent. Far from the bulk, where the scores of the records agree,
+        rounds cost little.
+    most : float, optional
+        Part that is never passed, where the search has not arrived within `share`. Default:
+        `PERSISTENCE` times `share`.
+    flat : bool
+        Log-likelihoods are piecewise linear: outer products of scores stand for their curvature.
+    counts : bool
+        Rows are counts or choices, so that the longest score that any outcome would give is known
+        (`LongestScore`): bounds on scores are taken from it, or the scores of an outcome that few
+        units have would not be seen, and clipped to those of the others.
+    price : float, optional
+        Variance of the noise in all entries of a sum together, for a bound of 1 and the whole
+        budget: where a step was within the noise, the next scores have the bound that costs least,
+        and what that takes is given back. By default none are.
+
+    Returns
+    -------
+    Bulk
+
+    Notes
+    -----
+    A round steps by (|H| + lambda D)^-1 (G + prior gradient), with |H| the released curvature of
+    the log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
+    their noise, D the inverse prior variances and lambda such that the step is within a trust
+    region (More 1978). The score at the next place judges the step: one that went too far is
+    shortened, one that left the score as it was is prolonged, both without another curvature.
+    Steps are made in the parameters that records see; the others follow (`Public.settled`).
+    """
+    d, n = len(start.location), releases.n_public
+    kind = OuterProduct if flat else Curvature
+    budget = Shares(releases, structure, 0.0)
+    search = _Search(budget, public, start, kind, counts, price)
+    # enough noise-free digits for a step in the right direction while all scores agree
+    cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
+    cost = min(max(cost, LEAST), share / 12.0)
+    k = 0
+    while budget.spent + 2.0 * cost < share and k < ROUNDS:
+        k += 1
+        if search.advance(f"round {k}:", cost):
+            cost *= 6.0  # what is left to learn is hidden by the noise
+    last = (share - budget.spent) / 2.0
+    for _ in range(2):
+        k += 1
+        search.advance(f"round {k}:", last)
+    cost = max(cost, share / 6.0)
+    look = share / 3.0
+    limit = (PERSISTENCE * share if most is None else most) - look
+    while not (search.arrived and search.known) and budget.spent + cost < limit:
+        k += 1
+        hidden = search.advance(f"round {k}:", cost)
+        if hidden and not search.known:  # within the noise, which is too much
+            cost = min(1.5 * cost, max(limit - budget.spent, cost))
+    if not search.arrived:
+        search.confirm("last look:", look)
+    return search.result()
+
+
+class _Search:
+    """The state of the search: coordinates, the last step, the radius of trust."""
+
+    def __init__(
+        self,
+        budget: Shares,
+        public: Public,
+        start: Coordinates,
+        kind: type[Curvature],
+        counts: bool,
+        price: float | None,
+    ) -> None:
+        self.budget = budget
+        self.structure = budget.answers.structure
+        self.n = budget.releases.n_public
+        self.kind = kind
+        self.norms = LongestScore if counts else Score
+        self.price = price
+        self.public = public
+        self.at = start
+        self.metric = np.diag(public.spread**-2.0)
+        self.radius = math.sqrt(len(start.location))
+        self.visible = 0.0  # share of a round at which scores could be told from noise
+        self.step: np.ndarray | None = None  # the last one, in theta
+        self.shortened = 0  # times in a row
+        self.rise = 0.0  # slope of the log posterior along it, where it began
+        d = len(start.location)
+        self.data_precision = np.zeros((d, d))
+        self.precision = self.metric
+        self.arrived = False
+        self.known = False
+
+    @property
+    def d(self) -> int:
+        return len(self.at.location)
+
+    def advance(self, label: str, share: float) -> bool:
+        """One round; True when its step was within the noise."""
+        clipping = self.clipping(label, 0.5 * share)
+        clip_norm = clipping and clipping.bound
+        if clip_norm is None and (self.step is None or share > self.visible):
+            return True
+        if not clipping or not clip_norm:
+            # Scores that have overflowed count as zero, or are spread over so many octaves that
+            # none stands out, where they did before: the step went much too far.
+            if self.step is not None:
+                self.shortened = 0
+                self.shorten(0.25)
+            return False
+        self.visible = share
+        score, noise = self.score(label, clipping, 0.5 * share)
+        total = score + self.public.score(self.at)
+        if self.step is not None and not self.near(total, noise):
+            along = np.linalg.solve(self.at.scaling, self.step)
+            slope = float(total @ along)
+            unsure = 3.0 * noise.sd * float(np.linalg.norm(along[noise.reach]))
+            if slope < -0.6 * self.rise - unsure and self.shortened < PATIENCE:
+                self.shorten(self.rise / (self.rise - slope))
+                return False
+            if slope > 0.6 * self.rise + unsure:
+                self.prolong(slope)
+                return False
+            if self.shortened == PATIENCE:
+                # not the length was wrong but the direction, taken before rare records were seen
+                self.radius = math.sqrt(self.d)
+            self.shortened = 0
+            if self.step @ self.metric @ self.step > 0.5 * self.radius**2:
+                self.radius *= 2.0
+        return self.newton(label, 0.5 * share, total, noise)
+
+    def confirm(self, label: str, share: float) -> None:
+        """Whether the place where the search ended is the right one after all."""
+        clipping = self.clipping(label, share)
+        if clipping and clipping.bound:
+            score, noise = self.score(label, clipping, share)
+            total = score + self.public.score(self.at)
+            self.arrived = self.near(total, noise)
+
+    def near(self, total: np.ndarray, noise: ScoreNoise) -> bool:
+        """Whether a score is no more than its noise, in what is known of the curvature."""
+        hessian = self.at.scaling.T @ self.precision @ self.at.scaling
+        decrement = float(total @ np.linalg.solve(hessian, total))
+        explained = noise.sd**2 * float(np.linalg.inv(hessian).diagonal()[noise.reach].sum())
+        return decrement < 4.0 * explained + self.d
+
+    # -- releases -------------------------------------------------------------------------------
+
+    def clipping(self, label: str, share: float) -> Clipping | None:
+        """How scores are clipped, with a part of their share; None where noise hides them."""
+        spec = self.norms(self.at)
+        histogram = self.budget.histogram(f"{label} score norms", spec, LOOK * share)
+        bound = tail_quantile(*histogram, TAIL, self.n)
+        if bound is None:
+            return None
+        shorter = None
+        if self.price is not None and self.arrived:
+            price = self.price / ((1.0 - LOOK) * share)
+            shorter = Clipping.consistent(histogram, price, bound, self.n)
+        return shorter or Clipping(bound)
+
+    def score(self, label: str, clipping: Clipping, share: float) -> tuple[np.ndarray, ScoreNoise]:
+        """With what is left of their share."""
+        spec = clipping.score(self.at)
+        return self.budget.score(f"{label} score", spec, clipping.bound, (1.0 - LOOK) * share)
+
+    def curvature(
+        self, label: str, share: float
+    ) -> tuple[np.ndarray, CurvatureNoise | None] | None:
+        """Released curvature in z and its noise, if any; None where hidden."""
+        whole = whole_curvature(self.n, self.d, self.budget.total)
+        spec = self.kind(self.at, diagonal=not whole, step=1e-6)
+        label = f"{label} curvature"
+        clip_norm = self.budget.tail(f"{label} norms", spec, 2.0 * TAIL, LOOK * share)
+        if clip_norm is None:
+            return None
+        if clip_norm == 0.0:  # a likelihood that is linear here, or does not see the parameters
+            return np.zeros((self.d, self.d)), None
+        return self.budget.curvature(label, spec, clip_norm, (1.0 - LOOK) * share)
+
+    # -- steps ----------------------------------------------------------------------------------
+
+    def newton(self, label: str, share: float, total: np.ndarray, noise: ScoreNoise) -> bool:
+        """A step within the radius of trust, and new coordinates."""
+        seen = self.curvature(label, share)
+        if seen is None:
+            self.step = None
+            return True
+        records, unsure = seen
+        values, vectors = np.linalg.eigh(records + prior_curvature(self.public.gradient, self.at))
+        # directions that no unit sees are those of the prior
+        floor = 0.0 if unsure is None else unsure.norm()
+        visible = np.sum(vectors[noise.reach] ** 2, axis=0)
+        metric = self.at.scaling.T @ self.metric @ self.at.scaling
+        flattest = max(1e-2 * float(np.linalg.eigvalsh(metric)[0]), 1e-10)
+        floors = np.maximum(floor * visible, flattest)
+        sizes = np.maximum(np.abs(values), floors)
+        hessian = (vectors * sizes) @ vectors.T
+        # a width of the prior that grows from step to step would leave no digits to the others
+        rows = self.at.scaling[self.public.alone] / self.public.spread[self.public.alone, None]
+        hessian += rows.T @ rows / LONGEST**2
+        step = within(hessian, metric, total, self.radius)
+        decrement = float(total @ step)
+        explained = noise.sd**2 * float(np.sum(visible / sizes))
+
+        back = np.linalg.inv(self.at.scaling)
+        self.data_precision = back.T @ positive_part(records) @ back
+        in_theta = self.at.scaling @ step
+        in_theta[self.public.alone] = 0.0
+        self.precision = back.T @ hessian @ back
+        scaling = scaling_of(self.precision, self.at.location, self.structure, self.n)
+        self.at = Coordinates(self.at.location, scaling)
+        self.move(in_theta, decrement)
+        self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
+        self.arrived = decrement < 8.0 * explained + 4.0 * self.d
+        return decrement < 3.0 * explained + 0.5 * self.d
+
+    def move(self, step: np.ndarray, rise: float) -> None:
+        self.step, self.rise = step, rise
+        self.go(self.at.location + step)
+
+    def go(self, place: np.ndarray) -> None:
+        """What no record sees follows."""
+        place = self.public.settled(place, self.precision)
+        self.at = Coordinates(place, self.at.scaling)
+
+    def shorten(self, fraction: float) -> None:
+        """Take a part of the last step back."""
+        self.shortened += 1
+        self.arrived = False
+        fraction = min(max(fraction, 0.1), 0.7)
+        assert self.step is not None
+        origin = self.at.location - self.step
+        self.step = fraction * self.step
+        self.rise *= fraction
+        self.radius = float(np.sqrt(self.step @ self.metric @ self.step))
+        self.go(origin + self.step)
+
+    def prolong(self, slope: float) -> None:
+        """Another step the same way, up to three times as long."""
+        self.arrived = False
+        assert self.step is not None
+        further = slope / max(self.rise - slope, slope / 3.0)
+        self.radius *= 1.0 + further
+        self.move(further * self.step, further * slope)
+
+    def result(self) -> Bulk:
+        back = np.linalg.inv(self.at.scaling)
+        prior = back.T @ prior_curvature(self.public.gradient, self.at) @ back
+        return Bulk(
+            self.at.location,
+            self.data_precision,
+            prior,
+            self.precision,
+            self.budget.spent,
+            self.arrived,
+            self.known,
+        )
