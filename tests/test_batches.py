@@ -186,7 +186,7 @@ def queries(
     )
     ledger.record_plan(account, 1, {"chains": 1})
     ledger.begin_run(account, 1, max_runs=1, run_cost=0)
-    meter = Meter(ledger, account, 1, 0, 0, 10**6)
+    meter = Meter(ledger, account, 1, {event: 1}, {}, 10**6, prepaid=True)
     found = kind(engine_of(False), meter, event, clip_norm, N, **kwargs)
     found.begin_chain()
     return found

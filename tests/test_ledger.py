@@ -25,7 +25,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base.compat import group
-from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
+from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch, PrivacyError
 from pymc_dp.privacy import meter as metering
 from pymc_dp.privacy.accounting.gdp import mu_from_budget, units_from_mu
 from pymc_dp.privacy.events import GaussianEvent
@@ -599,6 +599,7 @@ class TestLeases:
 
 
 EVENT = GaussianEvent("score", 2.0**18)  # 16 units
+UNIT = GaussianEvent("gradient", 2.0**20)  # one unit
 PREPARED = {"kind": "preparation", "sampler": "DPLangevin", "units": 64, "settings": {"a": (1, 2)}}
 
 
@@ -825,8 +826,8 @@ class TestChain:
 class TestMeter:
     def test_a_chain_is_paid_and_no_more(self, temporary):
         account = planned(temporary, cap=10**6)
-        meter = Meter(temporary, account, 1, iteration_cost=10, start_cost=7, iterations=200)
-        assert meter.begin_chain() == 0
+        meter = Meter(temporary, account, 1, {UNIT: 10}, {UNIT: 7}, 200)
+        meter.begin_chain()
         assert temporary.spent(account) == 7
         for started in range(200):
             assert meter.started == started
@@ -840,7 +841,7 @@ class TestMeter:
 
     def test_close_returns_the_rest(self, temporary):
         account = planned(temporary)
-        meter = Meter(temporary, account, 1, 1, 0, 100)
+        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         assert all(meter.begin_iteration() for _ in range(10))
         meter.close()
@@ -851,12 +852,12 @@ class TestMeter:
 
     def test_frozen_for_good(self, temporary):
         account = planned(temporary, cap=70)
-        other = Meter(temporary, account, 1, 1, 0, 50)
+        other = Meter(temporary, account, 1, {UNIT: 1}, {}, 50)
         other.begin_chain()
         other.begin_iteration()
-        meter = Meter(temporary, account, 1, 1, 0, 50)
+        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 50)
         meter.begin_chain()
-        assert sum(meter.begin_iteration() for _ in range(30)) == 20
+        assert sum(meter.begin_iteration() is not None for _ in range(30)) == 20
         other.close()
         assert temporary.remaining(account) == 49
         assert meter.frozen
@@ -864,18 +865,19 @@ class TestMeter:
 
     def test_a_start_that_cannot_be_paid_freezes(self, temporary):
         account = planned(temporary, cap=5)
-        meter = Meter(temporary, account, 1, 1, 6, 50)
-        assert meter.begin_chain() == 0
+        meter = Meter(temporary, account, 1, {UNIT: 1}, {UNIT: 6}, 50)
+        with pytest.raises(PrivacyError, match="no charge pays"):
+            meter.begin_chain().check(UNIT.mechanism, UNIT.noise_multiplier)
         assert meter.frozen
         assert not meter.begin_iteration()
         assert temporary.spent(account) == 0
 
     def test_chains_in_one_process(self, temporary):
         account = planned(temporary, chains=2)
-        meter = Meter(temporary, account, 1, 1, 2, 100)
-        assert meter.begin_chain() == 0
+        meter = Meter(temporary, account, 1, {UNIT: 1}, {UNIT: 2}, 100)
+        meter.begin_chain()
         meter.begin_iteration()
-        assert meter.begin_chain() == 1  # closes the first
+        meter.begin_chain()  # closes the first
         assert temporary.spent(account) == 5
         meter.begin_iteration()
         with pytest.raises(PlanMismatch, match="2 chains"):
@@ -884,7 +886,7 @@ class TestMeter:
 
     def test_a_failed_return_stays_charged(self, temporary, monkeypatch):
         account = planned(temporary)
-        meter = Meter(temporary, account, 1, 1, 0, 100)
+        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
 
@@ -910,7 +912,7 @@ class TestMeter:
         clock = Clock()
         monkeypatch.setattr(metering, "time", clock)
         account = planned(temporary, cap=10**6)
-        meter = Meter(temporary, account, 1, 1, 0, 10**4)
+        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 10**4)
         meter.begin_chain()
         for _ in range(65):
             assert meter.begin_iteration()
@@ -934,11 +936,20 @@ class TestMeter:
 
     @pytest.mark.parametrize("bad", [-1, 1.0, True, "1", None])
     def test_wrong_arguments(self, temporary, bad):
-        for position, name in enumerate(("iteration_cost", "start_cost", "iterations")):
-            arguments = [1, 1, 1]
-            arguments[position] = bad
-            with pytest.raises(ValueError, match=name):
-                Meter(temporary, 1, 1, *arguments)
+        with pytest.raises(ValueError, match="iterations"):
+            Meter(temporary, 1, 1, {}, {}, bad)
+
+    def test_a_receipt_is_for_what_was_charged(self, temporary):
+        meter = Meter(temporary, planned(temporary), 1, {UNIT: 2}, {}, 10)
+        meter.begin_chain()
+        receipt, name, multiplier = meter.begin_iteration(), UNIT.mechanism, UNIT.noise_multiplier
+        for refused in (("other", multiplier), (name, 0.999 * multiplier)):
+            with pytest.raises(PrivacyError, match="no charge pays"):
+                receipt.use(*refused)
+        receipt.use(name, multiplier)
+        receipt.use(name, 2.0 * multiplier)
+        with pytest.raises(PrivacyError, match="no charge pays"):
+            receipt.check(name, multiplier)
 
 
 def run_python(code, data=b""):
@@ -964,7 +975,7 @@ class TestProcesses:
         assert Path(ledger.path).name.encode() in pickle.dumps(ledger)
         assert ledger.__reduce__() == (Ledger, (ledger.path, False))
         account = planned(ledger)
-        meter = Meter(ledger, account, 1, 1, 0, 100)
+        meter = Meter(ledger, account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
         copy = pickle.loads(pickle.dumps(meter))
@@ -972,12 +983,12 @@ class TestProcesses:
             copy.begin_iteration()
         copy.close()
         assert ledger.spent(account) == 64
-        assert copy.begin_chain() == 1
+        copy.begin_chain()
         assert meter.begin_iteration()
 
     def test_a_fork_does_not_spend_its_parents_lease(self, temporary):
         account = planned(temporary)
-        meter = Meter(temporary, account, 1, 1, 0, 100)
+        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
 
@@ -988,27 +999,28 @@ class TestProcesses:
             assert not meter.frozen
             meter.close()
             before = temporary.spent(account)
-            number = meter.begin_chain()
-            return before, number, sum(meter.begin_iteration() for _ in range(5))
+            meter.begin_chain()
+            return before, sum(meter.begin_iteration() is not None for _ in range(5))
 
-        assert in_child(child) == (64, 1, 5)
+        assert in_child(child) == (64, 5)
         assert temporary.spent(account) == 128
-        assert sum(meter.begin_iteration() for _ in range(63)) == 63
+        assert sum(meter.begin_iteration() is not None for _ in range(63)) == 63
         assert temporary.spent(account) == 128
 
     @pytest.mark.slow
     def test_a_spawned_process_gets_a_fresh_meter(self, ledger):
         account = planned(ledger)
-        meter = Meter(ledger, account, 1, 1, 0, 100)
+        meter = Meter(ledger, account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
         code = (
             "import pickle, sys\n"
             "meter = pickle.load(sys.stdin.buffer)\n"
-            "print(meter.begin_chain(), sum(meter.begin_iteration() for _ in range(10)))\n"
+            "meter.begin_chain()\n"
+            "print(sum(meter.begin_iteration() is not None for _ in range(10)))\n"
             "meter.close()\n"
         )
-        assert run_python(code, pickle.dumps(meter)).split() == [b"1", b"10"]
+        assert run_python(code, pickle.dumps(meter)).split() == [b"10"]
         assert ledger.spent(account) == 64 + 10
 
     def test_forking_while_another_thread_charges(self, temporary):

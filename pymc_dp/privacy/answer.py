@@ -117,9 +117,8 @@ class Grid:
         PrivacyError
             If the noise is so large that a count is less than one unit.
         """
-        squared_distance = 2 if neighboring == "replace_one" else 1
         squared = Fraction(4**self.log2_sigma) / Fraction(self.noise_multiplier) ** 2
-        size = math.isqrt(math.floor(squared / squared_distance))
+        size = math.isqrt(math.floor(squared / (2 if neighboring == "replace_one" else 1)))
         if size < 1:
             raise PrivacyError(
                 "The noise is so large that the integer grid cannot represent a count. Use a "
@@ -275,13 +274,11 @@ def clip_interval(values: Array, units: float, lower: np.int64, upper: np.int64)
     total, low, high = np.int64(0), float(lower), float(upper)
     for i in range(values.shape[0]):
         v = values[i] * units
-        if v != v:
-            continue
         if v <= low:
             total += lower
         elif v >= high:
             total += upper
-        else:
+        elif v == v:
             total += np.int64(np.rint(v))
     return total
 
@@ -483,8 +480,8 @@ class LaplaceSum:
     @property
     def distance(self) -> int:
         """l1 sensitivity of the integer sum."""
-        one_sided = self.one_sided or self.neighboring == "add_or_remove_one"
-        return self.bound if one_sided else 2 * self.bound
+        two_sided = self.neighboring == "replace_one" and not self.one_sided
+        return 2 * self.bound if two_sided else self.bound
 
     @property
     def noise_sd(self) -> float:
@@ -529,6 +526,8 @@ class Query:
 class Receipt:
     """Answers that a charge has paid for, which is committed to the ledger.
 
+    Made by :mod:`pymc_dp.privacy.meter` alone, and of no use in another process.
+
     Parameters
     ----------
     paid : iterable of (str, float, int)
@@ -539,14 +538,19 @@ class Receipt:
         self._left = {name: (multiplier, count) for name, multiplier, count in paid}
         self._process = os.getpid()  # a fork shares nothing that was paid for
 
-    def use(self, mechanism: str, noise_multiplier: float) -> None:
-        """Take one answer off, or raise `PrivacyError`."""
+    def check(self, mechanism: str, noise_multiplier: float) -> None:
+        """Raise `PrivacyError` unless an answer with so much noise is paid for."""
         multiplier, count = self._left.get(mechanism, (math.inf, 0))
         if count < 1 or noise_multiplier < multiplier or self._process != os.getpid():
             raise PrivacyError(
                 f"A {mechanism} answer was asked for that no charge pays for. This is a fault of "
                 "the kernel: its count of releases does not match its queries."
             )
+
+    def use(self, mechanism: str, noise_multiplier: float) -> None:
+        """Take one answer off."""
+        self.check(mechanism, noise_multiplier)
+        multiplier, count = self._left[mechanism]
         self._left[mechanism] = multiplier, count - 1
 
 
@@ -555,12 +559,12 @@ def told(query: Query) -> float | None:
 
     0 if nothing may be added, minus infinity if floats cannot divide by the bound.
     """
-    unit, noise_sd = query.sum.unit, query.sum.noise_sd
-    if noise_sd == 0.0:
-        return 0.0
-    return None if _SMALLEST < unit and noise_sd < _LARGEST else -math.inf
+    noise_sd = query.sum.noise_sd
+    usable = _SMALLEST < query.sum.unit and noise_sd < _LARGEST
+    return 0.0 if noise_sd == 0.0 else None if usable else -math.inf
 
 
+@np.errstate(all="ignore")  # a floating-point warning would tell of an extreme record
 def answer(query: Query, total: Callable[[Query], Array], receipt: Receipt) -> Array:
     """The released value of a query.
 
@@ -570,15 +574,18 @@ def answer(query: Query, total: Callable[[Query], Array], receipt: Receipt) -> A
     total : callable
         ``total(query)``: the exact int64 sum over all units; private.
     receipt : Receipt
-        Used up by one answer, before a record is touched.
+        Checked before a record is touched, and used up by the value.  Where something fails in
+        between, nobody has seen a value, and the receipt is as it was.
 
     Returns
     -------
     (size,) ndarray
         The sum in natural units, plus noise.  What does not fit into 64 bits wraps.
     """
-    receipt.use(query.mechanism, query.sum.noise_multiplier)
+    receipt.check(query.mechanism, query.sum.noise_multiplier)
     if (value := told(query)) is not None:
-        return np.full(query.sum.size, value)
-    with np.errstate(all="ignore"):  # a floating-point warning would tell of an extreme record
-        return (total(query) + query.sum.noise(query.sum.size)) * query.sum.unit
+        released = np.full(query.sum.size, value)
+    else:
+        released = (total(query) + query.sum.noise(query.sum.size)) * query.sum.unit
+    receipt.use(query.mechanism, query.sum.noise_multiplier)
+    return released

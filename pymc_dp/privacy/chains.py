@@ -55,8 +55,6 @@ class Queries:
         Pays for whole iterations.
     events : mapping of str to GaussianEvent
         Noise multiplier of each mechanism ("gradient", "log_ratio", "energy_error", "statistic").
-    per_iteration, at_start : mapping of str to int
-        How many answers of each mechanism one iteration, and the start of a chain, pay for.
     clip_norms : mapping of str to float
         "gradient": bound on the l2 norm of one unit's score in z; "log_ratio": bound on the change
         of one unit's log-likelihood per unit of distance in z.
@@ -80,8 +78,6 @@ class Queries:
         engine: Engine,
         meter: Meter,
         events: Mapping[str, GaussianEvent],
-        per_iteration: Mapping[str, int],
-        at_start: Mapping[str, int],
         clip_norms: Mapping[str, float],
         neighboring: Neighboring,
         n_public: int,
@@ -89,8 +85,6 @@ class Queries:
         self.holder = Holder(engine)
         self.meter = meter
         self.events = dict(events)
-        self.per_iteration = dict(per_iteration)
-        self.at_start = dict(at_start)
         self.clip_norms = dict(clip_norms)
         self.neighboring: Neighboring = neighboring
         self.grids = {
@@ -132,21 +126,17 @@ class Queries:
         self.meter.refuse_other_threads()
         self._receipt = Receipt()
         self.holder.forget()
-        self.meter.begin_chain()
-        if not self.meter.frozen:
-            self._receipt = self._paid(self.at_start)
+        self._receipt = self.meter.begin_chain()
 
     def begin_iteration(self) -> bool:
         """Pay for one iteration; False when the budget is used up and records stay closed."""
         self.meter.refuse_other_threads()
         self._receipt = Receipt()
-        if not self.meter.begin_iteration():
+        receipt = self.meter.begin_iteration()
+        if receipt is None:
             return False
-        self._receipt = self._paid(self.per_iteration)
+        self._receipt = receipt
         return True
-
-    def _paid(self, counts: Mapping[str, int]) -> Receipt:
-        return Receipt((k, self.events[k].noise_multiplier, count) for k, count in counts.items())
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -322,9 +312,7 @@ class BatchQueries(Queries):
         name = event.mechanism
         events = {name: GaussianEvent(name, event.noise_multiplier)}
         bounds = {name: clip_norm}
-        super().__init__(
-            engine, meter, events, {name: 1}, {}, bounds, "add_or_remove_one", n_public
-        )
+        super().__init__(engine, meter, events, bounds, "add_or_remove_one", n_public)
         self.event = event
         self.probability = event.sampling_probability
         self.likelihood_power = likelihood_power

@@ -239,8 +239,8 @@ def costs_of_clipping(
     error, cost : (m,) ndarray
         With e_i = (norm_i - b)_+, price (1.1 b)^2 + sum_i e_i^2, the second being the covariance
         of what is clipped, if each is as far from its mean as from 0; and that plus
-        (0.15 sum_i e_i)^2, the square of what remains of its sum where the model is so wrong that so
-        much of it is not given back. (Of mortgages and a logistic regression it was 4 to 20 %, at
+        (0.15 sum_i e_i)^2, the square of what remains of its sum where the model is wrong, and not
+        all of it is given back. (Of mortgages and a logistic regression it was 4 to 20 %, at
         quantiles from 0.99 to 0.9.)
     """
     beyond = np.maximum(norms - bounds[:, None], 0.0)

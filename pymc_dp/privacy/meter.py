@@ -1,4 +1,4 @@
-"""The meter of one chain: no iteration begins before it is paid for."""
+"""What pays for answers: receipts are made here alone, after a charge that is committed."""
 
 from __future__ import annotations
 
@@ -6,10 +6,13 @@ import math
 import os
 import threading
 import time
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeAlias
 
 from pymc_dp.base.checks import check_integer
 from pymc_dp.errors import PlanMismatch
+from pymc_dp.privacy.answer import Receipt
+from pymc_dp.privacy.events import BatchEvent, GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
 
 SMALLEST_LEASE = 64  # iterations
@@ -17,12 +20,30 @@ LEASE_SECONDS = 0.5
 COMMITS_PER_LEASE = 200  # iterations of one lease last this many commits: 1/2 % of the time
 
 
+Answers: TypeAlias = Mapping[GaussianEvent, int] | Mapping[BatchEvent, int]
+"""How many answers of each kind are made at a time."""
+
+
+def pay(ledger: Ledger, account: int, plan_id: int, event: GaussianEvent) -> Receipt:
+    """Charge one release of a recorded plan."""
+    ledger.charge(account, plan_id, event)
+    return _receipt({event: 1})
+
+
+def _receipt(answers: Answers) -> Receipt:
+    return Receipt((e.mechanism, e.noise_multiplier, count) for e, count in answers.items())
+
+
+def _cost(answers: Answers) -> int:
+    return sum(event.cost * count for event, count in answers.items())  # type: ignore
+
+
 class Meter:
     """Pays for the iterations of one chain, in blocks, from one account of a ledger.
 
     Guarantee
     ---------
-    `begin_iteration` returns True only for iterations whose charge is committed, whenever the
+    `begin_iteration` returns a receipt only for iterations whose charge is committed, whenever the
     process is killed, and never in another process than the one that called `begin_chain`: a fork,
     a copy or a pickle of a meter holds no paid iterations. Unused iterations come back only
     through `close`.
@@ -44,12 +65,13 @@ class Meter:
         Where to charge.
     account, plan_id : int
         Whom to charge, for which recorded plan.
-    iteration_cost : int
-        Ledger units of one iteration; 0 if it makes no release, and then nothing is leased.
-    start_cost : int
-        Ledger units charged once when a chain begins; 0 if it begins without a release.
+    per_iteration, at_start : mapping of event to int
+        Answers that one iteration makes, and the beginning of a chain.  Where they cost nothing,
+        nothing is leased.
     iterations : int
         Iterations the chain plans (draws and tune); more are never charged.
+    prepaid : bool, default False
+        Whether all answers were paid for together, as those about batches are.
     """
 
     def __init__(
@@ -57,15 +79,17 @@ class Meter:
         ledger: Ledger,
         account: int,
         plan_id: int,
-        iteration_cost: int,
-        start_cost: int,
+        per_iteration: Answers,
+        at_start: Answers,
         iterations: int,
+        prepaid: bool = False,
     ) -> None:
         self.ledger = ledger
         self.account = account
         self.plan_id = plan_id
-        self.iteration_cost = check_integer("iteration_cost", iteration_cost, minimum=0)
-        self.start_cost = check_integer("start_cost", start_cost, minimum=0)
+        self.per_iteration, self.at_start = dict(per_iteration), dict(at_start)
+        self.iteration_cost = 0 if prepaid else _cost(self.per_iteration)
+        self.start_cost = 0 if prepaid else _cost(self.at_start)
         self.iterations = check_integer("iterations", iterations, minimum=0)
         self._beginning = threading.Lock()
         self._reset()
@@ -106,11 +130,11 @@ class Meter:
                 "each thread, or sample in one after the other"
             )
 
-    def begin_chain(self) -> int:
-        """Register a chain, charge its start and return its number within the run, from 0.
+    def begin_chain(self) -> Receipt:
+        """Register a chain, and pay for its start.
 
-        A chain whose start cannot be paid is `frozen` from the beginning: look before the start's
-        release is made. A chain that this process has not closed is closed first.
+        A chain whose start cannot be paid is `frozen` from the beginning, and the receipt is for
+        nothing. A chain that this process has not closed is closed first.
 
         Raises
         ------
@@ -121,15 +145,15 @@ class Meter:
             self.refuse_other_threads()
             self.close()
             self._reset()
-            number = self.ledger.begin_chain(self.account, self.plan_id)
+            self.ledger.begin_chain(self.account, self.plan_id)
             if self.start_cost > 0:
                 paid = self.ledger.lease(self.account, self.plan_id, self.start_cost, 1)
                 self._frozen = paid == 0
             self._process = os.getpid()
-        return number
+        return _receipt({} if self._frozen else self.at_start)
 
-    def begin_iteration(self) -> bool:
-        """Return whether the next iteration is paid for; False means frozen for good.
+    def begin_iteration(self) -> Receipt | None:
+        """Pay for the next iteration; None means frozen for good.
 
         Raises
         ------
@@ -142,9 +166,9 @@ class Meter:
                 "sample through pm.sample, which begins every chain"
             )
         if self._paid <= 0 and not self._lease():
-            return False
+            return None
         self._paid -= 1
-        return True
+        return _receipt(self.per_iteration)
 
     def close(self) -> None:
         """Give back the iterations of the block that were not begun; harmless when repeated.

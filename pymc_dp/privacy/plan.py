@@ -84,6 +84,10 @@ class Plan:
         """Iterations of one chain, tuning included."""
         return self.draws + self.tune
 
+    def answers(self, counts: Mapping[str, int]) -> dict[GaussianEvent, int]:
+        """Releases as events, from their mechanisms."""
+        return {self.events[name]: count for name, count in counts.items()}
+
     @property
     def iteration_cost(self) -> int:
         """Ledger units of one iteration."""

@@ -33,6 +33,7 @@ from pymc_dp.privacy.answer import (
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.ledger import PREPARATION, Ledger
+from pymc_dp.privacy.meter import pay
 from pymc_dp.rows.contributions import Contribution, Statistic
 from pymc_dp.rows.interfaces import Engine
 
@@ -72,6 +73,7 @@ class _Pending:
     """
 
     event: GaussianEvent
+    receipt: Receipt
     values: dict[str, Any] | None = None
 
     def pays_for(self, event: GaussianEvent, request: Mapping[str, Any]) -> bool:
@@ -396,12 +398,11 @@ class Preparation:
         with interrupts_wait():  # what was charged is also kept
             pending = _PENDING.pop(place, None)
             if pending is None or not pending.pays_for(event, request):
-                self.ledger.charge(self.account, self.plan_id, event)
-                pending = _Pending(event)
+                receipt = pay(self.ledger, self.account, self.plan_id, event)
+                pending = _Pending(event, receipt)
             try:
                 if pending.values is None:
-                    receipt = Receipt([(event.mechanism, event.noise_multiplier, 1)])
-                    value = answer(query, Holder(self.engine).total, receipt)
+                    value = answer(query, Holder(self.engine).total, pending.receipt)
                     pending.values = {
                         "request": request,
                         "value": value.tolist(),

@@ -25,13 +25,13 @@ from pymc_dp.privacy.answer import (
     LaplaceSum,
     Neighboring,
     Query,
-    Receipt,
     VectorSum,
     answer,
     told,
 )
 from pymc_dp.privacy.events import GaussianEvent
 from pymc_dp.privacy.ledger import PREPARATION, STATISTIC, Ledger
+from pymc_dp.privacy.meter import pay
 from pymc_dp.privacy.preparation import interrupts_wait
 from pymc_dp.published.releases import GaussianRelease, GeometricRelease, LaplaceRelease
 from pymc_dp.rows.alone import RowByRow, widened
@@ -304,9 +304,7 @@ def release_statistic(
         return _total(query, scaling.scaled(rows.compute(list(arrays.values()), shown)))
 
     with interrupts_wait():  # what was charged is also released
-        ledger.charge(account, plan_id, event)
-        receipt = Receipt([(event.mechanism, event.noise_multiplier, 1)])
-        noisy = answer(query, total, receipt)
+        noisy = answer(query, total, pay(ledger, account, plan_id, event))
         secure = secure and not noise.is_insecure()
         if not secure and not ledger.is_temporary:
             raise PrivacyError("Insecure test noise was switched on during a release.")

@@ -259,9 +259,10 @@ class PrivateStep(BlockedStep):
             budget.ledger,
             budget.account,
             plan.plan_id,
-            plan.iteration_cost,
-            plan.start_cost,
+            {plan.batches.event: 1} if plan.batches else plan.answers(plan.per_iteration),
+            plan.answers(plan.at_start),
             plan.iterations,
+            prepaid=plan.batches is not None,
         )
         if plan.batches is not None:
             return self._batch_queries(
@@ -276,8 +277,6 @@ class PrivateStep(BlockedStep):
             engine=design.engine,
             meter=meter,
             events=plan.events,
-            per_iteration=plan.per_iteration,
-            at_start=plan.at_start,
             clip_norms=design.clip_norms,
             neighboring=budget.neighboring,
             n_public=budget.n_public,

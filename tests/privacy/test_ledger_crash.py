@@ -10,12 +10,15 @@ import time
 
 import pytest
 
+from pymc_dp.errors import PlanMismatch
 from pymc_dp.privacy import meter as metering
+from pymc_dp.privacy.events import GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 
 FORK = multiprocessing.get_context("fork")
 COST, START = 3, 11
+UNIT = GaussianEvent("gradient", 2.0**20)  # one unit
 
 
 def spend(meter, report):
@@ -56,7 +59,7 @@ def kill_chains(ledger, folder, kills, meter_class=Meter):
     )
     ledger.record_plan(account, 1, {"chains": kills})
     ledger.begin_run(account, 1, max_runs=1, run_cost=0)
-    meter = meter_class(ledger, account, 1, COST, START, 10**9)
+    meter = meter_class(ledger, account, 1, {UNIT: COST}, {UNIT: START}, 10**9)
     moments = random.Random(kills)
     outcomes = []
     for kill in range(kills):
@@ -118,7 +121,7 @@ def test_a_killed_chain_keeps_its_place(tmp_path):
     )
     ledger.record_plan(account, 1, {"chains": 2})
     ledger.begin_run(account, 1, max_runs=1, run_cost=200)
-    meter = Meter(ledger, account, 1, 1, 0, 100)
+    meter = Meter(ledger, account, 1, {UNIT: 1}, {}, 100)
 
     def child():
         meter.begin_chain()
@@ -129,6 +132,8 @@ def test_a_killed_chain_keeps_its_place(tmp_path):
     process.start()
     process.join()
     assert ledger.spent(account) == 64
-    assert meter.begin_chain() == 1
-    assert sum(meter.begin_iteration() for _ in range(100)) == 100
+    meter.begin_chain()
+    assert all(meter.begin_iteration() for _ in range(100))
     assert ledger.spent(account) == 164
+    with pytest.raises(PlanMismatch, match="2 chains"):
+        meter.begin_chain()

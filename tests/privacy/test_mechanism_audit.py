@@ -29,7 +29,7 @@ from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.privacy import answer, noise
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
-from pymc_dp.privacy.answer import Grid, Query, VectorSum, clip_interval, vector_bound
+from pymc_dp.privacy.answer import Grid, Query, Receipt, VectorSum, clip_interval, vector_bound
 from pymc_dp.privacy.chains import Queries
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
@@ -409,7 +409,7 @@ def test_a_kernel_that_asks_for_more_than_it_pays_is_stopped(name):
         fewer = {**sampler.per_iteration, mechanism: sampler.per_iteration[mechanism] - 1}
         engine = records(0)
         queries = make_queries(engine, dict.fromkeys(fewer, 2.0), CLIP, per_iteration=fewer)
-        queries._receipt = queries._paid(sampler.at_start)
+        queries._receipt = Receipt((name, 2.0, n) for name, n in sampler.at_start.items())
         rng = np.random.default_rng(0)
         state = sampler.begin(rng, np.zeros(2), queries)
         queries.begin_iteration()
@@ -445,11 +445,11 @@ def test_nothing_paid_for_survives_the_next_iteration_a_freeze_a_pickle_or_a_new
     assert queries.begin_iteration()
     queries.begin_chain()
     refused(queries)
-    queries.at_start = {"gradient": 1}
+    meter.at_start = [("gradient", 1.0, 1)]
     queries.begin_chain()
     queries.gradient(np.zeros(2))
     refused(queries)
-    meter.frozen = True  # the start could not be paid
+    meter.at_start = []  # the start could not be paid
     queries.begin_chain()
     refused(queries)
 
@@ -528,15 +528,12 @@ def test_the_ledger_is_charged_before_a_record_is_read(name):
             self.look()
             return super().scores(z)
 
-    meter = Meter(
-        ledger, account, plan.plan_id, plan.iteration_cost, plan.start_cost, plan.iterations
-    )
+    paid = plan.answers(plan.per_iteration), plan.answers(plan.at_start)
+    meter = Meter(ledger, account, plan.plan_id, *paid, plan.iterations)
     queries = Queries(
         Watched(records(0).rows),
         meter,
         plan.events,
-        plan.per_iteration,
-        plan.at_start,
         {key: CLIP[key] for key in CLIP if key in plan.events},
         "replace_one",
         N_RECORDS,

@@ -11,6 +11,7 @@ import numpy as np
 import pymc as pm
 
 import pymc_dp as dp
+from pymc_dp.privacy.answer import Receipt
 from pymc_dp.privacy.chains import Queries
 from pymc_dp.privacy.events import GaussianEvent
 from pymc_dp.rows.sparse import SparseBlock
@@ -28,20 +29,20 @@ _serial = itertools.count()
 class FreeMeter:
     """Every iteration is paid for, or the next `left` ones."""
 
-    frozen = False
-
     def __init__(self, left: float = math.inf) -> None:
         self.left = left
+        self.per_iteration: list[tuple[str, float, int]] = []
+        self.at_start: list[tuple[str, float, int]] = []
 
     def refuse_other_threads(self) -> None:
         pass
 
-    def begin_chain(self) -> int:
-        return 0
+    def begin_chain(self) -> Receipt:
+        return Receipt(self.at_start)
 
-    def begin_iteration(self) -> bool:
+    def begin_iteration(self) -> Receipt | None:
         self.left -= 1
-        return self.left >= 0
+        return Receipt(self.per_iteration) if self.left >= 0 else None
 
 
 class LinearRecords:
@@ -144,12 +145,12 @@ def make_queries(
     n_public=None,
 ) -> Queries:
     """The door of the package to `engine`, with one chain begun."""
+    meter, counts = meter or FreeMeter(), per_iteration or dict.fromkeys(noise_multipliers, 1000)
+    meter.per_iteration = [(name, noise_multipliers[name], n) for name, n in counts.items()]
     queries = Queries(
         engine,
-        meter or FreeMeter(),
+        meter,
         {name: GaussianEvent(name, tau) for name, tau in noise_multipliers.items()},
-        per_iteration or dict.fromkeys(noise_multipliers, 1000),
-        {},
         clip_norms,
         neighboring,
         n_public or engine.n_units,
