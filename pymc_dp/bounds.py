@@ -140,7 +140,6 @@ def seal(model: Model) -> None:
 
 
 def _source(model: Model, name: str) -> Variable:
-    """The constant or shared variable that holds the data of a name."""
     observed = {rv.name: rv for rv in model.observed_RVs}
     if name in observed:
         source = data_behind(model.rvs_to_values[observed[name]])
@@ -217,19 +216,7 @@ def source_limits(model: Model) -> dict[Variable, Interval]:
 
 
 def clamp(data: np.ndarray, limits: Interval) -> np.ndarray:
-    """Data of any number of rows, every value outside of the limits replaced by the nearest one.
-
-    Parameters
-    ----------
-    data : (n, ...) ndarray
-    limits : Interval
-        Of one row.
-
-    Returns
-    -------
-    (n, ...) ndarray
-        A copy, of the same type; NaN stays NaN.
-    """
+    """A copy of `data`, values beyond the limits of one row set to these; NaN stays NaN."""
     lower, upper = (np.broadcast_to(end, data.shape[1:]) for end in limits)
     if data.dtype.kind in "iu":
         info = np.iinfo(data.dtype)
@@ -248,12 +235,7 @@ def clamp(data: np.ndarray, limits: Interval) -> np.ndarray:
 
 
 def check_public(model: Model, public: Iterable[str]) -> None:
-    """Refuse bounds on public data.
-
-    Raises
-    ------
-    ValueError
-    """
+    """Refuse bounds on public data with a ValueError."""
     limits = source_limits(model)
     for name in public:
         known = {*[v.name for v in model.data_vars], *[rv.name for rv in model.observed_RVs]}
@@ -269,12 +251,6 @@ def known_limits(model: Model, public: Iterable[str] = ()) -> dict[Variable, Int
 
     Declared bounds, the support of Bernoulli, binomial and Poisson variables, and the smallest and
     largest values of public data.
-
-    Parameters
-    ----------
-    model : pymc.Model
-    public : iterable of str
-        Names of public data and observed variables.
     """
     limits = source_limits(model)
     public = set(public)

@@ -279,7 +279,7 @@ class PrivacyBudget:
 
     @property
     def secrecy(self) -> dict[str, Any]:
-        """What `pymc_dp.records.extract` is told of what is public and what is secret."""
+        """What is public and what is secret, as arguments of `pymc_dp.records.extract`."""
         return {
             "public": self.public,
             "privacy_unit": self.privacy_unit,
@@ -289,7 +289,7 @@ class PrivacyBudget:
 
     @property
     def rows_are_private(self) -> bool:
-        """Whether the number of rows may not be told: a unit may bring any number of them."""
+        """Whether the number of rows is private: a unit may bring any number of them."""
         return self.neighboring == "add_or_remove_one" or self.privacy_unit is not None
 
     @property
@@ -299,7 +299,7 @@ class PrivacyBudget:
 
     @property
     def longest_unnamed(self) -> int:
-        """From how many entries on an array without a name may be private."""
+        """Number of entries from which on an array without a name may be private."""
         private = self.neighboring == "add_or_remove_one"
         n_public = self.n_public if private else None
         return longest_unnamed(self._n_units, n_public)
@@ -375,7 +375,8 @@ class PrivacyBudget:
     ) -> Forecast:
         """What the rest of the budget will buy; nothing is spent and no record is read.
 
-        A model that cannot be sampled privately is refused in the words of :func:`pymc_dp.sample`.
+        A model that cannot be sampled privately is refused with the errors of
+        :func:`pymc_dp.sample`.
 
         Parameters
         ----------
@@ -402,9 +403,9 @@ class PrivacyBudget:
         Notes
         -----
         Rules of thumb for a near-normal posterior with learned settings, from public things alone:
-        n, the budget and the model. How long scores are is simulated: made-up records, with normal
-        features, at the initial point. Other models (several rows or outcomes of a record, group
-        effects, more than 60 parameters) are taken to have scores of a light tail.
+        n, the budget and the model. The norms of scores are simulated with made-up records, with
+        normal features, at the initial point. Other models (several rows or outcomes of a record,
+        group effects, more than 60 parameters) are taken to have scores of a light tail.
         """
         model = model_of(model)
         if get_budget(model) is not self:
@@ -656,10 +657,7 @@ def _digest(model: Model, public: Iterable[str]) -> bytes:
 def _refuse_in_a_worker() -> None:
     """A script without a guard is run again in every worker that is spawned, and would pay again.
 
-    Raises
-    ------
-    RuntimeError
-        Before anything is reserved.
+    RuntimeError before anything is reserved.
     """
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
@@ -670,14 +668,9 @@ def _refuse_in_a_worker() -> None:
 
 
 def model_of(given: Model | None) -> Model:
-    """The model given, or that of the context.
+    """The model given, or that of the context; TypeError if there is none.
 
-    Raises
-    ------
-    TypeError
-        If there is none.
-    ValueError
-        If it is something else: another argument without its name, say.
+    ValueError if it is something else: another argument without its name, say.
     """
     try:
         model = pm.modelcontext(given)
@@ -714,15 +707,7 @@ def get_budget(model: Model | None = None) -> PrivacyBudget | None:
 def require_budget(model: Model, what: str) -> PrivacyBudget:
     """The budget of a complete model, or an error that shows how to give it one.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    what : str
-        Who needs it, for the message.
-
-    Raises
-    ------
-    UnsafeModel
+    UnsafeModel names `what` needs the budget.
     """
     if has_lost_budget(model):
         raise UnsafeModel(

@@ -2,7 +2,7 @@
 
 Privacy per record needs a likelihood that is a sum of one term per record.  :func:`extract` proves
 that from the graph of the model (:mod:`pymc_dp.rows.lift`) and checks it numerically on synthetic
-data of the same shape.  No value of a private array is used here, except to see that it is finite.
+data of the same shape.  It uses no value of a private array, except to see that it is finite.
 """
 
 from __future__ import annotations
@@ -71,19 +71,10 @@ class _Group:
 class Records:
     """What a model says about its records, in graph form.
 
-    Attributes
-    ----------
-    parameters : ParameterVector
-        Unconstrained parameters, in the model's order.
-    groups : tuple
-        Per-record terms, grouped by observed variables that share their rows.
-    public_logp : Variable
-        Log-density of the public terms: prior with Jacobian, and public likelihoods; minus
-        infinity outside the support of the likelihood's parameters.
-    n_units : int
-        Number of privacy units.
-    initial : (d,) ndarray
-        PyMC's initial point, a function of the prior alone.
+    `groups` hold per-record terms, grouped by observed variables that share their rows.
+    `public_logp` is the log-density of the public terms: prior with Jacobian, and public
+    likelihoods; minus infinity outside the support of the likelihood's parameters.  `initial`,
+    (d,), is PyMC's initial point, a function of the prior alone.
     """
 
     parameters: ParameterVector
@@ -151,7 +142,6 @@ class PublicTerms:
 
 
 def _refuse_unsupported(model: Model) -> None:
-    """Models whose likelihood cannot be a sum over records."""
     for rv in model.free_RVs:
         if type(rv.owner.op).__name__ == "PartialObservedRV" or rv.name.endswith("_unobserved"):
             raise NotFactorizable(
@@ -178,7 +168,7 @@ def _refuse_unsupported(model: Model) -> None:
 
 
 def _refuse_bounds_that_are_looked_at(observed: Sequence[Variable]) -> None:
-    """Censored counts whose bounds, of all records, decide how PyMC holds what is observed."""
+    """Refuse censored counts if bounds of all records decide how PyMC holds what is observed."""
     for rv in observed:
         censored = [
             v.owner for v in ancestors([rv]) if v.owner and isinstance(v.owner.op, CensoredRV)
@@ -194,7 +184,7 @@ def _refuse_bounds_that_are_looked_at(observed: Sequence[Variable]) -> None:
 
 
 def private_observed(model: Model, public: Iterable[str]) -> list[Variable]:
-    """The private observed variables of a model."""
+    """The observed variables of a model that are not declared public."""
     public = set(public)
     return [rv for rv in model.observed_RVs if rv.name not in public]
 
@@ -232,17 +222,9 @@ def count_units(
 ) -> tuple[int, dict[str, np.ndarray | None]]:
     """The number of privacy units, and the unit of every row of each private observed variable.
 
-    Parameters
-    ----------
-    privacy_unit : None, (n,) integer array or dict of str to (n,) integer array
-        As in :class:`pymc_dp.PrivacyBudget`.
-
-    Raises
-    ------
-    ValueError
-        If the ids do not match the observed variables.
-    NotFactorizable
-        If observed variables of different lengths have no ids.
+    `privacy_unit` is None, an (n,) integer array, or a dict of these by name, as in
+    :class:`pymc_dp.PrivacyBudget`.  Raises ValueError if the ids do not match the observed
+    variables, and NotFactorizable if observed variables of different lengths have no ids.
     """
     rows = row_counts(model, public)
     if not rows:
@@ -292,7 +274,7 @@ def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:
 
 
 def lengths_of_rows(model: Model, axes: Mapping[Variable, int]) -> set[Variable]:
-    """Lengths of the dims of these axes, on which rows stand, of variables and of data."""
+    """Lengths of the dims of variables and of data, at the axes on which their rows stand."""
     of = ((model.named_vars_to_dims.get(v.name, ()), axis) for v, axis in axes.items())
     dims = {dims[axis] for dims, axis in of if len(dims) > axis}
     return {model.dim_lengths[dim] for dim in dims if dim in model.dim_lengths}
@@ -314,34 +296,25 @@ def extract(
 ) -> Records:
     """Split a model into public terms and one log-likelihood term per record.
 
+    Errors name the variable and the remedy: NotFactorizable, UnsafeModel, or ValueError if declared
+    bounds cannot be applied.
+
     Parameters
     ----------
-    model : pymc.Model
-    public : sequence of str
+    public
         Names of ``pm.Data`` and observed variables that are not private.
     privacy_unit
         See :func:`count_units`.
-    count_is_private : bool, default False
+    count_is_private
         The number of rows is private (add or remove one), as it is with a `privacy_unit`: refuse
         models in which a value, or the shape of a parameter, depends on it.
-    n_public : int, optional
+    n_public
         Public number of units, if theirs is private: it tells how long an unnamed array may be.
-    check : bool, default True
+    check
         Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
-    read : bool, default True
+    read
         Take the data, clamped to their public bounds (:func:`pymc_dp.bounds.bounds`).  Otherwise
         the stores hold two rows of zeros, and no private value is looked at.
-
-    Returns
-    -------
-    Records
-
-    Raises
-    ------
-    NotFactorizable, UnsafeModel
-        With the variable and the remedy.
-    ValueError
-        If declared bounds cannot be applied.
     """
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)
@@ -416,7 +389,6 @@ def extract(
 def _terms(
     model: Model, observed: Sequence[Variable], length: int, counts: RowCounts | None
 ) -> dict[str, Variable]:
-    """The log-likelihoods of observed variables, an entry for each row."""
     if counts is not None:
         for rv in model.observed_RVs:
             _refuse_counted(counts.inside([rv]), f"The likelihood of `{rv.name}`")
@@ -431,10 +403,9 @@ def _terms(
 
 
 def _initial_point(model: Model) -> dict[str, np.ndarray]:
-    """PyMC's initial point; where its default is no number inside of the support, one that is.
+    """PyMC's initial point; where its default is not finite, 0 in unconstrained space.
 
-    The default of a truncated distribution may lie on its bounds, or outside.  0 in unconstrained
-    space is inside.
+    The default of a truncated distribution may lie on its bounds, or outside.  0 is inside.
     """
     point = model.initial_point()
     for rv in model.free_RVs:
@@ -481,7 +452,7 @@ def _refuse_ends(
     shapes: Mapping[Variable, tuple[int, ...]],
     start: Mapping[str, np.ndarray],
 ) -> None:
-    """Scores do not show where a support ends: paid rounds would find nothing."""
+    """Refuse ends of support: scores do not show them, so paid rounds would find nothing."""
     [name] = graph.names
     observed = set(ancestors([model.rvs_to_values[model[name]]]))
     found = ends_of_support(graph, observed, shapes, start)
@@ -498,7 +469,6 @@ def _refuse_ends(
 
 
 def _refuse_constant(graph: RowGraph) -> None:
-    """There is nothing to learn where no derivative is other than 0."""
     if not any(cut.phi.type.dtype.startswith("float") for cut in graph.cuts):
         names = ", ".join(f"`{name}`" for name in graph.names)
         raise UnsafeModel(
@@ -569,7 +539,7 @@ def refuse_private(
     length: int,
     what: str,
 ) -> None:
-    """Refuse a public value behind which there are private data."""
+    """Refuse a public value that depends on private data."""
     label = hides_code([value])
     data = [array_of(leaf) for leaf in leaves]
     # PyMC copies shared variables for initial values: a copy has the same container
@@ -588,7 +558,7 @@ def refuse_private(
 
 
 def longest_unnamed(n_units: int, n_public: int | None) -> int:
-    """From how many entries on an unnamed array may hold one for each record, or unit.
+    """The number of entries from which on an unnamed array may hold one for each record, or unit.
 
     Whether a model is accepted may not depend on a private number of units, nor on a number of
     rows: half of the public number stands for the first, that of units for the second.
@@ -597,9 +567,9 @@ def longest_unnamed(n_units: int, n_public: int | None) -> int:
 
 
 def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
-    """Whether draws from the prior are shown by the graph to use no private data.
+    """Whether the graph shows that draws from the prior use no private data.
 
-    A log-density that is public does not say so: a ``pm.CustomDist`` draws with other code.
+    A public log-density does not show it: a ``pm.CustomDist`` draws with other code.
     """
     for rv in model.free_RVs:
         ops = [v.owner.op for v in ancestors([rv]) if v.owner is not None]
@@ -615,7 +585,6 @@ def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
 
 
 def _refuse_counted(found: Variable | None, what: str) -> None:
-    """Refuse what depends on the number of rows of a private array."""
     if found is not None:
         raise UnsafeModel(counts_rows(what, found))
 
@@ -623,9 +592,10 @@ def _refuse_counted(found: Variable | None, what: str) -> None:
 def _refuse_private_start(
     model: Model, public: Sequence[str], length: int, counts: RowCounts | None
 ) -> None:
-    """Initial values are where the sampler's coordinates have their origin: they are public.
+    """Initial values must be public: the sampler's coordinates have their origin there.
 
-    Their shapes are those of what is released, which is what transforms make of coordinates.
+    Their shapes must be public too, and so must the transforms: what is released has these shapes,
+    and is what transforms make of coordinates.
     """
     named = public_inputs(model, public)
     released = model.replace_rvs_by_values(model.free_RVs)
@@ -640,7 +610,7 @@ def _refuse_private_start(
 
 
 def _refuse_start_at_a_record(model: Model, groups: Sequence[_Group]) -> None:
-    """No initial value is a part of an array of records, however short."""
+    """No initial value may be a part of an array of records, however short."""
     arrays = [array_of(leaf.source) for group in groups for leaf in group.graph.leaves]
     for rv, start in zip(model.free_RVs, _starts(model), strict=True):
         constants = [v.data for v in ancestors([start]) if isinstance(v, Constant)]
@@ -653,7 +623,6 @@ def _refuse_start_at_a_record(model: Model, groups: Sequence[_Group]) -> None:
 
 
 def _starts(model: Model) -> list[Variable]:
-    """The initial values of the free random variables, transformed."""
     return make_initial_point_expression(
         free_rvs=model.free_RVs,
         rvs_to_transforms=model.rvs_to_transforms,
@@ -677,8 +646,8 @@ def _refuse_shared_rows(groups: Sequence[_Group], public: set[Variable]) -> None
     """An entry in memory belongs to one unit, wherever a likelihood reads it.
 
     Identity is that of the memory, so a view or a slice of an array is the array itself.  PyMC
-    copies what it observes and what is in ``pm.Data``: of these, and of other copies, only the
-    user knows whether they hold the same entries.
+    copies what it observes and what is in ``pm.Data``.  Only the user knows whether such copies, or
+    others, hold the same entries.
     """
     earlier: list[tuple[Variable, np.ndarray, np.ndarray]] = []
     for group in groups:
@@ -707,7 +676,7 @@ def _refuse_shared_rows(groups: Sequence[_Group], public: set[Variable]) -> None
 
 
 def _refuse_captured_rows(groups: Sequence[_Group]) -> None:
-    """No part of an array of records, a row of it say, is left where every record reads it."""
+    """No part of an array of records, such as a row, may be left where every record reads it."""
     arrays = [array_of(leaf.source) for group in groups for leaf in group.graph.leaves]
     for group in groups:
         graph = group.graph
@@ -746,10 +715,7 @@ def _rows_overlap(array: np.ndarray) -> bool:
 
 
 def _same_units(a: np.ndarray, of_a: np.ndarray, b: np.ndarray, of_b: np.ndarray) -> bool:
-    """Whether the entries in memory that two arrays share have the same unit in both.
-
-    In each of them an entry is in one row.
-    """
+    """Whether the entries that two arrays share have the same unit in both; each is in one row."""
     if not share_memory(a, b):
         return True
     if a.itemsize != b.itemsize or not _whole_entries(a, b):
@@ -772,7 +738,6 @@ def _whole_entries(*arrays: np.ndarray) -> bool:
 
 
 def _addresses(array: np.ndarray) -> np.ndarray:
-    """Where the entries of an array are in memory, row by row."""
     places = np.full(1, array.__array_interface__["data"][0])
     for size, stride in zip(array.shape, array.strides, strict=True):
         places = np.add.outer(places, stride * np.arange(size))

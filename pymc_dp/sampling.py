@@ -61,7 +61,7 @@ STEPS: dict[str, type[PrivateStep]] = {
         ExponentialFamilyPenalty,
     )
 }
-#: Arguments of pm.sample that would bypass the private step or the release.
+#: Arguments of pm.sample that would bypass the private step or the release, with the reason.
 _REFUSED = {
     "nuts_sampler": "external samplers are not private",
     "nuts": "NUTS is not private",
@@ -209,7 +209,7 @@ def _run(private: PrivateStep, paid: PaidDraws, *, model: Model, **call: Any) ->
 def _as_interrupted(
     budget: PrivacyBudget, model: Model, tune: int, chains: int, step: Any
 ) -> int | None:
-    """The draws that "auto" came to when a preparation began that can be resumed."""
+    """The draws that "auto" gave when a preparation began that can be resumed."""
     for _, plan in unfinished_preparations(budget):
         counts = plan["settings"]
         if plan["sampler"] != name_of(step) + PREPARES:
@@ -239,7 +239,7 @@ def _sample_privatized(
     model: Model,
     kwargs: dict[str, Any],
 ) -> Any:
-    """Parameters and their records from published statistics; only what is asked for is kept."""
+    """Sample parameters and their records from published statistics; keep what is asked for."""
     if draws == "auto":
         raise ValueError("draws='auto' is for private steps, which share a budget; give a number.")
     if not isinstance(step, PrivacyAwareGibbs):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 
-#: What a budget may promise.
+#: Least and largest epsilon, and delta, of a budget.
 _EPSILONS, _DELTAS = (1e-3, 1e6), (1e-300, 0.5)
 
 

@@ -115,7 +115,7 @@ def sample_call() -> SampleCall | None:
 
 
 def sample_into(trace: Any, **call: Any) -> None:
-    """``pm.sample``, of which only the trace is wanted: nothing is converted, nor checked."""
+    """Call ``pm.sample`` for its trace alone: nothing is converted or checked."""
     with warnings.catch_warnings():  # PyMC 6.4 says that this argument will be gone
         warnings.filterwarnings("ignore", "`return_inferencedata=False`", FutureWarning)
         pm.sample(trace=trace, return_inferencedata=False, compute_convergence_checks=False, **call)
@@ -147,7 +147,7 @@ def group(idata: Any, name: str) -> xr.Dataset:
 
 
 def attributes(idata: Any) -> dict[str, Any]:
-    """Attributes of a result: of the whole, or else of its posterior."""
+    """Attributes of a result: those of the whole before those of its posterior."""
     found = dict(getattr(idata, "attrs", None) or {})
     if "posterior" in group_names(idata):
         found = {**group(idata, "posterior").attrs, **found}

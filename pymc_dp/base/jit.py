@@ -1,6 +1,6 @@
 """Numba compilation with a disk cache wherever there is a place for one, which is never stale.
 
-Numba's own cache looks at the file of the function that is called alone.  Code compiled into it
+Numba's own cache looks only at the file of the function that is called.  Code compiled into it
 from other files, and constants taken from them, would stay as they were after these files changed.
 So compiled code is kept in a directory named by a digest of every file that it can come from.
 """
@@ -66,7 +66,7 @@ def sources() -> dict[str, str]:
 
 
 def _digest() -> str:
-    """Of the sources and of what else compiled code depends on.
+    """Digest of the sources, and of what else compiled code depends on.
 
     Numba looks at its own version, that of Python, the processor and the types of arguments.
     Without sources (in an archive, say) no code of another process is ever read.
@@ -118,17 +118,17 @@ class _Locator(_CacheLocator):
         super().ensure_cache_path()
 
 
-# The way in which PyTensor, too, says where code is kept; functions of others are left alone.
+# PyTensor says in the same way where code is kept; functions of other packages are left alone.
 CompileResultCacheImpl._locator_classes.insert(0, _Locator)
 
 
 def compiled(**options: Any) -> Callable[[F], F]:
     """``numba.njit(cache=True, nogil=True, **options)``, uncached where nothing can be written.
 
-    Threads may run it side by side (:mod:`pymc_dp.base.threads`).  In a read-only
-    installation without a writable user cache directory ``cache=True`` raises at decoration, and
-    the package could not be imported.  Locators named in ``NUMBA_CACHE_LOCATOR_CLASSES`` do not
-    know the digest.
+    Threads may run it side by side (:mod:`pymc_dp.base.threads`).  In a read-only installation
+    without a writable user cache directory ``cache=True`` raises at decoration, and the package
+    could not be imported.  Locators named in ``NUMBA_CACHE_LOCATOR_CLASSES`` do not know the
+    digest.
     """
     cache = not getattr(numba.config, "CACHE_LOCATOR_CLASSES", "")
 

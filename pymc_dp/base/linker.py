@@ -17,11 +17,11 @@ class ExactLinker(NumbaLinker):
     """Numba's linker: every row of a block gives the same bits wherever it stands.
 
     A function that was pickled is compiled again where it arrives, and PyTensor's default there is
-    ``fastmath``: so the linker, which travels with the function, sets it.
+    ``fastmath``: so the linker, which travels with the function, turns that off.
     """
 
     def fgraph_convert(self, fgraph: Any, **kwargs: Any) -> Any:
-        """Functions of all operations, without fastmath."""
+        """Convert the functions of all operations, without fastmath."""
         with pytensor.config.change_flags(numba__fastmath=False):
             return super().fgraph_convert(fgraph, **kwargs)
 

@@ -13,12 +13,7 @@ def minus_hessian(
 ) -> np.ndarray:
     """(d, d) minus the Hessian of a function with the given gradient, by central differences.
 
-    Parameters
-    ----------
-    gradient : callable
-        (d,) -> (d,)
-    at, steps : (d,) ndarray
-        The place, and half the length of the difference along each axis.
+    `steps` (d,) are half the lengths of the differences along each axis.
     """
     rows = [
         (gradient(at - step * axis) - gradient(at + step * axis)) / (2.0 * step)
@@ -35,21 +30,11 @@ def positive_part(matrix: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 
 def within(hessian: np.ndarray, metric: np.ndarray, slope: np.ndarray, radius: float) -> np.ndarray:
-    """The best step of a quadratic model in a trust region.
+    """The step (d,) that is best for a quadratic model in a trust region.
 
-    Parameters
-    ----------
-    hessian, metric : (d, d) ndarray
-        Symmetric, positive definite.
-    slope : (d,) ndarray
-        Gradient of what is maximised.
-    radius : float
-
-    Returns
-    -------
-    (d,) ndarray
-        (hessian + lambda metric)^-1 slope with the least lambda >= 0 that makes
-        s' metric s <= radius^2 (More 1978).
+    It is (hessian + lambda metric)^-1 slope with the least lambda >= 0 that makes
+    s' metric s <= radius^2 (More 1978).  `hessian` and `metric` are symmetric, positive definite;
+    `slope` is the gradient of what is maximised.
     """
     values, basis = eigh(hessian, metric)  # basis' metric basis = I
     inner = basis.T @ slope

@@ -10,15 +10,9 @@ import numpy as np
 def at_last_two(
     memory: dict[bytes, np.ndarray], z: np.ndarray, compute: Callable[[], np.ndarray]
 ) -> np.ndarray:
-    """The value at z, from a memory of the two points that were used last.
+    """The value at z (d,), from a memory of the two points that were used last.
 
-    Parameters
-    ----------
-    memory : dict
-        Changed in place; its owner decides who may see it and when it is emptied.
-    z : (d,) ndarray
-    compute : callable
-        Gives the value at z, where it is not known.
+    The memory is changed in place; its owner decides who may see it and when it is emptied.
     """
     key = z.tobytes()
     if key in memory:  # the point was used: it is now the newer one

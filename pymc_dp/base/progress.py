@@ -1,4 +1,4 @@
-"""That something is being done, and for how long."""
+"""A display that something is being done, and for how long."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 @contextmanager
 def working(what: str, progressbar: bool) -> Iterator[None]:
-    """Show what is done meanwhile, and for how long."""
+    """Show what is being done, and for how long."""
     bar = Progress(
         TextColumn(what),
         SpinnerColumn(finished_text=""),

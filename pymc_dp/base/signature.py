@@ -9,18 +9,10 @@ _FIRST = ("vars", "draws", "tune", "chains")
 
 
 def full_signature(cls: type, hidden: Collection[str] = ()) -> inspect.Signature:
-    """Signature of a step method with what its ``**kwargs`` stands for.
+    """Signature of a step method with the parameters that its ``**kwargs`` stands for.
 
-    Parameters
-    ----------
-    cls : type
-    hidden : collection of str
-        Parameters of bases that `cls` sets, or refuses.
-
-    Returns
-    -------
-    inspect.Signature
-        Variables and plan first, then the class's own parameters, then those of its bases.
+    Variables and plan come first, then the class's own parameters, then those of its bases.
+    `hidden` are parameters of bases that `cls` sets, or refuses.
     """
     found: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:

@@ -11,7 +11,7 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-#: Numbers to be read from which on it pays to start a thread, a tenth of a millisecond: one or two.
+#: Least numbers to be read per thread: starting one takes one or two tenths of a millisecond.
 _WORTH = 2**18
 
 _workers: int | None = None

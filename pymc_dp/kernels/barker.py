@@ -23,22 +23,12 @@ _GRID = np.linspace(0.0, 30.0, 1201)
 
 @dataclass(frozen=True, eq=False)
 class Correction:
-    """What is added to N(0, sd^2) so that the sum is nearly logistic.
-
-    Attributes
-    ----------
-    sd : float
-    places : (k,) ndarray
-        Of the components: normals of one width about +place and -place.
-    weights : (k,) ndarray
-    error : float
-        Largest difference between the distribution function of the sum and the logistic one.
-    """
+    """What is added to N(0, sd^2) so that the sum is nearly logistic: a mixture of normals."""
 
     sd: float
-    places: Array
-    weights: Array
-    error: float
+    places: Array  # (k,): the components are normals of one width about +place and -place
+    weights: Array  # (k,)
+    error: float  # largest difference of the distribution functions: of the sum, and logistic
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
         """Independent draws of the correction."""
@@ -52,25 +42,13 @@ class Correction:
 def correction(sd: float) -> Correction:
     """The mixture of normals that comes closest to the logistic distribution.
 
-    Parameters
-    ----------
-    sd : float
-        Standard deviation of the Gaussian noise, below that of the logistic, pi / 3^(1/2) = 1.81.
+    `sd` is the standard deviation of the Gaussian noise. It must be below that of the logistic
+    distribution, pi / 3^(1/2) = 1.81, else ValueError.
 
-    Returns
-    -------
-    Correction
-
-    Raises
-    ------
-    ValueError
-
-    Notes
-    -----
-    For no sd is a logistic variable exactly a normal one plus an independent other: its
-    characteristic function over the Gaussian's diverges.  Here the largest difference of
-    distribution functions is made least, a linear program in the weights.  It is 2.3e-7 for sd 1,
-    2.9e-5 for 1.2, 6.5e-4 for 1.4 and 5.0e-3 for 1.6.
+    A logistic variable is for no sd exactly a normal one plus an independent other: its
+    characteristic function over the Gaussian's diverges. A linear program in the weights makes the
+    largest difference of distribution functions least. It is 2.3e-7 for sd 1, 2.9e-5 for 1.2,
+    6.5e-4 for 1.4 and 5.0e-3 for 1.6.
     """
     if not 0.0 < sd < np.pi / np.sqrt(3.0):
         raise ValueError(
@@ -107,12 +85,9 @@ def _components(x: Array, places: Array, sd: float) -> Array:
 class BarkerTest:
     """Accept when log ratio + noise + correction > 0.
 
-    Parameters
-    ----------
-    noise_sd : float
-        To which the noise of every answer is filled up with public noise.  Proposals whose answer
-        is noisier are rejected; as noise is symmetric in the two positions, so is that.  (Where an
-        answer tells an estimate of its noise, symmetric is the law of that.)
+    Public noise fills the noise of every answer up to `noise_sd`. Proposals whose answer is noisier
+    are rejected; as noise is symmetric in the two positions, so is that. (Where an answer tells an
+    estimate of its noise, the law of the estimate is symmetric.)
 
     Notes
     -----
@@ -121,12 +96,12 @@ class BarkerTest:
         Here V is logistic up to `Correction.error`.
 
     Weaknesses
-        Approximate, whatever the correction.  The relative error of small acceptance probabilities
-        is larger than that of the distribution function.  At most half as many proposals are
-        accepted as by a test of Metropolis.  Noise with a third cumulant k changes the log odds of
-        a move and its reverse by k (1 - 6 f) / 6, with f the logistic density at the log ratio, in
-        first order; where part of the noise is that of sampling, with an estimated variance v, k is
-        its third cumulant less three times its covariance with v.
+        Approximate, whatever the correction. The relative error of small acceptance probabilities
+        is larger than that of the distribution function. The test accepts at most half as many
+        proposals as a Metropolis test. Noise with a third cumulant k changes the log odds of a move
+        and its reverse by k (1 - 6 f) / 6 in first order, with f the logistic density at the log
+        ratio. Where part of the noise is that of sampling, with an estimated variance v, k is its
+        third cumulant less three times its covariance with v.
     """
 
     noise_sd: float

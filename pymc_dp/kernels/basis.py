@@ -15,17 +15,9 @@ from pymc_dp.kernels.interfaces import Array, Batch, Mask, Path, PathQueries
 class InBasis:
     """Path queries about z = B w, asked in w.
 
-    A score in w is B' times that in z, so its noise has covariance sigma^2 B'B; public noise is
-    added to make it isotropic, as the kernel assumes.
-
-    Parameters
-    ----------
-    queries : PathQueries
-        In z.
-    basis : (d, d) ndarray
-        B, invertible.
-    rng : numpy.random.Generator
-        Public randomness.
+    A score in w is B' times that in z, so its noise has covariance sigma^2 B'B; public noise from
+    `rng` makes it isotropic, as the kernel assumes. `queries` are in z; `basis` is B, (d, d) and
+    invertible.
     """
 
     def __init__(self, queries: PathQueries, basis: Array, rng: np.random.Generator) -> None:

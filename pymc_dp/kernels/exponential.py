@@ -25,30 +25,19 @@ from pymc_dp.kernels.interfaces import Array, Batch, StatisticQueries
 class StatisticRatios:
     """What the penalty method asks, answered from the sums of a statistic.
 
-    Parameters
-    ----------
-    queries : StatisticQueries
-    natural : callable
-        z -> (..., m + 1): natural parameters phi(z), and minus the log-normaliser, -A(z).
-    n : float
-        Number of records, public.  Where it is not, 1 is an entry of the statistic, -A(z) one of
-        the natural parameters, and this is 0.
+    `n` is the public number of records. Where it is not public, 1 is an entry of the statistic,
+    -A(z) is one of the natural parameters, and `n` is 0.
 
-    Notes
-    -----
-    Guarantee
-        One release of the sums for each ratio.
+    Guarantee: one release of the sums for each ratio.
 
-    Assumptions
-        The noise of the sums is fresh at every call, of the stated size, and the same for all
-        entries.
+    Assumptions: the noise of the sums is fresh at every call, of the stated size, and the same for
+    all entries.
 
-    Weaknesses
-        All entries get the same noise, in whatever units they are; the caller scales them.
+    Weaknesses: all entries get the same noise, in whatever units they are; the caller scales them.
     """
 
     queries: StatisticQueries
-    natural: Callable[[Array], Array]
+    natural: Callable[[Array], Array]  # z -> (..., m + 1): natural parameters phi(z), then -A(z)
     n: float
 
     def log_ratio(self, z_from: Array, z_to: Array) -> tuple[Batch, Batch]:

@@ -75,21 +75,9 @@ def integrate(
 ) -> Trajectory:
     """Follow kicks p <- p + kick * h * score(z) and drifts z <- z + drift * h * p.
 
-    Parameters
-    ----------
-    z, momentum : array of shape (..., d)
-    step_size : float or array of shape (d,)
-        h; an array is a diagonal mass, h / sqrt(m_j).
-    stages : tuple of (kick, drift)
-        Coefficients, see `INTEGRATORS`; a zero kick asks for no score.
-    score : callable
-        Noisy score of the posterior; called with finite positions only.
-    first : array of shape (..., d), optional
-        Score to use for the first kick instead of asking for one.
-
-    Returns
-    -------
-    Trajectory
+    The `step_size` is h; an array (d,) is a diagonal mass, h / sqrt(m_j). `score` gives the noisy
+    score of the posterior, and is called with finite positions only. A zero kick asks for no score,
+    and the first kick uses `first` if that is given.
     """
     start, finite, gradient = z, np.isfinite(z).all(axis=-1), np.zeros_like(z)
     for kick, drift in stages:
@@ -108,19 +96,11 @@ def initial_state(
 ) -> HMCState:
     """State of a chain that starts at ``z``.
 
-    Parameters
-    ----------
-    z : array of shape (..., d)
-    prior : Prior
-    release_gradient : callable, optional
-        ``queries.gradient``, to reuse gradients: one release at ``z`` is made and kept in the
-        state. Build a new state, and pay again, whenever the noise, the clip norm or the scaling
-        changes.
+    ValueError if the position or its log prior density is not finite.
 
-    Raises
-    ------
-    ValueError
-        If the position or its log prior density is not finite.
+    To reuse gradients, pass ``queries.gradient`` as `release_gradient`: one release at ``z`` is
+    made and kept in the state. Build a new state, and pay again, whenever the noise, the clip norm
+    or the scaling changes.
     """
     log_prior = start_log_prior(z, prior)
     if release_gradient is None:
@@ -139,16 +119,12 @@ def transition(
     integrator: Integrator = "leapfrog",
     adjusted: bool = True,
 ) -> tuple[HMCState, HMCInfo]:
-    r"""One iteration of DP-HMC with fresh momentum.
+    """One iteration of DP-HMC with fresh momentum.
 
     Parameters
     ----------
-    rng : numpy.random.Generator
-        Public randomness.
     state : HMCState
-        With a stored gradient, that one is used for the first half kick (gradient reuse).
-    queries : HamiltonianQueries
-    prior : Prior
+        A stored gradient is used for the first half kick (gradient reuse, for leapfrog only).
     step_size : float or array of shape (d,)
         h in z; an array is a diagonal mass, h / sqrt(m_j). May vary between iterations if it does
         not depend on the state.
@@ -158,40 +134,31 @@ def transition(
         Leapfrog is Algorithm 1 of the paper; position saves a release by starting with half a
         drift.
     adjusted : bool, default True
-        False moves without the accept test, and asks for no log-likelihood ratio: a burn-in
-        towards the bulk. Such draws are not kept.
-
-    Returns
-    -------
-    HMCState, HMCInfo
-
-    Raises
-    ------
-    ValueError
-        If a gradient is stored and the integrator is not leapfrog.
+        False moves without the accept test, and asks for no log-likelihood ratio: a burn-in towards
+        the bulk. Such draws are not kept.
 
     Notes
     -----
     Accept when log u < R~ + log pi0(z')/pi0(z) + (p.p - p'.p')/2 - s^2/2, with R~ the released sum
     of clipped log-likelihood ratios and s its noise standard deviation.
 
-    Gradient reuse extends the state to (z, G) with target pi(z) N(G; g(z), sigma^2 I). G drives
-    the first half kick and a fresh G' the last; the map (z, p, G, G') -> (z', -p', G', G) is a
+    Gradient reuse extends the state to (z, G) with target pi(z) N(G; g(z), sigma^2 I). G drives the
+    first half kick and a fresh G' the last; the map (z, p, G, G') -> (z', -p', G', G) is a
     volume-preserving involution and the densities of G, G' cancel. On rejection G stays and G' is
     dropped.
 
     Guarantee
-        The posterior is stationary, for any noise and any clipping of the gradients: a noisy
-        kick is a shear for every value of its noise, so the trajectory is reversible with respect
-        to Lebesgue measure.
+        The posterior is stationary, for any noise and any clipping of the gradients: a noisy kick
+        is a shear for every value of its noise, so the trajectory is reversible with respect to
+        Lebesgue measure.
 
     Assumptions
         No log-likelihood ratio is clipped, s is symmetric in (z, z'), momentum is fresh.
 
     Weaknesses
         Each iteration pays for a log-likelihood ratio, whose clip grows with the distance moved;
-        clipping it biases the chain as in `pymc_dp.kernels.penalty`. Gradient noise accumulates
-        in the kinetic energy and lowers acceptance as L grows.
+        clipping it biases the chain as in `pymc_dp.kernels.penalty`. Gradient noise accumulates in
+        the kinetic energy and lowers acceptance as L grows.
     """
     if state.gradient is not None and integrator != "leapfrog":
         raise ValueError(

@@ -119,20 +119,11 @@ class ClipInterval(Protocol):
 
 
 class Proposed(NamedTuple):
-    """A proposal.
+    """A proposal."""
 
-    Attributes
-    ----------
-    z : (..., d) array
-    log_ratio : float or array of shape (...)
-        log q(z | z') - log q(z' | z).
-    turned : (..., d) array
-        The directions that the chain goes on with if the proposal is rejected.
-    """
-
-    z: Array
-    log_ratio: Batch
-    turned: Array
+    z: Array  # (..., d)
+    log_ratio: Batch  # log q(z | z') - log q(z' | z), shape (...)
+    turned: Array  # (..., d): directions that the chain goes on with after a rejection
 
 
 class Proposal(Protocol):

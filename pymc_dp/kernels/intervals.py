@@ -16,13 +16,8 @@ from pymc_dp.kernels.interfaces import Batch
 class ConstantInterval:
     """Clip energy errors to [-c, c] whatever the path.
 
-    Parameters
-    ----------
-    c : float
-        Half-width. About a tenth of the gradient clip norm suits whitened coordinates.
+    About a tenth of the gradient clip norm suits whitened coordinates.
 
-    Notes
-    -----
     Weaknesses: nothing shows that no record is clipped, and clipped energy errors bias the target.
     """
 
@@ -35,21 +30,15 @@ class ConstantInterval:
 
 @dataclass(frozen=True, slots=True)
 class CurvatureInterval:
-    r"""Interval that contains every energy error of a record with bounded curvature.
+    """Interval that contains every energy error of a record with bounded curvature.
 
-    Parameters
-    ----------
-    beta : float
-        Public bound on the spectral norm of a record's log-likelihood Hessian in z. It comes from
-        public bounds on the covariates, never from the data.
-    log_concave : bool
-        Whether every record's Hessian lies in [-beta I, 0]; halves the width.
+    `beta` is a public bound on the spectral norm of a record's log-likelihood Hessian in z. It
+    comes from public bounds on the covariates, never from the data. `log_concave` says that every
+    record's Hessian lies in [-beta I, 0]; this halves the width.
 
-    Notes
-    -----
     The path moves from z_j by delta_j to mid_j and by delta'_j to z_{j+1}. Taylor's theorem about
-    mid_j leaves e_i = sum_j (delta'_j.H'_j.delta'_j - delta_j.H_j.delta_j) / 2 for some Hessians
-    of l_i, so with D = sum |delta_j|^2 and D' = sum |delta'_j|^2
+    mid_j leaves e_i = sum_j (delta'_j.H'_j.delta'_j - delta_j.H_j.delta_j) / 2 for some Hessians of
+    l_i, so with D = sum |delta_j|^2 and D' = sum |delta'_j|^2
 
     - |e_i| <= beta (D + D') / 2 in general,
     - -beta D'/2 <= e_i <= beta D/2 if log-concave.

@@ -25,20 +25,9 @@ def van_der_corput(index: int) -> float:
 class HaltonJitter:
     """Multipliers 1 + width * (2 u_t - 1), u_t the t-th van der Corput point shifted modulo 1.
 
-    Parameters
-    ----------
-    width : float
-        w in [0, 1); multipliers lie in [1 - w, 1 + w].
-    shift : float, default 0
-        Random shift in [0, 1), the same for all iterations of a chain; see `random`.
+    The `width` is in [0, 1), so multipliers are positive. The `shift`, in [0, 1), is the same for
+    all iterations of a chain; `random` draws it.
 
-    Raises
-    ------
-    ValueError
-        If the width is outside [0, 1).
-
-    Notes
-    -----
     Guarantee: the multiplier depends on the iteration only, never on the state, so a kernel that
     leaves the posterior stationary at every step size still does.
     """

@@ -130,10 +130,7 @@ def _walk(
 def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> LangevinState:
     """State of a chain that starts at ``z``, with momentum from N(0, I).
 
-    Raises
-    ------
-    ValueError
-        If the position or its log prior density is not finite.
+    ValueError if the position or its log prior density is not finite.
     """
     return LangevinState(z, rng.standard_normal(z.shape), start_log_prior(z, prior))
 
@@ -151,15 +148,10 @@ def transition(
     friction: float | Array = 0.0,
     adjusted: bool = True,
 ) -> tuple[LangevinState, LangevinInfo]:
-    r"""One Langevin trajectory with an exact path-space accept test.
+    """One Langevin trajectory with an exact path-space accept test.
 
     Parameters
     ----------
-    rng : numpy.random.Generator
-        Public randomness.
-    state : LangevinState
-    queries : PathQueries
-    prior : Prior
     step_size : float or array of shape (d,)
         h in z; an array is a diagonal mass, h / sqrt(m_j). May vary between iterations if it does
         not depend on the state. The noise sets no upper limit.
@@ -168,18 +160,14 @@ def transition(
     interval : ClipInterval
         Of the per-record energy errors; see `pymc_dp.kernels.intervals`.
     persistent : bool, default True
-        Keep the momentum of the last iteration; with strong noise it is refreshed by the kicks
-        anyway. False draws it again, which suits L > 1.
+        Keep the momentum of the last iteration; with strong noise the kicks refresh it anyway.
+        False draws it again, which suits L > 1.
     friction : float or array of shape (d,), default 0
         Least friction gamma wanted, in 1 / time: public noise is added where the release's own
         noise is below sqrt(2 gamma / h). About 1 suits whitened coordinates.
     adjusted : bool, default True
         False moves without the accept test, and asks for no energy error: a burn-in towards the
         bulk from a distance at which no path would be accepted. Such draws are not kept.
-
-    Returns
-    -------
-    LangevinState, LangevinInfo
 
     Notes
     -----

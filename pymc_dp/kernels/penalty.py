@@ -42,30 +42,16 @@ class PenaltyInfo(NamedTuple):
 def penalty_test(
     rng: np.random.Generator, possible: Mask, value: Batch, noise_sd: Batch, public: Batch
 ) -> tuple[Mask, Batch]:
-    r"""Accept when log u < value + public - noise_sd^2 / 2.
+    """Accept when log u < value + public - noise_sd^2 / 2.
 
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        Public randomness, for u.
-    possible : mask of shape (...)
-        False where the proposal is rejected whatever the released value.
-    value, noise_sd : float or array of shape (...)
-        Released log ratio R + N(0, noise_sd^2) and its noise.
-    public : float or array of shape (...)
-        Public part of the log acceptance ratio.
+    The `value` is the released log ratio, R + N(0, noise_sd^2), and `public` is the public part of
+    the log acceptance ratio. Where `possible` is False the proposal is rejected whatever the
+    released value. Returns the decisions and the right-hand side.
 
-    Returns
-    -------
-    accepted : mask of shape (...)
-    log_accept : float or array of shape (...)
-
-    Notes
-    -----
-    Guarantee: with lambda = R + public odd and noise_sd even under exchange of current and
-    proposed state, detailed balance holds exactly, because
-    E min(1, exp(lambda + xi - s^2/2)) = exp(lambda) E min(1, exp(-lambda + xi - s^2/2)) for
-    xi ~ N(0, s^2).
+    Guarantee: with lambda = R + public odd and noise_sd even under exchange of current and proposed
+    state, detailed balance holds exactly, because
+    E min(1, exp(lambda + xi - s^2/2)) = exp(lambda) E min(1, exp(-lambda + xi - s^2/2)) for xi ~
+    N(0, s^2).
     """
     log_accept = value + public - 0.5 * np.square(noise_sd)
     log_u = -rng.standard_exponential(np.shape(possible))
@@ -75,10 +61,7 @@ def penalty_test(
 def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> PenaltyState:
     """State of a chain that starts at ``z``, with directions at random.
 
-    Raises
-    ------
-    ValueError
-        If the position or its log prior density is not finite.
+    ValueError if the position or its log prior density is not finite.
     """
     direction = np.where(rng.random(z.shape) < 0.5, -1.0, 1.0)
     return PenaltyState(z, start_log_prior(z, prior), direction)
@@ -94,24 +77,11 @@ def transition(
     likelihood_power: float = 1.0,
     test: AcceptTest = penalty_test,
 ) -> tuple[PenaltyState, PenaltyInfo]:
-    r"""One iteration of the penalty method.
+    """One iteration of the penalty method.
 
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        Public randomness.
-    state : PenaltyState
-    queries : LogRatioQueries
-    prior : Prior
-    proposal : Proposal
-    likelihood_power : float, default 1.0
-        The target is prior times likelihood to this power T.  Clipping T r_i to T c, as Yildirim &
-        Ermis (2019) do, is T times the same answer: all that changes is what is made of it.
-    test : AcceptTest
-
-    Returns
-    -------
-    PenaltyState, PenaltyInfo
+    The target is prior times likelihood to the power T, the `likelihood_power`. Clipping
+    T r_i to T c, as Yildirim & Ermis (2019) do, is T times the same answer: all that changes is
+    what is made of it.
 
     Notes
     -----

@@ -1,4 +1,7 @@
-"""Ways to propose a new position that look at no record."""
+"""Ways to propose a new position that look at no record.
+
+Each has a `scale`: a float, or an array (d,) with one entry per coordinate.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,7 @@ from pymc_dp.kernels.interfaces import Array, Proposed
 
 @dataclass(frozen=True, slots=True)
 class GaussianProposal:
-    """Random walk z' = z + scale * N(0, I); symmetric.
-
-    Parameters
-    ----------
-    scale : float or array of shape (d,)
-        Standard deviation of the step, per coordinate if an array.
-    """
+    """Random walk z' = z + scale * N(0, I); symmetric."""
 
     scale: float | Array
 
@@ -28,15 +25,10 @@ class GaussianProposal:
 
 @dataclass(frozen=True, slots=True)
 class OneComponentProposal:
-    """Random walk of one coordinate, chosen at random; symmetric.
+    """Random walk of one coordinate, chosen at random, by scale * N(0, 1); symmetric.
 
     The move is shorter by a factor of sqrt(d) than one of all coordinates with the same scale, and
     so is the noise of its log-likelihood ratio (Yildirim & Ermis 2019, section 3.1).
-
-    Parameters
-    ----------
-    scale : float or array of shape (d,)
-        Standard deviation of the step.
     """
 
     scale: float | Array
@@ -49,18 +41,13 @@ class OneComponentProposal:
 
 @dataclass(frozen=True, slots=True)
 class GuidedProposal:
-    """Guided walk: one coordinate, on in its own direction until a move is rejected.
+    """Guided walk: one coordinate goes on in its own direction until a move is rejected.
 
-    Every coordinate carries a direction of 1 or -1, kept where it moved and turned round where it
-    did not (Gustafson 1998; Yildirim & Ermis 2019).  Position and directions together have the
-    posterior times fair coins as their stationary distribution: a move and its reverse, with the
-    direction turned round, are proposed with the same density, and the accept test satisfies
-    detailed balance in the positions.
-
-    Parameters
-    ----------
-    scale : float or array of shape (d,)
-        The length of the step is scale * |N(0, 1)|.
+    The length of the step is scale * |N(0, 1)|. Every coordinate carries a direction of 1 or -1,
+    kept where it moved and turned round where it did not (Gustafson 1998; Yildirim & Ermis 2019).
+    The stationary distribution of position and directions is the posterior times fair coins: a move
+    and its reverse, with the direction turned round, are proposed with the same density, and the
+    accept test satisfies detailed balance in the positions.
     """
 
     scale: float | Array
@@ -79,12 +66,8 @@ class IndependenceProposal:
     """Draws from a fixed distribution about z = 0, wherever the chain is.
 
     A multivariate Student t with 5 degrees of freedom, whose tails are heavier than those of most
-    posteriors.  In learned coordinates, where the posterior is about N(0, I), it was itself
-    released before.  The moves are long, and so is the noise of their ratios: for large budgets.
-
-    Parameters
-    ----------
-    scale : float or array of shape (d,)
+    posteriors. In learned coordinates, where the posterior is about N(0, I), it was itself released
+    before. The moves are long, and so is the noise of their ratios: for large budgets.
     """
 
     scale: float | Array

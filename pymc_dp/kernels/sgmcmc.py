@@ -64,35 +64,21 @@ def langevin(
     *,
     step_size: float,
 ) -> tuple[SGLDState, SGInfo]:
-    r"""One step of private stochastic-gradient Langevin dynamics.
+    """One step of private stochastic-gradient Langevin dynamics.
 
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        Public randomness.
-    state : SGLDState
-    queries : GradientQueries
-    prior : Prior
-    step_size : float
-        h, at most `largest_step`.
-
-    Returns
-    -------
-    SGLDState, SGInfo
+    z' = z + h/2 (s + score of the prior) + N(0, h - (h/2)^2 sd^2), with h the `step_size`, at most
+    `largest_step`, s the noisy score and sd its privacy noise. This noise is part of the noise that
+    the dynamics need: only what is missing is added. The published private samplers take a
+    drift of h s with noise of variance h, and sample at temperature 1/2.
 
     Notes
     -----
-    z' = z + h/2 (s + score of the prior) + N(0, h - (h/2)^2 sd^2), with s the noisy score and sd
-    its privacy noise, which is part of the noise that the dynamics need: only what is missing is
-    added.  The published private samplers take a drift of h s with noise of variance h, and sample
-    at temperature 1/2.
-
     Guarantee
         On N(0, 1), with the whole score, the stationary variance is 1 / (1 - h/4).
 
     Weaknesses
         No accept test: a bias of order h, and of (1 - q)/q h times the information in the records
-        from sampling batches of them.  Clipping biases the drift itself.
+        from sampling batches of them. Clipping biases the drift itself.
     """
     with np.errstate(all="ignore"):
         score = queries.gradient(state.z) + prior.gradient(state.z)
@@ -117,29 +103,14 @@ def hamiltonian(
     step_size: float,
     friction: float,
 ) -> tuple[SGHMCState, SGInfo]:
-    r"""One step of stochastic-gradient Hamiltonian dynamics with friction.
+    """One step of stochastic-gradient Hamiltonian dynamics with friction.
 
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-    state : SGHMCState
-    queries : GradientQueries
-    prior : Prior
-    step_size : float
-        h.
-    friction : float
-        C.
-
-    Returns
-    -------
-    SGHMCState, SGInfo
+    dz = p dt, dp = (score - C p) dt + sqrt(2 C) dW, with C the `friction`, in steps of h, the
+    `step_size`, and in the palindromic order z, friction, score, friction, z. The noise of scores
+    is not subtracted from that of the dynamics (Chen, Fox & Guestrin 2014 with B = 0).
 
     Notes
     -----
-    dz = p dt, dp = (score - C p) dt + sqrt(2 C) dW, in the palindromic order z, friction, score,
-    friction, z.  The noise of scores is not subtracted from that of the dynamics (Chen, Fox &
-    Guestrin 2014 with B = 0).
-
     Guarantee
         With exact scores and h -> 0, the posterior is stationary.
 
@@ -177,36 +148,22 @@ def thermostat(
     step_size: float,
     friction: float,
 ) -> tuple[SGNHTState, SGInfo]:
-    r"""One step of private stochastic-gradient Nosé-Hoover dynamics.
+    """One step of private stochastic-gradient Nosé-Hoover dynamics.
 
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        Public randomness.
-    state : SGNHTState
-    queries : GradientQueries
-    prior : Prior
-    step_size : float
-        h.
-    friction : float
-        A: noise of variance 2 A h in all, that of the scores included.
-
-    Returns
-    -------
-    SGNHTState, SGInfo
+    dz = p dt, dp = (score - xi p) dt + sqrt(2 A) dW, dxi = (|p|^2 / d - 1) dt, in steps of h, the
+    `step_size`, and in the palindromic order z, xi, friction, score, friction, xi, z. A is the
+    `friction`: noise of variance 2 A h in all, that of the scores included. The variable xi settles
+    where it takes out what noise of any size puts in, so the noise of batches, whose variance
+    nobody knows, is absorbed.
 
     Notes
     -----
-    dz = p dt, dp = (score - xi p) dt + sqrt(2 A) dW, dxi = (|p|^2 / d - 1) dt, in the palindromic
-    order z, xi, friction, score, friction, xi, z.  The variable xi settles where it takes out what
-    noise of any size puts in, so the noise of batches, whose variance nobody knows, is absorbed.
-
     Guarantee
         With Gaussian noise of a constant, unknown variance and h -> 0, the posterior is stationary.
 
     Weaknesses
         No accept test: a bias of order h^2, and one from noise that is not Gaussian or varies with
-        z.  Clipping biases the score itself.
+        z. Clipping biases the score itself.
     """
     h = step_size
     z, p, xi = state

@@ -10,16 +10,10 @@ from pymc_dp.kernels.interfaces import Array, Batch, Mask, Prior
 
 
 class Tilted:
-    r"""Public terms with a known linear term: an anchored score.
+    """Public terms with a known linear term: log pi0(z) + G . z, with G an anchored score, (d,).
 
-    Parameters
-    ----------
-    prior : Prior
-    score : (d,) ndarray
-        G of log pi0(z) + G . z.
-    radius : float
-        The target is restricted to norm(z) <= radius: a tilt by noise need not be proper where the
-        prior has heavy tails and the likelihood is flat.
+    The target is restricted to norm(z) <= radius: a tilt by noise need not be proper where the
+    prior has heavy tails and the likelihood is flat.
     """
 
     def __init__(self, prior: Prior, score: Array, radius: float = math.inf) -> None:
@@ -40,19 +34,12 @@ class Tilted:
 class Quadratic:
     """Public terms and the likelihood of a noisy score under a quadratic log-likelihood.
 
-    If the log-likelihood is G . z - z'Hz / 2, then G is N(Hz, H) and what was released, with noise
-    of covariance V, is N(Hz, H + V): its likelihood accounts for the noise, with any prior, and
-    adds no more precision than H (H + V)^-1 H.
+    If the log-likelihood is G . z - z'Hz / 2, then G is N(Hz, H). What was released, with noise of
+    covariance V, is N(Hz, H + V). Its likelihood accounts for the noise, with any prior, and adds
+    no more precision than H (H + V)^-1 H.
 
-    Parameters
-    ----------
-    prior : Prior
-    score : (d,) ndarray
-        Released score at z = 0.
-    curvature : (d, d) ndarray
-        H, positive semidefinite.
-    noise : (d, d) ndarray
-        V.
+    The `score` (d,) was released at z = 0; `curvature` is H, (d, d) and positive semidefinite;
+    `noise` is V, (d, d).
     """
 
     def __init__(self, prior: Prior, score: Array, curvature: Array, noise: Array) -> None:

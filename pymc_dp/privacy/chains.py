@@ -48,27 +48,16 @@ _SQUARES = 0.5
 class Queries:
     """Private answers about the records of one model, for one chain.
 
-    Parameters
-    ----------
-    engine : Engine
-    meter : Meter
-        Pays for whole iterations.
-    events : mapping of str to GaussianEvent
-        Noise multiplier of each mechanism ("gradient", "log_ratio", "energy_error", "statistic").
-    clip_norms : mapping of str to float
-        "gradient": bound on the l2 norm of one unit's score in z; "log_ratio": bound on the change
-        of one unit's log-likelihood per unit of distance in z.
-    neighboring : {"replace_one", "add_or_remove_one"}
-    n_public : int
-        Public number of units, which sets the resolution of the grid.
+    `events` has the noise multiplier of each mechanism ("gradient", "log_ratio", "energy_error",
+    "statistic"). `clip_norms["gradient"]` bounds the l2 norm of one unit's score in z.
+    `clip_norms["log_ratio"]` bounds the change of one unit's log-likelihood per unit of distance in
+    z. `n_public`, the public number of units, sets the resolution of the grid.
 
-    Notes
-    -----
     *Guarantee.*  Each answer of mechanism k is (1 / noise_multiplier_k)-GDP with respect to one
     unit, given all earlier answers.
 
-    *Assumptions.*  Contributions of different units are computed independently of each other,
-    which :mod:`pymc_dp.records` proves for the model.
+    *Assumptions.*  Contributions of different units are computed independently of each other, which
+    :mod:`pymc_dp.records` proves for the model.
 
     *Weaknesses.*  The time an answer takes is not protected.
     """
@@ -110,7 +99,6 @@ class Queries:
             holder.total(query)
 
     def _examples(self, z: np.ndarray) -> list[Query]:
-        """A query of each kind."""
         found = []
         if "gradient" in self.events:
             found.append(Query("gradient", Kick(0, z, z), self._scores))
@@ -149,29 +137,14 @@ class Queries:
         return self._scores.noise_sd
 
     def gradient(self, z: np.ndarray) -> np.ndarray:
-        """Noisy sum of clipped scores.
-
-        Parameters
-        ----------
-        z : (d,) ndarray
-
-        Returns
-        -------
-        (d,) ndarray
-            sum_i clip(g_i(z)) + N(0, gradient_noise_sd^2 I).
-        """
+        """(d,) noisy sum of clipped scores: sum_i clip(g_i(z)) + N(0, gradient_noise_sd^2 I)."""
         return self._ask(Query("gradient", ScoreAt(z), self._scores))
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
-        """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019).
+        """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019), and noise_sd.
 
-        Returns
-        -------
-        value : float
-            sum_i clip_c(l_i(z_to) - l_i(z_from)) + N(0, noise_sd^2), with
-            c = clip_norm |z_to - z_from|.
-        noise_sd : float
-            Symmetric in the two points.
+        The sum is sum_i clip_c(l_i(z_to) - l_i(z_from)) + N(0, noise_sd^2), with
+        c = clip_norm |z_to - z_from|; noise_sd is symmetric in the two points.
         """
         c = self._ratio_bound(z_from, z_to)
         return self._number("log_ratio", LogRatio(z_from, z_to), -c, c)
@@ -215,17 +188,10 @@ class Path:
     def energy_error(
         self, z_end: np.ndarray, lower: float | np.ndarray, upper: float | np.ndarray
     ) -> tuple[float, float]:
-        """Noisy sum of energy errors e_i = l_i(z_end) - l_i(z_start) - work_i, clipped.
+        """Noisy sum of clipped energy errors, and noise_sd.
 
-        Parameters
-        ----------
-        z_end : (d,) ndarray
-        lower, upper : float
-            Interval for every e_i, lower <= 0 <= upper, a function of released quantities.
-
-        Returns
-        -------
-        value, noise_sd : float
+        Every e_i = l_i(z_end) - l_i(z_start) - work_i is clipped to [lower, upper],
+        lower <= 0 <= upper, a function of released quantities.
         """
         of = EnergyError(self._number, self._start, z_end)
         return self._queries._number("energy_error", of, float(lower), float(upper))
@@ -237,14 +203,8 @@ class Path:
 class StatisticQueries(Queries):
     """Noisy sums of a statistic of the records of one model, for one chain.
 
-    Parameters
-    ----------
-    spec : Statistic
-    **settings
-        The arguments of `Queries`, with the mechanism "statistic".
+    `settings` are the arguments of `Queries`, with the mechanism "statistic".
 
-    Notes
-    -----
     *Guarantee.*  Each answer is (1 / noise_multiplier)-GDP with respect to one unit, given all
     earlier ones: its noise is its own.  Records are read at the first answer of a chain, after it
     was paid for, and not again.
@@ -260,13 +220,9 @@ class StatisticQueries(Queries):
         return [self._query]
 
     def statistic(self) -> tuple[np.ndarray, float]:
-        """Noisy sum of the statistics of all units.
+        """Noisy sum of the statistics of all units, and noise_sd.
 
-        Returns
-        -------
-        value : (size,) ndarray
-            sum_i S_i + N(0, noise_sd^2 I), the noise fresh at every call.
-        noise_sd : float
+        The (size,) sum is sum_i S_i + N(0, noise_sd^2 I), the noise fresh at every call.
         """
         return self._ask(self._query), self._query.sum.noise_sd
 
@@ -274,22 +230,11 @@ class StatisticQueries(Queries):
 class BatchQueries(Queries):
     """Private answers about batches, drawn for each answer in a way that nobody knows.
 
-    Parameters
-    ----------
-    engine : RowEngine
-    meter : Meter
-        Counts iterations; they were paid for together (`pymc_dp.privacy.plan.Batches`).
-    event : SubsampledGaussianEvent or FixedBatchGaussianEvent
-        Mechanism "gradient" or "log_ratio".  The sampling probability of a Poisson batch is a
-        multiple of 1 / `COINS`; a batch of a fixed size is one of all units of the engine.
-    clip_norm : float
-        As in `Queries`.
-    n_public : int
-    likelihood_power : float, default 1.0
-        Of the target, for "log_ratio".
+    `meter` counts iterations; they were paid for together (`pymc_dp.privacy.plan.Batches`). The
+    mechanism of `event` is "gradient" or "log_ratio". The sampling probability of a Poisson batch
+    is a multiple of 1 / `COINS`; a batch of a fixed size is one of all units of the engine.
+    `clip_norm` is as in `Queries`. The likelihood power is that of the target, for "log_ratio".
 
-    Notes
-    -----
     *Guarantee.*  The contribution of a unit that is in the batch has norm at most C, and the noise
     has standard deviation ``noise_multiplier * C``, on the integer grid of `Queries`, whose
     sensitivity is here that of one unit in or out of the sum.  What neighbours are is for the
@@ -333,28 +278,22 @@ class BatchQueries(Queries):
         return self._ask(Query("gradient", of, self._scores)) / self.probability
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
-        """Estimate of the tempered log-likelihood ratio, less half its sampling variance.
+        """Estimate of the tempered log-likelihood ratio less half its sampling variance.
 
-        Returns
-        -------
-        value : float
-            sum over the batch of T r / q - T^2 (1 - q) r^2 / (2 q^2), plus noise; r are the ratios,
-            clipped to c = clip_norm |z_to - z_from|, q is the probability and T the power.
-        noise_sd : float
-            That of the privacy noise alone.
+        The estimate is the sum over the batch of T r / q - T^2 (1 - q) r^2 / (2 q^2), plus noise;
+        noise_sd is that of the privacy noise alone. r are the ratios, clipped to
+        c = clip_norm |z_to - z_from|, q is the probability and T the power.
 
-        Notes
-        -----
         A sum of T r / q over a Poisson batch has the mean sum T r over all records and a variance
         of T^2 (1 - q) / q sum r^2, of which T^2 (1 - q) / q^2 sum r^2 over the batch is an unbiased
         estimate.  If the sum is about normal, subtracting half of that is the penalty for sampling.
         One unit in or out of the batch changes the value by at most
         C = T c / q + T^2 (1 - q) c^2 / (2 q^2), at r = -c.
 
-        With B of n records, q = B / n, and 1 - q corrects for a finite population.  The variance
-        is then T^2 (1 - q) / q times n / (n - 1) times the sum of squares about the mean; what is
-        taken off for it is too much by (sum T r)^2 (1 - q) / (2 B), which is small beside 1 where
-        a proposal may be accepted, and is the price of terms that hold one record each.
+        With B of n records, q = B / n, and 1 - q corrects for a finite population.  The variance is
+        then T^2 (1 - q) / q times n / (n - 1) times the sum of squares about the mean. What is
+        taken off for it is too much by (sum T r)^2 (1 - q) / (2 B). This is small beside 1 where a
+        proposal may be accepted, and is the price of terms that hold one record each.
         """
         c = self._ratio_bound(z_from, z_to)
         linear = self.likelihood_power / self.probability
@@ -377,8 +316,6 @@ class BatchQueries(Queries):
 class MomentQueries(BatchQueries):
     """Answers about batches that give the sampling variance of a ratio apart, for Barker's test.
 
-    Notes
-    -----
     *Guarantee.*  As for `BatchQueries`, for one vector with two entries.
     """
 
@@ -400,17 +337,11 @@ class MomentQueries(BatchQueries):
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
         """Estimate of the tempered log-likelihood ratio, and of all the noise that it has.
 
-        Returns
-        -------
-        value : float
-            sum over the batch of T r / q, plus noise; r are the ratios, clipped to
-            c = clip_norm |z_to - z_from|, q is the probability and T the power.
-        noise_sd : float
-            (s^2 + v)^(1/2), with s the standard deviation of the privacy noise and v an estimate of
-            the variance of sampling; 0 if the sum is negative.
+        The first is the sum over the batch of T r / q, plus noise; r are the ratios, clipped to
+        c = clip_norm |z_to - z_from|, q is the probability and T the power. The second is
+        (s^2 + v)^(1/2), with s the standard deviation of the privacy noise and v an estimate of the
+        variance of sampling; 0 if the sum is negative.
 
-        Notes
-        -----
         A record of the batch adds the vector (T / q) (r, w r^2 / c), whose norm is at most
         C = (T c / q) (1 + w^2)^(1/2), attained at r = -c and c: one Gaussian release with noise
         s = noise_multiplier C on both entries.  From the second follows

@@ -20,24 +20,15 @@ MU2_UNIT = 2**40
 class GaussianEvent:
     """One release of a query with Gaussian noise.
 
+    `mechanism` names the query, ``"gradient"`` for instance. `noise_multiplier` is τ = σ/Δ,
+    dimensionless; positive and finite.
+
     Guarantee
     ---------
-    A query of l2 sensitivity Δ released with noise of standard deviation σ = τΔ is (1/τ)-GDP
-    (Dong, Roth & Su 2022, Theorem 1), so it uses 1/τ² of squared mu. Squared mu adds up under
-    fully adaptive composition, hence the sum of `cost` over the events of a transcript bounds
-    what the transcript has used.
-
-    Parameters
-    ----------
-    mechanism : str
-        Name of the query that is released, for instance ``"gradient"``.
-    noise_multiplier : float
-        τ = σ/Δ, dimensionless; positive and finite.
-
-    Raises
-    ------
-    ValueError
-        If `mechanism` is empty or `noise_multiplier` is not a positive finite number.
+    A query of l2 sensitivity Δ released with noise of standard deviation σ = τΔ is (1/τ)-GDP (Dong,
+    Roth & Su 2022, Theorem 1), so it uses 1/τ² of squared mu. Squared mu adds up under fully
+    adaptive composition, hence the sum of `cost` over the events of a transcript bounds what the
+    transcript has used.
     """
 
     mechanism: str
@@ -66,13 +57,7 @@ class GaussianEvent:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> GaussianEvent:
-        """Rebuild an event from `to_dict`.
-
-        Raises
-        ------
-        ValueError
-            If `values` does not describe a Gaussian event.
-        """
+        """Rebuild an event from `to_dict`; ValueError if `values` does not describe one."""
         _check_entries(values, "gaussian", "Gaussian event", {"mechanism", "noise_multiplier"})
         return cls(values["mechanism"], values["noise_multiplier"])
 
@@ -83,13 +68,15 @@ class SubsampledGaussianEvent:
 
     Every unit is in the batch with probability q, independently of all others and of earlier
     batches; the contribution of a unit has an l2 norm of at most C; noise of standard deviation σ
-    is added to their sum.
+    is added to their sum. `noise_multiplier` is s = σ/C, with C the largest norm of *one* unit's
+    contribution under both neighbouring relations.  (The sensitivity in `GaussianEvent` is 2C under
+    ``replace_one``; here the accountant knows that.) `sampling_probability` is q, in (0, 1].
 
     Guarantee
     ---------
     The privacy loss is at most that of a pair of mixtures of normals: under ``add_or_remove_one``
-    (1 - q) N(0, σ²) + q N(C, σ²) against N(0, σ²), in either order; under ``replace_one`` that
-    with means C and -C.  :mod:`pymc_dp.privacy.accounting.subsampled` composes them.
+    (1 - q) N(0, σ²) + q N(C, σ²) against N(0, σ²), in either order; under ``replace_one`` that with
+    means C and -C.  :mod:`pymc_dp.privacy.accounting.subsampled` composes them.
 
     Assumptions
     -----------
@@ -98,24 +85,8 @@ class SubsampledGaussianEvent:
 
     Weaknesses
     ----------
-    The loss is not Gaussian, so no sum of squared mu describes it: a plan of such releases is
-    fixed beforehand and reserved as a whole.
-
-    Parameters
-    ----------
-    mechanism : str
-        Name of the query that is released, for instance ``"batch gradient"``.
-    noise_multiplier : float
-        s = σ/C, positive and finite, with C the largest norm of *one* unit's contribution under
-        both neighbouring relations.  (The sensitivity in `GaussianEvent` is 2C under
-        ``replace_one``; here the accountant knows that.)
-    sampling_probability : float
-        q, in (0, 1].
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of its range.
+    The loss is not Gaussian, so no sum of squared mu describes it: a plan of such releases is fixed
+    beforehand and reserved as a whole.
     """
 
     mechanism: str
@@ -144,13 +115,7 @@ class SubsampledGaussianEvent:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> SubsampledGaussianEvent:
-        """Rebuild an event from `to_dict`.
-
-        Raises
-        ------
-        ValueError
-            If `values` does not describe a subsampled Gaussian event.
-        """
+        """Rebuild an event from `to_dict`; ValueError if `values` does not describe one."""
         names = {"mechanism", "noise_multiplier", "sampling_probability"}
         _check_entries(values, "subsampled_gaussian", "subsampled Gaussian event", names)
         return cls(values["mechanism"], values["noise_multiplier"], values["sampling_probability"])
@@ -160,9 +125,9 @@ class SubsampledGaussianEvent:
 class FixedBatchGaussianEvent:
     """One release, with Gaussian noise, of a sum over a batch of exactly B of n units.
 
-    The batch is a uniformly random subset, drawn without replacement for each release;
-    the contribution of a unit has an l2 norm of at most C; noise of standard deviation σ is added
-    to their sum.
+    The batch is a uniformly random subset, drawn without replacement for each release; the
+    contribution of a unit has an l2 norm of at most C; noise of standard deviation σ is added to
+    their sum. `noise_multiplier` is s = σ/C, as in `SubsampledGaussianEvent`.
 
     Guarantee
     ---------
@@ -178,20 +143,6 @@ class FixedBatchGaussianEvent:
     ----------
     2 to 7 times the epsilon of Poisson batches of the same mean size: the bound is not tight, and
     no tight one is known.  There is none for ``add_or_remove_one``.
-
-    Parameters
-    ----------
-    mechanism : str
-        Name of the query that is released, for instance ``"gradient"``.
-    noise_multiplier : float
-        s = σ/C, as in `SubsampledGaussianEvent`.
-    batch_size, n_units : int
-        B and n; 1 <= B <= n.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of its range.
     """
 
     mechanism: str
@@ -231,13 +182,7 @@ class FixedBatchGaussianEvent:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> FixedBatchGaussianEvent:
-        """Rebuild an event from `to_dict`.
-
-        Raises
-        ------
-        ValueError
-            If `values` does not describe such an event.
-        """
+        """Rebuild an event from `to_dict`; ValueError if `values` does not describe one."""
         names = {"mechanism", "noise_multiplier", "batch_size", "n_units"}
         _check_entries(values, "fixed_batch_gaussian", "Gaussian event on fixed batches", names)
         return cls(
@@ -253,13 +198,7 @@ BatchEvent: TypeAlias = SubsampledGaussianEvent | FixedBatchGaussianEvent
 
 
 def batch_event(values: Mapping[str, Any]) -> BatchEvent:
-    """Rebuild a release on batches, of whichever kind it is, from its `to_dict`.
-
-    Raises
-    ------
-    ValueError
-        If `values` describes none.
-    """
+    """Rebuild a release on batches, of whichever kind, from `to_dict`; ValueError if it is none."""
     if values.get("event") == "fixed_batch_gaussian":
         return FixedBatchGaussianEvent.from_dict(values)
     return SubsampledGaussianEvent.from_dict(values)

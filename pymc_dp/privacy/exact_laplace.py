@@ -11,25 +11,8 @@ from fractions import Fraction
 
 
 def discrete_laplace(size: int, scale: Fraction) -> list[int]:
-    """Independent integers u with probability proportional to exp(-|u| / scale).
+    """Independent integers u with probability proportional to exp(-|u| / scale), scale > 0.
 
-    Parameters
-    ----------
-    size : int
-    scale : Fraction
-        Positive.
-
-    Returns
-    -------
-    list of int
-
-    Raises
-    ------
-    ValueError
-        If `scale` is not positive.
-
-    Notes
-    -----
     *Guarantee.*  Exact, given uniform random bits: no floating-point number is involved.  Bits come
     from ``secrets``, never from a seed.
 

@@ -154,8 +154,6 @@ def fill(
     ----------
     draws : ndarray of int64, shape (size,)
         Entries from ``done`` on are overwritten by ``round(2**log2_sigma * N(0, 1))``.
-    done : int
-        Number of draws already there.
     log2_sigma : int
         Between 0 and 40 (not checked).
     words : ndarray of uint32
@@ -167,9 +165,9 @@ def fill(
     -------
     done, position : int
         After the last finished draw. A draw for which the words do not suffice has used none: call
-        again with the same words and more behind them. The draws are thus a function of one
-        endless tape, wherever it was cut; to drop the unfinished draw instead would favour draws
-        that need few words.
+        again with the same words and more behind them. The draws are thus a function of one endless
+        tape, wherever it was cut; to drop the unfinished draw instead would favour draws that need
+        few words.
 
     Notes
     -----

@@ -55,29 +55,16 @@ _CURVATURE = 0.24
 class Forecast:
     """What a plan can be expected to give, if the posterior is near normal.
 
-    Attributes
-    ----------
-    sampler : str
-    draws, tune, chains : int
-    n, d : int
-        Privacy units, parameters.
-    epsilon, delta : float
-        What is left of the budget.
-    form : str
-        What DPLangevin will probably do: "anchored" or "quadratic"; else "chains".
-    noise_multipliers : dict of str to float
-        About what each mechanism will get.
-    noise_sd : float
-        Standard deviation of the privacy noise in the posterior mean, in posterior standard
-        deviations.
-    effective_draws : float
-        Of all chains together.
-    monte_carlo_error : float
-        Of the posterior mean, in posterior standard deviations.
-    diagonal : bool
-        Whether noise will hide how parameters depend on each other, so that intervals of their
-        sums and means will be too narrow.
-    advice : str
+    `n` counts privacy units, `d` parameters. `epsilon` and `delta` are what is left of the budget.
+
+    - `form`: what DPLangevin will probably do: "anchored" or "quadratic"; else "chains".
+    - `noise_multipliers`: about what each mechanism will get.
+    - `noise_sd`: standard deviation of the privacy noise in the posterior mean, in posterior
+      standard deviations.
+    - `effective_draws`: of all chains together.
+    - `monte_carlo_error`: of the posterior mean, in posterior standard deviations.
+    - `diagonal`: whether noise will hide how parameters depend on each other, so that intervals of
+      their sums and means will be too narrow.
     """
 
     sampler: str
@@ -137,27 +124,11 @@ def forecast(
     sensitivity: float,
     norms: Norms | None = None,
 ) -> Forecast:
-    """Forecast of one run.
+    """Forecast of one run; ValueError names the argument.
 
-    Parameters
-    ----------
-    sampler : {"DPLangevin", "DPHMC", "DPPenalty"}
-    draws : int or "auto"
-        "auto": as many as the budget should be cut into.
-    tune, chains : int
-    n, d : int
-    mu2 : float
-        Squared GDP mu that is left.
-    delta : float
-    sensitivity : float
-        Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
-    norms : Norms, optional
-        Of scores under the model; by default those of a light tail.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument.
+    `draws` "auto": as many as the budget should be cut into. `mu2` is the squared GDP mu that is
+    left. `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are replaced,
+    else 1. `norms` are those of scores under the model; by default those of a light tail.
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"step must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
@@ -223,22 +194,17 @@ def forecast(
 def costs_of_clipping(
     norms: np.ndarray, numbers: np.ndarray, bounds: np.ndarray, price: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What clip norms cost where what is clipped is given back on average.
+    """What (m,) clip norms cost where what is clipped is given back on average.
 
-    Parameters
-    ----------
-    norms, numbers : (k,) ndarray
-        Norms of scores where the posterior is whitened, and how many units have them.
-    bounds : (m,) ndarray
-        Clip norms.
-    price : float
-        Variance of the noise, all entries of the sum together, for a bound of 1 on each.
+    The (k,) norms are those of scores where the posterior is whitened, and numbers says how many
+    units have them. The price is the variance of the noise, all entries of the sum together, for a
+    bound of 1 on each.
 
     Returns
     -------
     error, cost : (m,) ndarray
-        With e_i = (norm_i - b)_+, price (1.1 b)^2 + sum_i e_i^2, the second being the covariance
-        of what is clipped, if each is as far from its mean as from 0; and that plus
+        With e_i = (norm_i - b)_+, price (1.1 b)^2 + sum_i e_i^2, the second being the covariance of
+        what is clipped, if each is as far from its mean as from 0; and that plus
         (0.15 sum_i e_i)^2, the square of what remains of its sum where the model is wrong, and not
         all of it is given back. (Of mortgages and a logistic regression it was 4 to 20 %, at
         quantiles from 0.99 to 0.9.)
@@ -260,16 +226,11 @@ def _clipped_noise(norms: Norms, n: int, d: int, mu2: float, sensitivity: float)
 def whole_curvature(n: int, d: int, mu2: float) -> bool:
     """Whether the whole curvature of n records is released, and not its diagonal.
 
-    Curvatures of records have norms of about d/n where the sum is 1, and a symmetric matrix of
-    noise the spectral norm sqrt(2 d).  Item responses with 120 and 240 parameters were nearer to
-    the truth with the whole matrix where that product was 0.2 to 0.8, and left with the prior where
-    it was 1.3 and above; with the diagonal, intervals of a mean of parameters are too narrow.
-
-    Parameters
-    ----------
-    n, d : int
-    mu2 : float
-        Squared mu of the preparation.
+    `mu2` is the squared mu of the preparation. Curvatures of records have norms of about d/n where
+    the sum is 1, and a symmetric matrix of noise the spectral norm sqrt(2 d).  Item responses with
+    120 and 240 parameters were nearer to the truth with the whole matrix where that product was 0.2
+    to 0.8, and left with the prior where it was 1.3 and above; with the diagonal, intervals of a
+    mean of parameters are too narrow.
     """
     noise = 2.0 * math.sqrt(2.0 * d) * d / n / math.sqrt(_CURVATURE * mu2)  # of replaced records
     return d <= _FULL or (n * d * d / 2.0 < _ENTRIES and noise < 1.0)

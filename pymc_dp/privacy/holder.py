@@ -49,12 +49,6 @@ class _Path:
 class Holder:
     """The records of one machine.
 
-    Parameters
-    ----------
-    engine : Engine
-
-    Notes
-    -----
     It remembers, for one chain and in one process, log-likelihoods at the last two points, what
     units gathered along a path, and the sum of a statistic; no pickle holds any of it.
     """
@@ -137,7 +131,7 @@ class Holder:
         return path
 
     def _add_scores(self, z: np.ndarray, sum_: Any, total: np.ndarray) -> tuple[Scores, np.ndarray]:
-        """Add the clipped scores at z; those of every row before clipping, and their scales."""
+        """Add the clipped scores at z; return those of every row before clipping, and scales."""
         assert isinstance(sum_, VectorSum)
         engine, n = self.engine, self.engine.n_units
         units, bound, rows = 1.0 / sum_.unit, sum_.bound, engine.linear()

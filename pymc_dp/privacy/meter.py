@@ -41,12 +41,17 @@ def _cost(answers: Answers) -> int:
 class Meter:
     """Pays for the iterations of one chain, in blocks, from one account of a ledger.
 
+    `per_iteration` and `at_start` are the answers that one iteration, and the beginning of a chain,
+    make; where they cost nothing, nothing is leased. `iterations` are those that the chain plans
+    (draws and tune); more are never charged. `prepaid` says that all answers were paid for
+    together, as those about batches are.
+
     Guarantee
     ---------
     `begin_iteration` returns a receipt only for iterations whose charge is committed, whenever the
     process is killed, and never in another process than the one that called `begin_chain`: a fork,
-    a copy or a pickle of a meter holds no paid iterations. Unused iterations come back only
-    through `close`.
+    a copy or a pickle of a meter holds no paid iterations. Unused iterations come back only through
+    `close`.
 
     Assumptions
     -----------
@@ -58,20 +63,6 @@ class Meter:
     A killed chain loses what is left of its block: at most the next power of two of 64 iterations,
     half a second, or 200 commits, whichever is largest, so that charging takes less than 1 % of the
     time of iterations of 1 ms and more. The first block is 64 iterations, for want of measurements.
-
-    Parameters
-    ----------
-    ledger : Ledger
-        Where to charge.
-    account, plan_id : int
-        Whom to charge, for which recorded plan.
-    per_iteration, at_start : mapping of event to int
-        Answers that one iteration makes, and the beginning of a chain.  Where they cost nothing,
-        nothing is leased.
-    iterations : int
-        Iterations the chain plans (draws and tune); more are never charged.
-    prepaid : bool, default False
-        Whether all answers were paid for together, as those about batches are.
     """
 
     def __init__(
@@ -134,12 +125,8 @@ class Meter:
         """Register a chain, and pay for its start.
 
         A chain whose start cannot be paid is `frozen` from the beginning, and the receipt is for
-        nothing. A chain that this process has not closed is closed first.
-
-        Raises
-        ------
-        PlanMismatch
-            If no run was authorised, all of its chains have started, or another thread is at one.
+        nothing. A chain that this process has not closed is closed first. PlanMismatch if no run
+        was authorised, all of its chains have started, or another thread is at one.
         """
         with self._beginning:
             self.refuse_other_threads()
@@ -155,10 +142,7 @@ class Meter:
     def begin_iteration(self) -> Receipt | None:
         """Pay for the next iteration; None means frozen for good.
 
-        Raises
-        ------
-        PlanMismatch
-            If no chain was begun in this process.
+        PlanMismatch if no chain was begun in this process.
         """
         if not self._is_mine():
             raise PlanMismatch(

@@ -120,21 +120,9 @@ if hasattr(os, "register_at_fork"):
 def coins(size: int, numerator: int) -> NDArray[np.bool_]:
     """Independent secret coins, which decide who is in a Poisson batch.
 
-    Parameters
-    ----------
-    size : int
-        Number of coins.
-    numerator : int
-        Each is True with probability ``numerator / 2**32``, exactly; 0 to 2^32.
-
-    Returns
-    -------
-    ndarray of bool, shape (size,)
-
-    Notes
-    -----
-    One word of operating-system entropy each, never one that another draw has used.  The guarantee
-    of a subsampled release needs coins that nobody can predict: a seed would void it.
+    Each is True with probability ``numerator / 2**32``, exactly; the numerator is 0 to 2^32. A coin
+    is one word of operating-system entropy, never one that another draw has used.  The guarantee of
+    a subsampled release needs coins that nobody can predict: a seed would void it.
     """
     size, numerator = operator.index(size), operator.index(numerator)
     if size < 0 or not 0 <= numerator <= 2**32:
@@ -147,25 +135,11 @@ def coins(size: int, numerator: int) -> NDArray[np.bool_]:
 def subset(n: int, size: int) -> NDArray[np.int64]:
     """A secret subset of 0, ..., n - 1, each of this size with the same probability, exactly.
 
-    Parameters
-    ----------
-    n : int
-        At most 2^32.
-    size : int
-        0 to n.
-
-    Returns
-    -------
-    ndarray of int64, shape (size,)
-        In ascending order.
-
-    Notes
-    -----
-    Numbers are drawn uniformly until `size` of them are distinct; all are equally likely to be
-    among these.  A round draws no more than are missing, so none is drawn too much, and which ones
-    to keep is never a question.  What is drawn is the smaller of the subset and its complement.
-    Words of operating-system entropy as in `coins`; those of the bits of n that are n or more are
-    rejected.
+    It is in ascending order; size <= n <= 2^32. Numbers are drawn uniformly until `size` of them
+    are distinct; all are equally likely to be among these.  A round draws no more than are missing,
+    so none is drawn too much, and which ones to keep is never a question.  What is drawn is the
+    smaller of the subset and its complement. Words of operating-system entropy as in `coins`; those
+    of the bits of n that are n or more are rejected.
     """
     n, size = operator.index(n), operator.index(size)
     if not 0 <= size <= n <= 2**32:
@@ -184,32 +158,16 @@ def subset(n: int, size: int) -> NDArray[np.int64]:
 def rounded_normal(size: int, log2_sigma: int) -> NDArray[np.int64]:
     """Independent draws of a normal variable of mean 0, rounded to the integer grid.
 
-    Parameters
-    ----------
-    size : int
-        Number of draws.
-    log2_sigma : int
-        The standard deviation before rounding is ``2**log2_sigma`` grid units, from 2^0 to 2^40.
-        With a power of two, rounding is a matter of bits.
-
-    Returns
-    -------
-    ndarray of int64, shape (size,)
-        ``round(2**log2_sigma * N(0, 1))``.
-
-    Raises
-    ------
-    ValueError
-        If ``size`` is negative or ``log2_sigma`` is not in [0, 40].
+    They are ``round(2**log2_sigma * N(0, 1))``. The standard deviation before rounding is
+    ``2**log2_sigma`` grid units, from 2^0 to 2^40 (else ValueError). With a power of two, rounding
+    is a matter of bits. Karney (2016), arXiv:1303.6257.
 
     Notes
     -----
-    Karney (2016), arXiv:1303.6257.
-
     Guarantee
         Given independent uniform words, the distribution is within 2^-250 of the exact one in total
-        variation (the argument is in `exact_normal.fill`). No word serves two draws: not in
-        two calls, threads or processes, not after a fork, nor after a ``KeyboardInterrupt`` at any
+        variation (the argument is in `exact_normal.fill`). No word serves two draws: not in two
+        calls, threads or processes, not after a fork, nor after a ``KeyboardInterrupt`` at any
         moment (the words in use are lost). The state of ``numpy.random`` and the ``random_seed`` of
         PyMC have no influence.
 
@@ -243,19 +201,13 @@ def rounded_normal(size: int, log2_sigma: int) -> NDArray[np.int64]:
 def insecure_noise(seed: int) -> Iterator[None]:
     """Make the noise reproducible, for tests only: what is released inside is **not private**.
 
-    Parameters
-    ----------
-    seed : int
-        Two blocks entered with the same seed see the same draws.
-
-    Notes
-    -----
-    The mode holds for the whole process, all threads included, and `is_insecure` reports it:
-    whoever releases an answer must ask and stamp ``privacy_guarantee="none"``. A forked child stays
-    insecure for its lifetime and gets a stream of its own (a function of the seed and of the
-    number of forks before it): with shared noise, chains would be copies of each other. A fresh
-    interpreter (spawn, forkserver) draws operating-system entropy and says so truthfully; a result
-    to which an insecure parent contributed must carry the parent's stamp.
+    Two blocks entered with the same seed see the same draws. The mode holds for the whole process,
+    all threads included, and `is_insecure` reports it: whoever releases an answer must ask and
+    stamp ``privacy_guarantee="none"``. A forked child stays insecure for its lifetime and gets a
+    stream of its own (a function of the seed and of the number of forks before it): with shared
+    noise, chains would be copies of each other. A fresh interpreter (spawn, forkserver) draws
+    operating-system entropy and says so truthfully; a result to which an insecure parent
+    contributed must carry the parent's stamp.
     """
     global _pool
     outer = _pool

@@ -22,16 +22,10 @@ _ROUNDED = 4
 
 @dataclass(frozen=True)
 class Batches:
-    """Releases on batches of records, one per iteration of every chain.
+    """Releases on batches of records, one per iteration of every chain, and how many in all.
 
-    Attributes
-    ----------
-    event : SubsampledGaussianEvent or FixedBatchGaussianEvent
-    releases : int
-        In all.
-    reserved : int
-        Ledger units that they are charged: what the account's cap has above the largest
-        Gaussian transcript that may run beside them (`pymc_dp.privacy.accounting.room_beside`).
+    `reserved` are the ledger units that they are charged: what the account's cap has above the
+    largest Gaussian transcript that may run beside them (`pymc_dp.privacy.accounting.room_beside`).
     """
 
     event: BatchEvent
@@ -51,21 +45,11 @@ class Batches:
 class Plan:
     """The releases of one step method, fixed before a record is touched.
 
-    Attributes
-    ----------
-    sampler : str
-        Name of the step method.
-    draws, tune, chains, runs : int
-        What ``pm.sample`` will be called with, and how many times.
-    events : dict of str to GaussianEvent
-        Noise multiplier of each mechanism.
-    per_iteration, at_start : dict of str to int
-        Releases of each mechanism in one iteration, and once per chain.
-    plan_id : int
-        Random label that ties published draws to the ledger; 53 bits, so that it survives as a
-        float.
-    batches : Batches or None
-        Releases on batches of records, which are paid for as a whole; then there are no others.
+    `runs` is how many times ``pm.sample`` will be called. `events` has the noise multiplier of each
+    mechanism; `per_iteration` and `at_start` count its releases in one iteration, and once per
+    chain. `plan_id` is a random label that ties published draws to the ledger; 53 bits, so that it
+    survives as a float. `batches`, releases on batches of records, are paid for as a whole; then
+    there are no others.
     """
 
     sampler: str
@@ -138,27 +122,9 @@ def plan_batches(
 ) -> Batches:
     """One release on a batch per iteration, for a budget of which nothing is spent.
 
-    Parameters
-    ----------
-    event_of : callable
-        The event of one release, by its noise multiplier.
-    draws, tune, chains : int
-    epsilon, delta : float
-        The budget.
-    neighboring : str
-    cap : int
-        Ledger units of the budget.
-    room : int
-        Ledger units that Gaussian releases beside it will need.
-    noise_multiplier : float, optional
-        Default: the smallest one with which all fits.
-
-    Raises
-    ------
-    BudgetExceeded
-        If it does not fit.
-    ValueError
-        Naming the argument.
+    `event_of` gives the event of one release by its noise multiplier. The default multiplier is the
+    smallest with which all fits. `cap` is the budget in ledger units; Gaussian releases beside it
+    will need `room` of them. BudgetExceeded if it does not fit; ValueError names the argument.
     """
     draws = check_integer("draws", draws, minimum=1)
     tune = check_integer("tune", tune, minimum=0)
@@ -193,22 +159,10 @@ def make_plan(
 ) -> Plan:
     """Choose noise multipliers so that a run uses a budget, or take those given.
 
-    Parameters
-    ----------
-    draws, tune, chains, runs : int
-    per_iteration, at_start : mapping of str to int
-        Releases of each mechanism.
-    available : int or None
-        Ledger units to spend; not used when noise multipliers are given.
-    shares : mapping of str to float
-        Part of the budget for each mechanism.
-    noise_multiplier : float, mapping of str to float, or None
-        One for all mechanisms or one each; ``None`` calibrates.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument.
+    `per_iteration` and `at_start` count the releases of each mechanism; `shares` has the part of
+    the budget for each. `available` are the ledger units to spend; not used when noise multipliers
+    are given. `noise_multiplier` is one for all mechanisms or one each; ``None`` calibrates.
+    ValueError names the argument.
     """
     draws = check_integer("draws", draws, minimum=1)
     tune = check_integer("tune", tune, minimum=0)
@@ -233,10 +187,7 @@ def per_mechanism(
 ) -> dict[str, float]:
     """One positive number for each mechanism, from a number or a mapping.
 
-    Raises
-    ------
-    ValueError
-        Naming the argument and the mechanisms.
+    ValueError names the argument and the mechanisms.
     """
     if isinstance(value, Mapping):
         if set(value) != set(mechanisms):

@@ -42,17 +42,11 @@ _WHOLE = 1.0 + 1e-9
 
 
 class Histogram(NamedTuple):
-    """A noisy histogram of the norms of all units.
+    """A noisy histogram of the norms of all units; shapes: edges (k + 1,), counts (k,).
 
-    Attributes
-    ----------
-    edges : (k + 1,) ndarray
-        The same for all data: 0, powers of 2^(1/4) from 2^-60 to 2^60, infinity.  Bin j holds the
-        norms with ``edges[j] <= norm < edges[j + 1]``; the first one also holds the zeros.
-    counts : (k,) ndarray
-        Counts with noise; they may be negative.
-    noise_sd : float
-        Standard deviation of the noise on each count.
+    The edges are the same for all data: 0, powers of 2^(1/4) from 2^-60 to 2^60, infinity.  Bin j
+    holds the norms with ``edges[j] <= norm < edges[j + 1]``; the first one also holds the zeros.
+    Counts have noise of standard deviation `noise_sd` each; they may be negative.
     """
 
     edges: np.ndarray
@@ -68,8 +62,8 @@ class Unpayable(BudgetExceeded):
 class _Pending:
     """A release that was charged and not kept, and its values if they were made.
 
-    These are kept later as they are: a second value for the same charge, where the first may have
-    left traces in the file, would be one too many.
+    The values are kept later as they are. A second value for the same charge would be one too many,
+    as the first may have left traces in the file.
     """
 
     event: GaussianEvent
@@ -90,32 +84,16 @@ class Preparation:
     """One-off releases of a recorded plan, each charged first and kept in the ledger.
 
     Built again for the same plan, a preparation answers the same sequence of requests with the kept
-    values, without a charge and without touching a record, and goes on where it was interrupted.
+    values, without a charge and without touching a record, and goes on where it was interrupted. It
+    plans with `units` ledger units; a request says which share of them it costs. `n_public`, the
+    public number of units, sets the resolution of the grid. PrivacyError if the ledger counts
+    losses under another relation.
 
-    Parameters
-    ----------
-    engine : Engine
-    ledger : Ledger
-    account, plan_id : int
-        Who pays, for which recorded plan.
-    units : int
-        Ledger units that the preparation plans with; a request says which share of them it costs.
-    neighboring : {"replace_one", "add_or_remove_one"}
-    n_public : int
-        Public number of units, which sets the resolution of the grid.
-
-    Raises
-    ------
-    PrivacyError
-        If the ledger counts losses under another relation.
-
-    Notes
-    -----
     *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, or 1,
     given everything released before, and its charge is committed before a record is touched.  All
     together cost at most `units`.  A release that was interrupted between its charge and
     `Ledger.keep` showed no value to anybody.  Within the process, where its value was in memory at
-    most, it is made, or kept, for the same charge; after a process was killed it is charged again,
+    most, it is made, or kept, for the same charge. After a process was killed it is charged again,
     if what remains pays for it, as the file may hold traces of a value that was about to be kept.
 
     *Assumptions.*  Contributions of different units are computed independently of each other.
@@ -173,12 +151,8 @@ class Preparation:
     ) -> Preparation | None:
         """The unfinished preparation of the same settings, with its own units, or None.
 
-        Parameters
-        ----------
-        sampler : str
-            Who prepares.
-        settings : mapping
-            Public settings, JSON values only, on which the requests depend.
+        `sampler` is who prepares. `settings` are the public settings, JSON values only, on which
+        the requests depend.
         """
         plan_id = ledger.find_plan(account, _facts(sampler, settings))
         if plan_id is None:
@@ -200,20 +174,10 @@ class Preparation:
         n_public: int,
         needed: int | None = None,
     ) -> Preparation:
-        """A new preparation.
+        """A new preparation; `sampler` and `settings` as in :meth:`resume`.
 
-        Parameters
-        ----------
-        sampler, settings
-            As in :meth:`resume`.
-        units : int
-        needed : int, optional
-            How many of them will be charged at most; default: all.
-
-        Raises
-        ------
-        BudgetExceeded
-            If it could not be paid to its end.
+        `needed` is how many of `units` will be charged at most; default: all. BudgetExceeded if it
+        could not be paid to its end.
         """
         if (units if needed is None else needed) > ledger.remaining(account):
             raise BudgetExceeded(
@@ -251,26 +215,11 @@ class Preparation:
     def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
         """Noisy histogram of the norms of all units' contributions.
 
-        Parameters
-        ----------
-        label : str
-            Name of the release, shown in the budget's table.
-        spec : Contribution
-            What a unit's vector is.  One that is not finite counts as zero.
-        share : float
-            Fraction of `units` that the release may cost, in (0, 1].
-
-        Returns
-        -------
-        Histogram
-
-        Raises
-        ------
-        BudgetExceeded
-            If the account cannot pay, or not for the rest of what is resumed; no record was
-            touched.
-        PrivacyError
-            If the shares would pass 1, or the request differs from the one that is replayed.
+        A contribution that is not finite counts as zero. The label is shown in the budget's table.
+        The release may cost the fraction `share` of `units`, in (0, 1]. BudgetExceeded if the
+        account cannot pay, or not for the rest of what is resumed; no record was touched.
+        PrivacyError if the shares would pass 1, or the request differs from the one that is
+        replayed.
         """
 
         def counts(grid: Grid) -> NormCounts:
@@ -282,31 +231,11 @@ class Preparation:
     def vector_sum(
         self, label: str, spec: Contribution, clip_norm: float, share: float
     ) -> tuple[np.ndarray, float]:
-        """Noisy sum of the clipped contributions of all units.
+        """Noisy (size,) sum of the clipped contributions v_i of all units, and noise_sd.
 
-        Parameters
-        ----------
-        label : str
-            Name of the release, shown in the budget's table.
-        spec : Contribution
-            What a unit's vector v_i is.  One that is not finite adds zero.
-        clip_norm : float
-            Bound on the l2 norm of one unit's vector; public, or chosen from earlier releases.
-        share : float
-            Fraction of `units` that the release may cost, in (0, 1].
-
-        Returns
-        -------
-        value : (size,) ndarray
-            sum_i clip(v_i) + N(0, noise_sd^2 I).
-        noise_sd : float
-
-        Raises
-        ------
-        BudgetExceeded
-            If the account cannot pay; no record was touched.
-        PrivacyError
-            If the shares would pass 1, or the request differs from the one that is replayed.
+        The sum is sum_i clip(v_i) + N(0, noise_sd^2 I). A v_i that is not finite adds zero.
+        `clip_norm` bounds the l2 norm of one unit's vector; it is public, or chosen from earlier
+        releases. `label`, `share` and errors are as in :meth:`histogram`.
         """
         clip_norm = check_number("clip_norm", clip_norm)
         nonnegative = isinstance(spec, Statistic) and spec.nonnegative

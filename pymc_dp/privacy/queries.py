@@ -63,12 +63,8 @@ class OfBatch:
 class TemperedRatio:
     """T r / q - T^2 (1 - q) r^2 / (2 q^2), with r the log-likelihood ratio clipped to [-c, c].
 
-    Attributes
-    ----------
-    start, end : (d,) ndarray
-    c : float
-    linear, square : float
-        T / q and T^2 (1 - q) / (2 q^2), of the power T and the sampling probability q.
+    `linear` and `square` are T / q and T^2 (1 - q) / (2 q^2), of the power T and the sampling
+    probability q.
     """
 
     start: np.ndarray
@@ -82,12 +78,7 @@ class TemperedRatio:
 class RatioMoments:
     """(T / q) (r, w r^2 / c), with r the log-likelihood ratio clipped to [-c, c].
 
-    Attributes
-    ----------
-    start, end : (d,) ndarray
-    c : float
-    linear, weight : float
-        T / q and w.
+    `linear` and `weight` are T / q and w.
     """
 
     start: np.ndarray

@@ -39,28 +39,13 @@ def account_for_noise(
     plan_id: int,
     progressbar: bool = True,
 ) -> tuple[xr.Dataset, dict[str, Any]]:
-    """Noise-aware draws of the variables asked for.
+    """Noise-aware draws of the variables asked for, and the facts for the statement.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    budget : PrivacyBudget
-    settings : mapping
-        Of the plan: ``location`` and ``scaling`` are the coordinates, and
-        ``anchor["covariance"]`` is that of the noise in the anchored score.
-    posterior : xarray.Dataset
-        Raw draws that were kept.
-    names : sequence of str
-        What is released.  The free variables and public Deterministics of these draws.
-    plan_id : int
-        Seeds the correction, with the draws: released twice, a result is the same.
-    progressbar : bool, default True
-
-    Returns
-    -------
-    xarray.Dataset, dict
-        The draws, and the facts for the statement.  Where nothing could be done, the raw draws and
-        the reason.
+    Of the settings of the plan, ``location`` and ``scaling`` are the coordinates, and
+    ``anchor["covariance"]`` is that of the noise in the anchored score. `posterior` holds the raw
+    draws that were kept; `names` are the free variables and public Deterministics of these to
+    release. `plan_id` seeds the correction, with the draws: released twice, a result is the same.
+    Where nothing could be done, the raw draws and the reason are returned.
     """
     raw = posterior[list(names)]
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
@@ -156,7 +141,7 @@ class _Exploration:
     def __call__(self, likelihood: Likelihood) -> np.ndarray | None:
         """(k, d) draws, or None where NUTS hardly mixes.
 
-        A failure may not lose the draws that there are, whatever it is.
+        No failure may lose the draws that there are.
         """
         theta = self.records.parameters.theta
         [public] = self.records.parameters.substitute([self.records.public_logp])

@@ -189,9 +189,10 @@ def _settled(
     """Where in w to look for the mode from, and the precision of how far it may be.
 
     Apart from what was released: parameters that records see are about where the prior is. Those of
-    the prior alone, tau of a hierarchy, are where the last step of a search left them, which no
-    score told. They begin at their mode given the others and stay within five of their standard
-    deviations there: as tau goes to 0, and all effects to one value, the density has no bound.
+    the prior alone (tau of a hierarchy) are where the last step of a search left them; no score
+    tells where they belong. They begin at their mode given the others and stay within five of
+    their standard deviations there: as tau goes to 0, and all effects to one value, the density
+    has no bound.
     """
     spread = before.scaling.diagonal()
     widths = at.scaling / spread[:, None]
@@ -210,8 +211,8 @@ def _explored(
 ) -> Explored | None:
     """Public draws of the target; None where they say nothing of its mean and covariance.
 
-    The budget is spent by then: a failure may not lose what it has paid for, whatever it is. After
-    an interrupt the same call resumes from what was released.
+    The budget is spent by then: no failure may lose what it has paid for. After an interrupt the
+    same call resumes from what was released.
     """
     if source.improper:  # nor need the target have any; a chain would wander off for minutes
         return None
@@ -316,18 +317,19 @@ def laplace(
     Notes
     -----
     The log-likelihood is replaced by a quadratic one, from two released scores and a released
-    curvature at the mode; the released score is N(H z, H + V) given the parameters, V the privacy
-    noise, so the draws are wider than the posterior by what the noise hides, and hardly wider than
-    the prior.  In unconstrained space the result is normal about the mode of that and the prior;
-    where draws weighted to that show that it is not near normal there, as in hierarchies whose
-    scale is little known, the normal has the mean and the covariance of NUTS draws of it.
+    curvature at the mode.  Given the parameters, the released score is N(H z, H + V), with V the
+    privacy noise.  So the draws are wider than the posterior by what the noise hides, and hardly
+    wider than the prior.  In unconstrained space the result is normal about the mode of prior times
+    released likelihood.  Where weighted draws show that this target is not near normal there, as in
+    hierarchies whose scale is little known, the normal has the mean and the covariance of NUTS
+    draws of the target.
 
     *Guarantee.*  The releases of the preparation satisfy the budget.
 
     *Weaknesses.*  Approximate where the posterior is not near normal; ``DPLangevin`` is better
     there.  A warning and the statement say where prior times released likelihood is not near
-    normal about the mode that was found; other modes, of a prior that has several, are not looked
-    for.  The bias of clipping is not covered.  It is the honest choice for near-normal
+    normal about the mode that was found.  If the prior has several modes, the others are not
+    looked for.  The bias of clipping is not covered.  It is the honest choice for near-normal
     posteriors and for budgets too small for chains.
     """
     draws = check_integer("draws", draws, minimum=1)

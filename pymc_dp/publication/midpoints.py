@@ -19,22 +19,13 @@ from pymc_dp.records import extract
 def newton_estimate(midpoint: np.ndarray, score: np.ndarray, precision: np.ndarray) -> np.ndarray:
     """Where a Newton step from `midpoint` ends: an estimate of the posterior mean.
 
-    Parameters
-    ----------
-    midpoint : (..., d) ndarray
-        Mean of the mid-points of a path.
-    score : (..., d) ndarray
-        Mean of the scores released there, that of the prior included.
-    precision : (d, d) or (d,) ndarray
-        Lambda, posterior precision in the same coordinates, or its diagonal, from public knowledge
-        or releases.  An inexact one costs accuracy and no bias.
-
-    Returns
-    -------
-    (..., d) ndarray
-        midpoint + Lambda^-1 score.  With the exact Lambda of a normal posterior it is the mean of
-        the posterior plus the noise of one release, wherever the path ran; over a stationary chain
-        its expectation is the mean of the mid-points whatever Lambda is, as the score's is 0.
+    It is midpoint + Lambda^-1 score; shapes: midpoint and score (..., d), precision (d, d) or its
+    diagonal (d,). These are the means over the mid-points of a path and over the scores released
+    there, that of the prior included. Lambda is the posterior precision in the same coordinates,
+    from public knowledge or releases; an inexact one costs accuracy and no bias. With the exact
+    Lambda of a normal posterior the result is the mean of the posterior plus the noise of one
+    release, wherever the path ran. Over a stationary chain its expectation is the mean of the
+    mid-points whatever Lambda is, as the score's is 0.
     """
     if precision.ndim == 1:
         return midpoint + score / precision

@@ -48,13 +48,8 @@ PLACES = 1000
 class Normality:
     """How far draws are from normal, along standardised axes and their principal directions.
 
-    Attributes
-    ----------
-    skewness, excess_kurtosis : (2d,) ndarray
-    skewness_error, kurtosis_error : float
-        Monte-Carlo standard errors of these for normal draws.
-    near_normal : bool
-        None of them is both large enough to matter and significant.
+    Skewness and excess kurtosis are (2d,); their errors are Monte-Carlo standard errors for normal
+    draws. `near_normal`: none of them is both large enough to matter and significant.
     """
 
     skewness: np.ndarray
@@ -65,19 +60,10 @@ class Normality:
 
 
 def normality(draws: np.ndarray, ess: float) -> Normality:
-    """Compare skewness and kurtosis of draws with those of a normal law.
+    """Compare skewness and kurtosis of pooled draws, (n, d), with those of a normal law.
 
-    Parameters
-    ----------
-    draws : (n, d) ndarray
-        Pooled draws, in coordinates whose axes have a meaning: a skewed parameter hides in a
-        rotation.
-    ess : float
-        Effective number of these draws.
-
-    Returns
-    -------
-    Normality
+    `ess` is their effective number. The axes of their coordinates must have a meaning: a skewed
+    parameter hides in a rotation.
     """
     standardised = (draws - draws.mean(axis=0)) / draws.std(axis=0)
     _, vectors = np.linalg.eigh(standardised.T @ standardised)
@@ -98,20 +84,14 @@ Explore = Callable[[Likelihood], np.ndarray | None]
 
 @dataclass(frozen=True, eq=False)
 class NoiseAware:
-    """Noise-aware draws, and how they were made.
+    """Noise-aware (chains, draws, d) draws, and how they were made.
 
-    Attributes
-    ----------
-    draws : (chains, draws, d) ndarray
-    method : {"shift", "resampled", "explored", "widened"}
-    normality : Normality
-        Of the raw draws.
-    weight_ess : float
-        Effective number of raw draws under the weights of one xi', for nine in ten of them.
-    widening : float
-        Noise-aware over raw posterior standard deviation, a root mean square over directions.
-    bend : float
-        How far the prior is from normal over the draws, raw or moved: see `LinearPrior`.
+    - `normality`: of the raw draws.
+    - `weight_ess`: effective number of raw draws under the weights of one xi', for nine in ten of
+      them.
+    - `widening`: noise-aware over raw posterior standard deviation, a root mean square over
+      directions.
+    - `bend`: how far the prior is from normal over the draws, raw or moved: see `LinearPrior`.
     """
 
     draws: np.ndarray
@@ -162,10 +142,6 @@ def noise_aware(
         Scores of the prior, (m, d) at (m, d) draws.  Default: `prior` holds wherever draws may be
         moved to.
 
-    Returns
-    -------
-    NoiseAware
-
     Notes
     -----
     With Sigma the covariance of the raw draws and xi' from the law of the noise given what was
@@ -178,19 +154,20 @@ def noise_aware(
       spread over enough draws.  The order of the draws means nothing then.
 
     *The law of xi'.*  If the prior is about normal over the draws, it is that of
-    `noise_laws.noise_law`.  The score G itself is not needed: on average over the raw draws
-    the score of their target vanishes, so that the noisy score of the likelihood at their mean is
-    minus that of the prior.  Parameters that no record sees (mean and scale of a centred hierarchy)
-    have no noise: the prior is integrated over them, and they follow a shift by their covariance
-    with the others.
+    `noise_laws.noise_law`.  The score G itself is not needed: on average over the raw draws the
+    score of their target vanishes, so that the noisy score of the likelihood at their mean is minus
+    that of the prior.  Parameters that no record sees (mean and scale of a centred hierarchy) have
+    no noise: the prior is integrated over them, and they follow a shift by their covariance with
+    the others.
 
     Otherwise (effects whose scale is little known, heavy-tailed priors) a linear prior can be wrong
-    by any number of standard deviations of the noise; also where it is linear over the raw draws,
-    which may lie on one side of a kink, and not over the moved ones, so that it is looked at there
-    again.  `explore` then draws from p(w) N(G; H w, H + V), the prior as it is, H the curvature
-    that raw draws and prior leave to the likelihood, and xi' follows given w.  Where the noise is
-    so much that the shape of the posterior depends on it (the scale of effects takes noise for
-    spread), the explored draws themselves are the result.
+    by any number of standard deviations of the noise. The prior can also be linear over the raw
+    draws, which may lie on one side of a kink, and not over the moved ones, so it is looked at
+    there again.
+    `explore` then draws from p(w) N(G; H w, H + V), the prior as it is, H the curvature that raw
+    draws and prior leave to the likelihood, and xi' follows given w.  Where the noise is so much
+    that the shape of the posterior depends on it (the scale of effects takes noise for spread), the
+    explored draws themselves are the result.
 
     *widened*: where that is not worth it, as there is hardly any noise, not to be had, or not
     plausible, xi' is N(0, V): draws are widened, by all that the noise could have moved them, and

@@ -19,13 +19,7 @@ NONE = 1e-12
 
 @dataclass(frozen=True, eq=False)
 class NoiseLaw:
-    """N(mean, covariance), the law of the noise in a score given that score.
-
-    Attributes
-    ----------
-    mean : (d,) ndarray
-    covariance : (d, d) ndarray
-    """
+    """N(mean, covariance), (d,) and (d, d): the law of the noise in a score given that score."""
 
     mean: np.ndarray
     covariance: np.ndarray
@@ -81,10 +75,6 @@ def noise_law(
     prior_score : (d,) ndarray
         P0 w_p, score of the prior at w = 0; w_p itself need not exist.
 
-    Returns
-    -------
-    NoiseLaw
-
     Notes
     -----
     P0 is never inverted.  Written with the noise-aware posterior N(mu, C), C = (P0 + H U H)^-1 and
@@ -115,17 +105,11 @@ def noisy_posterior(
 class LinearPrior:
     """The score of a prior over the draws of a posterior, as a linear function of them.
 
-    Attributes
-    ----------
-    precision : (d, d) ndarray
-        P0: the best linear fit is score - P0 (w - centre).
-    score : (d,) ndarray
-        Mean over the draws that were fitted.
-    bend : float
-        What the fit leaves, a root mean square in the direction where it is largest, in units of
-        the posterior's own score there: one over its standard deviation.  0 for a normal prior.
-    centre : (d,) ndarray or None
-        Mean of the draws that were fitted; None for that of the draws it is used for.
+    `precision`, (d, d), is P0: the best linear fit is score - P0 (w - centre). `score` and
+    `centre`, (d,), are means over the draws that were fitted; centre None stands for that of the
+    draws it is used for. `bend` is what the fit leaves, a root mean square in the direction where
+    it is largest, in units of the posterior's own score there: one over its standard deviation.  It
+    is 0 for a normal prior.
     """
 
     precision: np.ndarray
@@ -151,8 +135,6 @@ class LinearPrior:
 def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
     """Fit a linear function to the (m, d) scores of a prior at (m, d) draws of a posterior.
 
-    Notes
-    -----
     For a Gaussian likelihood of curvature H, whatever the prior, integration by parts gives
     H = Sigma^-1 - P0 with this P0, and a score of the likelihood at the mean that is minus `score`.
     """
@@ -182,12 +164,7 @@ def _bend(rest: np.ndarray, covariance: np.ndarray) -> float:
 class Likelihood:
     """A likelihood that is normal but for the noise in its score: N(score; H w, H + V).
 
-    Attributes
-    ----------
-    score : (d,) ndarray
-        At w = 0, with noise.
-    curvature, noise : (d, d) ndarray
-        H and V.
+    The noisy score, (d,), is that at w = 0. Curvature and noise, (d, d), are H and V.
     """
 
     score: np.ndarray

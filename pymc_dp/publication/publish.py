@@ -49,11 +49,11 @@ class Provenance(Enum):
 def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Provenance:
     """What a variable is a function of, by its graph alone: no length is compared with another.
 
-    Private are: private observed variables and their values, ``pm.Data`` not declared public,
+    These are private: private observed variables and their values, ``pm.Data`` not declared public,
     unnamed arrays (they may be rows of the data), code, and, where the number of rows is private,
-    the length of a dim of the records.  Another unnamed number, an index or the length of a dim
-    that is not declared public included, cannot be told from a statistic of the data: the variable
-    is released when it is named.
+    the length of a dim of the records.  Other unnamed numbers, such as an index or the length of a
+    dim that is not declared public, cannot be told from a statistic of the data: the variable is
+    released when it is named.
     """
     public = set(budget.public)
     observed = private_observed(model, public)
@@ -113,12 +113,7 @@ def releasable(
 ) -> list[str]:
     """Names of what may be released: by default all that is safe, else those asked for.
 
-    Raises
-    ------
-    UnsafeRelease
-        If one of `var_names` may not be released.
-    ValueError
-        If there is none.
+    UnsafeRelease if one of `var_names` may not be released; ValueError if it is empty.
     """
     free = [rv.name for rv in model.free_RVs]
     deterministics = {rv.name: rv for rv in model.deterministics}
@@ -184,7 +179,7 @@ def keep_unreleased(model: Model, paid: PaidDraws) -> None:
 
 
 def forget_unreleased(model: Model, paid: PaidDraws) -> None:
-    """These draws were released, or cannot be."""
+    """Drop draws that were released, or cannot be."""
     kept = [other for other in _UNRELEASED.pop(model, []) if other is not paid]
     if kept:
         _UNRELEASED[model] = kept

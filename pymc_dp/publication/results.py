@@ -1,7 +1,7 @@
 """Results made of draws: what PyMC's own conversion would lose when it fails, data and all.
 
-``pm.sample`` converts its draws, and checks them, after the last iteration was paid for; what goes
-wrong then takes them along.  `PaidDraws` holds them from outside.
+``pm.sample`` converts its draws, and checks them, after the last iteration was paid for. An error
+then loses the draws.  `PaidDraws` holds them from outside.
 """
 
 from __future__ import annotations
@@ -36,13 +36,7 @@ def _dims(model: Model, name: str, n: int) -> list[str]:
 def dataset(model: Model, values: Mapping[str, np.ndarray], public: Iterable[str]) -> xr.Dataset:
     """Variables of a model with the dims they have there, and such coords as are public.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    values : mapping of str to (chains, draws, ...) ndarray
-        That :func:`check_fits`.
-    public : iterable of str
-        Names of public dims.
+    The values are (chains, draws, ...) arrays that :func:`check_fits` accepts.
     """
     columns = {
         name: (("chain", "draw", *_dims(model, name, draws.ndim - 2)), draws)
@@ -77,11 +71,7 @@ def computing(names: Sequence[str]) -> Iterator[None]:
 def check_step(model: Model, data: bool) -> None:
     """As :func:`check_fits`, of what a step that is built now will have computed.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    data : bool
-        Look at the data, if PyMC makes groups of a result of them.
+    `data`: look at the data, if PyMC makes groups of a result of them.
     """
     computed = _COMPUTED.get()
     shapes = {
@@ -99,21 +89,11 @@ def check_fits(
     data: bool = False,
     reserved: Sequence[str] = _RESERVED,
 ) -> None:
-    """Refuse names and dims of which no result can be made, which else is found when all is spent.
+    """Refuse, with ValueError, names and dims of which no result can be made.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    shapes : mapping of str to sequence of int or None
-        Of one draw of the variables of a result; None for a length that is not known.
-    data : bool, default False
-        Look at the data too, of which PyMC makes groups of a result.
-    reserved : sequence of str
-        Dims that the result has beside.
-
-    Raises
-    ------
-    ValueError
+    Else this is found when all is spent. `shapes` are those of one draw of the variables of a
+    result; None is a length that is not known. `data`: look at the data too, of which PyMC makes
+    groups of a result. `reserved` are dims that the result has beside.
     """
     dims = {name: _dims(model, name, len(shape)) for name, shape in shapes.items()}
     used = {dim for names in dims.values() for dim in names}
@@ -185,13 +165,8 @@ def largest_rectangle(lengths: Sequence[int]) -> tuple[np.ndarray, int]:
 class PaidDraws(NDArray):
     """A ``trace`` for ``pm.sample`` that has the draws of all chains, however that ends.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    names : sequence of str
-        Free variables and Deterministics to keep.
-    tune : int
-        Iterations at the beginning of every chain that are not kept.
+    `names` are free variables and Deterministics to keep; the first `tune` iterations of every
+    chain are not kept.
     """
 
     def __init__(self, model: Model, names: Sequence[str], tune: int) -> None:

@@ -23,12 +23,7 @@ _UNSTATED = ("anchor", "location", "scaling", "secure")
 
 
 def refuse_other_types(idata: Any) -> None:
-    """Refuse what is no result of sampling.
-
-    Raises
-    ------
-    UnsafeRelease
-    """
+    """Refuse what is no result of sampling, with UnsafeRelease."""
     if not _compat.is_result(idata):
         raise UnsafeRelease(
             f"A {type(idata).__name__} is not a result of sampling and cannot be released. "
@@ -46,18 +41,9 @@ def make_statement(
 ) -> dict[str, Any]:
     """The facts that go with a release, machine-readable.
 
-    What was promised is read from the ledger, not from the budget object.
-
-    Parameters
-    ----------
-    budget : PrivacyBudget
-    plan_id : int
-    plan : dict
-        The plan's payload in the ledger.
-    vouched : list of str
-        Released Deterministics whose formulas hold numbers that were taken as public.
-    correction : dict, optional
-        How the noise of an anchored run was taken into account.
+    What was promised is read from the ledger, not from the budget object. `plan` is the plan's
+    payload there. `vouched` are released Deterministics whose formulas hold numbers that were taken
+    as public. `correction` says how the noise of an anchored run was taken into account.
     """
     from pymc_dp import __version__
 
@@ -171,13 +157,7 @@ def privacy_statement(idata: Any) -> str:
 
 
 def facts_of(idata: Any) -> dict[str, Any]:
-    """The statement of a released result as data.
-
-    Raises
-    ------
-    UnsafeRelease
-        If the result was not released.
-    """
+    """The statement of a released result as data; UnsafeRelease if it was not released."""
     if isinstance(idata, xr.Dataset):
         attrs = idata.attrs
     else:

@@ -25,18 +25,8 @@ def _function(inputs: Sequence[Variable], outputs: list[Variable]) -> Callable[.
 def unconstrain(model: Model, parameters: ParameterVector, posterior: xr.Dataset) -> np.ndarray:
     """(chains, draws, d) unconstrained parameters of draws of all free variables.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    parameters : ParameterVector
-        Of the same model.
-    posterior : xarray.Dataset
-        Holds every free variable, with dims chain and draw first.
-
-    Returns
-    -------
-    (chains, draws, d) ndarray
-        Infinite where a draw was rounded to the boundary of its support.
+    `posterior` holds every free variable, with dims chain and draw first. A parameter is infinite
+    where a draw was rounded to the boundary of its support.
     """
     forward = []
     for rv in model.free_RVs:
@@ -62,20 +52,9 @@ def unconstrain(model: Model, parameters: ParameterVector, posterior: xr.Dataset
 def constrain(
     model: Model, parameters: ParameterVector, theta: np.ndarray, names: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """Free variables and Deterministics at unconstrained parameters.
+    """(chains, draws, ...) free variables and Deterministics at (chains, draws, d) parameters.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    parameters : ParameterVector
-        Of the same model.
-    theta : (chains, draws, d) ndarray
-    names : sequence of str
-        Which variables; functions of parameters and public data alone.
-
-    Returns
-    -------
-    dict of str to (chains, draws, ...) ndarray
+    `names` are functions of unconstrained parameters and public data alone.
     """
     outputs = model.replace_rvs_by_values([model[name] for name in names])
     function = _function([parameters.theta], parameters.substitute(outputs))

@@ -22,11 +22,11 @@ from pymc_dp.published.graphs import Function, forward
 from pymc_dp.published.reading import Reading, names
 from pymc_dp.rows.ancestry import ancestors_without_shapes, is_long_array
 
-#: Which experiments are made is a setting.
+#: The seed of the experiments: a setting.
 _SEED = 7
 _TRIALS = 4
 _POINTS = 4
-#: Of what `Reading.factors` and `Reading.row_log_prior` give.
+#: Names of what `Reading.factors` and `Reading.row_log_prior` give.
 _LABELS = ("row of the statistic", "log-density of an observed variable", "log-density")
 #: Distributions on all real numbers, by the names of PyTensor's operations.
 _REAL = ("normal", "multivariate_normal", "laplace", "logistic", "cauchy", "gumbel", "t")
@@ -36,21 +36,11 @@ _TOLERANCE = 1e-9
 def check_records(reading: Reading) -> bool:
     """Check that rows and densities of records are local, on records drawn from the model.
 
-    Parameters
-    ----------
-    reading : Reading
+    Returns whether records are known to be exchangeable: nothing behind their densities has room
+    for an entry per record, and permuted records have permuted rows and densities.
 
-    Returns
-    -------
-    bool
-        Whether records are known to be exchangeable: nothing behind their densities has room for
-        an entry per record, and permuted records have permuted rows and densities.
-
-    Raises
-    ------
-    NotFactorizable
-        If the row or a density of one record depends on other records, or the number of records
-        enters in another way than by leaving out the rows of those that do not exist.
+    Raises NotFactorizable if the row or a density of one record depends on other records, or the
+    number of records enters in another way than by leaving out the rows of those that do not exist.
     """
     _check_structure(reading)
     n = reading.n
@@ -85,20 +75,11 @@ def check_proposal(
 ) -> None:
     """Check that a proposal offers each record something that depends on that record alone.
 
-    Parameters
-    ----------
-    reading : Reading
-    given : mapping
-        Random variables of the model and what stands for them in the proposal.
-    proposed : sequence of Variable
-        (n, ...) what is proposed and (n,) its log-ratio, functions of value variables.
+    `given` maps random variables of the model to what stands for them in the proposal. `proposed`
+    holds what is proposed (n, ...) and its log-ratio (n,), functions of value variables.
 
-    Raises
-    ------
-    NotFactorizable
-        If one record's proposal depends on other records.
-    ValueError
-        If the proposal draws a variable of the model instead of taking its current value.
+    Raises NotFactorizable if one record's proposal depends on other records, and ValueError if the
+    proposal draws a variable of the model instead of taking its current value.
     """
     taken = set(ancestors(proposed)) & set(given)
     if taken:
@@ -282,7 +263,6 @@ def _mixed(a: np.ndarray, b: np.ndarray, where: np.ndarray) -> np.ndarray:
 def _mix(
     first: Sequence[np.ndarray], second: Sequence[np.ndarray], where: np.ndarray
 ) -> list[np.ndarray]:
-    """The same for several arrays."""
     return [_mixed(a, b, where) for a, b in zip(first, second, strict=True)]
 
 

@@ -99,7 +99,6 @@ class ConjugateNormal(CompiledStep):
         self._checked = False
 
     def _at(self, theta: np.ndarray, rest: Sequence[np.ndarray]) -> tuple[np.ndarray, float]:
-        """Gradient and log-density."""
         gradient, log_density = self._function(theta, *rest)
         return np.array(gradient), float(log_density)
 

@@ -28,14 +28,9 @@ class Function:
     """A compiled function with random streams of its own.
 
     PyMC's random variables share their generators with every function compiled from the model; a
-    copy of a function in another process would repeat their draws.  The generators are replaced
-    here, and renewed for each chain with :meth:`reseed`.
-
-    Parameters
-    ----------
-    inputs, outputs : sequence of Variable
-    compiled : bool, default True
-        False for a function that is called too rarely to be worth it.
+    copy of a function in another process would repeat their draws. The generators are replaced
+    here, and renewed for each chain with :meth:`reseed`. A function that is called too rarely to be
+    worth it is not `compiled`.
     """
 
     def __init__(
@@ -86,9 +81,9 @@ def _compiled(
 def _checked(outputs: Sequence[Variable]) -> list[Variable]:
     """Log-densities that are -inf exactly where their parameters are impossible.
 
-    PyMC's checks raise an error, or make all records impossible if one is; left out, densities of
-    impossible parameters may be finite.  Each check is split into the conditions on single entries
-    that it was put together from.
+    PyMC's checks raise an error, or make all records impossible if one is. Without them, densities
+    of impossible parameters may be finite. Each check is split into the conditions on single
+    entries of which it is made.
     """
     found: dict[Variable, Variable] = {}
     for node in toposort(list(outputs)):

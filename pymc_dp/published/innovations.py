@@ -25,7 +25,7 @@ from pymc_dp.rows.functions import INTERPRETED
 
 #: Ends of uniform innovations, where quantiles are infinite.
 _LOWEST, _LAST = 2.0**-1000, 1.0 - 2.0**-53
-#: Above this a distribution function does not tell values apart to six digits: 6.6 sds of a normal.
+#: Above this a distribution function cannot tell values apart to six digits: 6.6 sds of a normal.
 HIGHEST = 1.0 - 2.0**-36
 HIGHEST_SCORE = 6.6
 #: Symbolic random variables of PyMC whose distribution functions do not jump.
@@ -43,22 +43,14 @@ Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
 class Innovation:
     """How the records of one random variable are standardised.
 
-    Attributes
-    ----------
-    standardised : callable
-        ``standardised(rv, x, w)``: innovations of records x under the parameters of `rv`; w are
-        uniform numbers, one per entry, which only discrete records need.
-    restored : callable
-        ``restored(rv, u)``: the records again, under whatever parameters `rv` has by then.
-    normal : bool
-        Whether the innovations are standard normal.
-    uniform : bool
-        Whether they are uniform on (0, 1).
-    drawn : callable or None
-        ``drawn(rng, shape)``: new innovations; ``None`` where drawing records directly is faster.
-    limited : bool
-        Whether they are values of a distribution function (or their scores), from which records
-        come back up to `HIGHEST` (`HIGHEST_SCORE`) only.
+    ``standardised(rv, x, w)`` gives the innovations of records x under the parameters of `rv`; w
+    are uniform numbers, one per entry, which only discrete records need. ``restored(rv, u)`` gives
+    the records again, under whatever parameters `rv` has by then. ``drawn(rng, shape)`` gives new
+    innovations; it is ``None`` where drawing records directly is faster.
+
+    Innovations are standard normal (`normal`), uniform on (0, 1) (`uniform`), or neither. They are
+    `limited` if they are values of a distribution function (or their scores), from which records
+    come back up to `HIGHEST` (`HIGHEST_SCORE`) only.
     """
 
     standardised: Callable[[Variable, Variable, Variable], Variable]
@@ -218,7 +210,7 @@ _FAMILIES = {
     "uniform": _interval(),
     "multivariate_normal": _many_normals(),
 }
-#: Those with one parameter that must not move, or x is no such function of the others.
+#: Those with one parameter that must not move: else x is no such function of the others.
 _SHAPED: dict[str, tuple[int, Innovation, Callable[..., np.ndarray]]] = {
     "t": (0, _location_scale(1, 2), np.random.Generator.standard_t),
     "gamma": (0, _location_scale(None, 1), np.random.Generator.standard_gamma),
@@ -256,7 +248,7 @@ def _by_quantiles(rv: Variable) -> Innovation | None:
     """Values of the distribution function; for counts, uniform numbers within its step."""
     name = getattr(rv.owner.op, "name", None)
     if not isinstance(rv.owner.op, RandomVariable) and name not in _SMOOTH:
-        return None  # put together of others, such as censored ones: it may have atoms
+        return None  # made of others, such as censored ones: it may have atoms
     if name in _INEXACT:
         return None
     discrete = rv.type.dtype.startswith("int")

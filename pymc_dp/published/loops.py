@@ -2,6 +2,11 @@
 
 They are compiled for the density of the releases of one model, once per process and not cached on
 disk: each function only when it is called first.
+
+What the loops share: `rows` (n, M) float64 are what each record adds to the sum, and are kept up to
+date. `total` (M + P,) float64 is the sum of the rows of the first `n_present` records, kept up to
+date, and then what was published. Records from `n_present` on add nothing to the sum. `uniforms`
+are uniform random numbers.
 """
 
 from __future__ import annotations
@@ -19,10 +24,7 @@ from pymc_dp.base.jit import compiled
 class Loops:
     """The loops for one density.
 
-    Parameters
-    ----------
-    log_density : compiled function
-        ``log_density(total)``: a tuple of one array of one number.
+    ``log_density(total)`` is a compiled function: it gives a tuple of one array of one number.
     """
 
     def __init__(self, log_density: Callable[[np.ndarray], Any]) -> None:
@@ -74,28 +76,11 @@ def _replace_one_by_one(density: Callable[[np.ndarray], float]) -> Any:
     ) -> tuple[int, float]:
         """Offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2).
 
-        Parameters
-        ----------
-        rows : (n, M) float64
-            What each record adds to the sum; kept up to date.
-        proposed : (n, M) float64
-            What its proposal would add.
-        log_ratio : (n,) float64
-            All of the acceptance ratio but the densities of the releases.
-        total : (M + P,) float64
-            Sum of the rows, kept up to date, and what was published.
-        log_uniform : (n,) float64
-            Logarithms of uniform numbers.
-        n_present : int
-            Records from here on add nothing to the sum.
-        accepted : (n,) bool
-            Receives the decisions.
+        `proposed` (n, M) is what the proposals would add, `log_ratio` (n,) all of the acceptance
+        ratios but the densities of the releases, and `log_uniform` (n,) logarithms of uniform
+        numbers. `accepted` (n,) receives the decisions.
 
-        Returns
-        -------
-        n_accepted : int
-        lowest : float
-            Smallest log acceptance probability.
+        Returns how many were accepted, and the smallest log acceptance probability.
         """
         width = rows.shape[1]
         moved = total.copy()
@@ -136,26 +121,11 @@ def _choose_cells(density: Callable[[np.ndarray], float]) -> Any:
     ) -> int:
         """Draw every record's cell from its full conditional distribution, in turn.
 
-        Parameters
-        ----------
-        rows : (n, M) float64
-            What each record adds to the sum; kept up to date.
-        cells : (C, n, M) float64
-            What it would add in each cell.
-        log_weights : (C, n) float64
-            Log-probability of each cell but for the releases.
-        total : (M + P,) float64
-            Sum of the rows, kept up to date, and what was published.
-        uniforms : (n,) float64
-        n_present : int
-            Records from here on add nothing to the sum.
-        chosen : (n,) int64
-            Current cells; receives the new ones.
+        `cells` (C, n, M) is what each record would add in each cell, and `log_weights` (C, n) the
+        log-probability of each cell but for the releases; `uniforms` is (n,). `chosen` (n,) int64
+        holds the current cells, and receives the new ones.
 
-        Returns
-        -------
-        int
-            How many records changed.
+        Returns how many records changed.
         """
         n_cells, width = cells.shape[0], rows.shape[1]
         moved, weights = total.copy(), np.empty(n_cells)
@@ -197,25 +167,11 @@ def _swap_offers(density: Callable[[np.ndarray], float]) -> Any:
     ) -> tuple[int, float]:
         """Offer single proposals to all records at once (Xiong & Ju 2025, SOMA).
 
-        Parameters
-        ----------
-        rows : (n, M) float64
-            What each record adds to the sum; kept up to date.
-        offers : (k, M) float64
-            What each offer would add.
-        total : (M + P,) float64
-            Sum of the rows, kept up to date, and what was published.
-        uniforms : (k, 2) float64
-        n_present : int
-            Records that exist; only these are offered anything.
-        places : (k,) int64
-            Receives the record that each offer replaced, or -1.
+        `offers` (k, M) is what each offer would add; `uniforms` is (k, 2). Only the first
+        `n_present` records are offered anything. `places` (k,) int64 receives the record that each
+        offer replaced, or -1.
 
-        Returns
-        -------
-        n_accepted : int
-        lowest : float
-            Smallest log acceptance probability.
+        Returns how many were accepted, and the smallest log acceptance probability.
         """
         width = rows.shape[1]
         moved, weights = total.copy(), np.empty(n_present)
@@ -262,26 +218,12 @@ def _births_and_deaths(density: Callable[[np.ndarray], float]) -> Any:
     ) -> int:
         """Moves of the number of records by one, up or down.
 
-        Parameters
-        ----------
-        rows : (n, M) float64
-            What each record adds to the sum where it exists; reordered like `order`.
-        total : (M + P,) float64
-            Sum of the first `n_present` rows, kept up to date, and what was published.
-        log_prior : (n + 1,) float64
-            Log-probability of 0, ..., n records.
-        n_present : int
-            Number of records.
-        uniforms : (moves, 3) float64
-        exchangeable : bool
-            Whether any record may be the one that leaves or comes; else it is the last or the next.
-        order : (n,) int64
-            Place of each record; changed with the rows.
+        `log_prior` (n + 1,) is the log-probability of 0, ..., n records; `uniforms` is (moves, 3).
+        If the records are `exchangeable`, any of them may be the one that leaves or comes; else it
+        is the last or the next. `order` (n,) int64 is the place of each record, and is reordered
+        like the rows.
 
-        Returns
-        -------
-        int
-            The new number of records.
+        Returns the new number of records.
         """
         n, width = rows.shape
         moved = total.copy()

@@ -448,22 +448,16 @@ def _statement(
 class _Scaling:
     """From rows to contributions of known norm, and back to sums.
 
-    Attributes
-    ----------
-    norm : float
-        Bound on the norm of a contribution.
-    lower, upper, centre, half : (m,) ndarray or None
-        Bounds; contributions are (row - centre) / half, or rows themselves.
-    one_sided : bool
-        As of :class:`pymc_dp.privacy.answer.LaplaceSum`.
+    Contributions are (row - centre) / half, or the rows themselves without `centre` and `half`.
+    Bounds, centre and half are (m,).
     """
 
-    norm: float
+    norm: float  # bound on the norm of a contribution
     lower: np.ndarray | None = None
     upper: np.ndarray | None = None
     centre: np.ndarray | None = None
     half: np.ndarray | None = None
-    one_sided: bool = False
+    one_sided: bool = False  # as of `pymc_dp.privacy.answer.LaplaceSum`
 
     @classmethod
     def of(

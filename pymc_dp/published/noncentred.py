@@ -28,28 +28,18 @@ _SHRINKS = 100
 class NonCentred:
     """Elliptical slice moves of the parameters with the records' innovations held fixed.
 
-    Parameters
-    ----------
-    reading : Reading
-    latents : sequence of Variable, optional
-        Which records are moved by their innovations.  Default: all for which a formula is known,
-        also those of other steps, which would hold shared parameters in place.
+    Innovations move the records in `latents`. By default these are all for which a formula is
+    known, also those of other steps, which would hold shared parameters in place. A ValueError is
+    raised if a variable that was asked for has no innovations, or no parameter can be moved.
 
-    Raises
-    ------
-    ValueError
-        If a variable was asked for and has no innovations, or no parameter can be moved.
-
-    Notes
-    -----
     The target is the posterior of the parameters given the innovations and those records that are
-    held themselves.  It is sampled by elliptical slice sampling (Murray, Adams & MacKay 2010) with
+    held themselves. It is sampled by elliptical slice sampling (Murray, Adams & MacKay 2010) with
     any normal distribution for a reference (Nishihara, Murray & Adams 2014): exact whatever the
     reference, which is learned from the prior and, while the chain tunes, from its draws.
 
     Far in the upper tail, records do not come back from the values of their distribution function.
-    If there is such a record, nothing is moved.  As innovations stay as they are, this holds on
-    both sides of a move, which is what makes it harmless.
+    If there is such a record, nothing is moved. As innovations stay as they are, this holds on both
+    sides of a move, which is what makes it harmless.
     """
 
     def __init__(self, reading: Reading, latents: Sequence[Variable] | None = None) -> None:
@@ -183,19 +173,7 @@ class NonCentred:
         return np.concatenate([np.ravel(parameters[k]) for k in self._where]).astype(float)
 
     def __call__(self, state: State, rng: np.random.Generator) -> bool:
-        """Move the parameters, and the records with them.
-
-        Parameters
-        ----------
-        state : State
-            Changed in place.
-        rng : numpy.random.Generator
-
-        Returns
-        -------
-        bool
-            False where a record was too far in a tail.
-        """
+        """Move the parameters and records of `state`; False if a record is too far in a tail."""
         both = [*state.values, *state.parameters]
         uniforms = [rng.random(both[k].shape) for k in self._places]
         held = self._innovations(*both, *uniforms)

@@ -35,30 +35,14 @@ _JOINT_CELLS = 32
 
 @dataclass
 class State:
-    """Records of one chain and what they add up to.
+    """Records of one chain and what they add up to."""
 
-    Attributes
-    ----------
-    values : list of (n, ...) ndarray
-        Value variables of the records.
-    parameters : list of ndarray
-        Value variables of everything else.
-    rows : (n, M) ndarray
-        What each record adds to the sum where it exists.
-    total : (M + P,) ndarray
-        The sum over the records that exist, and what was published.
-    local : (n,) ndarray
-        Other log-densities of each record.
-    n_present : int
-        How many of the records exist: the first ones.
-    """
-
-    values: list[np.ndarray]
-    parameters: list[np.ndarray]
-    rows: np.ndarray
-    total: np.ndarray
-    local: np.ndarray
-    n_present: int
+    values: list[np.ndarray]  # (n, ...) value variables of the records
+    parameters: list[np.ndarray]  # value variables of everything else
+    rows: np.ndarray  # (n, M) what each record adds to the sum where it exists
+    total: np.ndarray  # (M + P,) the sum over the records that exist, and what was published
+    local: np.ndarray  # (n,) other log-densities of each record
+    n_present: int  # how many of the records exist: the first ones
 
     def take(self, where: np.ndarray, values: Sequence[np.ndarray]) -> None:
         """Put new records where a mask says."""
@@ -246,9 +230,9 @@ class Soma(Prior):
 class Crank(Offers):
     """Autoregressive moves of the normal scores of the records (preconditioned Crank-Nicolson).
 
-    Reversible for the model, so only the releases decide; records so far in a tail that they do not
-    come back from their scores stay where they are.  The correlation is learned while the
-    chain tunes: towards 0, independent records, where the releases let nearly all of them pass.
+    Reversible for the model, so only the releases decide. Records so far in a tail that they do not
+    come back from their scores stay where they are. The correlation is learned while the chain
+    tunes: towards 0, independent records, where the releases let nearly all of them pass.
     """
 
     _TARGET = 0.5
@@ -326,8 +310,8 @@ class Crank(Offers):
 class Enumerate(Offers):
     """Draws from the full conditional distribution of every record, cell by cell.
 
-    For discrete records with finitely many values.  All variables of a record are drawn jointly
-    if they have at most 32 cells together, or else one after the other.
+    For discrete records with finitely many values. All variables of a record are drawn jointly if
+    they have at most 32 cells together, else one after the other.
     """
 
     def __init__(self, reading: Reading) -> None:

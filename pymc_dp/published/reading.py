@@ -1,13 +1,13 @@
 """What a model of privatised statistics says about its confidential records.
 
-A release is recognised by its density, not by how it was declared.  Behind the density of an
+A release is recognised by its density, not by how it was declared. Behind the density of an
 observed variable stands a sum over records; in front of it only the sum, never a single record::
 
     records --> rows t_i (n, M) --> total T = sum of rows (M,) --> log-density g(T)
 
-Every factor of the model that depends on records is read in this way (Ju et al. 2022, Assumption
-2, record additivity), or else must give one number per record: randomised response, measurements
-with noise of their own, and other variables below a record.  Factors that do neither are refused.
+Every factor of the model that depends on records is read in this way (Ju et al. 2022, Assumption 2,
+record additivity), or else must give one number per record: randomised response, measurements with
+noise of their own, and other variables below a record. Factors that do neither are refused.
 """
 
 from __future__ import annotations
@@ -35,38 +35,17 @@ from pymc_dp.rows.integers import is_discrete, without_wrapping
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """A model, seen as parameters, records, and densities of what was published.
-
-    Attributes
-    ----------
-    model : pymc.Model
-    latents : list of Variable
-        Random variables of the records, in the order of the graph.
-    count : Variable or None
-        Random variable of the number of records, where that is confidential.
-    n : int
-        Number of records; the largest possible one where it is confidential.
-    rows : Variable
-        (n, M) rows of all releases, side by side, as functions of value variables.
-    total : Variable
-        (M + P,) input: the sum of the rows, and then all numbers that were published.
-    log_density : Variable
-        Log-density of all releases, a function of `total` alone.
-    observed : list of Variable
-        What was published: constants, or functions of ``pm.Data`` that may change between runs.
-    local : Variable or None
-        (n,) log-densities of everything else that depends on single records.
-    """
+    """A model, seen as parameters, records, and densities of what was published."""
 
     model: Model
-    latents: list[Variable]
-    count: Variable | None
-    n: int
-    rows: Variable
-    total: Variable
-    log_density: Variable
-    observed: list[Variable]
-    local: Variable | None
+    latents: list[Variable]  # random variables of the records, in the order of the model
+    count: Variable | None  # random variable of the number of records, if confidential
+    n: int  # number of records; the largest possible one if confidential
+    rows: Variable  # (n, M) rows of all releases, side by side, as functions of value variables
+    total: Variable  # (M + P,) input: the sum of the rows, then all published numbers
+    log_density: Variable  # of all releases, a function of `total` alone
+    observed: list[Variable]  # what was published: constants, or of pm.Data that may change
+    local: Variable | None  # (n,) log-densities of all else that depends on single records
 
     @cached_property
     def all_records(self) -> list[Variable]:
@@ -169,24 +148,11 @@ class Reading:
 def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> Reading:
     """Find rows, sums and densities in a model.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    latents : sequence of Variable
-        Free random variables with one row per record.
-    count : Variable or None
-        Free scalar integer variable: how many of the records exist.
+    `latents` are free random variables with one row per record. `count` is a free scalar integer
+    variable: how many of the records exist.
 
-    Returns
-    -------
-    Reading
-
-    Raises
-    ------
-    NotFactorizable
-        If a factor is neither a function of sums over records nor one of single records.
-    ValueError
-        If the records differ in length.
+    Raises NotFactorizable if a factor is neither a function of sums over records nor one of single
+    records, and ValueError if the records differ in length.
     """
     latents = [rv for rv in model.free_RVs if rv in latents]
     n = _number_of_records(model, latents)

@@ -26,7 +26,7 @@ from pymc_dp.rows.integers import is_discrete, without_wrapping
 
 #: Shapes of random variables are computed without drawing them, and without a compiler.
 _NOTHING_DRAWN = Mode(linker="py", optimizer="fast_compile")
-#: Standard deviations of the discrete Gaussian that are simulated from a table of probabilities.
+#: Up to this standard deviation the discrete Gaussian is drawn from a table of probabilities.
 _TABLE_SD = 300.0
 
 
@@ -792,7 +792,6 @@ def _as_given(observed: Any, array: np.ndarray) -> Any:
 
 
 def _norm(vector: Variable, norm: float) -> Variable:
-    """Norm along the last axis."""
     if norm == 1:
         return pt.abs(vector).sum(axis=-1)
     if norm == 2:

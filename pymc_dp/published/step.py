@@ -38,17 +38,17 @@ from pymc_dp.published.proposals import (
 from pymc_dp.published.reading import Reading, names, read, records_of
 
 _PROPOSALS = {"prior": Prior, "pcn": Crank, "enumerate": Enumerate, "soma": Soma}
-#: Bytes of stored records from which the user is warned.
+#: Bytes of stored records above which the user is warned.
 _LARGE = 2**28
 #: Effective draws below which a parameter is said to mix badly.
 _FEW_DRAWS = 100.0
-#: Part of the iterations at the largest number of records from which the user is warned.
+#: Fraction of iterations at the largest number of records above which the user is warned.
 _FULL = 0.001
-#: Part of the iterations without non-centred moves from which the user is warned.
+#: Fraction of iterations without non-centred moves above which the user is warned.
 _MANY = 0.1
 #: Iterations after which sums that were kept up to date are computed again.
 _REFRESH = 16
-#: Draws from the model among which a start is looked for.
+#: A start is sought among so many draws from the model.
 _STARTS = 100
 
 
@@ -309,7 +309,6 @@ class PrivacyAwareGibbs(CompiledStep):
         )
 
     def _move_count(self, state: State) -> None:
-        """Change the number of records, one at a time."""
         reading, n = self.reading, self.reading.n
         place = reading.others.index(reading.count)
         parameters = [x for k, x in enumerate(state.parameters) if k != place]

@@ -132,7 +132,7 @@ class Features:
         return arrays
 
     def clamped(self, source: Variable, array: np.ndarray) -> np.ndarray:
-        """As the data will be."""
+        """The array clamped to the bounds, as the data will be."""
         limits = self.limits.get(source)
         return np.ascontiguousarray(array if limits is None else clamp(array, limits))
 
@@ -239,7 +239,7 @@ def _refuse_private_left(
     public: Sequence[str],
     length: int,
 ) -> None:
-    """Whatever may hold private data must have been replaced."""
+    """Refuse a graph in which something that may hold private data was not replaced."""
     named = public_inputs(model, public)
     for variable in ancestors_without_shapes([clone]) - named - set(arrays):
         if is_data(variable) or is_long_constant(variable, length):

@@ -1,4 +1,4 @@
-"""The scalar linear predictor through which alone the parameters reach a row, if there is one."""
+"""The one scalar linear predictor through which all parameters reach a row, if there is one."""
 
 from __future__ import annotations
 
@@ -44,16 +44,9 @@ def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> li
 def linear_predictor(graph: RowGraph) -> Variable | None:
     """The variable, affine in the cuts, behind which all of them stand.
 
-    Parameters
-    ----------
-    graph : RowGraph
-
-    Returns
-    -------
-    Variable or None
-        Of shape (rows,) in double precision, and as near to the log-likelihood as there is one;
-        None if the cuts reach the log-likelihood in another way as well, or through operations
-        that are not elementwise.
+    It has shape (rows,) and double precision, and is as near to the log-likelihood as there is one.
+    None if the cuts reach the log-likelihood in another way as well, or through operations that are
+    not elementwise.
     """
     etas = {cut.eta for cut in graph.cuts}
     moves: dict[Variable, bool] = {}

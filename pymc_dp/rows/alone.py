@@ -25,7 +25,7 @@ _LONGEST_TABLE = 10_000
 
 
 def widened(array: np.ndarray) -> np.ndarray:
-    """An array in the type in which statistics take it, which loses nothing of it."""
+    """An array in the type in which statistics take it, without loss."""
     kind = array.dtype.kind
     small = kind in "iu" and array.dtype != "uint64"
     return np.ascontiguousarray(
@@ -55,29 +55,12 @@ def _refuse_captured(rows: Variable, inputs: Iterable[Variable], n: int) -> None
 class RowByRow:
     """The statistic of each record, computed from that record alone.
 
-    Parameters
-    ----------
-    arrays : dict of str to (n, ...) ndarray
-        Told from them are names, types and shapes; no value is kept.
-    statistic : callable
-        ``statistic(**arrays)``: a tensor of shape (n,) or (n, m).
-    whole : bool, default False
-        Whether rows must be integers.
-    n_is_public : bool, default True
-        Whether errors may depend on the number of records.
+    ``statistic(**arrays)`` is a tensor of shape (n,), then `scalar` is true, or (n, m), and `width`
+    is m.  Names, types and shapes of `arrays`, (n, ...), are used; no value is kept.  If `whole`,
+    rows must be integers.  `n_is_public` tells whether errors may depend on the number of records.
 
-    Attributes
-    ----------
-    scalar : bool
-        Whether the statistic has shape (n,).
-    width : int
-        m.
-
-    Raises
-    ------
-    ValueError
-        If one row depends on other records, on arrays with room for an entry per record, or on
-        chance, or cannot be computed.
+    Raises ValueError if one row depends on other records, on arrays with room for an entry per
+    record, or on chance, or cannot be computed.
     """
 
     def __init__(
@@ -138,7 +121,7 @@ class RowByRow:
         self.width = int(found[1])
 
     def _mixes(self, blank: list[np.ndarray]) -> bool:
-        """Whether rows depend on other records: one by one they would mean something else."""
+        """Whether rows depend on other records; one by one they would then mean something else."""
         rng = np.random.default_rng(0)
         made_up = [
             rng.random((_MADE_UP, *x.shape[1:]))

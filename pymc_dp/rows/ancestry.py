@@ -1,8 +1,7 @@
 """What the value of a variable is computed from: values behind it, but not mere shapes.
 
 Shapes are public, so a graph that uses an array only for its size does not depend on its entries.
-The exceptions are shapes that are themselves computed from entries (``x[x > 0].shape[0]``); they
-are looked behind.
+Shapes that are themselves computed from entries (``x[x > 0].shape[0]``) are looked behind.
 """
 
 from __future__ import annotations
@@ -141,14 +140,14 @@ def is_data(variable: Variable) -> bool:
 def is_long_constant(variable: Variable, length: int) -> bool:
     """True for a constant array of `length` entries or more, in whatever layout.
 
-    Constants have no name, so they cannot be declared public.  One that has room for an entry per
-    record counts as private.
+    Constants have no name, so they cannot be declared public: one with room for an entry per record
+    counts as private.
     """
     return isinstance(variable, Constant) and _is_long(variable, length)
 
 
 def is_long_array(variable: Variable, length: int) -> bool:
-    """The same for a constant or a ``pm.Data``."""
+    """True for a constant or a ``pm.Data`` of `length` entries or more."""
     return is_long_constant(variable, length) or (is_data(variable) and _is_long(variable, length))
 
 
@@ -186,9 +185,6 @@ def without_casts(value: Variable, passed: tuple[type, ...] = (SpecifyShape,)) -
 
 
 def data_behind(value: Variable) -> Variable | None:
-    """The array behind an observed value; None if it is computed in the model.
-
-    PyMC casts pm.Data to the type of the distribution.
-    """
+    """The array behind an observed value, without PyMC's casts; None if the model computes it."""
     value = without_casts(value)
     return value if isinstance(value, Constant | SharedVariable) else None

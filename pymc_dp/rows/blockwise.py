@@ -51,7 +51,6 @@ def scores(group: RowGroup, phis: list[np.ndarray]) -> list[np.ndarray | None]:
 
 
 def _each(group: RowGroup, block: Callable[[slice], None]) -> None:
-    """Call `block` for blocks of the rows of a group."""
     blocks = loops.row_blocks(group.n_rows, BLOCK)
     numbers = group.n_rows * _COST if group.functions.threaded else 0
 

@@ -1,9 +1,9 @@
 """What one unit adds to a release: its score, a change of it, its curvature, its statistic.
 
 A *spec* says which quantity of a unit is meant and at which points; it is public.  :func:`blocks`
-gives the values, which are private: only :mod:`pymc_dp.privacy` asks for them, after the ledger
-has been charged.  Each value is a function of the rows of its own unit, computed by the same
-operations wherever these rows stand, so that sums of rounded values have an exact sensitivity.
+gives the values, which are private: only :mod:`pymc_dp.privacy` asks for them, after the ledger has
+been charged.  Each value is a function of the rows of its own unit, computed by the same operations
+wherever these rows stand, so that sums of rounded values have an exact sensitivity.
 """
 
 from __future__ import annotations
@@ -35,14 +35,7 @@ _LARGEST = 2**23
 
 @dataclass(frozen=True, eq=False)
 class Score:
-    """The score vector g_i at z = 0.
-
-    Attributes
-    ----------
-    coordinates : Coordinates
-    part : (k,) integer ndarray, optional
-        Which entries; all by default.
-    """
+    """The score vector g_i at z = 0, or those of its entries that `part`, (k,) integers, lists."""
 
     coordinates: Coordinates
     part: np.ndarray | None = None
@@ -60,10 +53,6 @@ class ConsistentScore(Score):
     The average is over outcomes that the model at z = 0 would draw for the record, so that the sum
     has no bias where the model is true and z = 0 is near the truth
     (:func:`pymc_dp.rows.expected.clipped_scores`).
-
-    Attributes
-    ----------
-    clip_norm : float
     """
 
     clip_norm: float = math.inf
@@ -83,14 +72,7 @@ class _Number:
 
 @dataclass(frozen=True, eq=False)
 class LongestEntry(_Number):
-    """The largest absolute entry of the score vector at z = 0.
-
-    It bounds the projections of the score on all axes of z.
-
-    Attributes
-    ----------
-    coordinates : Coordinates
-    """
+    """The largest absolute entry of the score at z = 0, a bound on its projections on axes of z."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,22 +82,12 @@ class LongestScore(_Number):
     For engines of one linear predictor.  All units have one, so that noise hides none: the scores
     of an outcome that few units have may be many times as long as the others, and too few to be
     seen.
-
-    Attributes
-    ----------
-    coordinates : Coordinates
     """
 
 
 @dataclass(frozen=True, eq=False)
 class Change:
-    """The change of the score vector, g_i(z) - g_i(0).
-
-    Attributes
-    ----------
-    coordinates : Coordinates
-    z : (d,) ndarray
-    """
+    """The change of the score vector, g_i(z) - g_i(0)."""
 
     coordinates: Coordinates
     z: np.ndarray
@@ -131,20 +103,16 @@ class Curvature:
     """The curvature H_i = -d g_i/d z at z = 0, by forward differences along the axes of z.
 
     Symmetrised and packed: the entries (j, k) with j <= k of (H_i + H_i')/2, row by row, with those
-    off the diagonal times sqrt(2), so that the l2 norm is the Frobenius norm of the matrix.
+    off the diagonal times sqrt(2), so that the l2 norm is the Frobenius norm of the matrix; or, if
+    `diagonal`, only the d entries (j, j).
+
+    `step` is the length of the differences in z, where the posterior has a width of about 1: for
+    0.01 the error is half a per cent of the change of curvature over that width, and cancellation
+    1e-14.
 
     Where rows see z through a few numbers that are affine in it (:mod:`pymc_dp.rows.hessians`), the
     differences are taken along these numbers, each over the change that `step` makes to it along
     its own gradient; both are the same up to the error of a difference.
-
-    Attributes
-    ----------
-    coordinates : Coordinates
-    diagonal : bool, default False
-        Only the d entries (j, j).
-    step : float, default 0.01
-        Length of the differences in z, where the posterior has a width of about 1: the error is
-        half a per cent of the change of curvature over that width, and cancellation 1e-14.
     """
 
     coordinates: Coordinates
@@ -189,24 +157,14 @@ class ExpectedCurvature(Curvature):
 
 @dataclass(frozen=True, eq=False)
 class LawNotFound(_Number):
-    """1 where the law of the outcome is not found at z = 0, else 0.
-
-    Attributes
-    ----------
-    coordinates : Coordinates
-    """
+    """1 where the law of the outcome is not found at z = 0, else 0."""
 
 
 @dataclass(frozen=True, eq=False)
 class Loss:
-    """What clipping takes from the score at z = 0, over such outcomes, entry by entry.
+    """What clipping takes from the score at z = 0, over outcomes of the model, entry by entry.
 
     Its variances, then its covariances with the score (:func:`pymc_dp.rows.expected.losses`).
-
-    Attributes
-    ----------
-    coordinates : Coordinates
-    clip_norm : float
     """
 
     coordinates: Coordinates
@@ -223,16 +181,9 @@ class PathError:
     """The energy error of a public path of the anchored Langevin sampler.
 
     e_i = l_i(z_L) - l_i(z_0) - sum_j clip(g_i(mid_j) - g_i(0)) . (z_{j+1} - z_j)
-    - g_i(0) . (z_L - z_0), with clipping to l2 norm `clip_norm`.
+      - g_i(0) . (z_L - z_0), with clipping to l2 norm `clip_norm`.
 
-    Attributes
-    ----------
-    coordinates : Coordinates
-    points : (L + 1, d) ndarray
-        z_0, ..., z_L.
-    midpoints : (L, d) ndarray
-        Where the scores are taken.
-    clip_norm : float
+    `points`, (L + 1, d), are z_0, ..., z_L; the scores are taken at `midpoints`, (L, d).
     """
 
     coordinates: Coordinates
@@ -250,21 +201,10 @@ class PathError:
 class Statistic:
     """The sufficient statistic of the record, a function of its data alone.
 
-    For engines of one group of rows, each of them a unit.
-
-    Attributes
-    ----------
-    rows : callable
-        ``rows(arrays)``: (m, n) values from the arrays of n records, records first.  A column
-        is a function of its own record.
-    size : int
-        Entries per unit: m.
-    norm : float
-        Public bound on the l2 norm of a unit's entries.
-    nonnegative : bool, default False
-        Entries are clamped to be at least 0 before their norm is.
-    boxed : bool, default False
-        Entries are clamped to [-1, 1] before their norm is.
+    For engines of one group of rows, each of them a unit.  ``rows(arrays)`` gives (m, n) values
+    from the arrays of n records, records first; a column is a function of its own record.  `size`
+    is m, and `norm` a public bound on the l2 norm of a unit's entries.  Before their norm is,
+    entries are clamped to be at least 0 if `nonnegative`, and to [-1, 1] if `boxed`.
     """
 
     rows: Callable[[list[np.ndarray]], np.ndarray]
@@ -291,20 +231,10 @@ Contribution = (
 
 
 def blocks(engine: Engine, spec: Contribution) -> Iterator[tuple[slice, np.ndarray]]:
-    """What every unit adds to a release.
+    """What every unit adds to a release: units, and (size, units of the block) values.
 
-    Parameters
-    ----------
-    engine : RowEngine
-        In any coordinates: those of `spec` are used.
-    spec : Contribution
-
-    Yields
-    ------
-    where : slice
-        Units.
-    values : (size, units of the block) ndarray
-        Finite: 0 where an entry is not.  May be overwritten.
+    Values are finite: 0 where an entry is not.  They may be overwritten.  `engine` may be in any
+    coordinates: those of `spec` are used.
     """
     if not isinstance(spec, Statistic):
         engine = engine.with_coordinates(spec.coordinates)

@@ -3,8 +3,8 @@
 Shapes of arrays are public in general (:mod:`pymc_dp.rows.ancestry`).  Where the number of rows is
 private it may enter neither a value nor the shape of a parameter, in whatever way: as
 ``y.shape[0]``, as the length of ``y[1:]``, as a sum of ``ones_like(y)``.  The walk therefore
-follows values and single axes: of a private matrix, the number of columns is public and that of
-rows is not.  An operation without a rule counts as a function of all that goes into it.
+follows values and single axes: the number of columns of a private matrix is public, that of rows is
+not.  An operation without a rule counts as a function of all that goes into it.
 """
 
 from __future__ import annotations
@@ -51,18 +51,12 @@ _KEEPS_AXES = (CheckAndRaise, CumOp, LogSoftmax, Softmax, SpecifyShape)
 class RowCounts:
     """The numbers of rows of private arrays, which nothing may depend on.
 
-    Attributes
-    ----------
-    public : collection of Variable
-        Inputs whose values and shapes are public: parameters, and what was declared.  Inputs with
-        an axis of rows, whose sizes are known only when a function runs, belong here too.
-    length : int
-        Constants with this many entries or more count as private.
-    rows : mapping of Variable to int
-        Arrays that are known to hold rows, however short, and the axis on which they stand.  In
-        other private arrays they stand on the first.
-    lengths : collection of Variable
-        Lengths of dims that are private numbers of rows, also where they are constants.
+    `public` are inputs whose values and shapes are public: parameters, and what was declared.
+    Inputs with an axis of rows, whose sizes are known only when a function runs, belong there too.
+    Constants with `length` entries or more count as private.  `rows` are arrays that are known to
+    hold rows, however short, and the axis on which they stand; in other private arrays they stand
+    on the first.  `lengths` are those of dims that are private numbers of rows, also where they are
+    constants.
     """
 
     public: Collection[Variable]
@@ -75,11 +69,8 @@ class RowCounts:
     ) -> Variable | None:
         """A private array whose rows are counted by some of `values`, or by some of `shapes`.
 
-        Returns
-        -------
-        Variable or None
-            ``None`` if the values of `values` and the shapes of `shapes` are the same for any
-            number of rows.
+        None if the values of `values` and the shapes of `shapes` are the same for any number of
+        rows.
         """
         containers = {v.container for v in self.public if isinstance(v, SharedVariable)}
         stack: list[_Item] = [(variable, None) for variable in values]
@@ -112,7 +103,7 @@ class RowCounts:
         return getattr(variable.type, "ndim", 0) > 0 and self.may_hold_rows(variable)
 
     def inside(self, variables: Iterable[Variable]) -> Variable | None:
-        """The same, of the sizes that graphs ask for which operations behind `variables` wrap.
+        """A private array whose rows are counted by graphs that operations behind `variables` wrap.
 
         PyTensor unfolds such a graph with the lengths of its constants as numbers, so that nothing
         of them is seen afterwards.
@@ -132,13 +123,11 @@ class RowCounts:
 
 
 def _axes(variable: Variable, axes: Any = None) -> Iterator[_Item]:
-    """Some axes of a variable, by default all."""
     ndim = getattr(variable.type, "ndim", 0)
     return ((variable, k % ndim) for k in (range(ndim) if axes is None else axes))
 
 
 def _all(node: Apply) -> Iterator[_Item]:
-    """Everything that goes into an operation."""
     for x in node.inputs:
         yield x, None
         yield from _axes(x)
@@ -155,7 +144,7 @@ def _inside(node: Apply) -> Iterator[_Item]:
 
 
 def _fixed(entry: Any) -> bool:
-    """Whether an index, or an end of a slice, is no computed one."""
+    """Whether an index, or an end of a slice, is not computed."""
     return isinstance(entry, Constant) or not isinstance(entry, Variable)
 
 
@@ -225,7 +214,7 @@ def _sizes(vector: Variable) -> list[_Item] | None:
 
 
 def _behind_part(node: Apply) -> Iterator[_Item]:
-    """What a part of an array is computed from; of a vector of sizes, those that it picks."""
+    """What a part of an array is computed from; for a vector of sizes, those that it picks."""
     x, entries = node.inputs[0], subtensor_indices(node)
     parts = [
         [entry.start, entry.stop, entry.step] if isinstance(entry, slice) else [entry]

@@ -31,16 +31,10 @@ from pytensor.graph.basic import Variable
 
 @dataclass(frozen=True, eq=False)
 class RowLeaf:
-    """A private array with one entry per row.
+    """A private array with one entry per row, on the given axis.
 
-    Attributes
-    ----------
-    source : Variable
-        The constant or shared variable of the PyMC model that holds the data.
-    axis : int
-        Its record axis.
-    block : Variable
-        The input that stands for a block of its rows, records first.
+    The constant or shared variable `source` of the PyMC model holds the data.  The input `block`
+    stands for a block of its rows, records first.
     """
 
     source: Variable
@@ -52,17 +46,10 @@ class RowLeaf:
 class Cut:
     """One place where shared values enter the rows.
 
-    Attributes
-    ----------
-    kind : {"dot", "index", "copy"}
-        How a row sees the shared value.
-    phi : Variable
-        The shared value: shape (p,) or (p, k) for "dot", (K, ...) for "index", any for "copy".
-    eta : Variable
-        The row input that stands for it: (rows,) or (rows, k), (rows, ...), (rows, ...).
-    row_data : Variable or None
-        The parameter-free row expression: the design (rows, p) of a "dot", the integer labels
-        (rows,) of an "index".
+    The shared value `phi` has shape (p,) or (p, k) for "dot", (K, ...) for "index", any for "copy".
+    The row input `eta` stands for it: (rows,) or (rows, k), (rows, ...), (rows, ...).  `row_data`
+    is the parameter-free row expression: the design (rows, p) of a "dot", the integer labels
+    (rows,) of an "index".
     """
 
     kind: Literal["dot", "index", "copy"]
@@ -84,21 +71,12 @@ class Column:
 class Outcome:
     """Where the one number that a row observes can lie; see :mod:`pymc_dp.rows.outcomes`.
 
-    Attributes
-    ----------
-    leaf : int
-        The leaf of the graph that holds it.
-    discrete : bool
-        Nonnegative integers; else an interval.
-    lower, upper : float or Column
-        Ends of the interval, or the smallest and the largest integer.
-    atoms : tuple of float or Column
-        Places that have a probability of their own, unlike those beside them.
-    modes : int
-        How many the density may have: those of a mixture.
-    hashed : tuple of int
-        The leaves of which nodes may depend on a hash: this one, and the others that the law needs
-        but for ends of a censored one, which PyMC 6 leaves out where none of all rows is finite.
+    The leaf number `leaf` of the graph holds it.  If `discrete`, it is a nonnegative integer from
+    `lower` to `upper`; else they are the ends of an interval.  `atoms` are places that have a
+    probability of their own, unlike those beside them.  `modes` is how many the density may have:
+    those of a mixture.  `hashed` are the leaves of which nodes may depend on a hash: this one, and
+    the others that the law needs but for ends of a censored one, which PyMC 6 leaves out where none
+    of all rows is finite.
     """
 
     leaf: int
@@ -114,25 +92,13 @@ class Outcome:
 class RowGraph:
     """The log-likelihood of a block of rows of one or several observed variables of one length.
 
-    Attributes
-    ----------
-    terms : tuple of Variable
-        (rows,) log-likelihood of each observed variable, a function of the blocks of ``leaves`` and
-        the ``eta`` of ``cuts``.
-    cuts : tuple of Cut
-    leaves : tuple of RowLeaf
-    lookups : tuple of (Variable, int)
-        Integer labels of the rows, functions of the blocks alone, and the size of what they index.
-    conditions : tuple of Variable
-        Boolean scalars of the parameters alone that PyMC's parameter checks demand (``sigma > 0``):
-        outside them the density is zero, whatever the data.
-    n_rows : int
-        Number of rows of the data.
-    names : tuple of str
-        The observed variables it covers, for messages.
-    outcomes : tuple of Outcome
-        Where the number that each of them observes can lie; empty where that of one is not known,
-        or one is a covariate of another.
+    `terms` are the (rows,) log-likelihood of each observed variable, a function of the blocks of
+    `leaves` and the ``eta`` of `cuts`.  `lookups` are integer labels of the rows, functions of the
+    blocks alone, and the size of what they index.  `conditions` are boolean scalars of the
+    parameters alone that PyMC's parameter checks demand (``sigma > 0``): outside them the density
+    is zero, whatever the data.  `n_rows` counts the rows of the data; `names` are the observed
+    variables, for messages.  `outcomes` tell where the number that each of them observes can lie;
+    empty where that of one is not known, or one is a covariate of another.
     """
 
     terms: tuple[Variable, ...]

@@ -18,13 +18,9 @@ _CORNERS, _NUMBERS = 14, 2**24
 class Terms:
     """A part of a predictor u: sum of coefficients, within intervals, times values of parameters.
 
-    Attributes
-    ----------
-    coefficients : Interval of (m,) ndarray
-    values : (m,) or (groups * m,) ndarray
-        At z = 0; of all groups, one of which is chosen by the record, in a group effect.
-    rows : (m, d) or (groups * m, d) ndarray
-        Derivatives of the values by z.
+    Shapes: coefficients (m,), values (m,) or (groups * m,), rows (m, d) or (groups * m, d).  Values
+    are at z = 0; in a group effect they are those of all groups, one of which the record chooses.
+    `rows` are derivatives of the values by z.
     """
 
     coefficients: Interval

@@ -24,8 +24,6 @@ _LOWEST, _HIGHEST = -746.0, 709.782712893384
 def exp(x: float) -> float:
     """The exponential function, with a relative error below 2^-51 where it is a normal number.
 
-    Notes
-    -----
     x = k log 2 + r, |r| <= log(2)/2, exp(r) by the rational approximation of Moshier (Cephes,
     1984), and 2^k in two factors, so that small results lose precision gradually.
     """
@@ -49,8 +47,6 @@ def exp(x: float) -> float:
 def log1p(t: float) -> float:
     """The logarithm of 1 + t for 0 <= t <= 1, with a relative error below 2^-50.
 
-    Notes
-    -----
     2 artanh(s) with s = t / (2 + t) <= 1/3, by 16 terms of its series: the next is below
     3^-32 / 33 < 2^-55 of the first.
     """

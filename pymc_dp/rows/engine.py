@@ -30,16 +30,7 @@ _MAKING = threading.Lock()
 
 
 class RowEngine:
-    """Per-unit log-likelihoods and score vectors.
-
-    Parameters
-    ----------
-    groups : list of RowGroup
-    parameters : ParameterVector
-    n_units : int
-        Number of privacy units (records, or users).
-    coordinates : Coordinates
-    """
+    """Per-unit log-likelihoods and score vectors; units are records, or users."""
 
     def __init__(
         self,
@@ -90,13 +81,7 @@ class RowEngine:
         return RowEngine(self.groups, self.parameters, self.n_units, coordinates)
 
     def part(self, units: slice | np.ndarray) -> RowEngine:
-        """The records of some units alone, with the same bits.
-
-        Parameters
-        ----------
-        units : slice or (k,) int array
-            ``units.start <= u < units.stop``, or numbers of units in ascending order.
-        """
+        """The records of some units alone, with the same bits; numbers of units ascend."""
         count = units.stop - units.start if isinstance(units, slice) else len(units)
         groups = [group.part(units, self.n_units) for group in self.groups]
         part = RowEngine(groups, self.parameters, count, self.coordinates)
@@ -123,24 +108,15 @@ class RowEngine:
         ]
 
     def index_blocks(self, theta: np.ndarray) -> list[np.ndarray]:
-        """Indices of the group effects among the parameters, block by block, read at `theta`.
-
-        See :func:`pymc_dp.rows.structure.index_blocks`.
-        """
+        """Group effects among the parameters: :func:`pymc_dp.rows.structure.index_blocks`."""
         return index_blocks(self.groups, theta)
 
     def effects(self, theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Index blocks, and coordinates in which their entries are what rows see.
-
-        See :func:`pymc_dp.rows.structure.effects`.
-        """
+        """Index blocks, and coordinates for them: :func:`pymc_dp.rows.structure.effects`."""
         return effects(self.groups, theta)
 
     def touched(self, coordinates: Coordinates) -> np.ndarray:
-        """(d, d) bool: which coordinates of z a row may see together, by the structure.
-
-        See :func:`pymc_dp.rows.structure.touched`.
-        """
+        """Coordinates of z that a row may see together: :func:`pymc_dp.rows.structure.touched`."""
         return touched(self.groups, coordinates.location, coordinates.scaling)
 
     # -- what rows see --------------------------------------------------------------------------
@@ -165,11 +141,8 @@ class RowEngine:
     def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
         """How the numbers that rows of a group see move with z, where they are affine in it.
 
-        Returns
-        -------
-        seen : (K, d) bool ndarray
-            Which coordinates matter to which number, whatever the row.
-        directions : (K, d, rows) ndarray
+        The first result, (K, d) bool, tells which coordinates matter to which number, whatever the
+        row.  The second holds the directions, (K, d, rows).
         """
         group = self.groups[g]
         shared = self._shared(group)
@@ -235,7 +208,7 @@ class RowEngine:
         return self.one_row_per_unit
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
-        """Those of some units, without the coordinates in which they are 0 if these are many.
+        """Vectors of some units, without the coordinates in which they are 0 if these are many.
 
         Of all units, and no others, where a unit may have several rows.
         """
@@ -266,7 +239,6 @@ class RowEngine:
     def _row_vectors(
         self, g: int, scores: Scores, layout: Layout, some: slice | None = None
     ) -> Iterator[tuple[slice, SparseBlock]]:
-        """Vectors of the rows of a group, or of `some` of them."""
         some = some or slice(0, self.groups[g].n_rows)
         group, columns = self.groups[g], self.columns()[g]
         maps = [
@@ -313,8 +285,8 @@ class RowEngine:
     ) -> tuple[ScaledDesign, int] | None:
         """The design of a cut in z, and at which of its rows a block begins; None if it never pays.
 
-        Kept, where the map is the same for all z and there is room, or made for the block: the
-        same bits.
+        It is kept where the map is the same for all z and there is room, or else made for the
+        block: the same bits.
         """
         if not ScaledDesign.pays(matrix, width):
             return None

@@ -89,26 +89,11 @@ def second_derivatives(
 ) -> np.ndarray:
     """Second derivatives S of the log-likelihoods of a block of rows by what these rows see.
 
-    Parameters
-    ----------
-    group : RowGroup
-    columns : Columns
-    phis : list of ndarray
-        Shared values, per cut.
-    maps : sequence of ndarray or None
-        d phi / d z, per differentiable cut.
-    where : slice
-        Rows.
-    step : float
-        Length of forward differences in z: each number moves by `step` times its |u_a|.
-    norms : (K, rows) ndarray
-        |u_a|; read for linear predictors only.  A number that several rows share moves by the same
-        length for all of them, which is public.
-
-    Returns
-    -------
-    (K, K, rows) ndarray
-        Symmetrised; 0 by a number that does not move.
+    S, (K, K, rows), is symmetrised, and 0 by a number that does not move.  It is found by forward
+    differences of length `step` in z: each number moves by `step` times its |u_a|.  `phis` are
+    shared values, per cut, and `maps` are d phi / d z, per differentiable cut.  `norms`, (K, rows),
+    are |u_a|, read for linear predictors only.  A number that several rows share moves by the same
+    length for all of them, which is public.
     """
     functions = group.functions
     etas, labels, blocks = inputs(group, columns, phis, where)

@@ -6,9 +6,9 @@ takes from them is known on average: the *expected excess*
     c_i = E[g(y*, x_i) - clip(g(y*, x_i))].
 
 Added to the clipped score of the unit, it takes the bias of clipping away, whatever the bound.
-Everything here is a function of one unit: of its data, the parameters, and constants.  Where it is
-one row with one outcome, all of it happens in terms of what rows see (:mod:`pymc_dp.rows.etas`): a
-score is sum_a u_a s_a, with directions u_a that do not depend on the outcome.  Several outcomes,
+Everything here is a function of one unit: of its data, the parameters, and constants.  For a unit
+of one row with one outcome, all of it happens in terms of what rows see (:mod:`pymc_dp.rows.etas`):
+a score is sum_a u_a s_a, with directions u_a that do not depend on the outcome.  Several outcomes,
 those of several rows or variables, are independent: :mod:`pymc_dp.rows.joint`.
 """
 
@@ -36,7 +36,7 @@ from pymc_dp.rows.store import rows_of
 
 #: Numbers of a block of directions: what fits into the third level of cache.
 _DIRECTIONS = 2**20
-#: And of the joint points of a block of units.
+#: Numbers of the joint points of a block of units.
 _JOINT = 2**22
 
 
@@ -54,7 +54,7 @@ def law_unknown(engine: RowEngine) -> str:
 
 
 def _sources(graph: RowGraph) -> set[Variable]:
-    """The arrays of which entries matter."""
+    """The arrays whose entries matter."""
     columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
     behind = ancestors_without_shapes([*graph.terms, *columns])
     return {leaf.source for leaf in graph.leaves if leaf.block in behind}
@@ -63,18 +63,8 @@ def _sources(graph: RowGraph) -> set[Variable]:
 def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
     """Score vectors at z = 0, clipped to a norm, plus what that takes from them on average.
 
-    Parameters
-    ----------
-    engine : RowEngine
-        For which :func:`law_unknown` has nothing to say, with each observed variable alone
-        (`RowEngine.each_alone`).
-    clip_norm : float
-
-    Yields
-    ------
-    where : slice
-        Units.
-    values : (d, units of the block) ndarray
+    Yields units, and (d, units of the block) values.  The law must be known (:func:`law_unknown`),
+    and each observed variable alone (`RowEngine.each_alone`).
     """
     for where, units in _unit_blocks(engine):
         yield where, units.clipped(clip_norm)
@@ -83,8 +73,8 @@ def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice,
 def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
     """What clipping takes from the score at z = 0: variances, and covariances with the score.
 
-    Arguments and blocks as in :func:`clipped_scores`; (2 d, units of the block): for each entry of
-    the score the variance of e = g - clip(g) over outcomes, then the covariances of e and g.
+    As in :func:`clipped_scores`, with (2 d, units of the block) values: for each entry of the score
+    the variance of e = g - clip(g) over outcomes, then the covariances of e and g.
     """
     for where, units in _unit_blocks(engine):
         yield where, units.lost(clip_norm)
@@ -130,12 +120,7 @@ def norms_of_outcomes(engine: RowEngine) -> tuple[ndarray, ndarray]:
 class _Copies:
     """Numbers that all rows see alike, as the fewer parameters that they are functions of.
 
-    Attributes
-    ----------
-    copied : (K,) bool ndarray
-        Which of the numbers that rows see are alike.
-    parameters : (p,) integer ndarray
-    jacobian : (copied, p) ndarray
+    `copied`, (K,) bool, tells which of the numbers that rows see are alike; jacobian: (copied, p).
     """
 
     copied: ndarray
@@ -189,8 +174,8 @@ class _Copies:
 class _Rows:
     """Rows of a group: directions, their products, scores of the outcomes that are and could be.
 
-    A row of which the law is not found is `unknown`: nothing is given back to it, and the outcome
-    that it has stands for those that it could have in what clipping loses and in its curvature.
+    A row whose law is not found is `unknown`.  Nothing is given back to it, and its own outcome
+    stands for those that it could have in what clipping loses and in its curvature.
     """
 
     def __init__(self, engine: RowEngine, where: slice, g: int = 0) -> None:
@@ -218,7 +203,6 @@ class _Rows:
         self.unknown: ndarray = np.subtract(1.0, self._law.weights.any(axis=0))
 
     def _parts(self, found: list[ndarray | None]) -> ndarray:
-        """(K, rows) derivatives of log-likelihoods by what rows see."""
         parts = [
             np.ascontiguousarray(s.T)
             for s, used in zip(found, self._used, strict=True)
@@ -229,7 +213,6 @@ class _Rows:
         return scores
 
     def _with(self, outcome: ndarray, data: list[ndarray]) -> list[ndarray]:
-        """Data of rows that have other outcomes."""
         data, leaf = list(data), self.outcome.leaf
         old = data[leaf]
         data[leaf] = outcome.astype(old.dtype, copy=False).view()
@@ -256,7 +239,6 @@ class _Rows:
         return log_density
 
     def _scores(self, outcome: ndarray) -> ndarray:
-        """(K, rows) scores that the rows would have."""
         blocks = [*self._with(outcome, self._data), *self._constants]
         return self._parts(self._tried.scores(self._etas, self._phis, self._labels, blocks))
 
@@ -327,7 +309,6 @@ def _unit_blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows | JointPoints
 
 
 def _joint_blocks(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]]:
-    """Units that may have several rows or outcomes."""
     for where in loops.row_blocks(engine.n_units, max(1, _JOINT // (POINTS * engine.d))):
         part = engine.part(where)
         scores = np.empty((part.d, part.n_units))

@@ -29,7 +29,6 @@ def _mills(x: float) -> float:
 
 @compiled(error_model="numpy")
 def _log_phi(t: float) -> float:
-    """The logarithm of Phi(t)."""
     if t > 0.0:
         return math.log1p(-0.5 * math.erfc(t * _SQRT_HALF))
     if t > -5.0:
@@ -110,7 +109,8 @@ def slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
 def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
     """v[i] <- a bound on |l'(v[i])| whatever the outcome of the row; 0 where there is none.
 
-    Of counts: on how much they fall short of their mean, or exceed it if they are at most 1.
+    The bound for counts is on how much they fall short of their mean, or exceed it if they are at
+    most 1.
     """
     for i in range(v.shape[0]):
         x = v[i]

@@ -17,21 +17,10 @@ _ZERO = 1e-9
 def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
     """Whether rows push a shared value by a force that does not change with it.
 
-    Parameters
-    ----------
-    groups : sequence of RowGroup
-    places : sequence of (d,) ndarray
-        Public unconstrained parameters at which to look.
+    True for Laplace likelihoods and quantile regression: their curvature is zero almost everywhere,
+    and says nothing about the width of the posterior.  `places`, (d,) each, are public.
 
-    Returns
-    -------
-    bool
-        True for Laplace likelihoods and quantile regression: their curvature is zero almost
-        everywhere, and says nothing about the width of the posterior.
-
-    Notes
-    -----
-    Public: looked at with made-up rows of zeros, and of ones, and with made-up predictors. A force
+    Public: looked at with made-up rows of zeros, and of ones, and with made-up predictors.  A force
     that does not change counts only if its parameters push nothing else: the two terms of a Poisson
     log-likelihood ``y log(m) - m`` are linear in what they see.
     """

@@ -70,8 +70,8 @@ def compile_parameter_function(
     """Compile a function of the parameters alone, called a few times per iteration.
 
     Large graphs (an LKJ prior, say) take numba minutes to compile and an interpreter half a
-    millisecond to run, so they are interpreted.  They are as silent as compiled ones where a value
-    is not finite: a search for a mode, or a chain, comes to such places and turns back.
+    millisecond to run, so they are interpreted.  All are silent where a value is not finite: a
+    search for a mode, or a chain, comes to such places and turns back.
     """
     if not (compile_kwargs and "mode" in compile_kwargs):
         mode = Mode(linker="py", optimizer="fast_run")
@@ -94,17 +94,9 @@ class _Silent:
 
 @dataclass(frozen=True, eq=False)
 class ParameterVector:
-    """All unconstrained parameters of a model as one vector.
+    """All unconstrained parameters of a model as one (d,) float64 input `theta`.
 
-    Attributes
-    ----------
-    theta : Variable
-        (d,) float64 input.
-    values : tuple of Variable
-        The model's value variables, in the model's order.
-    slices : tuple of slice
-        Where each lies in `theta`.
-    shapes : tuple of tuple of int
+    `values` are the model's value variables, in its order; they lie at `slices` of `theta`.
     """
 
     theta: Variable
@@ -114,7 +106,7 @@ class ParameterVector:
 
     @classmethod
     def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
-        """The vector of the given value variables, whose shapes are given."""
+        """The vector of value variables of these shapes."""
         sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
         ends = np.cumsum(sizes)
         slices = tuple(
@@ -170,8 +162,6 @@ def prepared_loglik(graph: RowGraph) -> Variable:
 
 
 class _Evaluated:
-    """Log-likelihoods and scores of blocks of rows, compiled."""
-
     n_dots: int
     differentiable: list[bool]
     _loglik: Any
@@ -198,12 +188,8 @@ class _Evaluated:
 class RowFunctions(_Evaluated):
     """The compiled functions of one :class:`RowGraph`.
 
-    Attributes
-    ----------
-    cuts : tuple of Cut
-        The differentiable cuts.
-    constant_jacobians : list of ndarray or None
-        Per cut, d phi / d theta of shape (entries of phi, d) where it does not depend on theta.
+    `constant_jacobians` are d phi / d theta per cut, (entries of phi, d), where it does not depend
+    on theta.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
 """Hashes of the data of rows: numbers that look random, and are a function of a row alone.
 
-Errors of quadratures that are shifted by them do not add up over rows whose data differ. Random
+Errors of quadratures that are shifted by them do not add up over rows whose data differ.  Random
 numbers that rows share would let one row change what all others add; so would ids of units, which
 may be numbers that other units decide.
 """

@@ -33,22 +33,9 @@ def packed_curvatures(
 ) -> Iterator[tuple[slice, ndarray]]:
     """Minus the second derivatives of the log-likelihood of every unit by z, at z = 0.
 
-    Parameters
-    ----------
-    engine : RowEngine
-        For which :func:`sees_few` holds.
-    step : float
-        Length of forward differences in z.
-    diagonal : bool
-        The d diagonal entries only; else packed as in
-        :class:`pymc_dp.rows.contributions.Curvature`.
-
-    Yields
-    ------
-    where : slice
-        Units.
-    values : (size, units of the block) ndarray
-        Valid until the next one.
+    By forward differences of length `step` in z, for an engine of which :func:`sees_few` holds.
+    Yields units, and (size, units of the block) values, which are valid until the next ones and
+    packed as in :class:`pymc_dp.rows.contributions.Curvature`.
     """
     yield from by_unit(engine, diagonal, lambda g: _of_rows(engine, g, step, diagonal))
 
@@ -81,7 +68,6 @@ def outer_products(vectors: ndarray, diagonal: bool) -> Iterator[tuple[slice, nd
 def _of_rows(
     engine: RowEngine, g: int, step: float, diagonal: bool
 ) -> Iterator[tuple[slice, ndarray]]:
-    """Packed curvatures of the rows of a group."""
     n, counts = engine.groups[g].n_rows, engine.eta_counts()
     assert counts is not None
     at_once = max(1, min(8192, _DIRECTIONS // (counts[g] * (engine.d + counts[g]))))

@@ -2,8 +2,8 @@
 
 Infinite data are harmless where they are only compared.  :func:`may_be_infinite` finds these in the
 graph.  A censored likelihood does nothing else with its bounds.  A truncated one computes with
-them, and infinity spoils its derivative if not its value, so :func:`open_sided` lets each record
-choose the formula that PyMC has for the bounds that the record has.
+them, and infinity spoils its derivative if not its value.  So :func:`open_sided` lets each record
+choose PyMC's formula for the bounds that the record has.
 """
 
 from __future__ import annotations
@@ -92,10 +92,7 @@ _OPEN = {TruncatedRV: _OpenTruncated, TruncatedNormalRV: _OpenTruncatedNormal}
 def open_sided(rvs: Sequence[Variable]) -> None:
     """Let records without a bound be told apart in the log-densities of some variables, in place.
 
-    Parameters
-    ----------
-    rvs : sequence of Variable
-        A copy of random variables, with inputs in place of long constants.
+    `rvs` are a copy of random variables, with inputs in place of long constants.
     """
     for node in toposort(rvs):
         sides = [_is_of_data(bound) for bound in node.inputs[-2:]]

@@ -50,22 +50,10 @@ def without_wrapping(
     """`outputs` with arithmetic of integer arrays in double precision.
 
     Casts to integers cut off decimals, and keep what is out of range of the type.  Single numbers,
-    most of them lengths, stay integers, and so do labels.
-
-    Parameters
-    ----------
-    outputs : sequence of Variable
-        Random variables behind them stay as they are.
-    what : str
-        Their name at the beginning of a message.
-    single : bool, default False
-        Whether what PyTensor would compute in single precision, such as the exponential of a truth
-        value, is computed in double precision as well.
-
-    Raises
-    ------
-    NotFactorizable
-        If ``~`` is used on integers, or ``+`` on truth values.
+    most of them lengths, stay integers, and so do labels.  Random variables stay as they are.  If
+    `single`, what PyTensor would compute in single precision, such as the exponential of a truth
+    value, is computed in double precision as well.  A NotFactorizable that begins with `what`
+    refuses ``~`` on integers, and ``+`` on truth values.
     """
     return _rebuilt(outputs, what, single, {}, set())
 

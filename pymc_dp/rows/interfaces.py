@@ -14,14 +14,7 @@ from pymc_dp.rows.sparse import SparseBlock
 
 @dataclass(frozen=True, eq=False)
 class Coordinates:
-    """The affine coordinates of a sampler: theta = location + scaling @ z.
-
-    Attributes
-    ----------
-    location : (d,) ndarray
-    scaling : (d, d) ndarray
-        Invertible.
-    """
+    """Affine coordinates, theta = location + scaling @ z; shapes (d,) and (d, d), invertible."""
 
     location: np.ndarray
     scaling: np.ndarray
@@ -39,11 +32,7 @@ class Coordinates:
 class Scores:
     """Derivatives of every row's log-likelihood at the cuts, at one z.
 
-    Attributes
-    ----------
-    rows : list (per group) of list (per cut) of (k, n_rows) ndarray or None
-    maps : list (per group) of list (per cut) of (entries of phi, d) ndarray or None
-        d phi / d z.
+    Per group and per cut: rows (k, n_rows), and maps d phi / d z (entries of phi, d).
     """
 
     rows: list[list[np.ndarray | None]]
@@ -95,7 +84,7 @@ class Engine(Protocol):
         """Whether vectors of some units can be made without those of the others."""
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
-        """Those of some units, without the coordinates in which they are 0 if these are many.
+        """Vectors of some units, without the coordinates in which they are 0 if these are many.
 
         Of all units, and no others, where the rows are not `divisible`.
         """

@@ -73,24 +73,10 @@ _SUMS = (ps.Add, ps.AND, ps.OR, ps.ScalarMaximum, ps.ScalarMinimum)
 
 
 def enclose(outputs: Sequence[Variable], given: Mapping[Variable, Interval]) -> list[Interval]:
-    """Enclosures of graphs.
+    """Enclosures of graphs of elementwise operations, indices by constants, joins and sums.
 
-    Parameters
-    ----------
-    outputs : sequence of Variable
-        Graphs of elementwise operations, indices by constants, joins and sums over `given`.
-    given : mapping of Variable to Interval
-        Their inputs; finite.
-
-    Returns
-    -------
-    list of Interval
-        Not a number, or infinite, where a computation with known values overflows.
-
-    Raises
-    ------
-    NoEnclosure
-        For an operation that has no rule here.
+    `given` are the finite intervals of their inputs.  A result is not a number, or infinite, where
+    a computation with known values overflows.  An operation without a rule here raises NoEnclosure.
     """
     found: dict[Variable, Interval] = dict(given)
     with np.errstate(all="ignore"):
@@ -140,7 +126,6 @@ def _node(node: Apply, inputs: list[Interval]) -> list[Interval]:
 
 
 def _perform(node: Apply, inputs: Sequence[Any]) -> list[np.ndarray]:
-    """The outputs of one operation."""
     symbols = [x if isinstance(x, Constant) else x.type() for x in node.inputs]
     clone = node.clone_with_new_inputs(symbols, strict=False)
     chosen = [k for k, x in enumerate(node.inputs) if not isinstance(x, Constant)]
@@ -154,7 +139,7 @@ def _perform(node: Apply, inputs: Sequence[Any]) -> list[np.ndarray]:
 
 
 def _ends(node: Apply, inputs: list[Interval]) -> Interval:
-    """Of an operation that increases in all of its inputs."""
+    """The ends of an operation that increases in all of its inputs."""
     return tuple(_perform(node, [x[end] for x in inputs])[0] for end in (0, 1))  # type: ignore
 
 
@@ -259,7 +244,7 @@ def _not(x: Interval) -> Interval:
 
 
 def _never(x: Interval) -> Interval:
-    """Of ``isnan`` and ``isinf``: the ends of all intervals are checked."""
+    """The enclosure of ``isnan`` and ``isinf``: the ends of all intervals are checked."""
     if not (np.isfinite(x[0]).all() and np.isfinite(x[1]).all()):
         raise NoEnclosure("A value may be infinite.")
     return np.zeros(np.shape(x[0]), dtype=bool), np.zeros(np.shape(x[0]), dtype=bool)

@@ -1,19 +1,17 @@
 """Scores of units over the outcomes of all their terms at once.
 
 A term is a row of an observed variable.  The score of a unit is the sum of those of its terms,
-whose outcomes are independent given the parameters, so that their joint law is the product of
-their laws (:mod:`pymc_dp.rows.law`).  Choices of rows of a unit with equal covariates are one term,
-whose outcome is a binomial number.  Where a unit has few combinations of nodes, all of them are
-taken.  Elsewhere points of a lattice rule stand for them: each term goes once through all strata of
-its law, and in another order than the terms before.
+whose outcomes are independent given the parameters, so that their joint law is the product of their
+laws (:mod:`pymc_dp.rows.law`).  Choices of rows of a unit with equal covariates are one term, whose
+outcome is a binomial number.  Where a unit has few combinations of nodes, all of them are taken.
+Elsewhere points of a lattice rule stand for them: each term goes once through all strata of its
+law, and in another order than the terms before.
 
 The lattice of each term is shifted by a hash of the unit's own data.  So errors of units whose data
 differ do not add up (:mod:`pymc_dp.rows.hashes`), and all is a function of the unit's own rows, in
 their order, and of constants.  Units with the same data have the same error, which matters where
 tens of thousands are alike.
 
-Notes
------
 Korobov, *Dokl. Akad. Nauk SSSR* 124 (1959): multipliers 1, a, a^2, ... modulo a prime.  Shifts:
 Cranley and Patterson, *SIAM J. Numer. Anal.* 13 (1976).
 """
@@ -40,22 +38,10 @@ _ROOT = 327
 class JointPoints:
     """Scores of a block of units at points that stand for what they could observe.
 
-    Parameters
-    ----------
-    scores : (d, n) ndarray
-        Of what they do observe.
-    seeds : (n,) uint64 ndarray
-        Hashes of their data.
-    combinations : (n,) ndarray
-        How many combinations of nodes each unit has.
-
-    Attributes
-    ----------
-    scores : (d, n) ndarray
-    vectors : (n, k, d) ndarray
-        Scores at the points.
-    weights : (n, k) ndarray
-        They add up to one; all are 0 where the law of a term is not found.
+    `scores`, (d, n), are those of what they do observe, and `seeds`, (n,), hashes of their data.
+    `combinations`, (n,), counts the combinations of nodes of each unit.  `vectors`, (n, k, d), are
+    scores at the points.  `weights`, (n, k), add up to one; all are 0 where the law of a term is
+    not found.
     """
 
     def __init__(self, scores: ndarray, seeds: ndarray, combinations: ndarray) -> None:
@@ -86,18 +72,9 @@ class JointPoints:
     ) -> None:
         """Add terms, those of a unit in the order of its rows.
 
-        Parameters
-        ----------
-        units : (rows,) ndarray
-        times : (rows,) ndarray
-            How many terms a row stands for: see :func:`repetitions`.
-        size : int
-            Nodes that any of these terms may have.
-        weights : (nodes, rows) ndarray
-            Their laws.
-        scores : (nodes, K, rows) ndarray
-            By what rows see.
-        directions : (K, d, rows) ndarray
+        A row stands for `times` terms (:func:`repetitions`), each of at most `size` nodes.  Shapes:
+        their laws `weights` (nodes, rows), `scores` by what rows see (nodes, K, rows), `directions`
+        (K, d, rows).
         """
         _add_terms(
             units,
@@ -164,7 +141,7 @@ def repetitions(data: list[ndarray], units: ndarray) -> ndarray:
 def add_centred(
     excess: ndarray, mean: ndarray, taken: ndarray, square: ndarray, out: ndarray
 ) -> None:
-    """Out += excess, less what it has of the mean that the scores of a quadrature should not have.
+    """Add the excess to `out`, less a part of the mean that quadrature scores should not have.
 
     The part is that of the best linear prediction of what is taken by the score.
     """

@@ -1,7 +1,7 @@
 """Whether values have kinks or jumps in the parameters, which derivatives at a point do not show.
 
 The logarithm of a Laplace density has the second derivative 0 wherever it has one, and sgn(theta)
-the first: neither is linear.
+has the first derivative 0; neither is linear.
 """
 
 from __future__ import annotations
@@ -39,17 +39,10 @@ _BENDS = (
 def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
     """Whether an operation on the way from `v` to `value` bends, or chooses by a range of `v`.
 
-    Parameters
-    ----------
-    value, v : Variable
-    equalities : bool
-        Whether choices by ``==`` are allowed: they are about single points, which have no say in a
-        function that is continuous elsewhere.
-
-    Notes
-    -----
-    Checks that parameters lie in their range (a rate is not negative, a probability not above 1)
-    are no choices: what is impossible beyond 0 or 1 is seen at a few points.
+    `equalities` allows choices by ``==``: they are about single points, which have no say in a
+    function that is continuous elsewhere.  Checks that parameters lie in their range (a rate is not
+    negative, a probability not above 1) are no choices: what is impossible beyond 0 or 1 is seen at
+    a few points.
     """
     #: What a range of v decides, and whether the range ends at 0 or 1.
     decided: dict[Variable, bool] = {}

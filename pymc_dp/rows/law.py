@@ -2,7 +2,7 @@
 
 Nodes and weights of a record are a function of its data, of the parameters and of constants: no
 random numbers, and nothing of another record.  A first search narrows an interval that holds nearly
-all of the support down to where the density is; nodes are then spread over it such that tails of
+all of the support down to where the density is.  Nodes are then spread over it such that tails of
 any power are reached, and shifted by a hash of the record, or errors of records with the same
 covariates would add up.  Places that have a probability of their own come first: the search is for
 the law of the rest.  A law whose weights do not add up to one is not used.
@@ -35,7 +35,7 @@ _NODES, _INTEGERS = 20, 26
 _FEW, _IGNORED = 16, 1e-6
 #: Places at which a density is looked at first, and how often the cells about the best are halved.
 _LOOKS, _ROUNDS = 9, 40
-#: Until the log-densities at their ends are less than this below it.
+#: Halving ends once the log-densities at their ends are less than this below the best.
 _NEAR = 1.0
 #: How far the first places reach: asinh of a real number, of the log of a positive one, log-odds.
 _WIDEST = {"line": 24.0, "half": 5.0, "interval": 4.3}
@@ -53,28 +53,14 @@ _TOLERANCE, _LOST = 0.02, 1e-5
 
 @dataclass(frozen=True, eq=False)
 class Law:
-    """Nodes and weights of each row.
-
-    Attributes
-    ----------
-    nodes, weights : (k, rows) ndarray
-        Weights add up to one, or are all 0 where the law could not be found.
-    """
+    """Nodes and weights, (k, rows); weights add up to one, or are all 0 where no law was found."""
 
     nodes: ndarray
     weights: ndarray
 
 
 def law_of(outcome: Outcome, data: list[ndarray], shifts_of: Shifts, density_of: Densities) -> Law:
-    """The laws of the outcomes of a block of rows.
-
-    Parameters
-    ----------
-    outcome : Outcome
-    data : list of ndarray
-        The leaves of the rows.
-    shifts_of, density_of : callable
-    """
+    """The laws of the outcomes of a block of rows, whose leaves are `data`."""
     size = _spread(outcome)
     lower, upper = (_column(end, data) for end in (outcome.lower, outcome.upper))
     atoms = [_column(atom, data) for atom in outcome.atoms]
@@ -142,13 +128,9 @@ def _largest(outcome: Outcome) -> float:
 class _Counts:
     """Nonnegative integers that rows could observe.
 
-    Attributes
-    ----------
-    alone : (k, rows) ndarray
-        0, and the ends of censored counts, whose probabilities are unlike those beside them; -1
-        where a row has no such end.
-    least, most : (rows,) ndarray
-        Between them are the others; the first may be beyond the last.
+    `alone`, (k, rows), are 0, and the ends of censored counts, whose probabilities are unlike those
+    beside them; -1 where a row has no such end.  The others are between `least` and `most`,
+    (rows,); the first may be beyond the last.
     """
 
     alone: ndarray
@@ -338,7 +320,7 @@ def _progression(
 ) -> None:
     """The first of places in a geometric progression between two ends, and their ratio and its log.
 
-    The first is this part of a step away from the lower end.
+    The first is `shifts` parts of a step away from the lower end.
     """
     for i in range(low.shape[0]):
         step[i] = math.log(high[i] / low[i]) / steps
@@ -453,7 +435,7 @@ def _place(
 
 @compiled(error_model="numpy")
 def _add_slope(log_density: ndarray, slope: ndarray, out: ndarray) -> None:
-    """Their sum; minus infinity where it is not finite: at ends to which an outcome was rounded."""
+    """Their sum; minus infinity where it is not finite, at ends to which an outcome was rounded."""
     for i in range(out.shape[0]):
         value = log_density[i] + slope[i]
         out[i] = value if math.fabs(value) < math.inf else -math.inf
@@ -557,7 +539,7 @@ def _choose(
     most: ndarray,
     nodes: ndarray,
 ) -> None:
-    """Integers from one end to the other; the second is this part of a step behind the first end.
+    """Integers from one end to the other; the second is `shifts` parts of a step behind the first.
 
     Those that are left over are the last.
     """
@@ -599,7 +581,7 @@ def _between(first: float, second: float, gap: float, bend: float) -> tuple[floa
 def _to_probabilities(nodes: ndarray, nothing: ndarray, values: ndarray) -> None:
     """Log-probabilities of nodes -> weights that sum functions which are linear between them.
 
-    All are 0 where there is nothing to sum.
+    All are 0 where there is `nothing` to sum.
     """
     k, n = values.shape
     slope, gap, weight = np.zeros(k - 1), np.zeros(k - 1), np.zeros(k)

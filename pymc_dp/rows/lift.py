@@ -2,8 +2,8 @@
 
 :func:`lift_rows` walks from the per-observation log-probability back to the data, following the
 record axis through every operation.  An operation for which there is no rule is refused by name:
-the rules are an allow-list.  What the walk meets is either row data, lifted to an input that holds
-a block of rows, or a shared value, which must not depend on any row (checked at the end).
+the rules are an allow-list.  The walk meets row data, lifted to an input that holds a block of
+rows, and shared values, which must not depend on any row (checked at the end).
 """
 
 from __future__ import annotations
@@ -38,32 +38,23 @@ def lift_rows(
 ) -> RowGraph:
     """Rebuild per-observation log-likelihoods as the log-likelihood of a block of rows.
 
+    Raises NotFactorizable if a term cannot be shown to depend on its own row only.  The message
+    names the observed variable, the operation or array, and a remedy.
+
     Parameters
     ----------
-    logps : dict of str to Variable
+    logps
         Per-observation log-probability of each observed variable, records on the first axis;
         further axes are summed into the record's term.
-    parameters : mapping of Variable to tuple of int
+    parameters
         The value variables of the free random variables, and their shapes.
-    public : iterable of Variable
+    public
         Constants and shared variables declared public: they may reach every record.
-    n_rows : int
-        The number of rows of these observed variables.
-    private_length : int, optional
-        Unnamed arrays with an axis of this length or more may hold records and must not reach
-        every record.  Default: `n_rows`.
-    counts : RowCounts, optional
+    private_length
+        Unnamed arrays with this many entries or more may hold records and must not reach every
+        record.  Default: `n_rows`.
+    counts
         Numbers of rows, where they are private: no term may depend on them.
-
-    Returns
-    -------
-    RowGraph
-
-    Raises
-    ------
-    NotFactorizable
-        If a term cannot be shown to depend on its own row only.  The message names the observed
-        variable, the operation or array, and a remedy.
     """
     public = set(public)
     leaves: dict[Variable, RowLeaf] = {}

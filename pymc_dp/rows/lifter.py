@@ -32,11 +32,7 @@ Rules = tuple[tuple[type | tuple[type, ...], Rule], ...]
 
 
 class Lifter:
-    """One walk from a per-observation log-probability back to the data.
-
-    Rules of :mod:`pymc_dp.rows.rules` call :meth:`lift`, :meth:`share` and :meth:`cut` for the
-    inputs of their operation.
-    """
+    """One walk from a per-observation log-probability back to the data; rules call its methods."""
 
     def __init__(
         self,
@@ -206,8 +202,8 @@ class Lifter:
     def labels(self, entries: list[Variable], indexed: Variable, first: int) -> list[Variable]:
         """Lifted labels that index the axes of `indexed` from `first` on.
 
-        The labels of the data are checked when the model is read.  Made-up data are not, and
-        compiled code does not check bounds, so the labels are clipped as well.
+        They are clipped: labels of the data are checked when the model is read, but made-up data
+        are not, and compiled code does not check bounds.
         """
         labels = []
         for axis, entry in enumerate(entries, start=first):
@@ -232,6 +228,5 @@ class Lifter:
 
 
 def _inline(variable: Variable) -> Variable:
-    """Replace an op that wraps a graph by that graph."""
     node = variable.owner
     return inline_ofg_node(node)[node.outputs.index(variable)]

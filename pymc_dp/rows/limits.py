@@ -1,9 +1,9 @@
 """The longest score vector that a record within public bounds can have.
 
 A record that sees the parameters through one linear predictor u, affine in theta, has the score
-vector l'(u) du/dz.  The term l is concave, so over a range of u the slope l' is largest in size at
-an end of it.  The range, the slopes at its ends and the direction du/dz are enclosed over all
-records within the bounds by interval arithmetic (:mod:`pymc_dp.rows.intervals`).
+vector l'(u) du/dz.  The term l is concave, so the slope l' is largest in size at an end of the
+range of u.  The range, the slopes at its ends and the direction du/dz are enclosed over all records
+within the bounds by interval arithmetic (:mod:`pymc_dp.rows.intervals`).
 """
 
 from __future__ import annotations
@@ -44,28 +44,14 @@ def score_norm_limit(
 ) -> tuple[float | None, str]:
     """An upper bound on the norm of the score vector at z = 0 of any record within `limits`.
 
-    No value of a record is used.
+    No value of a record is used.  The norm is taken in `coordinates`, whose location is z = 0.
+    `limits` are public bounds of data, by their constant or shared variable: arrays that broadcast
+    to one row (:func:`pymc_dp.bounds.known_limits`).  `recognised` is from
+    :func:`pymc_dp.rows.predictor.recognise`.
 
-    Parameters
-    ----------
-    engine : RowEngine
-    coordinates : Coordinates
-        In which the norm is taken; z = 0 is their location.
-    limits : mapping of Variable to (lower, upper)
-        Public bounds of data, by their constant or shared variable: arrays that broadcast to one
-        row.  See :func:`pymc_dp.bounds.known_limits`.
-    recognised : tuple
-        From :func:`pymc_dp.rows.predictor.recognise`.
+    The bound is in units of z, and None if none follows.  With it comes one public sentence: what
+    it follows from, or why there is none.
 
-    Returns
-    -------
-    limit : float or None
-        In units of z.  None if no bound follows.
-    reason : str
-        One public sentence: what it follows from, or why there is none.
-
-    Notes
-    -----
     *Guarantee.*  No record within the limits has a longer score vector at z = 0, if the model is of
     a family that :func:`pymc_dp.rows.predictor.recognise` knows.
 
@@ -170,7 +156,6 @@ def _one_row(
 
 
 def _of_type(dtype: np.dtype) -> Interval:
-    """What a number of this type can be."""
     if dtype.kind == "b":
         return np.array(0.0), np.array(1.0)
     if dtype.kind == "f":

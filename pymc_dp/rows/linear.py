@@ -19,18 +19,10 @@ from pymc_dp.rows.moves import Moves, predict
 class LinearRows(NamedTuple):
     """What each row is, in the layout of the loops; private.
 
-    Attributes
-    ----------
-    family : int
-        Of :data:`pymc_dp.rows.predictor.FAMILIES`.
-    a, b : (n,) ndarray
-        Numbers of the concave term: :mod:`pymc_dp.rows.families`.
-    origin : (n,) ndarray
-        v at z = 0.
-    reference : (n,) ndarray or (0,) ndarray
-        What is subtracted from every slope, if anything is.
-    moves : Moves
-        The vectors u_i.
+    `family` is a place in :data:`pymc_dp.rows.predictor.FAMILIES`.  Of shape (n,) are `a` and `b`,
+    numbers of the concave term (:mod:`pymc_dp.rows.families`), and `origin`, v at z = 0.
+    `reference`, (n,) or (0,), is what is subtracted from every slope, if anything is.  `moves` are
+    the vectors u_i.
     """
 
     family: int
@@ -60,7 +52,7 @@ class LinearRows(NamedTuple):
 def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarray) -> None:
     """out[i] = l'(v) of row first + i at z, minus the reference; 0 where it is not finite.
 
-    And moved[i] = u . z, the way of v from z = 0.
+    And moved[i] = u . z, by which v differs from its value at z = 0.
     """
     predict(rows.moves, z, first, moved)
     last = first + out.shape[0]

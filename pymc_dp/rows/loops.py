@@ -289,8 +289,8 @@ def compressed_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndar
 def row_blocks(n_rows: int, size: int, first: int = 0) -> list[slice]:
     """Slices of about `size` rows each, in order, from the row `first` on.
 
-    None is of one row among several: where functions of rows are interpreted, NumPy may round a
-    row differently if it is alone.
+    None is of one row among several: where functions of rows are interpreted, NumPy may round a row
+    differently if it is alone.
     """
     starts = list(range(0, n_rows, size))
     if len(starts) > 1 and n_rows - starts[-1] == 1:

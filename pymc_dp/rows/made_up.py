@@ -27,19 +27,9 @@ Norms = tuple[np.ndarray, np.ndarray]
 def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
     """Norms of scores in whitened coordinates, and the parts of the records that have them.
 
-    Parameters
-    ----------
-    engine : RowEngine
-        Of which only functions, types and shapes are used.
-    theta : (d,) ndarray
-        A public point.
-
-    Returns
-    -------
-    norms, parts : (k,) ndarray
-        Norms for one record: the mean of their squares is d.
-    None
-        Where the law of the outcomes is not known, or the point is no guide.
+    `theta` is a public point; of `engine` only functions, types and shapes are used.  Norms, (k,),
+    are those of one record: the mean of their squares is d.  None where the law of the outcomes is
+    not known, or the point is no guide.
     """
     d = engine.d
     if d > _LARGEST or law_unknown(engine) or engine.index_blocks(theta):

@@ -5,8 +5,6 @@
 in the first form of each, and at the whole expression in the second.  Here the first is turned into
 the second: sums, differences, products and quotients of cuts alone are taken out of the rows.
 
-Notes
------
 A value of the rows that is computed from cuts alone has one of three kinds, those of its cuts:
 "copy" if all of them are copies; "index" if the others are indexed by one and the same column;
 "dot" if it is linear in products with one and the same design, because
@@ -50,15 +48,10 @@ _ARITHMETIC = (Add, Mul, Neg, Sub, TrueDiv)
 
 @dataclass(frozen=True)
 class _Kind:
-    """How a row sees a value computed from cuts alone.
+    """How a row sees a value computed from cuts alone: "constant", "copy", "index" or "dot".
 
-    Attributes
-    ----------
-    kind : {"constant", "copy", "index", "dot"}
-    column : int
-        Number of the column of labels, or of the design; -1 for the others.
-    etas : frozenset of Variable
-        The row inputs it is computed from.
+    `column` is the number of the column of labels, or of the design; -1 for the others.  `etas` are
+    the row inputs it is computed from.
     """
 
     kind: str
@@ -77,15 +70,8 @@ _CONSTANT = _Kind("constant")
 def merged(graph: RowGraph) -> RowGraph:
     """Rebuild a row graph with one cut for each arithmetic expression of cuts alone.
 
-    Parameters
-    ----------
-    graph : RowGraph
-
-    Returns
-    -------
-    RowGraph
-        With the same log-likelihood, leaves, labels that are checked, and conditions; `graph`
-        itself where nothing merges.
+    The log-likelihood, leaves, labels that are checked, and conditions stay the same.  Where
+    nothing merges, the result is `graph` itself.
     """
     walk = _Walk(graph)
     terms = walk.rebuilt(_canonical(graph))
@@ -292,7 +278,7 @@ class _Walk:
             refused |= wrong
 
     def _is_redundant(self, x: Variable, found: Iterable[Variable], alone: set[Variable]) -> bool:
-        """Whether it follows from what rows see anyway, wholly or in part."""
+        """Whether a value follows, wholly or in part, from what rows see anyway."""
         kind = self.kind(x)
         assert kind is not None
         return kind.etas <= alone or not (set(found) & set(ancestors([x]))) <= {x}
@@ -351,13 +337,11 @@ class _Walk:
 
 
 def _terms(x: Variable) -> list[Variable]:
-    """The terms of a sum."""
     is_sum = x.owner is not None and isinstance(x.owner.op, Elemwise)
     return list(x.owner.inputs) if is_sum and isinstance(x.owner.op.scalar_op, Add) else [x]
 
 
 def _combined(scalar_op: Any, kinds: Sequence[_Kind | None]) -> _Kind | None:
-    """The kind of an arithmetic expression from those of its inputs."""
     known = [kind for kind in kinds if kind is not None]
     if len(known) < len(kinds):
         return None

@@ -1,8 +1,8 @@
 """How one number of each row moves with z, kept: u_i = d v_i / d z for all rows.
 
-Score vectors of rows that see z through one number v are multiples s_i u_i of it.  With u_i at
-hand, a kick costs one product per entry whatever the scaling of z, instead of a product with the
-scaling for every row.
+Score vectors of rows that see z through one number v are multiples s_i u_i.  With u_i at hand, a
+kick costs one product per entry whatever the scaling of z, instead of a product with the scaling
+for every row.
 """
 
 from __future__ import annotations
@@ -28,12 +28,8 @@ _BLOCK = 4096
 class ScaledDesign(NamedTuple):
     """A design in z: how the linear predictors of all rows move with it.
 
-    Attributes
-    ----------
-    moves : (k, q, n) ndarray
-        By predictor and coordinate, of the type of the design.
-    columns : (q,) integer ndarray
-        The coordinates that matter.
+    `columns`, (q,), are the coordinates that matter.  `moves`, (k, q, n), are by predictor and
+    coordinate, of the type of the design.
     """
 
     moves: ndarray
@@ -43,7 +39,7 @@ class ScaledDesign(NamedTuple):
     def pays(matrix: ndarray, width: int) -> bool:
         """Whether reading it would cost less than products with the map d phi / d z, (p*k, d).
 
-        A matter of the map alone: what is computed must not depend on how many rows there are.
+        It depends on the map alone: what is computed must not depend on how many rows there are.
         """
         return bool(np.count_nonzero(matrix) >= _WORTH * width * matrix.any(axis=0).sum())
 
@@ -73,18 +69,10 @@ class ScaledDesign(NamedTuple):
 class Moves(NamedTuple):
     """The derivatives u_i of one number of each row by z.
 
-    Attributes
-    ----------
-    common : (q,) int64 ndarray
-        Coordinates that every row touches.
-    common_values : (q, n) ndarray
-        Entries there, float32 if all features are and float64 otherwise.
-    moving : (m, n) int64 ndarray
-        Further coordinates of each row.
-    moving_values : (m, n) ndarray
-        Entries there, of the same type.
-    lengths : (n,) ndarray
-        Of u_i as it is stored, rounded up: see :func:`pymc_dp.rows.loops.lengths`.
+    Every row touches the coordinates `common`, (q,), and has further ones in `moving`, (m, n).
+    `common_values`, (q, n), and `moving_values`, (m, n), are the entries there, float32 if all
+    features are and float64 otherwise.  `lengths`, (n,), are those of u_i as it is stored, rounded
+    up: see :func:`pymc_dp.rows.loops.lengths`.
     """
 
     common: ndarray
@@ -104,13 +92,9 @@ class Moves(NamedTuple):
     ) -> tuple[Moves, ndarray]:
         """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z.
 
-        In float32 if all designs are and `single` says that other features are no wider.
-
-        Returns
-        -------
-        moves : Moves
-        seen : (d,) bool ndarray
-            Which coordinates matter to some row, by the structure of the model: public.
+        In float32 if all designs are and `single` says that other features are no wider.  The
+        second result, (d,) bool, tells which coordinates matter to some row, by the structure of
+        the model: public.
         """
         cuts = [
             (cut, w, matrix)

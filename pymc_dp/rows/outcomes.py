@@ -1,7 +1,7 @@
 """What the graph of a model tells of the outcomes of a record: their supports.
 
 Expectations over an outcome that the model itself would draw for a record (:mod:`.expected`) need
-the places that it can have. They are public, or a function of other data of the same record.
+the places that it can have.  They are public, or a function of other data of the same record.
 """
 
 from __future__ import annotations
@@ -47,14 +47,7 @@ class _Unknown(Exception):
 
 
 def with_outcomes(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Variable]) -> RowGraph:
-    """The graph, with what is known of the outcomes of its rows.
-
-    Parameters
-    ----------
-    graph : RowGraph
-    rvs, values : sequence of Variable
-        The observed random variables that it covers, and what they observe.
-    """
+    """The graph, with what is known of the outcomes `values` of its observed variables `rvs`."""
     try:
         outcomes = [
             _outcome(graph, k, *seen) for k, seen in enumerate(zip(rvs, values, strict=True))
@@ -178,7 +171,7 @@ def _interval(
 def _by_transform(
     op: Op, rv: Variable, inputs: Sequence[Variable], leaves: Sequence[RowLeaf]
 ) -> tuple[float | Column, float | Column]:
-    """Where a distribution ends, as PyMC's transform to real numbers tells."""
+    """Where a distribution ends, told by PyMC's transform to real numbers."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         transform: Any = _default_transform(op, rv)
@@ -207,7 +200,7 @@ def _by_transform(
 def _censored(
     rv: Variable, leaves: Sequence[RowLeaf]
 ) -> tuple[float | Column, float | Column, tuple[float | Column, ...]]:
-    """Where an outcome is cut off, and what of that is finite."""
+    """Where an outcome is cut off, and which of these ends are finite."""
     low, high = (
         _end(end, leaves, infinite)
         for end, infinite in zip(rv.owner.inputs[1:3], (-np.inf, np.inf), strict=True)
@@ -243,7 +236,6 @@ def _may_be_between(point: float | Column, lower: float | Column, upper: float |
 
 
 def _narrower(one: float | Column, other: float | Column, choose: Any) -> float | Column:
-    """Where an interval ends that is cut off."""
     if isinstance(one, Column):
         raise _Unknown
     if isinstance(other, Column):

@@ -1,7 +1,8 @@
 """The fast engine of records that see the parameters through one linear predictor.
 
-A record that sees them through one number v_i alone, affine in z with direction u_i = d v_i / d z,
-has the score vector l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no vector.
+Such a record sees them through one number v_i alone, affine in z with direction u_i = d v_i / d z,
+and has the score vector l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no
+vector.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ _WIDER = 2
 _LOG_LIKELIHOOD = 10
 #: Points whose products with all rows are kept: two midpoints, and the ends of a step.
 _KEPT = 4
-#: Between a point and the middle of two others, and how much larger those may be: relative to it.
+#: Distance of a point from the middle of two others, and how much larger those may be: both
+#: relative to it.
 _ROUNDING, _APART = 1e-13, 1e3
 
 
@@ -66,17 +68,9 @@ class _Private:
 class PredictorEngine(RowEngine):
     """Per-unit log-likelihoods and score vectors of rows with one linear predictor.
 
-    Parameters
-    ----------
-    engine : RowEngine
-    predictor : Predictor
-        From :func:`pymc_dp.rows.predictor.recognise`.
-
-    Notes
-    -----
-    Log-likelihoods are given up to a constant of the record, of which only differences remain.  A
-    record outside the support of the likelihood contributes nothing, nor does one whose direction
-    or slope overflows.
+    `predictor` is from :func:`pymc_dp.rows.predictor.recognise`.  Log-likelihoods are given up to a
+    constant of the record, of which only differences remain.  A record outside the support of the
+    likelihood contributes nothing, nor does one whose direction or slope overflows.
     """
 
     def __init__(self, engine: RowEngine, predictor: Predictor) -> None:
@@ -119,8 +113,8 @@ class PredictorEngine(RowEngine):
     def pays(self, n: int) -> bool:
         """Whether to keep the vectors u_i of `n` rows is worth their memory and time.
 
-        They are, unless they hold many more numbers than the data do (a scaling that mixes the
-        effects of groups) or more than 1 GB.  A matter of public things alone.
+        It is, unless they hold many more numbers than the data do (a scaling that mixes the effects
+        of groups) or more than 1 GB.  It depends on public things alone.
         """
         group = self.groups[0]
         phis, maps = self._shared(group)
@@ -287,7 +281,7 @@ class PredictorEngine(RowEngine):
         return True
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
-        """The same without the coordinates in which they are 0."""
+        """Vectors of some units without the coordinates in which they are 0."""
         yield from self._times(slopes_in(scores), units)
 
     def work(

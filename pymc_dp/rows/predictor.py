@@ -46,23 +46,12 @@ _ROWS, _TOLERANCE = 512, 1e-9
 class Predictor:
     """The linear predictor of a row graph, and the family of its rows.
 
-    Attributes
-    ----------
-    family : {"logit", "log", "normal", "probit"}
-    sign : float
-        The family holds for the variable of the graph times this sign.
-    affine : callable
-        Offset (rows,) of v, and its derivative (rows, k) by each cut, from zeros for the cuts and
-        the data.
-    slope : callable
-        (rows,) dl/dv of the rows from values of the graph's variable and the data.
-    leaves : tuple of int
-        Which data both need, in the order of the graph's leaves.
-    tails : tuple of tuple of int
-        Shape of one row of each cut.
-    single : bool
-        Whether single precision holds every number of the data that multiplies a group effect or
-        a common coefficient.
+    The family holds for the variable of the graph times `sign`.  From zeros for the cuts, with rows
+    of shapes `tails`, and the data, `affine` gives the offset (rows,) of v, and its derivative
+    (rows, k) by each cut.  From values of the graph's variable and the data, `slope` gives the
+    (rows,) dl/dv.  `leaves` are the data that both need, in the order of the graph's leaves.
+    `single` tells whether single precision holds every number of the data that multiplies a group
+    effect or a common coefficient.
     """
 
     family: str
@@ -110,19 +99,7 @@ Recognised = tuple[Predictor | None, str]
 
 
 def recognise(engine: RowEngine, compile_kwargs: dict[str, Any] | None = None) -> Recognised:
-    """The linear predictor of a model, if its rows have one.
-
-    Parameters
-    ----------
-    engine : RowEngine
-    compile_kwargs : dict, optional
-
-    Returns
-    -------
-    predictor : Predictor or None
-    reason : str
-        One public sentence: the family, or why there is none.
-    """
+    """The linear predictor of a model, if its rows have one."""
     if not engine.one_row_per_unit:
         return None, "A privacy unit may have several rows, whose scores add up."
     functions = engine.groups[0].functions
@@ -138,20 +115,8 @@ def predictor_of(
 ) -> Recognised:
     """The linear predictor of a row graph, if there is one.
 
-    Parameters
-    ----------
-    graph : RowGraph
-    cuts : sequence of Cut
-        The cuts of the graph, in the order in which the predictor will get their values.
-    linear : bool
-        Whether all shared values are affine in the parameters.
-    compile_kwargs : dict, optional
-
-    Returns
-    -------
-    predictor : Predictor or None
-    reason : str
-        As for :func:`recognise`.
+    It will get the values of `cuts` in this order.  `linear` tells whether all shared values are
+    affine in the parameters.
     """
     names = ", ".join(f"`{name}`" for name in graph.names)
     if not linear:
@@ -241,7 +206,6 @@ def _counted(a: np.ndarray, b: np.ndarray, lost: float) -> Numbers:
 
 
 def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:
-    """Made-up row values of the type of a variable."""
     dtype = np.dtype(variable.type.dtype)
     if dtype.kind == "f":
         x = rng.standard_normal(_ROWS)
@@ -271,7 +235,7 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
             doors.append(x)
     if any(door.type.ndim != 1 for door in doors):
         return None
-    # that a predictor is cut off, or bent, far out no probe need find
+    # a probe need not find that a predictor is cut off, or bent, far out
     if has_bends(loglik, v, equalities=True):
         return None
     chosen = has_bends(loglik, v, equalities=False)

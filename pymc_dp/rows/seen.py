@@ -5,8 +5,8 @@ the group means of a non-centred hierarchy ``(mu + tau * z)[g]``, coefficients `
 shared scale, a curve ``b + a**2``.  The posterior is then curved, whatever the data say, although
 the likelihood of the shared values themselves is near normal in large data.  Here these *effects*
 replace the parameters, so that records are asked about something simple; how the parameters follow
-from the effects is public.  In whichever way a model is written: shared values that meet in the
-rows alone are merged first (:mod:`pymc_dp.rows.merged`).
+from the effects is public.  It does not matter how a model is written: shared values that meet in
+the rows alone are merged first (:mod:`pymc_dp.rows.merged`).
 """
 
 from __future__ import annotations
@@ -37,19 +37,11 @@ _SINGULAR = 1e-6
 class Seen:
     """Effects that replace the parameters of a likelihood.
 
-    Attributes
-    ----------
-    effects : tuple of Variable
-        In terms of the model's value variables: those of them that records see directly, and the
-        shared values that are non-linear in several.
-    parameters : ParameterVector
-        (k,) vector of all entries, k <= d.
-    graphs : tuple of RowGraph
-        The likelihood as a function of the effects, group by group.
-    n_direct : int
-        The first entries are parameters themselves, the others are mixed.
-    function : callable
-        (d,) unconstrained parameters -> (k,) effects.
+    `effects` are in terms of the model's value variables: those of them that records see directly,
+    and the shared values that are non-linear in several.  `parameters` is the (k,) vector of all
+    entries, k <= d.  Its first `n_direct` entries are parameters themselves, the others are mixed.
+    `graphs` are the likelihood as a function of the effects, group by group.  `function` maps (d,)
+    unconstrained parameters to (k,) effects.
     """
 
     effects: tuple[Variable, ...]
@@ -77,22 +69,12 @@ def see(
 ) -> Iterator[Seen]:
     """The effects of a likelihood that is non-linear in its parameters.
 
-    Parameters
-    ----------
-    groups : sequence of RowGroup
-        With the compiled shared values of `graphs`.
-    graphs : sequence of RowGraph
-    parameters : ParameterVector
-    places : (m, d) ndarray
-        Public points at which derivatives are looked at: draws from the prior.
-    compile_kwargs : dict, optional
+    `groups` have the compiled shared values of `graphs`.  `places`, (m, d), are public points at
+    which derivatives are looked at: draws from the prior.
 
-    Yields
-    ------
-    Seen
-        Those of the merged graphs, then those of `graphs` as they are cut. None where no shared
-        value is non-linear in several parameters, or where effects are redundant (more of them than
-        parameters, functions of each other).
+    Yields those of the merged graphs, then those of `graphs` as they are cut.  Yields none where no
+    shared value is non-linear in several parameters, or where effects are redundant (more of them
+    than parameters, functions of each other).
     """
     known = _known(groups, places)
     together = tuple(merged(graph) for graph in graphs)
@@ -150,7 +132,7 @@ def _evaluated(
 
 
 def _mixes(jacobians: Sequence[np.ndarray | None]) -> bool:
-    """Whether some entry of a shared value is non-linear in several parameters: at places."""
+    """Whether some entry of a shared value is non-linear in several parameters, at some places."""
     matrices = np.array(jacobians)
     largest = np.abs(matrices).max(axis=(0, 2), initial=0.0)
     bends = ~(np.ptp(matrices, axis=0).max(axis=1, initial=0.0) <= _LINEAR * largest)
@@ -165,7 +147,6 @@ def _seen(
     places: np.ndarray,
     compile_kwargs: dict[str, Any] | None,
 ) -> Seen | None:
-    """The effects of a likelihood as its graphs are cut."""
     first = _equal([cut.phi for graph in graphs for cut in graph.cuts])
     leaves: dict[Variable, Variable] = {}  # shared value -> the input that takes its place
     direct: list[Variable] = []
@@ -203,8 +184,8 @@ def _seen(
 def _equal(phis: Sequence[Variable]) -> dict[Variable, Variable]:
     """For each shared value the first of those that are computed alike.
 
-    Likelihoods that share parameters, and predictors that take two columns of one matrix, have each
-    a copy.
+    Likelihoods that share parameters, and predictors that take two columns of one matrix, have a
+    copy each.
     """
     graph = FunctionGraph(outputs=list(phis), clone=True)
     MergeOptimizer().rewrite(graph)

@@ -1,9 +1,9 @@
 """Log-likelihoods of rows that PyTensor evaluates slowly, written otherwise.
 
-``PyMC`` checks that the probability of a Bernoulli variable lies in [0, 1] and the mean of a
-Poisson one is not negative, also where these are a logistic or an exponential function; both
-outcomes of a Bernoulli variable are evaluated for every record; and the log-factorial of a count is
-computed again at every place.  What follows from the data alone is *hoisted* here: computed once.
+PyMC checks that the probability of a Bernoulli variable lies in [0, 1] and the mean of a Poisson
+one is not negative, also where these are a logistic or an exponential function.  It evaluates both
+outcomes of a Bernoulli variable for every record, and computes the log-factorial of a count again
+at every place.  What follows from the data alone is *hoisted* here: computed once.
 """
 
 from __future__ import annotations
@@ -94,7 +94,6 @@ def _one_softplus(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
 
 
 def _negated(variable: Variable) -> Variable | None:
-    """The variable of which this one is the negative."""
     negative, product = _of(variable, scalar.Neg), _of(variable, scalar.Mul)
     if negative is not None:
         return negative.inputs[0]
@@ -107,7 +106,6 @@ def _negated(variable: Variable) -> Variable | None:
 
 
 def _number(variable: Variable) -> float | None:
-    """The value of a constant that is one number."""
     if not isinstance(variable, Constant) or variable.data.size != 1:
         return None
     return float(variable.data.item())
@@ -119,15 +117,7 @@ _SIMPLIFY = in2out(_sure_bounds, _log_of_the_rest, _one_softplus, name="simplify
 def simplified(value: Variable) -> Variable:
     """`value` with bounds that always hold left out, and one softplus function for two.
 
-    Parameters
-    ----------
-    value : Variable
-        Log-likelihood of a block of rows, canonical, before it is differentiated.
-
-    Returns
-    -------
-    Variable
-        The same values.
+    It is the canonical log-likelihood of a block of rows, not yet differentiated; its values stay.
     """
     fgraph = FunctionGraph(outputs=[value], clone=False)
     _SIMPLIFY.rewrite(fgraph)
@@ -139,20 +129,9 @@ def hoisted(
 ) -> tuple[list[Variable], list[Variable], list[Variable]]:
     """`values` with slow functions of the data alone replaced by inputs.
 
-    Parameters
-    ----------
-    values : sequence of Variable
-        Log-likelihoods of a block of rows, or scores.
-    data : sequence of Variable
-        The data, rows first.
-
-    Returns
-    -------
-    values : list of Variable
-    inputs : list of Variable
-        What they read instead, rows first.
-    columns : list of Variable
-        These as functions of the data, row by row.
+    `values` are log-likelihoods of a block of rows, or scores; `data` have rows first.  Returns the
+    new values, the inputs that they read, rows first, and these as functions of the data, row by
+    row.
     """
     rows, slow = {v for v in data if v.type.ndim > 0}, set()
     nodes = FunctionGraph(outputs=list(values), clone=False).toposort()

@@ -34,18 +34,10 @@ def fixed_shapes(
 ) -> list[Variable]:
     """Sizes and public ``pm.Data`` as numbers, so that no compiled function refers to the model.
 
-    Data arrays would else be reached for their shape, and ``pm.set_data`` would change functions
-    already compiled.
-
-    Parameters
-    ----------
-    outputs : sequence of Variable
-    parameters : mapping of Variable to tuple of int
-        The value variables of the free random variables, and their shapes.
-    public : iterable of Variable
-        What was declared public.
-    rows : iterable of Variable
-        Inputs with an axis of rows, whose sizes are known only when the function runs.
+    Otherwise data arrays would be reached for their shape, and ``pm.set_data`` would change
+    functions already compiled.  `parameters` are the value variables of the free random variables,
+    and their shapes.  `rows` are inputs with an axis of rows, whose sizes are known only when the
+    function runs.
     """
     now: dict[Variable, Variable] = {
         variable: variable.type.make_constant(variable.get_value())

@@ -120,15 +120,8 @@ JOIN_PRODUCTS = (
 def constant_solves(value: Variable) -> Variable:
     """`value` with its solves of constant triangular systems replaced.
 
-    Parameters
-    ----------
-    value : Variable
-        Log-likelihood of a block of rows, before it is differentiated.
-
-    Returns
-    -------
-    Variable
-        Equal up to rounding.  Each row is computed by the same operations, in the same order.
+    It is the log-likelihood of a block of rows, before it is differentiated.  The result is equal
+    up to rounding.  Each row is computed by the same operations, in the same order.
     """
     nodes = {v.owner for v in ancestors([value]) if v.owner is not None}
     replaced = {}

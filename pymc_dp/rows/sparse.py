@@ -24,14 +24,9 @@ _DENSE = 0.6
 class SparseBlock(NamedTuple):
     """Vectors of a block of rows.
 
-    Attributes
-    ----------
-    values : (w, rows) float64 ndarray
-        May be overwritten.
-    common : (q,) int64 ndarray
-        The coordinates of the first q entries, the same for all rows.
-    moving : (w - q, rows) int64 ndarray
-        Those of the others.  The coordinates of a row are distinct wherever an entry is not 0.
+    `values`, (w, rows), may be overwritten.  `common`, (q,), are the coordinates of the first q
+    entries, the same for all rows, and `moving`, (w - q, rows), those of the others.  The
+    coordinates of a row are distinct wherever an entry is not 0.
     """
 
     values: ndarray
@@ -64,12 +59,7 @@ class _Labelled(NamedTuple):
 class Layout(NamedTuple):
     """Where the entries of the vectors of a group of rows stand.
 
-    Attributes
-    ----------
-    common : (q,) int64 ndarray
-        Coordinates held for every row.
-    labelled : list of _Labelled or None
-        Per cut.
+    The coordinates `common`, (q,), are held for every row; `labelled` has those of labels, per cut.
     """
 
     common: ndarray
@@ -86,12 +76,8 @@ class Layout(NamedTuple):
     ) -> Layout:
         """For cuts of these kinds, with `widths` numbers per row and maps d phi / d z.
 
-        All coordinates are common where rows touch most of them.
-
-        Notes
-        -----
-        Coordinates that labels of two cuts touch are held for every row, so that no coordinate
-        stands twice in a row.
+        All coordinates are common where rows touch most of them.  Coordinates that labels of two
+        cuts touch are held for every row, so that no coordinate stands twice in a row.
         """
         held = np.zeros(d, dtype=bool)
         claimed = np.zeros(d, dtype=bool)

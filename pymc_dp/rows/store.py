@@ -44,17 +44,10 @@ class RecordStore:
 class Columns:
     """Parameter-free columns of a group, in the layout of the loops.
 
-    Attributes
-    ----------
-    designs : dict of Cut to (p, n_rows) ndarray
-        The row data of each "dot".
-    labels : dict of Cut to (n_rows,) ndarray
-        The labels of each "index".
-    blocks : list of ndarray
-        The data that the compiled row functions read, records first.
-    order, starts : ndarray or None
-        Rows sorted by unit, in the order of the rows within a unit, and where each unit starts;
-        ``None`` when each row is its own unit.
+    `designs`, (p, n_rows), are the row data of each "dot", and `labels`, (n_rows,), those of each
+    "index".  `blocks` are the data that the compiled row functions read, records first.  `order`
+    has the rows sorted by unit, in the order of the rows within a unit, and `starts` where each
+    unit starts; both are None when each row is its own unit.
     """
 
     designs: dict[Cut, np.ndarray]
@@ -103,13 +96,8 @@ def rows_of(array: np.ndarray, rows: Rows) -> np.ndarray:
 class RowGroup:
     """Observed variables that share their rows.
 
-    Attributes
-    ----------
-    functions : RowFunctions
-    store : RecordStore
-        Row data, in the order of ``functions.graph.leaves``.
-    units : (n_rows,) int64 ndarray or None
-        The privacy unit of each row; ``None`` when each row is its own unit.
+    `store` has row data, in the order of ``functions.graph.leaves``.  `units`, (n_rows,), is the
+    privacy unit of each row; None when each row is its own unit.
     """
 
     functions: RowFunctions

@@ -16,30 +16,20 @@ _MANY = 100
 
 
 def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A point and one nearby: a derivative may vanish by chance at one (that by tau at z = 0)."""
+    """A point and one nearby: a derivative may vanish by chance at one (by tau at z = 0)."""
     return theta, theta + np.random.default_rng(0).uniform(0.05, 0.15, theta.size)
 
 
 def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarray]:
     """Blocks of parameters of which a row sees one entry at a time.
 
-    Parameters
-    ----------
-    groups : sequence of RowGroup
-    theta : (d,) ndarray
-        Where to look, a public point.
+    A block has indices of parameters, k >= 2, in the order of their first entries.  They reach the
+    rows through "index" cuts alone, each of them in one label of a cut, and all of one block in the
+    same columns.  The intercepts ``alpha[g]`` are a block, so are the ``z`` of
+    ``(mu + tau * z)[g]``, and each column of ``slopes[g]``.  What is not listed is dense.
 
-    Returns
-    -------
-    list of (k,) int64 ndarray
-        Indices of parameters, k >= 2, in the order of their first entries.  They reach the rows
-        through "index" cuts alone, each of them in one label of a cut, and all of one block in the
-        same columns.  The intercepts ``alpha[g]`` are a block, so are the ``z`` of
-        ``(mu + tau * z)[g]``, and each column of ``slopes[g]``.  What is not listed is dense.
-
-    Notes
-    -----
-    Read from the zeros of d phi / d theta, which depends on the model and on `theta`, not on data.
+    Read from the zeros of d phi / d theta, which depends on the model and on `theta`, a public
+    point, not on data.
     """
     dense: set[int] = set()
     labels: dict[int, set[tuple[int, int, int]]] = {}
@@ -69,21 +59,11 @@ def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarr
 def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     """Index blocks, and coordinates in which their entries are the effects that rows see.
 
-    Parameters
-    ----------
-    groups : sequence of RowGroup
-    theta : (d,) ndarray
-        A public point.
-
-    Returns
-    -------
-    blocks : list of (k,) int64 ndarray
-        From :func:`index_blocks`.
-    effects : (d, d) ndarray
-        T of theta' = T theta: the identity, but for a parameter z_l of a block, whose row is the
-        derivative of the effect phi_l by theta. For ``(mu + tau * z)[g]`` theta' has the group
-        means themselves in place of the ``z``: a row that sees one of them has no score in ``mu``
-        and ``tau`` then, and the ridge along which only these can move needs no noise.
+    Blocks are those of :func:`index_blocks` at `theta`, a public point.  The (d, d) matrix is T of
+    theta' = T theta: the identity, but for a parameter z_l of a block, whose row is the derivative
+    of the effect phi_l by theta.  For ``(mu + tau * z)[g]`` theta' has the group means themselves
+    in place of the ``z``: a row that sees one of them has no score in ``mu`` and ``tau`` then, and
+    the ridge along which only these can move needs no noise.
     """
     blocks = index_blocks(groups, theta)
     change = np.eye(theta.size)
@@ -111,22 +91,10 @@ def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndar
 def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) -> np.ndarray:
     """Which coordinates of z, theta + scaling z, a row may see together.
 
-    Parameters
-    ----------
-    groups : sequence of RowGroup
-    theta : (d,) ndarray
-        A public point.
-    scaling : (d, d) ndarray
+    The (d, d) result is symmetric.  Where it is False, the entry of every unit's curvature is 0;
+    where the diagonal is, so is that of every score.  Rows see one label of an "index" cut, and
+    everything of the others.
 
-    Returns
-    -------
-    (d, d) bool ndarray
-        Symmetric.  Where it is False, the entry of every unit's curvature is 0; where the diagonal
-        is, so is that of every score.  Rows see one label of an "index" cut, and everything of the
-        others.
-
-    Notes
-    -----
     Read from the zeros of d phi / d z, as for :func:`index_blocks`: public.  Where it depends on
     theta, places far away are looked at as well: of max(b, 0) there is nothing to see on one side.
     """

@@ -38,27 +38,13 @@ def ends_of_support(
 ) -> list[Variable]:
     """The parameters at which the support of an observed variable ends, if any.
 
-    Parameters
-    ----------
-    graph : RowGraph
-    observed : container of Variable
-        The arrays that hold the values of the variable.
-    parameters : mapping of Variable to tuple of int
-        The value variables of the free random variables, and their shapes.
-    start : mapping of str to ndarray
-        Their initial values, by name.
+    `observed` are the arrays that hold the values of the variable.  `parameters` are the value
+    variables of the free random variables, with their shapes, and `start` their initial values.
 
-    Returns
-    -------
-    list of Variable
-        Some of `parameters`.
-
-    Notes
-    -----
     A choice between values that depends on the observed value and on parameters is such an end if
     the density is zero on one side of it, whatever the record, and is not on the other.  It is
-    taken either way in turn, on made-up rows.  An end at which a density of the user's own is not
-    a number, or very small, is not seen.
+    taken either way in turn, on made-up rows.  An end at which a density of the user's own is not a
+    number, or very small, is not seen.
     """
     rows = [leaf.block for leaf in graph.leaves if leaf.source in observed]
     of_rows, of_etas = _behind(graph, rows), _behind(graph, [cut.eta for cut in graph.cuts])
@@ -148,10 +134,7 @@ def _is_end(
 def _made_up(
     shape: tuple[int, ...], dtype: str, centres: list[float], rng: np.random.Generator
 ) -> np.ndarray:
-    """Rows in (0, 1), and rows near and far around numbers of the model.
-
-    None is 0, which may have a probability of its own.
-    """
+    """Rows in (0, 1), and near and far around numbers of the model; never 0, a possible atom."""
     rows = rng.choice(centres, shape) + rng.choice([-1.0, 1.0], shape) * 10.0 ** rng.uniform(
         -1.0, 12.0, shape
     )

@@ -21,12 +21,6 @@ from pymc_dp.rows.sparse import SparseBlock
 class TiltedEngine:
     """The records of an engine, minus their linearisation at z = 0.
 
-    Parameters
-    ----------
-    engine : RowEngine or PredictorEngine
-
-    Notes
-    -----
     Where d phi / d z does not depend on z, as in linear predictors and group effects, scores are
     subtracted row by row, and a score vector costs what it costs without a reference.  Elsewhere a
     row has the scores s and -s0 at twice as many shared values, those at z and those at 0.
@@ -118,7 +112,7 @@ class TiltedEngine:
         return self.engine.divisible
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
-        """The same without the coordinates in which they are 0, where these are many."""
+        """Changes of some units, without the coordinates in which they are 0 if these are many."""
         return self.engine.sparse_vectors(scores, units)
 
     def linear(self) -> LinearRows | None:

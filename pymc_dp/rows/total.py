@@ -50,13 +50,8 @@ def without_errors(outputs: Sequence[Variable], *, interpreted: bool) -> list[Va
     """`outputs` with powers, integer quotients, remainders and casts defined for all values.
 
     Equal wherever Python gives a number that fits.  An integer to a negative power is cut off
-    towards zero; for a base of 0 it is 0.  A real 0 to a negative power is infinite.
-
-    Parameters
-    ----------
-    outputs : sequence of Variable
-    interpreted : bool
-        Whether casts to integers are replaced as well.  Compiled ones do not fail.
+    towards zero; for a base of 0 it is 0.  A real 0 to a negative power is infinite.  Casts to
+    integers are replaced if `interpreted`: compiled ones do not fail.
     """
     defined: dict[Variable, Variable] = {}
     for node in toposort(outputs):

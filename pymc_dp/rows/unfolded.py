@@ -54,27 +54,10 @@ def log_densities(
 ) -> list[Variable]:
     """Per-observation log-densities, every long array as it stands in the model.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    rvs : sequence of Variable
-        Random variables of the model.
-    jacobian : bool
-        Whether to add the log-Jacobian of the transforms.
-    length : int
-        Constants with this many entries or more are not folded.
-    counts : RowCounts or None
-        The numbers of rows, where they are private.
-
-    Returns
-    -------
-    list of Variable
-        One for each of `rvs`, as functions of the model's value variables and data.
-
-    Raises
-    ------
-    NotFactorizable
-        If PyMC cannot derive them, or they confuse integers with truth values.
+    There is one for each of `rvs`, as a function of the model's value variables and data.
+    `jacobian` adds the log-Jacobian of the transforms.  Constants with `length` entries or more are
+    not folded.  `counts` are the numbers of rows, where they are private.  Raises NotFactorizable
+    if PyMC cannot derive them, or they confuse integers with truth values.
     """
     everything = model.basic_RVs
     values = [model.rvs_to_values[rv] for rv in everything]
@@ -131,7 +114,7 @@ def log_densities(
 
 
 def _rebuilt(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variable]:
-    """`outputs` with all operations on `inputs` repeated: what they knew of lengths goes."""
+    """`outputs` with all operations on `inputs` repeated, to lose what they knew of lengths."""
     found: dict[Variable, Variable] = {}
     for node in toposort(outputs):
         if not any(x in inputs or x in found for x in node.inputs):
@@ -154,7 +137,7 @@ def _rebuilt(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variabl
 
 
 def _without_lengths(variable: Variable, length: int, counts: RowCounts | None) -> Variable:
-    """An input like an array, whose long axes, and that of rows, have lengths not known.
+    """An input like an array, whose long axes, and that of rows, have unknown lengths.
 
     PyTensor moves an index into a product where this makes it shorter, so that the form of a
     likelihood would tell whether there are more rows, which may be secret, or more groups.

@@ -41,10 +41,10 @@ from pymc_dp.steps.source import Design, Source
 
 @dataclass_state
 class PrivateStepState(StepMethodState):
-    """Nothing but PyMC's own: privacy noise and paid iterations are never part of a state."""
+    """PyMC's own state; privacy noise and paid iterations are never part of it."""
 
 
-#: What a pickle leaves out, as it belongs to a chain, or to the process.
+#: Attributes that a pickle leaves out: they belong to a chain or to the process.
 _OF_A_CHAIN = ("_model", "_state", "_point")
 
 
@@ -73,9 +73,9 @@ class PrivateStep(BlockedStep):
         "warning": (SamplerWarning, None),
     }
     _state_class = PrivateStepState
-    #: Settings that are all learned privately, or all given.
+    #: Settings that are either all learned privately or all given.
     _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
-    #: Whether it can do with batches of the records.
+    #: Whether the step can read batches of the records.
     _takes_batches = False
     _batch_queries: type[BatchQueries] = BatchQueries
 
@@ -88,7 +88,7 @@ class PrivateStep(BlockedStep):
         cls.__signature__ = full_signature(cls, hidden)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Refuse what no parameter is named after, before anything else is looked at."""
+        """Refuse unknown arguments before anything else is checked."""
         known = full_signature(cls, {"shares", "settings"}).parameters
         refuse_unknown(cls.__name__, kwargs, list(known))
         return super().__new__(cls, *args, **kwargs)
@@ -183,7 +183,7 @@ class PrivateStep(BlockedStep):
     def _batches(
         self, counts: Mapping[str, int], noise_multiplier: Any
     ) -> AbstractContextManager[Batches | None]:
-        """The releases on batches, charged before anything else is released."""
+        """Charge the releases on batches before anything else is released."""
         if self.batch_size is None:
             return nullcontext()
         per_iteration, at_start = self._releases()
@@ -201,7 +201,7 @@ class PrivateStep(BlockedStep):
         batches: Batches | None,
         settings: Mapping[str, Any],
     ) -> None:
-        """What needs the budget: the preparation, the plan, what the chains ask."""
+        """Do what needs the budget: the preparation, the plan, the queries of the chains."""
         if design is None:
             source.set_aside = 0 if batches is None else batches.reserved
             design = self._prepare(source)
@@ -289,7 +289,7 @@ class PrivateStep(BlockedStep):
 
     @abstractmethod
     def _prepare(self, source: Source) -> Design:
-        """Settings learned privately; those of the step itself are set here."""
+        """Learn the settings privately, and set those of the step itself."""
 
     def _settle(self) -> dict[str, Any]:
         """Settings that follow from the noise of the plan, for the ledger."""
@@ -305,7 +305,7 @@ class PrivateStep(BlockedStep):
         return source.by_hand(scaling, bounds)
 
     def _open(self, **settings: Any) -> Queries:
-        """What the chains ask, from the arguments of `Queries`."""
+        """Queries of the chains, from the arguments of `Queries`."""
         return Queries(**settings)
 
     def _clipped_mechanisms(self) -> list[str]:
@@ -350,7 +350,7 @@ class PrivateStep(BlockedStep):
         self._warned = False
 
     def _add_stat(self, name: str, blank: np.ndarray) -> None:
-        """Declare a vector among the statistics, with its value where no iteration was made."""
+        """Declare a vector statistic; `blank` is its value where no iteration was made."""
         kind = (np.dtype((np.float64, blank.shape)), list(blank.shape))
         self.stats_dtypes_shapes = {**self.stats_dtypes_shapes, name: kind}
         self.stats_dtypes = [{key: of[0] for key, of in self.stats_dtypes_shapes.items()}]
@@ -381,7 +381,7 @@ class PrivateStep(BlockedStep):
     def finish(self) -> None:
         """End the preparation; until then an equal step resumes it, at no cost.
 
-        `dp.sample` ends it with a result that is whole.  After `pm.sample` nobody knows what became
+        `dp.sample` ends it when its result is complete.  After `pm.sample` nobody knows what became
         of the draws; where chains are charged, what they have left tells.
         """
         if self._unfinished is not None:
@@ -413,7 +413,7 @@ class PrivateStep(BlockedStep):
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
         runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)
         self._run = runs - 1
-        self._beside = self.budget.batches()  # for good, since this run was begun
+        self._beside = self.budget.batches()  # final, since this run was begun
         self._cap = self.budget.ledger.cap(self.budget.account)
         self._spent_before = sum(
             e.amount
@@ -499,9 +499,9 @@ class PrivateStep(BlockedStep):
     def _epsilon_now(self) -> float:
         """Epsilon spent once all chains have come as far as this one; rounded up.
 
-        A function of the iteration number alone: what the other chains have really leased by now
-        depends on timing.  A statistic of 25 values a run, as each takes a millisecond; of one with
-        or beside releases on batches, where it takes a second.
+        It depends on the iteration number alone: what the other chains have leased by now depends
+        on timing.  A run has 25 values of it, as each takes a millisecond; it has one value with or
+        beside releases on batches, where each takes a second.
         """
         plan, budget = self.plan, self.budget
         batches = self._beside
@@ -517,7 +517,7 @@ class PrivateStep(BlockedStep):
         return self._epsilon_at[1]
 
     def _check_plan(self) -> None:
-        """In the parent process, before a chain starts: is this the run that was planned?"""
+        """Check, in the parent process before a chain starts, that this is the planned run."""
         plan = self.plan
         call = _compat.sample_call()
         expected = (

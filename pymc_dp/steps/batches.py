@@ -23,7 +23,7 @@ KINDS = ("poisson", "fixed_size")
 def check_batch_size(
     size: Any, budget: PrivacyBudget, runs: int, noise_multiplier: Any, mode: Any
 ) -> int:
-    """The size of a batch, expected or fixed; refuses what has no accounting."""
+    """Return the size of a batch, expected or fixed; refuse what has no accounting."""
     size = check_integer("batch_size", size, minimum=1)
     if size > budget.n_public:
         raise ValueError(
@@ -43,7 +43,7 @@ def check_batch_size(
 
 
 def check_kind(batches: Any, size: Any, budget: PrivacyBudget) -> None:
-    """Refuses a kind of batches that is unknown, or has no accounting under the budget."""
+    """Refuse a kind of batches that is unknown, or has no accounting under the budget."""
     if batches not in KINDS:
         raise ValueError(f"batches must be 'poisson' or 'fixed_size', not {batches!r}.")
     if batches == "poisson":
@@ -60,7 +60,7 @@ def check_kind(batches: Any, size: Any, budget: PrivacyBudget) -> None:
 def batch_events(
     mechanism: str, size: int, batches: str, budget: PrivacyBudget
 ) -> Callable[[float], BatchEvent]:
-    """The event of a release on one batch, by its noise multiplier."""
+    """The event of a release on one batch, as a function of its noise multiplier."""
     if batches == "fixed_size":
         return lambda noise: FixedBatchGaussianEvent(mechanism, noise, size, budget.n_public)
     probability = round(COINS * size / budget.n_public) / COINS
@@ -77,19 +77,9 @@ def fixed_batches(
 ) -> Iterator[Batches]:
     """One release on a batch per iteration, charged as a whole while a step is made.
 
-    If that fails before anything was released, the charge is taken back.
-
-    Parameters
-    ----------
-    budget : PrivacyBudget
-    event_of : callable
-        From `batch_events`.
-    counts : mapping
-        ``draws``, ``tune`` and ``chains``.
-    noise_multiplier : float or None
-        None: the smallest one with which all fits.
-    automatic : bool
-        Whether a preparation will need a part of the budget.
+    If making the step fails before anything was released, the charge is taken back.  Without a
+    `noise_multiplier` the smallest one with which all fits is used.  `automatic` says that a
+    preparation will need a part of the budget; `event_of` comes from `batch_events`.
     """
     ledger, account = budget.ledger, budget.account
     cap = ledger.cap(account)

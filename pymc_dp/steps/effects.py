@@ -19,9 +19,9 @@ from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.seen import Seen, see
 
-#: Places at which derivatives of effects are looked at.
+#: Places at which derivatives of effects are computed.
 _PLACES = 4
-#: An effect that records accept this many prior widths from its median has no boundary there.
+#: An effect has no boundary on a side where records accept it this many prior widths away.
 _FAR = 30.0
 
 
@@ -29,18 +29,9 @@ _FAR = 30.0
 class Effects:
     """The records of a model as functions of effects, and a normal approximation of their prior.
 
-    Attributes
-    ----------
-    seen : Seen
-    engine : RowEngine
-        In effects.
-    start : Coordinates
-        Initial values of the effects, and their prior widths.
-    median : (k,) ndarray
-    precision : (k, k) ndarray
-        Of the prior; it guides the search, the target has the exact prior.
-    solved : (ndarray, ndarray) or None
-        Parameters, and the effects that can take their place: see `_solved`.
+    Shapes: median (k,), precision (k, k).  `engine` and `start` are in effects; `start` holds their
+    initial values and prior widths.  The normal prior guides the search, the target has the exact
+    prior.  `solved`: parameters, and the effects that can take their place, see `_solved`.
     """
 
     seen: Seen
@@ -68,16 +59,8 @@ def effects_of(
 ) -> Effects | None:
     """Records in terms of their effects; None where parameters themselves are as good.
 
-    Parameters
-    ----------
-    records : Records
-    engine : RowEngine
-        The same records in unconstrained parameters.
-    prior_draws : (m, d) ndarray or None
-    compile_kwargs : dict, optional
+    `engine` has the same records in unconstrained parameters; `prior_draws` are (m, d).
 
-    Notes
-    -----
     Public: decided from the graph, the prior and made-up data.  Effects with a boundary (a shape
     ``mu**2 / sigma**2``, say), which a step of the search could pass, are not used.
     """

@@ -196,7 +196,6 @@ class ExponentialFamilyPenalty(PrivateStep):
         return self._design(source, Coordinates(source.records.initial, scaling))
 
     def _read(self, source: Source) -> ExponentialModel:
-        """The model as an exponential family."""
         self._exponential = exponential_model(source, self._family, type(self).__name__)
         return self._exponential
 
@@ -224,7 +223,7 @@ class ExponentialFamilyPenalty(PrivateStep):
         return exponential.releases(), exponential.start_releases()
 
     def _natural(self, z: np.ndarray) -> np.ndarray:
-        """(m + 1,) as `ExponentialModel.natural`, remembering the last two points."""
+        """(m + 1,) as `ExponentialModel.natural`; remembers the last two points."""
         return at_last_two(
             self._naturals, z, lambda: self._exponential.natural(self.coordinates.theta(z))
         )
@@ -248,7 +247,7 @@ class ExponentialFamilyPenalty(PrivateStep):
 
 
 def _described(statistic: Any, natural: Any, log_normalizer: Any, bounds: Any) -> ByHand | None:
-    """What the user says of the family, all of it or nothing."""
+    """The family as the user describes it; all arguments are given, or none."""
     functions = {"statistic": statistic, "natural": natural, "log_normalizer": log_normalizer}
     given = {**functions, "statistic_bounds": bounds}
     missing = [name for name, value in given.items() if value is None]

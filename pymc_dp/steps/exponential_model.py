@@ -34,22 +34,15 @@ from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.steps.families import Family, family_of, with_count
 from pymc_dp.steps.source import Source
 
-#: Relative agreement with PyMC's log-density that is asked for.
+#: Required relative agreement with PyMC's log-density.
 _AGREEMENT = 1e-9
-#: Made-up records, and places in parameter space, at which it is checked.
+#: Numbers of made-up records, and of places in parameter space, at which it is checked.
 _RECORDS, _PLACES = 64, 24
 
 
 @dataclass(frozen=True, eq=False)
 class ByHand:
-    """A family that the user describes.
-
-    Attributes
-    ----------
-    statistic, natural, log_normalizer : callable
-    bounds : (lower, upper)
-        Of the entries of the statistic.
-    """
+    """A family that the user describes; `bounds` are those of the entries of the statistic."""
 
     statistic: Callable[..., Any]
     natural: Callable[..., Any]
@@ -61,14 +54,8 @@ class ByHand:
 class ExponentialModel:
     """What a sampler needs of a likelihood p(y|theta) = h(y) exp(phi . S(y) - A).
 
-    Attributes
-    ----------
-    name : str
-        Of the family.
-    statistic : Statistic
-        S, bounded.
-    n : float
-        Number of records; 0 where it is private and counted by an entry of the statistic.
+    `statistic` is S, bounded.  `n` is the number of records; 0 where it is private and counted by
+    an entry of the statistic.
     """
 
     name: str
@@ -78,12 +65,13 @@ class ExponentialModel:
     _jacobian: Callable[[np.ndarray], list[np.ndarray]]
 
     def __getstate__(self) -> dict[str, Any]:
-        # chains ask for no derivatives, and PyTensor cannot pickle all that compute them
+        # chains need no derivatives, and PyTensor cannot pickle every function that computes them
         return {**self.__dict__, "_jacobian": None}
 
     def facts(self, theta: np.ndarray) -> dict[str, Any]:
-        """What tells this family and its scaling from others: an interrupted preparation of those
-        must not be taken up.
+        """What tells this family and its scaling from others.
+
+        An interrupted preparation of another family must not be resumed.
         """
         probes = [self.natural(theta + step).tobytes() for step in (0.0, 0.1, -0.3)]
         return {"family": self.name, "digest": hashlib.sha256(b"".join(probes)).hexdigest()}
@@ -98,7 +86,7 @@ class ExponentialModel:
 
 
 class _Rows:
-    """The statistic of all records of a block at once: every operation is one on numbers."""
+    """The statistic of all records of a block at once: every operation acts on numbers."""
 
     def __init__(self, family: Family, like: np.ndarray, compile_kwargs: Any) -> None:
         records = pt.tensor("records", dtype=like.dtype.name, shape=(None, *like.shape[1:]))
@@ -126,29 +114,13 @@ class _SingleRows:
 
 
 def exponential_model(source: Source, by_hand: ByHand | None, sampler: str) -> ExponentialModel:
-    """Recognise the likelihood of a model, or take the user's word and check it.
+    """Recognise the likelihood of a model, or take the user's description; check either.
 
-    Parameters
-    ----------
-    source : Source
-    by_hand : ByHand or None
-    sampler : str
-        For messages.
-
-    Returns
-    -------
-    ExponentialModel
-
-    Raises
-    ------
-    UnsafeModel, ValueError
-        Naming the variable or the argument, and the remedy; nothing was spent, and of the data
-        nothing but types and shapes was looked at.
-
-    Notes
-    -----
     phi . S(y) - A is compared with PyMC's own log-density, on made-up records within the bounds and
     parameters drawn from the prior: the difference may depend on the record alone, to 1e-9.
+
+    UnsafeModel and ValueError name the variable or the argument, and the remedy.  Nothing was spent
+    then, and only types and shapes of the data were read.
     """
     model, budget = source.model, source.budget
     records = source.records
@@ -289,7 +261,7 @@ def _bounds(bounds: Any, m: int) -> Interval:
 
 
 def _function_of(argument: str, function: Callable[..., Any], model: Model) -> Variable:
-    """What a function of the model's variables returns, as a function of the value variables."""
+    """What a function of the model's variables returns, as a graph of the value variables."""
     try:
         names = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -310,7 +282,7 @@ def _function_of(argument: str, function: Callable[..., Any], model: Model) -> V
 
 
 def _refuse_private_parameters(source: Source, family: Family, leaves: list[Variable]) -> None:
-    """Natural parameters are computed outside of every mechanism."""
+    """Natural parameters are computed outside of every mechanism, so they must be public."""
     model, budget = source.model, source.budget
     graphs = [family.natural]
     if family.log_normalizer is not None:

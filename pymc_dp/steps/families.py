@@ -36,20 +36,9 @@ from pymc_dp.rows.intervals import Interval
 class Family:
     """An exponential family: statistic of the records, and natural parameters of a model.
 
-    Attributes
-    ----------
-    name : str
-    statistic : callable
-        Records (n, ...) -> (n, m), of rows no longer than `norm`.
-    natural : Variable
-        phi, (m,).
-    log_normalizer : Variable or None
-        A, a scalar; None where it is 0.
-    norm : float
-    nonnegative : bool
-        Whether no entry of the statistic is negative.
-    limits : Interval or None
-        Range of the records to which the statistic clamps them.
+    `statistic` maps records (n, ...) to (n, m), with rows no longer than `norm`, and clamps records
+    to `limits`.  `natural` is phi, (m,); `log_normalizer` is A, a scalar, or None where it is 0.
+    `nonnegative`: no entry of the statistic is negative.
     """
 
     name: str
@@ -65,16 +54,8 @@ class Family:
 class Known:
     """What is known of an observed variable.
 
-    Attributes
-    ----------
-    name : str
-    parameters : list of Variable
-        Of PyMC's distribution, shared by all records, as functions of the value variables.
-    values : set of Variable
-        The model's value variables.
-    lower, upper : ndarray
-        Public bounds of one record.
-    count_is_private : bool
+    `parameters` are those of PyMC's distribution, shared by all records, as functions of the value
+    variables `values`.  `lower` and `upper` are public bounds of one record.
     """
 
     name: str
@@ -85,23 +66,20 @@ class Known:
     count_is_private: bool
 
     def varies(self, graph: Variable) -> bool:
-        """Whether a function of the parameters is no constant."""
+        """Whether a graph depends on the parameters."""
         return bool(self.values & ancestors_without_shapes([graph]))
 
     def within(self, least: float = -math.inf, most: float = math.inf) -> tuple[float, float]:
         """Bounds of a number, cut off at those of the support.
 
-        Raises
-        ------
-        UnsafeModel
-            If a side has no bound, or nothing is left between them.
+        Raises UnsafeModel if a side has no bound, or nothing is left between them.
         """
         lower, upper = max(float(self.lower), least), min(float(self.upper), most)
         self._refuse_unusable(np.array(lower), np.array(upper))
         return lower, upper
 
     def box(self) -> Interval:
-        """The same for vectors."""
+        """As `within`, for vectors."""
         self._refuse_unusable(self.lower, self.upper)
         return self.lower, self.upper
 
@@ -208,8 +186,8 @@ def _gamma(known: Known) -> Family:
 def _categorical(known: Known) -> Family:
     """Indicators of the K categories; a label that is none of them counts as zeros.
 
-    Their sum is the number of records.  Where that is public, a multiple of it may be taken from
-    the natural parameters: with mean 0 they, and the noise of ratios, are smallest.
+    The sum of the indicators is the number of records.  Where that is public, a multiple of it may
+    be taken from the natural parameters: these, and the noise of ratios, are smallest with mean 0.
     """
     [p] = known.parameters
     k = p.type.shape[-1]
@@ -296,7 +274,8 @@ def _gaussian(
 
 # -- finding them ---------------------------------------------------------------------------------
 
-#: By the name of PyTensor's operation: how, and how many dimensions a record and parameters have.
+#: By the name of PyTensor's operation: the function that makes the family, and the numbers of
+#: dimensions of a record and of the parameters.
 FAMILIES: dict[str, tuple[Callable[[Known], Family], int, tuple[int, ...]]] = {
     "bernoulli": (_bernoulli, 0, (0,)),
     "binomial": (_binomial, 0, (0, 0)),
@@ -320,22 +299,9 @@ def family_of(
 ) -> Family:
     """The family of an observed variable.
 
-    Parameters
-    ----------
-    rv : Variable
-        Of the model.
-    parameters : sequence of Variable
-        Of its distribution, as functions of the value variables.
-    values : set of Variable
-        The model's value variables.
-    limits : Interval
-        Public bounds of one record, of its shape; infinite where there is none.
-    count_is_private : bool
-
-    Raises
-    ------
-    UnsafeModel
-        If the distribution is not known, parameters differ from record to record, or bounds lack.
+    `parameters` of its distribution are functions of the model's value variables `values`; `limits`
+    are public bounds of one record, infinite where there is none.  Raises UnsafeModel if the
+    distribution is not known, parameters differ from record to record, or bounds lack.
     """
     op = rv.owner.op
     if getattr(op, "name", None) not in FAMILIES:
@@ -368,11 +334,7 @@ def family_of(
 def with_count(family: Family, m: int) -> Family:
     """The family for a private number of records: 1 is an entry, with -A as its parameter.
 
-    Parameters
-    ----------
-    family : Family
-    m : int
-        Entries of its statistic.
+    The statistic of `family` has m entries.
     """
     if family.log_normalizer is None:
         return family

@@ -181,11 +181,11 @@ class DPPenalty(PrivateStep):
             )
 
     def _facts(self) -> dict[str, Any]:
-        """What else the ledger keeps about the step."""
+        """Further settings that the ledger keeps."""
         return {}
 
     def _step(self, d: int, iterations: int, noise: float) -> float:
-        """Proposal sd on N(0, I), as :func:`pymc_dp.tuning.scaled.random_walk`."""
+        """Proposal sd on N(0, I), see :func:`pymc_dp.tuning.scaled.random_walk`."""
         return random_walk(d, iterations, noise)
 
     def _prepare(self, source: Source) -> Design:
@@ -241,7 +241,7 @@ class DPPenalty(PrivateStep):
             self.queries,
             self.prior,
             proposal=PROPOSALS[self.proposal](self.step_size),
-            # answers about batches have it already
+            # answers on batches include it already
             likelihood_power=1.0 if self.plan.batches else self.likelihood_power,
             test=self._test,
         )
@@ -291,7 +291,7 @@ class DPBarker(DPPenalty):
 
     *Assumptions.*  As for :class:`DPPenalty`.
 
-    *Weaknesses.*  Approximate: for no noise is the test exactly Barker's, though its error at the
+    *Weaknesses.*  Approximate: the test is never exactly Barker's, though its error at the
     default is far below what chains of usual length can show.  A proposal whose answer is noisier
     than `noise_sd` is rejected.  At most half of the proposals are accepted.
 

@@ -13,15 +13,7 @@ from pymc_dp.rows.interfaces import Engine
 
 
 class Shown:
-    """A preparation whose releases are shown as they are made.
-
-    Use it as a context manager.
-
-    Parameters
-    ----------
-    preparation : Preparation
-    progressbar : bool
-    """
+    """A preparation whose releases are shown as they are made; a context manager."""
 
     def __init__(self, preparation: Preparation, progressbar: bool) -> None:
         self.preparation = preparation

@@ -19,7 +19,7 @@ from pymc_dp.records import private_observed
 from pymc_dp.rows.ancestry import is_data
 
 PREPARES = " preparation"
-"""How plans of preparations end their names."""
+"""Ending of the names of plans of preparations."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,12 +30,8 @@ class Version:
     result shows whether a preparation was resumed, and could tell whether a record was changed
     in between.  ``pm.set_data`` makes another version, whatever it sets.
 
-    Attributes
-    ----------
-    public : bytes
-        Digest of public data and priors.
-    private : list of callables
-        Each gives a private array, as long as anybody has it.
+    `public` is a digest of public data and priors.  Each function in `private` gives a private
+    array, as long as anybody holds it.
     """
 
     public: bytes
@@ -75,7 +71,7 @@ def _reference(array: Any) -> Callable[[], Any]:
 
 
 def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, Any]]]:
-    """Preparations of steps that were not finished, newest first: plan ids and payloads."""
+    """Plan ids and payloads of the preparations that were not finished, newest first."""
     ledger = budget.ledger
     mine = [e for e in ledger.entries() if e.account == budget.account]
     finished = {e.plan for e in mine if e.kind == "finish"}
@@ -91,12 +87,9 @@ def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, 
 
 
 def settle(end: Callable[[], None]) -> None:
-    """What the ledger could not be told is no reason to lose a result, nor is an interrupt then.
+    """Call `end`, which tells the ledger that a run or its preparation has ended.
 
-    Parameters
-    ----------
-    end : callable
-        Tells the ledger that a run, or its preparation, has ended.
+    If that fails or is interrupted it warns: this is no reason to lose a result.
     """
     try:
         end()

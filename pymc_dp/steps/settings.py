@@ -23,13 +23,7 @@ _MEANING = {
 
 
 def refuse_unknown(sampler: str, given: Iterable[str], known: list[str]) -> None:
-    """Refuse the first argument that is not known.
-
-    Raises
-    ------
-    TypeError
-        Naming it and what was probably meant.
-    """
+    """Raise TypeError for the first unknown argument, with what was probably meant."""
     for name in given:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
@@ -40,13 +34,7 @@ def refuse_unknown(sampler: str, given: Iterable[str], known: list[str]) -> None
 
 
 def required(sampler: str, **values: Any) -> None:
-    """Refuse arguments that were not given.
-
-    Raises
-    ------
-    ValueError
-        Naming them and what they mean.
-    """
+    """Raise ValueError for arguments that were not given, with what they mean."""
     missing = [name for name, value in values.items() if value is None]
     if missing:
         meanings = "; ".join(f"{name} ({_MEANING[name]})" for name in missing)
@@ -70,18 +58,9 @@ def positive(name: str, value: Any) -> float:
 def scaling_matrix(scaling: Any, parameters: ParameterVector, model: Model) -> np.ndarray:
     """The (d, d) matrix A of theta = m + A z.
 
-    Parameters
-    ----------
-    scaling : float, (d,) array, (d, d) array, or dict
-        One scale for all, one each, a full matrix, or scales by variable name (the model's names
-        or PyMC's names of the unconstrained values), each a number or of the variable's shape.
-    parameters : ParameterVector
-    model : pymc.Model
-
-    Raises
-    ------
-    ValueError
-        If the shape, the names or the values do not fit.
+    `scaling` is one number for all, a (d,) vector, a (d, d) matrix, or a dict by variable name (the
+    model's names or PyMC's names of the unconstrained values) of numbers or arrays of the
+    variable's shape.  Raises ValueError if the shape, the names or the values do not fit.
     """
     d = parameters.size
     if isinstance(scaling, Mapping):

@@ -19,7 +19,7 @@ from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
 from pymc_dp.steps.source import Design, Source
 
-#: Records of a batch, at least, and as a part of all.
+#: Default size of a batch: at least so many records, and this part of all.
 _SMALLEST, _PART = 256, 0.02
 #: Longest steps on N(0, I): variances are off by h/4 of Langevin dynamics, h^2/8 of the thermostat.
 _LONGEST = {"Langevin": 0.1, "Nosé-Hoover": 0.25}
@@ -28,7 +28,7 @@ _SAMPLING = 0.05
 
 
 class _Dynamics(PrivateStep):
-    """What the two have in common: one noisy score of a batch per iteration."""
+    """What both samplers share: one noisy score of a batch per iteration."""
 
     dynamics: str
     _takes_batches = True

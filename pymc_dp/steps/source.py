@@ -54,12 +54,12 @@ from pymc_dp.tuning.paths import can_pay
 from pymc_dp.tuning.prepared import Form, Prepared
 from pymc_dp.tuning.scaled import FIRST_PART, Scaled, prepare_scaled
 
-#: Shown among what PyMC says.
+#: Shown among the messages of PyMC.
 _log = logging.getLogger("pymc.pymc_dp")
-#: What the data were that preparations of this process were about.
+#: Versions of the data of the preparations of this process, by plan id.
 _PREPARED: dict[int, Version] = {}
-#: Of what a preparation left for the chains, how much may be gone when it is resumed, before
-#: it is said, and before it is refused.
+#: Parts of what a preparation left for the chains that may be gone when it is resumed: more than
+#: the first is a warning, more than the second a refusal.
 _GONE, _TOO_MUCH_GONE = 0.05, 0.9
 
 _T = TypeVar("_T")
@@ -69,19 +69,9 @@ _T = TypeVar("_T")
 class Design:
     """How a sampler moves and what it may ask.
 
-    Attributes
-    ----------
-    coordinates : Coordinates
-        Of the chains.
-    engine : Engine
-        The records that queries are about, in the coordinates in which they are clipped.
-    prior : Prior
-        Public terms, in the coordinates of the chains.
-    clip_norms : dict of str to float
-    shares : dict of str to float
-        Relative parts of what is left of the budget.
-    settings : dict
-        What the ledger keeps beside.
+    `engine` has the records that queries are about, in the coordinates in which they are clipped;
+    `prior` has the public terms in the `coordinates` of the chains.  `shares` are relative parts of
+    what is left of the budget; the ledger keeps `settings`.
     """
 
     coordinates: Coordinates
@@ -95,13 +85,8 @@ class Design:
 class Learned(NamedTuple):
     """What a preparation of DPLangevin gave.
 
-    Attributes
-    ----------
-    found : Prepared
-    engine : Engine
-        The records, in the coordinates in which they are clipped.
-    effects : Effects or None
-        In terms of which `found` is, if not in unconstrained parameters.
+    `engine` has the records in the coordinates in which they are clipped.  `found` is in terms of
+    `effects`, or in unconstrained parameters where these are None.
     """
 
     found: Prepared
@@ -112,10 +97,7 @@ class Learned(NamedTuple):
 class Source:
     """Records, prior and budget of a model, before a sampler has coordinates.
 
-    Raises
-    ------
-    UnsafeModel, NotFactorizable, BudgetExceeded
-        Before anything is spent.
+    Raises UnsafeModel, NotFactorizable or BudgetExceeded before anything is spent.
     """
 
     def __init__(
@@ -134,7 +116,7 @@ class Source:
         self.counts = dict(counts)
         self.progressbar = progressbar
         self.compile_kwargs = compile_kwargs
-        # how many entries data have is not to be told where it is private
+        # the number of entries of the data must not be told where it is private
         check_step(model, data=not budget.rows_are_private)
         self.records = budget.records_of(model)
         if not self._interrupted():
@@ -168,7 +150,7 @@ class Source:
         )
 
     def _hint(self) -> str:
-        """That a preparation goes on, if one can be paid to its end."""
+        """A hint that a preparation goes on, if one can be paid to its end."""
         ledger, account = self.budget.ledger, self.budget.account
         left = ledger.remaining(account)
         waiting = unfinished_preparations(self.budget)
@@ -218,7 +200,6 @@ class Source:
         clip_norms: dict[str, float],
         settings: Mapping[str, Any] | None = None,
     ) -> Design:
-        """The likelihood as it is, in given coordinates."""
         engine: Engine = self.engine.with_coordinates(coordinates)
         predictor, _ = recognise(self.engine, self.compile_kwargs)
         if predictor is not None:  # the same likelihood, several times as fast
@@ -249,12 +230,8 @@ class Source:
         """The private preparation of DPLangevin, consistently clipped where that is possible.
 
         Where no form is asked for and the shared values of the likelihood are non-linear in the
-        parameters, the records are asked about these.
-
-        Raises
-        ------
-        ValueError
-            If consistent clipping is asked for and not available.
+        parameters, the records are asked about these.  Raises ValueError if consistent clipping is
+        asked for and not available.
         """
         effects = self.effects() if form is None else None
         if effects is None:
@@ -335,7 +312,7 @@ class Source:
         return few_prior_draws(self.model, self.budget, self.records)
 
     def _compile(self, engine: RowEngine) -> None:
-        """Evaluate what the preparation will ask for on made-up data; it takes seconds."""
+        """Evaluate on made-up data what the preparation will ask for; it takes seconds."""
         at = np.zeros(engine.d)
         with working("Compiling the model", self.progressbar), np.errstate(all="ignore"):
             engines = [engine]
@@ -346,7 +323,7 @@ class Source:
                 made_up.scores(at)
 
     def _is_flat(self, records: RowEngine) -> bool:
-        """Whether log-likelihoods are piecewise linear; looked at near the start."""
+        """Whether log-likelihoods are piecewise linear, near the start."""
         at = records.coordinates.location
         nearby = np.random.default_rng(0).normal(0.0, 0.3, (2, len(at)))
         return is_flat(records.groups, [at + move for move in nearby])
@@ -368,29 +345,16 @@ class Source:
         engine: RowEngine | None = None,
         needed: float = 1.0,
     ) -> _T:
-        """What is made of the releases of a new preparation, or of one that was interrupted.
+        """What `ask` makes of the releases of a new preparation, or of one that was interrupted.
 
-        Parameters
-        ----------
-        ask : callable
-            Makes the releases.  Called twice where the rest of an interrupted preparation cannot
-            be paid, since something else was: what is left pays for a new one.
-        sampler : str
-        settings : mapping
-            Public settings on which the requests depend.
-        share : float, default 1.0
-            Part of what is left of the budget that shares are parts of.
-        engine : RowEngine, optional
-            The records to ask about; default: in unconstrained parameters.
-        needed : float, default 1.0
-            Part of that which the requests will cost at most.
+        `ask` is called twice where the rest of an interrupted preparation cannot be paid, since
+        something else was: what is left then pays for a new one.  `settings` are the public ones on
+        which the requests depend.  `share` is the part of what is left of the budget that shares
+        are parts of, and `needed` the part of that which the requests cost at most.  `engine` has
+        the records to ask about; default: in unconstrained parameters.
 
-        Raises
-        ------
-        BudgetExceeded
-            If nothing is left for a new preparation.
-        ValueError
-            If no part of the budget could pay for the chains afterwards; nothing was spent.
+        Raises BudgetExceeded if nothing is left for a new preparation, and ValueError if no part of
+        the budget could pay for the chains afterwards; nothing was spent then.
         """
         asked = (sampler, settings, share, engine, needed)
         try:
@@ -402,12 +366,9 @@ class Source:
         return found
 
     def compare_rest(self) -> None:
-        """Say if chains get less than their preparation was made for.
+        """Warn if chains get less than their preparation was made for.
 
-        Raises
-        ------
-        BudgetExceeded
-            If next to nothing is left for them.
+        Raises BudgetExceeded if next to nothing is left for them.
         """
         preparation = self._preparation
         if preparation is None or not preparation.resumed:
@@ -443,7 +404,7 @@ class Source:
         needed: float,
         again: bool = False,
     ) -> Shown:
-        """As :meth:`prepared`; a new preparation if `again`."""
+        """As :meth:`prepared`; `again` asks for a new preparation."""
         given = (engine or self.engine, self.budget.ledger, self.budget.account)
         asked: dict[str, Any] = {
             "sampler": sampler + PREPARES,
@@ -483,9 +444,9 @@ class Source:
         return Shown(preparation, self.progressbar)
 
     def _units(self, sampler: str, share: float, form: str | None, hint: bool) -> int:
-        """What a new preparation plans with; warns, or refuses, where that is too little.
+        """Ledger units that a new preparation plans with; warns, or refuses, if these are too few.
 
-        With `hint` there is none of the same settings.
+        `hint` says that there is no preparation of the same settings.
         """
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())
@@ -510,7 +471,7 @@ class Source:
         return not version.is_that_of(_PREPARED.setdefault(plan_id, version))
 
     def _warn_if_given_up(self, before: Preparation, units: int) -> None:
-        """A preparation that cannot be resumed was paid for all the same."""
+        """Warn that a preparation that cannot be resumed was paid for all the same."""
         account = self.budget.ledger.account_info(self.budget.account)
         warnings.warn(
             f"A preparation that has cost {before.spent / account.cap:.0%} of the budget cannot "
@@ -525,8 +486,8 @@ class Source:
     def unfinished(self) -> int | None:
         """Plan of the preparation that an equal step resumes, until it is finished.
 
-        None where that is for good: equal steps on batches share theirs, as there is no budget for
-        another time.
+        None on batches: equal steps share their preparation for good, as there is no budget for
+        another.
         """
         if self._preparation is None or self.set_aside:
             return None
@@ -538,7 +499,6 @@ class Source:
         return self._preparation is None or self._preparation.secure
 
     def _version(self) -> Version:
-        """What data and priors are now."""
         digest = hashlib.blake2b()
         named = [self.model[name] for name in self.budget.public if name in self.model.named_vars]
         arrays = [v.get_value() for v in named if hasattr(v, "get_value")]
@@ -548,7 +508,7 @@ class Source:
         return Version(digest.digest(), private_arrays(self.model, self.budget.public))
 
     def _forecast(self, sampler: str, units: int) -> Forecast:
-        """Before anything is spent: will the result be mostly noise?"""
+        """Forecast, before anything is spent, whether the result will be mostly noise."""
         once = sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
         like = "DPLangevin" if once else "DPPenalty"
         langevin = once or sampler == "DPLangevin"
@@ -575,7 +535,7 @@ class Source:
             )
 
     def _warn_if_another_waits(self, sampler: str) -> None:
-        """A preparation plans with all that is left, chains of an earlier step included."""
+        """Warn that a preparation plans with all that is left, chains of earlier steps included."""
         mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
         begun = Counter(e.plan for e in mine if e.kind == "run")
         waiting = [e for e in mine if e.kind == "plan" and e.payload.get("events")]
@@ -589,7 +549,7 @@ class Source:
             )
 
     def _warn_if_paid_for(self, sampler: str) -> None:
-        """A call with other settings leaves what an earlier one has paid for behind."""
+        """Warn that a call with other settings does not use what an earlier one has paid for."""
         entries = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
         newest = max((e.seq for e in entries if e.kind == "run"), default=0)
         began = {e.plan: e.seq for e in entries if e.kind == "plan"}
@@ -636,7 +596,7 @@ class Source:
         return found, design
 
     def _tell_threads(self, engine: Engine) -> None:
-        """Say how records are shared among processors, by public numbers."""
+        """Log how records are shared among processors, by public numbers."""
         if not engine.divisible or self._preparation is None:
             return
         numbers, chains = self._preparation.n_public * engine.d, self.counts["chains"]
@@ -651,7 +611,7 @@ class Source:
             )
 
     def _warn_heavy(self, sampler: str) -> None:
-        """Say that clipping may matter; from a released histogram."""
+        """Warn that clipping may matter; decided from a released histogram."""
         warnings.warn(
             f"{sampler} found heavy tails in the scores of the records: some records hold much of "
             "the information, and clipping them may bias the posterior by more than its intervals "
@@ -662,7 +622,7 @@ class Source:
         )
 
     def warn_untrusted(self, sampler: str) -> None:
-        """Say that the preparation found nothing."""
+        """Warn that the preparation found nothing."""
         follows = "what follows is about the prior"
         if self.improper:
             follows += (

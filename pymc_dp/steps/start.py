@@ -22,11 +22,11 @@ from pymc_dp.rows.interfaces import Coordinates
 _DRAWS = 500
 #: Prior draws are public; the same seed makes a resumed preparation ask the same questions.
 _SEED = 20_240_229
-#: How far out a proper density must have fallen, in widths of the prior, and by how much.
+#: A proper log density must have fallen by `_FALL` at `_FAR` widths of the prior.
 _FAR, _FALL = 1e6, 5.0
-#: From how many places that is looked at, and the largest log density in which such a fall is seen.
+#: Number of places from which this is checked, and the largest log density that shows such a fall.
 _PLACES, _EXACT = 5, 1e12
-#: What is wrong with a prior that has no density, or no draws.
+#: Message about a prior that has no density, or no draws.
 NO_NUMBERS = (
     "Nothing has been spent. A prior may hold NaN or an infinite number: model.point_logps() says "
     "which one. Default priors that bambi scales by truncated or censored data may; give your own."
@@ -36,23 +36,12 @@ NO_NUMBERS = (
 def prior_coordinates(
     records: Records, terms: PublicTerms, draws: np.ndarray | None
 ) -> Coordinates:
-    """Initial point of the model, and the prior standard deviation of every parameter.
+    """Initial point of the model, and the prior width of every parameter as a diagonal scaling.
 
-    Parameters
-    ----------
-    records : Records
-    terms : PublicTerms
-        In the coordinates theta.
-    draws : (m, d) ndarray or None
-        From `few_prior_draws`.
-
-    Returns
-    -------
-    Coordinates
-        With a diagonal scaling, in unconstrained space.  Half the width of the central 68 % of 500
-        prior draws, which heavy tails do not spoil; where the prior cannot be drawn from
-        (``pm.Flat``), or draws with code of the user's own, the inverse root of its curvature at
-        the initial point, or 1.
+    The width is half the width of the central 68 % of 500 prior draws (`few_prior_draws`, (m, d)),
+    which heavy tails do not spoil.  Where the prior cannot be drawn from (``pm.Flat``), or draws
+    with code of the user's own, it is the inverse root of the prior's curvature at the initial
+    point, or 1.  All is in unconstrained space; `terms` are in the coordinates theta.
     """
     widths = np.full(records.parameters.size, np.nan)
     if draws is not None:
@@ -78,18 +67,8 @@ def improper(
     others by the public log density along the axes, which does not fall.  A sum of two of them that
     a public observation bounds is not found.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    public : sequence of str
-    terms : PublicTerms
-        In the coordinates theta.
-    start : Coordinates
-        About the prior.
-    draws : (m, d) ndarray or None
-        From `few_prior_draws`.
-    names : sequence of (str, slice)
-        Variables, and where their entries are in theta.
+    `terms` are in the coordinates theta; `names` are variables, and where their entries are in
+    theta.
     """
     bounded = {*ancestors([rv for rv in model.observed_RVs if rv.name in set(public)])}
     if draws is None or not np.isfinite(draws).all():
@@ -119,7 +98,6 @@ def _is_flat(rv: Any, model: Model) -> bool:
 
 
 def _is_bounding(transform: Any, rv: Any) -> bool:
-    """Whether a transform keeps a variable between two bounds."""
     if not isinstance(transform, IntervalTransform):
         return False
     return all(bound is not None for bound in transform.args_fn(*rv.owner.inputs))
@@ -164,14 +142,7 @@ def prior_draws(
 ) -> np.ndarray | None:
     """(size, d) draws from the prior in unconstrained space; None where it cannot be drawn from.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    budget : PrivacyBudget
-    records : Records
-    size : int
-    seed : int
-        Public.
+    The seed is public.
     """
     if not draws_are_public(model, budget.public, budget.longest_unnamed):
         return None

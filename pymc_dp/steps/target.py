@@ -25,9 +25,9 @@ from pymc_dp.tuning.prepared import Prepared
 
 #: Places near the initial point that are tried where there are no prior draws.
 _TRIES = 100
-#: Of everything here: all is public.
+#: Seed of everything here: all is public.
 _SEED = 0
-#: Of the prior's width, from which on the records have said next to nothing.
+#: Part of the prior's width from which on the records have said next to nothing.
 _UNTOUCHED = 0.8
 
 
@@ -37,31 +37,20 @@ def target_draws(
     found: Prepared,
     prior_draws: np.ndarray | None,
 ) -> Explored:
-    """Draws of prior times released likelihood; the same releases give the same draws.
+    """Draws of prior times released likelihood, in random order.
 
-    Parameters
-    ----------
-    records : Records
-    effects : Effects or None
-        What `found` is about, if not unconstrained parameters.
-    found : Prepared
-        What was released.
-    prior_draws : (m, d) ndarray or None
-        Public points near which chains start, so that several modes are seen.
+    The same releases give the same draws.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        However PyMC takes one: no draws of part of the chains are used.
-    pymc.exceptions.SamplingError
-        If NUTS cannot begin, wherever it was tried.
-
-    Notes
-    -----
     The target is p(theta) N(G; H w, H + V), w the whitened parameters, or effects, of theta, G the
     released score, H the released curvature and V the noise in G.  Where effects can take the place
     of parameters NUTS moves in these (the centred parametrisation, which informative data ask for);
     if it does not mix well there, in the parameters themselves, and the better one is kept.
+
+    `found` is about `effects`, or about unconstrained parameters where these are None.  Chains
+    start near `prior_draws`, (m, d) and public, so that several modes are seen.
+
+    Raises KeyboardInterrupt however PyMC takes one: no draws of part of the chains are used.
+    Raises SamplingError if NUTS cannot begin, wherever it was tried.
     """
     theta = records.parameters.theta
     [public] = records.parameters.substitute([records.public_logp])
@@ -151,13 +140,12 @@ def _in_effects(
 
 
 def _evaluated(theta: Any, moved: Any, drawn: np.ndarray) -> np.ndarray:
-    """(draws, d) values of a function of the parameters."""
     function = compile_parameter_function([theta], moved)
     return np.array([function(row) for row in drawn])
 
 
 def _tops(theta: Any, target: Any, starts: np.ndarray) -> np.ndarray:
-    """About the modes of the target near `starts`, from where NUTS finds the bulk."""
+    """Places about the modes of the target near `starts`, from where NUTS finds the bulk."""
     gradient = pytensor.grad(target, theta, disconnected_inputs="ignore")
     function = compile_parameter_function([theta], [target, gradient])
 
@@ -179,8 +167,9 @@ def far(
 ) -> float:
     """Fraction of (m, d) draws at which the released likelihood is an extrapolation.
 
-    In widths of the draws themselves: those of a normal posterior lie within 2 sqrt(d) + 4 of where
-    its curvature was taken. Parameters that records do not see, by their indices, may be anywhere.
+    Distances are in widths of the draws themselves: those of a normal posterior lie within
+    2 sqrt(d) + 4 of where its curvature was taken. Parameters that records do not see (`unseen`, by
+    their indices) may be anywhere.
     """
     seen = drawn if effects is None else np.array([effects.seen.function(t) for t in drawn])
     origin = found.clip.location
@@ -198,19 +187,8 @@ def about_prior(
 ) -> list[str]:
     """Variables about which the draws say no more than the prior; warns if these are all.
 
-    Parameters
-    ----------
-    drawn, prior_draws : (m, d) ndarray
-        Unconstrained.
-    names : list of (str, slice)
-        Variables, and where their entries are.
-    stacklevel : int
-        Of the warning.
-
-    Returns
-    -------
-    list of str
-        A name, with the number of entries where these are not all.
+    A name comes with the number of entries where these are not all.  Both draws are (m, d) and
+    unconstrained; `names` are variables, and where their entries are.
     """
     if prior_draws is None:
         return []

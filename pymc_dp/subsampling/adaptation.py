@@ -9,16 +9,9 @@ _SHRINKAGE, _DELAY, _DECAY = 0.05, 10.0, 0.75
 
 
 class DualAveraging:
-    """Finds the step size at which a mean acceptance probability is met.
+    """Finds the step size at which the mean acceptance probability is `target`.
 
-    Parameters
-    ----------
-    start : float
-        First step size.
-    target : float
-        Mean acceptance probability.
-    longest : float
-        Step sizes stay below.
+    Step sizes stay below `longest`.
     """
 
     def __init__(self, start: float, target: float, longest: float) -> None:

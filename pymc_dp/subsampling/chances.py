@@ -16,24 +16,12 @@ MOST_BATCHES = 16
 
 
 class Chances(NamedTuple):
-    """What an iteration leaves to chance.
+    """What an iteration leaves to chance."""
 
-    Attributes
-    ----------
-    momentum : (d,) ndarray
-        A draw from N(0, mass matrix), which is overwritten.
-    block : int
-        The block of the sample, or the product, that is offered other records.
-    records : (k,) int64 ndarray
-        These records.
-    uniforms : (2,) ndarray
-        For the accept tests of the records and of the trajectory.
-    """
-
-    momentum: ndarray
-    block: int
-    records: ndarray
-    uniforms: ndarray
+    momentum: ndarray  # (d,) a draw from N(0, mass matrix), which is overwritten
+    block: int  # the block of the sample, or the product, that is offered other records
+    records: ndarray  # (k,) int64, these records
+    uniforms: ndarray  # (2,) for the accept tests of the records and of the trajectory
 
 
 def perturbed_chances(

@@ -16,11 +16,7 @@ from pymc_dp.rows.total import without_errors
 def columns_of(graph: RowGraph, data: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:
     """The row expression of every cut that has one, evaluated: (n, p) designs, (n,) labels.
 
-    Parameters
-    ----------
-    graph : RowGraph
-    data : sequence of ndarray
-        In the order of ``graph.leaves``, records first.
+    `data` is in the order of ``graph.leaves``, records first.
     """
     blocks = [leaf.block for leaf in graph.leaves]
     found: dict[Variable, np.ndarray] = {}

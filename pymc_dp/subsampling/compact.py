@@ -2,11 +2,11 @@
 
 Record i sees K numbers eta_j, each through a door of its own (:mod:`pymc_dp.rows.cuts`): the same
 shared value for every record, a product of the record's design with shared values, or the shared
-value of the record's label.  What is compiled for a model is the log-likelihood of a record and its
-derivatives by eta; these loops do the rest, and are compiled once for all models.
+value of the record's label. What is compiled for a model is the log-likelihood of a record and its
+derivatives by eta. These loops do the rest, and are compiled once for all models.
 
-Shared values come in two kinds.  Those that are affine in theta move from the centre by
-first = J (theta - centre).  Those that are bent have a value, and a first and a second derivative
+Shared values come in two kinds. Those that are affine in theta move from the centre by
+first = J (theta - centre). Those that are bent have a value, and a first and a second derivative
 along theta - centre, from a function of the parameters.
 """
 
@@ -30,46 +30,21 @@ BLOCK = 1024
 
 
 class Plan(NamedTuple):
-    """Where everything is.
+    """Where everything is, for the K numbers that a row sees."""
 
-    Attributes
-    ----------
-    door : (K,) int64 ndarray
-        Of each number that a row sees.
-    column : (K,) int64 ndarray
-        First column of the design for a product; place of the labels among the other numbers.
-    base, stride, length : (K,) int64 ndarray
-        Of its shared values in the vector of their kind.
-    bent : (K,) bool ndarray
-        Of which kind they are.
-    n_bent : int
-        Shared values that are bent.
-    star, coefficients : int
-        Places, among the other numbers, of eta at the centre, and of the log-likelihood there with
-        its derivatives by eta.
-    order : int
-        Of the control variates.
-    jacobian : (S, d) ndarray
-        J.
-    origin : (S,) ndarray
-        Affine shared values at theta = 0.
-    constants : ndarray
-        For the function of the parameters.
-    """
-
-    door: ndarray
-    column: ndarray
-    base: ndarray
-    stride: ndarray
-    length: ndarray
-    bent: ndarray
-    n_bent: int
-    star: int
-    coefficients: int
-    order: int
-    jacobian: ndarray
-    origin: ndarray
-    constants: ndarray
+    door: ndarray  # (K,) int64: COPY, DOT or INDEX
+    column: ndarray  # (K,) int64: first column of the design, or place of the labels
+    base: ndarray  # (K,) int64: first of its shared values, in the vector of their kind
+    stride: ndarray  # (K,) int64: from one of them to the next
+    length: ndarray  # (K,) int64: how many there are
+    bent: ndarray  # (K,) bool: of which kind they are
+    n_bent: int  # how many shared values are bent
+    star: int  # place, among the other numbers, of eta at the centre
+    coefficients: int  # place of the log-likelihood there, with its derivatives by eta
+    order: int  # of the control variates
+    jacobian: ndarray  # (S, d): J
+    origin: ndarray  # (S,): affine shared values at theta = 0
+    constants: ndarray  # for the function of the parameters
 
 
 @compiled(error_model="numpy")
@@ -170,19 +145,10 @@ def compact_estimate(
     d: ndarray,
     gradient: ndarray,
 ) -> float:
-    """The estimate from a sample of records; d_k and the gradient are written.
+    """The estimate from a sample of records; d_k (m,) and the gradient (d,) are written.
 
-    Parameters
-    ----------
-    plan : Plan
-    functions : (2,) int64 ndarray
-        Addresses of the functions of the rows, and of bent shared values.
-    sample : tuple of ndarray
-    theta, centre : (d,) ndarray
-    how : (scale, shift, batch)
-        As in :mod:`pymc_dp.subsampling.estimates`.
-    d : (m,) ndarray
-    gradient : (d,) ndarray
+    `functions` holds int64 addresses: of the function of the rows, and of that of bent shared
+    values. `how` is (scale, shift, batch), as in :mod:`pymc_dp.subsampling.estimates`.
     """
     numbers = sample[1]
     n_seen, m, n_bent = plan.door.shape[0], numbers.shape[1], plan.n_bent

@@ -1,9 +1,9 @@
 """Functions compiled from graphs, which compiled loops call through their addresses.
 
 The types of the loops are those of their arguments alone, so they are compiled and cached without
-the functions.  Numbers that depend on data are inputs: no compile cache holds them.  Where a
-function raises (the inverse of a singular matrix), its results are not numbers: an error would not
-leave an address, which would return 0.
+the functions. Numbers that depend on data are inputs: no compile cache holds them. Where a function
+raises (the inverse of a singular matrix), its results are not numbers: an error would not leave an
+address, which would return 0.
 """
 
 from __future__ import annotations

@@ -1,21 +1,17 @@
 """The log-posterior that a sample of records sees, its gradient, and trajectories along it.
 
-An estimate is described by three numbers:
+Three numbers describe an estimate:
 
-scale
-    n / m, m records in the sample, or in a mini-batch of it.
-shift
-    a of the block-Poisson estimator (eq. 5.1).
-batch
-    Records of a mini-batch of the block-Poisson estimator, whose absolute value is taken; 0 for
-    the perturbed one (eq. 4.5); -1 for the plain mean, of stochastic gradients.
+- scale: n / m, with m records in the sample, or in a mini-batch of it;
+- shift: a of the block-Poisson estimator (eq. 5.1);
+- batch: records of a mini-batch of the block-Poisson estimator, whose absolute value is taken; 0
+  for the perturbed one (eq. 4.5); -1 for the plain mean, of stochastic gradients.
 
 `kernel` says how records are evaluated: None for those of one linear predictor
 (:mod:`pymc_dp.subsampling.linear`), a plan and addresses for those that see few numbers
 (:mod:`pymc_dp.subsampling.compact`), constants and an address for others
-(:mod:`pymc_dp.subsampling.general`).
-`prior` is the address of a function compiled from a graph, or None for a prior that is part of the
-expansion.
+(:mod:`pymc_dp.subsampling.general`). `prior` is the address of a function compiled from a graph, or
+None for a prior that is part of the expansion.
 """
 
 from __future__ import annotations
@@ -38,14 +34,8 @@ from pymc_dp.subsampling.linear import linear_estimate
 class Sampled(NamedTuple):
     """How the posterior is estimated from a sample.
 
-    Attributes
-    ----------
-    family : int
-        Of the linear predictor; -1 without one.
-    expansion : Expansion
-        The sum of the control variates; with the prior, where that is quadratic too.
-    scale, shift : float
-    batch : int
+    `family` is that of the linear predictor; -1 without one. `expansion` is the sum of the control
+    variates; with the prior, where that is quadratic too.
     """
 
     family: int
@@ -131,7 +121,7 @@ def leapfrog(
 ) -> float:
     """Move theta and the momentum along a trajectory; the log-posterior at its end.
 
-    All of it sees the same sample: half a kick, then drifts and kicks, then half a kick.  The
+    All of it sees the same sample: half a kick, then drifts and kicks, then half a kick. The
     published listing mixes up the indices of its half kicks.
     """
     value = 0.0
@@ -162,14 +152,9 @@ def trajectory(
 ) -> tuple[float, float, float]:
     """A trajectory from theta and its accept test, given the sample and a uniform number.
 
-    Returns
-    -------
-    accept : float
-        Probability of acceptance; theta and d_k are those at the end where it was accepted.
-    error : float
-        Of the energy along the trajectory.
-    value : float
-        Estimated log-posterior, up to a constant, where the chain is now.
+    Returns the probability of acceptance, the error of the energy along the trajectory, and the
+    estimated log-posterior, up to a constant, where the chain is now. Where it was accepted, theta
+    and d_k are those at its end.
     """
     value = density(kernel, prior, at, sample, theta, d, gradient)
     kinetic = 0.5 * np.dot(momentum, covariance @ momentum)

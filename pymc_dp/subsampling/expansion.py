@@ -11,23 +11,12 @@ from pymc_dp.base.jit import compiled
 
 
 class Expansion(NamedTuple):
-    """constant + A . delta + delta' B delta / 2, with delta = theta - centre.
+    """constant + A . delta + delta' B delta / 2, with delta = theta - centre."""
 
-    Attributes
-    ----------
-    centre : (d,) ndarray
-        theta*.
-    constant : float
-    A : (d,) ndarray
-        Sum of the records' gradients at the centre.
-    B : (d, d) ndarray
-        Sum of their Hessians.
-    """
-
-    centre: ndarray
+    centre: ndarray  # (d,) theta*
     constant: float
-    A: ndarray
-    B: ndarray
+    A: ndarray  # (d,) sum of the records' gradients at the centre
+    B: ndarray  # (d, d) sum of their Hessians
 
     def plus(self, constant: float, slope: ndarray, curvature: ndarray) -> Expansion:
         """The sum with another quadratic function about the same centre."""

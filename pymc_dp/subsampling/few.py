@@ -66,14 +66,7 @@ def few_numbers(
 class FewNumbers:
     """Records that see few numbers of the parameters.
 
-    Parameters
-    ----------
-    graph : RowGraph
-    parameters : ParameterVector
-    data : sequence of ndarray
-        In the order of ``graph.leaves``, records first.
-    order : {0, 1, 2}
-        Of the control variates.
+    `data` is in the order of ``graph.leaves``, records first; `order` is that of control variates.
     """
 
     def __init__(

@@ -1,8 +1,8 @@
 """All records as rows of one matrix, and samples of them as arrays that loops read in order.
 
-A record is a row: what its linear predictors are products of comes first (its design), then its
-other numbers.  A sample is copied when it is drawn, not when it is used: a row is read from one
-place of memory.  Its designs stay rows; each other number becomes an array over the sample.
+A record is a row: first its design, of which its linear predictors are products, then its other
+numbers. A sample is copied when it is drawn, not when it is used: a row is read from one place of
+memory. Its designs stay rows; each other number becomes an array over the sample.
 """
 
 from __future__ import annotations

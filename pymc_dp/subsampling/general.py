@@ -44,12 +44,7 @@ class WholeGraph:
 class GeneralRows:
     """The records of a model, each a function of what it sees of theta.
 
-    Parameters
-    ----------
-    graph : RowGraph
-    parameters : ParameterVector
-    data : sequence of ndarray
-        In the order of ``graph.leaves``, records first.
+    `data` is in the order of ``graph.leaves``, records first.
     """
 
     def __init__(
@@ -74,7 +69,6 @@ class GeneralRows:
         self._derivatives: Callable[..., Any] | None = None
 
     def _place_columns(self, data: Sequence[np.ndarray]) -> None:
-        """Inputs for the designs and labels."""
         columns = columns_of(self.graph, data)
         self._input_of = {
             expression: pt.TensorType(str(array.dtype), (None, *expression.type.shape[1:]))()
@@ -157,21 +151,12 @@ class GeneralRows:
     ) -> tuple[WholeGraph, np.ndarray, int]:
         """The estimate from a sample of records, and what it reads of every record.
 
-        Parameters
-        ----------
-        centre : (d,) ndarray
-        order : {0, 1, 2}
-            Of the control variates.
-        estimator : {"perturbed", "signed", "mean"}
+        `order` is that of the control variates; `estimator` is "perturbed", "signed" or "mean".
 
-        Returns
-        -------
-        kernel : WholeGraph
-            From theta, centre, (scale, shift, size of a mini-batch, constants) and a sample, to the
-            (1,) estimate, the (rows,) d_k, and the (d,) gradient of the estimate by theta.
-        rows : (n, k) ndarray
-        width : int
-            Of the designs, which come first.
+        Returns the kernel, the rows (n, k), and the width of the designs, which come first in the
+        rows. From theta, centre, (scale, shift, size of a mini-batch, constants) and a sample, the
+        kernel gives the (1,) estimate, the (rows,) d_k, and the (d,) gradient of the estimate by
+        theta.
         """
         shared, cuts = self._shared, self._cuts
         data = [x for x in self.inputs if x not in self._input_of.values()]

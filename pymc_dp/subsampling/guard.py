@@ -24,21 +24,11 @@ def refuse_another_density(
 ) -> None:
     """Compare the log-posterior of all records with PyMC's own, at some points.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    parameters : ParameterVector
-    total : callable
-        Log-posterior of all records at a (d,) point, up to a constant.
-    points : sequence of (d,) ndarray
-        The first should be possible.
+    `total` gives the log-posterior of all records at a (d,) point, up to a constant. The first of
+    the `points` should be possible.
 
-    Raises
-    ------
-    UnsafeModel
-        If the density of some records is not finite at the first point.
-    RuntimeError
-        If differences between the points are others than PyMC's.
+    Raises UnsafeModel if the density of some records is not finite at the first point, and
+    RuntimeError if differences between the points are others than PyMC's.
     """
     names = [rv.name for rv in model.observed_RVs]
     by_record = model.logp(vars=model.observed_RVs, sum=False)

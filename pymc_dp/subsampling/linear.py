@@ -40,12 +40,7 @@ def linear_rows(
 ) -> LinearRows | None:
     """The records as rows of one linear predictor; None if they are not.
 
-    Parameters
-    ----------
-    graph : RowGraph
-    parameters : ParameterVector
-    data : sequence of ndarray
-        In the order of ``graph.leaves``, records first.
+    `data` is in the order of ``graph.leaves``, records first.
     """
     theta = parameters.theta
     phis = parameters.substitute([cut.phi for cut in graph.cuts])
@@ -107,13 +102,8 @@ def _assembled(
 class LinearRows:
     """The records of a linear predictor.
 
-    Attributes
-    ----------
-    family : int
-        Of :data:`pymc_dp.rows.predictor.FAMILIES`.
-    offset : (n,) ndarray
-    design : (n, d) ndarray
-    a, b : (n,) ndarray
+    `family` is a place in :data:`pymc_dp.rows.predictor.FAMILIES`. Shapes: offset (n,),
+    design (n, d), a and b (n,).
     """
 
     def __init__(
@@ -241,19 +231,10 @@ def linear_estimate(
     d: ndarray,
     gradient: ndarray,
 ) -> float:
-    """The estimate from a sample of records; d_k and the gradient are written.
+    """The estimate from a sample of records; d_k (m,) and the gradient (d,) are written.
 
-    Parameters
-    ----------
-    family : int
-    sample : (m, d) and (5, m) ndarray
-        Of the rows from :meth:`LinearRows.remainders`.
-    delta : (d,) ndarray
-        theta - centre.
-    scale, shift, batch
-        As in :mod:`pymc_dp.subsampling.estimates`.
-    d : (m,) ndarray
-    gradient : (d,) ndarray
+    `sample` holds (m, d) and (5, m) arrays of the rows from :meth:`LinearRows.remainders`. `delta`
+    is theta - centre. Scale, shift and batch are as in :mod:`pymc_dp.subsampling.estimates`.
     """
     design, numbers = sample
     m = design.shape[0]

@@ -13,7 +13,7 @@ from scipy.optimize import minimize
 
 from pymc_dp.subsampling.prior import PriorTerm
 
-#: Records with which the search begins, at least, and for each parameter.
+#: The search begins with at least so many records, and with so many for each parameter.
 _FIRST, _PER_PARAMETER = 5000, 50
 #: Newton decrement, in posterior standard deviations, that counts as the mode.
 _NEAR = 0.03
@@ -57,20 +57,11 @@ class Posterior:
 
 @dataclass(frozen=True, eq=False)
 class Curved:
-    """A quadratic approximation of the log-posterior.
+    """A quadratic approximation of the log-posterior at theta.
 
-    Attributes
-    ----------
-    theta : (d,) ndarray
-        Where it was made.
-    value : float
-    gradient : (d,) ndarray
-    hessian : (d, d) ndarray
-        Of the log-likelihood.
-    covariance, root, inverse_root : (d, d) ndarray
-        Inverse of minus the Hessian of the log-posterior, a square root of it, and the inverse of
-        that; with the absolute values of curvatures, where the log-posterior is not concave.
-    concave : bool
+    `hessian` (d, d) is that of the log-likelihood. `covariance`, `root` and `inverse_root` (d, d)
+    are the inverse of minus the Hessian of the log-posterior, a square root of it, and the inverse
+    of that; with the absolute values of curvatures, where the log-posterior is not concave.
     """
 
     theta: np.ndarray
@@ -113,24 +104,9 @@ def find_mode(
 ) -> Curved:
     """The posterior mode, and the curvature there.
 
-    Parameters
-    ----------
-    source : Rows
-    prior : PriorTerm
-    start : (d,) ndarray
-    rng : numpy.random.Generator
-        Chooses the records with which the search begins.
-    progressbar : bool
-
-    Returns
-    -------
-    Curved
-
-    Notes
-    -----
-    Newton's method on some records, which costs little; then a quasi-Newton method on all of them,
-    in coordinates in which the posterior of the few has unit covariance; then Newton's method, of
-    which one step is the rule.
+    Newton's method on some records, which costs little; `rng` chooses them. Then a quasi-Newton
+    method on all of them, in coordinates in which the posterior of the few has unit covariance;
+    then Newton's method, of which one step is the rule.
     """
     size = min(source.n, max(_FIRST, _PER_PARAMETER * source.d))
     few = rng.choice(source.n, size, replace=False) if size < source.n else None

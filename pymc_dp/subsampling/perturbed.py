@@ -18,26 +18,13 @@ from pymc_dp.subsampling.weights import MEAN
 
 
 class PerturbedChain(NamedTuple):
-    """What a chain carries on; the arrays are changed in place.
+    """What a chain carries on; the arrays are changed in place."""
 
-    Attributes
-    ----------
-    theta : (d,) ndarray
-    gradient : (d,) ndarray
-        Room for a gradient.
-    d : (m,) ndarray
-        d_k of the sample at theta.
-    sample : tuple of ndarray
-        The m records: :mod:`pymc_dp.subsampling.gather`.
-    block : tuple of ndarray
-        Room for the records of one block.
-    """
-
-    theta: ndarray
-    gradient: ndarray
-    d: ndarray
-    sample: Sample
-    block: Sample
+    theta: ndarray  # (d,)
+    gradient: ndarray  # (d,) room for a gradient
+    d: ndarray  # (m,) d_k of the sample at theta
+    sample: Sample  # the m records: `pymc_dp.subsampling.gather`
+    block: Sample  # room for the records of one block
 
 
 def start_perturbed(
@@ -79,30 +66,13 @@ def perturbed(
 ) -> tuple[float, float, float, float, float]:
     """One iteration.
 
-    Parameters
-    ----------
-    kernel, prior
-        Compiled functions, or None: :mod:`pymc_dp.subsampling.estimates`.
-    at : Sampled
-    rows : (n, k) ndarray
-        What is read of all records.
-    chain : PerturbedChain
-    covariance : (d, d) ndarray
-        Inverse of the mass matrix.
-    step_size, n_steps
-        Of the leapfrog integrator.
-    chances : Chances
+    `kernel` and `prior` are compiled functions, or None: :mod:`pymc_dp.subsampling.estimates`.
+    `rows` (n, k) is what is read of all records, and `covariance` (d, d) the inverse of the mass
+    matrix.
 
-    Returns
-    -------
-    accept_theta, accept_u : float
-        Probabilities of acceptance.
-    variance : float
-        Estimated variance of the estimate of the log-likelihood.
-    error : float
-        Of the energy along the trajectory.
-    value : float
-        Estimated log-posterior.
+    Returns the probabilities of acceptance of theta and of the sample, the estimated variance of
+    the estimate of the log-likelihood, the error of the energy along the trajectory, and the
+    estimated log-posterior.
     """
     d = chain.d
     theta, gradient = chain.theta, chain.gradient

@@ -25,29 +25,19 @@ from pymc_dp.subsampling.weights import MEAN
 
 #: Records that are evaluated at once.
 _RECORDS = 20_000
-#: Of the pilot: places at which all records are looked at, the records that are looked at further,
-#: and at how many places.
+#: Of the pilot: places at which all records are looked at; then the records that are looked at
+#: further, the worst and others, and at how many places.
 _POINTS, _WORST, _OTHERS, _PLACES = 8, 2_000, 5_000, 100
 
 
 class Variates:
     """Control variates of all records, ready for compiled loops.
 
-    Attributes
-    ----------
-    parameters : ParameterVector
-    curved : Curved
-        The log-posterior about the centre.
-    expansion : Expansion
-        The sum of the control variates; with the prior, if that is quadratic.
-    family : int
-        Of the linear predictor; -1 without one.
-    rows : (n, k) ndarray
-        What an estimate reads of every record.
-    width : int
-        Of the designs, which come first.
-    kernel_graph, prior_graph : graphs or None
-        What trajectories call; None where loops of our own, or the expansion, do.
+    `curved` is the log-posterior about the centre. `expansion` is the sum of the control variates;
+    with the prior, if that is quadratic. `family` is that of the linear predictor; -1 without one.
+    `rows` (n, k) is what an estimate reads of every record: first the design, `width` numbers.
+    Trajectories call `kernel_graph` and `prior_graph`; these are None where loops of our own, or
+    the expansion, do.
     """
 
     def __init__(
@@ -125,21 +115,13 @@ class Variates:
 class Pilot:
     """How far the control variates are off, where the posterior is.
 
-    Attributes
-    ----------
-    variance : float
-        n^2 times the variance of d_k: the estimate from m records has this over m.
-    total : float
-        Sum of d_k over all records.
-    largest : float
-        n times the largest distance of d_k from its mean, at all but a tenth of the places.
-    third : float
-        n^3 times the third central moment of d_k, root mean square over the places.
+    - variance: n^2 times the variance of d_k: the estimate from m records has this over m.
+    - total: sum of d_k over all records.
+    - largest: n times the largest distance of d_k from its mean, at all but a tenth of the places.
+    - third: n^3 times the third central moment of d_k, root mean square over the places.
 
-    Notes
-    -----
     All records are looked at, at a few places: some of a small group can be all that the expansion
-    misses.  Those for which it is farthest off, and a sample of the others, are then looked at in
+    misses. Those for which it is farthest off, and a sample of the others, are then looked at in
     many places, since third moments grow as the ninth power of the distance from the centre.
     """
 
@@ -187,25 +169,11 @@ def prepare(
 ) -> Variates:
     """Read a model, find its mode, and expand the records about it.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    sampler : str
-        For messages.
-    order : {0, 1, 2}
-    estimator : {"perturbed", "signed", "mean"}
-    reference : mapping, optional
-        Values of the free variables, in their own spaces, to expand about.  Default: the mode.
-    rng : numpy.random.Generator
-    progressbar : bool
-    general : bool, default False
-        Do without loops of our own for linear predictors.
+    `sampler` is a name for messages, and `estimator` one of "perturbed", "signed" and "mean".
+    `reference` holds values of the free variables, in their own spaces, to expand about; default:
+    the mode. If `general`, no loops of our own for linear predictors are used.
 
-    Raises
-    ------
-    NotFactorizable, UnsafeModel, ValueError
-    RuntimeError
-        If what was derived is not the density of the model.
+    Raises RuntimeError if what was derived is not the density of the model.
     """
     records = read(model, sampler)
     [group] = records.groups

@@ -16,13 +16,8 @@ from pymc_dp.subsampling.degree import degree_of
 class PriorTerm:
     """Log-density of the prior with the Jacobian of the transforms, and its derivatives.
 
-    Attributes
-    ----------
-    graph : (inputs, outputs)
-        From theta to the (1,) log-density and its (d,) gradient.
-    is_quadratic : bool
-        Whether the log-density is a quadratic function of theta, as for normal priors: the graph
-        shows it.
+    `graph` gives the (1,) log-density and its (d,) gradient from theta. `is_quadratic` says that
+    the log-density is a quadratic function of theta, as for normal priors: the graph shows it.
     """
 
     def __init__(self, records: Records) -> None:

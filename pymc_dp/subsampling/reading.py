@@ -81,26 +81,10 @@ class Data:
 
 
 def read(model: Model, sampler: str) -> Records:
-    """Prior and per-record terms of a model.
+    """Prior and per-record terms of a model, with one group of rows; `sampler` is for messages.
 
-    Parameters
-    ----------
-    model : pymc.Model
-    sampler : str
-        Who asks, for messages.
-
-    Returns
-    -------
-    Records
-        With one group of rows.
-
-    Raises
-    ------
-    NotFactorizable
-        If the log-likelihood cannot be shown to be a sum of one term per record: with the
-        variable, and what to do.
-    UnsafeModel
-        If the data are not finite.
+    Raises NotFactorizable if the log-likelihood cannot be shown to be a sum of one term per record,
+    and UnsafeModel if the data are not finite.
     """
     try:
         rows = row_counts(model, ())

@@ -19,32 +19,15 @@ from pymc_dp.subsampling.gather import Sample, empty_sample, first_records, gath
 
 
 class SignedChain(NamedTuple):
-    """What a chain carries on; the arrays are changed in place.
+    """What a chain carries on; the arrays are changed in place."""
 
-    Attributes
-    ----------
-    theta : (d,) ndarray
-    gradient : (d,) ndarray
-        Room for a gradient.
-    d : (capacity,) ndarray
-        d_k of the mini-batches at theta.
-    sample : tuple of ndarray
-        What is read of their records: those of mini-batch j at j * batch and on.
-    owner : (capacity / batch,) int64 ndarray
-        The product to which each mini-batch belongs.
-    counts : (2,) int64 ndarray
-        How many mini-batches there are, and products.
-    block : tuple of ndarray
-        Room for the records of one product.
-    """
-
-    theta: ndarray
-    gradient: ndarray
-    d: ndarray
-    sample: Sample
-    owner: ndarray
-    counts: ndarray
-    block: Sample
+    theta: ndarray  # (d,)
+    gradient: ndarray  # (d,) room for a gradient
+    d: ndarray  # (capacity,) d_k of the mini-batches at theta
+    sample: Sample  # their records: those of mini-batch j at j * batch and on
+    owner: ndarray  # (capacity / batch,) int64: the product to which each mini-batch belongs
+    counts: ndarray  # (2,) int64: how many mini-batches there are, and products
+    block: Sample  # room for the records of one product
 
 
 def start_signed(
@@ -137,10 +120,10 @@ def signed(
     n_steps: int,
     chances: Chances,
 ) -> tuple[float, float, float, float, float, float]:
-    """One iteration.
+    """One iteration, of a :class:`SignedChain`.
 
     Parameters and results are those of :func:`pymc_dp.subsampling.perturbed.perturbed`, and the
-    sign of the estimated likelihood comes last.  The chain is a :class:`SignedChain`.
+    sign of the estimated likelihood comes last.
     """
     theta, gradient, count = chain.theta, chain.gradient, chain.counts
     if not np.isfinite(chain.d[0]):

@@ -31,24 +31,24 @@ from pymc_dp.subsampling.weights import PERTURBED
 
 #: Variance of the estimated log-likelihood that subsample sizes are chosen for.
 _VARIANCE = 0.5
-#: Part of moves, below which a chain is said to be stuck.
+#: Fraction of accepted moves below which a chain is said to be stuck.
 _HARDLY_MOVED = 0.1
 #: Signed estimates bound the target where the expansion fails by exp(-blocks) only.
 _FEW_BLOCKS = 20
-#: Variance from which on the user is warned.
+#: Variance above which the user is warned.
 _TOO_LARGE = 1.0
 #: A quarter of the way to a negative factor, for the farthest record of the pilot.
 _SAFE = 0.25
 #: For the perturbed estimator: most that one record of a sample may add to the log-likelihood, and
 #: the error of the log-density, so that rare records, of a small group for example, count fully.
 _LARGEST, _BIAS = 1.0, 0.05
-#: Error of the log-density from which on the user is warned: means move by less of a sd.
+#: Error of the log-density above which the user is warned: means move by less of a sd.
 _BIASED = 0.15
 #: Energy error from which on an iteration counts as divergent.
 _DIVERGENT = 1000.0
 #: Records of a sample, at least: from fewer, the tails of the posterior cannot be told.
 _LEAST = 10
-#: Draws at which a chain may begin, until one has a finite density.
+#: A chain tries to begin at so many draws, until one has a finite density.
 _STARTS = 100
 #: Leapfrog steps of an iteration, at most.
 _MOST_STEPS = 1000

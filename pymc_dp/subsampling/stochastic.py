@@ -24,7 +24,7 @@ from pymc_dp.subsampling.weights import MEAN
 StepSize = float | Callable[[int], float]
 #: Smallest step size.
 _SHORTEST = 1e-4
-#: Draws at which a chain may begin, until one is in the support; then the centre, which is.
+#: A chain tries to begin at so many draws, until one is in the support; else at the centre.
 _STARTS = 100
 
 

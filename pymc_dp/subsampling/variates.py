@@ -1,15 +1,15 @@
 """Control variates: what the Taylor expansion of each record's log-likelihood leaves.
 
 q_k expands the log-likelihood of record k in theta about a centre, and d_k = l_k - q_k is what a
-sample of records has to estimate (Dang et al. 2019, eq. 4.1, 4.4).  The record sees theta through
-a few numbers eta (:mod:`pymc_dp.rows.cuts`), so with eta' and eta'' the first and second
-derivatives of eta along delta = theta - centre,
+sample of records has to estimate (Dang et al. 2019, eq. 4.1, 4.4). The record sees theta through a
+few numbers eta (:mod:`pymc_dp.rows.cuts`), so with eta' and eta'' the first and second derivatives
+of eta along delta = theta - centre,
 
     q_k = l_k(eta*) + grad l_k . eta' + (eta' . H_k eta' + grad l_k . eta'') / 2.
 
-Rows are separate, so the gradient of a *sum* over rows holds the gradient of every row, and one
-more gradient of ``sum_k grad l_k . eta'``, with eta' held fixed, all products H_k eta'.  No
-Hessian of a record is formed, and the cost does not depend on the number of parameters.
+Rows are separate, so the gradient of a *sum* over rows holds the gradient of every row. One more
+gradient, of ``sum_k grad l_k . eta'`` with eta' held fixed, holds all products H_k eta'. No Hessian
+of a record is formed, and the cost does not depend on the number of parameters.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
 from pymc_dp.rows.kinks import has_kinks
 from pymc_dp.rows.simplify import hoisted
 
-#: Numbers that a row sees, up to which its derivatives by them are stored: 28 at most.
+#: Up to so many numbers that a row sees, its derivatives by them are stored: 28 at most.
 FEW = 6
 #: Numbers of a second derivative that are kept in a compiled function.
 _NUMBERS = 2**14
@@ -39,27 +39,15 @@ _NUMBERS = 2**14
 
 @dataclass(frozen=True, eq=False)
 class SharedValues:
-    """What the rows see of the parameters at each cut, and its derivatives along a direction.
+    """What the rows see of the parameters at each cut, and its derivatives along a direction."""
 
-    Attributes
-    ----------
-    centre, direction : Variable
-        (d,) inputs.
-    value : list of Variable
-        phi at the vector of parameters.
-    at_centre, first, second : list of Variable
-        phi at the centre, and its first and second derivative there along `direction`.
-    affine : list of bool
-        Whether phi is affine in theta: `second` is zero, and `value` is `at_centre` plus `first`.
-    """
-
-    centre: Variable
-    direction: Variable
-    value: list[Variable]
-    at_centre: list[Variable]
-    first: list[Variable]
-    second: list[Variable]
-    affine: list[bool]
+    centre: Variable  # (d,) input
+    direction: Variable  # (d,) input
+    value: list[Variable]  # phi at the vector of parameters
+    at_centre: list[Variable]  # phi at the centre
+    first: list[Variable]  # its first derivative there along `direction`
+    second: list[Variable]  # its second one
+    affine: list[bool]  # whether affine in theta: `second` is 0, `value` `at_centre` + `first`
 
     @classmethod
     def of(cls, cuts: Sequence[Cut], parameters: ParameterVector) -> SharedValues:
@@ -112,24 +100,13 @@ class SharedValues:
 
 @dataclass(frozen=True, eq=False)
 class Along:
-    """Derivatives of shared values along theta - centre.
-
-    Attributes
-    ----------
-    firsts, seconds : list of Variable
-    constants : Variable
-        An input that they read.
-    at : callable
-        Its value for a centre.
-    size : int
-        Its length.
-    """
+    """Derivatives of shared values along theta - centre."""
 
     firsts: list[Variable]
     seconds: list[Variable]
-    constants: Variable
-    at: Callable[[np.ndarray], np.ndarray]
-    size: int
+    constants: Variable  # an input that they read
+    at: Callable[[np.ndarray], np.ndarray]  # its value for a centre
+    size: int  # its length
 
 
 def _along(value: Variable, wrt: Variable, direction: Variable) -> Variable:
@@ -139,28 +116,15 @@ def _along(value: Variable, wrt: Variable, direction: Variable) -> Variable:
 
 @dataclass(frozen=True, eq=False)
 class Remainder:
-    """d_k of a block of rows, as a function of what the rows see.
+    """d_k of a block of rows, as a function of what the rows see."""
 
-    Attributes
-    ----------
-    value : Variable
-        (rows,) d_k.
-    stars, firsts, seconds, etas : list of Variable
-        Per cut, the row inputs that stand for eta at the centre, its derivatives along
-        theta - centre, and eta at theta.
-    stored : list of Variable
-        Inputs for functions of the data and of the centre alone.
-    columns : list of Variable
-        These as functions of the data and of `stars`.
-    """
-
-    value: Variable
-    stars: list[Variable]
-    firsts: list[Variable]
-    seconds: list[Variable]
-    etas: list[Variable]
-    stored: list[Variable]
-    columns: list[Variable]
+    value: Variable  # (rows,) d_k
+    stars: list[Variable]  # per cut, the row input that stands for eta at the centre
+    firsts: list[Variable]  # row inputs for its first derivative along theta - centre
+    seconds: list[Variable]  # for its second one
+    etas: list[Variable]  # for eta at theta
+    stored: list[Variable]  # inputs for functions of the data and of the centre alone
+    columns: list[Variable]  # these as functions of the data and of `stars`
 
 
 def remainder(
@@ -168,16 +132,8 @@ def remainder(
 ) -> Remainder:
     """d_k for control variates of an order.
 
-    Parameters
-    ----------
-    loglik : Variable
-        (rows,) log-likelihood, of the ``eta`` of the cuts and the data.
-    cuts : sequence of Cut
-    data : sequence of Variable
-        Row data.
-    affine : list of bool
-        Per cut, whether its shared value is affine in the parameters.
-    order : {0, 1, 2}
+    `loglik` is the (rows,) log-likelihood, a function of the ``eta`` of the cuts and of the row
+    `data`. `affine` says per cut whether its shared value is affine in the parameters.
     """
     etas = [cut.eta for cut in cuts]
     stars, firsts, seconds = ([eta.type() for eta in etas] for _ in range(3))

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-#: Fewer entries tell too little of what they have in common.
+#: Fewer entries tell too little about what they have in common.
 _FEWEST = 10
 #: An entry that is farther from the mean, in standard deviations of all, stays what it is: it is
 #: of another population (Efron and Morris 1972 limit how far it is moved).
@@ -27,20 +27,10 @@ def put_together(
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
     """The curvature and its noise, with entries that are alike put near to their mean.
 
-    Parameters
-    ----------
-    matrix : (d, d) ndarray
-        Symmetric, in the coordinates z in which the released noise is independent.
-    variances : (d, d) ndarray
-        Of its noise.
-    blocks : sequence of integer ndarray
-        Coordinates of the effects of groups, block by block; the others are whitened.
-
-    Returns
-    -------
-    matrix, variances : (d, d) ndarray
-    shared : list of (d, d) ndarray
-        Each is multiplied by one standard normal number, and added to the noise.
+    `matrix` and `variances` are (d, d), in the coordinates z in which the released noise is
+    independent.  `blocks` are the coordinates of the effects of groups; the others are whitened.
+    Each of the (d, d) arrays that come third is multiplied by one standard normal number, which all
+    its entries share, and added to the noise.
     """
     matrix, before, variances = matrix.copy(), variances, variances.copy()
     shared = []
@@ -69,7 +59,8 @@ def _alike(
 ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], bool]]:
     """Places above the diagonal that are alike, and whether they lie about 0.
 
-    None on it: groups differ in size, and those of which noise hides the size are left out.
+    There are none on the diagonal: groups differ in size, and those whose size the noise hides are
+    left out.
     """
     d = len(noisy)
     group = np.full(d, -1)

@@ -1,8 +1,8 @@
 """Released sums of scores and curvatures, and the noise in them.
 
-Entries that the structure of the model makes 0 for every unit are 0: what noise puts there is known
-to be noise.  A parameter of the prior alone has no score, and two groups have no curvature in
-common, so a hierarchy pays for what its records see.
+Entries that the structure of the model makes 0 for every unit are set to 0: whatever the release
+puts there is noise.  A parameter of the prior alone has no score, and two groups have no curvature
+in common, so a hierarchy pays only for what its records see.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pymc_dp.rows.contributions import Change, Contribution, Curvature, Loss, Ou
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.tuning.alike import put_together
 
-#: Made-up noises from which the size of one is told.
+#: Number of made-up noises from which the size of one is estimated.
 _DRAWS = 24
 
 
 class Structure(Protocol):
-    """What is public of how records see the parameters."""
+    """The public structure of how records see the parameters."""
 
     def effects(self, theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         """Parameters that reach each unit through an index, and coordinates in which they do."""
@@ -59,14 +59,9 @@ class Releases(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ScoreNoise:
-    """The noise in a sum of scores.
+    """The noise in a sum of scores: of this sd in the entries of z that some record sees, `reach`.
 
-    Attributes
-    ----------
-    sd : float
-        Of each entry of z that some record sees.
-    reach : (d,) bool ndarray
-        Which these are.
+    Shape of `reach`: (d,).
     """
 
     sd: float
@@ -81,12 +76,8 @@ class ScoreNoise:
 class CurvatureNoise:
     """The noise in a sum of curvatures, a symmetric random matrix.
 
-    Attributes
-    ----------
-    variances : (d, d) ndarray
-        Of what entries have of their own, which is independent but for symmetry.
-    shared : sequence of (d, d) ndarray
-        Each is multiplied by one standard normal number, and added to that.
+    `variances` (d, d) are those of the noise that each entry has of its own, independent but for
+    symmetry.  Each (d, d) array in `shared` is multiplied by one standard normal number, and added.
     """
 
     variances: np.ndarray
@@ -94,25 +85,21 @@ class CurvatureNoise:
 
     @classmethod
     def of(cls, sd: float, pairs: np.ndarray) -> CurvatureNoise:
-        """The noise of a packed matrix, each of whose numbers has that noise.
+        """The noise of a packed matrix whose numbers have noise of this sd.
 
-        Parameters
-        ----------
-        sd : float
-            Of the entries on the diagonal; those off it have half its variance.
-        pairs : (d, d) bool ndarray
-            Entries that are noisy.
+        That is the sd on the diagonal; entries off it have half its variance.  `pairs` (d, d) says
+        which entries are noisy.
         """
         return cls(sd**2 * np.where(pairs, 0.5 + 0.5 * np.eye(len(pairs)), 0.0))
 
     def norm(self, basis: np.ndarray | None = None) -> float:
-        """About the largest spectral norm of basis' N basis.
+        """About the largest spectral norm of basis' N basis; `basis` is (d, k).
 
-        Of made-up noise with a fixed seed, mean and two standard deviations; `basis` is (d, k).
+        It is the mean and two standard deviations over made-up noise with a fixed seed.
         """
         d = len(self.variances)
         sds = np.sqrt(self.variances)
-        if not np.any(sds - np.diag(np.diag(sds))):  # no more than d numbers
+        if not np.any(sds - np.diag(np.diag(sds))):  # the diagonal alone: d numbers
             longest = 3.0 * float(sds.max(initial=0.0))
             return longest * (1.0 if basis is None else float(np.linalg.norm(basis, 2)) ** 2)
         rng = np.random.default_rng(d)
@@ -126,20 +113,14 @@ class CurvatureNoise:
         return float(np.mean(norms) + 2.0 * np.std(norms))
 
     def of_product(self, moment: np.ndarray) -> np.ndarray:
-        """(d, d) covariance of N u for a vector u of which E u u' is given."""
+        """(d, d) covariance of N u for a vector u with E u u' = `moment`."""
         off = self.variances * (1.0 - np.eye(len(moment)))
         own = off * moment + np.diag(self.variances @ moment.diagonal())
         return np.asarray(own + sum(part @ moment @ part for part in self.shared))
 
 
 class Answers:
-    """Sums of scores and curvatures without noise where there is nothing else.
-
-    Parameters
-    ----------
-    releases : Releases
-    structure : Structure
-    """
+    """Sums of scores and curvatures, with the entries set to 0 in which there is only noise."""
 
     def __init__(self, releases: Releases, structure: Structure) -> None:
         self.releases, self.structure = releases, structure

@@ -23,13 +23,13 @@ from pymc_dp.tuning.prepared import Clipping, Shares
 from pymc_dp.tuning.public import Public, unseen
 from pymc_dp.tuning.quantiles import tail_quantile
 
-#: How many times the planned part of the budget may go into a search that has not arrived.
+#: A search that has not arrived may cost so many times the planned part of the budget.
 PERSISTENCE = 13.0 / 3.0
-#: How wide a parameter that no record sees may be, in widths of the prior.
+#: Largest width of a parameter that no record sees, in widths of the prior.
 LONGEST = 100.0
-#: More rounds than this before the last ones are not made.
+#: Most rounds before the last ones.
 ROUNDS = 50
-#: A step is not shortened more often than this before a new one is made.
+#: A step is shortened at most so many times before a new one is made.
 PATIENCE = 2
 #: Part of a release's budget for the histogram that finds its clip norm.
 LOOK = 0.35
@@ -43,24 +43,14 @@ Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in t
 
 @dataclass(frozen=True)
 class Bulk:
-    """A released Gaussian approximation of the posterior.
+    """A released Gaussian approximation of the posterior, in unconstrained space.
 
-    Attributes
-    ----------
-    location : (d,) ndarray
-        About the posterior mode, in unconstrained space.
-    data_precision : (d, d) ndarray
-        Curvature of the log-likelihood there, positive semidefinite, in theta.
-    prior_precision : (d, d) ndarray
-        Curvature of the public terms there, in theta; may be indefinite.
-    precision : (d, d) ndarray
-        Of the posterior, positive definite: eigenvalues in absolute value, raised to their noise.
-    spent : float
-        Part of the budget that was spent.
-    arrived : bool
-        False where the noise hid the records, or the last steps were still longer than noise.
-    known : bool
-        False where the noise hides the curvature of some direction.
+    `location` (d,) is about the posterior mode; matrices are (d, d), in theta.  `data_precision` is
+    the curvature of the log-likelihood there, positive semidefinite; `prior_precision` that of the
+    public terms, which may be indefinite; `precision` that of the posterior, positive definite:
+    eigenvalues in absolute value, raised to their noise.  `spent` is a part of the budget.
+    `arrived` is False where the noise hid the records, or the last steps were still longer than
+    noise; `known` is False where the noise hides the curvature of some direction.
     """
 
     location: np.ndarray
@@ -105,12 +95,8 @@ def find_bulk(
 
     Parameters
     ----------
-    releases : Releases
-    public : Public
     start : Coordinates
         Location and standard deviations of the prior.
-    structure : Structure
-        How units see the parameters: public.
     share : float
         Part of the budget to be spent. Far from the bulk, where the scores of the records agree,
         rounds cost little.
@@ -120,17 +106,13 @@ def find_bulk(
     flat : bool
         Log-likelihoods are piecewise linear: outer products of scores stand for their curvature.
     counts : bool
-        Rows are counts or choices, so that the longest score that any outcome would give is known
-        (`LongestScore`): bounds on scores are taken from it, or the scores of an outcome that few
-        units have would not be seen, and clipped to those of the others.
+        Rows are counts or choices, so the longest score that any outcome would give is known
+        (`LongestScore`), and bounds on scores are taken from it. Otherwise the scores of an outcome
+        that few units have would not be seen, and would be clipped to those of the others.
     price : float, optional
         Variance of the noise in all entries of a sum together, for a bound of 1 and the whole
         budget: where a step was within the noise, the next scores have the bound that costs least,
         and what that takes is given back. By default none are.
-
-    Returns
-    -------
-    Bulk
 
     Notes
     -----
@@ -171,8 +153,6 @@ def find_bulk(
 
 
 class _Search:
-    """The state of the search: coordinates, the last step, the radius of trust."""
-
     def __init__(
         self,
         budget: Shares,
@@ -207,7 +187,7 @@ class _Search:
         return len(self.at.location)
 
     def advance(self, label: str, share: float) -> bool:
-        """One round; True when its step was within the noise."""
+        """One round; True if its step was within the noise."""
         clipping = self.clipping(label, 0.5 * share)
         clip_norm = clipping and clipping.bound
         if clip_norm is None and (self.step is None or share > self.visible):
@@ -233,7 +213,7 @@ class _Search:
                 self.prolong(slope)
                 return False
             if self.shortened == PATIENCE:
-                # not the length was wrong but the direction, taken before rare records were seen
+                # the direction was wrong, not the length: it is from before rare records were seen
                 self.radius = math.sqrt(self.d)
             self.shortened = 0
             if self.step @ self.metric @ self.step > 0.5 * self.radius**2:
@@ -241,7 +221,7 @@ class _Search:
         return self.newton(label, 0.5 * share, total, noise)
 
     def confirm(self, label: str, share: float) -> None:
-        """Whether the place where the search ended is the right one after all."""
+        """Check with one more score whether the search ended in the right place."""
         clipping = self.clipping(label, share)
         if clipping and clipping.bound:
             score, noise = self.score(label, clipping, share)
@@ -249,7 +229,7 @@ class _Search:
             self.arrived = self.near(total, noise)
 
     def near(self, total: np.ndarray, noise: ScoreNoise) -> bool:
-        """Whether a score is no more than its noise, in what is known of the curvature."""
+        """Whether a score is no more than its noise, by the curvature that is known."""
         hessian = self.at.scaling.T @ self.precision @ self.at.scaling
         decrement = float(total @ np.linalg.solve(hessian, total))
         explained = noise.sd**2 * float(np.linalg.inv(hessian).diagonal()[noise.reach].sum())
@@ -271,7 +251,7 @@ class _Search:
         return shorter or Clipping(bound)
 
     def score(self, label: str, clipping: Clipping, share: float) -> tuple[np.ndarray, ScoreNoise]:
-        """With what is left of their share."""
+        """Release it with what the histogram left of its share."""
         spec = clipping.score(self.at)
         return self.budget.score(f"{label} score", spec, clipping.bound, (1.0 - LOOK) * share)
 
@@ -331,7 +311,7 @@ class _Search:
         self.go(self.at.location + step)
 
     def go(self, place: np.ndarray) -> None:
-        """What no record sees follows."""
+        """Move there; the parameters that no record sees follow."""
         place = self.public.settled(place, self.precision)
         self.at = Coordinates(place, self.at.scaling)
 

@@ -26,21 +26,11 @@ class Target(Protocol):
 def climb(
     target: Target, metric: np.ndarray, start: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Mode of a public target and the precision there, by Newton steps in a trust region.
+    """Mode (d,) of a public target, and the precision there, by Newton steps in a trust region.
 
-    Parameters
-    ----------
-    target : Target
-    metric : (d, d) ndarray
-        Precision of what is known of the target before: its mode is looked for within five standard
-        deviations of the start for each parameter. Steps begin at one unit of z for each.
-    start : (d,) ndarray, optional
-        Default: 0.
-
-    Returns
-    -------
-    mode : (d,) ndarray
-    precision : (d, d) ndarray
+    `metric` (d, d) is the precision of what is known of the target before: its mode is looked for
+    within five standard deviations of the start for each parameter. Steps begin at one unit of z
+    for each. The start is 0 by default.
     """
     d = len(metric)
     start = np.zeros(d) if start is None else start

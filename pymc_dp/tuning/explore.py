@@ -20,26 +20,21 @@ from pymc_dp.rows.interfaces import Coordinates
 #: Chains, tuning iterations and draws of NUTS.
 CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 _AGAIN = "The same call resumes from what was released, at no further cost."
-#: Parameters whose covariance the 101 draws of the first window of adaptation tell.  With more than
-#: 100 it is singular, chains hardly move, and NUTS never recovers; these are scaled one by one.
+#: Most parameters whose covariance is told by the 101 draws of the first window of adaptation.
+#: With more than 100 it is singular, chains hardly move, and NUTS never recovers; more parameters
+#: than this are scaled one by one.
 _DENSE = 50
 #: Effective draws that are enough.
 ENOUGH = 400.0
-#: Variance between chains over that within, from which on they are in different places.
+#: Variance between chains over that within, above which they are in different places.
 _APART = 0.5
 
 
 class Explored(NamedTuple):
     """What NUTS made of a target.
 
-    Attributes
-    ----------
-    draws : (4000, d) ndarray
-        Unconstrained, in random order.
-    effective : float
-        What they are worth, in the worst parameter.
-    apart : bool
-        Whether chains ended in different places.
+    `draws` are (4000, d), unconstrained; `effective` is what they are worth in the worst parameter;
+    `apart` says that chains ended in different places.
     """
 
     draws: np.ndarray
@@ -62,12 +57,7 @@ class Explored(NamedTuple):
 def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:
     """Log N(G; H w, H + V), up to a constant; released values are inputs, so that it is cached.
 
-    Parameters
-    ----------
-    flat : (d,) symbolic vector
-        theta, of which w are the coordinates.
-    at : Coordinates
-    likelihood : Likelihood
+    `flat` (d,) is symbolic: theta, of which w are the coordinates.
     """
     weight = np.linalg.pinv(likelihood.curvature + likelihood.noise, hermitian=True)
     inverse, curvature, weight, location, score = (
@@ -85,7 +75,7 @@ def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:
 
 
 def in_support(theta: Any, target: Any, starts: np.ndarray, spare: np.ndarray) -> np.ndarray:
-    """The starts, those outside of the support of the target replaced by spare ones inside."""
+    """The starts; those outside of the support of the target are replaced by spare ones inside."""
     log_density = compile_parameter_function([theta], target)
     inside = (at for at in spare if np.isfinite(log_density(at)))
     return np.array([at if np.isfinite(log_density(at)) else next(inside, at) for at in starts])
@@ -113,23 +103,12 @@ def explore(
 ) -> Explored:
     """Draws of a public log density.
 
-    Parameters
-    ----------
-    theta, target : symbolic
-        A vector, and the log density as a function of it.
-    starts : (CHAINS, d) ndarray
-    seed : int
-    scaling : (d, d) ndarray, optional
-        NUTS moves in coordinates x, theta = scaling @ x, in which widths are about alike.
-    target_accept : float, default 0.9
-        As in ``pm.sample``: nearer to 1 for narrow places.
+    `target` is a symbolic function of the vector `theta`; `starts` are (CHAINS, d).  With a (d, d)
+    `scaling`, NUTS moves in coordinates x, theta = scaling @ x, in which widths are about alike.  A
+    `target_accept` nearer to 1 is for narrow places.
 
-    Raises
-    ------
-    KeyboardInterrupt
-        However PyMC takes one: no draws of part of the chains are used.
-    pymc.exceptions.SamplingError
-        If NUTS cannot begin at one of the starts.
+    Raises KeyboardInterrupt however PyMC takes one: no draws of part of the chains are used.
+    Raises SamplingError if NUTS cannot begin at one of the starts.
     """
     quiet = logging.getLogger("pymc")
     level = quiet.level

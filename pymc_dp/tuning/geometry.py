@@ -28,24 +28,12 @@ def clip_scaling(
 ) -> np.ndarray:
     """The scaling A of the coordinates theta = m + A z in which contributions are clipped.
 
-    Parameters
-    ----------
-    precision : (d, d) ndarray
-        Of the posterior, in theta; positive definite.
-    blocks : sequence of integer ndarray
-        Parameters that reach each unit through an index, block by block; the rest is dense.
-    n : int
-        Number of units.
-    effects : (d, d) ndarray, optional
-        T of theta' = T theta, in which the entries of the blocks are what units see.
-    unseen : integer ndarray, optional
-        Parameters that reach no unit, as those of the prior of group effects: their scores are 0,
-        and they are kept apart from the others.
-
-    Returns
-    -------
-    (d, d) ndarray
-        Of mean square posterior width 1 in z, that of seen and of unseen parameters.
+    `precision` (d, d) is that of the posterior, in theta; positive definite.  `blocks` are the
+    parameters that reach each of the n units through an index; the rest is dense.  `effects` (d, d)
+    is T of theta' = T theta, in which the entries of the blocks are what units see.  `unseen` are
+    parameters that reach no unit, as those of the prior of group effects: their scores are 0, and
+    they are kept apart from the others.  A has mean square posterior width 1 in z, that of seen and
+    of unseen parameters.
 
     Notes
     -----

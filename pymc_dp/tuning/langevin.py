@@ -1,8 +1,8 @@
 """What DPLangevin needs before its chains can run: coordinates, bounds, the anchored score.
 
-Released here, once, in the parent process: where the bulk is (`find_bulk`), how long score vectors
-and their changes are, the anchored score itself, and the size of energy errors. What is left of the
-budget pays for the chains.
+These are released once, in the parent process: where the bulk is (`find_bulk`), how long score
+vectors and their changes are, the anchored score itself, and the size of energy errors. What is
+left of the budget pays for the chains.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from pymc_dp.tuning.prepared import (
 from pymc_dp.tuning.public import Density, Public
 from pymc_dp.tuning.quadratic import quadratic
 
-#: Part of the budget for the search of the bulk.
+#: Part of the budget for the search for the bulk.
 WARM_UP = 0.12
-#: Most that the look at the scores may cost: a bound that is too long costs more.
+#: Largest part for the look at the scores: a bound that is too long costs more.
 LONG_LOOK = 0.1
 #: A bound that nothing passes is used if it is longer than the learned one by no more than this,
 #: or if what it adds to the noise is less than half of this in posterior sds.
@@ -44,11 +44,11 @@ WORTH_IT = 0.2
 KICKS = (0.02, 0.25)
 #: Effective draws that these are to be worth, over all chains.
 WANTED = 800.0
-#: Fewer are not worth a chain that touches records.
+#: Fewer effective draws are not worth a chain that touches records.
 LEAST = 200.0
 #: The same where the alternative is a normal approximation of what is not normal.
 FEWEST = 20.0
-#: With more noise than this, in posterior sds, the noise is the shape of what is published.
+#: With more noise than this, in posterior sds, the noise shapes what is published.
 WIDE = 0.6
 #: How far a group's effect goes, in its sds: alone it is not held back by a norm of all.
 REACH = 2.5
@@ -81,12 +81,11 @@ def prepare_langevin(
 
     Parameters
     ----------
-    releases : Releases
     density : Density
         Public log density, in theta.
     start : Coordinates
         Location and standard deviations of the prior.
-    structure : Structure
+    structure, flat, counts
         As for `find_bulk`.
     paths : int
         Iterations of all chains and runs together.
@@ -94,22 +93,13 @@ def prepare_langevin(
         Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
     form : {"anchored", "plain", "quadratic"}, optional
         Default: the one that makes most of the budget.
-    step_size : float, optional
-    n_steps : int, optional
+    step_size, n_steps : optional
         Of the chains; by default chosen here.
     limit : callable
         Clip coordinates -> a bound that no record's score at the origin can pass, where one follows
         from declared bounds.
-    flat : bool
-        As for `find_bulk`.
-    counts : bool
-        As for `find_bulk`.
     consistent : bool
         The law of outcomes is known, and what clipping takes from scores is given back.
-
-    Returns
-    -------
-    Prepared
     """
     public = Public(density, structure, start)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
@@ -208,7 +198,7 @@ def prepare_langevin(
 
 
 def prior_only(found: Prepared, start: Coordinates) -> Prepared:
-    """Nothing could be learned: the prior, which is honest, and says so."""
+    """The result where nothing could be learned: the prior, marked as not trusted."""
     d = len(start.location)
     return replace(
         found,

@@ -12,7 +12,7 @@ from pymc_dp.tuning.prepared import Prepared, Shares
 
 #: Part of the budget for the look.
 LOOK = 0.008
-#: Most paths at which energy errors are looked at: one alone may miss the record with the largest.
+#: Most paths for the look at energy errors: one alone may miss the record with the largest.
 _PATHS = 8
 
 
@@ -24,14 +24,9 @@ def can_pay(paths: int, mu2: float) -> bool:
 def accept_tests(error: float, unit: float, least: float, most: float) -> tuple[float, float]:
     """Bound on energy errors, as long as costs nothing, and the part of the budget for the tests.
 
-    Parameters
-    ----------
-    error : float
-        Bound that is needed.
-    unit : float
-        Bound 1 takes the part unit^2 for the noise in the log ratio that is wanted.
-    least, most : float
-        Of the part: up to the least, a longer bound is free.
+    `error` is the bound that is needed.  Bound 1 takes the part unit^2 for the noise in the log
+    ratio that is wanted.  `least` and `most` limit the part: up to the least, a longer bound is
+    free.
     """
     error = max(error, math.sqrt(least) / unit)
     return error, min((error * unit) ** 2, most)

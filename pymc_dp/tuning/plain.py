@@ -10,11 +10,11 @@ import numpy as np
 from pymc_dp.tuning.paths import LOOK, accept_tests, can_pay, energy_clip
 from pymc_dp.tuning.prepared import WORTH, Prepared, Shares
 
-#: Kicks of a path, each the shorter the more there are: in large budgets the noise in the log ratio
-#: of one long step may reject nearly all of them, but is small for short ones.
+#: Kicks of a path; more kicks are shorter. In large budgets the noise in the log ratio of one long
+#: step may reject nearly all of them, but is small for short ones.
 _KICKS = (1, 2, 4, 8)
-#: That noise is to be 1 / `_QUIET`, if a part of the budget between `_TESTS` pays for it; it is too
-#: much above `_LOUD`.
+#: That noise is to be 1 / `_QUIET`, if a part of the budget between `_TESTS` pays for it. Above
+#: `_LOUD` it is too much.
 _QUIET, _LOUD = 3.0, 1.0
 _TESTS = (0.02, 0.3)
 

@@ -35,25 +35,26 @@ Form = Literal["anchored", "plain", "quadratic"]
 
 #: Bins above a quantile in which what it cuts off is counted: two octaves.
 _TAIL_BINS = 8
-#: Tail index from which on a few records hold much of the information: more than that of squares
-#: of residuals, which seem to come to 0.5 where noise hides all but the last few per cent.
+#: Tail index above which a few records hold much of the information: more than that of squares of
+#: residuals, which seem to come to 0.5 where noise hides all but the last few per cent.
 _HEAVY = 0.6
 #: Effective draws per squared mu of a score of norm bound 1/2, where its noise is the friction:
 #: measured on N(0, I), per kick .86 / sigma^2.
 WORTH = 0.86
 
 
-#: Most scores that are clipped where what that takes is given back on average.
+#: Largest fraction of the scores that is clipped where what that takes is given back on average.
 _MOST_CLIPPED = 0.2
-#: Parts of the budget for how much clipping takes from a unit, and for the covariance of that; the
-#: bound on what a unit adds to it passes this fraction of the units.
+#: Parts of the budget for how much clipping takes from a unit, and for the covariance of that; and
+#: the fraction of the units that are above the bound on what a unit adds to it.
 _LOSS_LOOK, _LOSS, _LOSS_TAIL = 0.004, 0.008, 0.002
 #: Part of the budget for how many laws of outcomes are not found, and the fraction that may be.
 _LAWS, _NOT_FOUND = 0.002, 0.02
 #: Least curvature by which a loss is divided, where the posterior has 1, and the largest part of a
 #: curvature that may be lost.
 _LEAST_CURVATURE, _MOST_LOST = 0.01, 0.6
-#: That bound, in units of the squared clip norm, where noise hides it or most units lose nothing.
+#: Bound on what a unit adds to what clipping takes, in units of the squared clip norm, where noise
+#: hides it or most units lose nothing.
 _LOSS_BOUND = 0.25
 
 
@@ -65,18 +66,11 @@ Histogram = tuple[np.ndarray, np.ndarray, float]
 class Clipping:
     """How the scores of an anchor are clipped.
 
-    Attributes
-    ----------
-    bound : float
-        On what a unit adds to the sum.
-    inner : float or None
-        What takes scores to this norm is given back on average: see `ConsistentScore`.
-    above : tuple of float
-        Noisy fraction of the scores that are longer, and its standard deviation.
-    hidden : float
-        Scores longer than the bound that noise may hide, where nothing is given back.
-    tail_index : float
-        Of the scores, where nothing is given back: see `heavy_quantile`.
+    `bound` is on what a unit adds to the sum.  What takes scores to the norm `inner`, if any, is
+    given back on average: see `ConsistentScore`.  `above` is the noisy fraction of the scores that
+    are longer, and its standard deviation.  Where nothing is given back, `hidden` is the number of
+    scores longer than the bound that noise may hide, and `tail_index` that of the scores, see
+    `heavy_quantile`.
     """
 
     bound: float
@@ -89,16 +83,10 @@ class Clipping:
     def consistent(
         cls, norms: Histogram, price: float, longest: float, n: float
     ) -> Clipping | None:
-        """At what costs least where what is clipped is given back; None if not below `longest`.
+        """The clipping that costs least where what it takes is given back.
 
-        Parameters
-        ----------
-        norms : Histogram
-            Of the scores.
-        price : float
-            As for `cheapest_bound`.
-        longest : float
-        n : float
+        None if its bound is not below `longest`.  `norms` are those of the scores; `price` is as
+        for `cheapest_bound`.
         """
         inner = cheapest_bound(*norms, price, _MOST_CLIPPED, n)
         if not inner or ROOM * inner >= longest:
@@ -111,7 +99,7 @@ class Clipping:
         return self.tail_index > _HEAVY
 
     def facts(self) -> dict[str, Any]:
-        """What the statement says of it."""
+        """What the privacy statement says of it."""
         return {
             "clipping": "consistent" if self.inner is not None else None,
             "clipped": list(self.above),
@@ -123,7 +111,7 @@ class Clipping:
         return Score(at) if self.inner is None else ConsistentScore(at, clip_norm=self.inner)
 
     def loss(self, budget: Shares, at: Coordinates, basis: np.ndarray) -> Lost:
-        """What clipping takes from the scores beside its mean, as it is released, in w."""
+        """What clipping takes from the scores beyond its mean, as it is released, in w."""
         if self.inner is None:
             nothing = np.zeros((len(basis), len(basis)))
             return Lost(nothing, nothing)
@@ -141,10 +129,7 @@ class Lost:
     sum that is left changes with w as H - C does, C = Cov(e, g), and not as H: it leans towards the
     origin.  It is multiplied by H (H - C)^-1, and then is a score with an error of its own.
 
-    Attributes
-    ----------
-    covariance, shared : (d, d) ndarray
-        Cov(e) and C, in w.
+    `covariance` is Cov(e) and `shared` is C, both (d, d) in w.
     """
 
     covariance: np.ndarray
@@ -153,15 +138,9 @@ class Lost:
     def corrected(
         self, score: np.ndarray, noise: np.ndarray, curvature: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The score, the covariance of its noise, and that of what clipping has lost.
+        """The score (d,), the covariance of its noise, and that of what clipping has lost.
 
-        Parameters
-        ----------
-        score : (d,) ndarray
-        noise : (d, d) ndarray
-            Covariance of the noise.
-        curvature : (d, d) ndarray
-            H, as far as it is known.
+        `noise` is the covariance of the noise; `curvature` is H, as far as it is known.
         """
         if not self.shared.any():
             return score, noise, self.covariance
@@ -181,36 +160,16 @@ class Prepared:
     """What the chains start from; released values and public numbers only.
 
     The chains move in w, theta = location + clip.scaling @ basis @ w, where the posterior is about
-    N(0, I); contributions are clipped in z = basis @ w.
+    N(0, I); contributions are clipped in z = basis @ w.  The location of `clip` is the origin.
 
-    Attributes
-    ----------
-    form : {"anchored", "plain", "quadratic"}
-    clip : Coordinates
-        In which contributions are clipped; its location is the origin.
-    basis : (d, d) ndarray
-    score : (d,) ndarray
-        Released score at the origin, in w; 0 in the plain form.
-    covariance : (d, d) ndarray
-        Of the noise in it.
-    curvature : (d, d) ndarray
-        Of the log-likelihood at the origin, in w: the whole likelihood of the quadratic form.
-    clip_norms : dict of str to float
-        "anchor", "gradient" and "energy_error", as far as the form has them.
-    shares : dict of str to float
-        Relative parts of the rest of the budget.
-    step_size : float
-    n_steps : int
-    friction : float
-    persistent : bool
-    effective_draws : float
-        What the chains' releases are worth.
-    clipping : Clipping
-        Of the scores of the anchor, or of all in the plain form.
-    trusted : bool
-        False where the budget could not tell the records from the noise.
-    diagonal : bool
-        Of the curvature, only the diagonal in z was released.
+    `score` (d,) is the released score at the origin, in w; 0 in the plain form.  `covariance` is
+    that of the noise in it.  `curvature` (d, d) is that of the log-likelihood at the origin, in w:
+    the whole likelihood of the quadratic form.  `clip_norms` holds "anchor", "gradient" and
+    "energy_error", as far as the form has them; `shares` are relative parts of the rest of the
+    budget.  `effective_draws` is what the chains' releases are worth.  `clipping` is that of the
+    scores of the anchor, or of all scores in the plain form.  `trusted` is False where the budget
+    could not tell the records from the noise.  `diagonal`: only the diagonal of the curvature in z
+    was released.
     """
 
     form: Form
@@ -232,7 +191,7 @@ class Prepared:
 
     @property
     def radius(self) -> float:
-        """Of the ball in w that anchored chains stay in: no normal draw comes near its edge."""
+        """Radius of the ball in w that anchored chains stay in: no normal draw comes near it."""
         return 8.0 * math.sqrt(len(self.score)) + 20.0
 
     @property
@@ -258,15 +217,10 @@ def tail_of_scores(n: int) -> float:
 def harmless_tail(n: int, noise: float) -> float:
     """Fraction of the scores that may be clipped where clipping changes the target.
 
-    Parameters
-    ----------
-    n : int
-    noise : float
-        Noise sd over clip norm of the sum in question.
-
-    Scores above the clip norm b are longer than it by about 0.15 b on average, and may all point
-    the same way (squares of residuals do), so that a fraction t of them moves the sum by up to
-    0.15 n t b. Half of the noise is harmless.
+    `noise` is the noise sd over the clip norm of the sum in question.  Scores above the clip norm b
+    are longer than it by about 0.15 b on average, and may all point the same way (squares of
+    residuals do), so that a fraction t of them moves the sum by up to 0.15 n t b. Half of the noise
+    is harmless.
     """
     return min(0.003, 0.5 * noise / (0.15 * n))
 
@@ -279,14 +233,7 @@ def _above(norms: Histogram, bound: float, n: float) -> tuple[float, float]:
 
 
 class Shares:
-    """Releases by their share of the budget, and what was spent so far.
-
-    Parameters
-    ----------
-    releases : Releases
-    structure : Structure
-    spent : float
-    """
+    """Releases by their share of the budget; counts what was spent so far."""
 
     def __init__(self, releases: Releases, structure: Structure, spent: float) -> None:
         self.releases = releases
@@ -303,7 +250,7 @@ class Shares:
         return tail_quantile(*self.histogram(label, spec, share), tail, self.releases.n_public)
 
     def heavy_tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
-        """The same where what lies above matters; see `heavy_quantile`."""
+        """Upper quantile where what lies above matters; see `heavy_quantile`."""
         histogram = self.histogram(label, spec, share)
         return heavy_quantile(*histogram, tail, self.releases.n_public)[0]
 
@@ -312,14 +259,8 @@ class Shares:
     ) -> tuple[Clipping, Clipping] | None:
         """How scores are clipped in the plain form, and in the others; None where noise hides them.
 
-        Parameters
-        ----------
-        spec : Score
-        tail : float
-            Fraction that may be clipped where nothing is given back.
-        price : float or None
-            As for `cheapest_bound`, where what is clipped can be given back.
-        share : float
+        `tail` is the fraction that may be clipped where nothing is given back.  `price` is as for
+        `cheapest_bound`, where what is clipped can be given back.
         """
         histogram, n = self.histogram("scores", spec, share), self.releases.n_public
         bound, index = heavy_quantile(*histogram, tail, n)
@@ -338,7 +279,7 @@ class Shares:
         return float(counts[one]) - 2.0 * noise_sd < _NOT_FOUND * n
 
     def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
-        """Of the norms of `spec`."""
+        """Noisy histogram of the norms of `spec`."""
         self.spent += share
         return self.releases.histogram(label, spec, share)
 

@@ -19,7 +19,7 @@ from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.tuning.answers import Structure
 
 #: Pairs of public draws that stand for what is not known of the parameters, the most steps of the
-#: optimiser, and how far from where the prior is it goes, in widths of that.
+#: optimiser, and how far from the prior's location it goes, in widths of the prior.
 _PAIRS, _STEPS, _FURTHEST = 8, 30, 20.0
 
 
@@ -36,7 +36,7 @@ class Density(Protocol):
 def unseen(structure: Structure, location: np.ndarray) -> np.ndarray:
     """Indices of the parameters that reach no record, as those of the prior of group effects.
 
-    Read off the graph at a public place, and others.
+    Read off the graph at this public place, and others.
     """
     return np.flatnonzero(~seen_together(structure, location).diagonal())
 
@@ -47,23 +47,9 @@ def seen_together(structure: Structure, location: np.ndarray) -> np.ndarray:
 
 
 class Public:
-    """What steps of a search take from the public log density.
+    """What steps of a search take from the public log density, in theta.
 
-    Parameters
-    ----------
-    density : Density
-        In theta.
-    structure : Structure
-        How units see the parameters.
-    start : Coordinates
-        Location and standard deviations of the prior.
-
-    Attributes
-    ----------
-    spread : (d,) ndarray
-        Widths of the prior.
-    alone : integer ndarray
-        Parameters that no record sees.
+    `spread` (d,) are the widths of the prior, and `alone` the parameters that no record sees.
     """
 
     def __init__(self, density: Density, structure: Structure, start: Coordinates) -> None:
@@ -85,16 +71,8 @@ class Public:
     def settled(self, location: np.ndarray, precision: np.ndarray) -> np.ndarray:
         """The location with the parameters that no record sees where the density expects them.
 
-        Parameters
-        ----------
-        location : (d,) ndarray
-        precision : (d, d) ndarray
-            Of the posterior, about.
-
-        Returns
-        -------
-        (d,) ndarray
-            The location itself where the density cannot be evaluated.
+        `precision` (d, d) is about that of the posterior.  The location is returned as it is where
+        the density cannot be evaluated.
 
         Notes
         -----

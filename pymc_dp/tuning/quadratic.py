@@ -19,13 +19,13 @@ from pymc_dp.tuning.prepared import Prepared, Shares, pooled
 from pymc_dp.tuning.public import Public
 
 #: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:
-#: scores change at kinks alone, and so many records must pass one that the noise does not hide
-#: them. The density of Laplace residuals falls by 14 % on the way, so intervals are 7 % wider.
+#: scores change only at kinks, and enough records must pass one that the noise does not hide them.
+#: The density of Laplace residuals falls by 14 % on the way, so intervals are 7 % wider.
 _FLAT_STEP = 0.3
-#: Parts of what is left for the curvature, and for one more or two where it is not steady: where it
-#: changes by a factor over the step that it was meant for.
+#: Parts of what is left for the curvature, and for one or two more where it is not steady: where it
+#: changes by more than this factor over the step that it was meant for.
 _CURVATURES, _STEADY = (0.24, 0.06, 0.06), 0.6
-#: And by more than so many sds of its noise; that of the search, which cost less, is larger.
+#: And by more than so many sds of its noise; the noise of the search, which cost less, is larger.
 _UNSURE = 8.0
 #: Noise of a curvature of 1 from which on directions are hidden: more is paid for less noise, up to
 #: a part of what is left.
@@ -47,7 +47,8 @@ _TAIL = 0.03
 def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
     """Whether two measurements of one vector differ by no more than their noise explains.
 
-    Five standard deviations of chi-square: a sound one fails with probability below 1e-4.
+    The limit is five standard deviations of chi-square: a sound measurement fails with probability
+    below 1e-4.
     """
     inverse, d = pinvh(covariance, return_rank=True)
     square = float(difference @ inverse @ difference)
@@ -59,7 +60,7 @@ def _both(
 ) -> tuple[np.ndarray, np.ndarray]:
     """What two scores tell of the one at the place of the second, and its noise.
 
-    Where they differ by more than noise the first has nothing to say.
+    Where they differ by more than noise, the first is ignored.
     """
     square = (second - first) ** 2
     far = square > _FAR * (noise + rest).diagonal()
@@ -75,16 +76,10 @@ def _common(
     """Error of the score of a residual sd, say, after a move of the effects of many groups.
 
     The score of the log sd of n residuals changes by the sum of the squared moves of means, in
-    their posterior sds; its own is 1/sqrt(2 n).  The change is in no curvature that is expected.
+    their posterior sds; its own is 1/sqrt(2 n).  No expected curvature contains this change.
 
-    Parameters
-    ----------
-    moved : (d,) ndarray
-    curvature, noise : (d, d) ndarray
-        Released, and the covariance of what its noise makes of the move.
-    inside : (d,) bool ndarray
-        Effects of groups.
-    n : float
+    `moved` is (d,); `curvature` (d, d) is released; `noise` (d, d) is the covariance of what its
+    noise makes of the move; `inside` (d,) says which parameters are effects of groups.
     """
     moved = np.where(inside, moved, 0.0)
     unsure = math.sqrt(float(moved @ noise @ moved))
@@ -94,8 +89,8 @@ def _common(
 def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> np.ndarray:
     """A noisy curvature without the directions in which it may be nothing but noise.
 
-    Eigenvalues are compared with the largest that noise alone has in as many dimensions: in all at
-    first, then in those that were not above it, as long as some of these are above that.
+    Eigenvalues are compared with the largest that noise alone has in as many dimensions: first in
+    all directions, then in those that were not above it, as long as some of these are above that.
     """
     values, vectors = np.linalg.eigh(released)
     hidden = np.ones(len(values), dtype=bool)
@@ -110,17 +105,8 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
 class _Origin:
     """Where scores and curvatures are taken: a place that moves.
 
-    Parameters
-    ----------
-    blank : Prepared
-    public : Public
-
-    Attributes
-    ----------
-    here, clip : Coordinates
-        w, and those of contributions.
-    seen : (k, d) ndarray
-        Directions of w that records see, as rows.
+    `here` are the coordinates w, `clip` those in which contributions are clipped.  The rows of
+    `seen` (k, d) are the directions of w that records see.
     """
 
     def __init__(self, blank: Prepared, public: Public) -> None:
@@ -158,18 +144,9 @@ def _looked(
 ) -> tuple[np.ndarray, CurvatureNoise, float] | None:
     """A curvature, its noise and its clip norm; None where noise hides how long they are.
 
-    Parameters
-    ----------
-    budget : Shares
-    look : Curvature
-    again : str
-        For labels.
-    share : float
-        Of the budget.
-    size : float
-        Largest eigenvalue of the noise for the whole budget and a clip norm of 1, in w.
-    before : float or None
-        An earlier clip norm: a later look costs less, and may be hidden where the first was not.
+    `again` is for labels.  `size` is the largest eigenvalue of the noise for the whole budget and a
+    clip norm of 1, in w.  `before` is an earlier clip norm: a later look costs less, and may be
+    hidden where the first was not.
     """
     clip_norm = budget.tail(f"curvature norms{again}", look, _TAIL, share / 6.0) or before
     if not clip_norm:
@@ -195,19 +172,8 @@ def quadratic(
     the way took from it.  The second score comes in two parts, and the first of them may move the
     origin once more.
 
-    Parameters
-    ----------
-    blank : Prepared
-    budget : Shares
-    public : Public
-    known : (d, d) ndarray
-        Curvature of the log-likelihood in theta, as the search left it.
-    flat : bool
-        Log-likelihoods are piecewise linear.
-
-    Returns
-    -------
-    Prepared
+    `known` (d, d) is the curvature of the log-likelihood in theta, as the search left it; `flat`
+    says that log-likelihoods are piecewise linear.
     """
     d, basis, clipping = len(blank.score), blank.basis, blank.clipping
     left = 1.0 - budget.spent

@@ -9,10 +9,10 @@ import numpy as np
 
 from pymc_dp.privacy.forecast import costs_of_clipping
 
-#: Widths of the windows, in bins, in which norms are looked for: the norms of one model's scores
-#: are spread over four octaves, or are a few values alone.
+#: Widths, in bins, of the windows in which norms are searched: the norms of one model's scores are
+#: spread over four octaves, or are a few values alone.
 _WINDOWS = (1, 2, 4, 8, 16)
-#: How far above the highest bin that is seen its tail is looked for: two octaves.
+#: The tail is searched so many bins above the highest that is seen: two octaves.
 _MARGIN = 8
 #: A window must stand out of the noise by this many sds; with 480 windows of each width an empty
 #: histogram passes with probability below 3e-4.
@@ -21,11 +21,11 @@ _CLEAR = 5.2
 _ALONE = 0.12
 #: Farthest continuation of the tail, as a factor: of a normal one, and of a power law.
 _FURTHEST, _FARTHEST_HEAVY = 2.0, 32.0
-#: The exponent of a power law is that between a quantile and one whose tail is so much thicker.
+#: The exponent of a power law is taken between a quantile and one whose tail is so much thicker.
 _THICKER = 5.0
-#: Index at which a tail is continued at least: quantiles are known to a bin.
+#: Least index with which a tail is continued: quantiles are known to a bin.
 _LIGHTEST = 0.1
-#: The thicker one is still a tail.
+#: Largest part of the units above the thicker one, for it to be a tail.
 _THIN = 0.2
 
 
@@ -33,17 +33,9 @@ _THIN = 0.2
 class _Tail:
     """Where a tail begins.
 
-    Attributes
-    ----------
-    edge : float
-        With about `least` units above it; 0 where nearly all units are zero.
-    least : float
-        As many as were asked for, or as noise hides.
-    n : float
-        Units that are not zero.
-    above : (m,) ndarray
-        Noisy numbers of units above the edges ``edges[top + 1 - k]``, k = 1, ..., m.
-    top : int
+    About `least` units are above `edge`: as many as were asked for, or as noise hides; `edge` is 0
+    where nearly all units are zero.  `n` counts the units that are not zero.  `above` (m,) are
+    noisy numbers of units above the edges ``edges[top + 1 - k]``, k = 1, ..., m.
     """
 
     edge: float
@@ -99,20 +91,10 @@ def cheapest_bound(
 ) -> float | None:
     """The clip norm that costs least where what it takes is given back on average.
 
-    Parameters
-    ----------
-    edges, counts, noise_sd, n
-        As for :func:`tail_quantile`.
-    price : float
-        Variance of the noise, all entries of the sum together, for a bound of 1 on each.
-    most : float
-        Part of the units that may lie above.
-
-    Returns
-    -------
-    float or None
-        The b that costs least (`pymc_dp.privacy.forecast.costs_of_clipping`); as for
-        :func:`tail_quantile` where nothing stands out.
+    It is the b that costs least by `pymc_dp.privacy.forecast.costs_of_clipping`; where nothing
+    stands out, the result is as for :func:`tail_quantile`.  `price` is the variance of the noise,
+    all entries of the sum together, for a bound of 1 on each; `most` is the part of the units that
+    may lie above.
     """
     found = _tail(edges, counts, noise_sd, most, n)
     if found is None or found.edge == 0.0:
@@ -133,7 +115,7 @@ def cheapest_bound(
 def hidden_tail(
     edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
 ) -> float:
-    """How many units more than were asked for may lie above a quantile, for all the noise shows.
+    """Number of units beyond those asked for that noise may hide above a quantile.
 
     Arguments as for :func:`tail_quantile`; 0 where the noise is less than the tail.
     """
@@ -144,23 +126,14 @@ def hidden_tail(
 def heavy_quantile(
     edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
 ) -> tuple[float | None, float]:
-    """The same for a quantity whose excess matters, with the index of its tail.
+    """The quantile of a quantity whose excess matters, and the index of its tail.
 
-    Parameters
-    ----------
-    edges, counts, noise_sd, n
-        As for :func:`tail_quantile`.
-    tail : float
-        Fraction that may lie above if what lies above exceeds the quantile by 0.15 of it on
-        average; less where it exceeds it by more.
+    Arguments as for :func:`tail_quantile`, but `tail` is the fraction that may lie above if what
+    lies above exceeds the quantile by 0.15 of it on average; less where it exceeds it by more.
 
-    Returns
-    -------
-    quantile : float or None
-    index : float
-        xi of a tail t ~ q^(-1/xi) about the thinnest part of it that is seen: 0.2 for squares of
-        normal residuals, 2/3 for those of Student's t with 3 degrees of freedom; 0 where no tail
-        thinner than a fifth is seen.
+    The index is xi of a tail t ~ q^(-1/xi) about the thinnest part of it that is seen: 0.2 for
+    squares of normal residuals, 2/3 for those of Student's t with 3 degrees of freedom; 0 where no
+    tail thinner than a fifth is seen.
 
     Notes
     -----

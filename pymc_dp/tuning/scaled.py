@@ -29,7 +29,7 @@ STEP = 1.1
 #: Norm of nearly all scores, in units of sqrt(d/n), and of nearly all projections of scores on a
 #: direction, in units of 1/sqrt(n), where the posterior is whitened.
 SCORE, PROJECTION = 3.5, 4.5
-#: Steps of a trajectory, if only their size is given.
+#: Most steps of a trajectory, if only their size is given.
 MANY = 20
 #: Noise in the place where chains start, in posterior sds, and the least and the most of the budget
 #: for it: the search of the bulk has spent 2 % on its last score.
@@ -42,7 +42,7 @@ LONG_LOOK = 0.06
 #: The most of the budget for all of this without the last steps to the centre: the search may take
 #: twice as long as planned.
 FIRST_PART = 2.0 * WARM_UP + LOOK + LONG_LOOK
-#: Into how many directions they are projected.
+#: Number of directions on which scores are projected.
 DIRECTIONS = 4
 
 
@@ -50,16 +50,10 @@ DIRECTIONS = 4
 class Scaled:
     """Coordinates in which the posterior is about N(0, I), and how long scores are there.
 
-    Attributes
-    ----------
-    coordinates : Coordinates
-    clip_norms : dict of str to float
-        "gradient", of scores, and "log_ratio", of log-likelihood ratios per unit of distance.
-    left : float
-        Squared mu that is left for the chains.
-    trusted : bool
-        False where the budget could not tell the records from the noise: these are the prior's
-        coordinates, and a guess.
+    `clip_norms` are "gradient", of scores, and "log_ratio", of log-likelihood ratios per unit of
+    distance.  `left` is the squared mu that is left for the chains.  `trusted` is False where the
+    budget could not tell the records from the noise: these are then the prior's coordinates, and a
+    guess.
     """
 
     coordinates: Coordinates
@@ -70,14 +64,7 @@ class Scaled:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """How DPHMC moves.
-
-    Attributes
-    ----------
-    n_steps : int
-    step_size : float
-    gradient_share : float
-    """
+    """How DPHMC moves."""
 
     n_steps: int
     step_size: float
@@ -100,12 +87,8 @@ def prepare_scaled(
 
     Parameters
     ----------
-    releases, density, start, structure
+    releases, density, start, structure, sensitivity, flat
         As for `pymc_dp.tuning.langevin.prepare_langevin`.
-    sensitivity : float, default 2.0
-        Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
-    flat : bool, default False
-        As for `find_bulk`.
     centred : bool, default True
         Whether to make the last steps to the centre; without them at most `FIRST_PART` is spent,
         also by a search that does not arrive.
@@ -115,20 +98,16 @@ def prepare_scaled(
         The law of outcomes is known: the scores of the last steps are given back what clipping
         takes.
 
-    Returns
-    -------
-    Scaled
-
     Notes
     -----
     A log-likelihood ratio is about a projection of the score on the move, and moves have random
     directions: projections are shorter than scores by a factor of sqrt(d), so the bound of ratios
     per unit of distance is the upper quantile of the projections on a few directions.  Along an
     axis there may be scores of full length (those of a group, on the axis of its effect), so for
-    moves along axes it is that of the longest entries.  Its tail
-    biases the draws (the tail of the scores only lowers acceptance), in logistic regression by
-    about 80 tail (n / 2e4)^(1/2) posterior sds; this is to be a sixth of the Monte-Carlo error, as
-    far as the noise lets it be seen.
+    moves along axes it is that of the longest entries.  The tail of the projections biases the
+    draws (the tail of the scores only lowers acceptance), in logistic regression by about
+    80 tail (n / 2e4)^(1/2) posterior sds; this is to be a sixth of the Monte-Carlo error, as far as
+    the noise lets it be seen.
 
     Chains of a small budget hardly move from their start.  Two more scores, with noise of half a
     posterior sd if a quarter of the budget can pay for it, centre them.
@@ -189,14 +168,8 @@ def _projections(releases: Releases, at: Coordinates) -> tuple[np.ndarray, np.nd
 def random_walk(d: int, iterations: int, noise: float) -> float:
     """Proposal sd, per coordinate, of a random walk on N(0, I) with a noisy accept test.
 
-    Parameters
-    ----------
-    d : int
-    iterations : int
-        Of all chains together.
-    noise : float
-        Noise sd of a log-likelihood ratio per unit of distance, if one iteration had the whole
-        budget.
+    `iterations` are those of all chains together.  `noise` is the noise sd of a log-likelihood
+    ratio per unit of distance, if one iteration had the whole budget.
 
     Notes
     -----
@@ -224,7 +197,6 @@ def trajectory(
 
     Parameters
     ----------
-    d : int
     iterations : int
         Of all chains together.
     gradient_noise : float
@@ -236,10 +208,6 @@ def trajectory(
         the noise of all kicks relative to that of one.
     n_steps, step_size, gradient_share
         Kept where given.
-
-    Returns
-    -------
-    Trajectory
 
     Notes
     -----

@@ -32,17 +32,10 @@ class Natural(Protocol):
 class Start:
     """About where the posterior is.
 
-    Attributes
-    ----------
-    coordinates : Coordinates
-        In which the posterior is about N(0, I).
-    noise : float
-        Noise sd of a log-likelihood ratio per unit of distance, if one release had the whole
-        budget; the root mean square over directions.
-    spent : float
-        Part of the budget.
-    trusted : bool
-        False where no mode was found: these are the prior's coordinates.
+    `coordinates`: the posterior is about N(0, I) in these.  `noise` is the noise sd of a
+    log-likelihood ratio per unit of distance, if one release had the whole budget; the root mean
+    square over directions.  `spent` is a part of the budget.  `trusted` is False where no mode was
+    found: these are then the prior's coordinates.
     """
 
     coordinates: Coordinates
@@ -88,21 +81,9 @@ def prepare_statistic(
 ) -> Start:
     """Normal approximation of the posterior of a noisy statistic, by plain optimisation.
 
-    Parameters
-    ----------
-    release : callable
-        ``(label, share) -> ((m,) noisy sums, noise_sd)``.
-    model : Natural
-    prior : Target
-        In unconstrained parameters.
-    start : Coordinates
-        Location and spread of the prior.
-    n : float
-        Public number of records, the multiple of the log-normaliser; 0 if it is among the entries.
-
-    Returns
-    -------
-    Start
+    `release` maps ``(label, share)`` to ``((m,) noisy sums, noise_sd)``.  `prior` is in
+    unconstrained parameters; `start` holds the location and spread of the prior.  `n` is the public
+    number of records, the multiple of the log-normaliser; 0 if it is among the entries.
 
     Notes
     -----

@@ -13,21 +13,8 @@ from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 def smallest_noise_multiplier(cost: int) -> float:
     """Smallest float τ for which one release costs at most `cost` ledger units.
 
-    Parameters
-    ----------
-    cost : int
-        Squared mu in units of 2^-40, at least 1.
-
-    Returns
-    -------
-    float
-        The least τ with 2^40/τ² <= cost, compared exactly: the float below it would cost more.
-        Rounding τ up rounds the privacy loss down.
-
-    Raises
-    ------
-    ValueError
-        If `cost` is not a positive integer.
+    It is the least τ with 2^40/τ² <= cost, compared exactly: the float below it would cost more.
+    Rounding τ up rounds the privacy loss down. ValueError if `cost` is not a positive integer.
     """
     cost = check_integer("cost", cost, minimum=1)
     square = Fraction(MU2_UNIT, cost)
@@ -42,36 +29,17 @@ def smallest_noise_multiplier(cost: int) -> float:
 def calibrate(
     total: int, counts: Mapping[str, int], shares: Mapping[str, float]
 ) -> dict[str, GaussianEvent]:
-    """Noise multipliers with which a fixed plan uses a budget.
+    """Noise multipliers with which a fixed plan uses a budget of `total` ledger units.
 
-    Mechanism k is released ``counts[k]`` times in all and may use the fraction
-    ``shares[k] / sum(shares)`` of `total`; each of its releases gets an equal part, rounded down
-    to whole ledger units.
+    Mechanism k is released ``counts[k]`` times over the whole plan (all chains, all iterations). It
+    may use the fraction ``shares[k] / sum(shares)`` of `total`. Each of its releases gets an equal
+    part, rounded down to whole ledger units (2^-40 of squared mu). ValueError if an argument is out
+    of range, the two mappings name different mechanisms, or a release would get less than one unit.
 
     Guarantee
     ---------
     ``sum(counts[k] * event[k].cost) <= total`` exactly: shares are divided as rationals, parts are
     rounded down, and an event never costs more than its part.
-
-    Parameters
-    ----------
-    total : int
-        Squared mu to spend, in units of 2^-40.
-    counts : mapping of str to int
-        Releases of each mechanism over the whole plan (all chains, all iterations); each >= 1.
-    shares : mapping of str to float
-        Relative parts of the budget, positive and finite, for the same mechanisms.
-
-    Returns
-    -------
-    dict of str to GaussianEvent
-        In the order of `counts`.
-
-    Raises
-    ------
-    ValueError
-        If an argument is out of range, if the two mappings name different mechanisms, or if a
-        release would get less than one ledger unit.
     """
     total = check_integer("total", total, minimum=1)
     if not counts:

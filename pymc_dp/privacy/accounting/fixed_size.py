@@ -34,26 +34,13 @@ _ORDERS = (
 def renyi_epsilon(
     plans: Sequence[tuple[FixedBatchGaussianEvent, int]], units: int, delta: float
 ) -> float:
-    """Epsilon of plans on batches of fixed sizes together with a GDP transcript.
+    """Epsilon of plans on batches of fixed sizes together with a GDP transcript of `units`.
 
-    Parameters
-    ----------
-    plans : sequence of (FixedBatchGaussianEvent, int)
-        Each event with the number of its releases.
-    units : int
-        Squared mu of the transcript, in ledger units.
-    delta : float
-
-    Returns
-    -------
-    float
-
-    Notes
-    -----
-    The bound of every release holds whatever came before it, so divergences of one order add up
-    over an adaptive sequence.  A µ-GDP release of the transcript has α µ²/2 at most: if sums of µ²
-    are refused beyond `units`, that is a Rényi filter (Feldman & Zrnic 2021) at *every* order,
-    since the same sum decides at all of them.  So the order may be chosen last.
+    Each plan is an event and the number of its releases; `units` is squared mu in ledger units. The
+    bound of every release holds whatever came before it, so divergences of one order add up over an
+    adaptive sequence. A µ-GDP release of the transcript has α µ²/2 at most: if sums of µ² are
+    refused beyond `units`, that is a Rényi filter (Feldman & Zrnic 2021) at *every* order, since
+    the same sum decides at all of them. So the order may be chosen last.
     """
     convert, best = library().rdp.compute_epsilon, math.inf
     for order in _ORDERS:
@@ -71,6 +58,9 @@ def fixed_size_epsilon(
 ) -> float:
     """Epsilon of Gaussian sums over batches of a fixed size, drawn without replacement.
 
+    s = σ/C is the noise multiplier, with C the largest norm of one unit's contribution, as in
+    `FixedBatchGaussianEvent`. ImportError if dp-accounting is not installed.
+
     Guarantee
     ---------
     (epsilon, delta)-DP under ``replace_one`` with public n, by Rényi differential privacy (Wang,
@@ -78,40 +68,17 @@ def fixed_size_epsilon(
 
     Assumptions
     -----------
-    Each batch is a uniformly random subset of `batch_size` of the n units, drawn for each
-    release, and secret.
+    Each batch is a uniformly random subset of `batch_size` of the n units, drawn for each release,
+    and secret.
 
     Weaknesses
     ----------
     Expensive: 2 to 7 times the epsilon of Poisson batches of the same mean size, and more where
-    epsilon is below 0.05 and no order has a good bound.  There are two reasons.
-    The bound is on Rényi divergences, and it is not tight; no tight one is known, as no pair of
-    neighbouring data sets is known to be the worst.  Figures for Poisson batches must not be
-    quoted for fixed ones.  With 1000 steps, q = 0.01 and delta = 1e-6, epsilon is 23.29 against
-    3.21 (s = 1), 4.02 against 1.37 (s = 2) and 1.24 against 0.51 (s = 5).
-
-    Parameters
-    ----------
-    noise_multiplier : float
-        s = σ/C, with C the largest norm of one unit's contribution, as in
-        `FixedBatchGaussianEvent`.
-    batch_size, n : int
-        Units in a batch, and in all.
-    steps : int
-        Number of releases.
-    delta : float
-        Strictly between 0 and 1.
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ImportError
-        If dp-accounting is not installed.
-    ValueError
-        If an argument is out of its range.
+    epsilon is below 0.05 and no order has a good bound.  There are two reasons: the bound is on
+    Rényi divergences, and it is not tight. No tight one is known, as no pair of neighbouring data
+    sets is known to be the worst.  Figures for Poisson batches must not be quoted for fixed ones.
+    With 1000 steps, q = 0.01 and delta = 1e-6, epsilon is 23.29 against 3.21 (s = 1), 4.02 against
+    1.37 (s = 2) and 1.24 against 0.51 (s = 5).
     """
     event = FixedBatchGaussianEvent("sum", noise_multiplier, batch_size, n)
     steps = check_integer("steps", steps, minimum=1)

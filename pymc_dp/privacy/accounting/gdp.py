@@ -76,22 +76,9 @@ def _delta_upper(epsilon: float, mu: float) -> float:
 def delta_from_mu(epsilon: float, mu: float) -> float:
     """Smallest delta for which mu-GDP implies (epsilon, delta)-DP, rounded up.
 
-    Parameters
-    ----------
-    epsilon : float
-        Finite and not negative; 0 gives the total variation distance.
-    mu : float
-        Gaussian-DP parameter, the square root of the squared mu a ledger counts; not negative.
-
-    Returns
-    -------
-    float
-        Never below the exact value; above it by a relative 1e-12 (1 + 1/mu) or so.
-
-    Raises
-    ------
-    ValueError
-        If an argument is not a finite number in its range.
+    Never below the exact value; above it by a relative 1e-12 (1 + 1/mu) or so. mu is the square
+    root of the squared mu that a ledger counts. Epsilon 0 gives the total variation distance.
+    ValueError if an argument is negative or not finite.
     """
     value = check_number("epsilon", epsilon)
     if value < 0:
@@ -102,23 +89,9 @@ def delta_from_mu(epsilon: float, mu: float) -> float:
 def epsilon_from_mu(mu: float, delta: float) -> float:
     """Smallest epsilon for which mu-GDP implies (epsilon, delta)-DP, rounded up.
 
-    Parameters
-    ----------
-    mu : float
-        Gaussian-DP parameter; 0 means nothing was released.
-    delta : float
-        Strictly between 0 and 1.
-
-    Returns
-    -------
-    float
-        Never below the exact value: bisection keeps the end at which the upper bound of delta was
-        seen to be at most `delta`. 0 when `delta` alone covers the release.
-
-    Raises
-    ------
-    ValueError
-        If `mu` is negative or not finite, or `delta` is outside (0, 1).
+    Never below the exact value: bisection keeps the end at which the upper bound of delta was seen
+    to be at most `delta`. 0 when `delta` alone covers the release. ValueError if `mu` is negative
+    or not finite, or `delta` is outside (0, 1).
     """
     mu, delta = _check_mu(mu), check_delta(delta)
     if _delta_upper(0.0, mu) <= delta:
@@ -143,23 +116,9 @@ def epsilon_from_mu(mu: float, delta: float) -> float:
 def mu_from_budget(epsilon: float, delta: float) -> float:
     """Largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down.
 
-    Parameters
-    ----------
-    epsilon : float
-        Positive and finite.
-    delta : float
-        Strictly between 0 and 1.
-
-    Returns
-    -------
-    float
-        Never above the exact value: bisection keeps the end at which the upper bound of delta was
-        seen to be at most `delta`.
-
-    Raises
-    ------
-    ValueError
-        If `epsilon` is not positive and finite, or `delta` is outside (0, 1).
+    Never above the exact value: bisection keeps the end at which the upper bound of delta was seen
+    to be at most `delta`. ValueError if `epsilon` is not positive and finite, or `delta` is outside
+    (0, 1).
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     low = 1.0
@@ -179,22 +138,10 @@ def mu_from_budget(epsilon: float, delta: float) -> float:
 def mu_from_pure(epsilon: float) -> float:
     """Smallest mu for which (epsilon, 0)-DP implies mu-GDP, rounded up.
 
-    Parameters
-    ----------
-    epsilon : float
-        Positive and finite.
-
-    Returns
-    -------
-    float
-        -2 Phi^-1(1 / (1 + e^epsilon)).
-
-    Notes
-    -----
-    The trade-off function of (epsilon, 0)-DP (Dong, Roth & Su 2022, Proposition 2.5) consists of
-    two lines that meet on the diagonal, at (a, a) with a = 1 / (1 + e^epsilon).  The one of mu-GDP
-    is convex, symmetric, and passes through (0, 1) and (a, a), so it lies nowhere above.  With a
-    smaller mu it passes above (a, a).
+    It is -2 Phi^-1(1 / (1 + e^epsilon)). The trade-off function of (epsilon, 0)-DP (Dong, Roth & Su
+    2022, Proposition 2.5) consists of two lines that meet on the diagonal, at (a, a) with
+    a = 1 / (1 + e^epsilon).  The one of mu-GDP is convex, symmetric, and passes through (0, 1) and
+    (a, a), so it lies nowhere above.  With a smaller mu it passes above (a, a).
     """
     half = -float(ndtri_exp(-np.logaddexp(0.0, check_epsilon(epsilon))))
     return 2.0 * half * (1.0 + 1e-12) + 1e-15

@@ -3,9 +3,9 @@
 Batches of a fixed size are accounted by Rényi divergences (`fixed_size`), Poisson batches by
 numerical privacy loss distributions, as follows.
 
-The privacy loss of a Gaussian sum over a Poisson batch is not Gaussian, and composing k of them
-has no closed form.  dp-accounting puts the loss on a grid ("connect the dots": Doroshenko et al.
-2022), always to the pessimistic side, and composes by Fourier transforms.
+The privacy loss of a Gaussian sum over a Poisson batch is not Gaussian, and the composition of k
+of them has no closed form.  dp-accounting puts the loss on a grid ("connect the dots": Doroshenko
+et al. 2022), always to the pessimistic side, and composes by Fourier transforms.
 
 Every function here errs on the private side.  The one error of the grid that is not pessimistic by
 construction, rounding in the Fourier transforms, is paid with a part of delta (`_ROUNDING`).
@@ -144,14 +144,8 @@ def _composed(plans: Sequence[Plan], neighboring: str) -> Any:
 class _Curve:
     """Upper bound of the hockey-stick divergence of all plans, by its order.
 
-    The divergence of order e^t is a convex function of e^t, so its chords bound it from above.
-
-    Parameters
-    ----------
-    losses
-        Privacy loss distribution of the plans.
-    delta : float
-        The curve is a constant where it is far below.
+    The divergence of order e^t is a convex function of e^t, so its chords bound it from above. The
+    curve is a constant where it is far below `delta`.
     """
 
     def __init__(self, losses: Any, delta: float) -> None:
@@ -230,6 +224,11 @@ def epsilon_of(
 ) -> float:
     """Epsilon of fixed plans of subsampled releases together with a GDP transcript, rounded up.
 
+    All plans are on batches of one kind. `units` is the squared mu of all other releases in ledger
+    units of 2^-40, relative to the sensitivity under `neighboring`. ImportError if dp-accounting is
+    not installed and `plans` is not empty. ValueError if an argument is out of its range, or delta
+    is below the accuracy of the computation.
+
     Guarantee
     ---------
     (epsilon, delta)-DP for everything that the plans and the transcript release, in whatever order
@@ -241,33 +240,11 @@ def epsilon_of(
 
     Weaknesses
     ----------
-    Batches of a fixed size cost 2 to 7 times the epsilon of Poisson batches.  For these it is above
-    the exact value: by some 1e-5 of it at 1000 releases, 1e-4 at 10^4, 1e-3 at 10^6, where a finer
-    grid would take longer; by 5e-3 at q = 1e-4, and by up to 1e-2 where the loss of one release is
-    below 1e-6.  Poisson batches do not count as secret where that alone gives more than 500: the
-    result is then several times the exact value, where that is below 1000.
-
-    Parameters
-    ----------
-    plans : iterable of (BatchEvent, int)
-        Each event with the number of its releases; all on batches of one kind.
-    units : int
-        Squared mu of all other releases in ledger units of 2^-40, relative to the sensitivity
-        under `neighboring`.
-    delta : float
-        Strictly between 0 and 1.
-    neighboring : {"replace_one", "add_or_remove_one"}
-
-    Returns
-    -------
-    float
-
-    Raises
-    ------
-    ImportError
-        If dp-accounting is not installed and `plans` is not empty.
-    ValueError
-        If an argument is out of its range, or delta is below the accuracy of the computation.
+    Batches of a fixed size cost 2 to 7 times the epsilon of Poisson batches.  For Poisson batches
+    the result is above the exact value: by some 1e-5 of it at 1000 releases, 1e-4 at 10^4, 1e-3 at
+    10^6, where a finer grid would take longer; by 5e-3 at q = 1e-4, and by up to 1e-2 where the
+    loss of one release is below 1e-6.  Poisson batches do not count as secret where that alone
+    gives more than 500: the result is then several times the exact value, where that is below 1000.
     """
     neighboring = check_neighboring(neighboring)
     plans, delta = _check_plans(plans, neighboring), check_delta(delta)
@@ -302,35 +279,18 @@ def room_beside(
 ) -> int:
     """How many ledger units of GDP releases a budget allows beside fixed plans, rounded down.
 
-    A ledger that may charge `cap` units reserves ``cap - room_beside(...)`` for the plans.
+    A ledger that may charge `cap` units reserves ``cap - room_beside(...)`` for the plans, which
+    are all on batches of one kind. The result is between 0 and `cap`, and the largest such number
+    up to about 1e-9 of it. ImportError if dp-accounting is not installed and `plans` is not empty.
+    ValueError if the plans alone pass the budget, or an argument is out of its range.
 
     Guarantee
     ---------
     Plans of subsampled releases, fixed beforehand, together with GDP releases that are chosen
-    adaptively (also from what the plans released, and interleaved with them) and refused once
-    their squared mu would pass the result, are (epsilon, delta)-DP.
+    adaptively (also from what the plans released, and interleaved with them) and refused once their
+    squared mu would pass the result, are (epsilon, delta)-DP.
 
-    Parameters
-    ----------
-    plans : iterable of (BatchEvent, int)
-        Each event with the number of its releases; all on batches of one kind.
-    epsilon, delta : float
-        The budget.
-    neighboring : {"replace_one", "add_or_remove_one"}
-    cap : int
-        The result is not above it.
 
-    Returns
-    -------
-    int
-        Between 0 and `cap`; the largest number up to about 1e-9 of it.
-
-    Raises
-    ------
-    ImportError
-        If dp-accounting is not installed and `plans` is not empty.
-    ValueError
-        If the plans alone pass the budget, or an argument is out of its range.
 
     Notes
     -----
@@ -341,12 +301,12 @@ def room_beside(
     the releases K of the plan are to come and r² of squared mu is left.  Claim:
     V(t; K, r) <= H(t; N(r) x W_K), where W_K is the product over K.  Backwards induction on the
     number of releases: if the next one is a GDP release of m <= r, its privacy loss L leaves
-    E[V(t - L; K, sqrt(r² - m²))] <= H(t; N(m) x N(sqrt(r² - m²)) x W_K), and since
-    normal distributions are invariant under rotation, N(m) x N(sqrt(r² - m²)) is N(r).  If it is a
-    release k of the plan, E[V(t - L; K without k, r)] <= H(t; W_k x N(r) x W_(K without k)).
-    Stopping early is post-processing.  Only sums of squared mu enter, so m may depend on
-    everything released.  The same argument fails for two adaptively chosen kinds of losses, which
-    is why the plans are fixed.
+    E[V(t - L; K, sqrt(r² - m²))] <= H(t; N(m) x N(sqrt(r² - m²)) x W_K), and since normal
+    distributions are invariant under rotation, N(m) x N(sqrt(r² - m²)) is N(r).  If it is a
+    release k of the
+    plan, E[V(t - L; K without k, r)] <= H(t; W_k x N(r) x W_(K without k)).  Stopping early is
+    post-processing.  Only sums of squared mu enter, so m may depend on everything released.  The
+    same argument fails for two adaptively chosen kinds of losses, which is why the plans are fixed.
     """
     neighboring = check_neighboring(neighboring)
     plans = _check_plans(plans, neighboring)
@@ -368,7 +328,7 @@ def room_beside(
 def _loss_excess(
     plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
 ) -> Callable[[float], float]:
-    """By ledger units beside plans on Poisson batches: log of delta over what it may be."""
+    """Log of delta over what it may be, by ledger units beside plans on Poisson batches."""
     usable = _usable(delta, plans)
     losses = _composed(plans, neighboring)
     _check_alone(losses.get_delta_for_epsilon(epsilon) <= usable, epsilon, delta)
@@ -379,7 +339,7 @@ def _loss_excess(
 def _renyi_excess(
     plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
 ) -> Callable[[float], float]:
-    """By ledger units beside plans on batches of fixed sizes: epsilon above what it may be."""
+    """Epsilon above what it may be, by ledger units beside plans on batches of fixed sizes."""
     fixed = _fixed(plans)
     _check_alone(renyi_epsilon(fixed, 0, delta) <= epsilon, epsilon, delta)
     return lambda units: renyi_epsilon(fixed, math.floor(units), delta) - epsilon
@@ -388,7 +348,7 @@ def _renyi_excess(
 def _told_excess(
     plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
 ) -> Callable[[float], float]:
-    """By ledger units beside plans on Poisson batches that are told: epsilon above the budget's."""
+    """Epsilon above the budget's, by ledger units beside plans on Poisson batches that are told."""
     _check_alone(_told_epsilon(plans, 0, delta, neighboring) <= epsilon, epsilon, delta)
     return lambda units: _told_epsilon(plans, math.floor(units), delta, neighboring) - epsilon
 
@@ -425,36 +385,16 @@ def smallest_noise_multiplier(
 ) -> float:
     """Smallest noise multiplier with which a plan keeps a budget, rounded up.
 
+    s = σ/C, with C the largest norm of one unit's contribution; within 1e-5 of the smallest.
+    `event_of` gives the event of one release by its noise multiplier, and `steps` their number.
+    `plans`, and `units` of GDP releases, are under the same budget. ImportError if dp-accounting is
+    not installed. ValueError if `plans` and `units` leave nothing of the budget, or an argument is
+    out of its range.
+
     Guarantee
     ---------
     ``epsilon_of`` of all plans, this one last, was evaluated at the result and is at most
     `epsilon`.
-
-    Parameters
-    ----------
-    epsilon, delta : float
-        The budget.
-    event_of : callable
-        The event of one release, by its noise multiplier.
-    steps : int
-        Releases of the plan.
-    neighboring : {"replace_one", "add_or_remove_one"}
-    plans : iterable of (BatchEvent, int), optional
-        Other plans under the same budget.
-    units : int, default 0
-        Ledger units of GDP releases under the same budget.
-
-    Returns
-    -------
-    float
-        s = σ/C, with C the largest norm of one unit's contribution; within 1e-5 of the smallest.
-
-    Raises
-    ------
-    ImportError
-        If dp-accounting is not installed.
-    ValueError
-        If `plans` and `units` leave nothing of the budget, or an argument is out of its range.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     steps = check_integer("steps", steps, minimum=1)

@@ -15,24 +15,9 @@ from pymc_dp.privacy.ledger.journal import Transaction
 class Account:
     """The account of one privacy budget, as it stood when it was read.
 
-    Attributes
-    ----------
-    number : int
-        1, 2, 3, … within the ledger.
-    cap : int
-        Ledger units (2^-40 of squared mu) that may be spent; once closed, what was spent.
-    spent : int
-        Ledger units charged so far.
-    closed : bool
-        Whether the unspent part of the reservation was released.
-    epsilon, delta : float
-        The budget as its owner stated it.
-    neighboring : str
-        ``"replace_one"`` or ``"add_or_remove_one"``.
-    unit : str or None
-        What one privacy unit is, in words.
-    public : dict
-        What the owner declared public.
+    `cap` and `spent` count ledger units, 2^-40 of squared mu. Once the account is `closed`, the
+    unspent part of the reservation is released and `cap` is what was spent. The owner stated all
+    the rest; `unit` is what one privacy unit is, in words.
     """
 
     number: int

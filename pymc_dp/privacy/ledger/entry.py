@@ -32,27 +32,18 @@ def as_stored(payload: Mapping[str, Any]) -> dict[str, Any]:
 class Entry:
     """One row. There is no time in it: when a model was sampled is nobody's business.
 
-    Attributes
-    ----------
-    seq : int
-        1, 2, 3, … without gaps.
-    account : int
-        Account number; 0 for the row that describes the ledger.
-    plan : int or None
-        Plan that the row belongs to.
-    kind : str
-        ``"ledger"``, ``"account"``, ``"batches"`` or ``"close"``; for a run ``"plan"``, ``"run"``,
-        ``"chain"``, ``"lease"`` or ``"return"``; for one-off releases ``"plan"``, ``"charge"``,
-        ``"release"`` or ``"finish"``.
-    amount : int
-        Ledger units of a lease, a charge or releases on batches; negative for a return, the
-        reservation for an account, else 0.
-    balance : int
-        What the account has spent after this row: the running sum over the kinds in `SPENDING`.
-    payload : dict
-        Public facts about the row.
-    previous, hash : str
-        SHA-256 in hexadecimal of the row before and of this row (which covers the one before).
+    - `seq`: 1, 2, 3, … without gaps.
+    - `account`: 0 for the row that describes the ledger.
+    - `kind`: ``"ledger"``, ``"account"``, ``"batches"`` or ``"close"``; for a run ``"plan"``,
+      ``"run"``, ``"chain"``, ``"lease"`` or ``"return"``; for one-off releases ``"plan"``,
+      ``"charge"``, ``"release"`` or ``"finish"``.
+    - `amount`: ledger units of a lease, a charge or releases on batches; negative for a return, the
+      reservation for an account, else 0.
+    - `balance`: what the account has spent after this row: the running sum over the kinds in
+      `SPENDING`.
+    - `payload`: public facts about the row.
+    - `previous`, `hash`: SHA-256 in hexadecimal of the row before and of this row (which covers the
+      one before).
     """
 
     seq: int

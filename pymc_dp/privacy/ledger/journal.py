@@ -140,12 +140,8 @@ class Transaction:
 class Journal:
     """Transactions on one file; holds a path and no handle, so it may be pickled and forked.
 
-    Parameters
-    ----------
-    path : str
-        Absolute path of the file; ``path + ".lock"`` is the lock beside it.
-    durable : bool
-        Whether a commit must survive a power failure, and so waits for the disk.
+    `path` is absolute, and ``path + ".lock"`` is the lock beside it. `durable` says whether a
+    commit must survive a power failure, and so waits for the disk.
     """
 
     def __init__(self, path: str, durable: bool) -> None:
@@ -179,10 +175,7 @@ class Journal:
     def transaction(self) -> Iterator[Transaction]:
         """Lock, read, append, commit. An exception inside leaves the file as it was.
 
-        Raises
-        ------
-        LedgerError
-            If the file cannot be locked, read or written.
+        LedgerError if the file cannot be locked, read or written.
         """
         with _FORK_GUARD, self._lock():
             try:
@@ -204,12 +197,9 @@ class Journal:
             after = page[-1].seq
 
     def verify(self) -> Iterator[Entry]:
-        """Iterate over the rows and check the chain on the way.
+        """Iterate over the rows and check the hash chain.
 
-        Raises
-        ------
-        LedgerError
-            At the first row that was changed, inserted, removed or reordered.
+        LedgerError at the first row that was changed, inserted, removed or reordered.
         """
         previous, balances = GENESIS, dict[int, int]()
         for expected, entry in enumerate(self.entries(), start=1):

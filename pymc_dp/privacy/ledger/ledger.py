@@ -173,9 +173,9 @@ class Ledger:
     def temporary(cls, neighboring: Neighboring = "replace_one") -> Ledger:
         """Make a private ledger that this process removes when it exits.
 
-        Its charges survive a kill of any process, but not a power failure: that ends all processes
-        that could continue to spend and the released values with them, so nothing is lost by not
-        waiting for the disk, and a charge is about a hundred times cheaper.
+        Its charges survive a kill of any process, but not a power failure. A power failure ends
+        all processes that could continue to spend, and the released values with them. So nothing
+        is lost by not waiting for the disk, and a charge is about a hundred times cheaper.
 
         Parameters
         ----------
@@ -457,11 +457,11 @@ class Ledger:
     def fix_batches(self, account: int, payload: Mapping[str, Any] | None) -> None:
         """Fix, and charge, the releases on batches that an account will make, before all others.
 
-        The same ones twice are fixed once; others take their place as long as nothing else was
-        charged, and None takes them back.  From then on they are for good, whether they will be
-        made or not: that there is no choice, between them and others or between them and Gaussian
-        releases in their place, is what makes their accounting valid beside a filter
-        (``pymc_dp.privacy.accounting.subsampled.room_beside``).
+        The same releases are fixed once, however often this is called.  As long as nothing else
+        was charged, others replace them, and None takes them back.  After that they are final,
+        whether they will be made or not.  So there is no choice between them and others, or
+        between them and Gaussian releases in their place.  This makes their accounting valid
+        beside a filter (``pymc_dp.privacy.accounting.subsampled.room_beside``).
 
         Parameters
         ----------
@@ -534,8 +534,8 @@ class Ledger:
         """Authorise one run (one call of ``pm.sample``) of a plan and return its number, from 0.
 
         Nothing is charged: the chains charge as they go. A run that could not be paid to its end
-        when it starts is refused here, before any work. One none of whose chains began, as it was
-        interrupted before, has made no release: it is authorised again and not counted twice.
+        when it starts is refused here, before any work. A run that was interrupted before any of
+        its chains began has made no release: it is authorised again and not counted twice.
 
         Parameters
         ----------
@@ -858,8 +858,8 @@ class Ledger:
         Parameters
         ----------
         head : str, optional
-            Hash from a published statement. It must be the hash of some row: so an older copy of
-            the file, or a rewritten one, is found out.
+            Hash from a published statement. It must be the hash of some row; this detects an older
+            copy of the file, or a rewritten one.
 
         Returns
         -------

@@ -85,7 +85,7 @@ def clipping_report(
 
     *Weaknesses.*  Simulated records are what the model and its prior expect: where the prior is
     wide, most draws are far from the posterior and more is clipped there than in a run.  A bought
-    count speaks of one point alone.  A small share does not prove a small bias, which depends on
+    count is about one point only.  A small share does not prove a small bias, which depends on
     how skewed the clipped part is: for the log-likelihood ratios of ``DPPenalty``, 0.5 % of skewed
     records can move a posterior mean by one standard deviation.
     """

@@ -27,8 +27,8 @@ def mmd(
     Parameters
     ----------
     sample, reference : array, xarray.Dataset, arviz.InferenceData or xarray.DataTree
-        Arrays of draws have shape (k,) or (k, d), or (chains, draws, d).  Of a result the group
-        ``posterior`` is taken.
+        Arrays of draws have shape (k,) or (k, d), or (chains, draws, d).  The group ``posterior``
+        of a result is taken.
     var_names : str or sequence of str, optional
         Variables of labelled draws, in the order of the columns of an array beside them.  Default:
         those of `sample`, or of `reference` if `sample` is an array.
@@ -53,9 +53,9 @@ def mmd(
     nearly so.  Variables are comparable in scale: one that is much wider than the others decides.
 
     *Weaknesses.*  Blind to wrong variances in all but the widest directions: look at ratios of
-    standard deviations beside it.  More than 2000 draws are thinned to at most so many.
+    standard deviations beside it.  More than 2000 draws are thinned to at most 2000.
 
-    Both arguments may be private; if so, the result is, too.
+    Both arguments may be private; the result is private then, too.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""Draws in whatever form they are given: arrays, data sets, results of ``pm.sample``."""
+"""Draws in any form: arrays, data sets, results of ``pm.sample``."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ def inefficiency(
     Parameters
     ----------
     draws : array, xarray.Dataset, arviz.InferenceData or xarray.DataTree
-        Arrays have shape (chains, draws) or (chains, draws, d).  Of a released result the group
-        ``posterior_raw`` is taken where there is one: noise-aware draws are no Markov chain.
+        Arrays have shape (chains, draws) or (chains, draws, d).  The group ``posterior_raw`` of a
+        released result is taken where there is one: noise-aware draws are no Markov chain.
     evaluations : float, optional
         Evaluations of the density or of its gradient for one record, over the whole run.
     signs : array, optional

@@ -30,19 +30,10 @@ _ROUND = re.compile(r"round (\d+): ")
 class Charges:
     """What was spent, and of what.
 
-    Attributes
-    ----------
-    units : int
-        Squared mu, in ledger units, of releases on all units.
-    batches : tuple of (BatchEvent, int)
-        Releases on batches of records, with their numbers.
-    neighboring : str
-    epsilon, delta : float or None
-        The budget as stated, where there is one.
-    cap : int or None
-        The budget in ledger units.
-    secure : bool
-        False for draws that were made with insecure test noise.
+    `units` is the squared mu, in ledger units, of releases on all units; `cap` is the budget in the
+    same units.  `batches` are releases on batches of records, with their numbers.  `epsilon` and
+    `delta` are the budget as stated, where there is one.  `secure` is False for draws that were
+    made with insecure test noise.
     """
 
     units: int
@@ -64,7 +55,7 @@ class Charges:
         return 1e-6 if self.delta is None else self.delta
 
     def epsilon_at(self, delta: float) -> float:
-        """Epsilon of all of it, at some delta."""
+        """Epsilon of all that was spent, at this delta."""
         return epsilon_of(self.batches, self.units, delta, self.neighboring)
 
 
@@ -80,12 +71,8 @@ class Part:
 def charges_of(spent: Any, name: str) -> Charges:
     """What was spent under a budget, for a released result, or by a list of events.
 
-    Raises
-    ------
-    UnsafeRelease
-        If a result carries no statement.
-    ValueError
-        Naming the argument, if it is something else.
+    Raises UnsafeRelease if a result carries no statement, and ValueError, which names the argument,
+    for anything else.
     """
     if isinstance(spent, PrivacyBudget):
         found = spent.batches()
@@ -137,10 +124,7 @@ def _of_events(spent: Any, name: str) -> Charges:
 def parts_of(spent: Any, name: str) -> list[Part]:
     """Shares of the budget, of its squared mu, oldest first; they add up to what was spent.
 
-    Raises
-    ------
-    UnsafeRelease, ValueError
-        As `charges_of`.
+    Raises as `charges_of`.
     """
     if isinstance(spent, PrivacyBudget):
         return _parts_of_budget(spent)
@@ -152,7 +136,7 @@ def parts_of(spent: Any, name: str) -> list[Part]:
 
 
 def _parts_of_budget(budget: PrivacyBudget) -> list[Part]:
-    """Of its table, with all rounds of a search for the posterior in one part."""
+    """Parts from its table, with all rounds of a search for the posterior in one part."""
     table = budget.table()
     shares: dict[tuple[str, str], float] = {}
     rounds: dict[str, list[int]] = {}

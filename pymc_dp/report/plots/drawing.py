@@ -8,22 +8,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: Told apart by readers with any kind of colour vision (Okabe & Ito 2008).
+#: Colours that readers with any kind of colour vision can tell apart (Okabe & Ito 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 #: Line styles, for where there are more lines than colours, and for black-and-white print.
 STYLES = ("-", "--", "-.", ":")
-#: Of limits and bounds; of what is there to compare with.
+#: Greys of limits and bounds, and of references to compare with.
 LIMIT, REFERENCE = "0.15", "0.75"
 
 
 def axes_for(ax: Any, size: tuple[float, float]) -> Axes:
-    """The axes given, or those of a new figure of `size` inches.
-
-    Raises
-    ------
-    ValueError
-        If `ax` is something else.
-    """
+    """The axes given, or those of a new figure of `size` inches."""
     from matplotlib import pyplot as plt
     from matplotlib.axes import Axes
 
@@ -70,23 +64,17 @@ def log_x_axis(ax: Axes) -> None:
 
 
 def mark(ax: Axes, secure: bool) -> None:
-    """Say so above the axes where nothing is guaranteed."""
+    """Say above the axes if nothing is guaranteed."""
     if not secure:
         ax.set_title("NO PRIVACY GUARANTEE: insecure test noise", color=COLOURS[1], loc="left")
 
 
 def tidy(ax: Axes) -> None:
-    """Take away the frame at the top and on the right."""
+    """Remove the frame at the top and on the right."""
     ax.spines[["top", "right"]].set_visible(False)
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...]) -> None:
-    """Refuse a value that is not among the choices.
-
-    Raises
-    ------
-    ValueError
-        Naming the argument.
-    """
+    """Refuse a value that is not among the choices."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {list(choices)}, got {value!r}.")

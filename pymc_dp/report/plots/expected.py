@@ -119,7 +119,6 @@ def plot_effective_draws(
 
 
 def _model_of(given: Any) -> tuple[Model, PrivacyBudget]:
-    """A model and its budget, from either."""
     if isinstance(given, PrivacyBudget):
         for model in MODELS:
             if get_budget(model) is given:

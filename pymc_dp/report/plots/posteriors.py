@@ -114,7 +114,6 @@ def plot_posterior_comparison(
 
 
 def _pairs(private: Any, reference: Any, var_names: str | Sequence[str] | None) -> list[_Pair]:
-    """Scalar parameters that both have."""
     if is_labelled(private) != is_labelled(reference):
         raise ValueError(
             "private and reference must both be labelled (results or data sets), or both be arrays."
@@ -198,7 +197,7 @@ def _entries(name: str, array: xr.DataArray) -> list[str]:
 
 
 def _label(draws: Any, array: str, otherwise: str) -> str:
-    """Private with its epsilon, if there is a statement; what to call an array, and others."""
+    """Private with its epsilon, if there is a statement; else `array` or `otherwise`."""
     if not is_labelled(draws):
         return array
     attrs = draws.attrs if isinstance(draws, xr.Dataset) else _compat.attributes(draws)
