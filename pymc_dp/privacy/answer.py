@@ -199,8 +199,7 @@ def clip_vectors(
             x, places = values[q + j, start:stop], moving[j, start:stop]
             for i in range(stop - start):
                 if factors[i] > 0.0:
-                    entry = np.rint((x[i] * units) * factors[i])
-                    total[places[i]] += np.int64(entry)
+                    total[places[i]] += np.int64(np.rint((x[i] * units) * factors[i]))
 
 
 @compiled(error_model="numpy")
@@ -538,10 +537,13 @@ class Receipt:
         self._left = {name: (multiplier, count) for name, multiplier, count in paid}
         self._process = os.getpid()  # a fork shares nothing that was paid for
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Receipt, ()  # a copy pays for nothing
+
     def check(self, mechanism: str, noise_multiplier: float) -> None:
         """Raise `PrivacyError` unless an answer with so much noise is paid for."""
         multiplier, count = self._left.get(mechanism, (math.inf, 0))
-        if count < 1 or noise_multiplier < multiplier or self._process != os.getpid():
+        if count < 1 or not noise_multiplier >= multiplier or self._process != os.getpid():
             raise PrivacyError(
                 f"A {mechanism} answer was asked for that no charge pays for. This is a fault of "
                 "the kernel: its count of releases does not match its queries."

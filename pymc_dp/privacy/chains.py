@@ -86,9 +86,7 @@ class Queries:
             self._scores = VectorSum(
                 self.grids["gradient"], neighboring, engine.d, self.clip_norms["gradient"]
             )
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_receipt": Receipt()}
+            _refuse_unusable(self._scores)
 
     def compile(self) -> None:
         """Compile all that a query runs, on made-up data: forked chains inherit the code."""
@@ -102,9 +100,10 @@ class Queries:
         found = []
         if "gradient" in self.events:
             found.append(Query("gradient", Kick(0, z, z), self._scores))
-        for name in {"log_ratio", "energy_error"} & set(self.events):
-            sum_ = IntervalSum(self.grids[name], self.neighboring, -1.0, 1.0)
-            found.append(Query(name, EnergyError(0, z, z), sum_))
+        for name, of in (("energy_error", EnergyError(0, 1, z, z)), ("log_ratio", LogRatio(z, z))):
+            if name in self.events:
+                sum_ = IntervalSum(self.grids[name], self.neighboring, -1.0, 1.0)
+                found.append(Query(name, of, sum_))
         return found
 
     # -- paying ---------------------------------------------------------------------------------
@@ -164,6 +163,11 @@ class Queries:
         return float(self._ask(query)[0]), sum_.noise_sd if told(query) is None else 0.0
 
 
+def _refuse_unusable(sum_: VectorSum) -> None:
+    if told(Query("", None, sum_)) is not None:
+        raise PrivacyError(f"A bound of {sum_.norm:g} is not usable.")
+
+
 class Path:
     """One trajectory of the Langevin sampler."""
 
@@ -171,17 +175,17 @@ class Path:
         self._queries = queries
         self._number = number
         self._start = self._at = z_start
-        self._kicked = False
+        self._kicks = 0
 
     def gradient(self, midpoint: np.ndarray) -> np.ndarray:
         """(d,) noisy sum of clipped scores at a midpoint."""
-        self._kicked = True
+        self._kicks += 1
         of = Kick(self._number, self._at, midpoint)
         return self._queries._ask(Query("gradient", of, self._queries._scores))
 
     def advance(self, displacement: np.ndarray) -> None:
         """Go on from the midpoint, by a displacement; nothing is released."""
-        if not self._kicked:
+        if not self._kicks:
             raise PrivacyError("advance() follows gradient(): there is no midpoint yet.")
         self._at = self._at + displacement
 
@@ -193,7 +197,7 @@ class Path:
         Every e_i = l_i(z_end) - l_i(z_start) - work_i is clipped to [lower, upper],
         lower <= 0 <= upper, a function of released quantities.
         """
-        of = EnergyError(self._number, self._start, z_end)
+        of = EnergyError(self._number, self._kicks, self._start, z_end)
         return self._queries._number("energy_error", of, float(lower), float(upper))
 
     def finish(self, accepted: bool | np.bool_ | np.ndarray) -> None:
@@ -214,6 +218,7 @@ class StatisticQueries(Queries):
         super().__init__(**settings)
         grid = self.grids["statistic"]
         sum_ = VectorSum(grid, self.neighboring, spec.size, spec.norm, spec.nonnegative)
+        _refuse_unusable(sum_)
         self._query = Query("statistic", spec, sum_)
 
     def _examples(self, z: np.ndarray) -> list[Query]:

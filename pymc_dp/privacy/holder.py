@@ -42,8 +42,21 @@ class _Path:
         self.number = number
         self.at = at
         self.work = np.zeros(n_units)
+        self.kicks = 0
         self.scores: Scores | None = None
         self.scale = np.empty(0)
+
+    def arrive(self, engine: Engine, at: np.ndarray) -> None:
+        """Add each unit's work from where it was kicked last to `at`."""
+        if self.scores is not None:
+            self.work += engine.work(self.scores, self.at, at, self.scale)
+        self.at, self.scores = at, None
+
+    def kicked(self, engine: Engine, at: np.ndarray, scores: Scores, scale: np.ndarray) -> None:
+        """Go on from `at` with the scores of a new midpoint."""
+        self.arrive(engine, at)
+        self.kicks += 1
+        self.scores, self.scale = scores, scale
 
 
 class Holder:
@@ -87,13 +100,18 @@ class Holder:
         elif isinstance(of, ScoreAt):
             self._add_scores(of.z, query.sum, total)
         elif isinstance(of, Kick):
-            path = self._arrive(of.path, of.at)
-            path.scores, path.scale = self._add_scores(of.midpoint, query.sum, total)
+            # the score first: an engine may find `at` as the middle of two midpoints
+            scores, scale = self._add_scores(of.midpoint, query.sum, total)
+            if self._path is None or self._path.number != of.path:
+                self._path = _Path(of.path, of.at, self.engine.n_units)
+            self._path.kicked(self.engine, of.at, scores, scale)
         elif isinstance(of, EnergyError):
-            work = self._arrive(of.path, of.end).work
-            self._path = None
+            path, self._path = self._path, None
+            if path is None or (path.number, path.kicks) != (of.path, of.kicks):
+                raise PrivacyError("A path was asked for its energy error, but not for all kicks.")
+            path.arrive(self.engine, of.end)
             # the end last: it is what the next path begins with, if it is accepted
-            add(self._ratio(of.start, of.end) - work)
+            add(self._ratio(of.start, of.end) - path.work)
         elif isinstance(of, LogRatio):
             add(self._ratio(of.start, of.end))
         elif isinstance(of, TemperedRatio):
@@ -119,16 +137,6 @@ class Holder:
 
         first = at(start)
         return np.asarray(at(end) - first)
-
-    def _arrive(self, number: int, at: np.ndarray) -> _Path:
-        """The path of this number, whose units have gathered their work up to `at`."""
-        path = self._path
-        if path is None or path.number != number:
-            path = self._path = _Path(number, at, self.engine.n_units)
-        elif path.scores is not None:
-            path.work += self.engine.work(path.scores, path.at, at, path.scale)
-            path.at, path.scores = at, None
-        return path
 
     def _add_scores(self, z: np.ndarray, sum_: Any, total: np.ndarray) -> tuple[Scores, np.ndarray]:
         """Add the clipped scores at z; return those of every row before clipping, and scales."""
@@ -159,7 +167,7 @@ class Holder:
             total += own
         if rows is not None:
             moved, slopes, scale = found
-            engine.remember(z, moved)
+            engine.remember(z, moved.copy())  # alone: the others need not be kept
             scores = Scores([[slopes[None]]], [[None]])
         return scores, scale
 

@@ -44,9 +44,10 @@ class Kick:
 
 @dataclass(frozen=True, eq=False)
 class EnergyError:
-    """e_i = l_i(end) - l_i(start) - the work of the path."""
+    """e_i = l_i(end) - l_i(start) - the work of the path, which had so many kicks."""
 
     path: int
+    kicks: int
     start: np.ndarray
     end: np.ndarray
 

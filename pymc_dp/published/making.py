@@ -520,8 +520,8 @@ class _Scaling:
         if not 1 <= bound < 2**40:
             raise PrivacyError("The bound of a record's statistic must be from 1 to 2^40.")
         sum_ = LaplaceSum(width, bound, unit, float(epsilon), neighboring, self.one_sided)
-        if mechanism == "geometric" and 64.0 * sum_.noise_sd + float(n_public) * bound > 2.0**62:
-            raise PrivacyError("The noisy count may not fit into 64 bits; raise epsilon.")
+        if 64.0 * sum_.noise_sd / unit + float(n_public) * bound > 2.0**62:
+            raise PrivacyError("The noisy sum may not fit into 64 bits; raise epsilon.")
         return sum_
 
     def scaled(self, rows: np.ndarray) -> np.ndarray:

@@ -229,7 +229,7 @@ class PrivacyAwareGibbs(CompiledStep):
         self.tune = True
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
-        """One sweep over all records, and one move of the parameters with their innovations.
+        """One sweep over all records, and `moves` moves of the parameters with innovations held.
 
         Parameters
         ----------

@@ -27,8 +27,8 @@ class DPHMC(PrivateStep):
         All free variables, or left out.
     draws, tune, chains : int
         The plan: what ``pm.sample`` will be called with.  Noise is calibrated to it; another call
-        is refused before anything is spent.  Tuning iterations move without the accept test, to
-        reach the bulk of the posterior from afar; they are charged like the others.
+        is refused before anything is spent.  With settings by hand, tuning iterations move without
+        the accept test, to reach the bulk of the posterior from afar; they are charged like others.
     step_size : float, optional
         Leapfrog step in z.  Default (automatic settings only): so that trajectories are as long as
         the noise of the plan allows, see Notes.

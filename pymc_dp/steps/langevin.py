@@ -38,8 +38,8 @@ class DPLangevin(PrivateStep):
         All free variables, or left out.
     draws, tune, chains : int
         The plan: what ``pm.sample`` will be called with.  Noise is calibrated to it; another call
-        is refused before anything is spent.  Tuning iterations move without the accept test, to
-        reach the bulk of the posterior from afar; they are charged like the others.
+        is refused before anything is spent.  With settings by hand, tuning iterations move without
+        the accept test, to reach the bulk of the posterior from afar; they are charged like others.
     form : {"auto", "anchored", "plain", "quadratic"}
         What the chains ask of the records (see Notes). By default the form that makes most of the
         budget, decided from releases.

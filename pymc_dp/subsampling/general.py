@@ -163,7 +163,7 @@ class GeneralRows:
         if self._others and numbers_seen([cut.eta for cut in cuts]) > FEW:
             names = ", ".join(f"`{name}`" for name in self.graph.names)
             raise NotFactorizable(
-                f"{names}: records see {FEW} numbers of the parameters or more, and a condition on "
+                f"{names}: records see more than {FEW} numbers of parameters, and a condition on "
                 "them, which an expansion cannot follow. Write it without the condition, or use "
                 "NUTS."
             )

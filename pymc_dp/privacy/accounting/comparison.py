@@ -75,7 +75,7 @@ def compare_accountants(
 
     *Weaknesses.*  Advanced composition uses the classical Gaussian mechanism, proved for
     epsilon < 1 per release, with delta divided in the best way between the releases and their
-    composition; it is NaN for noisier plans than that.  No Rényi bound for Poisson batches under
+    composition; it is NaN where a release has more.  No Rényi bound for Poisson batches under
     ``replace_one`` is known to dp-accounting, so that row is then not amplified.
 
     Examples
