@@ -29,7 +29,7 @@ from .selection import marked
 from .test_automatic import automatic, build, charged, check_all_spent, check_result, interrupt
 from .test_conformance import pm_sample
 
-laplace_module = sys.modules["pymc_dp.laplace"]  # hidden by the function
+laplace_module = sys.modules["pymc_dp.publication.laplace"]  # hidden by the function
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),

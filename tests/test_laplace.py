@@ -28,7 +28,7 @@ from pymc_dp.tuning.climb import climb
 from pymc_dp.tuning.explore import Explored, _Whole, explore
 from tests.selection import marked
 
-laplace_module = sys.modules["pymc_dp.laplace"]  # `dp.laplace` is the function
+laplace_module = sys.modules["pymc_dp.publication.laplace"]  # `dp.laplace` is the function
 N, D = 6000, 3
 TRUTH = np.array([0.3, -0.5, 0.8])
 FACTS = "pymc_dp_statement"

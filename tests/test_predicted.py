@@ -571,7 +571,7 @@ def test_steps_by_hand_read_one_predictor_where_it_is_short() -> None:
             dp.PrivacyBudget(1.0, 1e-3)
             settings = {"clip_norm": 1.0, "scaling": 0.1, "step_size": 0.1, "n_steps": 2}
             step = dp.DPHMC(draws=2, chains=1, model=model, **settings)
-        assert type(step.queries.engine) is kind
+        assert type(step.queries.holder.engine) is kind
 
 
 @pytest.mark.parametrize(("n", "size"), [(0, 4), (1, 4), (4, 4), (5, 4), (6, 4), (9, 4), (3, 1)])

@@ -517,7 +517,7 @@ def test_a_meter_is_one_thread_s(monkeypatch):
     monkeypatch.setattr(Ledger, "begin_chain", lambda *args: 0)
     queries.begin_chain()
     assert queries.begin_iteration()
-    paid = dict(queries._paid)
+    paid = dict(queries._receipt._left)
     errors: list[Exception] = []
 
     def other() -> None:
@@ -532,7 +532,7 @@ def test_a_meter_is_one_thread_s(monkeypatch):
     thread.start()
     thread.join()
     assert len(errors) == 3 and meter.started == 1
-    assert queries._paid == paid, "what the first one has paid for is still there"
+    assert queries._receipt._left == paid, "what the first one has paid for is still there"
     assert meter.begin_iteration()
 
 

@@ -638,7 +638,8 @@ def test_noise_of_the_curvature_is_noise_of_the_first_score(name, monkeypatch):
     noise, inverse = noises[0], np.linalg.inv(found.basis)
     of_steps = inverse.T @ noise @ inverse - bought["first score"][1] ** 2 * np.eye(len(noise))
     values = np.linalg.eigvalsh(of_steps)
-    assert values[0] > 0.01 * values[-1] > 0.0
+    # 0.0015 and more with 50 other seeds; if a direction were left out, rounding
+    assert values[0] > 1e-4 * values[-1] > 0.0
 
 
 @pytest.mark.slow

@@ -103,7 +103,7 @@ def test_a_budget_that_does_not_reach_to_the_end_is_refused_before_a_look(looks)
 def test_building_a_step_charges_nothing_and_reads_no_value_of_the_store():
     model = logistic_model()
     step = make_step(model)
-    assert step.queries.engine.reads == 0
+    assert step.queries.holder.engine.reads == 0
     assert mu2(model) == 0
 
 

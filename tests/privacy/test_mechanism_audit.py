@@ -198,7 +198,7 @@ def run(sampler: Sampler, epsilon: float, world: int, runs: int, seed: int) -> T
     queries = make_queries(
         records(world), multipliers, clip_norms, per_iteration=sampler.per_iteration
     )
-    queries.at_start = dict(sampler.at_start)
+    queries.meter.at_start = [(name, multipliers[name], n) for name, n in sampler.at_start.items()]
     transcript = Transcript(queries)
     rng = np.random.default_rng([seed, world])
     for _ in range(runs):

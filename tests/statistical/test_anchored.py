@@ -19,6 +19,7 @@ from pymc_dp.kernels import langevin
 from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.intervals import ConstantInterval
 from pymc_dp.kernels.tilts import Tilted
+from pymc_dp.privacy.answer import IntervalSum
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records import PublicTerms, extract
 from pymc_dp.rows.contributions import ConsistentScore, Score, blocks
@@ -148,16 +149,16 @@ def anchored_run(clipping: str, tilted: bool = True, chains: int = 300) -> Run:
     bounds = {**CLIP, "energy_error": 1.0}
     queries = make_queries(TiltedEngine(records) if tilted else records, NOISE, bounds)
     asked, errors = InBasis(queries, BASIS, rng), [0.0]
-    add_up = queries._interval_sum
+    add_up = IntervalSum.add
 
-    def watched(mechanism, values, lower, upper):
-        errors.append(float(np.abs(values).max()))
-        return add_up(mechanism, values, lower, upper)
+    def watched(self, block, total):
+        errors.append(float(np.abs(block.values).max()))
+        add_up(self, block, total)
 
-    queries._interval_sum = watched
     draws = np.empty((chains, ITERATIONS, 2))
     accepted = 0
-    with insecure_noise(5):
+    with insecure_noise(5), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IntervalSum, "add", watched)
         for chain, w in zip(draws, target.draw(rng, chains), strict=True):
             queries.begin_chain()
             state = langevin.initial_state(rng, w, prior)

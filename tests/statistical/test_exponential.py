@@ -251,11 +251,12 @@ class StepSums:
     """The sums of a step, without its meter; `stated` times the noise that was added."""
 
     def __init__(self, step: Any, stated: float = 1.0):
-        self.sum, self.stated = step.queries.sum, stated
-        self.total = self.sum.total(step.queries.engine)
+        query, self.stated = step.queries._query, stated
+        self.sum, self.total = query.sum, step.queries.holder.total(query)
 
     def statistic(self) -> tuple[np.ndarray, float]:
-        return self.sum.noisy(self.total), self.stated * self.sum.noise_sd
+        noisy = (self.total + self.sum.noise(self.sum.size)) * self.sum.unit
+        return noisy, self.stated * self.sum.noise_sd
 
 
 @pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
