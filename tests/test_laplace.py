@@ -20,6 +20,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.base.matrices import root
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.kernels.tilts import Quadratic
+from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.privacy.forecast import forecast, whole_curvature
 from pymc_dp.records import extract
 from pymc_dp.rows.interfaces import Coordinates
@@ -512,13 +513,13 @@ def test_small_budgets_are_said_to_be_small():
 def test_many_parameters_with_few_records_each_are_told(sampler):
     """Runs with the first figures gave about the prior, regressions with the second did not."""
     for n, d, epsilon in [(20_000, 500, 2.0), (2000, 50, 4.0), (500, 4, 1.0), (200, 4, 1.0)]:
-        mu2 = dp.accounting.mu_from_budget(epsilon, 1e-6) ** 2
+        mu2 = mu_from_budget(epsilon, 1e-6) ** 2
         found = forecast_of(sampler=sampler, n=n, d=d, mu2=mu2)
         assert not found.enough
         assert "records for each parameter tell" in found.advice
         assert "little more than the prior" in found.advice and "raise epsilon" in found.advice
     for n, d, epsilon in [(1000, 4, 1.0), (2000, 50, 8.0), (20_000, 4, 2.0), (20_000, 86, 2.0)]:
-        mu2 = dp.accounting.mu_from_budget(epsilon, 1e-6) ** 2
+        mu2 = mu_from_budget(epsilon, 1e-6) ** 2
         assert "prior" not in forecast_of(sampler=sampler, n=n, d=d, mu2=mu2).advice
 
 
@@ -552,7 +553,7 @@ def test_what_noise_hides_of_a_curvature_is_told_before_and_after():
         (2000, 60, 2.0, False),  # hidden as a whole, and left to the prior
         (1_000_000, 500, 8.0, True),  # too much to compute
     ]:
-        mu2 = dp.accounting.mu_from_budget(epsilon, 1e-6) ** 2
+        mu2 = mu_from_budget(epsilon, 1e-6) ** 2
         found = forecast_of(sampler="DPLangevin", n=n, d=d, mu2=mu2)
         assert found.form == "anchored" or found.diagonal == diagonal
         assert whole_curvature(n, d, mu2) != diagonal
