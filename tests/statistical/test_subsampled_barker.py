@@ -1,7 +1,7 @@
 """Barker's test on batches: what the noise of sampling does to it, beside what theory says.
 
 Log-likelihood ratios of a few records, copied many times, are estimated from Poisson batches as
-`pymc_dp.mechanisms.MomentQueries` does.
+`pymc_dp.privacy.chains.MomentQueries` does.
 """
 
 from __future__ import annotations
