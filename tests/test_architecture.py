@@ -55,15 +55,14 @@ GUESTS = {"published", "subsampling", "report", "audit"}
 FACE = {"__init__": GUESTS, "sampling": {"published"}, "audit": {"report"}}
 
 
-def part_of(module: str) -> str:
-    """The room, or the part of it that has a layer of its own."""
-    room = module.split(".")[0]
-    part = ".".join(module.split(".")[:2])
-    return part if any(part in layer for layer in LAYERS) else room
-
-
 def room_of(module: str) -> str:
     return module.split(".")[0]
+
+
+def part_of(module: str) -> str:
+    """The room, or the part of it that has a layer of its own."""
+    part = ".".join(module.split(".")[:2])
+    return part if any(part in layer for layer in LAYERS) else room_of(module)
 
 
 def test_every_part_of_the_package_has_its_layer() -> None:

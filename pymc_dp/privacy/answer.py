@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -230,9 +231,8 @@ def clip_multiples(
         w = factors[i] * units
         norm = math.fabs(w) * length[i]
         s = 1.0 if norm <= bound else bound / norm
-        s = s if norm < math.inf else 0.0  # also not a number
-        scale[i] = s
-        multiples[i] = w * s if s > 0.0 else 0.0
+        scale[i] = s if norm < math.inf else 0.0  # also not a number
+        multiples[i] = w * scale[i] if scale[i] > 0.0 else 0.0
     for j in range(moves.common.shape[0]):
         x, sum_j = moves.common_values[j, first : first + n], np.int64(0)
         for i in range(n):
@@ -339,7 +339,7 @@ def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: 
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(ABC):
     """A clipped sum over all units on a grid of integers, with noise: what is common to all.
 
     A sum has a `size`, the number of its entries, and a `sensitivity`, its largest change between
@@ -356,8 +356,9 @@ class Sum:
         return self.grid.noise_multiplier
 
     @property
+    @abstractmethod
     def sensitivity(self) -> float:
-        raise NotImplementedError
+        """Largest l2 change between neighbours, in natural units."""
 
     @cached_property
     def unit(self) -> float:
@@ -556,14 +557,13 @@ class Receipt:
         self._left[mechanism] = multiplier, count - 1
 
 
-def told(query: Query) -> float | None:
+def told(sum_: Sum | LaplaceSum) -> float | None:
     """The value if the bound decides it and records do not.
 
     0 if nothing may be added, minus infinity if floats cannot divide by the bound.
     """
-    noise_sd = query.sum.noise_sd
-    usable = _SMALLEST < query.sum.unit and noise_sd < _LARGEST
-    return 0.0 if noise_sd == 0.0 else None if usable else -math.inf
+    usable = _SMALLEST < sum_.unit and sum_.noise_sd < _LARGEST
+    return 0.0 if sum_.noise_sd == 0.0 else None if usable else -math.inf
 
 
 @np.errstate(all="ignore")  # a floating-point warning would tell of an extreme record
@@ -585,7 +585,7 @@ def answer(query: Query, total: Callable[[Query], Array], receipt: Receipt) -> A
         The sum in natural units, plus noise.  What does not fit into 64 bits wraps.
     """
     receipt.check(query.mechanism, query.sum.noise_multiplier)
-    if (value := told(query)) is not None:
+    if (value := told(query.sum)) is not None:
         released = np.full(query.sum.size, value)
     else:
         released = (total(query) + query.sum.noise(query.sum.size)) * query.sum.unit

@@ -159,12 +159,12 @@ class Queries:
     def _number(self, mechanism: str, of: Any, lower: float, upper: float) -> tuple[float, float]:
         """Noisy sum of one number of each unit, and the noise."""
         sum_ = IntervalSum(self.grids[mechanism], self.neighboring, lower, upper)
-        query = Query(mechanism, of, sum_)
-        return float(self._ask(query)[0]), sum_.noise_sd if told(query) is None else 0.0
+        [value] = self._ask(Query(mechanism, of, sum_))
+        return float(value), sum_.noise_sd if told(sum_) is None else 0.0
 
 
 def _refuse_unusable(sum_: VectorSum) -> None:
-    if told(Query("", None, sum_)) is not None:
+    if told(sum_) is not None:
         raise PrivacyError(f"A bound of {sum_.norm:g} is not usable.")
 
 
@@ -360,9 +360,8 @@ class MomentQueries(BatchQueries):
         linear = self.likelihood_power / self.probability
         sum_ = self._pairs(linear * c * math.hypot(1.0, _SQUARES))
         of = OfBatch(RatioMoments(z_from, z_to, c, linear, _SQUARES), self.event)
-        query = Query("log_ratio", of, sum_)
-        value, squares = self._ask(query)
-        if told(query) is not None:
+        value, squares = self._ask(Query("log_ratio", of, sum_))
+        if told(sum_) is not None:
             return float(value), 0.0
         sampling = (1.0 - self.probability) * linear * (c / _SQUARES) * squares
         return float(value), math.sqrt(max(sum_.noise_sd**2 + sampling, 0.0))

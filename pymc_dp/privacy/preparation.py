@@ -225,7 +225,7 @@ class Preparation:
         def counts(grid: Grid) -> NormCounts:
             return NormCounts(grid, self.neighboring)
 
-        request = {"release": "histogram", "of": type(spec).__name__, "size": spec.size}
+        request = {"release": "histogram"}
         return Histogram(EDGES.copy(), *self._answer(label, share, request, spec, counts))
 
     def vector_sum(
@@ -243,8 +243,8 @@ class Preparation:
         def vectors(grid: Grid) -> VectorSum:
             return VectorSum(grid, self.neighboring, spec.size, clip_norm, nonnegative)
 
-        request = {"release": "vector_sum", "of": type(spec).__name__, "size": spec.size}
-        return self._answer(label, share, request | {"clip_norm": clip_norm}, spec, vectors)
+        request = {"release": "vector_sum", "clip_norm": clip_norm}
+        return self._answer(label, share, request, spec, vectors)
 
     # -- paying ---------------------------------------------------------------------------------
 
@@ -269,9 +269,9 @@ class Preparation:
         cost = self._cost(share)
         event = GaussianEvent(label, smallest_noise_multiplier(cost))
         query = Query(label, spec, sum_on(Grid.finest(event.noise_multiplier, self.n_public)))
-        if told(query) is not None:
+        if told(query.sum) is not None:
             raise PrivacyError(f"clip_norm={request['clip_norm']:g} is not a usable bound.")
-        request = {"share": share, **request}
+        request |= {"share": share, "of": type(spec).__name__, "size": spec.size}
         if before is not None:
             values = before.values
             _refuse_other(label, request, before.label, values["request"])

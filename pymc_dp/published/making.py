@@ -273,7 +273,7 @@ def release_statistic(
         sum_ = scaling.laplace_sum(mechanism, epsilon, neighboring, rows.width, n_public)
     event = GaussianEvent(f"{name} ({mechanism})", sum_.noise_multiplier)
     query = Query(event.mechanism, statistic, sum_)
-    if told(query) is not None:
+    if told(sum_) is not None:
         raise PrivacyError("A record's bound is too small or too large to compute with.")
     _total(query, np.zeros((rows.width, 2)))  # compile, and fail, before anything is charged
     secure = not noise.is_insecure()
