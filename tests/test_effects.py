@@ -269,7 +269,7 @@ def test_what_the_records_did_not_say_is_named() -> None:
     y = rng.normal(size=1000)
     with pm.Model(), insecure_noise(4):
         pm.Normal("y", pm.Normal("mean", 0.0, 1.0, shape=2)[group], 1.0, observed=y)
-        dp.PrivacyBudget(epsilon=8.0, delta=1e-5)
+        dp.PrivacyBudget(epsilon=2.0, delta=1e-5)
         step = dp.DPLangevin(draws=50, chains=1, form="quadratic", progressbar=False)
     plan = step.budget.ledger.plan(step.budget.account, step.plan.plan_id)
     assert plan["settings"]["about_prior"] == ["mean (1 of 2 entries)"]

@@ -541,10 +541,14 @@ class Receipt:
     def __reduce__(self) -> tuple[Any, ...]:
         return Receipt, ()  # a copy pays for nothing
 
-    def check(self, mechanism: str, noise_multiplier: float) -> None:
-        """Raise `PrivacyError` unless an answer with so much noise is paid for."""
+    def pays(self, mechanism: str, noise_multiplier: float) -> bool:
+        """Whether an answer with so much noise is paid for."""
         multiplier, count = self._left.get(mechanism, (math.inf, 0))
-        if count < 1 or not noise_multiplier >= multiplier or self._process != os.getpid():
+        return count > 0 and noise_multiplier >= multiplier and self._process == os.getpid()
+
+    def check(self, mechanism: str, noise_multiplier: float) -> None:
+        """Raise `PrivacyError` unless it pays."""
+        if not self.pays(mechanism, noise_multiplier):
             raise PrivacyError(
                 f"A {mechanism} answer was asked for that no charge pays for. This is a fault of "
                 "the kernel: its count of releases does not match its queries."

@@ -72,8 +72,11 @@ class _Pending:
 
     def pays_for(self, event: GaussianEvent, request: Mapping[str, Any]) -> bool:
         """Whether it was charged for this, and not made for something else."""
-        made = None if self.values is None else self.values["request"]
-        return self.event == event and made in (None, request)
+        if self.values is None:
+            paid = self.receipt.pays(event.mechanism, event.noise_multiplier)
+        else:
+            paid = self.values["request"] == request
+        return self.event == event and paid
 
 
 #: Of this process, by plan and number of the release: an error came between charging and keeping.
