@@ -179,9 +179,9 @@ def test_a_planted_backward_import_is_found(
 def test_the_house_does_not_grow() -> None:
     """What is to be read: these figures go down, never up."""
     found = sizes()
-    assert found["lines"] <= 39_900
+    assert found["lines"] <= 39_800
     assert found["lines without guests"] <= 29_100
-    assert found["files"] <= 209
+    assert found["files"] <= 200
     assert found["modules at the root"] <= 7
     assert found["files that decide epsilon"] <= 90
     assert found["their lines of code"] <= 12_050

@@ -57,12 +57,12 @@ def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:
 
     Threads are started for the pass alone: none is alive when a process is forked.
     """
-    parts = pieces(numbers, count())
+    parts = 1 if numbers < 2 * _WORTH else pieces(numbers, count())
+    if parts == 1:
+        yield part(slice(0, n))
+        return
     edges = [n * k // parts for k in range(parts + 1)]
     slices = [slice(a, b) for a, b in pairwise(edges)]
-    if parts == 1:
-        yield part(slices[0])
-        return
     with ThreadPoolExecutor(parts - 1) as pool:
         # in the context of the caller: which warnings of NumPy are silent belongs to it
         waiting = [pool.submit(copy_context().run, part, where) for where in slices[1:]]

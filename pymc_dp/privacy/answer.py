@@ -535,7 +535,7 @@ class Receipt:
     """
 
     def __init__(self, paid: Iterable[tuple[str, float, int]] = ()) -> None:
-        self._left = {name: (multiplier, count) for name, multiplier, count in paid}
+        self._left = {name: [multiplier, count] for name, multiplier, count in paid}
         self._process = os.getpid()  # a fork shares nothing that was paid for
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -557,8 +557,7 @@ class Receipt:
     def use(self, mechanism: str, noise_multiplier: float) -> None:
         """Take one answer off."""
         self.check(mechanism, noise_multiplier)
-        multiplier, count = self._left[mechanism]
-        self._left[mechanism] = multiplier, count - 1
+        self._left[mechanism][1] -= 1
 
 
 def told(sum_: Sum | LaplaceSum) -> float | None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -173,7 +172,7 @@ class PredictorEngine(RowEngine):
 
         A step of a path ends half-way between two midpoints, so that it needs no product.
         """
-        if not z.any():
+        if not np.logical_or.reduce(z):
             return np.zeros(self.n_units)
         found = self._moved_by.pop(z.tobytes(), None)
         if found is None:
@@ -192,18 +191,21 @@ class PredictorEngine(RowEngine):
 
     def _between(self, z: np.ndarray) -> np.ndarray | None:
         """(n_units,) u_i . z where z is half-way between two points that are kept."""
-        kept = [(np.frombuffer(key), moved) for key, moved in self._moved_by.items()]
-        size = np.abs(z).max()
-        for (p, from_p), (q, from_q) in combinations(kept, 2):
-            # far apart, their products would lose the digits of what is between
-            near = max(np.abs(p).max(), np.abs(q).max()) <= _APART * size
-            if near and np.abs(0.5 * (p + q) - z).max() <= _ROUNDING * size:
-                return 0.5 * (from_p + from_q)
-        return None
+        if not self._moved_by:
+            return None
+        points = np.frombuffer(b"".join(self._moved_by)).reshape(-1, len(z))
+        size, sizes = np.maximum.reduce(np.abs(z)), np.maximum.reduce(np.abs(points), axis=1)
+        # far apart, their products would lose the digits of what is between
+        near = sizes <= _APART * size
+        off = np.maximum.reduce(np.abs(0.5 * (points[:, None] + points) - z), axis=2)
+        pairs = (off <= _ROUNDING * size) & near[:, None] & near
+        p, q = divmod(int(pairs.argmax()), len(points))
+        moved = list(self._moved_by.values())
+        return 0.5 * (moved[p] + moved[q]) if pairs[p, q] else None
 
     def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
         """Keep (n_units,) u_i . z, and forget the oldest."""
-        if not np.isfinite(z).all():
+        if not np.logical_and.reduce(np.isfinite(z)):
             return
         self._moved_by[z.tobytes()] = moved  # the newest last
         while len(self._moved_by) > _KEPT:
