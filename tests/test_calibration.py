@@ -11,8 +11,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from pymc_dp.privacy.accounting.calibration import calibrate, smallest_noise_multiplier
-from pymc_dp.privacy.accounting.gdp import mu_from_budget, units_from_mu
+from pymc_dp.privacy.accounting import (
+    calibrate,
+    mu_from_budget,
+    smallest_noise_multiplier,
+    units_from_mu,
+)
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.plan import make_plan
 

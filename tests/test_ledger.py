@@ -26,11 +26,12 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.base.compat import group
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch, PrivacyError
+from pymc_dp.privacy import journal
 from pymc_dp.privacy import meter as metering
-from pymc_dp.privacy.accounting.gdp import mu_from_budget, units_from_mu
+from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.events import GaussianEvent
-from pymc_dp.privacy.ledger import Ledger, journal
-from pymc_dp.privacy.ledger.entry import encode
+from pymc_dp.privacy.journal import encode
+from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 
 FORK = multiprocessing.get_context("fork")
@@ -149,7 +150,7 @@ class TestFile:
                 os.unlink(ledger.path)
             return connect(*args, **options)
 
-        monkeypatch.setattr("pymc_dp.privacy.ledger.journal.sqlite3.connect", lost)
+        monkeypatch.setattr("pymc_dp.privacy.journal.sqlite3.connect", lost)
         with pytest.raises(LedgerError):
             ledger.lease(account, 1, 1, 1)
         assert not os.path.exists(ledger.path)

@@ -76,7 +76,7 @@ class SubsampledGaussianEvent:
     ---------
     The privacy loss is at most that of a pair of mixtures of normals: under ``add_or_remove_one``
     (1 - q) N(0, σ²) + q N(C, σ²) against N(0, σ²), in either order; under ``replace_one`` that with
-    means C and -C.  :mod:`pymc_dp.privacy.accounting.subsampled` composes them.
+    means C and -C.  `pymc_dp.privacy.subsampled` composes them.
 
     Assumptions
     -----------
@@ -133,7 +133,7 @@ class FixedBatchGaussianEvent:
     ---------
     Under ``replace_one``, sums of neighbours over the same batch are at most 2C apart, and the unit
     that was replaced is in a batch with probability B/n.  Rényi divergences are bounded by Wang,
-    Balle & Kasiviswanathan (2019, Theorem 27); `accounting.fixed_size` adds them up.
+    Balle & Kasiviswanathan (2019, Theorem 27); `pymc_dp.privacy.subsampled` adds them up.
 
     Assumptions
     -----------
@@ -141,8 +141,11 @@ class FixedBatchGaussianEvent:
 
     Weaknesses
     ----------
-    2 to 7 times the epsilon of Poisson batches of the same mean size: the bound is not tight, and
-    no tight one is known.  There is none for ``add_or_remove_one``.
+    2 to 7 times the epsilon of Poisson batches of the same mean size (more below 0.05): the bound
+    is not tight, and no tight one is known, as no pair of neighbouring data sets is known to be the
+    worst.  With 1000 releases, q = 0.01 and delta = 1e-6, epsilon is 23.29 against 3.21 (s = 1),
+    4.02 against 1.37 (s = 2) and 1.24 against 0.51 (s = 5).  There is none for
+    ``add_or_remove_one``.
     """
 
     mechanism: str

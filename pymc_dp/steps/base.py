@@ -22,7 +22,7 @@ from rich.table import Column
 from pymc_dp.base import compat as _compat
 from pymc_dp.base import threads
 from pymc_dp.base.checks import check_integer
-from pymc_dp.base.signature import full_signature
+from pymc_dp.base.compat import full_signature
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
@@ -30,7 +30,7 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.chains import BatchQueries, Queries
 from pymc_dp.privacy.events import BATCHES
-from pymc_dp.privacy.ledger import SPENDING
+from pymc_dp.privacy.journal import SPENDING
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
 from pymc_dp.steps.batches import batch_events, check_batch_size, check_kind, fixed_batches

@@ -17,7 +17,7 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_dp.base import threads
-from pymc_dp.base.progress import working
+from pymc_dp.base.compat import working
 from pymc_dp.bounds import known_limits
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded

@@ -23,7 +23,8 @@ from pymc_dp.privacy import holder
 from pymc_dp.privacy import preparation as preparations
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
-from pymc_dp.privacy.ledger import Ledger, releases
+from pymc_dp.privacy.journal import Transaction
+from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records import extract
@@ -536,7 +537,7 @@ def test_a_kill_between_charge_and_keep(ledger, moment, charges, kept):
 
     def child():
         preparation = begin(ledger, account)
-        append = releases.keep
+        append = Transaction.append
         if moment == "touch":
             holder.blocks = lambda engine, spec: (
                 die() if engine is preparation.engine else vector_blocks(engine, spec)
@@ -544,7 +545,10 @@ def test_a_kill_between_charge_and_keep(ledger, moment, charges, kept):
         elif moment == "before keep":
             Ledger.keep = die
         elif moment == "in keep":
-            releases.keep = lambda *args: (append(*args), die())  # not committed
+            Transaction.append = lambda self, kind, *args: (  # not committed
+                append(self, kind, *args),
+                kind == "release" and die(),
+            )
         ask(preparation, 0)
         die()
 

@@ -26,7 +26,7 @@ from pymc_dp.privacy import answer as answers
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import delta_from_mu, mu_from_pure, smallest_noise_multiplier
 from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, Receipt, VectorSum, clip_l1
-from pymc_dp.privacy.exact_laplace import discrete_laplace
+from pymc_dp.privacy.noise import discrete_laplace
 from pymc_dp.published import making
 from pymc_dp.published.reading import read
 from pymc_dp.rows.functions import INTERPRETED

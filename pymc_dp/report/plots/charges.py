@@ -11,7 +11,6 @@ import xarray as xr
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.privacy.accounting import epsilon_of
 from pymc_dp.privacy.events import (
     MU2_UNIT,
     BatchEvent,
@@ -20,6 +19,7 @@ from pymc_dp.privacy.events import (
     SubsampledGaussianEvent,
     batch_event,
 )
+from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import facts_of
 
 #: A mechanism of the search for the posterior, in the tables of budgets.
