@@ -126,6 +126,10 @@ def test_one_page_adds_noise_to_records() -> None:
             assert "Receipt(" not in text.replace("Receipt()", ""), module
         if module not in ("privacy.chains", "privacy.preparation"):
             assert "pymc_dp.privacy.holder.Holder" not in names, module
+        if module != "published.making":
+            assert "pymc_dp.privacy.holder.Table" not in names, module
+        if module != "privacy.holder":
+            assert "sum.add(" not in MODULES[module].read_text(encoding="utf-8"), module
         if module != "privacy.holder":
             assert "pymc_dp.rows.contributions.blocks" not in names, module
         if room_of(module) not in ("privacy", "rows"):

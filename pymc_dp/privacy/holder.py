@@ -172,6 +172,22 @@ class Holder:
         return scores, scale
 
 
+class Table:
+    """Records of which a function makes the contributions, (size, n_units), of one query."""
+
+    def __init__(self, n_units: int, contributions: Callable[[], np.ndarray]) -> None:
+        self.n_units, self.contributions = n_units, contributions
+
+    def total(self, query: Query) -> np.ndarray:
+        """(size,) int64, the exact sum over all units."""
+        vectors = self.contributions()
+        if vectors.shape != (query.sum.size, self.n_units):
+            raise PrivacyError("Not every unit was about to contribute once.")
+        total = np.zeros(query.sum.size, dtype=np.int64)
+        query.sum.add(SparseBlock.full(vectors), total)
+        return total
+
+
 def at_last_two(
     memory: dict[bytes, np.ndarray], z: np.ndarray, compute: Callable[[], np.ndarray]
 ) -> np.ndarray:

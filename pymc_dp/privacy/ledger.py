@@ -118,6 +118,11 @@ class Ledger:
         self.path = str(_file(path).resolve())
         self.is_temporary = temporary
         self._journal = Journal(self.path, durable=not temporary)
+        # What this process alone knows: no pickle has it, nor another `Ledger` of the same file.
+        #: Releases that were charged and not kept, by plan and number: an error came in between.
+        self.pending: dict[tuple[int, int], Any] = {}
+        #: Versions of the data that plans are about, by plan.
+        self.versions: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[str, bool]]:
         return type(self), (self.path, self.is_temporary)

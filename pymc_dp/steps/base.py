@@ -31,7 +31,7 @@ from pymc_dp.privacy import noise
 from pymc_dp.privacy.chains import BatchQueries, Queries
 from pymc_dp.privacy.events import BATCHES
 from pymc_dp.privacy.journal import SPENDING
-from pymc_dp.privacy.meter import Meter
+from pymc_dp.privacy.meter import Meter, noise_is_secure
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
 from pymc_dp.steps.batches import batch_events, check_batch_size, check_kind, fixed_batches
 from pymc_dp.steps.resuming import Version, private_arrays
@@ -148,9 +148,7 @@ class PrivateStep(BlockedStep):
         self.rng = get_random_generator(rng)
         self.tune = bool(tune)
         self._model = model
-        self._secure = not noise.is_insecure()
-        if not self._secure and not self.budget.ledger.is_temporary:
-            raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+        self._secure = noise_is_secure(self.budget.ledger)
 
         self.batch_size, self.batches = batch_size, batches
         if not self._takes_batches and (batch_size is not None or batches != "poisson"):

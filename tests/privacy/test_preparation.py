@@ -20,7 +20,6 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, LedgerError, PrivacyError
 from pymc_dp.privacy import holder
-from pymc_dp.privacy import preparation as preparations
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.journal import Transaction
@@ -266,9 +265,9 @@ def test_another_sequence_of_requests_is_refused(other):
     assert (engine.reads, ledger.verify()) == (0, rows)
 
 
-def broken_process():
+def broken_process(ledger):
     """What another process knows of releases that were charged here and not kept: nothing."""
-    preparations._PENDING.clear()
+    ledger.pending.clear()
 
 
 @pytest.mark.parametrize("same_process", [True, False])
@@ -294,7 +293,7 @@ def test_an_interrupted_request_is_charged_again_in_another_process(
     assert len(ledger.kept(account, preparation.plan_id)) == 1
     assert preparation.lost == 0
     if not same_process:
-        broken_process()
+        broken_process(ledger)
         assert preparation.lost == interrupted
     answer = ask(preparation, 1)
     assert preparation.spent == cost + (1 if same_process else 2) * interrupted
@@ -320,7 +319,7 @@ def test_a_value_that_could_not_be_kept_is_kept_later_or_never(ledger, same_proc
         ask(preparation, 1)
     spent, reads = preparation.spent, preparation.engine.reads
     if not same_process:
-        broken_process()
+        broken_process(ledger)
     again = begin(ledger, account)
     answer = ask(again, 1)[:-1].tolist()
     if same_process:
@@ -330,7 +329,7 @@ def test_a_value_that_could_not_be_kept_is_kept_later_or_never(ledger, same_proc
         assert (preparation.spent, again.engine.reads) == (2 * spent, reads)
         assert answer != tried[0]
     assert len(ledger.kept(account, preparation.plan_id)) == 1
-    assert not preparations._PENDING
+    assert not ledger.pending
 
 
 def test_another_request_is_not_paid_by_what_was_charged(ledger, monkeypatch):
