@@ -90,9 +90,9 @@ def test_event_refuses_bad_noise_and_names():
 
 
 def test_events_do_not_take_each_other_for_themselves():
-    with pytest.raises(ValueError, match="not a subsampled Gaussian event"):
+    with pytest.raises(ValueError, match="not a subsampled_gaussian event"):
         SubsampledGaussianEvent.from_dict(GaussianEvent("gradient", 1.0).to_dict())
-    with pytest.raises(ValueError, match="not a Gaussian event"):
+    with pytest.raises(ValueError, match="not a gaussian event"):
         GaussianEvent.from_dict(event(1.0).to_dict())
     with pytest.raises(ValueError, match="sampling_probability"):
         values = event(1.0).to_dict()
@@ -149,7 +149,7 @@ def test_a_fixed_event_survives_the_ledger():
     assert pickle.loads(pickle.dumps(found)) == found and found.sampling_probability == 0.01
     with pytest.raises(ValueError, match="not a subsampled"):
         batch_event(GaussianEvent("gradient", 1.0).to_dict())
-    with pytest.raises(ValueError, match="not a Gaussian event on fixed"):
+    with pytest.raises(ValueError, match="not a fixed_batch_gaussian event"):
         FixedBatchGaussianEvent.from_dict(event(1.0).to_dict())
 
 

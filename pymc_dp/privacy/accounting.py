@@ -158,13 +158,17 @@ def mu_from_units(units: int) -> float:
 
     It undoes `units_from_mu` without ever passing it: mu_from_units(units_from_mu(mu)) <= mu.
     """
-    square = Fraction(check_integer("units", units, minimum=0), MU2_UNIT)
-    mu = math.sqrt(square)
-    while Fraction(mu) ** 2 < square:
-        mu = math.nextafter(mu, math.inf)
-    while mu > 0 and Fraction(below := math.nextafter(mu, 0.0)) ** 2 >= square:
-        mu = below
-    return mu
+    return _root_above(Fraction(check_integer("units", units, minimum=0), MU2_UNIT))
+
+
+def _root_above(square: Fraction) -> float:
+    """Smallest float that is at least the square root, compared exactly."""
+    root = math.sqrt(square)
+    while Fraction(root) ** 2 < square:
+        root = math.nextafter(root, math.inf)
+    while root > 0 and Fraction(below := math.nextafter(root, 0.0)) ** 2 >= square:
+        root = below
+    return root
 
 
 # From a budget and a plan to noise multipliers.
@@ -176,14 +180,7 @@ def smallest_noise_multiplier(cost: int) -> float:
     It is the least τ with 2^40/τ² <= cost, compared exactly: the float below it would cost more.
     Rounding τ up rounds the privacy loss down. ValueError if `cost` is not a positive integer.
     """
-    cost = check_integer("cost", cost, minimum=1)
-    square = Fraction(MU2_UNIT, cost)
-    tau = math.sqrt(square)
-    while Fraction(tau) ** 2 < square:
-        tau = math.nextafter(tau, math.inf)
-    while Fraction(below := math.nextafter(tau, 0.0)) ** 2 >= square:
-        tau = below
-    return tau
+    return _root_above(Fraction(MU2_UNIT, check_integer("cost", cost, minimum=1)))
 
 
 def calibrate(

@@ -42,7 +42,8 @@ from pymc_dp.privacy.events import BATCHES
 SPENDING = ("lease", "return", "charge", BATCHES)
 """Kinds whose amounts make up what an account has spent."""
 _COLUMNS = "seq, account, plan, kind, amount, balance, payload, previous, hash"
-_GENESIS = "0" * 64  # what the first row names as the hash before it
+GENESIS = "0" * 64
+"""What the first row names as the hash before it."""
 _LOCK_TIMEOUT = 60.0  # seconds; a commit takes well under one, even on a slow disk
 _POLL = 0.001  # seconds between two looks at a lock that is taken
 _LONGEST_PAUSE = 0.1  # seconds
@@ -189,7 +190,7 @@ class Transaction:
         """Append a row; it is part of the file once the transaction has ended without an error."""
         head = self.newest()
         balance = self.balance(account) + (amount if kind in SPENDING else 0)
-        seq, previous = (head.seq + 1, head.hash) if head else (1, _GENESIS)
+        seq, previous = (head.seq + 1, head.hash) if head else (1, GENESIS)
         entry = Entry(seq, account, plan, kind, amount, balance, as_stored(payload), previous, "")
         entry = replace(entry, hash=entry.expected_hash())
         marks = ", ".join("?" * 9)
@@ -262,29 +263,6 @@ class Journal:
                 return
             yield from page
             after = page[-1].seq
-
-    def verify(self) -> Iterator[Entry]:
-        """Iterate over the rows and check the hash chain.
-
-        LedgerError at the first row that was changed, inserted, removed or reordered.
-        """
-        previous, balances = _GENESIS, dict[int, int]()
-        for expected, entry in enumerate(self.entries(), start=1):
-            balance = balances.get(entry.account, 0)
-            balance += entry.amount if entry.kind in SPENDING else 0
-            balances[entry.account] = balance
-            if (
-                entry.seq != expected
-                or entry.previous != previous
-                or entry.hash != entry.expected_hash()
-                or entry.balance != balance
-                or (entry.kind == "ledger") != (expected == 1)
-            ):
-                raise LedgerError(
-                    f"the ledger {self.path} was altered: the hash chain breaks at row {expected}"
-                )
-            previous = entry.hash
-            yield entry
 
     def _connect(self) -> sqlite3.Connection:
         # mode=rw: a missing file is an error, not a fresh and empty ledger.

@@ -7,7 +7,7 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,7 @@ from pymc_dp.privacy.accounting import (
     units_from_mu,
 )
 from pymc_dp.privacy.events import BATCHES, GaussianEvent
-from pymc_dp.privacy.journal import SPENDING, Entry, Journal, Transaction, as_stored
+from pymc_dp.privacy.journal import GENESIS, SPENDING, Entry, Journal, Transaction, as_stored
 
 Neighboring = Literal["replace_one", "add_or_remove_one"]
 
@@ -363,7 +363,16 @@ class Ledger:
                 raise LedgerError(_ALONE)
             taken = _reserved(transaction)
             if limit is not None and taken + cap > limit:
-                raise BudgetExceeded(self._over_reserved(cap, limit - taken, limit))
+                wanted, rest, whole = (
+                    _epsilon(units, cast("float", self.delta))
+                    for units in (cap, limit - taken, limit)
+                )
+                raise BudgetExceeded(
+                    f"the ledger {self.path} has an overall cap of {whole} at delta "
+                    f"{self.delta:g}, of which {rest} is not reserved; the budget asks for "
+                    f"{wanted}. Use a smaller epsilon, or close a budget that has not spent its "
+                    "share (its unspent part is released)"
+                )
             number = transaction.count("account") + 1
             payload = {
                 "epsilon": epsilon,
@@ -562,7 +571,6 @@ class Ledger:
         max_runs: int,
         run_cost: int,
         batches: Mapping[str, Any] | None = None,
-        describe: Callable[[int], str] | None = None,
     ) -> int:
         """Authorise one run (one call of ``pm.sample``) of a plan and return its number, from 0.
 
@@ -580,8 +588,6 @@ class Ledger:
             Ledger units that the run may charge at most.
         batches : mapping, optional
             The releases on batches that the run will make, as they were fixed and charged.
-        describe : callable, optional
-            Turns ledger units into words for the error message, such as an epsilon.
 
         Returns
         -------
@@ -600,7 +606,7 @@ class Ledger:
         max_runs = check_integer("max_runs", max_runs, minimum=1)
         run_cost = check_integer("run_cost", run_cost, minimum=0)
         with self._journal.transaction() as transaction:
-            remaining = _open_account(transaction, account).remaining
+            info = _open_account(transaction, account)
             plan = _plan(transaction, account, plan_id)
             if plan.get("kind") == PREPARATION:
                 raise PlanMismatch(f"plan {plan_id} is a preparation, which no chain can run")
@@ -617,23 +623,23 @@ class Ledger:
                     )
             runs = transaction.count("run", account=account, plan=plan_id)
             newest = transaction.newest("run", account=account, plan=plan_id)
-            if newest and run_cost <= remaining and not _chains_of(transaction, newest):
+            again = newest is not None and not _chains_of(transaction, newest)
+            if runs >= max_runs and not again:
+                raise BudgetExceeded(
+                    f"all planned runs of this step ({max_runs}) have been used; build a new step, "
+                    "which plans and pays for a new run"
+                )
+            if run_cost > info.remaining:
+                raise BudgetExceeded(
+                    f"this run needs {_epsilon(run_cost, info.delta)}, but only "
+                    f"{_epsilon(info.remaining, info.delta)} of the budget remains; plan fewer "
+                    "draws or chains, or use a larger budget"
+                )
+            if newest is not None and again:
                 return int(newest.payload["run"])
-            if runs < max_runs and run_cost <= remaining:
-                facts = {"run": runs} if batches is None else {"run": runs, "batches": True}
-                transaction.append("run", account, 0, facts, plan_id)
-                return runs
-        # Outside the transaction, because `describe` may want to read the ledger.
-        if runs >= max_runs:
-            raise BudgetExceeded(
-                f"all planned runs of this step ({max_runs}) have been used; build a new step, "
-                "which plans and pays for a new run"
-            )
-        describe = describe or _in_units
-        raise BudgetExceeded(
-            f"this run needs {describe(run_cost)}, but only {describe(remaining)} of the budget "
-            "remains; plan fewer draws or chains, or use a larger budget"
-        )
+            facts = {"run": runs} if batches is None else {"run": runs, "batches": True}
+            transaction.append("run", account, 0, facts, plan_id)
+            return runs
 
     def begin_chain(self, account: int, plan_id: int) -> int:
         """Register a chain of the newest run and return its number within the run, from 0.
@@ -795,13 +801,10 @@ class Ledger:
                     "releases"
                 )
             if event.cost > info.remaining:
-                wanted, left = (
-                    f"epsilon = {epsilon_from_mu(mu_from_units(units), info.delta):.4g}"
-                    for units in (event.cost, info.remaining)
-                )
                 raise BudgetExceeded(
-                    f"the release {event.mechanism!r} needs {wanted}, but only {left} of the "
-                    "budget remains; no record was read for it"
+                    f"the release {event.mechanism!r} needs {_epsilon(event.cost, info.delta)}, "
+                    f"but only {_epsilon(info.remaining, info.delta)} of the budget remains; no "
+                    "record was read for it"
                 )
             transaction.append("charge", account, event.cost, event.to_dict(), plan_id)
         return event.cost
@@ -934,6 +937,8 @@ class Ledger:
     def verify(self, head: str | None = None) -> int:
         """Walk the whole hash chain and return the number of rows.
 
+        A row that was changed, inserted, removed or put elsewhere is found.
+
         Parameters
         ----------
         head : str, optional
@@ -949,9 +954,22 @@ class Ledger:
         LedgerError
             If a row was altered, or `head` is not in the chain.
         """
-        rows, found = 0, head is None
-        for entry in self._journal.verify():
-            rows, found = entry.seq, found or entry.hash == head
+        previous, balances, found, rows = GENESIS, dict[int, int](), head is None, 0
+        for rows, entry in enumerate(self.entries(), start=1):
+            balance = balances.get(entry.account, 0)
+            balance += entry.amount if entry.kind in SPENDING else 0
+            balances[entry.account] = balance
+            if (
+                entry.seq != rows
+                or entry.previous != previous
+                or entry.hash != entry.expected_hash()
+                or entry.balance != balance
+                or (entry.kind == "ledger") != (rows == 1)
+            ):
+                raise LedgerError(
+                    f"the ledger {self.path} was altered: the hash chain breaks at row {rows}"
+                )
+            previous, found = entry.hash, found or entry.hash == head
         if rows == 0:
             raise LedgerError(f"{self.path} is damaged or not a ledger: it has no rows")
         if not found:
@@ -960,18 +978,6 @@ class Ledger:
                 "was rewritten, or belongs to another statement"
             )
         return rows
-
-    def _over_reserved(self, cap: int, left: int, limit: int) -> str:
-        delta = cast("float", self.delta)
-        wanted, rest, whole = (
-            f"epsilon {epsilon_from_mu(mu_from_units(units), delta):.4g}"
-            for units in (cap, left, limit)
-        )
-        return (
-            f"the ledger {self.path} has an overall cap of {whole} at delta {delta:g}, of which "
-            f"{rest} is not reserved; the budget asks for {wanted}. Use a smaller epsilon, or "
-            "close a budget that has not spent its share (its unspent part is released)"
-        )
 
 
 def _file(path: object) -> Path:
@@ -991,8 +997,9 @@ def _file(path: object) -> Path:
         raise ValueError(f"the path {name!r} of a ledger names no user's home directory") from None
 
 
-def _in_units(units: int) -> str:
-    return f"{units} units (2^-40 of squared mu)"
+def _epsilon(units: int, delta: float) -> str:
+    """Ledger units in words."""
+    return f"epsilon = {epsilon_from_mu(mu_from_units(units), delta):.4g}"
 
 
 def _remove(directory: str, owner: int) -> None:

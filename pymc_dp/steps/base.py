@@ -556,7 +556,6 @@ class PrivateStep(BlockedStep):
             max_runs=plan.runs,
             run_cost=plan.run_cost,
             batches=None if plan.batches is None else plan.batches.to_dict(),
-            describe=self.budget.describe,
         )
 
     def _progressbar_config(
