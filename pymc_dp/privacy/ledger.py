@@ -289,9 +289,9 @@ class Ledger:
         return cast("float | None", self._header["delta"])
 
     @property
-    def neighboring(self) -> str:
+    def neighboring(self) -> Neighboring:
         """Neighbouring relation of all accounts."""
-        return str(self._header["neighboring"])
+        return cast("Neighboring", self._header["neighboring"])
 
     @property
     def dataset(self) -> str | None:

@@ -19,7 +19,6 @@ from pymc_dp.privacy.accounting import smallest_noise_multiplier
 from pymc_dp.privacy.answer import (
     EDGES,
     Grid,
-    Neighboring,
     NormCounts,
     Query,
     Receipt,
@@ -82,8 +81,7 @@ class Preparation:
     Built again for the same plan, a preparation answers the same sequence of requests with the kept
     values, without a charge and without touching a record, and goes on where it was interrupted. It
     plans with `units` ledger units; a request says which share of them it costs. `n_public`, the
-    public number of units, sets the resolution of the grid. PrivacyError if the ledger counts
-    losses under another relation.
+    public number of units, sets the resolution of the grid.
 
     *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, or 1,
     given everything released before, and its charge is committed before a record is touched.  All
@@ -105,20 +103,14 @@ class Preparation:
         account: int,
         plan_id: int,
         units: int,
-        neighboring: Neighboring,
         n_public: int,
     ) -> None:
-        if neighboring != ledger.neighboring:
-            raise PrivacyError(
-                f"A preparation with neighboring={neighboring!r} cannot be charged to a ledger "
-                f"that counts {ledger.neighboring!r}."
-            )
         self.engine = engine
         self.ledger = ledger
         self.account = account
         self.plan_id = plan_id
         self.units = check_integer("units", units, minimum=1)
-        self.neighboring: Neighboring = neighboring
+        self.neighboring = ledger.neighboring
         self.n_public = n_public
         self.resumed = 0  # requests answered from the ledger
         #: Of one that is resumed: what all of its requests may cost, in ledger units.
@@ -142,7 +134,6 @@ class Preparation:
         *,
         sampler: str,
         settings: Mapping[str, Any],
-        neighboring: Neighboring,
         n_public: int,
     ) -> Preparation | None:
         """The unfinished preparation of the same settings, with its own units, or None.
@@ -154,7 +145,7 @@ class Preparation:
         if plan_id is None:
             return None
         units = ledger.plan(account, plan_id)["units"]
-        return cls(engine, ledger, account, plan_id, units, neighboring, n_public)
+        return cls(engine, ledger, account, plan_id, units, n_public)
 
     @classmethod
     def begin(
@@ -166,7 +157,6 @@ class Preparation:
         sampler: str,
         settings: Mapping[str, Any],
         units: int,
-        neighboring: Neighboring,
         n_public: int,
         needed: int | None = None,
     ) -> Preparation:
@@ -182,7 +172,7 @@ class Preparation:
             )
         plan_id = secrets.randbits(53)
         ledger.record_plan(account, plan_id, {**_facts(sampler, settings), "units": units})
-        return cls(engine, ledger, account, plan_id, units, neighboring, n_public)
+        return cls(engine, ledger, account, plan_id, units, n_public)
 
     def finish(self) -> None:
         """Record that no release follows: :meth:`resume` does not find it again."""

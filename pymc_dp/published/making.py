@@ -368,7 +368,7 @@ def _payer(budget: Any, n: int) -> tuple[Ledger, int | None, Neighboring, int]:
     if not isinstance(budget, Ledger):
         raise ValueError("budget must be a PrivacyBudget, a Ledger, or the path of a ledger.")
     # under add_or_remove_one the number is private; the grid must not depend on it
-    relation: Neighboring = budget.neighboring  # type: ignore[assignment]
+    relation = budget.neighboring
     if relation == "replace_one" and n == 0:
         raise ValueError("data have no rows.")
     return budget, None, relation, n if relation == "replace_one" else 2**24

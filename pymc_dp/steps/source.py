@@ -407,7 +407,6 @@ class Source:
         asked: dict[str, Any] = {
             "sampler": sampler + PREPARES,
             "settings": {**self.counts, "set_aside": self.set_aside, **settings},
-            "neighboring": self.budget.neighboring,
             "n_public": self.budget.n_public,
         }
         before = Preparation.resume(*given, **asked)

@@ -56,7 +56,6 @@ def begin(ledger, account, engine=None, cls=Preparation, units=UNITS, n_public=N
     asked = {
         "sampler": "DPLangevin",
         "settings": settings,
-        "neighboring": "replace_one",
         "n_public": n_public,
     }
     return cls.resume(*given, **asked) or cls.begin(*given, **asked, units=units)
@@ -204,9 +203,15 @@ def test_requests_that_can_not_be_answered_are_not_charged(ledger):
     assert preparation.spent <= UNITS
 
 
-def test_another_relation_than_the_ledgers_is_refused(ledger):
-    with pytest.raises(PrivacyError, match="cannot be charged"):
-        Preparation(VectorRecords(ROWS), ledger, 1, 1, UNITS, "add_or_remove_one", 9)
+def test_noise_follows_from_the_relation_of_the_ledger():
+    found = []
+    for relation in ("replace_one", "add_or_remove_one"):
+        ledger = Ledger.temporary(relation)
+        account = ledger.open_account(
+            UNITS, epsilon=1.0, delta=1e-6, neighboring=relation, unit=None, public_payload={}
+        )
+        found.append(begin(ledger, account).vector_sum("sum", Rows(3), 0.3, 0.1)[1])
+    assert found[0] == pytest.approx(2.0 * found[1])
 
 
 # -- replay ---------------------------------------------------------------------------------------
