@@ -153,7 +153,9 @@ class Transaction:
         `of` may name an ``account``, a ``plan``, and the row ``after`` which they stand.
         """
         condition, values = _condition(kinds, of)
-        query = f"SELECT {_COLUMNS} FROM entries WHERE {condition} ORDER BY {order}"
+        # With "+", SQLite looks up the kind and then sorts, rather than reading all of an account.
+        sign = "+" if kinds else ""
+        query = f"SELECT {_COLUMNS} FROM entries WHERE {condition} ORDER BY {sign}{order}"
         return [decode(row) for row in self._connection.execute(query, values)]
 
     def newest(self, *kinds: str, **of: int) -> Entry | None:
