@@ -14,7 +14,6 @@ from pymc_dp.errors import (
     UnsafeModel,
     UnsafeRelease,
 )
-from pymc_dp.privacy.accounting import compare_accountants
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.publication.laplace import find_MAP, laplace
 from pymc_dp.publication.midpoints import posterior_mean
@@ -38,6 +37,7 @@ from pymc_dp.published import (
     release_statistic,
 )
 from pymc_dp.report.advice import clip_advice
+from pymc_dp.report.comparison import compare_accountants
 from pymc_dp.report.diagnostics import clipping_report, inefficiency, mmd
 from pymc_dp.report.plots import (
     plot_acceptance,

@@ -21,11 +21,11 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp.base.checks import check_budget, check_integer
 from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.errors import UnsafeModel
+from pymc_dp.privacy import subsampled
 from pymc_dp.privacy.accounting import (
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
-    subsampled,
     units_from_mu,
 )
 from pymc_dp.privacy.answer import Neighboring

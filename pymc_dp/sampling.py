@@ -22,7 +22,7 @@ from pymc_dp.budget import (
     require_budget,
 )
 from pymc_dp.errors import PlanMismatch, UnsafeRelease
-from pymc_dp.privacy.preparation import interrupts_wait
+from pymc_dp.privacy.meter import interrupts_wait
 from pymc_dp.publication.publish import (
     Provenance,
     forget_unreleased,

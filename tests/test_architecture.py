@@ -13,9 +13,10 @@ from benchmarks.size import MODULES, behind, imports_of, lines_of_code, sizes
 LAYERS = (
     {"errors"},
     {"base"},
-    {"privacy.events", "privacy.exact_laplace", "privacy.exact_normal"},
-    {"privacy.accounting", "privacy.noise", "publication.noise_laws"},
-    {"privacy.forecast", "privacy.ledger", "privacy.plan"},
+    {"privacy.events", "privacy.noise", "publication.noise_laws"},
+    {"privacy.accounting"},
+    {"privacy.forecast", "privacy.journal", "privacy.subsampled"},
+    {"privacy.ledger", "privacy.plan"},
     {"rows"},
     {"bounds", "privacy", "tuning.explore"},
     {"records"},
@@ -32,17 +33,16 @@ PURE = {
     "base.checks",
     "base.jit",
     "base.matrices",
-    "base.signature",
     "errors",
     "kernels",
     "privacy.accounting",
     "privacy.events",
-    "privacy.exact_laplace",
-    "privacy.exact_normal",
     "privacy.forecast",
+    "privacy.journal",
     "privacy.ledger",
     "privacy.noise",
     "privacy.plan",
+    "privacy.subsampled",
     "publication.noise_aware",
     "publication.noise_laws",
     "report.audit_bounds",
@@ -115,9 +115,8 @@ def test_one_page_adds_noise_to_records() -> None:
         names = names_imported(module)
         if module != "privacy.answer":
             assert "pymc_dp.privacy.noise.rounded_normal" not in names, module
-            assert "privacy.exact_laplace" not in imports_of(module)[0], module
-        if module not in ("privacy.answer", "privacy.noise"):
-            assert "privacy.exact_normal" not in imports_of(module)[0], module
+            assert "pymc_dp.privacy.noise.discrete_laplace" not in names, module
+        assert "pymc_dp.privacy.noise.fill" not in names, module
         if module not in ("privacy.answer", "privacy.holder"):
             assert not [name for name in names if ".answer.clip_" in name], module
         if module not in ("privacy.chains", "privacy.preparation", "published.making"):
@@ -127,6 +126,10 @@ def test_one_page_adds_noise_to_records() -> None:
             assert "Receipt(" not in text.replace("Receipt()", ""), module
         if module not in ("privacy.chains", "privacy.preparation"):
             assert "pymc_dp.privacy.holder.Holder" not in names, module
+        if module != "published.making":
+            assert "pymc_dp.privacy.holder.Table" not in names, module
+        if module != "privacy.holder":
+            assert "sum.add(" not in MODULES[module].read_text(encoding="utf-8"), module
         if module != "privacy.holder":
             assert "pymc_dp.rows.contributions.blocks" not in names, module
         if room_of(module) not in ("privacy", "rows"):

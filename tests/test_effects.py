@@ -12,7 +12,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.privacy.ledger import SPENDING
+from pymc_dp.privacy.journal import SPENDING
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records import extract
 from pymc_dp.rows.engine import RowEngine

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.linker import code_of
+from pymc_dp.base.threads import code_of
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records import extract
 from pymc_dp.rows.contributions import Curvature, OuterProduct, Score, blocks

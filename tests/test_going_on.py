@@ -18,7 +18,7 @@ from pytensor.raise_op import Assert
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.errors import LedgerError
-from pymc_dp.privacy import preparation
+from pymc_dp.privacy import meter
 from pymc_dp.privacy.accounting import epsilon_from_mu
 from pymc_dp.privacy.events import MU2_UNIT
 from pymc_dp.privacy.meter import Meter
@@ -507,9 +507,9 @@ def test_which_priors_are_improper(name):
 def test_releases_where_python_does_not_own_the_signal(monkeypatch):
     """As in a program that embeds Python: there is no handler to put back."""
     with monkeypatch.context() as patch:
-        patch.setattr(preparation.signal, "getsignal", lambda number: None)
-        patch.setattr(preparation.signal, "signal", lambda *args: pytest.fail("not ours"))
-        with preparation.interrupts_wait():
+        patch.setattr(meter.signal, "getsignal", lambda number: None)
+        patch.setattr(meter.signal, "signal", lambda *args: pytest.fail("not ours"))
+        with meter.interrupts_wait():
             pass
 
 
@@ -517,7 +517,7 @@ def test_an_interrupt_waits_for_the_release():
     seen = []
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     try:
-        with pytest.raises(KeyboardInterrupt), preparation.interrupts_wait():
+        with pytest.raises(KeyboardInterrupt), meter.interrupts_wait():
             signal.raise_signal(signal.SIGINT)
             seen.append("released")
     finally:

@@ -20,10 +20,11 @@ from matplotlib.text import Text
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.privacy.accounting import epsilon_from_mu, epsilon_of
+from pymc_dp.privacy.accounting import epsilon_from_mu
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
 from pymc_dp.privacy.ledger import STATISTIC
 from pymc_dp.privacy.plan import make_plan
+from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import STATEMENT, make_statement
 from pymc_dp.report.plots.results import longest_stay
 

@@ -26,7 +26,7 @@ from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.base import threads
-from pymc_dp.base.linker import ExactLinker
+from pymc_dp.base.threads import ExactLinker
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records import (
     PublicTerms,

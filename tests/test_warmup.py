@@ -562,7 +562,6 @@ def paid_from_a_ledger(
             sampler="DPLangevin",
             settings={},
             units=ledger.remaining(account),
-            neighboring="replace_one",
             n_public=N,
         )
         found = prepare(preparation, name, **options)

@@ -12,7 +12,7 @@ import xarray as xr
 from pymc.model import Model
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.progress import working
+from pymc_dp.base.compat import working
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.publication.noise_aware import BENT, MUCH, PLACES, directions, noise_aware, spread_out
 from pymc_dp.publication.noise_laws import Likelihood, linear_prior

@@ -16,8 +16,8 @@ from scipy.stats import norm
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
-from pymc_dp.base.progress import working
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.tilts import Quadratic

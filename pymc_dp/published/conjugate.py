@@ -13,7 +13,7 @@ from pymc.util import get_random_generator, get_value_vars_from_user_vars
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp.base.compiled_step import CompiledStep
+from pymc_dp.base.compat import CompiledStep
 from pymc_dp.published.graphs import Function
 from pymc_dp.rows.functions import ParameterVector
 

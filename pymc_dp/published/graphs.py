@@ -20,7 +20,7 @@ from pytensor.tensor.basic import Join, MakeVector, ScalarFromTensor, TensorFrom
 from pytensor.tensor.elemwise import CAReduce, DimShuffle
 from pytensor.tensor.random.type import RandomType
 
-from pymc_dp.base.linker import exact
+from pymc_dp.base.threads import exact
 from pymc_dp.rows.functions import INTERPRETED
 
 

@@ -18,7 +18,6 @@ from pytensor.graph.basic import Variable
 from pymc_dp.base.checks import check_delta, check_epsilon, check_number
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
-from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import mu_from_budget, smallest_noise_multiplier, units_from_mu
 from pymc_dp.privacy.answer import (
     Grid,
@@ -30,12 +29,11 @@ from pymc_dp.privacy.answer import (
     told,
 )
 from pymc_dp.privacy.events import GaussianEvent
+from pymc_dp.privacy.holder import Table
 from pymc_dp.privacy.ledger import PREPARATION, STATISTIC, Ledger
-from pymc_dp.privacy.meter import pay
-from pymc_dp.privacy.preparation import interrupts_wait
+from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.published.releases import GaussianRelease, GeometricRelease, LaplaceRelease
 from pymc_dp.rows.alone import RowByRow, widened
-from pymc_dp.rows.sparse import SparseBlock
 
 Mechanism = Literal["gaussian", "laplace", "geometric"]
 #: Units of a record's bound on the grid of Laplace noise, at most: 2^30.
@@ -275,10 +273,9 @@ def release_statistic(
     query = Query(event.mechanism, statistic, sum_)
     if told(sum_) is not None:
         raise PrivacyError("A record's bound is too small or too large to compute with.")
-    _total(query, np.zeros((rows.width, 2)))  # compile, and fail, before anything is charged
-    secure = not noise.is_insecure()
-    if not secure and not ledger.is_temporary:
-        raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+    made_up = Table(2, lambda: np.zeros((rows.width, 2)))
+    made_up.total(query)  # to compile, and to fail, before anything is charged
+    secure = noise_is_secure(ledger)
     if account is None:
         account = ledger.open_account(
             event.cost,
@@ -300,14 +297,12 @@ def release_statistic(
     # a bar that comes with many records would tell their number
     shown = progressbar and neighboring == "replace_one"
 
-    def total(query: Query) -> np.ndarray:
-        return _total(query, scaling.scaled(rows.compute(list(arrays.values()), shown)))
+    def contributions() -> np.ndarray:
+        return scaling.scaled(rows.compute(list(arrays.values()), shown))
 
-    with interrupts_wait():  # what was charged is also released
-        noisy = answer(query, total, pay(ledger, account, plan_id, event))
-        secure = secure and not noise.is_insecure()
-        if not secure and not ledger.is_temporary:
-            raise PrivacyError("Insecure test noise was switched on during a release.")
+    with interrupts_wait():
+        noisy = answer(query, Table(n, contributions).total, pay(ledger, account, plan_id, event))
+        secure = noise_is_secure(ledger) and secure
         observed, scale = scaling.restored(noisy, sum_.noise_sd, n)
         values = {"value": observed.tolist(), "scale": scale.tolist()}
         try:
@@ -373,7 +368,7 @@ def _payer(budget: Any, n: int) -> tuple[Ledger, int | None, Neighboring, int]:
     if not isinstance(budget, Ledger):
         raise ValueError("budget must be a PrivacyBudget, a Ledger, or the path of a ledger.")
     # under add_or_remove_one the number is private; the grid must not depend on it
-    relation: Neighboring = budget.neighboring  # type: ignore[assignment]
+    relation = budget.neighboring
     if relation == "replace_one" and n == 0:
         raise ValueError("data have no rows.")
     return budget, None, relation, n if relation == "replace_one" else 2**24
@@ -410,13 +405,6 @@ def _price(
     if units < 1:
         raise ValueError("epsilon and delta are too small to be counted; raise one of them.")
     return units, promised
-
-
-def _total(query: Query, rows: np.ndarray) -> np.ndarray:
-    """(m,) int64, the exact sum of (m, n) contributions: private."""
-    total = np.zeros(len(rows), dtype=np.int64)
-    query.sum.add(SparseBlock.full(rows), total)
-    return total
 
 
 def _statement(

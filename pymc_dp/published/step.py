@@ -19,7 +19,7 @@ from rich.table import Column
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer
-from pymc_dp.base.compiled_step import CompiledStep
+from pymc_dp.base.compat import CompiledStep
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.published.check import check_records

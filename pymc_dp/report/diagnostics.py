@@ -391,7 +391,6 @@ def _bought(
         sampler="clipping report",
         settings={"clip_norms": norms.tolist()},
         units=units_from_mu(mu_from_budget(epsilon, budget.delta)),
-        neighboring=budget.neighboring,
         n_public=budget.n_public,
     )
     rows = []

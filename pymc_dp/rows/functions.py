@@ -21,7 +21,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
-from pymc_dp.base.linker import code_of, exact
+from pymc_dp.base.threads import code_of, exact
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.outcomes import each_alone

@@ -22,7 +22,7 @@ from rich.table import Column
 from pymc_dp.base import compat as _compat
 from pymc_dp.base import threads
 from pymc_dp.base.checks import check_integer
-from pymc_dp.base.signature import full_signature
+from pymc_dp.base.compat import full_signature
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
@@ -30,8 +30,8 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.chains import BatchQueries, Queries
 from pymc_dp.privacy.events import BATCHES
-from pymc_dp.privacy.ledger import SPENDING
-from pymc_dp.privacy.meter import Meter
+from pymc_dp.privacy.journal import SPENDING
+from pymc_dp.privacy.meter import Meter, noise_is_secure
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
 from pymc_dp.steps.batches import batch_events, check_batch_size, check_kind, fixed_batches
 from pymc_dp.steps.resuming import Version, private_arrays
@@ -148,9 +148,7 @@ class PrivateStep(BlockedStep):
         self.rng = get_random_generator(rng)
         self.tune = bool(tune)
         self._model = model
-        self._secure = not noise.is_insecure()
-        if not self._secure and not self.budget.ledger.is_temporary:
-            raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+        self._secure = noise_is_secure(self.budget.ledger)
 
         self.batch_size, self.batches = batch_size, batches
         if not self._takes_batches and (batch_size is not None or batches != "poisson"):
@@ -558,7 +556,6 @@ class PrivateStep(BlockedStep):
             max_runs=plan.runs,
             run_cost=plan.run_cost,
             batches=None if plan.batches is None else plan.batches.to_dict(),
-            describe=self.budget.describe,
         )
 
     def _progressbar_config(

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pymc_dp.base.checks import check_integer, check_number
-from pymc_dp.base.progress import working
+from pymc_dp.base.compat import working
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.interfaces import ClipInterval, PathQueries, Prior

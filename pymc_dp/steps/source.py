@@ -17,7 +17,7 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_dp.base import threads
-from pymc_dp.base.progress import working
+from pymc_dp.base.compat import working
 from pymc_dp.bounds import known_limits
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded
@@ -56,8 +56,6 @@ from pymc_dp.tuning.scaled import FIRST_PART, Scaled, prepare_scaled
 
 #: Shown among the messages of PyMC.
 _log = logging.getLogger("pymc.pymc_dp")
-#: Versions of the data of the preparations of this process, by plan id.
-_PREPARED: dict[int, Version] = {}
 #: Parts of what a preparation left for the chains that may be gone when it is resumed: more than
 #: the first is a warning, more than the second a refusal.
 _GONE, _TOO_MUCH_GONE = 0.05, 0.9
@@ -409,7 +407,6 @@ class Source:
         asked: dict[str, Any] = {
             "sampler": sampler + PREPARES,
             "settings": {**self.counts, "set_aside": self.set_aside, **settings},
-            "neighboring": self.budget.neighboring,
             "n_public": self.budget.n_public,
         }
         before = Preparation.resume(*given, **asked)
@@ -424,7 +421,7 @@ class Source:
             )
             if before is not None:
                 before.finish()
-            _PREPARED[preparation.plan_id] = self._version()
+            self.budget.ledger.versions[preparation.plan_id] = self._version()
             _log.info(
                 "%s prepares: private releases from what is left of the budget, %s, shown one by "
                 "one in budget.table().",
@@ -468,7 +465,7 @@ class Source:
     def _is_stale(self, plan_id: int) -> bool:
         """Whether data or priors were replaced since a preparation began."""
         version = self._version()
-        return not version.is_that_of(_PREPARED.setdefault(plan_id, version))
+        return not version.is_that_of(self.budget.ledger.versions.setdefault(plan_id, version))
 
     def _warn_if_given_up(self, before: Preparation, units: int) -> None:
         """Warn that a preparation that cannot be resumed was paid for all the same."""

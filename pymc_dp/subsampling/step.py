@@ -17,7 +17,7 @@ from rich.table import Column
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer, check_number
-from pymc_dp.base.compiled_step import CompiledStep
+from pymc_dp.base.compat import CompiledStep
 from pymc_dp.subsampling.adaptation import DualAveraging
 from pymc_dp.subsampling.chances import perturbed_chances, signed_chances
 from pymc_dp.subsampling.estimates import Sampled

@@ -289,6 +289,9 @@ class FreeLedger:
     neighboring = "replace_one"
     is_temporary = True
 
+    def __init__(self):
+        self.pending = {}
+
     def kept(self, account, plan_id):
         return []
 
@@ -327,7 +330,7 @@ def transcript(number: int, shares: Mapping[str, float], runs: int) -> np.ndarra
     values, sigma = [], []
     rehearsed: set = set()
     for _ in range(runs):
-        preparation = Preparation(engine, ledger, 1, 1, units, "replace_one", N_RECORDS)
+        preparation = Preparation(engine, ledger, 1, 1, units, N_RECORDS)
         preparation._rehearsed = rehearsed
         for name, share in shares.items():
             if name == "histogram":

@@ -26,7 +26,8 @@ from pymc_dp.privacy import answer as answers
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import delta_from_mu, mu_from_pure, smallest_noise_multiplier
 from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, Receipt, VectorSum, clip_l1
-from pymc_dp.privacy.exact_laplace import discrete_laplace
+from pymc_dp.privacy.holder import Table
+from pymc_dp.privacy.noise import discrete_laplace
 from pymc_dp.published import making
 from pymc_dp.published.reading import read
 from pymc_dp.rows.functions import INTERPRETED
@@ -213,7 +214,7 @@ def noisy(sum_: VectorSum | LaplaceSum, rows: np.ndarray) -> np.ndarray:
     """Noisy sum of (m, n) rows."""
     receipt = Receipt([("sum", sum_.noise_multiplier, 1)])
     query = Query("sum", None, sum_)
-    return answers.answer(query, lambda query: making._total(query, rows), receipt)
+    return answers.answer(query, Table(rows.shape[1], lambda: rows).total, receipt)
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "geometric"])

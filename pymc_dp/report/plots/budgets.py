@@ -14,7 +14,7 @@ import xarray as xr
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_delta
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.privacy.accounting import epsilon_from_mu, epsilon_of, mu_from_units
+from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.privacy.events import (
     MU2_UNIT,
     BatchEvent,
@@ -23,6 +23,7 @@ from pymc_dp.privacy.events import (
     SubsampledGaussianEvent,
     batch_event,
 )
+from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import facts_of
 from pymc_dp.report.plots.drawing import (
     COLOURS,

@@ -1,4 +1,4 @@
-"""Gaussian differential privacy in closed form: delta(epsilon; mu) and its inverses.
+"""What Gaussian releases cost: conversions between (epsilon, delta) and mu, noise for a budget.
 
 A mechanism is mu-GDP when telling two neighbours apart is no easier than telling N(0, 1) from
 N(mu, 1). Its exact (epsilon, delta) curve is (Dong, Roth & Su 2022, Corollary 1; the same as
@@ -14,13 +14,14 @@ which that upper bound was evaluated and found to hold.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from fractions import Fraction
 
 import numpy as np
 from scipy.special import erfcx, ndtr, ndtri_exp
 
 from pymc_dp.base.checks import check_delta, check_epsilon, check_integer, check_number
-from pymc_dp.privacy.events import MU2_UNIT
+from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 
 _ROUNDOFF = 2.0**-53
 # Relative error allowed for erfcx and ndtr, in units of 2^-53. SciPy's are within 8 where they are
@@ -157,10 +158,67 @@ def mu_from_units(units: int) -> float:
 
     It undoes `units_from_mu` without ever passing it: mu_from_units(units_from_mu(mu)) <= mu.
     """
-    square = Fraction(check_integer("units", units, minimum=0), MU2_UNIT)
-    mu = math.sqrt(square)
-    while Fraction(mu) ** 2 < square:
-        mu = math.nextafter(mu, math.inf)
-    while mu > 0 and Fraction(below := math.nextafter(mu, 0.0)) ** 2 >= square:
-        mu = below
-    return mu
+    return _root_above(Fraction(check_integer("units", units, minimum=0), MU2_UNIT))
+
+
+def _root_above(square: Fraction) -> float:
+    """Smallest float that is at least the square root, compared exactly."""
+    root = math.sqrt(square)
+    while Fraction(root) ** 2 < square:
+        root = math.nextafter(root, math.inf)
+    while root > 0 and Fraction(below := math.nextafter(root, 0.0)) ** 2 >= square:
+        root = below
+    return root
+
+
+# From a budget and a plan to noise multipliers.
+
+
+def smallest_noise_multiplier(cost: int) -> float:
+    """Smallest float τ for which one release costs at most `cost` ledger units.
+
+    It is the least τ with 2^40/τ² <= cost, compared exactly: the float below it would cost more.
+    Rounding τ up rounds the privacy loss down. ValueError if `cost` is not a positive integer.
+    """
+    return _root_above(Fraction(MU2_UNIT, check_integer("cost", cost, minimum=1)))
+
+
+def calibrate(
+    total: int, counts: Mapping[str, int], shares: Mapping[str, float]
+) -> dict[str, GaussianEvent]:
+    """Noise multipliers with which a fixed plan uses a budget of `total` ledger units.
+
+    Mechanism k is released ``counts[k]`` times over the whole plan (all chains, all iterations). It
+    may use the fraction ``shares[k] / sum(shares)`` of `total`. Each of its releases gets an equal
+    part, rounded down to whole ledger units (2^-40 of squared mu). ValueError if an argument is out
+    of range, the two mappings name different mechanisms, or a release would get less than one unit.
+
+    Guarantee
+    ---------
+    ``sum(counts[k] * event[k].cost) <= total`` exactly: shares are divided as rationals, parts are
+    rounded down, and an event never costs more than its part.
+    """
+    total = check_integer("total", total, minimum=1)
+    if not counts:
+        raise ValueError("counts is empty: name at least one mechanism")
+    if set(counts) != set(shares):
+        differing = sorted(map(str, set(counts) ^ set(shares)))
+        raise ValueError(f"counts and shares must name the same mechanisms; check {differing}")
+    parts: dict[str, Fraction] = {}
+    for name, share in shares.items():
+        parts[name] = Fraction(check_number(f"shares[{name!r}]", share))
+        if parts[name] <= 0:
+            raise ValueError(f"shares[{name!r}] must be positive, not {share}")
+    whole = sum(parts.values())
+    events = {}
+    for name, count in counts.items():
+        count = check_integer(f"counts[{name!r}]", count, minimum=1)
+        cost = math.floor(total * parts[name] / whole / count)
+        if cost < 1:
+            raise ValueError(
+                f"the budget cannot pay for {count} releases of {name!r}: each would get less "
+                "than the smallest charge (2^-40 of squared mu). Plan fewer draws or chains, give "
+                f"{name!r} a larger share, or use a larger epsilon"
+            )
+        events[name] = GaussianEvent(name, smallest_noise_multiplier(cost))
+    return events

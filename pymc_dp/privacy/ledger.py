@@ -1,4 +1,4 @@
-"""The ledger: accounts, plans and charges of all budgets on one data set, in one file."""
+"""What was spent on a data set: accounts, plans, charges and one-off releases, in one file."""
 
 from __future__ import annotations
 
@@ -7,39 +7,35 @@ import os
 import secrets
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
-import pymc_dp.privacy.ledger.releases as releases
-from pymc_dp.base.checks import check_budget, check_delta, check_epsilon, check_integer
+from pymc_dp.base.checks import (
+    check_budget,
+    check_delta,
+    check_epsilon,
+    check_integer,
+    check_neighboring,
+)
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
-from pymc_dp.privacy.accounting.gdp import (
+from pymc_dp.privacy.accounting import (
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
     units_from_mu,
 )
 from pymc_dp.privacy.events import BATCHES, GaussianEvent
-from pymc_dp.privacy.ledger.accounts import (
-    Account,
-    begun_on_batches,
-    chains_begun,
-    read_account,
-    read_batches,
-    read_open_account,
-    read_plan,
-    reserved,
-    rows_of,
-    unbegun_run,
-)
-from pymc_dp.privacy.ledger.entry import Entry, as_stored
-from pymc_dp.privacy.ledger.journal import Journal
-from pymc_dp.privacy.ledger.releases import PREPARATION, Release
+from pymc_dp.privacy.journal import GENESIS, SPENDING, Entry, Journal, Transaction, as_stored
 
 Neighboring = Literal["replace_one", "add_or_remove_one"]
 
+PREPARATION = "preparation"
+"""What ``payload["kind"]`` of a plan of one-off releases is."""
+STATISTIC = "release_statistic"
+"""What ``payload["sampler"]`` of a published statistic is."""
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _FORMAT = 2
 _LARGEST = 2**63 - 1  # SQLite integers are signed 64-bit
@@ -56,7 +52,38 @@ _LATE = (
     "releases on batches must be planned before anything else is released under the same budget; "
     "build this step first, or use a new budget"
 )
-_RELATIONS = ("replace_one", "add_or_remove_one")
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """The account of one privacy budget, as it stood when it was read.
+
+    `cap` and `spent` count ledger units, 2^-40 of squared mu. Once the account is `closed`, the
+    unspent part of the reservation is released and `cap` is what was spent. The owner stated all
+    the rest; `unit` is what one privacy unit is, in words.
+    """
+
+    number: int
+    cap: int
+    spent: int
+    closed: bool
+    epsilon: float
+    delta: float
+    neighboring: str
+    unit: str | None
+    public: dict[str, Any]
+
+    @property
+    def remaining(self) -> int:
+        """Ledger units that may still be charged."""
+        return self.cap - self.spent
+
+
+class Release(NamedTuple):
+    """A one-off release that was charged, made and kept."""
+
+    label: str
+    values: dict[str, Any]
 
 
 class Ledger:
@@ -91,6 +118,11 @@ class Ledger:
         self.path = str(_file(path).resolve())
         self.is_temporary = temporary
         self._journal = Journal(self.path, durable=not temporary)
+        # What this process alone knows: no pickle has it, nor another `Ledger` of the same file.
+        #: Releases that were charged and not kept, by plan and number: an error came in between.
+        self.pending: dict[tuple[int, int], Any] = {}
+        #: Versions of the data that plans are about, by plan.
+        self.versions: dict[int, Any] = {}
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[str, bool]]:
         return type(self), (self.path, self.is_temporary)
@@ -210,7 +242,7 @@ class Ledger:
         neighboring: str,
         dataset: str | None,
     ) -> None:
-        _check_relation(neighboring)
+        check_neighboring(neighboring)
         label: object = dataset
         if label is not None and not isinstance(label, str):
             raise ValueError(f"dataset must be a label in words, not {type(label).__name__}")
@@ -231,8 +263,8 @@ class Ledger:
     @cached_property
     def _header(self) -> dict[str, Any]:
         with self._journal.transaction() as transaction:
-            entry = transaction.only("seq = 1")
-        if entry is None or entry.kind != "ledger" or entry.hash != entry.expected_hash():
+            first = transaction.rows(order="seq LIMIT 1")
+        if not first or (entry := first[0]).kind != "ledger" or entry.hash != entry.expected_hash():
             raise LedgerError(f"{self.path} is damaged or not a ledger: its first row is wrong")
         if entry.payload.get("format") != _FORMAT:
             raise LedgerError(
@@ -257,9 +289,9 @@ class Ledger:
         return cast("float | None", self._header["delta"])
 
     @property
-    def neighboring(self) -> str:
+    def neighboring(self) -> Neighboring:
         """Neighbouring relation of all accounts."""
-        return str(self._header["neighboring"])
+        return cast("Neighboring", self._header["neighboring"])
 
     @property
     def dataset(self) -> str | None:
@@ -311,7 +343,7 @@ class Ledger:
         if cap > _LARGEST:
             raise ValueError("cap is more than a ledger can count; use an epsilon up to 1e6")
         epsilon, delta = check_epsilon(epsilon), check_delta(delta)
-        _check_relation(neighboring)
+        check_neighboring(neighboring)
         if neighboring != self.neighboring:
             raise LedgerError(
                 f"the budget protects neighboring={neighboring!r} but the ledger {self.path} "
@@ -319,20 +351,29 @@ class Ledger:
             )
         limit = self.total_cap
         with self._journal.transaction() as transaction:
-            earlier = transaction.newest("kind = 'account'")
+            earlier = transaction.newest("account")
             if earlier is not None and earlier.payload["unit"] != unit:
                 raise LedgerError(
                     f"the budget protects one {unit} but the ledger {self.path} counts losses of "
                     f"one {earlier.payload['unit']}; losses of different units do not add up. Use "
                     "the same privacy_unit, or another ledger"
                 )
-            fixed = transaction.newest(f"kind = '{BATCHES}'")
+            fixed = transaction.newest(BATCHES)
             if fixed is not None and fixed.payload:
                 raise LedgerError(_ALONE)
-            taken = reserved(transaction)
+            taken = _reserved(transaction)
             if limit is not None and taken + cap > limit:
-                raise BudgetExceeded(self._over_reserved(cap, limit - taken, limit))
-            number = transaction.count("kind = 'account'", ()) + 1
+                wanted, rest, whole = (
+                    _epsilon(units, cast("float", self.delta))
+                    for units in (cap, limit - taken, limit)
+                )
+                raise BudgetExceeded(
+                    f"the ledger {self.path} has an overall cap of {whole} at delta "
+                    f"{self.delta:g}, of which {rest} is not reserved; the budget asks for "
+                    f"{wanted}. Use a smaller epsilon, or close a budget that has not spent its "
+                    "share (its unspent part is released)"
+                )
+            number = transaction.count("account") + 1
             payload = {
                 "epsilon": epsilon,
                 "delta": delta,
@@ -351,7 +392,7 @@ class Ledger:
         account : int
         """
         with self._journal.transaction() as transaction:
-            if not read_account(transaction, account).closed:
+            if not _account(transaction, account).closed:
                 transaction.append("close", account, 0, {})
 
     def account_info(self, account: int) -> Account:
@@ -366,7 +407,7 @@ class Ledger:
         Account
         """
         with self._journal.transaction() as transaction:
-            return read_account(transaction, account)
+            return _account(transaction, account)
 
     def spent(self, account: int) -> int:
         """Return the ledger units charged to an account.
@@ -415,7 +456,7 @@ class Ledger:
         int
         """
         with self._journal.transaction() as transaction:
-            return reserved(transaction)
+            return _reserved(transaction)
 
     # Plans, runs, chains
 
@@ -444,8 +485,8 @@ class Ledger:
         if payload.get("kind") != PREPARATION:
             check_integer("payload['chains']", payload.get("chains"), minimum=1)
         with self._journal.transaction() as transaction:
-            read_open_account(transaction, account)
-            known = transaction.only(*rows_of("plan", account, plan_id))
+            _open_account(transaction, account)
+            known = transaction.newest("plan", account=account, plan=plan_id)
             if known is None:
                 transaction.append("plan", account, 0, payload, plan_id)
             elif known.payload != as_stored(payload):
@@ -461,7 +502,7 @@ class Ledger:
         was charged, others replace them, and None takes them back.  After that they are final,
         whether they will be made or not.  So there is no choice between them and others, or
         between them and Gaussian releases in their place.  This makes their accounting valid
-        beside a filter (``pymc_dp.privacy.accounting.subsampled.room_beside``).
+        beside a filter (``pymc_dp.privacy.subsampled.room_beside``).
 
         Parameters
         ----------
@@ -472,21 +513,22 @@ class Ledger:
         Raises
         ------
         LedgerError
-            If something else was charged; if there are other accounts, or the ledger's own cap is
-            at another delta, as the guarantee holds at this account's alone.
+            If the account is closed; if something else was charged, or a run was authorised; if
+            there are other accounts, or the ledger's own cap is at another delta, as the guarantee
+            holds at this account's alone.
         BudgetExceeded
             If the budget is less than what they cost.
         """
         limit, delta = self.total_cap, self.delta
         new = {} if payload is None else as_stored(payload)
         with self._journal.transaction() as transaction:
-            info = read_open_account(transaction, account)
-            old = read_batches(transaction, account)
+            info = _open_account(transaction, account)
+            old = _batches(transaction, account)
             if new == old:
                 return
-            if reserved(transaction) > info.cap or (limit is not None and delta != info.delta):
+            if _reserved(transaction) > info.cap or (limit is not None and delta != info.delta):
                 raise LedgerError(_ALONE)
-            if transaction.count("account = ? AND kind IN ('charge', 'lease', 'run')", (account,)):
+            if transaction.count("charge", "lease", "run", account=account):
                 raise LedgerError(_ANOTHER if old else _LATE)
             cost = new.get("reserved", 0)
             if cost > info.cap:
@@ -505,7 +547,7 @@ class Ledger:
         dict or None
         """
         with self._journal.transaction() as transaction:
-            return read_batches(transaction, account) or None
+            return _batches(transaction, account) or None
 
     def plan(self, account: int, plan_id: int) -> dict[str, Any]:
         """Return the payload of a recorded plan; LedgerError if there is none.
@@ -519,7 +561,7 @@ class Ledger:
         dict
         """
         with self._journal.transaction() as transaction:
-            return read_plan(transaction, account, plan_id).payload
+            return _plan(transaction, account, plan_id)
 
     def begin_run(
         self,
@@ -529,7 +571,6 @@ class Ledger:
         max_runs: int,
         run_cost: int,
         batches: Mapping[str, Any] | None = None,
-        describe: Callable[[int], str] | None = None,
     ) -> int:
         """Authorise one run (one call of ``pm.sample``) of a plan and return its number, from 0.
 
@@ -547,8 +588,6 @@ class Ledger:
             Ledger units that the run may charge at most.
         batches : mapping, optional
             The releases on batches that the run will make, as they were fixed and charged.
-        describe : callable, optional
-            Turns ledger units into words for the error message, such as an epsilon.
 
         Returns
         -------
@@ -562,44 +601,45 @@ class Ledger:
         LedgerError
             If the plan was not recorded, or the account is closed.
         PlanMismatch
-            If the plan is a preparation.
+            If the plan is a preparation, or `batches` are not those that were fixed.
         """
         max_runs = check_integer("max_runs", max_runs, minimum=1)
         run_cost = check_integer("run_cost", run_cost, minimum=0)
         with self._journal.transaction() as transaction:
-            remaining = read_open_account(transaction, account).remaining
-            plan = read_plan(transaction, account, plan_id).payload
+            info = _open_account(transaction, account)
+            plan = _plan(transaction, account, plan_id)
             if plan.get("kind") == PREPARATION:
                 raise PlanMismatch(f"plan {plan_id} is a preparation, which no chain can run")
             if batches is not None:
-                if read_batches(transaction, account) != as_stored(batches):
+                if _batches(transaction, account) != as_stored(batches):
                     raise PlanMismatch(
                         "the releases on batches of this run are not those that were fixed for the "
                         "budget; build the step again"
                     )
-                if begun_on_batches(transaction, account) is not None:
+                if _begun_on_batches(transaction, account) is not None:
                     raise BudgetExceeded(
                         "the releases on batches that were planned under this budget have been "
                         "made; another run needs a new budget"
                     )
-            runs = transaction.count(*rows_of("run", account, plan_id))
-            if run_cost <= remaining and (unbegun := unbegun_run(transaction, account, plan_id)):
-                return int(unbegun.payload["run"])
-            if runs < max_runs and run_cost <= remaining:
-                facts = {"run": runs} if batches is None else {"run": runs, "batches": True}
-                transaction.append("run", account, 0, facts, plan_id)
-                return runs
-        # Outside the transaction, because `describe` may want to read the ledger.
-        if runs >= max_runs:
-            raise BudgetExceeded(
-                f"all planned runs of this step ({max_runs}) have been used; build a new step, "
-                "which plans and pays for a new run"
-            )
-        describe = describe or _in_units
-        raise BudgetExceeded(
-            f"this run needs {describe(run_cost)}, but only {describe(remaining)} of the budget "
-            "remains; plan fewer draws or chains, or use a larger budget"
-        )
+            runs = transaction.count("run", account=account, plan=plan_id)
+            newest = transaction.newest("run", account=account, plan=plan_id)
+            again = newest is not None and not _chains_of(transaction, newest)
+            if runs >= max_runs and not again:
+                raise BudgetExceeded(
+                    f"all planned runs of this step ({max_runs}) have been used; build a new step, "
+                    "which plans and pays for a new run"
+                )
+            if run_cost > info.remaining:
+                raise BudgetExceeded(
+                    f"this run needs {_epsilon(run_cost, info.delta)}, but only "
+                    f"{_epsilon(info.remaining, info.delta)} of the budget remains; plan fewer "
+                    "draws or chains, or use a larger budget"
+                )
+            if newest is not None and again:
+                return int(newest.payload["run"])
+            facts = {"run": runs} if batches is None else {"run": runs, "batches": True}
+            transaction.append("run", account, 0, facts, plan_id)
+            return runs
 
     def begin_chain(self, account: int, plan_id: int) -> int:
         """Register a chain of the newest run and return its number within the run, from 0.
@@ -614,30 +654,32 @@ class Ledger:
 
         Raises
         ------
+        LedgerError
+            If the plan was not recorded.
         PlanMismatch
-            If no run was authorised, or all of its chains have started.
+            If no run was authorised, all of its chains have started, or another step makes the
+            releases on batches.
         """
         with self._journal.transaction() as transaction:
-            plan = read_plan(transaction, account, plan_id)
-            run = transaction.newest(*rows_of("run", account, plan_id))
+            plan = _plan(transaction, account, plan_id)
+            run = transaction.newest("run", account=account, plan=plan_id)
             if run is None:
                 raise PlanMismatch(
                     "a chain was started but no run was authorised; sample through pm.sample or "
                     "dp.sample, which check the plan first"
                 )
             if run.payload.get("batches") and (
-                begun_on_batches(transaction, account) not in (None, plan_id)
+                _begun_on_batches(transaction, account) not in (None, plan_id)
             ):
                 raise PlanMismatch(
                     "the releases on batches that were planned under this budget are made by "
                     "another step"
                 )
-            number = chains_begun(transaction, account, plan_id, run)
-            chains = plan.payload["chains"]
-            if number >= chains:
+            number = _chains_of(transaction, run)
+            if number >= plan["chains"]:
                 raise PlanMismatch(
-                    f"this run was planned with {chains} chains and all of them have started; "
-                    "build a new step to sample again"
+                    f"this run was planned with {plan['chains']} chains and all of them have "
+                    "started; build a new step to sample again"
                 )
             payload = {"run": run.payload["run"], "chain": number}
             transaction.append("chain", account, 0, payload, plan_id)
@@ -667,7 +709,7 @@ class Ledger:
         cost = check_integer("cost", cost, minimum=1)
         want = check_integer("want", want, minimum=0)
         with self._journal.transaction() as transaction:
-            granted = min(want, read_account(transaction, account).remaining // cost)
+            granted = min(want, _account(transaction, account).remaining // cost)
             if granted > 0:
                 payload = {"cost": cost, "iterations": granted}
                 transaction.append("lease", account, granted * cost, payload, plan_id)
@@ -692,7 +734,8 @@ class Ledger:
         cost = check_integer("cost", cost, minimum=1)
         unused = check_integer("unused", unused, minimum=0)
         with self._journal.transaction() as transaction:
-            if unused * cost > transaction.charged(account, plan_id):
+            leased = transaction.total("lease", "return", account=account, plan=plan_id)
+            if unused * cost > leased:
                 raise LedgerError(
                     f"{unused} iterations were to be given back to plan {plan_id} of account "
                     f"{account}, which was charged for fewer"
@@ -717,8 +760,13 @@ class Ledger:
         -------
         int or None
         """
+        wanted = as_stored(facts)
         with self._journal.transaction() as transaction:
-            return releases.find_plan(transaction, account, facts)
+            finished = {row.plan for row in transaction.rows("finish", account=account)}
+            for row in transaction.rows("plan", account=account, order="seq DESC"):
+                if row.plan not in finished and wanted.items() <= row.payload.items():
+                    return row.plan
+        return None
 
     def charge(self, account: int, plan_id: int, event: GaussianEvent) -> int:
         """Charge one release of a recorded plan and return its cost in ledger units.
@@ -745,7 +793,21 @@ class Ledger:
             If the plan was not recorded or is finished, or the account is closed.
         """
         with self._journal.transaction() as transaction:
-            return releases.charge(transaction, account, plan_id, event)
+            info = _open_account(transaction, account)
+            _plan(transaction, account, plan_id)
+            if transaction.count("finish", account=account, plan=plan_id):
+                raise LedgerError(
+                    f"plan {plan_id} of account {account} is finished; record a new plan for new "
+                    "releases"
+                )
+            if event.cost > info.remaining:
+                raise BudgetExceeded(
+                    f"the release {event.mechanism!r} needs {_epsilon(event.cost, info.delta)}, "
+                    f"but only {_epsilon(info.remaining, info.delta)} of the budget remains; no "
+                    "record was read for it"
+                )
+            transaction.append("charge", account, event.cost, event.to_dict(), plan_id)
+        return event.cost
 
     def keep(
         self, account: int, plan_id: int, label: str, values: Mapping[str, Any], number: int
@@ -769,7 +831,19 @@ class Ledger:
             If no charge pays for the release, or another process has kept one meanwhile.
         """
         with self._journal.transaction() as transaction:
-            releases.keep(transaction, account, plan_id, label, values, number)
+            _plan(transaction, account, plan_id)
+            before = transaction.count("release", account=account, plan=plan_id)
+            if before != number:
+                raise LedgerError(
+                    f"plan {plan_id} of account {account} has kept {before} releases, not "
+                    f"{number}: two processes are preparing the same plan. Build the step in one "
+                    "of them"
+                )
+            newest = transaction.newest("charge", "release", account=account, plan=plan_id)
+            if newest is None or newest.payload.get("mechanism") != label:
+                raise LedgerError(f"a release {label!r} was to be kept that was not charged")
+            kept = {"label": label, "values": dict(values)}
+            transaction.append("release", account, 0, kept, plan_id)
 
     def kept(self, account: int, plan_id: int) -> list[Release]:
         """Return the releases of a plan that were kept, oldest first.
@@ -783,10 +857,11 @@ class Ledger:
         list of Release
         """
         with self._journal.transaction() as transaction:
-            return releases.kept(transaction, account, plan_id)
+            rows = transaction.rows("release", account=account, plan=plan_id)
+        return [Release(row.payload["label"], row.payload["values"]) for row in rows]
 
     def charged(self, account: int, plan_id: int) -> int:
-        """Return the ledger units that one-off releases of a plan were charged, kept or not.
+        """Return the ledger units that a plan was charged, less what its chains gave back.
 
         Parameters
         ----------
@@ -797,7 +872,7 @@ class Ledger:
         int
         """
         with self._journal.transaction() as transaction:
-            return releases.charged(transaction, account, plan_id)
+            return transaction.total(*SPENDING, account=account, plan=plan_id)
 
     def unkept(self, account: int, plan_id: int) -> int:
         """Return the ledger units charged for one-off releases of a plan that were not kept.
@@ -811,7 +886,12 @@ class Ledger:
         int
         """
         with self._journal.transaction() as transaction:
-            return releases.unkept(transaction, account, plan_id)
+            rows = transaction.rows("charge", "release", account=account, plan=plan_id)
+        total, last = 0, 0
+        for row in rows:  # a release was paid for by the charge before it
+            total += row.amount if row.kind == "charge" else -last
+            last = row.amount
+        return total
 
     def finish_plan(self, account: int, plan_id: int) -> None:
         """Record that a plan has made all its releases: it is not charged or found again.
@@ -821,7 +901,9 @@ class Ledger:
         account, plan_id : int
         """
         with self._journal.transaction() as transaction:
-            releases.finish(transaction, account, plan_id)
+            _plan(transaction, account, plan_id)
+            if not transaction.count("finish", account=account, plan=plan_id):
+                transaction.append("finish", account, 0, {}, plan_id)
 
     # Audit
 
@@ -855,6 +937,8 @@ class Ledger:
     def verify(self, head: str | None = None) -> int:
         """Walk the whole hash chain and return the number of rows.
 
+        A row that was changed, inserted, removed or put elsewhere is found.
+
         Parameters
         ----------
         head : str, optional
@@ -870,9 +954,22 @@ class Ledger:
         LedgerError
             If a row was altered, or `head` is not in the chain.
         """
-        rows, found = 0, head is None
-        for entry in self._journal.verify():
-            rows, found = entry.seq, found or entry.hash == head
+        previous, balances, found, rows = GENESIS, dict[int, int](), head is None, 0
+        for rows, entry in enumerate(self.entries(), start=1):
+            balance = balances.get(entry.account, 0)
+            balance += entry.amount if entry.kind in SPENDING else 0
+            balances[entry.account] = balance
+            if (
+                entry.seq != rows
+                or entry.previous != previous
+                or entry.hash != entry.expected_hash()
+                or entry.balance != balance
+                or (entry.kind == "ledger") != (rows == 1)
+            ):
+                raise LedgerError(
+                    f"the ledger {self.path} was altered: the hash chain breaks at row {rows}"
+                )
+            previous, found = entry.hash, found or entry.hash == head
         if rows == 0:
             raise LedgerError(f"{self.path} is damaged or not a ledger: it has no rows")
         if not found:
@@ -881,18 +978,6 @@ class Ledger:
                 "was rewritten, or belongs to another statement"
             )
         return rows
-
-    def _over_reserved(self, cap: int, left: int, limit: int) -> str:
-        delta = cast("float", self.delta)
-        wanted, rest, whole = (
-            f"epsilon {epsilon_from_mu(mu_from_units(units), delta):.4g}"
-            for units in (cap, left, limit)
-        )
-        return (
-            f"the ledger {self.path} has an overall cap of {whole} at delta {delta:g}, of which "
-            f"{rest} is not reserved; the budget asks for {wanted}. Use a smaller epsilon, or "
-            "close a budget that has not spent its share (its unspent part is released)"
-        )
 
 
 def _file(path: object) -> Path:
@@ -912,15 +997,79 @@ def _file(path: object) -> Path:
         raise ValueError(f"the path {name!r} of a ledger names no user's home directory") from None
 
 
-def _check_relation(neighboring: object) -> None:
-    if neighboring not in _RELATIONS:
-        raise ValueError(f"neighboring must be one of {_RELATIONS}, not {neighboring!r}")
-
-
-def _in_units(units: int) -> str:
-    return f"{units} units (2^-40 of squared mu)"
+def _epsilon(units: int, delta: float) -> str:
+    """Ledger units in words."""
+    return f"epsilon = {epsilon_from_mu(mu_from_units(units), delta):.4g}"
 
 
 def _remove(directory: str, owner: int) -> None:
     if os.getpid() == owner:  # a forked child inherits exit handlers, and the parent still spends
         shutil.rmtree(directory, ignore_errors=True)
+
+
+# What an account and its plans are, read within one transaction.
+
+
+def _account(transaction: Transaction, account: int) -> Account:
+    """The state of an account; LedgerError if there is none of that number."""
+    row = transaction.newest("account", account=account)
+    if row is None:
+        raise LedgerError(f"this ledger has no account number {account}")
+    spent = transaction.balance(account)
+    closed = transaction.count("close", account=account) > 0
+    facts = row.payload
+    return Account(
+        number=account,
+        cap=spent if closed else row.amount,
+        spent=spent,
+        closed=closed,
+        epsilon=facts["epsilon"],
+        delta=facts["delta"],
+        neighboring=facts["neighboring"],
+        unit=facts["unit"],
+        public=facts["public"],
+    )
+
+
+def _open_account(transaction: Transaction, account: int) -> Account:
+    """The state of an account; LedgerError if it was closed."""
+    info = _account(transaction, account)
+    if info.closed:
+        raise LedgerError(f"account {account} of this ledger was closed; make a new budget")
+    return info
+
+
+def _plan(transaction: Transaction, account: int, plan_id: int) -> dict[str, Any]:
+    """The payload of a plan; LedgerError if there is none of that number."""
+    entry = transaction.newest("plan", account=account, plan=plan_id)
+    if entry is None:
+        raise LedgerError(f"account {account} of this ledger has no plan number {plan_id}")
+    return entry.payload
+
+
+def _batches(transaction: Transaction, account: int) -> dict[str, Any]:
+    """The releases on batches that were fixed for an account; empty if there are none."""
+    entry = transaction.newest(BATCHES, account=account)
+    return entry.payload if entry else {}
+
+
+def _begun_on_batches(transaction: Transaction, account: int) -> int | None:
+    """The plan whose chains make the releases on batches, or None if none has begun.
+
+    They are charged once, for the chains of one run.
+    """
+    for run in transaction.rows("run", account=account):
+        if run.payload.get("batches") and _chains_of(transaction, run):
+            return run.plan
+    return None
+
+
+def _chains_of(transaction: Transaction, run: Entry) -> int:
+    """How many chains have begun since a run of a plan was authorised."""
+    assert run.plan is not None
+    return transaction.count("chain", account=run.account, plan=run.plan, after=run.seq)
+
+
+def _reserved(transaction: Transaction) -> int:
+    """Sum of the caps of all accounts, in ledger units."""
+    return sum(_account(transaction, row.account).cap for row in transaction.rows("account"))

@@ -21,30 +21,29 @@ How
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from pymc_dp.errors import LedgerError
-from pymc_dp.privacy.ledger.entry import (
-    COLUMNS,
-    GENESIS,
-    SPENDING,
-    Entry,
-    as_stored,
-    decode,
-    encode,
-)
+from pymc_dp.privacy.events import BATCHES
 
+SPENDING = ("lease", "return", "charge", BATCHES)
+"""Kinds whose amounts make up what an account has spent."""
+_COLUMNS = "seq, account, plan, kind, amount, balance, payload, previous, hash"
+GENESIS = "0" * 64
+"""What the first row names as the hash before it."""
 _LOCK_TIMEOUT = 60.0  # seconds; a commit takes well under one, even on a slow disk
 _POLL = 0.001  # seconds between two looks at a lock that is taken
 _LONGEST_PAUSE = 0.1  # seconds
@@ -78,44 +77,108 @@ CREATE TRIGGER no_delete BEFORE DELETE ON entries
 """
 
 
+def _canonical(value: object) -> str:
+    """JSON with one spelling per value, so that equal rows have equal hashes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def as_stored(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a payload as it comes back from the file: tuples as lists, keys as strings."""
+    return dict(json.loads(_canonical(dict(payload))))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row. There is no time in it: when a model was sampled is nobody's business.
+
+    - `seq`: 1, 2, 3, … without gaps.
+    - `account`: 0 for the row that describes the ledger.
+    - `kind`: ``"ledger"``, ``"account"``, ``"batches"`` or ``"close"``; for a run ``"plan"``,
+      ``"run"``, ``"chain"``, ``"lease"`` or ``"return"``; for one-off releases ``"plan"``,
+      ``"charge"``, ``"release"`` or ``"finish"``.
+    - `amount`: the reservation of an account; ledger units of a lease or a charge; of releases on
+      batches, less those that they replace; negative for what is returned or taken back; else 0.
+    - `balance`: what the account has spent after this row: the running sum over the kinds in
+      `SPENDING`.
+    - `payload`: public facts about the row.
+    - `previous`, `hash`: SHA-256 in hexadecimal of the row before and of this row (which covers the
+      one before).
+    """
+
+    seq: int
+    account: int
+    plan: int | None
+    kind: str
+    amount: int
+    balance: int
+    payload: dict[str, Any]
+    previous: str
+    hash: str
+
+    def expected_hash(self) -> str:
+        """SHA-256 over the hash of the row before and everything else in this row."""
+        facts = [self.seq, self.account, self.plan, self.kind, self.amount, self.balance]
+        text = self.previous + _canonical([*facts, self.payload])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def decode(row: tuple[Any, ...]) -> Entry:
+    """Read a row in the order of `_COLUMNS`; LedgerError if it is damaged."""
+    seq, account, plan, kind, amount, balance, payload, previous, digest = row
+    try:
+        values = json.loads(payload)
+    except (TypeError, ValueError):
+        values = None
+    whole = all(isinstance(number, int) for number in (seq, account, amount, balance))
+    if not (whole and isinstance(values, dict)):  # SQLite stores any type in any column
+        raise LedgerError(f"row {seq} of the ledger is damaged: it cannot be read")
+    return Entry(seq, account, plan, kind, amount, balance, values, previous, digest)
+
+
+def encode(entry: Entry) -> tuple[Any, ...]:
+    """Return the values of a row in the order of `_COLUMNS`."""
+    facts = (entry.seq, entry.account, entry.plan, entry.kind, entry.amount, entry.balance)
+    return (*facts, _canonical(entry.payload), entry.previous, entry.hash)
+
+
 class Transaction:
     """Rows read and appended under one lock; see `Journal.transaction`."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
 
-    def rows(self, condition: str, values: tuple[object, ...] = ()) -> list[Entry]:
-        """Return the rows for which an SQL condition holds (it may end in ORDER BY or LIMIT)."""
-        query = f"SELECT {COLUMNS} FROM entries WHERE {condition}"
+    def rows(self, *kinds: str, order: str = "seq", **of: int) -> list[Entry]:
+        """Return the rows of these kinds, or of all, oldest first.
+
+        `of` may name an ``account``, a ``plan``, and the row ``after`` which they stand.
+        """
+        condition, values = _condition(kinds, of)
+        # With "+", SQLite looks up the kind and then sorts, rather than reading all of an account.
+        sign = "+" if kinds else ""
+        query = f"SELECT {_COLUMNS} FROM entries WHERE {condition} ORDER BY {sign}{order}"
         return [decode(row) for row in self._connection.execute(query, values)]
 
-    def only(self, condition: str, values: tuple[object, ...] = ()) -> Entry | None:
-        """Return the row for which an SQL condition holds, where at most one can."""
-        found = self.rows(condition, values)
+    def newest(self, *kinds: str, **of: int) -> Entry | None:
+        """Return the last of these rows, or None."""
+        found = self.rows(*kinds, order="seq DESC LIMIT 1", **of)
         return found[0] if found else None
 
-    def newest(self, condition: str = "TRUE", values: tuple[object, ...] = ()) -> Entry | None:
-        """Return the newest row for which an SQL condition holds."""
-        found = self.rows(f"{condition} ORDER BY seq DESC LIMIT 1", values)
-        return found[0] if found else None
-
-    def count(self, condition: str, values: tuple[object, ...]) -> int:
-        """Return the number of rows for which an SQL condition holds."""
+    def count(self, *kinds: str, **of: int) -> int:
+        """Return the number of these rows."""
+        condition, values = _condition(kinds, of)
         query = f"SELECT count(*) FROM entries WHERE {condition}"
         return int(self._connection.execute(query, values).fetchone()[0])
 
-    def charged(self, account: int, plan: int) -> int:
-        """Return the sum of leases and returns of one plan, in ledger units."""
-        query = (
-            "SELECT amount FROM entries "
-            "WHERE account = ? AND kind IN ('lease', 'return') AND plan = ?"
-        )
+    def total(self, *kinds: str, **of: int) -> int:
+        """Return the sum of the amounts of these rows."""
+        condition, values = _condition(kinds, of)
         # not added by SQLite, whose 64 bits what was leased and returned in turn may pass
-        return sum(amount for (amount,) in self._connection.execute(query, (account, plan)))
+        query = f"SELECT amount FROM entries WHERE {condition}"
+        return sum(amount for (amount,) in self._connection.execute(query, values))
 
     def balance(self, account: int) -> int:
         """Return what an account has spent, in ledger units."""
-        newest = self.newest("account = ?", (account,))
+        newest = self.newest(account=account)
         return newest.balance if newest else 0
 
     def append(
@@ -135,6 +198,13 @@ class Transaction:
         marks = ", ".join("?" * 9)
         self._connection.execute(f"INSERT INTO entries VALUES ({marks})", encode(entry))
         return entry
+
+
+def _condition(kinds: Sequence[str], of: Mapping[str, int]) -> tuple[str, tuple[object, ...]]:
+    """SQL for the rows of some kinds, and its values."""
+    parts = [f"kind IN ({', '.join('?' * len(kinds))})"] if kinds else []
+    parts += ["seq > ?" if name == "after" else f"{name} = ?" for name in of]
+    return " AND ".join(parts) or "TRUE", (*kinds, *of.values())
 
 
 class Journal:
@@ -190,34 +260,11 @@ class Journal:
         """Iterate over the rows after a sequence number; the lock is held for a page at a time."""
         while True:
             with self.transaction() as transaction:
-                page = transaction.rows(f"seq > ? ORDER BY seq LIMIT {_PAGE}", (after,))
+                page = transaction.rows(order=f"seq LIMIT {_PAGE}", after=after)
             if not page:
                 return
             yield from page
             after = page[-1].seq
-
-    def verify(self) -> Iterator[Entry]:
-        """Iterate over the rows and check the hash chain.
-
-        LedgerError at the first row that was changed, inserted, removed or reordered.
-        """
-        previous, balances = GENESIS, dict[int, int]()
-        for expected, entry in enumerate(self.entries(), start=1):
-            balance = balances.get(entry.account, 0)
-            balance += entry.amount if entry.kind in SPENDING else 0
-            balances[entry.account] = balance
-            if (
-                entry.seq != expected
-                or entry.previous != previous
-                or entry.hash != entry.expected_hash()
-                or entry.balance != balance
-                or (entry.kind == "ledger") != (expected == 1)
-            ):
-                raise LedgerError(
-                    f"the ledger {self.path} was altered: the hash chain breaks at row {expected}"
-                )
-            previous = entry.hash
-            yield entry
 
     def _connect(self) -> sqlite3.Connection:
         # mode=rw: a missing file is an error, not a fresh and empty ledger.
