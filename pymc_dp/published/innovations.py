@@ -363,7 +363,6 @@ class NonCentred:
             theta = self.vector.ravel(self.reading.start)[None] + [[-1.0], [0.0], [1.0]]
         low, middle, high = np.quantile(theta, [0.16, 0.5, 0.84], axis=0)
         self._prior = middle, np.diag(np.maximum((high - low) / 2.0, 1e-6) ** 2)
-        self.forget()
 
     def _check_round_trip(self) -> None:
         """Records must come back from their innovations while the parameters stay."""

@@ -172,14 +172,6 @@ class Soma(Prior):
     are precise.  Each offer costs as much as a sweep of the others, so there are few of them.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        super().__init__(reading)
-        if reading.local is not None:
-            raise ValueError(
-                "proposal='soma' offers a record to all others, which must therefore be "
-                "exchangeable; here single records have been observed. Use 'prior'."
-            )
-
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """As many offers as the square root of the number of records; padding is drawn again."""
         values, rows, local = self.draw(state.parameters, rng)
@@ -383,8 +375,7 @@ class Written(Offers):
         current = {rv.name: given[rv] for rv in reading.latents}
         parameters = {rv.name: given[rv] for rv in reading.others}
         proposed, log_ratio = proposal(current, parameters)
-        missing = [name for name in current if name not in proposed]
-        if missing or len(proposed) != len(current):
+        if set(proposed) != set(current):
             raise ValueError(
                 f"The proposal must return new records for exactly {sorted(current)}, by name."
             )

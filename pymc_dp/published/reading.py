@@ -619,7 +619,7 @@ def check_proposal(
     Raises NotFactorizable if one record's proposal depends on other records, and ValueError if the
     proposal draws a variable of the model instead of taking its current value.
     """
-    behind = ancestors(proposed)
+    behind = list(ancestors(proposed))
     if taken := set(behind) & set(given):
         raise ValueError(
             f"The proposal uses {names(taken)} of the model itself, which would be drawn again. "

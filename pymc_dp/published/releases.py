@@ -239,16 +239,18 @@ def GeometricRelease(
     -----
     Ghosh, Roughgarden & Sundararajan (2009).
     """
-    b = _pure_scale("GeometricRelease", scale, sensitivity, epsilon)
+    kind = "GeometricRelease"
+    b = _pure_scale(kind, scale, sensitivity, epsilon)
+    rows, value = _sum(f"{kind} `{name}`", statistic, b, observed, whole=True)
 
-    def noise(b: Variable) -> Variable:
-        p = -pt.expm1(-1.0 / b)
-        return pm.Geometric.dist(p) - pm.Geometric.dist(p)
+    def log_density(value: Variable, total: Variable) -> Variable:
+        return (np.log(np.tanh(0.5 / b)) - pt.abs(value - total) / b).sum()
 
-    def log_density(u: Variable, b: Variable) -> Variable:
-        return -pt.abs(u) / b + pt.log(pt.tanh(0.5 / b))
+    def draw(total: Variable) -> Variable:
+        p = pt.broadcast_to(-np.expm1(-1.0 / b), total.shape)
+        return total + pm.Geometric.dist(p) - pm.Geometric.dist(p)
 
-    return _counts("GeometricRelease", name, statistic, b, observed, noise, log_density, **kwargs)
+    return _release(kind, name, rows, value, log_density, draw, **kwargs)
 
 
 def DiscreteGaussianRelease(
@@ -297,20 +299,21 @@ def DiscreteGaussianRelease(
     kind = "DiscreteGaussianRelease"
     levels = [] if rho is None else [math.sqrt(2.0 * _positive("rho", rho))]
     sigma = _scale(kind, scale, sensitivity, levels, "rho")
-    log_sum = np.vectorize(_log_theta)(sigma)
-    largest = float(np.max(sigma))
+    rows, value = _sum(f"{kind} `{name}`", statistic, sigma, observed, whole=True)
+    log_sum, largest = np.vectorize(_log_theta)(sigma), float(np.max(sigma))
 
-    def noise(sigma: Variable) -> Variable:
+    def log_density(value: Variable, total: Variable) -> Variable:
+        return (-0.5 * ((value - total) / sigma) ** 2 - log_sum).sum()
+
+    def draw(total: Variable) -> Variable:
+        sd = pt.broadcast_to(sigma, total.shape)
         if largest > _TABLE_SD:
-            return pt.round(pm.Normal.dist(0.0, sigma)).astype("int64")
+            return total + pt.round(pm.Normal.dist(0.0, sd)).astype("int64")
         reach = math.ceil(12.0 * largest) + 2
-        logits = -0.5 * (np.arange(-reach, reach + 1) / sigma[..., None]) ** 2
-        return pm.Categorical.dist(logit_p=logits) - reach
+        logits = -0.5 * (np.arange(-reach, reach + 1) / sd[..., None]) ** 2
+        return total + pm.Categorical.dist(logit_p=logits) - reach
 
-    def log_density(u: Variable, sigma: Variable) -> Variable:
-        return -0.5 * (u / sigma) ** 2 - log_sum
-
-    return _counts(kind, name, statistic, sigma, observed, noise, log_density, **kwargs)
+    return _release(kind, name, rows, value, log_density, draw, **kwargs)
 
 
 def Release(
@@ -349,31 +352,11 @@ def Release(
     ValueError
         If an argument is not usable.
     """
-    rows = _rows(f"Release `{name}`", statistic)
     published = _numbers(observed)
     if published.ndim > 1:
         raise ValueError(f"Release `{name}`: observed must be a number or a vector.")
-    core = "(k)" if published.ndim else "()"
-    blank = pt.zeros(published.shape)  # tells PyMC the length of what is published
-
-    def logp(value: Variable, rows: Variable, blank: Variable) -> Variable:
-        return log_density(value, rows.sum(axis=0))
-
-    def draw(rows: Variable, blank: Variable, size: Any) -> Variable:
-        assert dist is not None
-        return dist(rows.sum(axis=0))
-
-    return pm.CustomDist(
-        name,
-        rows,
-        blank,
-        logp=logp,
-        signature=f"{_shape_of_rows(rows)},{core}->{core}",
-        observed=_as_given(observed, published),
-        class_name="Release",
-        **({"dtype": published.dtype.name} if dist is None else {"dist": draw}),
-        **kwargs,
-    )
+    rows, value = _rows(f"Release `{name}`", statistic), _as_given(observed, published)
+    return _release("Release", name, rows, value, log_density, dist, **kwargs)
 
 
 # -- one answer per record ------------------------------------------------------------------------
@@ -660,36 +643,36 @@ def _sum(
     return rows, _as_given(observed, published.astype("int64" if whole else "float64"))
 
 
-def _counts(
+def _release(
     kind: str,
     name: str,
-    statistic: Any,
-    scale: np.ndarray,
+    rows: Variable,
     observed: Any,
-    noise: Callable[[Variable], Variable],
     log_density: Callable[[Variable, Variable], Variable],
+    dist: Callable[[Variable], Variable] | None,
     **kwargs: Any,
 ) -> Variable:
-    """A sum of integers with integer noise, drawn and weighed entry by entry."""
-    rows, value = _sum(f"{kind} `{name}`", statistic, scale, observed, whole=True)
+    """What was published about a sum of rows; `dist` draws it anew, if it can be drawn."""
+    published = _numbers(observed)
+    core = "(k)" if published.ndim else "()"
+    blank = pt.zeros(published.shape)  # tells PyMC the length of what is published
 
-    def draw(rows: Variable, scale: Variable, size: Any) -> Variable:
-        total = rows.sum(axis=0)
-        return total + noise(pt.broadcast_to(scale, total.shape))
+    def logp(value: Variable, rows: Variable, blank: Variable) -> Variable:
+        return log_density(value, rows.sum(axis=0))
 
-    def logp(value: Variable, rows: Variable, scale: Variable) -> Variable:
-        return log_density(value - rows.sum(axis=0), scale).sum()
+    def draw(rows: Variable, blank: Variable, size: Any) -> Variable:
+        assert dist is not None
+        return dist(rows.sum(axis=0))
 
-    core = "(m)" if rows.type.ndim > 1 else "()"
     return pm.CustomDist(
         name,
         rows,
-        scale,
-        dist=draw,
+        blank,
         logp=logp,
-        signature=f"{_shape_of_rows(rows)},{'(m)' if scale.ndim else '()'}->{core}",
-        observed=value,
+        signature=f"{('(n)', '(n,m)', '(n,m,p)')[rows.type.ndim - 1]},{core}->{core}",
+        observed=observed,
         class_name=kind,
+        **({"dtype": published.dtype.name} if dist is None else {"dist": draw}),
         **kwargs,
     )
 
@@ -707,27 +690,14 @@ def _choice(
     if chosen >= k:
         raise ValueError(f"{kind} `{name}`: observed is {chosen}, but there are {k} candidates.")
 
-    def draw(rows: Variable, size: Any) -> Variable:
-        return pm.Categorical.dist(logit_p=logits(rows.sum(axis=0)))
-
-    def logp(value: Variable, rows: Variable) -> Variable:
-        scores = logits(rows.sum(axis=0))
+    def log_density(value: Variable, total: Variable) -> Variable:
+        scores = logits(total)
         return scores[value] - pt.logsumexp(scores)
 
-    return pm.CustomDist(
-        name,
-        rows,
-        dist=draw,
-        logp=logp,
-        signature=f"{_shape_of_rows(rows)}->()",
-        observed=chosen,
-        class_name=kind,
-        **kwargs,
-    )
+    def draw(total: Variable) -> Variable:
+        return pm.Categorical.dist(logit_p=logits(total))
 
-
-def _shape_of_rows(rows: Variable) -> str:
-    return ("(n)", "(n,m)", "(n,m,p)")[rows.type.ndim - 1]
+    return _release(kind, name, rows, chosen, log_density, draw, **kwargs)
 
 
 def _numbers(observed: Any) -> np.ndarray:

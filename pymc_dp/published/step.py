@@ -44,6 +44,8 @@ _PROPOSALS: dict[str, Callable[[Reading], Offers]] = {
     "enumerate": Enumerate,
     "soma": Soma,
 }
+#: Columns of the progress bar.
+_SHOWN = {"dp_acceptance": "Moved", "dp_min_log_alpha": "Min log α"}
 #: Bytes of stored records above which the user is warned.
 _LARGE = 2**28
 #: Effective draws below which a parameter is said to mix badly.
@@ -160,10 +162,10 @@ class PrivacyAwareGibbs(CompiledStep):
                 "PrivacyAwareGibbs is for models of published statistics, which need no "
                 "PrivacyBudget; this model has one, for records of its own."
             )
-        if not isinstance(proposal, str) and not callable(proposal):
-            raise ValueError("proposal must be a name or a callable.")
-        if isinstance(proposal, str) and proposal not in _PROPOSALS:
-            raise ValueError(f"proposal must be one of {sorted(_PROPOSALS)}, not {proposal!r}.")
+        if not (proposal in _PROPOSALS if isinstance(proposal, str) else callable(proposal)):
+            raise ValueError(
+                f"proposal must be one of {sorted(_PROPOSALS)}, or a callable, not {proposal!r}."
+            )
         latents, count = _variables(model, vars)
         self.reading: Reading = read(model, latents, count)
         self._exchangeable = check_records(self.reading)
@@ -173,7 +175,7 @@ class PrivacyAwareGibbs(CompiledStep):
                 "own. Use proposal='prior'."
             )
         self._proposal = proposal
-        self._wanted = _wanted(noncentered, self.reading.all_records)
+        self._noncentered = _moved_along(noncentered, self.reading.all_records)
         self.store_records = store_records
         self.moves = check_integer("moves", moves, minimum=1)
         self.vars = [*self.reading.values]
@@ -192,12 +194,12 @@ class PrivacyAwareGibbs(CompiledStep):
         self.noncentred: NonCentred | None = None
         #: Why there are no non-centred moves.
         self._centred = "noncentered=False"
-        if self._wanted is not False:
+        if self._noncentered is not False:
             try:
-                named = self._wanted if isinstance(self._wanted, list) else None
+                named = self._noncentered if isinstance(self._noncentered, list) else None
                 self.noncentred = NonCentred(reading, named)
             except ValueError as error:
-                if self._wanted is not None:
+                if self._noncentered != "auto":
                     raise
                 self._centred = str(error)
         self._log_counts = None
@@ -375,18 +377,13 @@ class PrivacyAwareGibbs(CompiledStep):
             self._planned = call.draws + call.tune
             self._warn_of_storage(call)
         columns = [
-            TextColumn("{task.fields[dp_acceptance]:.2f}", table_column=Column("Moved", ratio=1)),
-            TextColumn(
-                "{task.fields[dp_min_log_alpha]:.2f}", table_column=Column("Min log α", ratio=1)
-            ),
+            TextColumn(f"{{task.fields[{name}]:.2f}}", table_column=Column(title, ratio=1))
+            for name, title in _SHOWN.items()
         ]
-        return columns, {"dp_acceptance": [0.0] * n_chains, "dp_min_log_alpha": [0.0] * n_chains}
+        return columns, {name: [0.0] * n_chains for name in _SHOWN}
 
     def _make_progressbar_update_functions(self) -> tuple[Any, ...]:
-        def update(stats: dict[str, Any]) -> dict[str, float]:
-            return {name: stats[name] for name in ("dp_acceptance", "dp_min_log_alpha")}
-
-        return (update,)
+        return (lambda stats: {name: stats[name] for name in _SHOWN},)
 
     def _warn_of_storage(self, call: _compat.SampleCall) -> None:
         stored = {getattr(v, "name", v) for v in call.var_names or ()}
@@ -439,18 +436,13 @@ def _variables(
     return records, counts[0] if counts else None
 
 
-def _wanted(noncentered: Any, latents: Sequence[Variable]) -> list[Variable] | bool | None:
-    """A list of variables; None for wherever it is possible; True; or False."""
-    if isinstance(noncentered, str):
-        if noncentered != "auto":
-            raise ValueError("noncentered must be 'auto', True, False, or a list of variables.")
-        return None
-    if isinstance(noncentered, bool):
+def _moved_along(noncentered: Any, latents: Sequence[Variable]) -> list[Variable] | bool | str:
+    """The argument `noncentered`, with variables for their names."""
+    if isinstance(noncentered, bool) or (isinstance(noncentered, str) and noncentered == "auto"):
         return noncentered
-    if isinstance(noncentered, Variable):
-        noncentered = [noncentered]
     named = {rv.name: rv for rv in latents}
-    found = [named.get(v, v) for v in noncentered]
+    given = [noncentered] if isinstance(noncentered, Variable | str) else noncentered
+    found = [named.get(v, v) for v in given]
     if not found or not all(v in latents for v in found):
         raise ValueError(
             "noncentered must be 'auto', True, False, or a list of variables that hold records; "
