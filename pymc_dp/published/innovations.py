@@ -314,7 +314,7 @@ class NonCentred:
         values = [model.rvs_to_values[rv] for rv in self.moved]
         self.vector = ParameterVector.of(values, [reading.start[v.name].shape for v in values])
         both = [*reading.latents, *reading.others]
-        self._where = [reading.others.index(rv) for rv in self.moved]
+        self._where = [both.index(rv) for rv in self.moved]
         self._places = [both.index(rv) for rv in self.latents]
         self._rest = [
             k for k, rv in enumerate(both) if rv not in self.moved and rv not in self.latents
@@ -346,9 +346,10 @@ class NonCentred:
         finite = pt.all([pt.all(pt.abs(v) < np.inf) for v in moved.values()])
         level = pt.switch(finite, log_density.astype("float64"), -np.inf)
         outputs = self.vector.substitute([level, *reading.factors(moved), *moved.values()])
-        both = [*reading.values, *reading.inputs]
-        self._innovations = Function([*both, *uniforms], standardised)
-        self._target = Function([self.vector.theta, *[both[k] for k in self._rest], *held], outputs)
+        self._innovations = Function([*reading.inputs, *uniforms], standardised)
+        self._target = Function(
+            [self.vector.theta, *[reading.inputs[k] for k in self._rest], *held], outputs
+        )
 
     def _learn_prior(self) -> None:
         """A reference normal about the prior; robust, since priors may have heavy tails."""
@@ -388,9 +389,9 @@ class NonCentred:
         self._location, self._root = mean, np.linalg.cholesky(covariance)
         self._whiten = np.linalg.inv(self._root)
 
-    def learn(self, parameters: Sequence[np.ndarray]) -> None:
+    def learn(self, state: State) -> None:
         """Take a tuning draw into account: the reference comes from the last half of them."""
-        self._recent.append(self._theta(parameters))
+        self._recent.append(self._theta(state))
         self._learned += 1
         n, d = len(self._recent), self.vector.size
         if n >= 2 * d and self._learned & (self._learned - 1) == 0:
@@ -403,18 +404,17 @@ class NonCentred:
             self._refer(draws.mean(axis=0), covariance + 1e-12 * np.eye(d))
             self._recent = []
 
-    def _theta(self, parameters: Sequence[np.ndarray]) -> np.ndarray:
-        return np.concatenate([np.ravel(parameters[k]) for k in self._where]).astype(float)
+    def _theta(self, state: State) -> np.ndarray:
+        return np.concatenate([np.ravel(state.point[k]) for k in self._where]).astype(float)
 
     def __call__(self, state: State, rng: Generator) -> bool:
         """Move the parameters and records of `state`; False if a record is too far in a tail."""
-        both = [*state.values, *state.parameters]
-        uniforms = [rng.random(both[k].shape) for k in self._places]
-        held = self._innovations(*both, *uniforms)
+        uniforms = [rng.random(state.point[k].shape) for k in self._places]
+        held = self._innovations(*state.point, *uniforms)
         if any((held[k] > HIGHEST).any() for k in self._limited):
             return False
-        rest = [both[k] for k in self._rest]
-        theta = self._theta(state.parameters)
+        rest = [state.point[k] for k in self._rest]
+        theta = self._theta(state)
 
         def target(theta: np.ndarray) -> tuple[float, list[np.ndarray]]:
             log_density, *found = self._target(theta, *rest, *held)
@@ -443,13 +443,9 @@ class NonCentred:
     def _take(self, state: State, theta: np.ndarray, found: list[np.ndarray]) -> None:
         rows, local, *moved = found
         for k, x in zip(self._where, self.vector.point(theta).values(), strict=True):
-            state.parameters[k] = x
-        n_values = len(state.values)
+            state.point[k] = x
         for k, x in zip(self._places, moved, strict=True):
-            if k < n_values:
-                state.values[k] = np.array(x)
-            else:
-                state.parameters[k - n_values] = np.array(x)
+            state.point[k] = np.array(x)
         state.rows, state.local = np.ascontiguousarray(rows), np.array(local)
         state.total[: rows.shape[1]] = state.rows[: state.n_present].sum(axis=0)
 

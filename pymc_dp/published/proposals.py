@@ -61,7 +61,7 @@ class Offers(ABC):
         self.published = reading.published()
         density = compiled_exactly([reading.total], [reading.log_density])
         self.loops = Loops(density.vm.jit_fn)
-        self._rows = Function([*reading.values, *reading.inputs], self._factors(reading.values))
+        self._rows = Function(reading.inputs, self._factors(reading.values))
 
     def _factors(self, values: Sequence[Variable]) -> list[Variable]:
         """Rows and local densities of other values of the records."""
@@ -76,20 +76,12 @@ class Offers(ABC):
         outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
         return [*values, rows, pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)]
 
-    def state(
-        self, values: Sequence[np.ndarray], parameters: Sequence[np.ndarray], n_present: int
-    ) -> State:
+    def state(self, point: Sequence[np.ndarray], n_present: int) -> State:
         """Records with their rows and sum, freshly computed."""
-        rows, local = self._rows(*values, *parameters)
+        rows, local = self._rows(*point)
         rows = np.ascontiguousarray(rows)
-        return State(
-            [np.array(v) for v in values],
-            list(parameters),
-            rows,
-            np.concatenate([rows[:n_present].sum(axis=0), self.published]),
-            local,
-            n_present,
-        )
+        total = np.concatenate([rows[:n_present].sum(axis=0), self.published])
+        return State([np.array(v) for v in point], rows, total, local, n_present)
 
     def begin(self, rng: np.random.Generator) -> None:
         """Begin a chain: with new random streams, and with what is observed by now."""
@@ -123,10 +115,10 @@ class Offers(ABC):
         )
         for k, new in enumerate(values):
             if n_accepted == n:
-                state.values[k] = new
+                state.point[k] = new
             else:
                 where = accepted.reshape((-1,) + (1,) * (new.ndim - 1))
-                np.copyto(state.values[k], new, where=where)
+                np.copyto(state.point[k], new, where=where)
         state.local = np.where(accepted, local, state.local)
         return n_accepted / n, lowest
 
@@ -149,19 +141,21 @@ class Prior(Offers):
                 inputs.append(u)
                 self._fresh.append((found.drawn, reading.at_start(value).shape))
             values.append(forward(model, rv, given[rv], here))
-        self._move = Function([*reading.inputs, *inputs], self._offered(values))
+        parameters = reading.inputs[len(values) :]
+        self._move = Function([*parameters, *inputs], self._offered(values))
 
     def draw(
-        self, parameters: Sequence[np.ndarray], rng: np.random.Generator
+        self, state: State, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """New values of all records, their rows, and their local densities."""
         fresh = [drawn(rng, shape) for drawn, shape in self._fresh]
+        parameters = state.point[len(self.reading.latents) :]
         *values, rows, local = self._move(*parameters, *fresh)
         return values, rows, local
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
-        """One sweep over all records."""
-        values, rows, local = self.draw(state.parameters, rng)
+        """One sweep."""
+        values, rows, local = self.draw(state, rng)
         return self._one_by_one(state, values, rows, local, 0.0, rng)
 
 
@@ -174,7 +168,7 @@ class Soma(Prior):
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """As many offers as the square root of the number of records; padding is drawn again."""
-        values, rows, local = self.draw(state.parameters, rng)
+        values, rows, local = self.draw(state, rng)
         n = state.n_present
         n_offers = math.isqrt(n)
         places = np.full(n_offers, -1, dtype=np.int64)
@@ -189,7 +183,7 @@ class Soma(Prior):
             places,
         )
         padding = n + np.flatnonzero(finite[n:])
-        for mine, new in zip(state.values, values, strict=True):
+        for mine, new in zip(state.point, values, strict=False):
             for offer, place in zip(order, places, strict=False):
                 if place >= 0:
                     mine[place] = new[offer]
@@ -234,7 +228,7 @@ class Crank(Offers):
             noise.append(z)
             uniforms.append(w)
         self._move = Function(
-            [*reading.values, *reading.inputs, rho, *noise, *uniforms],
+            [*reading.inputs, rho, *noise, *uniforms],
             [*self._offered(values), sum(limited, pt.zeros(reading.n))],
         )
         self._check_round_trip()
@@ -266,12 +260,11 @@ class Crank(Offers):
         self._log_odds = min(max(self._log_odds, -6.0), 12.0)
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
-        """One sweep over all records."""
+        """One sweep."""
         rho = np.asarray(1.0 / (1.0 + math.exp(-self._log_odds)))
-        shapes = [v.shape for v in state.values]
+        shapes = [v.shape for v in state.point[: len(self.reading.latents)]]
         *values, rows, local, far = self._move(
-            *state.values,
-            *state.parameters,
+            *state.point,
             rho,
             *[rng.standard_normal(shape) for shape in shapes],
             *[rng.random(shape) for shape in shapes],
@@ -297,10 +290,8 @@ class Enumerate(Offers):
         ]
         joint = math.prod(len(support) for _, _, support in coordinates)
         self._blocks = [coordinates] if joint <= _JOINT_CELLS else [[c] for c in coordinates]
-        self._move = Function(
-            [*reading.values, *reading.inputs],
-            [reading.row_log_prior(), *self._factors(reading.values)],
-        )
+        graphs = [reading.row_log_prior(), *self._factors(reading.values)]
+        self._move = Function(reading.inputs, graphs)
 
     def _support(self, rv: Variable) -> np.ndarray:
         """Possible values of each entry."""
@@ -309,39 +300,36 @@ class Enumerate(Offers):
             return np.arange(2)
         if name == "categorical":
             return np.arange(self.reading.at_start(found[0]).shape[-1])
-        if name in ("binomial", "beta_binomial"):
-            return np.arange(int(self._number(rv, found[0]).max()) + 1)
-        if name == "discrete_uniform":
-            low, high = (self._number(rv, v) for v in found)
-            return np.arange(int(low.min()), int(high.max()) + 1)
-        raise ValueError(
-            f"proposal='enumerate' needs finitely many values; `{rv.name}` is {name}. Use 'prior'."
-        )
-
-    def _number(self, rv: Variable, parameter: Variable) -> np.ndarray:
-        if depends_on_variables(parameter):
+        if name not in ("binomial", "beta_binomial", "discrete_uniform"):
+            raise ValueError(
+                f"proposal='enumerate' needs finitely many values; `{rv.name}` is {name}. Use "
+                "'prior'."
+            )
+        low, high = found if name == "discrete_uniform" else (pt.zeros(()), found[0])
+        if depends_on_variables(low) or depends_on_variables(high):
             raise ValueError(
                 f"proposal='enumerate': the values that `{rv.name}` can take depend on unknown "
                 "parameters. Use 'prior'."
             )
-        return self.reading.at_start(parameter)
+        low, high = self.reading.at_start(low).min(), self.reading.at_start(high).max()
+        return np.arange(int(low), int(high) + 1)
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
-        """One sweep over all records."""
+        """One sweep."""
         n, changed = len(state.rows), 0
         for block in self._blocks:
             cells = list(itertools.product(*[support for _, _, support in block]))
             chosen = np.full(n, -1, dtype=np.int64)
             log_weights, rows = np.empty((len(cells), n)), []
             for c, cell in enumerate(cells):
-                values = [v.copy() for v in state.values]
+                point = [v.copy() for v in state.point]
                 here = np.ones(n, dtype=np.bool_)
                 for (k, column, _), entry in zip(block, cell, strict=True):
-                    flat = values[k].reshape(n, -1)
+                    flat = point[k].reshape(n, -1)
                     here &= flat[:, column] == entry
                     flat[:, column] = entry
                 chosen[here] = c
-                log_prior, found, local = self._move(*values, *state.parameters)
+                log_prior, found, local = self._move(*point)
                 log_weights[c] = log_prior + local
                 rows.append(found)
             log_weights[np.isnan(log_weights)] = -np.inf
@@ -356,7 +344,7 @@ class Enumerate(Offers):
             )
             taken = np.array(cells)[chosen]
             for j, (k, column, _) in enumerate(block):
-                state.values[k].reshape(n, -1)[:, column] = taken[:, j]
+                state.point[k].reshape(n, -1)[:, column] = taken[:, j]
         return changed / (n * len(self._blocks)), 0.0
 
 
@@ -392,14 +380,12 @@ class Written(Offers):
             given[rv] = x
             values.append(forward(model, rv, x, here))
         after = clone_replace(before, dict(zip(reading.values, values, strict=True)))
-        self._move = Function(
-            [*reading.values, *reading.inputs],
-            [*self._offered(values), after - before + ratio],
-        )
+        graphs = [*self._offered(values), after - before + ratio]
+        self._move = Function(reading.inputs, graphs)
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
-        """One sweep over all records."""
-        *values, rows, local, log_ratio = self._move(*state.values, *state.parameters)
+        """One sweep."""
+        *values, rows, local, log_ratio = self._move(*state.point)
         return self._one_by_one(state, values, rows, local, log_ratio, rng)
 
 

@@ -169,8 +169,7 @@ def forward(model: Model, rv: Variable, x: Variable, here: Variable) -> Variable
 class State:
     """Records of one chain and what they add up to."""
 
-    values: list[np.ndarray]  # (n, ...) value variables of the records
-    parameters: list[np.ndarray]  # value variables of everything else
+    point: list[np.ndarray]  # value variables of the records (n, ...), then of everything else
     rows: np.ndarray  # (n, M) what each record adds to the sum where it exists
     total: np.ndarray  # (M + P,) the sum over the records that exist, and what was published
     local: np.ndarray  # (n,) other log-densities of each record
@@ -232,8 +231,8 @@ class Reading:
 
     @cached_property
     def inputs(self) -> list[Variable]:
-        """Value variables of `others`."""
-        return [self.model.rvs_to_values[rv] for rv in self.others]
+        """Value variables of the records, then of everything else."""
+        return [self.model.rvs_to_values[rv] for rv in (*self.latents, *self.others)]
 
     @cached_property
     def start(self) -> dict[str, np.ndarray]:
@@ -242,8 +241,8 @@ class Reading:
 
     @cached_property
     def at_the_start(self) -> list[np.ndarray]:
-        """`values` and `inputs` at the initial point."""
-        return [np.asarray(self.start[v.name]) for v in (*self.values, *self.inputs)]
+        """`inputs` at the initial point."""
+        return [np.asarray(self.start[v.name]) for v in self.inputs]
 
     def at_start(self, variable: Variable) -> np.ndarray:
         """A variable of the model at the model's initial point."""
@@ -430,25 +429,22 @@ def names(variables: Iterable[Variable]) -> str:
 def _number_of_records(model: Model, latents: Sequence[Variable]) -> int:
     start = model.initial_point()
     shapes = {rv.name: np.shape(start[model.rvs_to_values[rv].name]) for rv in latents}
-    lengths = {shape[0] if shape else -1 for shape in shapes.values()}
-    if len(lengths) != 1 or -1 in lengths:
-        told = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
-        if len(lengths) > 1 and -1 not in lengths:
-            steps = ", ".join(
-                f"dp.PrivacyAwareGibbs([{', '.join(v for v, s in shapes.items() if s[0] == k)}])"
-                for k in sorted(lengths)
-            )
-            raise ValueError(
-                f"Records of one step must be as many in every variable; shapes are {told}. Give "
-                f"each table of records a step of its own: pm.sample(step=[{steps}])."
-            )
-        single = names(rv for rv in latents if not shapes[rv.name])
+    told = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
+    if single := names(rv for rv in latents if not shapes[rv.name]):
         raise ValueError(
             f"Every variable of the records must have one row per record, but {single} is a single "
             f"number; shapes are {told}. If it is a parameter, leave it out of `vars`: PyMC gives "
             "it a step of its own. If it is the only record, declare it with shape=1."
         )
-    return int(lengths.pop())
+    lengths = sorted({shape[0] for shape in shapes.values()})
+    if len(lengths) > 1:
+        tables = [", ".join(v for v, shape in shapes.items() if shape[0] == n) for n in lengths]
+        steps = ", ".join(f"dp.PrivacyAwareGibbs([{table}])" for table in tables)
+        raise ValueError(
+            f"Records of one step must be as many in every variable; shapes are {told}. Give "
+            f"each table of records a step of its own: pm.sample(step=[{steps}])."
+        )
+    return lengths[0]
 
 
 def _shapes(model: Model, variables: Sequence[Variable]) -> list[tuple[int, ...]]:
@@ -569,9 +565,8 @@ def check_records(reading: Reading) -> bool:
     _check_structure(reading, graphs)
     alike = reading.local is None and not _has_own_data(reading, [graphs[0], graphs[2]])
     rng = np.random.default_rng(_SEED)
-    inputs = [*reading.values, *reading.inputs]
-    factors = Function(inputs, graphs, compiled=False)
-    masked = Function(inputs, [reading.rows], compiled=False)
+    factors = Function(reading.inputs, graphs, compiled=False)
+    masked = Function(reading.inputs, [reading.rows], compiled=False)
     for parameters, first, second in _experiments(reading, rng):
         of_first, of_second = (factors(*values, *parameters) for values in (first, second))
         for found, label in zip(of_first, _LABELS, strict=True):
@@ -627,14 +622,13 @@ def check_proposal(
         )
     nodes = dict.fromkeys(v.owner for v in behind if is_drawn(v))
     draws = [node.default_output() for node in nodes]
-    inputs = [*reading.values, *reading.inputs]
-    draw = Function(inputs, draws, compiled=False)
+    draw = Function(reading.inputs, draws, compiled=False)
     rng = np.random.default_rng(_SEED)
     draw.reseed(rng)
     laws = [p for d in draws for p in d.owner.op.dist_params(d.owner)]
     held = {d: d.type(name=f"draw{k}") for k, d in enumerate(draws)}
     outputs = clone_replace([*proposed, *laws], held, rebuild_strict=False)
-    propose = Function([*inputs, *held.values()], outputs, compiled=False)
+    propose = Function([*reading.inputs, *held.values()], outputs, compiled=False)
     for parameters, first, second in _experiments(reading, rng):
         drawn = draw(*first, *parameters)
         others = _mix(drawn, draw(*second, *parameters), np.ones(reading.n, dtype=np.bool_))
@@ -665,10 +659,11 @@ def _experiments(
     drawn = [forward(reading.model, rv, rv, rv) for rv in reading.latents]
     given = reading.constrained(reading.others)
     graphs = clone_replace(drawn, given, rebuild_strict=False)
-    draw = Function(reading.inputs, graphs, compiled=False)
+    others = reading.inputs[len(drawn) :]
+    draw = Function(others, graphs, compiled=False)
     draw.reseed(rng)
     for trial in range(_POINTS):
-        parameters = [_moved(reading, v, trial, rng) for v in reading.inputs]
+        parameters = [_moved(reading, v, trial, rng) for v in others]
         try:
             first, second = draw(*parameters), draw(*parameters)
         except NotImplementedError:

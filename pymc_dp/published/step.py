@@ -178,6 +178,9 @@ class PrivacyAwareGibbs(CompiledStep):
         self._noncentered = _moved_along(noncentered, self.reading.all_records)
         self.store_records = store_records
         self.moves = check_integer("moves", moves, minimum=1)
+        self._n_records = len(
+            self.reading.latents
+        )  # variables of the records, which come first in a state
         self.vars = [*self.reading.values]
         if count is not None:
             self.vars.append(model.rvs_to_values[count])
@@ -206,8 +209,7 @@ class PrivacyAwareGibbs(CompiledStep):
         if reading.count is not None:
             here = placed(reading.count, reading.constrained(reading.others))
             log_prior = pm.logp(here, pt.arange(reading.n + 1), warn_rvs=False)
-            parameters = [v for v in reading.inputs if v.name != self.vars[-1].name]
-            self._log_counts = Function(parameters, [log_prior])
+            self._log_counts = Function(reading.inputs, [log_prior])
         self._begin()
 
     # -- the life of a chain --------------------------------------------------------------------
@@ -251,15 +253,12 @@ class PrivacyAwareGibbs(CompiledStep):
             self._drift = state.refresh()
         if self.noncentred is not None:
             if self.tune:
-                self.noncentred.learn(state.parameters)
+                self.noncentred.learn(state)
             self._far += not all(self.noncentred(state, self.rng) for _ in range(self.moves))
         self._state = state
         self._iterations += 1
-        point = dict(point)
-        for value, x in zip(self.reading.values, state.values, strict=True):
-            point[value.name] = x.copy()
-        for value, x in zip(self.reading.inputs, state.parameters, strict=True):
-            point[value.name] = np.asarray(x)
+        variables = zip(self.reading.inputs, state.point, strict=True)
+        point = {**point, **{value.name: x.copy() for value, x in variables}}
         trouble = self._trouble(state)
         stats = {
             "dp_acceptance": acceptance,
@@ -271,18 +270,16 @@ class PrivacyAwareGibbs(CompiledStep):
 
     def _current(self, point: dict[str, np.ndarray]) -> State:
         """The state of the chain at a point; its rows are kept while the records stay."""
-        values = [np.asarray(point[v.name]) for v in self.reading.values]
-        parameters = [np.asarray(point[v.name]) for v in self.reading.inputs]
-        n_present = self.reading.n
+        values = [np.asarray(point[v.name]) for v in self.reading.inputs]
+        n_present, r = self.reading.n, self._n_records
         if self.reading.count is not None:
-            n_present = int(point[self.vars[-1].name])
-            n_present = min(max(n_present, 0), self.reading.n)
+            n_present = min(max(int(point[self.vars[-1].name]), 0), n_present)
         mine = self._state
         if mine is not None and self.reading.local is None and mine.n_present == n_present:
-            if all(np.array_equal(a, b) for a, b in zip(mine.values, values, strict=True)):
-                mine.parameters = parameters
+            if all(map(np.array_equal, mine.point[:r], values[:r])):
+                mine.point[r:] = values[r:]
                 return mine
-        state = self.offers.state(values, parameters, n_present)
+        state = self.offers.state(values, n_present)
         if mine is None and not self._is_possible(state):
             state = self._start_elsewhere(state)
         return state
@@ -298,8 +295,8 @@ class PrivacyAwareGibbs(CompiledStep):
             prior = Prior(self.reading)
             prior.begin(self.rng)
         for _ in range(_STARTS):
-            values, _, _ = prior.draw(state.parameters, self.rng)
-            found = self.offers.state(values, state.parameters, state.n_present)
+            values, _, _ = prior.draw(state, self.rng)
+            found = self.offers.state([*values, *state.point[len(values) :]], state.n_present)
             if self._is_possible(found):
                 return found
         raise ValueError(
@@ -310,26 +307,24 @@ class PrivacyAwareGibbs(CompiledStep):
         )
 
     def _move_count(self, state: State) -> None:
-        reading, n = self.reading, self.reading.n
-        place = reading.others.index(reading.count)
-        parameters = [x for k, x in enumerate(state.parameters) if k != place]
+        n, r = self.reading.n, self._n_records
         order = np.arange(n)
-        moves = 2 * math.isqrt(n) + 4
         assert self._log_counts is not None
         state.n_present = int(
             self.offers.loops.births_and_deaths(
                 state.rows,
                 state.total,
-                np.ascontiguousarray(self._log_counts(*parameters)[0], dtype=float),
+                np.ascontiguousarray(self._log_counts(*state.point)[0], dtype=float),
                 state.n_present,
-                self.rng.random((moves, 3)),
+                self.rng.random((2 * math.isqrt(n) + 4, 3)),
                 self._exchangeable,
                 order,
             )
         )
-        state.values = [v[order] for v in state.values]
+        state.point[:r] = [v[order] for v in state.point[:r]]
         state.local = state.local[order]
-        state.parameters[place] = np.asarray(state.n_present, dtype=state.parameters[place].dtype)
+        count = self.reading.inputs.index(self.vars[-1])
+        state.point[count] = np.asarray(state.n_present, dtype=state.point[count].dtype)
 
     # -- what it says ---------------------------------------------------------------------------
 
@@ -340,7 +335,7 @@ class PrivacyAwareGibbs(CompiledStep):
         if self._planned is None:
             return None
         if self.noncentred is None:
-            self._seen.append(np.hstack([0.0, *[np.ravel(x) for x in state.parameters]]))
+            self._seen.append(np.hstack([0.0, *map(np.ravel, state.point[self._n_records :])]))
         if self._iterations != self._planned:
             return None
         if count is not None and self._full > _FULL * self._planned:
