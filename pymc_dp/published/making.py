@@ -141,10 +141,8 @@ class PublishedStatistic:
             return pt.clip(rows, low[0] if self.scalar else low, high[0] if self.scalar else high)
         assert self.row_norm is not None
         matrix = rows[:, None] if self.scalar else rows
-        if self.mechanism == "gaussian":
-            norms = pt.sqrt((matrix**2).sum(axis=1))
-        else:
-            norms = pt.abs(matrix.astype("float64")).sum(axis=1)  # integers could wrap
+        matrix = matrix.astype("float64")  # integers could wrap
+        norms = pt.linalg.norm(matrix, 2 if self.mechanism == "gaussian" else 1, axis=1)
         factor = pt.minimum(1.0, self.row_norm / pt.maximum(norms, 1e-300))
         clipped = matrix * factor[:, None]
         if self.mechanism == "geometric":

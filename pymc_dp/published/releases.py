@@ -610,7 +610,7 @@ def ObjectivePerturbationRelease(
         log_det = pt.log(pt.abs(pt.linalg.det(curvature)))
         if noise == "gaussian":
             return constant - 0.5 * ((b / size) ** 2).sum() + log_det
-        return constant - pt.linalg.norm(b, 1 if noise == "l1" else 2) / size + log_det
+        return constant - pt.linalg.norm(b, int(noise[1:]), axis=-1) / size + log_det
 
     return pm.CustomDist(
         name,
