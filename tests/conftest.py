@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from pymc_dp.published.graphs import Function
+from pymc_dp.published.reading import Function
 from pymc_dp.records import PublicTerms, Records
 from pymc_dp.rows import functions
 from pymc_dp.rows.engine import RowEngine

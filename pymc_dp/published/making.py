@@ -139,10 +139,8 @@ class PublishedStatistic:
             return pt.clip(rows, low[0] if self.scalar else low, high[0] if self.scalar else high)
         assert self.row_norm is not None
         matrix = rows[:, None] if self.scalar else rows
-        if self.mechanism == "gaussian":
-            norms = pt.sqrt((matrix**2).sum(axis=1))
-        else:
-            norms = pt.abs(matrix.astype("float64")).sum(axis=1)  # integers could wrap
+        matrix = matrix.astype("float64")  # integers could wrap
+        norms = pt.linalg.norm(matrix, 2 if self.mechanism == "gaussian" else 1, axis=1)
         factor = pt.minimum(1.0, self.row_norm / pt.maximum(norms, 1e-300))
         clipped = matrix * factor[:, None]
         if self.mechanism == "geometric":
@@ -318,8 +316,8 @@ def release_statistic(
         mechanism=mechanism,
         observed=observed.tolist(),
         scale=scale.tolist(),
-        lower=None if scaling.lower is None else scaling.lower.tolist(),
-        upper=None if scaling.upper is None else scaling.upper.tolist(),
+        lower=None if bounds is None else scaling.lower.tolist(),
+        upper=None if bounds is None else scaling.upper.tolist(),
         row_norm=None if row_norm is None else float(row_norm),
         n=n if neighboring == "replace_one" else None,
         scalar=rows.scalar,
@@ -434,17 +432,16 @@ def _statement(
 
 @dataclass(frozen=True)
 class _Scaling:
-    """From rows to contributions of known norm, and back to sums.
+    """From rows to contributions (row - centre) / half of known norm, and back to sums.
 
-    Contributions are (row - centre) / half, or the rows themselves without `centre` and `half`.
-    Bounds, centre and half are (m,).
+    Bounds, centre and half are (m,); without bounds contributions are the rows themselves.
     """
 
     norm: float  # bound on the norm of a contribution
-    lower: np.ndarray | None = None
-    upper: np.ndarray | None = None
-    centre: np.ndarray | None = None
-    half: np.ndarray | None = None
+    lower: np.ndarray
+    upper: np.ndarray
+    centre: np.ndarray
+    half: np.ndarray
     one_sided: bool = False  # as of `pymc_dp.privacy.answer.LaplaceSum`
 
     @classmethod
@@ -459,11 +456,12 @@ class _Scaling:
     ) -> _Scaling:
         """Bounds as the user gave them."""
         whole = mechanism == "geometric"
+        zeros, ones = np.zeros(width), np.ones(width)
         if bounds is None:
             norm = check_number("row_norm", row_norm)
             if norm <= 0 or (whole and norm != int(norm)):
                 raise ValueError("row_norm must be positive, and an integer for 'geometric'.")
-            return cls(float(norm))
+            return cls(norm, zeros - np.inf, zeros + np.inf, zeros, ones)
         if not isinstance(bounds, tuple | list) or len(bounds) != 2:
             raise ValueError("bounds must be a pair (lower, upper).")
         try:
@@ -485,12 +483,12 @@ class _Scaling:
                         "give bounds nearer to 0, and subtract a public number in `statistic`."
                     )
                 norm = float((high - low).sum())
-                return cls(norm, low, high, low, np.ones(width), one_sided=True)
+                return cls(norm, low, high, low, ones, one_sided=True)
             norm = float(np.maximum(np.abs(low), np.abs(high)).sum())
-            return cls(norm, low, high, np.zeros(width), np.ones(width))
+            return cls(norm, low, high, zeros, ones)
         if max(np.abs(low).max(), np.abs(high).max()) > 2.0**900:
             raise ValueError("bounds are too large to compute with.")
-        centre = (low + high) / 2.0 if replaced else np.zeros(width)
+        centre = (low + high) / 2.0 if replaced else zeros
         half = np.maximum(high - centre, centre - low)
         norm = math.sqrt(width) if mechanism == "gaussian" else float(width)
         return cls(norm, low, high, centre, half)
@@ -516,17 +514,12 @@ class _Scaling:
         """(m, n) contributions; rows that are not finite become 0 before they are clamped."""
         finite = np.isfinite(rows).all(axis=0)
         rows = np.where(finite, rows, 0.0)
-        if self.lower is None or self.upper is None or self.centre is None or self.half is None:
-            return rows
         clamped = np.clip(rows, self.lower[:, None], self.upper[:, None])
         return np.ascontiguousarray((clamped - self.centre[:, None]) / self.half[:, None])
 
     def restored(self, noisy: np.ndarray, scale: float, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """The published sum and the scale of its noise; n enters where it is public alone."""
-        if self.centre is None or self.half is None:
-            return noisy, np.full(len(noisy), scale)
+        """The published sum and the scale of its noise; where n is private, the centre is 0."""
         if np.issubdtype(noisy.dtype, np.integer):
             offset = np.array([n * int(c) for c in self.centre], dtype=np.int64)
             return noisy + offset, np.full(len(noisy), scale)
-        moved = noisy * self.half + (n * self.centre if self.centre.any() else 0.0)
-        return moved, scale * self.half
+        return noisy * self.half + n * self.centre, scale * self.half
