@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pymc_dp.rows import blockwise, contributions, hessians, store
+from pymc_dp.records.units import RecordStore
+from pymc_dp.rows import contributions, groups, hessians
 from pymc_dp.rows.contributions import (
     Change,
     Contribution,
@@ -20,12 +21,11 @@ from pymc_dp.rows.contributions import (
     Score,
     blocks,
 )
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.rows.store import RecordStore, RowGroup
-from pymc_dp.rows.tilt import TiltedEngine
 from tests.selection import marked
 
 from .test_records import compiled, evaluate, quick, records_of, same_bits, with_data
@@ -234,7 +234,7 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
         whole = values(engine, spec)
         with monkeypatch.context() as patch:
             for size in (7, 16):
-                patch.setattr(blockwise, "BLOCK", size)
+                patch.setattr(groups, "BLOCK", size)
                 patch.setattr(contributions, "BLOCK", 2 * size + 1)
                 patch.setattr(hessians, "_DIRECTIONS", 2000)
                 patch.setattr(hessians, "_SHORTEST", size - 2)
@@ -362,7 +362,7 @@ def test_a_pickled_engine_holds_records_and_nothing_made_of_them() -> None:
     groups = [RowGroup(None, g.store, g.units) for g in engine.groups]  # functions: not arrays
     for group, full in zip(groups, engine.groups, strict=True):
         group._columns = full.columns()
-        assert isinstance(group._columns, store.Columns)
+        assert isinstance(group._columns, groups.Columns)
         assert pickle.loads(pickle.dumps(group))._columns is None
     state = tilted.__getstate__()
     assert state["_reference"] is None

@@ -12,6 +12,9 @@ from pytensor.compile.mode import Mode, get_mode
 from pytensor.link.numba.dispatch.basic import numba_njit
 from pytensor.link.numba.linker import NumbaLinker
 
+#: For functions called once: no compilation, no compiler needed, and constants stay in the graph.
+INTERPRETED = Mode(linker="py", optimizer=None)
+
 
 class ExactLinker(NumbaLinker):
     """Numba's linker: every row of a block gives the same bits wherever it stands.

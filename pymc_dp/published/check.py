@@ -20,7 +20,7 @@ from pytensor.tensor.sort import ArgSortOp, SortOp
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.published.graphs import Function, forward
 from pymc_dp.published.reading import Reading, names
-from pymc_dp.rows.ancestry import ancestors_without_shapes, is_long_array
+from pymc_dp.records.ancestry import ancestors_without_shapes, is_long_array
 
 #: The seed of the experiments: a setting.
 _SEED = 7

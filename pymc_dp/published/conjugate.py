@@ -15,7 +15,7 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.base.compiled_step import CompiledStep
 from pymc_dp.published.graphs import Function
-from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.records.graph import ParameterVector
 
 _TRIALS = 3
 _TOLERANCE = 1e-6

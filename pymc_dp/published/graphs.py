@@ -20,8 +20,7 @@ from pytensor.tensor.basic import Join, MakeVector, ScalarFromTensor, TensorFrom
 from pytensor.tensor.elemwise import CAReduce, DimShuffle
 from pytensor.tensor.random.type import RandomType
 
-from pymc_dp.base.linker import exact
-from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.base.linker import INTERPRETED, exact
 
 
 class Function:

@@ -21,7 +21,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_dp.base.compat import SolveTriangular
-from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.base.linker import INTERPRETED
 
 #: Ends of uniform innovations, where quantiles are infinite.
 _LOWEST, _LAST = 2.0**-1000, 1.0 - 2.0**-53

@@ -20,21 +20,13 @@ from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import mu_from_budget, smallest_noise_multiplier, units_from_mu
-from pymc_dp.privacy.answer import (
-    Grid,
-    LaplaceSum,
-    Neighboring,
-    Query,
-    VectorSum,
-    answer,
-    told,
-)
+from pymc_dp.privacy.answer import Grid, LaplaceSum, Neighboring, Query, VectorSum, answer, told
 from pymc_dp.privacy.events import GaussianEvent
 from pymc_dp.privacy.ledger import PREPARATION, STATISTIC, Ledger
 from pymc_dp.privacy.meter import pay
 from pymc_dp.privacy.preparation import interrupts_wait
 from pymc_dp.published.releases import GaussianRelease, GeometricRelease, LaplaceRelease
-from pymc_dp.rows.alone import RowByRow, widened
+from pymc_dp.rows.record_statistics import RowByRow, widened
 from pymc_dp.rows.sparse import SparseBlock
 
 Mechanism = Literal["gaussian", "laplace", "geometric"]

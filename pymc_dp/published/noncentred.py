@@ -15,7 +15,7 @@ from pymc_dp.published.graphs import Function, forward, placed
 from pymc_dp.published.innovations import HIGHEST, Innovation, innovation
 from pymc_dp.published.proposals import State
 from pymc_dp.published.reading import Reading
-from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.records.graph import ParameterVector
 
 #: Draws of the prior from which the first reference normal is made.
 _PRIOR_DRAWS = 400

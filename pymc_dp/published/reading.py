@@ -27,10 +27,10 @@ from pytensor.scalar.basic import LT, Add
 from pytensor.tensor.basic import ARange
 from pytensor.tensor.elemwise import CAReduce, Elemwise
 
+from pymc_dp.base.linker import INTERPRETED
 from pymc_dp.errors import NotFactorizable
-from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.integers import is_discrete, without_wrapping
+from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, is_data
+from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,12 +13,13 @@ from pymc.model import Model
 from pymc_dp.base.checks import check_integer
 from pymc_dp.budget import get_budget
 from pymc_dp.publication.unconstrained import unconstrain
-from pymc_dp.records import extract, longest_unnamed, private_observed
+from pymc_dp.records.extraction import extract
+from pymc_dp.records.units import RecordStore, longest_unnamed, private_observed
 from pymc_dp.report.simulation import MODE, ROWS, Features, draw_prior, simulator
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.store import RecordStore, RowGroup
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.steps.settings import scaling_matrix
 
 #: With 200 draws of 100 records there are 100 above the quantile of 99.5 %.

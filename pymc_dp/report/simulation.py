@@ -16,18 +16,18 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.type import TensorType
 
-from pymc_dp.bounds import clamp, source_limits
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.records import Records, private_observed, public_inputs
-from pymc_dp.rows.ancestry import (
+from pymc_dp.records.ancestry import (
     ancestors_without_shapes,
     array_of,
     data_behind,
     is_data,
     is_long_constant,
 )
-from pymc_dp.rows.cuts import RowLeaf
-from pymc_dp.rows.intervals import Interval
+from pymc_dp.records.bounds import Interval, clamp, source_limits
+from pymc_dp.records.extraction import Records
+from pymc_dp.records.graph import RowLeaf
+from pymc_dp.records.units import private_observed, public_inputs
 
 #: Records for each draw of the parameters.
 ROWS = 100

@@ -14,20 +14,23 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.extraction import Records
+from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
-from pymc_dp.rows.blockwise import BLOCK
-from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import Engine, RowEngine, TiltedEngine
 from pymc_dp.rows.expected import (
     clipped_scores,
     expected_curvatures,
     law_unknown,
     laws_not_found,
     losses,
+    norms_of_outcomes,
 )
+from pymc_dp.rows.groups import BLOCK, RowGroup
 from pymc_dp.rows.hessians import outer_products, packed_curvatures, sees_few
-from pymc_dp.rows.interfaces import Coordinates, Engine
 from pymc_dp.rows.predicted import PredictorEngine
-from pymc_dp.rows.tilt import TiltedEngine
 
 #: Numbers held at once: 64 MB of float64.
 _LARGEST = 2**23
@@ -340,3 +343,70 @@ def _path_error(tilted: TiltedEngine, spec: PathError) -> np.ndarray:
             loops.clip_factors(vectors, spec.clip_norm, factor[where])
         error -= tilted.work(scores, start, end, factor)
     return error[None]
+
+
+# -- made-up records -------------------------------------------------------------------------------
+
+
+_ROWS = 1000
+#: Where more laws of outcomes are not found, and from this condition number of the curvature on,
+#: the place says little; more parameters take too long.
+_NOT_FOUND, _CONDITION, _LARGEST = 0.05, 1e8, 60
+
+Norms = tuple[np.ndarray, np.ndarray]
+
+
+def score_norms(records: Records) -> Norms | None:
+    """Norms of the scores of made-up records, about PyMC's initial point."""
+    at = Coordinates(records.initial, np.eye(records.parameters.size))
+    return made_up_norms(RowEngine.of(records, at), records.initial)
+
+
+def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
+    """Norms of scores in whitened coordinates, and the parts of the records that have them.
+
+    `theta` is a public point; of `engine` only functions, types and shapes are used.  Norms, (k,),
+    are those of one record: the mean of their squares is d.  None where the law of the outcomes is
+    not known, or the point is no guide.
+    """
+    d = engine.d
+    if d > _LARGEST or law_unknown(engine) or engine.index_blocks(theta):
+        return None
+    if not engine.one_row_per_unit:  # how many rows a unit has is private
+        return None
+    made = _with_features(engine, np.random.default_rng(0)).each_alone()
+    with np.errstate(all="ignore"):
+        spec = ExpectedCurvature(Coordinates(theta, np.eye(d)))
+        made = made.with_coordinates(spec.coordinates)
+        total = np.sum([v.sum(axis=1) for _, v in expected_curvatures(made, False)], axis=0)
+        values, vectors = np.linalg.eigh(spec.matrix(total / _ROWS))
+        if not (np.isfinite(values).all() and values[0] * _CONDITION > values[-1] > 0.0):
+            return None
+        made = made.with_coordinates(Coordinates(theta, vectors / np.sqrt(values)))
+        norms, weights = norms_of_outcomes(made)
+    if weights.sum() < (1.0 - _NOT_FOUND) * _ROWS:
+        return None
+    return norms, weights / weights.sum()
+
+
+def _with_features(engine: RowEngine, rng: np.random.Generator) -> RowEngine:
+    """Normal features, positive numbers elsewhere, and labels that are as likely as each other."""
+    [group] = engine.groups
+    graph = group.functions.graph
+    designs = {cut.row_data for cut in graph.cuts if cut.kind == "dot"}
+    arrays = []
+    for leaf, blank in zip(graph.leaves, group.store.synthetic(_ROWS).read(), strict=True):
+        sizes = [
+            size for label, size in graph.lookups if leaf.block in ancestors_without_shapes([label])
+        ]
+        if blank.dtype.kind == "f":
+            made = rng.standard_normal(blank.shape)
+            if leaf.block not in designs and blank.ndim == 1:
+                made = np.exp(made / 2.0)
+        else:
+            made = np.floor(rng.random(blank.shape) * min(sizes, default=2))
+        array = made.astype(blank.dtype)
+        array.flags.writeable = blank.flags.writeable
+        arrays.append(array)
+    part = RowGroup(group.functions, RecordStore(arrays), None)
+    return RowEngine([part], engine.parameters, _ROWS, engine.coordinates)

@@ -7,9 +7,10 @@ takes from them is known on average: the *expected excess*
 
 Added to the clipped score of the unit, it takes the bias of clipping away, whatever the bound.
 Everything here is a function of one unit: of its data, the parameters, and constants.  For a unit
-of one row with one outcome, all of it happens in terms of what rows see (:mod:`pymc_dp.rows.etas`):
-a score is sum_a u_a s_a, with directions u_a that do not depend on the outcome.  Several outcomes,
-those of several rows or variables, are independent: :mod:`pymc_dp.rows.joint`.
+of one row with one outcome, all of it happens in terms of what rows see
+(:mod:`pymc_dp.rows.groups`): a score is sum_a u_a s_a, with directions u_a that do not depend on
+the outcome.  Several outcomes, those of several rows or variables, are independent:
+:mod:`pymc_dp.rows.joint`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,14 @@ from numpy import ndarray
 from pytensor.graph.basic import Variable
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.rows import etas as through
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.graph import Cut, RowGraph
 from pymc_dp.rows import loops
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import Cut, RowGraph
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.hashes import fractions, hashed
+from pymc_dp.rows.groups import rows_of, width
 from pymc_dp.rows.hessians import by_unit, packed
-from pymc_dp.rows.joint import POINTS, JointPoints, add_centred, repetitions
+from pymc_dp.rows.joint import POINTS, JointPoints, add_centred, fractions, hashed, repetitions
 from pymc_dp.rows.law import LogDensity, law_of, most_nodes
-from pymc_dp.rows.store import rows_of
 
 #: Numbers of a block of directions: what fits into the third level of cache.
 _DIRECTIONS = 2**20
@@ -133,7 +132,7 @@ class _Copies:
     ) -> _Copies:
         """Those of a group; none where that would not make them fewer."""
         moving = [
-            (cut.kind == "copy", through.width(cut, phi), matrix)
+            (cut.kind == "copy", width(cut, phi), matrix)
             for cut, phi, matrix in zip(cuts, phis, jacobians, strict=True)
             if matrix is not None
         ]
@@ -183,7 +182,6 @@ class _Rows:
         self._group = group = rows.part(where, rows.n_rows)
         functions = group.functions
         self._tried = functions.of_outcomes
-        self._columns = columns = group.columns()
         self._data = [np.asarray(array) for array in group.store.read()]
         part = RowEngine([group], engine.parameters, group.n_rows, engine.coordinates)
         _, directions = part.directions(0, slice(0, group.n_rows))
@@ -191,9 +189,7 @@ class _Rows:
         self._used = [jacobian is not None for jacobian in jacobians]
         self._copies = _Copies.of(functions.ordered, self._phis, jacobians)
         self.directions = self._copies.directions(directions, engine.coordinates.scaling)
-        self._etas, self._labels, blocks = through.inputs(
-            group, columns, self._phis, slice(0, group.n_rows)
-        )
+        self._etas, self._labels, blocks = group.inputs(self._phis, slice(0, group.n_rows))
         self.scores = self._parts(functions.scores(self._etas, self._phis, self._labels, blocks))
         self._constants = self._tried.constants(self._etas, self._phis, self._labels, self._data)
         self.gram = np.empty((len(self.scores), *self.scores.shape))
@@ -336,7 +332,7 @@ def _joint_blocks(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]]:
 def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
     group = engine.groups[g]
     phis, jacobians = group.functions.shared(engine.coordinates.location)
-    seen = len(through.seen(group, phis, jacobians))
+    seen = len(group.seen(phis, jacobians))
     size = max(1, min(8192, _DIRECTIONS // (seen * (engine.d + seen))))
     for where in loops.row_blocks(group.n_rows, size):
         yield where, _Rows(engine, where, g)

@@ -21,14 +21,14 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
-from pymc_dp.base.linker import code_of, exact
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import Cut, RowGraph
-from pymc_dp.rows.outcomes import each_alone
+from pymc_dp.base.linker import INTERPRETED, code_of, exact
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.arithmetic import without_errors
+from pymc_dp.records.extraction import Records
+from pymc_dp.records.graph import Cut, ParameterVector, RowGraph, each_alone
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
-from pymc_dp.rows.simplify import simplified
-from pymc_dp.rows.solves import JOIN_PRODUCTS, constant_solves
-from pymc_dp.rows.total import without_errors
 
 #: Operations from which on a function of the parameters is interpreted.
 _LARGE_GRAPH = 60
@@ -41,8 +41,6 @@ _GATHERING = (
     "local_sumsqr2dot",
     "specialize_matmul_to_batched_dot",
 )
-#: For functions called once: no compilation, no compiler needed.
-INTERPRETED = Mode(linker="py", optimizer=None)
 
 
 def compile_function(
@@ -50,7 +48,7 @@ def compile_function(
 ) -> Any:
     """Compile with numba (a C++ compiler is not assumed) and exact floating-point semantics.
 
-    No value of an input stops the function with an error (:mod:`pymc_dp.rows.total`).
+    No value of an input stops the function with an error (:mod:`pymc_dp.records.arithmetic`).
     """
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
@@ -90,57 +88,6 @@ class _Silent:
     def __call__(self, *inputs: np.ndarray) -> Any:
         with np.errstate(all="ignore"):
             return self.function(*inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class ParameterVector:
-    """All unconstrained parameters of a model as one (d,) float64 input `theta`.
-
-    `values` are the model's value variables, in its order; they lie at `slices` of `theta`.
-    """
-
-    theta: Variable
-    values: tuple[Variable, ...]
-    slices: tuple[slice, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
-        """The vector of value variables of these shapes."""
-        sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
-        ends = np.cumsum(sizes)
-        slices = tuple(
-            slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)
-        )
-        theta = pt.TensorType("float64", shape=(int(sum(sizes)),))(name="theta")
-        return cls(theta, tuple(values), slices, tuple(tuple(s) for s in shapes))
-
-    @property
-    def size(self) -> int:
-        """Number of parameters, d."""
-        return int(self.theta.type.shape[0])
-
-    def substitute(self, outputs: Sequence[Variable]) -> list[Variable]:
-        """`outputs` as functions of `theta`."""
-        parts = {}
-        for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True):
-            part = self.theta[where].reshape(shape) if shape else self.theta[where.start]
-            parts[value] = part.astype(value.type.dtype)
-        return clone_replace(list(outputs), parts, rebuild_strict=False)
-
-    def ravel(self, point: dict[str, np.ndarray]) -> np.ndarray:
-        """(d,) vector of a PyMC point."""
-        theta = np.empty(self.size)
-        for value, where in zip(self.values, self.slices, strict=True):
-            theta[where] = np.ravel(point[value.name])
-        return theta
-
-    def point(self, theta: np.ndarray) -> dict[str, np.ndarray]:
-        """PyMC point of a (d,) vector."""
-        return {
-            value.name: np.asarray(theta[where].reshape(shape), dtype=value.type.dtype)
-            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
-        }
 
 
 def jacobian_of(phi: Variable, theta: Variable) -> Variable:
@@ -357,3 +304,44 @@ class OutcomeFunctions(_Evaluated):
     def constants(self, etas: Any, phis: Any, labels: Any, data: Any) -> list[np.ndarray]:
         """Columns that do not depend on the outcome, rows first."""
         return list(self._constants(*etas, *phis[self.n_dots :], *labels, *data))
+
+
+class PublicTerms:
+    """Log-density and gradient in z of everything that is not private."""
+
+    def __init__(self, function: Any, coordinates: Coordinates) -> None:
+        self._function = function
+        self.coordinates = coordinates
+
+    @classmethod
+    def of(
+        cls,
+        records: Records,
+        coordinates: Coordinates,
+        compile_kwargs: dict[str, Any] | None = None,
+    ) -> PublicTerms:
+        """Compile the prior and other public terms of a model."""
+        theta = records.parameters.theta
+        [logp] = records.parameters.substitute([records.public_logp])
+        gradient = pytensor.grad(logp, theta, disconnected_inputs="ignore")
+        return cls(
+            compile_parameter_function([theta], [logp, gradient], compile_kwargs), coordinates
+        )
+
+    def with_coordinates(self, coordinates: Coordinates) -> PublicTerms:
+        """The same terms in other coordinates."""
+        return PublicTerms(self._function, coordinates)
+
+    def log_density(self, z: np.ndarray) -> float:
+        """Log-density at z, a (d,) vector."""
+        return float(self._function(self.coordinates.theta(z))[0])
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        """(d,) gradient at z."""
+        return self.both(z)[1]
+
+    @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
+    def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log-density and gradient at z, for the price of one."""
+        value, slope = self._function(self.coordinates.theta(z))
+        return float(value), self.coordinates.scaling.T @ slope

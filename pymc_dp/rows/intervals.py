@@ -22,11 +22,9 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_dp.base.compat import AdvancedSubtensor1
-from pymc_dp.rows.ancestry import SHAPE_OPS
-from pymc_dp.rows.functions import INTERPRETED
-
-#: Lower and upper ends, of one shape.  The same array twice where the value is known.
-Interval = tuple[np.ndarray, np.ndarray]
+from pymc_dp.base.linker import INTERPRETED
+from pymc_dp.records.ancestry import SHAPE_OPS
+from pymc_dp.records.bounds import Interval
 
 
 class NoEnclosure(Exception):

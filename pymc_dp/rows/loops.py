@@ -17,6 +17,7 @@ from pymc_dp.base.jit import compiled
 
 #: Rows of a tile: the columns of a block then stay in the fastest caches.
 _TILE = 512
+Compressed = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @compiled(error_model="numpy")
@@ -279,7 +280,7 @@ def add_block_to_units(
             out[moving[t, i], units[i]] += values[q + t, i]
 
 
-def compressed_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def compressed_rows(matrix: np.ndarray) -> Compressed:
     """Row starts, column numbers and values of the nonzero entries of a matrix."""
     rows, columns = np.nonzero(matrix)
     starts = np.searchsorted(rows, np.arange(matrix.shape[0] + 1))

@@ -21,6 +21,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 import pymc_dp as dp
+from pymc_dp.base.linker import INTERPRETED
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy import answer as answers
 from pymc_dp.privacy import noise
@@ -29,7 +30,6 @@ from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, Receipt, VectorSum, 
 from pymc_dp.privacy.exact_laplace import discrete_laplace
 from pymc_dp.published import making
 from pymc_dp.published.reading import read
-from pymc_dp.rows.functions import INTERPRETED
 from tests.selection import marked
 
 pytestmark = pytest.mark.compiled

@@ -17,12 +17,13 @@ import pymc as pm
 import pytest
 
 from pymc_dp.publication.noise_laws import noisy_posterior
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
+from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import expected
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.law import Law, law_of
-from pymc_dp.rows.store import RecordStore, RowGroup
 from pymc_dp.tuning.prepared import Lost
 
 from .harness import Z_LIMIT
@@ -45,7 +46,7 @@ def records() -> RowEngine:
         pm.Poisson("y", pm.math.exp(X @ beta), observed=np.zeros(N, dtype=int))
     curvature = (X.T * np.exp(X @ ORIGIN)) @ X
     scaling = np.linalg.cholesky(np.linalg.inv(curvature))
-    return extract(model, check=False).engine(Coordinates(ORIGIN, scaling))
+    return RowEngine.of(extract(model, check=False), Coordinates(ORIGIN, scaling))
 
 
 def with_outcomes(y: np.ndarray) -> RowEngine:

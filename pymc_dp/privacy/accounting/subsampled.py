@@ -33,12 +33,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import binom
 
-from pymc_dp.base.checks import (
-    check_delta,
-    check_epsilon,
-    check_integer,
-    check_neighboring,
-)
+from pymc_dp.base.checks import check_delta, check_epsilon, check_integer, check_neighboring
 from pymc_dp.privacy.accounting._library import library, relation, true_multiplier
 from pymc_dp.privacy.accounting.fixed_size import renyi_epsilon
 from pymc_dp.privacy.accounting.gdp import (

@@ -1,7 +1,7 @@
 """Whether a value or a shape depends on how many rows the data have.
 
-Shapes of arrays are public in general (:mod:`pymc_dp.rows.ancestry`).  Where the number of rows is
-private it may enter neither a value nor the shape of a parameter, in whatever way: as
+Shapes of arrays are public in general (:mod:`pymc_dp.records.ancestry`).  Where the number of rows
+is private it may enter neither a value nor the shape of a parameter, in whatever way: as
 ``y.shape[0]``, as the length of ``y[1:]``, as a sum of ``ones_like(y)``.  The walk therefore
 follows values and single axes: the number of columns of a private matrix is public, that of rows is
 not.  An operation without a rule counts as a function of all that goes into it.
@@ -29,7 +29,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.base.compat import advanced_indices, subtensor_indices
-from pymc_dp.rows.ancestry import SHAPE_OPS, TAKES, is_data, is_long_constant
+from pymc_dp.records.ancestry import SHAPE_OPS, TAKES, is_data, is_long_constant
 
 #: A variable, and which of its axes, or ``None`` for its value.
 _Item = tuple[Variable, int | None]

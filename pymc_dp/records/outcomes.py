@@ -32,9 +32,9 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.random.basic import BernoulliRV
 from pytensor.tensor.shape import SpecifyShape
 
-from pymc_dp.rows.ancestry import ancestors_without_shapes, data_behind, without_casts
-from pymc_dp.rows.cuts import Column, Outcome, RowGraph, RowLeaf
-from pymc_dp.rows.integers import is_discrete, is_float
+from pymc_dp.records.ancestry import ancestors_without_shapes, data_behind, without_casts
+from pymc_dp.records.arithmetic import is_discrete, is_float
+from pymc_dp.records.graph import Column, Outcome, RowGraph, RowLeaf
 
 #: Operations that leave the numbers of a row as they are.
 _COPIES = (SpecifyShape, DimShuffle)
@@ -55,20 +55,6 @@ def with_outcomes(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Var
     except _Unknown:
         return graph
     return replace(graph, outcomes=tuple(outcomes))
-
-
-def each_alone(graph: RowGraph) -> list[RowGraph]:
-    """A graph for each observed variable, of the same leaves and of the cuts that it needs."""
-    if len(graph.names) == 1:
-        return [graph]
-    found = []
-    for k, term in enumerate(graph.terms):
-        behind = set(ancestors([term]))
-        cuts = tuple(cut for cut in graph.cuts if cut.eta in behind)
-        outcomes = graph.outcomes[k : k + 1]
-        names = graph.names[k : k + 1]
-        found.append(replace(graph, terms=(term,), cuts=cuts, names=names, outcomes=outcomes))
-    return found
 
 
 def _outcome(graph: RowGraph, which: int, rv: Variable, value: Variable) -> Outcome:
