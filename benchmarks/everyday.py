@@ -29,9 +29,9 @@ from benchmarks.models import EVERYDAY, Arrays, Data, Problem, everyday
 from benchmarks.reference import reference
 from benchmarks.runs import METHODS, private_run, quiet
 from pymc_dp.records.extraction import extract
+from pymc_dp.rows.contributions import ConsistentScore, blocks
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.expected import clipped_scores
 
 __all__ = ["measure", "misspecified", "passes"]
 
@@ -115,7 +115,7 @@ def passes(problem: Problem, repeats: int = 5) -> float:
             pass
 
     def consistent() -> None:
-        for _ in clipped_scores(engine, clip_norm):
+        for _ in blocks(engine, ConsistentScore(engine.coordinates, clip_norm=clip_norm)):
             pass
 
     return shortest(consistent) / shortest(ordinary)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pymc_dp.records.units import RecordStore
-from pymc_dp.rows import contributions, groups, hessians
+from pymc_dp.rows import contributions, groups, loops
 from pymc_dp.rows.contributions import (
     Change,
     Contribution,
@@ -159,7 +159,7 @@ FEW = {
 @pytest.mark.parametrize("name", FEW)
 def test_curvature_through_what_rows_see(name: str, diagonal: bool) -> None:
     engine, at = quick(name)[2], coordinates(name)
-    assert hessians.sees_few(engine) == FEW[name]
+    assert contributions.sees_few(engine) == FEW[name]
     spec = Curvature(at, diagonal, step=1e-6)
     # two forward differences: step times third derivatives up to 1e2; cancellation 1e-16/1e-6
     close = {"rtol": 0.0, "atol": 1e-4}
@@ -184,7 +184,7 @@ def test_curvature_by_one_predictor(name: str, diagonal: bool) -> None:
 @pytest.mark.parametrize("times", [1, 2])
 def test_curvature_of_units_of_several_rows(times: int) -> None:
     engine, spec = repeated("poisson_groups", times), Curvature(coordinates("poisson_groups"))
-    assert hessians.sees_few(engine)
+    assert contributions.sees_few(engine)
     alone = values(compiled("poisson_groups"), spec)
     expected = np.zeros((17, spec.size))
     for group in engine.groups:
@@ -236,9 +236,9 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
             for size in (7, 16):
                 patch.setattr(groups, "BLOCK", size)
                 patch.setattr(contributions, "BLOCK", 2 * size + 1)
-                patch.setattr(hessians, "_DIRECTIONS", 2000)
-                patch.setattr(hessians, "_SHORTEST", size - 2)
-                patch.setattr(hessians, "_PACKED", 1)
+                patch.setattr(contributions, "_DIRECTIONS", 2000)
+                patch.setattr(loops, "_SHORTEST", size - 2)
+                patch.setattr(loops, "_PACKED", 1)
                 assert same_bits(values(engine, spec), whole)
                 assert same_bits(values(permuted, spec), whole[order])
 

@@ -10,7 +10,7 @@ changes: of a :class:`TiltedEngine`.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -30,6 +30,9 @@ _CACHED = 2**16
 
 # held while a thread makes what all keep
 _MAKING = threading.Lock()
+
+
+Blocks = Iterator[tuple[slice, np.ndarray]]
 
 
 class RowEngine:
@@ -165,6 +168,20 @@ class RowEngine:
         """(K, K, rows) second derivatives of log-likelihoods by the numbers seen, at z = 0."""
         group = self.groups[g]
         return group.second_derivatives(*self._shared(group), where, step, norms)
+
+    def by_unit(self, size: int, of_rows: Callable[[int], Blocks]) -> Blocks:
+        """(size, units) numbers of units: the sums of those of the rows of each group."""
+        if self.one_row_per_unit:
+            yield from of_rows(0)
+            return
+        total = np.zeros((size, self.n_units))
+        for g, group in enumerate(self.groups):
+            for where, block in of_rows(g):
+                if group.units is None:
+                    total[:, where] += block
+                else:
+                    loops.add_to_units(block, group.units[where], total)
+        yield slice(0, self.n_units), total
 
     # -- evaluation -----------------------------------------------------------------------------
 

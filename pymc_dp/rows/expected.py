@@ -27,9 +27,8 @@ from pymc_dp.base.jit import compiled
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.graph import Cut, RowGraph
 from pymc_dp.rows import loops
-from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.engine import Engine, RowEngine
 from pymc_dp.rows.groups import rows_of, width
-from pymc_dp.rows.hessians import by_unit, packed
 from pymc_dp.rows.joint import POINTS, JointPoints, add_centred, fractions, hashed, repetitions
 from pymc_dp.rows.law import LogDensity, law_of, most_nodes
 
@@ -59,34 +58,7 @@ def _sources(graph: RowGraph) -> set[Variable]:
     return {leaf.source for leaf in graph.leaves if leaf.block in behind}
 
 
-def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
-    """Score vectors at z = 0, clipped to a norm, plus what that takes from them on average.
-
-    Yields units, and (d, units of the block) values.  The law must be known (:func:`law_unknown`),
-    and each observed variable alone (`RowEngine.each_alone`).
-    """
-    for where, units in _unit_blocks(engine):
-        yield where, units.clipped(clip_norm)
-
-
-def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
-    """What clipping takes from the score at z = 0: variances, and covariances with the score.
-
-    As in :func:`clipped_scores`, with (2 d, units of the block) values: for each entry of the score
-    the variance of e = g - clip(g) over outcomes, then the covariances of e and g.
-    """
-    for where, units in _unit_blocks(engine):
-        yield where, units.lost(clip_norm)
-
-
-def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
-    """Packed E[g g'] at z = 0, which is the mean of the curvature where the model is true."""
-    yield from by_unit(engine, diagonal, lambda g: _expected_products(engine, g, diagonal))
-
-
-def _expected_products(
-    engine: RowEngine, g: int, diagonal: bool
-) -> Iterator[tuple[slice, ndarray]]:
+def expected_products(engine: RowEngine, g: int, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
     """Packed E[g g'] of the rows of a group, which have mean 0 and are independent."""
     for where, rows in _blocks(engine, g):
         scores = rows.scores
@@ -97,22 +69,6 @@ def _expected_products(
         _add_products(rows.unknown, scores, nothing, 0, second)
         for part, block in rows.packed(second, diagonal):
             yield slice(where.start + part.start, where.start + part.stop), block
-
-
-def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
-    """(1, units of the block): 1 where quadrature does not find the law of a unit, else 0."""
-    for where, units in _unit_blocks(engine):
-        yield where, units.unknown[None].copy()
-
-
-def norms_of_outcomes(engine: RowEngine) -> tuple[ndarray, ndarray]:
-    """Norms of the scores at z = 0 of all outcomes that units could have, and their weights."""
-    norms, weights = [np.empty(0)], [np.empty(0)]
-    for _, units in _unit_blocks(engine):
-        for norm, weight in units.norms():
-            norms.append(norm)
-            weights.append(weight)
-    return np.concatenate(norms), np.concatenate(weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,10 +203,10 @@ class _Rows:
     def packed(self, second: ndarray, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
         """Blocks of rows, of packed matrices; `second` (K, K, rows) is by what rows see."""
         seen = np.ones(self.directions.shape[:2], dtype=bool)
-        return packed(seen, self.directions, -second, diagonal)
+        return loops.packed(seen, self.directions, -second, diagonal)
 
     def clipped(self, clip_norm: float) -> ndarray:
-        """(d, rows): see :func:`clipped_scores`."""
+        """(d, rows) scores, clipped to a norm, plus what that takes from them on average."""
         factors = np.empty(self.scores.shape[1])
         _factors(self.scores, self.gram, clip_norm, factors)
         total = self.scores * factors
@@ -262,7 +218,7 @@ class _Rows:
         return _assembled(self.directions, total)
 
     def lost(self, clip_norm: float) -> ndarray:
-        """(2 d, rows): see :func:`losses`."""
+        """(2 d, rows): variances of what clipping takes, then its covariances with the score."""
         scores = self.scores
         factors, mean = np.empty(scores.shape[1]), np.zeros_like(scores)
         lost, shared = (np.zeros((len(scores), *scores.shape)) for _ in range(2))
@@ -299,8 +255,13 @@ class _Rows:
         points.add(units, times, most_nodes(self.outcome), weights, scores, self.directions)
 
 
-def _unit_blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows | JointPoints]]:
-    """Units, with what they could observe."""
+def units_with_outcomes(engine: Engine) -> Iterator[tuple[slice, _Rows | JointPoints]]:
+    """Units, with what they could observe.
+
+    The law must be known (:func:`law_unknown`), and each observed variable alone
+    (`RowEngine.each_alone`).
+    """
+    assert isinstance(engine, RowEngine)
     return _blocks(engine, 0) if engine.one_row_per_unit else _joint_blocks(engine)
 
 

@@ -241,13 +241,13 @@ class PredictorEngine(RowEngine):
         loops.slopes(start[None], end[None], length, found[0])
         return found
 
-    def longest_scores(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Norms that scores would have at z = 0 with the outcome that fits worst, (1, rows)."""
+    def longest_scores(self) -> np.ndarray:
+        """(1, rows) norms that scores would have at z = 0 with the outcome that fits worst."""
         rows = self.linear()
         found = rows.origin.copy()
         linear.steepest(self._family, rows.a, rows.b, found)
         found *= rows.moves.lengths
-        yield slice(0, self.n_units), found[None]
+        return found[None]
 
     # -- evaluation -----------------------------------------------------------------------------
 

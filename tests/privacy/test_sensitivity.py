@@ -35,7 +35,7 @@ from pymc_dp.privacy.answer import (
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
-from pymc_dp.rows import contributions, groups, hessians, linear, loops, sparse
+from pymc_dp.rows import contributions, groups, linear, loops, sparse
 from pymc_dp.rows.contributions import (
     Change,
     ConsistentScore,
@@ -675,8 +675,8 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
 def fast_model(request, monkeypatch):
     """Models whose rows keep how they move with z, here for any scaling of it."""
     monkeypatch.setattr(sparse, "_WORTH", 0)
-    monkeypatch.setattr(hessians, "_SHORTEST", 3)
-    monkeypatch.setattr(hessians, "_PACKED", 1)
+    monkeypatch.setattr(loops, "_SHORTEST", 3)
+    monkeypatch.setattr(loops, "_PACKED", 1)
     model = RealModel(_poisson_groups, False)
     if request.param == "one_predictor":
         predictor, _ = recognise(model.base)
