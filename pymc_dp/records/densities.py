@@ -239,8 +239,10 @@ def open_sided(rvs: Sequence[Variable]) -> None:
     `rvs` are a copy of random variables, with inputs in place of long constants.
     """
     for node in toposort(rvs):
+        if type(node.op) not in _OPEN:
+            continue
         sides = [_is_of_data(bound) for bound in node.inputs[-2:]]
-        if type(node.op) in _OPEN and any(sides):
+        if any(sides):
             op = copy(node.op)
             op.__class__ = _OPEN[type(node.op)]
             op.sides = sides

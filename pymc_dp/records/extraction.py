@@ -309,10 +309,9 @@ def _refuse_ends(
 
 def _refuse_constant(graph: RowGraph) -> None:
     if not any(cut.phi.type.dtype.startswith("float") for cut in graph.cuts):
-        names = ", ".join(f"`{name}`" for name in graph.names)
         raise UnsafeModel(
-            f"The distribution of {names} depends on no free variable, so there is nothing to "
-            "learn from its records. Leave it out, or put a free variable into its parameters."
+            f"The distribution of {graph.quoted} depends on no free variable, so there is nothing "
+            "to learn from its records. Leave it out, or put a free variable into its parameters."
         )
 
 
@@ -350,9 +349,8 @@ def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
     for labels, (_, size) in zip(function(*arrays), graph.lookups, strict=True):
         least = 0 if np.ndim(labels) else -size  # one number, as in a[group, -1], is no label
         if np.size(labels) and not (least <= np.min(labels) and np.max(labels) < size):
-            names = ", ".join(f"`{name}`" for name in graph.names)
             raise UnsafeModel(
-                f"Some labels in the likelihood of {names} are outside 0..{size - 1}, where "
+                f"Some labels in the likelihood of {graph.quoted} are outside 0..{size - 1}, where "
                 f"{size} groups are declared; pandas codes a missing category as -1. Recode or "
                 "drop these rows before the model is built (which rows are concerned is not shown "
                 "here: it is private)."

@@ -102,7 +102,7 @@ class RowGraph:
     blocks alone, and the size of what they index.  `conditions` are boolean scalars of the
     parameters alone that PyMC's parameter checks demand (``sigma > 0``): outside them the density
     is zero, whatever the data.  `n_rows` counts the rows of the data; `names` are the observed
-    variables, for messages.  `outcomes` tell where the number that each of them observes can lie;
+    variables.  `outcomes` tell where the number that each of them observes can lie;
     empty where that of one is not known, or one is a covariate of another.
     """
 
@@ -114,6 +114,11 @@ class RowGraph:
     n_rows: int
     names: tuple[str, ...]
     outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def quoted(self) -> str:
+        """The observed variables, for messages."""
+        return ", ".join(f"`{name}`" for name in self.names)
 
     @cached_property
     def loglik(self) -> Variable:

@@ -72,7 +72,7 @@ def _outcome(graph: RowGraph, which: int, rv: Variable, value: Variable) -> Outc
     ]
     discrete = _is_count(rv)
     if discrete:
-        if any(not _is_cast_of(label, block) for label, _ in behind):
+        if any(without_casts(label, _COPIES) is not block for label, _ in behind):
             raise _Unknown
         largest = float(min([_largest(block), *[size - 1 for _, size in behind]]))
         support = _integers(rv, graph.leaves, largest)
@@ -115,10 +115,6 @@ def _largest(block: Variable) -> int:
     if dtype.kind == "b":
         return 1
     return 2**31 - 1 if dtype.kind == "f" else min(2**31 - 1, int(np.iinfo(dtype).max))
-
-
-def _is_cast_of(label: Variable, block: Variable) -> bool:
-    return without_casts(label, _COPIES) is block
 
 
 def _interval(

@@ -39,7 +39,7 @@ from pymc_dp.records.ancestry import (
 from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.counts import RowCounts
 from pymc_dp.records.graph import Cut, RowGraph, RowLeaf, full_eta
-from pymc_dp.records.lifter import RULES, Lifter, describe
+from pymc_dp.records.lifter import Lifter, describe
 
 # -- by the structure ------------------------------------------------------------------------------
 
@@ -79,17 +79,8 @@ def lift_rows(
     lookups: list[tuple[Variable, int]] = []
     terms: list[Variable] = []
     for name, logp in logps.items():
-        lifter = Lifter(
-            parameters,
-            public,
-            n_rows,
-            private_length or n_rows,
-            name,
-            leaves,
-            cuts,
-            conditions,
-            RULES,
-        )
+        length = private_length or n_rows
+        lifter = Lifter(name, parameters, public, n_rows, length, leaves, cuts, conditions)
         value = lifter.lift(logp, 0)
         if value.type.ndim > 1:
             value = value.sum(axis=tuple(range(1, value.type.ndim)))
@@ -257,17 +248,16 @@ def check_numerically(
         arrays[k] = np.moveaxis(changed, 0, leaf.axis)
     after, _ = evaluate()
     others = np.arange(graph.n_rows) != chosen
-    names = ", ".join(f"`{name}`" for name in graph.names)
     if not np.array_equal(before[others], after[others], equal_nan=True):
         raise NotFactorizable(
             f"Changing one record of synthetic data changes the likelihood terms of other records "
-            f"of {names}. Remove what couples records (means, sorts, cumulative sums)."
+            f"of {graph.quoted}. Remove what couples records (means, sorts, cumulative sums)."
         )
     usable = np.isfinite(before) & np.isfinite(lifted)
     if not np.allclose(before[usable], lifted[usable], rtol=1e-6, atol=1e-8):
         raise NotFactorizable(
-            f"The per-record terms of {names} could not be rebuilt faithfully from the model. "
-            "Please report the model; use a simpler form of the likelihood meanwhile."
+            f"The per-record terms of {graph.quoted} could not be rebuilt faithfully from the "
+            "model. Please report the model; use a simpler form of the likelihood meanwhile."
         )
 
 

@@ -209,10 +209,9 @@ def refuse_captured_rows(groups: Sequence[Group]) -> None:
             if isinstance(variable, Constant) and any(
                 share_memory(variable.data, array) for array in arrays
             ):
-                names = ", ".join(f"`{name}`" for name in graph.names)
                 raise NotFactorizable(
-                    f"The likelihood of {names} is not a sum of one term per record: a part of an "
-                    "array that holds records reaches all of them. Standardise with public "
+                    f"The likelihood of {graph.quoted} is not a sum of one term per record: a part "
+                    "of an array that holds records reaches all of them. Standardise with public "
                     "constants before the model is built, or give it a copy if it is public."
                 )
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import ParameterVector
-from pymc_dp.rows import loops
+from pymc_dp.rows import loops, sparse
 from pymc_dp.rows.coordinates import Coordinates, Scores
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.groups import BLOCK, RowGroup
@@ -225,7 +225,8 @@ class RowEngine:
                         loops.add_block_to_units(*block, group.units[where], total)
             yield slice(0, self.n_units), total
         else:
-            for where, block in self._row_vectors(0, scores, self._full(0)):
+            full = Layout.full(len(self.groups[0].functions.ordered), self.d)
+            for where, block in self._row_vectors(0, scores, full):
                 yield where, block.values
 
     @property
@@ -241,11 +242,9 @@ class RowEngine:
         if self.one_row_per_unit:
             yield from self._row_vectors(0, scores, self._layout(0, scores), units)
         else:
+            assert units == slice(0, self.n_units)
             for where, block in self.vectors(scores):
                 yield where, SparseBlock.full(block)
-
-    def _full(self, g: int) -> Layout:
-        return Layout.full(len(self.groups[g].functions.ordered), self.d)
 
     def _layout(self, g: int, scores: Scores) -> Layout:
         """Which coordinates rows of a group touch; kept where maps are the same for all z."""
@@ -314,7 +313,8 @@ class RowEngine:
         group = self.groups[g]
         design = group.columns().designs[group.functions.ordered[k]]
         constant = group.functions.constant_jacobians[k] is not None
-        if not (self._keeps and constant and ScaledDesign.fits(matrix, width, group.n_rows)):
+        fits = width * matrix.any(axis=0).sum() * group.n_rows <= sparse.LARGEST
+        if not (self._keeps and constant and fits):
             return ScaledDesign.of(design, matrix, width, where), 0
         # one with all columns, and one with those that rows touch, which may change with z
         key = (g, k, len(layout.common) == self.d)
@@ -391,25 +391,14 @@ class TiltedEngine:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.d: int = engine.d
+        self.n_units: int = engine.n_units
+        self.coordinates: Coordinates = engine.coordinates
+        self.divisible: bool = engine.divisible
         self._reference: Scores | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_reference": None}
-
-    @property
-    def d(self) -> int:
-        """Number of parameters."""
-        return self.engine.d
-
-    @property
-    def n_units(self) -> int:
-        """Number of privacy units."""
-        return self.engine.n_units
-
-    @property
-    def coordinates(self) -> Coordinates:
-        """The coordinates z; the reference is their origin."""
-        return self.engine.coordinates
 
     @property
     def reads(self) -> int:
@@ -465,11 +454,6 @@ class TiltedEngine:
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
         """Changes g_i(z) - g_i(0) of all units, as blocks (units, (d, size of the block))."""
         return self.engine.vectors(scores)
-
-    @property
-    def divisible(self) -> bool:
-        """Whether vectors of some units can be made without those of the others."""
-        return self.engine.divisible
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """Changes of some units, without the coordinates in which they are 0 if these are many."""

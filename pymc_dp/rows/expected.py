@@ -46,8 +46,10 @@ def law_unknown(engine: RowEngine) -> str:
         seen = set().union(*read[:k], *read[k + 1 :])
         observed = {graph.leaves[outcome.leaf].source for outcome in graph.outcomes}
         if not observed or observed & seen:
-            names = ", ".join(f"`{name}`" for name in graph.names)
-            return f"The support of {names} is not known, or what is observed is a covariate too."
+            return (
+                f"The support of {graph.quoted} is not known, or what is observed is a covariate "
+                "too."
+            )
     return ""
 
 
@@ -134,18 +136,18 @@ class _Rows:
     """
 
     def __init__(self, engine: RowEngine, where: slice, g: int = 0) -> None:
-        rows = engine.groups[g].row_by_row()
-        self._group = group = rows.part(where, rows.n_rows)
+        group = engine.groups[g].rows(where)
         functions = group.functions
         self._tried = functions.of_outcomes
         self._data = [np.asarray(array) for array in group.store.read()]
-        part = RowEngine([group], engine.parameters, group.n_rows, engine.coordinates)
-        _, directions = part.directions(0, slice(0, group.n_rows))
+        everyone, scaling = slice(0, group.n_rows), engine.coordinates.scaling
         self._phis, jacobians = functions.shared(engine.coordinates.location)
+        maps = [None if jacobian is None else jacobian @ scaling for jacobian in jacobians]
+        directions = group.directions(self._phis, maps, everyone)
         self._used = [jacobian is not None for jacobian in jacobians]
         self._copies = _Copies.of(functions.ordered, self._phis, jacobians)
-        self.directions = self._copies.directions(directions, engine.coordinates.scaling)
-        self._etas, self._labels, blocks = group.inputs(self._phis, slice(0, group.n_rows))
+        self.directions = self._copies.directions(directions, scaling)
+        self._etas, self._labels, blocks = group.inputs(self._phis, everyone)
         self.scores = self._parts(functions.scores(self._etas, self._phis, self._labels, blocks))
         self._constants = self._tried.constants(self._etas, self._phis, self._labels, self._data)
         self.gram = np.empty((len(self.scores), *self.scores.shape))

@@ -25,7 +25,7 @@ from pymc_dp.base.linker import INTERPRETED, code_of, exact
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.extraction import Records
-from pymc_dp.records.graph import Cut, ParameterVector, RowGraph, each_alone
+from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
@@ -145,7 +145,7 @@ class RowFunctions(_Evaluated):
         parameters: ParameterVector,
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.graph, self._parameters, self._compile_kwargs = graph, parameters, compile_kwargs
+        self.graph, self.parameters, self.compile_kwargs = graph, parameters, compile_kwargs
         dots = [cut for cut in graph.cuts if cut.kind == "dot"]
         others = [cut for cut in graph.cuts if cut.kind != "dot"]
         self.ordered = (*dots, *others)
@@ -153,13 +153,8 @@ class RowFunctions(_Evaluated):
         self.differentiable = [cut.phi.type.dtype.startswith("float") for cut in self.ordered]
         self.labels = [cut for cut in others if cut.kind == "index"]
         self._compile_columns()
-        self._compile_shared(parameters, compile_kwargs)
-        self._compile_rows(compile_kwargs)
-
-    def each_alone(self) -> list[RowFunctions]:
-        """The functions of each observed variable of the graph alone, on the same data."""
-        graphs = each_alone(self.graph)
-        return [RowFunctions(graph, self._parameters, self._compile_kwargs) for graph in graphs]
+        self._compile_shared()
+        self._compile_rows()
 
     # -- columns: parameter-free row expressions, evaluated once ---------------------------------
 
@@ -190,11 +185,9 @@ class RowFunctions(_Evaluated):
 
     # -- shared values --------------------------------------------------------------------------
 
-    def _compile_shared(
-        self, parameters: ParameterVector, compile_kwargs: dict[str, Any] | None
-    ) -> None:
-        theta = parameters.theta
-        phis = parameters.substitute([cut.phi for cut in self.ordered])
+    def _compile_shared(self) -> None:
+        theta = self.parameters.theta
+        phis = self.parameters.substitute([cut.phi for cut in self.ordered])
         self.constant_jacobians: list[np.ndarray | None] = []
         jacobians, self.varying = [], []
         for k, phi in enumerate(phis):
@@ -208,9 +201,10 @@ class RowFunctions(_Evaluated):
                     function = pytensor.function(
                         [theta], matrix, mode=INTERPRETED, on_unused_input="ignore"
                     )
-                    constant = np.asarray(function(np.zeros(parameters.size)), dtype="float64")
+                    constant = np.asarray(function(np.zeros(self.parameters.size)), dtype="float64")
             self.constant_jacobians.append(constant)
-        self._shared = compile_parameter_function([theta], [*phis, *jacobians], compile_kwargs)
+        outputs = [*phis, *jacobians]
+        self._shared = compile_parameter_function([theta], outputs, self.compile_kwargs)
 
     def shared(self, theta: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Shared values and their Jacobians at `theta`, per cut."""
@@ -223,7 +217,7 @@ class RowFunctions(_Evaluated):
 
     # -- rows -----------------------------------------------------------------------------------
 
-    def _compile_rows(self, compile_kwargs: dict[str, Any] | None) -> None:
+    def _compile_rows(self) -> None:
         graph = self.graph
         label_inputs = {
             cut: pt.vector(f"label{k}", dtype=cut.row_data.type.dtype)
@@ -245,7 +239,7 @@ class RowFunctions(_Evaluated):
         self._inputs = [*dot_inputs, *phi_inputs, *label_inputs.values()]
         data = [leaf.block for leaf in graph.leaves]
         [loglik], hoisted, columns = slow_columns([prepared_loglik(graph)], data)
-        self._hoisted = compile_function(data, columns, compile_kwargs) if columns else None
+        self._hoisted = compile_function(data, columns, self.compile_kwargs) if columns else None
         outputs = [loglik, *self.gradients(loglik)]
         used = ancestors_without_shapes(outputs)
         sizes_from = graph.leaves[0].block
@@ -270,7 +264,7 @@ class RowFunctions(_Evaluated):
         value = pt.switch(pt.isnan(value), -np.inf, value)
         scores = [s.astype("float64").reshape((s.shape[0], -1)) for s in scores]
         inputs = [*self._inputs, *blocks]
-        return tuple(compile_function(inputs, o, self._compile_kwargs) for o in ([value], scores))
+        return tuple(compile_function(inputs, o, self.compile_kwargs) for o in ([value], scores))
 
     @cached_property
     def of_outcomes(self) -> OutcomeFunctions:
@@ -280,7 +274,7 @@ class RowFunctions(_Evaluated):
     def columns_of(self, columns: list[Variable], data: list[Variable]) -> Any:
         """A compiled function of what rows see and of their data, which gives `columns`."""
         columns = clone_replace(columns, self._replacements, rebuild_strict=False)
-        return compile_function([*self._inputs, *data], columns, self._compile_kwargs)
+        return compile_function([*self._inputs, *data], columns, self.compile_kwargs)
 
 
 class OutcomeFunctions(_Evaluated):

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.base.threads import over
-from pymc_dp.records.graph import Cut
+from pymc_dp.records.graph import Cut, each_alone
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
 from pymc_dp.rows.functions import RowFunctions
@@ -59,12 +59,6 @@ class Columns:
             elif cut.kind == "index":
                 labels[cut] = np.ascontiguousarray(functions.column(cut, arrays))
         return cls(designs, labels, functions.row_data(arrays))
-
-    def sorted_by(self, units: np.ndarray, n_units: int) -> Columns:
-        """The same columns, with the rows of every unit known."""
-        order = np.argsort(units, kind="stable")
-        starts = np.searchsorted(units, np.arange(n_units + 1), sorter=order)
-        return replace(self, order=order, starts=starts)
 
     def part(self, rows: Rows) -> Columns:
         """The columns of some rows."""
@@ -131,19 +125,12 @@ class RowGroup:
         if len(self.functions.graph.names) == 1:
             return [self]
         if self._each_alone is None:
+            kept, own = self.functions.parameters, self.functions.compile_kwargs
             self._each_alone = [
-                RowGroup(functions, self.store, self.units)
-                for functions in self.functions.each_alone()
+                RowGroup(RowFunctions(graph, kept, own), self.store, self.units)
+                for graph in each_alone(self.functions.graph)
             ]
         return self._each_alone
-
-    def row_by_row(self) -> RowGroup:
-        """The same rows, each a unit of its own."""
-        if self.units is None:
-            return self
-        same = RowGroup(self.functions, self.store, None)
-        same._columns = self.columns()
-        return same
 
     def synthetic(self, n_rows: int) -> RowGroup:
         """The same functions on made-up data: `n_rows` rows, all of one unit if units are told."""
@@ -157,7 +144,9 @@ class RowGroup:
         renumbered = None
         if self.units is not None:
             if columns.order is None:
-                self._columns = columns = columns.sorted_by(self.units, n_units)
+                order = np.argsort(self.units, kind="stable")
+                starts = np.searchsorted(self.units, np.arange(n_units + 1), sorter=order)
+                self._columns = columns = replace(columns, order=order, starts=starts)
             assert columns.order is not None and columns.starts is not None
             if isinstance(units, slice):
                 rows = columns.order[columns.starts[units.start] : columns.starts[units.stop]]
@@ -167,12 +156,13 @@ class RowGroup:
                 renumbered = np.repeat(np.arange(len(units)), counts)
                 within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
                 rows = columns.order[columns.starts[units][renumbered] + within]
-        part = RowGroup(
-            self.functions,
-            RecordStore([rows_of(a, rows) for a in self.store.read()]),
-            renumbered,
-        )
-        part._columns = columns.part(rows)
+        return self.rows(rows, renumbered)
+
+    def rows(self, rows: Rows, units: np.ndarray | None = None) -> RowGroup:
+        """Some rows, of these units; without, each is a unit of its own."""
+        store = RecordStore([rows_of(array, rows) for array in self.store.read()])
+        part = RowGroup(self.functions, store, units)
+        part._columns = self.columns().part(rows)
         return part
 
     # -- what rows see, block by block ----------------------------------------------------------

@@ -195,13 +195,13 @@ def _limit(
             grouped.append(Terms(weight, values, rows))
             continue
         if cut.kind == "dot":
-            column = next(columns)
-            weight = _flat(product(_column(column), _row(weight)))
+            least, most = next(columns)
+            weight = _flat(product((least[:, None], most[:, None]), weight))
         fixed = fixed.and_also(Terms(weight, values, rows))
     lower, upper = (float(end[0]) for end in offset)
     for terms in (fixed, *grouped):
-        least, most = terms.value()
-        lower, upper = lower + least, upper + most
+        low, high = terms.value()
+        lower, upper = lower + low, upper + high
     return _largest_slope(graph, variable, limits, (lower, upper)) * longest(fixed, grouped)
 
 
@@ -235,9 +235,8 @@ def _one_row(
         elif not largest < (np.inf if dtype.kind == "f" else 2.0**53):
             name = f"`{leaf.source.name}`" if leaf.source.name else "an unnamed array"
             raise NoEnclosure(
-                f"The score depends on {name} in the likelihood of "
-                f"{', '.join(f'`{name}`' for name in graph.names)}, which has no public bounds on "
-                "both sides (dp.bounds)."
+                f"The score depends on {name} in the likelihood of {graph.quoted}, which has no "
+                "public bounds on both sides (dp.bounds)."
             )
         first = np.ascontiguousarray(lower.astype(dtype))
         last = first if lower is upper else np.ascontiguousarray(upper.astype(dtype))
@@ -256,14 +255,6 @@ def _of_type(dtype: np.dtype) -> Interval:
 
 def _flat(interval: Interval) -> Interval:
     return interval[0].astype("float64").ravel(), interval[1].astype("float64").ravel()
-
-
-def _column(interval: Interval) -> Interval:
-    return interval[0][:, None], interval[1][:, None]
-
-
-def _row(interval: Interval) -> Interval:
-    return interval[0][None], interval[1][None]
 
 
 # -- slope ----------------------------------------------------------------------------------------

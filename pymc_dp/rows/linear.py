@@ -178,10 +178,10 @@ def concave_slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
 
 @compiled(error_model="numpy")
 def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
-    """v[i] <- a bound on |l'(v[i])| whatever the outcome of the row; 0 where there is none.
+    """v[i] <- the largest |l'(v[i])| over the outcomes that the row could have had.
 
-    The bound for counts is on how much they fall short of their mean, or exceed it if they are at
-    most 1.
+    Counts are unbounded: for them it is how much they fall short of their mean, at most, or exceed
+    it if they are at most 1.  0 for real outcomes, where there is none.
     """
     for i in range(v.shape[0]):
         x = v[i]

@@ -148,7 +148,7 @@ def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
         mine = [x for x in node.inputs if x in depend]
         if isinstance(operation, scalar.Switch) and node.inputs[0] in depend:
             condition, *branches = node.inputs
-            checks = decided.get(condition, True) and any(map(_is_impossible, branches))
+            checks = decided.get(condition, True) and any(number(x) == -math.inf for x in branches)
             if not equalities or (condition in decided and not checks):
                 return True
         if not is_float(node.outputs[0]) and not isinstance(operation, scalar.EQ):
@@ -168,10 +168,6 @@ def _way(values: Sequence[Variable], v: Variable) -> Iterator[tuple[Apply, objec
         depend.update(node.outputs)
         operation = node.op.scalar_op if isinstance(node.op, Elemwise | CAReduce) else None
         yield node, operation, depend
-
-
-def _is_impossible(log_density: Variable) -> bool:
-    return number(log_density) == -math.inf
 
 
 def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
@@ -270,20 +266,22 @@ def predictor_of(
     It will get the values of `cuts` in this order.  `linear` tells whether all shared values are
     affine in the parameters.
     """
-    names = ", ".join(f"`{name}`" for name in graph.names)
     if not linear:
         return None, (
-            f"Some parameters do not reach {names} linearly (a scale, or a product of parameters)."
+            f"Some parameters do not reach {graph.quoted} linearly (a scale, or a product of "
+            "parameters)."
         )
     variable = linear_predictor(graph)
     if variable is None:
-        return None, f"The parameters do not reach {names} through one linear predictor per row."
+        return None, (
+            f"The parameters do not reach {graph.quoted} through one linear predictor per row."
+        )
     etas = [cut.eta for cut in cuts]
     v = pt.vector("v", dtype="float64")
     [loglik] = clone_replace([graph.loglik], {variable: v}, rebuild_strict=False)
     found = _family(loglik, v, graph)
     if found is None:
-        return None, f"The log-likelihood of {names} is of no known concave family."
+        return None, f"The log-likelihood of {graph.quoted} is of no known concave family."
     slope = pytensor.grad(loglik.sum(), v, disconnected_inputs="ignore")
     weights = pytensor.grad(variable.sum(), etas, disconnected_inputs="ignore")
     outputs = [variable, *[w.astype("float64").reshape((w.shape[0], -1)) for w in weights]]
@@ -305,7 +303,7 @@ def predictor_of(
             if cut.kind != "dot" and leaf.block in ancestors_without_shapes([weight])
         ),
     )
-    return predictor, f"{names} is of the {family} family in one linear predictor per row."
+    return predictor, f"{graph.quoted} is of the {family} family in one linear predictor per row."
 
 
 # -- family ---------------------------------------------------------------------------------------

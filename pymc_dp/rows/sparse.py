@@ -233,8 +233,3 @@ class ScaledDesign(NamedTuple):
                 with np.errstate(over="ignore"):  # a long one gets the weight 0
                     moves[k][:, rows] = block
         return cls(moves, columns)
-
-    @staticmethod
-    def fits(matrix: ndarray, width: int, n: int) -> bool:
-        """Whether it may be kept for n rows."""
-        return bool(width * matrix.any(axis=0).sum() * n <= LARGEST)
