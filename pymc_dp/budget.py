@@ -274,7 +274,7 @@ class PrivacyBudget:
 
     @property
     def secrecy(self) -> dict[str, Any]:
-        """What is public and what is secret, as arguments of `pymc_dp.records.extract`."""
+        """What is public and what is secret: arguments of `pymc_dp.records.extraction.extract`."""
         return {
             "public": self.public,
             "privacy_unit": self.privacy_unit,
@@ -424,7 +424,7 @@ class PrivacyBudget:
         ----------
         model : pymc.Model
         check, read : bool
-            As for ``pymc_dp.records.extract``.
+            As for ``pymc_dp.records.extraction.extract``.
 
         Returns
         -------

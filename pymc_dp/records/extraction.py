@@ -152,7 +152,7 @@ def extract(
     check
         Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
     read
-        Take the data, clamped to their public bounds (:func:`pymc_dp.bounds.bounds`).  Otherwise
+        Take the data, clamped to their public bounds (:func:`pymc_dp.bounds`).  Otherwise
         the stores hold two rows of zeros, and no private value is looked at.
     """
     _refuse_unsupported(model)

@@ -1,7 +1,7 @@
 """What the graph of a model tells of the outcomes of a record: their supports.
 
-Expectations over an outcome that the model itself would draw for a record (:mod:`.expected`) need
-the places that it can have.  They are public, or a function of other data of the same record.
+Expectations over an outcome that the model itself would draw for a record need the places that it
+can have.  They are public, or a function of other data of the same record.
 """
 
 from __future__ import annotations

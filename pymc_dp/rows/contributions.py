@@ -365,7 +365,10 @@ def _norms(directions: np.ndarray) -> np.ndarray:
 
 
 # -- made-up records -------------------------------------------------------------------------------
-
+#
+# A forecast needs the tail of the scores, which differs from model to model.  Features are made up,
+# outcomes have the law that the model gives them at a public point, and coordinates are those in
+# which the posterior is white; no record is read.
 
 _ROWS = 1000
 #: Where more laws of outcomes are not found, and from this condition number of the curvature on,

@@ -1,8 +1,20 @@
-"""Hashes of the data of rows: numbers that look random, and are a function of a row alone.
+"""Scores of units over the outcomes of all their terms at once.
 
-Errors of quadratures that are shifted by them do not add up over rows whose data differ.  Random
-numbers that rows share would let one row change what all others add; so would ids of units, which
-may be numbers that other units decide.
+A term is a row of an observed variable.  The score of a unit is the sum of those of its terms,
+whose outcomes are independent given the parameters, so that their joint law is the product of their
+laws (:mod:`pymc_dp.rows.law`).  Choices of rows of a unit with equal covariates are one term, whose
+outcome is a binomial number.  Where a unit has few combinations of nodes, all of them are taken.
+Elsewhere points of a lattice rule stand for them: each term goes once through all strata of its
+law, and in another order than the terms before.
+
+The lattice of each term is shifted by a hash of the unit's own data: a number that looks random,
+and is a function of the unit's own rows, in their order, alone.  So errors of units whose data
+differ do not add up.  Random numbers that rows share would let one row change what all others add;
+so would ids of units, which may be numbers that other units decide.  Units with the same data have
+the same error, which matters where tens of thousands are alike.
+
+Korobov, *Dokl. Akad. Nauk SSSR* 124 (1959): multipliers 1, a, a^2, ... modulo a prime.  Shifts:
+Cranley and Patterson, *SIAM J. Numer. Anal.* 13 (1976).
 """
 
 from __future__ import annotations

@@ -1,4 +1,10 @@
-"""Linear predictors with coefficients in intervals: their range, and how fast they can change."""
+"""The longest score vector that a record within public bounds can have.
+
+A record that sees the parameters through one linear predictor u, affine in theta, has the score
+vector l'(u) du/dz.  The term l is concave, so the slope l' is largest in size at an end of the
+range of u.  The range, the slopes at its ends and the direction du/dz are enclosed over all records
+within the bounds by interval arithmetic (:mod:`pymc_dp.rows.intervals`).
+"""
 
 from __future__ import annotations
 
@@ -136,7 +142,7 @@ def score_norm_limit(
 
     No value of a record is used.  The norm is taken in `coordinates`, whose location is z = 0.
     `limits` are public bounds of data, by their constant or shared variable: arrays that broadcast
-    to one row (:func:`pymc_dp.bounds.known_limits`).  `recognised` is from
+    to one row (:func:`pymc_dp.records.bounds.known_limits`).  `recognised` is from
     :func:`pymc_dp.rows.predictor.recognise`.
 
     The bound is in units of z, and None if none follows.  With it comes one public sentence: what

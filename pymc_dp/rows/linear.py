@@ -19,7 +19,11 @@ from pymc_dp.rows import loops
 from pymc_dp.rows.sparse import SparseBlock
 
 # -- elementary functions --------------------------------------------------------------------------
-
+#
+# Without branches or calls, so that loops over rows use vector instructions: a loop that calls the
+# mathematics library computes one row at a time.  These are sequences of additions,
+# multiplications, one division and one rounding, which round alike in scalar and vector form: a
+# record gives the same bits wherever it stands.
 
 _LOG2_E = 1.4426950408889634
 #: log 2 in two parts; a multiple of the first below 2^11 is exact.

@@ -1,4 +1,21 @@
-"""The one scalar linear predictor through which all parameters reach a row, if there is one."""
+"""Records that see the parameters through one scalar linear predictor, with a concave term.
+
+:func:`recognise` finds in a row graph the scalar v_i, affine in theta, through which alone the
+parameters reach row i (:func:`linear_predictor`), and the family of its log-likelihood as a
+function of v:
+
+``logit``   l' = a - b / (1 + exp(-v))   Bernoulli and binomial with a logit link
+``log``     l' = a - b exp(v)            Poisson, exponential, gamma with a log link
+``normal``  l' = a - b v                 normal with a known scale
+``probit``  l = log Phi(a v), b = 1      Bernoulli with a probit link
+
+with numbers a and b of the row, b >= 0: l is concave.  What is not recognised keeps the ordinary
+clipping, whatever the reason; nothing private is looked at.
+
+Kinks and jumps are looked for in the graph, as derivatives at a point do not show them: the
+logarithm of a Laplace density has the second derivative 0 wherever it has one, and sgn(theta) has
+the first derivative 0; neither is linear.
+"""
 
 from __future__ import annotations
 
