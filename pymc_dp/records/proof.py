@@ -278,6 +278,9 @@ def ends_of_support(
 ) -> list[Variable]:
     """The parameters at which the support of an observed variable ends, if any.
 
+    The density of a Uniform(0, theta) is zero above theta.  Log-likelihoods jump there, and scores
+    do not show it: the largest record alone holds what there is to know.
+
     `observed` are the arrays that hold the values of the variable.  `parameters` are the value
     variables of the free random variables, with their shapes, and `start` their initial values.
 
