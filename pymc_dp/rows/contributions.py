@@ -406,7 +406,7 @@ def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
             return None
         made = made.with_coordinates(Coordinates(theta, vectors / np.sqrt(values)))
         found = [pair for _, units in units_with_outcomes(made) for pair in units.norms()]
-        norms, weights = (np.concatenate(x) for x in zip(*found, strict=True))
+        norms, weights = np.hstack([np.empty((2, 0)), *map(np.stack, found)])
     if weights.sum() < (1.0 - _NOT_FOUND) * _ROWS:
         return None
     return norms, weights / weights.sum()
