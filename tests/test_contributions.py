@@ -23,7 +23,7 @@ from pymc_dp.rows.contributions import (
 )
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine, TiltedEngine
-from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.groups import Columns, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from tests.selection import marked
@@ -103,7 +103,7 @@ def test_values_against_whole_score_vectors(name: str) -> None:
 def differences(engine: RowEngine, spec: Curvature) -> np.ndarray:
     """(n_units, size) curvatures by differences of whole score vectors along the axes of z."""
     moved = engine.with_coordinates(spec.coordinates)
-    return contributions._curvature(TiltedEngine(moved), spec).T
+    return spec._along_axes(TiltedEngine(moved)).T
 
 
 def repeated(name: str, times: int) -> RowEngine:
@@ -197,7 +197,7 @@ def test_curvature_is_that_of_the_log_likelihood() -> None:
     """Logistic regression, where the Hessian is p(1 - p) x x'; differences are first order."""
     engine = quick("logistic")[2]
     at = Coordinates(np.array([0.5, -0.2, 0.1]), np.eye(3))
-    X = engine.columns()[0].designs[engine.groups[0].functions.ordered[0]].T
+    X = engine.groups[0].columns().designs[engine.groups[0].functions.ordered[0]].T
     p = 1.0 / (1.0 + np.exp(-X @ at.location))
     exact = (p * (1.0 - p))[:, None, None] * X[:, :, None] * X[:, None, :]
     spec = Curvature(at, step=1e-5)
@@ -362,7 +362,7 @@ def test_a_pickled_engine_holds_records_and_nothing_made_of_them() -> None:
     groups = [RowGroup(None, g.store, g.units) for g in engine.groups]  # functions: not arrays
     for group, full in zip(groups, engine.groups, strict=True):
         group._columns = full.columns()
-        assert isinstance(group._columns, groups.Columns)
+        assert isinstance(group._columns, Columns)
         assert pickle.loads(pickle.dumps(group))._columns is None
     state = tilted.__getstate__()
     assert state["_reference"] is None
