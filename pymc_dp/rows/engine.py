@@ -17,10 +17,11 @@ import numpy as np
 
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import ParameterVector
+from pymc_dp.rows import groups as row_groups
 from pymc_dp.rows import loops, sparse
 from pymc_dp.rows.coordinates import Coordinates, Scores
 from pymc_dp.rows.functions import RowFunctions
-from pymc_dp.rows.groups import BLOCK, RowGroup
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.sparse import Layout, ScaledDesign, SparseBlock
 from pymc_dp.rows.structure import effects, index_blocks, touched
@@ -89,7 +90,7 @@ class RowEngine:
         """The same functions on made-up data, to compile them without touching a record."""
         groups, n_units = [], 0
         for group in self.groups:
-            n_rows = min(group.n_rows, BLOCK + 2)  # as many as give the same array layouts
+            n_rows = min(group.n_rows, row_groups.BLOCK + 2)  # array layouts are the same
             groups.append(group.synthetic(n_rows))
             n_units = max(n_units, n_rows)
         return RowEngine(groups, self.parameters, n_units, self.coordinates)
@@ -272,7 +273,7 @@ class RowEngine:
         ]
         entries = [None if matrix is None else loops.compressed_rows(matrix) for matrix in maps]
         found = None
-        size = max(1, min(BLOCK, _CACHED // max(1, layout.width)))
+        size = max(1, min(row_groups.BLOCK, _CACHED // max(1, layout.width)))
         for where in loops.row_blocks(some.stop - some.start, size, some.start):
             rows = where.stop - where.start
             if found is None or found.values.shape[1] != rows:
