@@ -28,9 +28,10 @@ import pymc_dp as dp
 from benchmarks.models import EVERYDAY, Arrays, Data, Problem, everyday
 from benchmarks.reference import reference
 from benchmarks.runs import METHODS, private_run, quiet
-from pymc_dp.records import extract
-from pymc_dp.rows.expected import clipped_scores
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.contributions import ConsistentScore, blocks
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
 
 __all__ = ["measure", "misspecified", "passes"]
 
@@ -96,7 +97,7 @@ def passes(problem: Problem, repeats: int = 5) -> float:
     data = problem.data(0)
     records = extract(problem.model(data), check=False)
     d = records.parameters.size
-    engine = records.engine(Coordinates(records.initial, np.eye(d)))
+    engine = RowEngine.of(records, Coordinates(records.initial, np.eye(d)))
     zero = np.zeros(d)
     norms = [np.linalg.norm(block, axis=0) for _, block in engine.vectors(engine.scores(zero))]
     clip_norm = float(np.quantile(np.concatenate(norms), 0.97))
@@ -114,7 +115,7 @@ def passes(problem: Problem, repeats: int = 5) -> float:
             pass
 
     def consistent() -> None:
-        for _ in clipped_scores(engine, clip_norm):
+        for _ in blocks(engine, ConsistentScore(engine.coordinates, clip_norm=clip_norm)):
             pass
 
     return shortest(consistent) / shortest(ordinary)

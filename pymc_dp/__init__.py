@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pymc_dp import audit, guard
-from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import (
     BudgetExceeded,
@@ -36,6 +35,7 @@ from pymc_dp.published import (
     present,
     release_statistic,
 )
+from pymc_dp.records.bounds import bounds
 from pymc_dp.report.advice import clip_advice
 from pymc_dp.report.comparison import compare_accountants
 from pymc_dp.report.diagnostics import clipping_report, inefficiency, mmd

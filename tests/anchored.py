@@ -15,7 +15,7 @@ import xarray as xr
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.publication.unconstrained import constrain
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
 
 N = 60
 RNG = np.random.default_rng(12)

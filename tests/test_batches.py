@@ -35,8 +35,9 @@ from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.plan import plan_batches
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.records import extract
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.steps.source import Source
 from tests.selection import marked
 
@@ -144,7 +145,7 @@ def engine_of(users: bool) -> Any:
         unit = {"privacy_unit": USERS} if users else {}
         budget = dp.PrivacyBudget(5.0, 1e-5, **unit)
     coordinates = Coordinates(np.zeros(2), 0.1 * np.eye(2))
-    return extract(model, **budget.secrecy).engine(coordinates, None)
+    return RowEngine.of(extract(model, **budget.secrecy), coordinates, None)
 
 
 @pytest.mark.parametrize("users", [False, True])

@@ -16,7 +16,7 @@ from pymc.model import Model
 
 import pymc_dp as dp
 from pymc_dp.rows import predictor
-from pymc_dp.rows.kinks import has_kinks
+from pymc_dp.rows.predictor import has_kinks
 from pymc_dp.subsampling.calls import call_address
 from pymc_dp.subsampling.compiling import callable_prior
 from pymc_dp.subsampling.degree import degree_of

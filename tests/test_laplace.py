@@ -22,8 +22,9 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.privacy.forecast import forecast, whole_curvature
-from pymc_dp.records import extract
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.steps.target import far
 from pymc_dp.tuning.climb import climb
 from pymc_dp.tuning.explore import Explored, _Whole, explore
@@ -402,7 +403,7 @@ def test_what_no_record_sees_begins_where_the_others_put_it():
         pm.Normal("y", alpha[np.arange(100) % 5], 1.0, observed=np.zeros(100))
     records = extract(model)
     before = Coordinates(records.initial, np.diag([5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 5.0]))
-    terms, unseen = records.public_terms(before), np.array([0, 1])
+    terms, unseen = PublicTerms.of(records, before), np.array([0, 1])
     lost = Coordinates(np.array([-27.0, 8.4, *means]), np.eye(7))
     begin, reach = laplace_module._settled(terms, lost, before, unseen)
     place = lost.theta(begin)

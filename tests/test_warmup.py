@@ -25,23 +25,18 @@ from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.records import PublicTerms, extract
+from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.bulk import find_bulk, prior_curvature
 from pymc_dp.tuning.geometry import clip_scaling
 from pymc_dp.tuning.langevin import prepare_langevin
 from pymc_dp.tuning.prepared import Prepared, pooled
 from pymc_dp.tuning.public import Public
 from pymc_dp.tuning.quantiles import heavy_quantile, tail_quantile
-from pymc_dp.tuning.scaled import (
-    FIRST_PART,
-    Trajectory,
-    prepare_scaled,
-    random_walk,
-    trajectory,
-)
+from pymc_dp.tuning.scaled import FIRST_PART, Trajectory, prepare_scaled, random_walk, trajectory
 
 pytestmark = pytest.mark.compiled
 
@@ -405,7 +400,7 @@ def problem(name: str) -> Problem:
     d = len(records.initial)
     theta = Coordinates(np.zeros(d), np.eye(d))
     start = Coordinates(records.initial, np.diag(widths))
-    return Problem(records.engine(theta), records.public_terms(theta), start)
+    return Problem(RowEngine.of(records, theta), PublicTerms.of(records, theta), start)
 
 
 @cache
@@ -889,7 +884,7 @@ def test_what_no_record_sees_follows_the_others():
     records = extract(model)
     start = Coordinates(records.initial, np.diag([50.0, 1.0] + 8 * [50.0]))
     theta = Coordinates(np.zeros(10), np.eye(10))
-    public = Public(records.public_terms(theta), records.engine(theta), start)
+    public = Public(PublicTerms.of(records, theta), RowEngine.of(records, theta), start)
     assert list(public.alone) == [0, 1]
     place = np.concatenate([[-300.0, -9.0], means])
     found = public.settled(place, np.diag([0.5, 4.0] + 8 * [50.0]))

@@ -17,7 +17,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.base.compat import PYMC_MAJOR, group
 from pymc_dp.budget import MODELS
-from pymc_dp.rows.store import RecordStore
+from pymc_dp.records.units import RecordStore
 
 pytestmark = [
     pytest.mark.filterwarnings(

@@ -25,6 +25,9 @@ from pytensor.link.numba.linker import NumbaLinker
 #: Least numbers to be read per thread: starting one takes one or two tenths of a millisecond.
 _WORTH = 2**18
 
+#: For functions called once: no compilation, no compiler needed, and constants stay in the graph.
+INTERPRETED = Mode(linker="py", optimizer=None)
+
 _workers: int | None = None
 
 

@@ -35,8 +35,7 @@ from pymc_dp.base.jit import compiled
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy.accounting import mu_from_pure
 from pymc_dp.privacy.noise import discrete_laplace, rounded_normal
-from pymc_dp.rows.linear import LinearRows, slopes
-from pymc_dp.rows.moves import Moves
+from pymc_dp.rows.linear import LinearRows, Moves, slopes
 from pymc_dp.rows.sparse import SparseBlock
 
 Array: TypeAlias = np.ndarray

@@ -26,8 +26,8 @@ from pymc_dp.privacy.queries import (
     TemperedRatio,
 )
 from pymc_dp.rows.contributions import Contribution, Statistic, blocks
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Engine, Scores
+from pymc_dp.rows.coordinates import Scores
+from pymc_dp.rows.engine import Engine, RowEngine
 from pymc_dp.rows.sparse import SparseBlock
 
 #: Probabilities of being in a batch are multiples of 1 / COINS.

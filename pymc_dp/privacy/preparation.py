@@ -31,7 +31,7 @@ from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.ledger import PREPARATION, Ledger
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.rows.contributions import Contribution, Statistic
-from pymc_dp.rows.interfaces import Engine
+from pymc_dp.rows.engine import Engine
 
 #: Shares are floats, so those of a whole preparation add up to 1 with a rounding error.
 _WHOLE = 1.0 + 1e-9

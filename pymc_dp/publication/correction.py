@@ -17,8 +17,9 @@ from pymc_dp.budget import PrivacyBudget
 from pymc_dp.publication.noise_aware import BENT, MUCH, PLACES, directions, noise_aware, spread_out
 from pymc_dp.publication.noise_laws import Likelihood, linear_prior
 from pymc_dp.publication.unconstrained import constrain, unconstrain
-from pymc_dp.records import Records, extract
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.explore import CHAINS, ENOUGH, explore, log_likelihood
 
 #: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
@@ -71,7 +72,7 @@ def account_for_noise(
     noise = np.array(settings["anchor"]["covariance"])
     seen = (pooled - pooled.mean(axis=0)) @ directions(noise)[0]  # others are as wide as the prior
     widest = float(np.linalg.norm(seen, 2)) / np.sqrt(len(seen))
-    terms = records.public_terms(at)
+    terms = PublicTerms.of(records, at)
     places = pooled[spread_out(len(pooled), max(PLACES, 4 * d))]
     seed = [plan_id, zlib.crc32(w.tobytes())]
 

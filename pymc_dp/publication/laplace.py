@@ -27,8 +27,8 @@ from pymc_dp.publication.publish import public_coords, releasable
 from pymc_dp.publication.results import check_fits, computing, dataset
 from pymc_dp.publication.statement import STATEMENT, make_statement
 from pymc_dp.publication.unconstrained import constrain
-from pymc_dp.records import PublicTerms
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.steps.resuming import settle
 from pymc_dp.steps.source import Source
 from pymc_dp.steps.target import about_prior, far, target_draws

@@ -27,8 +27,8 @@ from pymc_dp.errors import UnsafeRelease
 from pymc_dp.publication.correction import account_for_noise
 from pymc_dp.publication.results import PaidDraws, largest_rectangle
 from pymc_dp.publication.statement import STATEMENT, make_statement, refuse_other_types
-from pymc_dp.records import lengths_of_rows, private_observed, public_inputs
-from pymc_dp.rows.ancestry import hides_code, is_data
+from pymc_dp.records.ancestry import hides_code, is_data
+from pymc_dp.records.units import lengths_of_rows, private_observed, public_inputs
 
 #: Acceptance below which draws are no sample.
 _HARDLY_MOVED = 0.05

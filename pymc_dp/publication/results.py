@@ -19,7 +19,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.rows.ancestry import array_of
+from pymc_dp.records.ancestry import array_of
 
 #: Dims of results; `pymc_dp.find_MAP` has one more.
 _RESERVED = ("chain", "draw")

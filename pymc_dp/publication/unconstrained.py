@@ -12,7 +12,7 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
-from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.records.graph import ParameterVector
 
 #: A few thousand calls take less time than a compilation, and nothing is written to a cache.
 _MODE = Mode(linker="py", optimizer="fast_run")

@@ -24,8 +24,9 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_dp.base.compat import SolveTriangular
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.published.reading import Function, Reading, State, forward, is_drawn, placed
-from pymc_dp.rows.functions import INTERPRETED, ParameterVector
+from pymc_dp.records.graph import ParameterVector
 
 #: Ends of uniform innovations, where quantiles are infinite.
 _LOWEST, _LAST = 2.0**-1000, 1.0 - 2.0**-53

@@ -19,21 +19,13 @@ from pymc_dp.base.checks import check_delta, check_epsilon, check_number
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
 from pymc_dp.privacy.accounting import mu_from_budget, smallest_noise_multiplier, units_from_mu
-from pymc_dp.privacy.answer import (
-    Grid,
-    LaplaceSum,
-    Neighboring,
-    Query,
-    VectorSum,
-    answer,
-    told,
-)
+from pymc_dp.privacy.answer import Grid, LaplaceSum, Neighboring, Query, VectorSum, answer, told
 from pymc_dp.privacy.events import GaussianEvent
 from pymc_dp.privacy.holder import Table
 from pymc_dp.privacy.ledger import PREPARATION, STATISTIC, Ledger
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.published.releases import GaussianRelease, GeometricRelease, LaplaceRelease
-from pymc_dp.rows.alone import RowByRow, widened
+from pymc_dp.rows.record_statistics import RowByRow, widened
 
 Mechanism = Literal["gaussian", "laplace", "geometric"]
 #: Units of a record's bound on the grid of Laplace noise, at most: 2^30.

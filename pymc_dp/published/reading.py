@@ -40,11 +40,10 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 from pytensor.tensor.sort import ArgSortOp, SortOp
 
-from pymc_dp.base.threads import exact
+from pymc_dp.base.threads import INTERPRETED, exact
 from pymc_dp.errors import NotFactorizable
-from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data, is_long_array
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.integers import is_discrete, without_wrapping
+from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, is_data, is_long_array
+from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 
 #: The seed of the experiments: a setting.
 _SEED = 7

@@ -22,7 +22,7 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp.base.checks import check_delta, check_epsilon, check_integer, check_number
 from pymc_dp.privacy.accounting import mu_from_budget
-from pymc_dp.rows.integers import is_discrete, without_wrapping
+from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 
 #: Shapes of random variables are computed without drawing them, and without a compiler.
 _NOTHING_DRAWN = Mode(linker="py", optimizer="fast_compile")

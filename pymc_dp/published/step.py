@@ -36,7 +36,7 @@ from pymc_dp.published.reading import (
     read,
     records_of,
 )
-from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.records.graph import ParameterVector
 
 _PROPOSALS: dict[str, Callable[[Reading], Offers]] = {
     "prior": Prior,

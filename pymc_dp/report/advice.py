@@ -18,24 +18,24 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.base.checks import check_integer
-from pymc_dp.bounds import clamp, source_limits
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.publication.unconstrained import unconstrain
-from pymc_dp.records import Records, extract, longest_unnamed, private_observed, public_inputs
-from pymc_dp.rows.ancestry import (
+from pymc_dp.records.ancestry import (
     ancestors_without_shapes,
     array_of,
     data_behind,
     is_data,
     is_long_constant,
 )
-from pymc_dp.rows.cuts import RowLeaf
+from pymc_dp.records.bounds import Interval, clamp, source_limits
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.records.graph import RowLeaf
+from pymc_dp.records.units import RecordStore, longest_unnamed, private_observed, public_inputs
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.intervals import Interval
-from pymc_dp.rows.store import RecordStore, RowGroup
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.steps.settings import scaling_matrix
 
 # -- records simulated from the prior predictive distribution -------------------------------------

@@ -18,10 +18,11 @@ from pymc_dp.budget import get_budget
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.publication.unconstrained import unconstrain
-from pymc_dp.records import Records, extract
+from pymc_dp.records.extraction import Records, extract
 from pymc_dp.report.advice import score_norms
 from pymc_dp.rows.contributions import Score
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.steps.settings import positive, scaling_matrix
 
 # -- draws in any form ----------------------------------------------------------------------------
@@ -383,7 +384,7 @@ def _bought(
     records = extract(model, **budget.secrecy)
     matrix = scaling_matrix(scaling, records.parameters, model)
     location = records.initial if at is None else _location(model, records, at)
-    engine = records.engine(Coordinates(location, matrix), None)
+    engine = RowEngine.of(records, Coordinates(location, matrix), None)
     preparation = Preparation.begin(
         engine,
         budget.ledger,

@@ -1,9 +1,9 @@
 """Posteriors curved for public reasons: records are asked about effects.
 
-Where the shared values of a likelihood are non-linear in the parameters (:mod:`pymc_dp.rows.seen`),
-the preparation learns the likelihood of these *effects*, which is near normal in large data; the
-target, prior times that likelihood at the effects of the parameters, is public
-(:mod:`pymc_dp.steps.target`).
+Where the shared values of a likelihood are non-linear in the parameters
+(:mod:`pymc_dp.rows.nonlinear`), the preparation learns the likelihood of these *effects*, which is
+near normal in large data; the target, prior times that likelihood at the effects of the parameters,
+is public (:mod:`pymc_dp.steps.target`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.records import Records
+from pymc_dp.records.extraction import Records
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.seen import Seen, see
+from pymc_dp.rows.nonlinear import Seen, see
 
 #: Places at which derivatives of effects are computed.
 _PLACES = 4

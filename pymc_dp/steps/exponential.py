@@ -14,7 +14,7 @@ from pymc_dp.kernels import exponential, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.privacy.chains import Queries, StatisticQueries
 from pymc_dp.privacy.holder import at_last_two
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.exponential_model import ByHand, ExponentialModel, exponential_model
 from pymc_dp.steps.progress import Shown

@@ -15,22 +15,18 @@ from pymc.model import Model
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp.bounds import known_limits
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.records import public_inputs, refuse_private
-from pymc_dp.rows.alone import RowByRow, widened
-from pymc_dp.rows.ancestry import data_behind
+from pymc_dp.records.ancestry import data_behind
+from pymc_dp.records.bounds import Interval, known_limits
+from pymc_dp.records.extraction import refuse_private
+from pymc_dp.records.graph import ParameterVector
+from pymc_dp.records.units import RecordStore, public_inputs
 from pymc_dp.rows.contributions import Statistic
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import (
-    ParameterVector,
-    compile_function,
-    compile_parameter_function,
-    jacobian_of,
-)
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.intervals import Interval
-from pymc_dp.rows.store import RecordStore, RowGroup
+from pymc_dp.rows.functions import compile_function, compile_parameter_function, jacobian_of
+from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.record_statistics import RowByRow, widened
 from pymc_dp.steps.families import Family, family_of, with_count
 from pymc_dp.steps.source import Source
 

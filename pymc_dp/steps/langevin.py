@@ -17,7 +17,7 @@ from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.tilts import NoRecords, Tilted
 from pymc_dp.publication.midpoints import newton_estimate
-from pymc_dp.rows.tilt import TiltedEngine
+from pymc_dp.rows.engine import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.steps.source import Design, Source

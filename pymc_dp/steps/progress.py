@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pymc_dp.privacy.preparation import Histogram, Preparation
 from pymc_dp.rows.contributions import Contribution
-from pymc_dp.rows.interfaces import Engine
+from pymc_dp.rows.engine import Engine
 
 
 class Shown:

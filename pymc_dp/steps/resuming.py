@@ -15,8 +15,8 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy.ledger import PREPARATION
-from pymc_dp.records import private_observed
-from pymc_dp.rows.ancestry import is_data
+from pymc_dp.records.ancestry import is_data
+from pymc_dp.records.units import private_observed
 
 PREPARES = " preparation"
 """Ending of the names of plans of preparations."""

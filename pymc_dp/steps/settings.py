@@ -10,7 +10,7 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_dp.base.checks import check_number
-from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.records.graph import ParameterVector
 
 _MEANING = {
     "step_size": "the step in z, where theta = initial point + scaling @ z",

@@ -18,7 +18,6 @@ from pymc.model import Model
 
 from pymc_dp.base import threads
 from pymc_dp.base.compat import working
-from pymc_dp.bounds import known_limits
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.kernels.interfaces import Prior
@@ -26,22 +25,19 @@ from pymc_dp.privacy.events import MU2_UNIT
 from pymc_dp.privacy.forecast import SAMPLERS, Forecast
 from pymc_dp.privacy.preparation import Preparation, Unpayable
 from pymc_dp.publication.results import check_step
-from pymc_dp.rows.engine import RowEngine
+from pymc_dp.records.bounds import known_limits
+from pymc_dp.rows.contributions import made_up_norms
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import Engine, RowEngine
 from pymc_dp.rows.expected import law_unknown
-from pymc_dp.rows.flat import is_flat
-from pymc_dp.rows.interfaces import Coordinates, Engine
+from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.limits import score_norm_limit
-from pymc_dp.rows.made_up import made_up_norms
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
+from pymc_dp.rows.structure import is_flat
 from pymc_dp.steps.effects import Effects, effects_of
 from pymc_dp.steps.progress import Shown
-from pymc_dp.steps.resuming import (
-    PREPARES,
-    Version,
-    private_arrays,
-    unfinished_preparations,
-)
+from pymc_dp.steps.resuming import PREPARES, Version, private_arrays, unfinished_preparations
 from pymc_dp.steps.start import (
     NO_NUMBERS,
     few_prior_draws,
@@ -120,9 +116,9 @@ class Source:
         if not self._interrupted():
             self.refuse_if_used_up()
         theta = Coordinates(np.zeros(len(self.records.initial)), np.eye(len(self.records.initial)))
-        self.terms = self.records.public_terms(theta, compile_kwargs)
+        self.terms = PublicTerms.of(self.records, theta, compile_kwargs)
         self._refuse_start()
-        self.engine = self.records.engine(theta, compile_kwargs)
+        self.engine = RowEngine.of(self.records, theta, compile_kwargs)
         self._preparation: Preparation | None = None
 
     @property

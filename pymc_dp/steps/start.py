@@ -16,8 +16,9 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.publication.unconstrained import unconstrain
-from pymc_dp.records import PublicTerms, Records, draws_are_public
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.records.extraction import Records, draws_are_public
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.functions import PublicTerms
 
 _DRAWS = 500
 #: Prior draws are public; the same seed makes a resumed preparation ask the same questions.

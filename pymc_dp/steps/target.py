@@ -16,9 +16,9 @@ from pytensor.graph.replace import graph_replace
 from scipy.optimize import minimize
 
 from pymc_dp.base.matrices import root
-from pymc_dp.records import Records
+from pymc_dp.records.extraction import Records
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import compile_parameter_function
-from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.effects import Effects
 from pymc_dp.tuning.explore import CHAINS, ENOUGH, Explored, explore, in_support, log_likelihood
 from pymc_dp.tuning.prepared import Prepared

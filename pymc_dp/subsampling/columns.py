@@ -8,9 +8,9 @@ import numpy as np
 import pytensor
 from pytensor.graph.basic import Variable
 
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.total import without_errors
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.arithmetic import without_errors
+from pymc_dp.records.graph import RowGraph
 
 
 def columns_of(graph: RowGraph, data: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:

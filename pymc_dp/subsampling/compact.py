@@ -1,9 +1,9 @@
 """Records that see few numbers of theta: loops of our own about one compiled function of the rows.
 
-Record i sees K numbers eta_j, each through a door of its own (:mod:`pymc_dp.rows.cuts`): the same
-shared value for every record, a product of the record's design with shared values, or the shared
-value of the record's label. What is compiled for a model is the log-likelihood of a record and its
-derivatives by eta. These loops do the rest, and are compiled once for all models.
+Record i sees K numbers eta_j, each through a door of its own (:mod:`pymc_dp.records.graph`): the
+same shared value for every record, a product of the record's design with shared values, or the
+shared value of the record's label. What is compiled for a model is the log-likelihood of a record
+and its derivatives by eta. These loops do the rest, and are compiled once for all models.
 
 Shared values come in two kinds. Those that are affine in theta move from the centre by
 first = J (theta - centre). Those that are bent have a value, and a first and a second derivative

@@ -14,15 +14,10 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import (
-    INTERPRETED,
-    ParameterVector,
-    compile_function,
-    jacobian_of,
-    prepared_loglik,
-)
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.rows.functions import compile_function, jacobian_of, prepared_loglik
 from pymc_dp.rows.simplify import hoisted
 from pymc_dp.subsampling.columns import columns_of
 from pymc_dp.subsampling.compact import BLOCK, COPY, DOT, INDEX, Plan, compact_total

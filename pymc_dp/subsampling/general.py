@@ -15,9 +15,9 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp.errors import NotFactorizable
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import Cut, RowGraph
-from pymc_dp.rows.functions import ParameterVector, compile_function, prepared_loglik
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
+from pymc_dp.rows.functions import compile_function, prepared_loglik
 from pymc_dp.subsampling.columns import columns_of
 from pymc_dp.subsampling.compiling import Kernel, KernelGraph, callable_kernel
 from pymc_dp.subsampling.gather import packed

@@ -9,8 +9,9 @@ import pytensor
 from pymc.logprob.utils import ParameterValueError
 from pymc.model import Model
 
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.rows.functions import INTERPRETED, ParameterVector
+from pymc_dp.records.graph import ParameterVector
 
 #: Relative error that rounding may make, of a difference and of the log-density itself.
 _TOLERANCE, _ROUNDING = 1e-6, 1e-9

@@ -16,12 +16,12 @@ import pytensor
 from numpy import ndarray
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.rows import elementary
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
-from pymc_dp.rows.kinks import has_kinks
-from pymc_dp.rows.predictor import FAMILIES, Predictor, predictor_of
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.rows import linear
+from pymc_dp.rows.functions import jacobian_of
+from pymc_dp.rows.predictor import FAMILIES, Predictor, has_kinks, predictor_of
 from pymc_dp.subsampling.columns import columns_of
 from pymc_dp.subsampling.gather import Sample, packed
 from pymc_dp.subsampling.weights import weigh
@@ -150,9 +150,9 @@ class LinearRows:
 @compiled(error_model="numpy", inline="always")
 def _logit(v: float) -> tuple[float, float]:
     """K(v) and K'(v), without branches."""
-    tail = elementary.exp(-abs(v))
+    tail = linear.exp(-abs(v))
     inverse = 1.0 / (1.0 + tail)
-    return max(v, 0.0) + elementary.log1p(tail), inverse if v >= 0.0 else tail * inverse
+    return max(v, 0.0) + linear.log1p(tail), inverse if v >= 0.0 else tail * inverse
 
 
 @compiled(error_model="numpy")
@@ -164,7 +164,7 @@ def _kernel(family: int, v: ndarray) -> tuple[ndarray, ndarray, ndarray]:
             value[i], slope[i] = _logit(v[i])
             bent[i] = slope[i] * (1.0 - slope[i])
         elif family == _LOG:
-            value[i] = slope[i] = bent[i] = elementary.exp(v[i])
+            value[i] = slope[i] = bent[i] = linear.exp(v[i])
         else:
             value[i], slope[i], bent[i] = 0.5 * v[i] * v[i], v[i], 1.0
     return value, slope, bent
@@ -201,7 +201,7 @@ def _values(family: int, v: ndarray, t: ndarray, value: ndarray, slope: ndarray)
             value[i], slope[i] = _logit(v[i] + t[i])
     elif family == _LOG:
         for i in range(t.shape[0]):
-            value[i] = elementary.exp(v[i] + t[i])
+            value[i] = linear.exp(v[i] + t[i])
             slope[i] = value[i]
     else:
         for i in range(t.shape[0]):

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.records.graph import ParameterVector, RowGraph
 from pymc_dp.subsampling.compiling import Kernel, KernelGraph, callable_prior
 from pymc_dp.subsampling.estimates import Sampled, density, estimate
 from pymc_dp.subsampling.expansion import Expansion, expand

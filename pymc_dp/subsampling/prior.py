@@ -7,7 +7,7 @@ import pytensor
 from pytensor.compile.mode import Mode
 
 from pymc_dp.base.matrices import minus_hessian
-from pymc_dp.records import Records
+from pymc_dp.records.extraction import Records
 from pymc_dp.rows.functions import compile_function
 from pymc_dp.subsampling.compiling import KernelGraph
 from pymc_dp.subsampling.degree import degree_of

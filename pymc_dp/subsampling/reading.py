@@ -12,8 +12,9 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import get_budget, has_lost_budget
 from pymc_dp.errors import NotFactorizable, UnsafeModel
-from pymc_dp.records import Records, extract, row_counts
-from pymc_dp.rows.ancestry import array_of, is_data
+from pymc_dp.records.ancestry import array_of, is_data
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.records.units import row_counts
 from pymc_dp.subsampling.wording import in_words_of_subsampling
 
 #: Records up to which the structural proof is also checked numerically.

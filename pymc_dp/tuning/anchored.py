@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_dp.rows.contributions import Change
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.paths import accept_tests, energy_clip
 from pymc_dp.tuning.prepared import Prepared, Shares, pooled
 from pymc_dp.tuning.public import Public

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.rows.contributions import Change, Contribution, Curvature, Loss, OuterProduct, Score
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.alike import put_together
 
 #: Number of made-up noises from which the size of one is estimated.

@@ -16,7 +16,7 @@ import numpy as np
 from pymc_dp.base.matrices import minus_hessian, positive_part, within
 from pymc_dp.privacy.forecast import whole_curvature
 from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.answers import CurvatureNoise, Releases, ScoreNoise, Structure
 from pymc_dp.tuning.geometry import clip_scaling
 from pymc_dp.tuning.prepared import Clipping, Shares

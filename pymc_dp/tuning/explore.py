@@ -14,8 +14,8 @@ from pytensor.graph.replace import graph_replace
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.publication.noise_laws import Likelihood
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import compile_parameter_function
-from pymc_dp.rows.interfaces import Coordinates
 
 #: Chains, tuning iterations and draws of NUTS.
 CHAINS, _TUNE, _DRAWS = 4, 1000, 1000

@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_dp.base.matrices import root
 from pymc_dp.rows.contributions import Change, Score
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.anchored import anchored
 from pymc_dp.tuning.answers import Releases, Structure
 from pymc_dp.tuning.bulk import find_bulk, scaling_of

@@ -21,14 +21,9 @@ from pymc_dp.rows.contributions import (
     Loss,
     Score,
 )
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.answers import Answers, CurvatureNoise, Releases, ScoreNoise, Structure
-from pymc_dp.tuning.quantiles import (
-    cheapest_bound,
-    heavy_quantile,
-    hidden_tail,
-    tail_quantile,
-)
+from pymc_dp.tuning.quantiles import cheapest_bound, heavy_quantile, hidden_tail, tail_quantile
 
 Form = Literal["anchored", "plain", "quadratic"]
 """What the chains ask of the records."""

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import minimize
 
 from pymc_dp.base.matrices import root
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.answers import Structure
 
 #: Pairs of public draws that stand for what is not known of the parameters, the most steps of the

@@ -12,7 +12,7 @@ from pymc_dp.base.matrices import positive_part
 from pymc_dp.privacy.forecast import whole_curvature
 from pymc_dp.publication.noise_laws import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.answers import CurvatureNoise
 from pymc_dp.tuning.bulk import prior_curvature
 from pymc_dp.tuning.prepared import Prepared, Shares, pooled

@@ -10,7 +10,7 @@ import numpy as np
 
 from pymc_dp.base.matrices import root
 from pymc_dp.rows.contributions import LongestEntry, Score
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.answers import Answers, Releases, Structure
 from pymc_dp.tuning.bulk import find_bulk
 from pymc_dp.tuning.langevin import WARM_UP

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.base.matrices import minus_hessian, root
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.climb import Target, climb
 from pymc_dp.tuning.scaled import CENTRE
 

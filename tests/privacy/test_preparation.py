@@ -26,9 +26,10 @@ from pymc_dp.privacy.journal import Transaction
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Change, Curvature, PathError, Score
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
 
 from .toy import Rows, VectorRecords, logistic_model, make_step, sample, vector_blocks
 
@@ -583,7 +584,7 @@ def prepared(model, share=0.5):
     preparation = begin(
         budget.ledger,
         budget.account,
-        records.engine(at),
+        RowEngine.of(records, at),
         units=math.floor(share * budget.ledger.remaining(budget.account)),
         n_public=budget.n_public,
     )

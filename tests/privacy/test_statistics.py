@@ -21,6 +21,7 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 import pymc_dp as dp
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy import answer as answers
 from pymc_dp.privacy import noise
@@ -30,7 +31,6 @@ from pymc_dp.privacy.holder import Table
 from pymc_dp.privacy.noise import discrete_laplace
 from pymc_dp.published import making
 from pymc_dp.published.reading import read
-from pymc_dp.rows.functions import INTERPRETED
 from tests.selection import marked
 
 pytestmark = pytest.mark.compiled

@@ -14,6 +14,7 @@ from pymc_dp.budget import MODELS, PrivacyBudget, get_budget, name_of, require_b
 from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.report.advice import ClipAdvice
 from pymc_dp.report.plots.drawing import COLOURS, LIMIT, axes_for, legend_above, log_x_axis, tidy
+from pymc_dp.rows.contributions import score_norms
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +81,7 @@ def plot_effective_draws(
         raise ValueError("epsilons must be a list of at least two numbers.")
     names = list(step) if isinstance(step, list | tuple) else [step]
     records = budget.records_of(model, check=False, read=False)
-    known: dict[str, Any] = {"d": records.parameters.size, "norms": records.score_norms()}
+    known: dict[str, Any] = {"d": records.parameters.size, "norms": score_norms(records)}
     mu2s = [mu_from_budget(float(epsilon), budget.delta) ** 2 for epsilon in grid]
     plans = [
         [budget.forecast(name_of(name), draws, tune, chains, mu2=mu2, **known) for mu2 in mu2s]

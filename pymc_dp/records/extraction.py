@@ -1,13 +1,14 @@
 """Records of a PyMC model: its prior, and one log-likelihood term per record, or a refusal.
 
 Privacy per record needs a likelihood that is a sum of one term per record.  :func:`extract` proves
-that from the graph of the model (:mod:`pymc_dp.rows.lift`) and checks it numerically on synthetic
-data of the same shape.  It uses no value of a private array, except to see that it is finite.
+that from the graph of the model (:mod:`pymc_dp.records.proof`) and checks it numerically on
+synthetic data of the same shape.  It uses no value of a private array, except to see that it is
+finite.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,50 +22,39 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.rewriting.utils import rewrite_graph
 from pytensor.graph.traversal import ancestors
-from pytensor.tensor.elemwise import Elemwise
-from pytensor.tensor.shape import SpecifyShape
 
-from pymc_dp.bounds import clamp, source_limits
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable, UnsafeModel
-from pymc_dp.privacy.forecast import Norms
-from pymc_dp.rows.ancestry import (
+from pymc_dp.records.ancestry import (
     ancestors_without_shapes,
     array_of,
+    counts_rows,
     data_behind,
+    fixed_shapes,
     hides_code,
     is_data,
     is_long_constant,
     share_memory,
 )
-from pymc_dp.rows.check import check_numerically
-from pymc_dp.rows.counts import RowCounts
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import (
-    INTERPRETED,
-    ParameterVector,
-    RowFunctions,
-    compile_parameter_function,
+from pymc_dp.records.arithmetic import is_discrete, without_errors
+from pymc_dp.records.bounds import Interval, clamp, source_limits
+from pymc_dp.records.counts import RowCounts
+from pymc_dp.records.densities import log_densities, long_constants_kept, may_be_infinite
+from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.records.outcomes import with_outcomes
+from pymc_dp.records.proof import check_numerically, ends_of_support, lift_rows
+from pymc_dp.records.units import (
+    Group,
+    RecordStore,
+    count_units,
+    lengths_of_rows,
+    longest_unnamed,
+    private_observed,
+    public_inputs,
+    refuse_captured_rows,
+    refuse_shared_rows,
+    row_counts,
 )
-from pymc_dp.rows.infinite import may_be_infinite
-from pymc_dp.rows.integers import is_discrete
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.intervals import Interval
-from pymc_dp.rows.lift import lift_rows
-from pymc_dp.rows.made_up import made_up_norms
-from pymc_dp.rows.outcomes import with_outcomes
-from pymc_dp.rows.sizes import counts_rows, fixed_shapes
-from pymc_dp.rows.store import RecordStore, RowGroup
-from pymc_dp.rows.support import ends_of_support
-from pymc_dp.rows.total import without_errors
-from pymc_dp.rows.unfolded import log_densities, long_constants_kept
-
-
-@dataclass(frozen=True, eq=False)
-class _Group:
-    graph: RowGraph
-    store: RecordStore
-    units: np.ndarray | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,64 +68,10 @@ class Records:
     """
 
     parameters: ParameterVector
-    groups: tuple[_Group, ...]
+    groups: tuple[Group, ...]
     public_logp: Variable
     n_units: int
     initial: np.ndarray
-
-    def engine(
-        self, coordinates: Coordinates, compile_kwargs: dict[str, Any] | None = None
-    ) -> RowEngine:
-        """Compile the per-record functions."""
-        groups = [
-            RowGroup(
-                RowFunctions(group.graph, self.parameters, compile_kwargs), group.store, group.units
-            )
-            for group in self.groups
-        ]
-        return RowEngine(groups, self.parameters, self.n_units, coordinates)
-
-    def score_norms(self) -> Norms | None:
-        """Norms of the scores of made-up records (:func:`pymc_dp.rows.made_up.made_up_norms`)."""
-        at = Coordinates(self.initial, np.eye(self.parameters.size))
-        return made_up_norms(self.engine(at), self.initial)
-
-    def public_terms(
-        self, coordinates: Coordinates, compile_kwargs: dict[str, Any] | None = None
-    ) -> PublicTerms:
-        """Compile the prior and other public terms."""
-        [logp] = self.parameters.substitute([self.public_logp])
-        gradient = pytensor.grad(logp, self.parameters.theta, disconnected_inputs="ignore")
-        function = compile_parameter_function(
-            [self.parameters.theta], [logp, gradient], compile_kwargs
-        )
-        return PublicTerms(function, coordinates)
-
-
-class PublicTerms:
-    """Log-density and gradient in z of everything that is not private."""
-
-    def __init__(self, function: Any, coordinates: Coordinates) -> None:
-        self._function = function
-        self.coordinates = coordinates
-
-    def with_coordinates(self, coordinates: Coordinates) -> PublicTerms:
-        """The same terms in other coordinates."""
-        return PublicTerms(self._function, coordinates)
-
-    def log_density(self, z: np.ndarray) -> float:
-        """Log-density at z, a (d,) vector."""
-        return float(self._function(self.coordinates.theta(z))[0])
-
-    def gradient(self, z: np.ndarray) -> np.ndarray:
-        """(d,) gradient at z."""
-        return self.both(z)[1]
-
-    @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
-    def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
-        """Log-density and gradient at z, for the price of one."""
-        value, slope = self._function(self.coordinates.theta(z))
-        return float(value), self.coordinates.scaling.T @ slope
 
 
 # -- what is observed -----------------------------------------------------------------------------
@@ -183,103 +119,6 @@ def _refuse_bounds_that_are_looked_at(observed: Sequence[Variable]) -> None:
             )
 
 
-def private_observed(model: Model, public: Iterable[str]) -> list[Variable]:
-    """The observed variables of a model that are not declared public."""
-    public = set(public)
-    return [rv for rv in model.observed_RVs if rv.name not in public]
-
-
-def _n_rows(model: Model, rv: Variable) -> int:
-    source = model.rvs_to_values[rv]
-    while source.owner is not None and isinstance(source.owner.op, Elemwise | SpecifyShape):
-        source = source.owner.inputs[0]  # PyMC casts pm.Data to the type of the distribution
-    if not isinstance(source, Constant | SharedVariable):
-        raise NotFactorizable(
-            f"The observed value of `{rv.name}` is computed in the model, so it is not known which "
-            "of its entries belong to one record. Compute it before: observed= an array or pm.Data."
-        )
-    shape = np.shape(array_of(source))
-    if not shape:
-        raise NotFactorizable(
-            f"`{rv.name}` has no record axis: its observed value is a single number. Pass one "
-            "entry per record."
-        )
-    if shape[0] < 2:
-        raise NotFactorizable(
-            f"`{rv.name}` has fewer than two records on its first axis; nothing can be hidden "
-            "among so few. Put records on the first axis, one row each."
-        )
-    return int(shape[0])
-
-
-def row_counts(model: Model, public: Iterable[str]) -> dict[str, int]:
-    """Number of rows of each private observed variable."""
-    return {rv.name: _n_rows(model, rv) for rv in private_observed(model, public)}
-
-
-def count_units(
-    model: Model, public: Iterable[str], privacy_unit: Any = None
-) -> tuple[int, dict[str, np.ndarray | None]]:
-    """The number of privacy units, and the unit of every row of each private observed variable.
-
-    `privacy_unit` is None, an (n,) integer array, or a dict of these by name, as in
-    :class:`pymc_dp.PrivacyBudget`.  Raises ValueError if the ids do not match the observed
-    variables, and NotFactorizable if observed variables of different lengths have no ids.
-    """
-    rows = row_counts(model, public)
-    if not rows:
-        raise UnsafeModel(
-            "The model has no private observed variable, so there is nothing to protect. Add "
-            "observed data before the budget, or sample without pymc_dp."
-        )
-    if privacy_unit is None:
-        if len(set(rows.values())) > 1:
-            names = ", ".join(f"`{name}`" for name in rows)
-            raise NotFactorizable(
-                f"Observed variables {names} differ in length, so it is not known which rows "
-                "belong to one record. Pass privacy_unit={'name': ids, ...} to PrivacyBudget."
-            )
-        return next(iter(rows.values())), dict.fromkeys(rows)
-    given = (
-        dict(privacy_unit)
-        if isinstance(privacy_unit, Mapping)
-        else dict.fromkeys(rows, privacy_unit)
-    )
-    if set(given) != set(rows):
-        raise ValueError(
-            f"privacy_unit names {sorted(given)}, but the private observed variables are "
-            f"{sorted(rows)}. Give ids for each of these."
-        )
-    ids = {}
-    for name, n in rows.items():
-        array = np.asarray(given[name])
-        if array.ndim != 1 or len(array) != n or array.dtype.kind not in "iu":
-            raise ValueError(
-                f"privacy_unit of `{name}` must be a vector of integers, one for each row of "
-                f"`{name}`; got type {array.dtype} with {array.ndim} axes, or another length."
-            )
-        ids[name] = array.astype("int64")
-    unique = np.unique(np.concatenate(list(ids.values())))
-    return len(unique), {
-        name: np.searchsorted(unique, array).astype("int64") for name, array in ids.items()
-    }
-
-
-def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:
-    """Variables declared public, the data of public observed ones, and lengths of dims."""
-    named = {model[name] for name in public if name in model.named_vars}
-    observed = [model.rvs_to_values[rv] for rv in named & set(model.observed_RVs)]
-    data = {v for v in ancestors(observed) if v.owner is None}
-    return named | data | set(model.dim_lengths.values())
-
-
-def lengths_of_rows(model: Model, axes: Mapping[Variable, int]) -> set[Variable]:
-    """Lengths of the dims of variables and of data, at the axes on which their rows stand."""
-    of = ((model.named_vars_to_dims.get(v.name, ()), axis) for v, axis in axes.items())
-    dims = {dims[axis] for dims, axis in of if len(dims) > axis}
-    return {model.dim_lengths[dim] for dim in dims if dim in model.dim_lengths}
-
-
 # -- extraction -----------------------------------------------------------------------------------
 
 
@@ -313,7 +152,7 @@ def extract(
     check
         Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
     read
-        Take the data, clamped to their public bounds (:func:`pymc_dp.bounds.bounds`).  Otherwise
+        Take the data, clamped to their public bounds (:func:`pymc_dp.bounds`).  Otherwise
         the stores hold two rows of zeros, and no private value is looked at.
     """
     _refuse_unsupported(model)
@@ -374,12 +213,12 @@ def extract(
         _refuse_other_axes(model, graph)
         _refuse_bounded_labels(graph, limits)
         store = _store(graph, limits) if read else _blank(graph)
-        groups.append(_Group(graph, store, units[graph.names[0]]))
+        groups.append(Group(graph, store, units[graph.names[0]]))
         if check:
             check_numerically(terms, graph, values, shapes, public_variables)
     _refuse_unread_bounds(groups, limits)
-    _refuse_shared_rows(groups, public_variables)
-    _refuse_captured_rows(groups)
+    refuse_shared_rows(groups, public_variables)
+    refuse_captured_rows(groups)
     public_logp = _public_logp(model, public, groups, shapes, length, counts)
     _refuse_start_at_a_record(model, groups)
     initial = parameters.ravel(point)
@@ -470,10 +309,9 @@ def _refuse_ends(
 
 def _refuse_constant(graph: RowGraph) -> None:
     if not any(cut.phi.type.dtype.startswith("float") for cut in graph.cuts):
-        names = ", ".join(f"`{name}`" for name in graph.names)
         raise UnsafeModel(
-            f"The distribution of {names} depends on no free variable, so there is nothing to "
-            "learn from its records. Leave it out, or put a free variable into its parameters."
+            f"The distribution of {graph.quoted} depends on no free variable, so there is nothing "
+            "to learn from its records. Leave it out, or put a free variable into its parameters."
         )
 
 
@@ -488,7 +326,7 @@ def _refuse_bounded_labels(graph: RowGraph, limits: Mapping[Variable, Interval])
             )
 
 
-def _refuse_unread_bounds(groups: Sequence[_Group], limits: Mapping[Variable, Interval]) -> None:
+def _refuse_unread_bounds(groups: Sequence[Group], limits: Mapping[Variable, Interval]) -> None:
     """A statement says what is clamped, so nothing may have bounds and be left as it is."""
     read = {leaf.source for group in groups for leaf in group.graph.leaves}
     unread = [f"`{source.name}`" for source in limits if source not in read]
@@ -511,9 +349,8 @@ def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
     for labels, (_, size) in zip(function(*arrays), graph.lookups, strict=True):
         least = 0 if np.ndim(labels) else -size  # one number, as in a[group, -1], is no label
         if np.size(labels) and not (least <= np.min(labels) and np.max(labels) < size):
-            names = ", ".join(f"`{name}`" for name in graph.names)
             raise UnsafeModel(
-                f"Some labels in the likelihood of {names} are outside 0..{size - 1}, where "
+                f"Some labels in the likelihood of {graph.quoted} are outside 0..{size - 1}, where "
                 f"{size} groups are declared; pandas codes a missing category as -1. Recode or "
                 "drop these rows before the model is built (which rows are concerned is not shown "
                 "here: it is private)."
@@ -555,15 +392,6 @@ def refuse_private(
             f"{what} depends on {label}, which is private or may hold private data. Choose it from "
             "public knowledge, or declare the data in PrivacyBudget(public=...)."
         )
-
-
-def longest_unnamed(n_units: int, n_public: int | None) -> int:
-    """The number of entries from which on an unnamed array may hold one for each record, or unit.
-
-    Whether a model is accepted may not depend on a private number of units, nor on a number of
-    rows: half of the public number stands for the first, that of units for the second.
-    """
-    return n_units if n_public is None else max(n_public // 2, 3)
 
 
 def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
@@ -609,7 +437,7 @@ def _refuse_private_start(
             _refuse_counted(counts.behind([rv], [rv]), f"The prior or shape of `{rv.name}`")
 
 
-def _refuse_start_at_a_record(model: Model, groups: Sequence[_Group]) -> None:
+def _refuse_start_at_a_record(model: Model, groups: Sequence[Group]) -> None:
     """No initial value may be a part of an array of records, however short."""
     arrays = [array_of(leaf.source) for group in groups for leaf in group.graph.leaves]
     for rv, start in zip(model.free_RVs, _starts(model), strict=True):
@@ -642,112 +470,10 @@ def _refuse_other_axes(model: Model, graph: RowGraph) -> None:
             )
 
 
-def _refuse_shared_rows(groups: Sequence[_Group], public: set[Variable]) -> None:
-    """An entry in memory belongs to one unit, wherever a likelihood reads it.
-
-    Identity is that of the memory, so a view or a slice of an array is the array itself.  PyMC
-    copies what it observes and what is in ``pm.Data``.  Only the user knows whether such copies, or
-    others, hold the same entries.
-    """
-    earlier: list[tuple[Variable, np.ndarray, np.ndarray]] = []
-    for group in groups:
-        for leaf in group.graph.leaves:
-            if leaf.source in public:
-                continue
-            array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
-            units = np.arange(len(array)) if group.units is None else group.units
-            if _rows_overlap(array):
-                named = f"`{leaf.source.name}`" if leaf.source.name else "An array"
-                raise NotFactorizable(
-                    f"{named} shows one entry in memory in several rows, as sliding windows and "
-                    "broadcast arrays do, so it would belong to several records. Give a copy "
-                    "(numpy.array) if these are different data."
-                )
-            for source, other, others in earlier:
-                if not _same_units(array, units, other, others):
-                    named = leaf.source.name or source.name
-                    raise NotFactorizable(
-                        f"{f'`{named}`' if named else 'One array'} is read by several likelihoods, "
-                        "or as several arrays, and some of its entries belong to another "
-                        "privacy_unit, or to another row, in one than in the other. Give each a "
-                        "copy of its own if they are different data, or the same ids."
-                    )
-            earlier.append((leaf.source, array, units))
-
-
-def _refuse_captured_rows(groups: Sequence[_Group]) -> None:
-    """No part of an array of records, such as a row, may be left where every record reads it."""
-    arrays = [array_of(leaf.source) for group in groups for leaf in group.graph.leaves]
-    for group in groups:
-        graph = group.graph
-        outputs = [graph.loglik, *graph.conditions, *(cut.phi for cut in graph.cuts)]
-        outputs += [cut.row_data for cut in graph.cuts if cut.row_data is not None]
-        outputs += [label for label, _ in graph.lookups]
-        for variable in ancestors_without_shapes(outputs):
-            if isinstance(variable, Constant) and any(
-                share_memory(variable.data, array) for array in arrays
-            ):
-                names = ", ".join(f"`{name}`" for name in graph.names)
-                raise NotFactorizable(
-                    f"The likelihood of {names} is not a sum of one term per record: a part of an "
-                    "array that holds records reaches all of them. Standardise with public "
-                    "constants before the model is built, or give it a copy if it is public."
-                )
-
-
-def _rows_overlap(array: np.ndarray) -> bool:
-    """Whether an entry in memory is in several rows of an array."""
-    reach = array.itemsize
-    for stride, size in sorted(
-        (abs(k), n) for k, n in zip(array.strides, array.shape, strict=True)
-    ):
-        if size > 1 and stride < reach:
-            break
-        reach += stride * (size - 1)
-    else:  # each axis steps over what the shorter steps reach
-        return False
-    if not _whole_entries(array):
-        return True
-    places = _addresses(array)
-    rows = np.repeat(np.arange(len(array)), max(array[:1].size, 1))
-    order = np.lexsort((rows, places))
-    return bool(np.any((np.diff(places[order]) == 0) & (np.diff(rows[order]) > 0)))
-
-
-def _same_units(a: np.ndarray, of_a: np.ndarray, b: np.ndarray, of_b: np.ndarray) -> bool:
-    """Whether the entries that two arrays share have the same unit in both; each is in one row."""
-    if not share_memory(a, b):
-        return True
-    if a.itemsize != b.itemsize or not _whole_entries(a, b):
-        return False
-    if a.__array_interface__["data"] == b.__array_interface__["data"] and (
-        (a.strides, a.shape) == (b.strides, b.shape)
-    ):
-        return np.array_equal(of_a, of_b)
-    rows = [np.repeat(units, max(x[:1].size, 1)) for x, units in ((a, of_a), (b, of_b))]
-    _, at_a, at_b = np.intersect1d(_addresses(a), _addresses(b), return_indices=True)
-    return len(at_a) > 0 and np.array_equal(rows[0][at_a], rows[1][at_b])
-
-
-def _whole_entries(*arrays: np.ndarray) -> bool:
-    """Whether entries of arrays with items of one size coincide in memory or are apart."""
-    size, first = arrays[0].itemsize, arrays[0].__array_interface__["data"][0]
-    starts = [array.__array_interface__["data"][0] - first for array in arrays]
-    strides = [k for a in arrays for k, n in zip(a.strides, a.shape, strict=True) if n > 1]
-    return not any(step % size for step in (*starts, *strides))
-
-
-def _addresses(array: np.ndarray) -> np.ndarray:
-    places = np.full(1, array.__array_interface__["data"][0])
-    for size, stride in zip(array.shape, array.strides, strict=True):
-        places = np.add.outer(places, stride * np.arange(size))
-    return places.ravel()
-
-
 def _public_logp(
     model: Model,
     public: Sequence[str],
-    groups: Sequence[_Group],
+    groups: Sequence[Group],
     shapes: Mapping[Variable, tuple[int, ...]],
     length: int,
     counts: RowCounts | None,

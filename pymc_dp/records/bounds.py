@@ -12,8 +12,7 @@ from pymc.model import Model
 from pytensor.graph.basic import Variable
 
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.rows.ancestry import array_of, data_behind, is_data
-from pymc_dp.rows.intervals import Interval
+from pymc_dp.records.ancestry import array_of, data_behind, is_data
 
 _ATTRIBUTE = "pymc_dp_bounds"
 #: Values of an observed variable that are possible; a record with another one has no score.
@@ -287,3 +286,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list):
         return [_finite(entry) for entry in value]
     return value if np.isfinite(value) else None
+
+
+#: Lower and upper ends, of one shape.  The same array twice where the value is known.
+Interval = tuple[np.ndarray, np.ndarray]

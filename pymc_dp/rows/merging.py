@@ -1,9 +1,10 @@
 """Shared values that meet only in the rows become one shared value.
 
 ``mu + tau * z[g]`` and ``(mu + tau * z)[g]`` are the same likelihood, and so are ``x * a * b`` and
-``x * (a * b)``.  The walk that makes the cuts (:mod:`pymc_dp.rows.lifter`) cuts at each parameter
-in the first form of each, and at the whole expression in the second.  Here the first is turned into
-the second: sums, differences, products and quotients of cuts alone are taken out of the rows.
+``x * (a * b)``.  The walk that makes the cuts (:mod:`pymc_dp.records.lifter`) cuts at each
+parameter in the first form of each, and at the whole expression in the second.  Here the first is
+turned into the second: sums, differences, products and quotients of cuts alone are taken out of the
+rows.
 
 A value of the rows that is computed from cuts alone has one of three kinds, those of its cuts:
 "copy" if all of them are copies; "index" if the others are indexed by one and the same column;
@@ -38,8 +39,8 @@ from pytensor.tensor.elemwise import DimShuffle, Elemwise
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.base.compat import subtensor_indices
-from pymc_dp.rows.ancestry import SHAPE_OPS, ancestors_without_shapes
-from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.records.ancestry import SHAPE_OPS, ancestors_without_shapes
+from pymc_dp.records.graph import Cut, RowGraph
 
 #: What is taken out of the rows.  Other functions (an inverse link, say) stay there: the
 #: likelihood as a function of what is below them is nearer to normal.

@@ -1,7 +1,7 @@
 """Whether a value or a shape depends on how many rows the data have.
 
-Shapes of arrays are public in general (:mod:`pymc_dp.rows.ancestry`).  Where the number of rows is
-private it may enter neither a value nor the shape of a parameter, in whatever way: as
+Shapes of arrays are public in general (:mod:`pymc_dp.records.ancestry`).  Where the number of rows
+is private it may enter neither a value nor the shape of a parameter, in whatever way: as
 ``y.shape[0]``, as the length of ``y[1:]``, as a sum of ``ones_like(y)``.  The walk therefore
 follows values and single axes: the number of columns of a private matrix is public, that of rows is
 not.  An operation without a rule counts as a function of all that goes into it.
@@ -29,7 +29,7 @@ from pytensor.tensor.special import LogSoftmax, Softmax
 from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.base.compat import advanced_indices, subtensor_indices
-from pymc_dp.rows.ancestry import SHAPE_OPS, TAKES, is_data, is_long_constant
+from pymc_dp.records.ancestry import SHAPE_OPS, TAKES, is_data, is_long_constant
 
 #: A variable, and which of its axes, or ``None`` for its value.
 _Item = tuple[Variable, int | None]
@@ -115,10 +115,12 @@ class RowCounts:
             wrapped = [x for node in nodes for x, axis in _inside(node) if axis is None]
             stack.extend(wrapped)
             found = set(ancestors(wrapped))
-            parts = {v for v in found if v.owner and _is_part_of_sizes(v.owner)}
+            picked = [v for v in found if v.owner and isinstance(v.owner.op, Subtensor)]
+            whole = [(v, v.owner.inputs[0].owner) for v in picked]
+            parts = {v for v, node in whole if node and isinstance(node.op, Shape)}
             used = [x for v in found - parts if v.owner for x in v.owner.inputs]
-            whole = (x for x in (*used, *wrapped) if x.owner)
-            asked += [*parts, *(x for x in whole if isinstance(x.owner.op, SHAPE_OPS))]
+            sizes = (x for x in (*used, *wrapped) if x.owner and isinstance(x.owner.op, SHAPE_OPS))
+            asked += [*parts, *sizes]
         return self.behind(asked)
 
 
@@ -198,11 +200,6 @@ def _labels(node: Apply) -> list[Variable] | None:
         entries.pop()
     whole = all(isinstance(x, Variable) and hasattr(x.type, "ndim") for x in entries)
     return entries if entries and whole and all(x.type.dtype != "bool" for x in entries) else None
-
-
-def _is_part_of_sizes(node: Apply) -> bool:
-    x = node.inputs[0] if isinstance(node.op, Subtensor) else None
-    return x is not None and x.owner is not None and isinstance(x.owner.op, Shape)
 
 
 def _sizes(vector: Variable) -> list[_Item] | None:

@@ -14,9 +14,9 @@ from pytensor.tensor.basic import AllocEmpty
 from pytensor.tensor.random.type import RandomType
 from rich.progress import track
 
-from pymc_dp.rows.ancestry import is_long_array
+from pymc_dp.records.ancestry import is_long_array
+from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 from pymc_dp.rows.functions import compile_function
-from pymc_dp.rows.integers import is_discrete, without_wrapping
 
 #: Made-up records among which one is to be seen to depend on others: not all are alike.
 _MADE_UP = 8

@@ -1,7 +1,7 @@
 """What the graph of a model tells of the outcomes of a record: their supports.
 
-Expectations over an outcome that the model itself would draw for a record (:mod:`.expected`) need
-the places that it can have.  They are public, or a function of other data of the same record.
+Expectations over an outcome that the model itself would draw for a record need the places that it
+can have.  They are public, or a function of other data of the same record.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.random.basic import BernoulliRV
 from pytensor.tensor.shape import SpecifyShape
 
-from pymc_dp.rows.ancestry import ancestors_without_shapes, data_behind, without_casts
-from pymc_dp.rows.cuts import Column, Outcome, RowGraph, RowLeaf
-from pymc_dp.rows.integers import is_discrete, is_float
+from pymc_dp.records.ancestry import ancestors_without_shapes, data_behind, without_casts
+from pymc_dp.records.arithmetic import is_discrete, is_float
+from pymc_dp.records.graph import Column, Outcome, RowGraph, RowLeaf
 
 #: Operations that leave the numbers of a row as they are.
 _COPIES = (SpecifyShape, DimShuffle)
@@ -57,20 +57,6 @@ def with_outcomes(graph: RowGraph, rvs: Sequence[Variable], values: Sequence[Var
     return replace(graph, outcomes=tuple(outcomes))
 
 
-def each_alone(graph: RowGraph) -> list[RowGraph]:
-    """A graph for each observed variable, of the same leaves and of the cuts that it needs."""
-    if len(graph.names) == 1:
-        return [graph]
-    found = []
-    for k, term in enumerate(graph.terms):
-        behind = set(ancestors([term]))
-        cuts = tuple(cut for cut in graph.cuts if cut.eta in behind)
-        outcomes = graph.outcomes[k : k + 1]
-        names = graph.names[k : k + 1]
-        found.append(replace(graph, terms=(term,), cuts=cuts, names=names, outcomes=outcomes))
-    return found
-
-
 def _outcome(graph: RowGraph, which: int, rv: Variable, value: Variable) -> Outcome:
     source = data_behind(value)
     held = [k for k, leaf in enumerate(graph.leaves) if leaf.source is source]
@@ -86,7 +72,7 @@ def _outcome(graph: RowGraph, which: int, rv: Variable, value: Variable) -> Outc
     ]
     discrete = _is_count(rv)
     if discrete:
-        if any(not _is_cast_of(label, block) for label, _ in behind):
+        if any(without_casts(label, _COPIES) is not block for label, _ in behind):
             raise _Unknown
         largest = float(min([_largest(block), *[size - 1 for _, size in behind]]))
         support = _integers(rv, graph.leaves, largest)
@@ -129,10 +115,6 @@ def _largest(block: Variable) -> int:
     if dtype.kind == "b":
         return 1
     return 2**31 - 1 if dtype.kind == "f" else min(2**31 - 1, int(np.iinfo(dtype).max))
-
-
-def _is_cast_of(label: Variable, block: Variable) -> bool:
-    return without_casts(label, _COPIES) is block
 
 
 def _interval(

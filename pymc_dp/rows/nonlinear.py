@@ -1,12 +1,12 @@
 """What records see of the parameters: coordinates in which a likelihood may be simpler.
 
-The shared values of a likelihood (:mod:`pymc_dp.rows.cuts`) may be non-linear in the parameters:
-the group means of a non-centred hierarchy ``(mu + tau * z)[g]``, coefficients ``tau * z`` with a
-shared scale, a curve ``b + a**2``.  The posterior is then curved, whatever the data say, although
-the likelihood of the shared values themselves is near normal in large data.  Here these *effects*
-replace the parameters, so that records are asked about something simple; how the parameters follow
-from the effects is public.  It does not matter how a model is written: shared values that meet in
-the rows alone are merged first (:mod:`pymc_dp.rows.merged`).
+The shared values of a likelihood (:mod:`pymc_dp.records.graph`) may be non-linear in the
+parameters: the group means of a non-centred hierarchy ``(mu + tau * z)[g]``, coefficients ``tau *
+z`` with a shared scale, a curve ``b + a**2``.  The posterior is then curved, whatever the data say,
+although the likelihood of the shared values themselves is near normal in large data.  Here these
+*effects* replace the parameters, so that records are asked about something simple; how the
+parameters follow from the effects is public.  It does not matter how a model is written: shared
+values that meet in the rows alone are merged first (:mod:`pymc_dp.rows.merging`).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.rewriting.basic import MergeOptimizer
 
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import ParameterVector, compile_parameter_function, jacobian_of
-from pymc_dp.rows.merged import merged
-from pymc_dp.rows.store import RowGroup
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.rows.functions import compile_parameter_function, jacobian_of
+from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.merging import merged
 
 #: Derivatives that differ by less than this part of the largest are those of something linear.
 _LINEAR = 1e-9

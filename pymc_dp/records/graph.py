@@ -1,4 +1,4 @@
-"""Where parameters enter the rows of a likelihood.
+"""A likelihood as a graph: its parameters, and where they enter the rows.
 
 A likelihood that factorises over records has two kinds of sub-graphs: *row* graphs, whose value at
 row ``i`` uses only row ``i`` of the data, and *shared* graphs, which use only parameters and public
@@ -22,11 +22,16 @@ a scan or a loop over records.  The gradient of record ``i`` is ``sum over cuts 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+import numpy as np
+import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,7 +74,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Where the one number that a row observes can lie; see :mod:`pymc_dp.rows.outcomes`.
+    """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.outcomes`.
 
     The leaf number `leaf` of the graph holds it.  If `discrete`, it is a nonnegative integer from
     `lower` to `upper`; else they are the ends of an interval.  `atoms` are places that have a
@@ -97,7 +102,7 @@ class RowGraph:
     blocks alone, and the size of what they index.  `conditions` are boolean scalars of the
     parameters alone that PyMC's parameter checks demand (``sigma > 0``): outside them the density
     is zero, whatever the data.  `n_rows` counts the rows of the data; `names` are the observed
-    variables, for messages.  `outcomes` tell where the number that each of them observes can lie;
+    variables.  `outcomes` tell where the number that each of them observes can lie;
     empty where that of one is not known, or one is a covariate of another.
     """
 
@@ -110,6 +115,11 @@ class RowGraph:
     names: tuple[str, ...]
     outcomes: tuple[Outcome, ...] = ()
 
+    @property
+    def quoted(self) -> str:
+        """The observed variables, for messages."""
+        return ", ".join(f"`{name}`" for name in self.names)
+
     @cached_property
     def loglik(self) -> Variable:
         """(rows,) log-likelihood: the sum of the terms."""
@@ -117,3 +127,77 @@ class RowGraph:
         for term in others:
             total = total + term
         return total
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterVector:
+    """All unconstrained parameters of a model as one (d,) float64 input `theta`.
+
+    `values` are the model's value variables, in its order; they lie at `slices` of `theta`.
+    """
+
+    theta: Variable
+    values: tuple[Variable, ...]
+    slices: tuple[slice, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
+        """The vector of value variables of these shapes."""
+        sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
+        ends = np.cumsum(sizes)
+        slices = tuple(
+            slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)
+        )
+        theta = pt.TensorType("float64", shape=(int(sum(sizes)),))(name="theta")
+        return cls(theta, tuple(values), slices, tuple(tuple(s) for s in shapes))
+
+    @property
+    def size(self) -> int:
+        """Number of parameters, d."""
+        return int(self.theta.type.shape[0])
+
+    def substitute(self, outputs: Sequence[Variable]) -> list[Variable]:
+        """`outputs` as functions of `theta`."""
+        parts = {}
+        for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True):
+            part = self.theta[where].reshape(shape) if shape else self.theta[where.start]
+            parts[value] = part.astype(value.type.dtype)
+        return clone_replace(list(outputs), parts, rebuild_strict=False)
+
+    def ravel(self, point: dict[str, np.ndarray]) -> np.ndarray:
+        """(d,) vector of a PyMC point."""
+        theta = np.empty(self.size)
+        for value, where in zip(self.values, self.slices, strict=True):
+            theta[where] = np.ravel(point[value.name])
+        return theta
+
+    def point(self, theta: np.ndarray) -> dict[str, np.ndarray]:
+        """PyMC point of a (d,) vector."""
+        return {
+            value.name: np.asarray(theta[where].reshape(shape), dtype=value.type.dtype)
+            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
+        }
+
+
+def full_eta(cut: Cut, n_rows: int) -> Variable:
+    """The row input of a cut, computed from the shared value for all rows."""
+    if cut.kind == "dot":
+        return pt.dot(cut.row_data, cut.phi).astype(cut.eta.type.dtype)
+    if cut.kind == "index":
+        return cut.phi[cut.row_data]
+    return pt.alloc(cut.phi, n_rows, *cut.phi.shape)
+
+
+def each_alone(graph: RowGraph) -> list[RowGraph]:
+    """A graph for each observed variable, of the same leaves and of the cuts that it needs."""
+    if len(graph.names) == 1:
+        return [graph]
+    found = []
+    for k, term in enumerate(graph.terms):
+        behind = set(ancestors([term]))
+        cuts = tuple(cut for cut in graph.cuts if cut.eta in behind)
+        outcomes = graph.outcomes[k : k + 1]
+        names = graph.names[k : k + 1]
+        found.append(replace(graph, terms=(term,), cuts=cuts, names=names, outcomes=outcomes))
+    return found

@@ -7,19 +7,23 @@ Shapes that are themselves computed from entries (``x[x > 0].shape[0]``) are loo
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
 from pytensor.compile.ops import FromFunctionOp
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import HasInnerGraph
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.raise_op import CheckAndRaise
 from pytensor.scalar.basic import Cast, Second
-from pytensor.tensor.basic import Alloc, Join
+from pytensor.tensor.basic import Alloc, Join, MakeVector, get_underlying_scalar_constant_value
 from pytensor.tensor.blockwise import Blockwise
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.exceptions import NotScalarConstantError
 from pytensor.tensor.extra_ops import CumOp
 from pytensor.tensor.math import Dot
 from pytensor.tensor.random.type import RandomType
@@ -33,7 +37,8 @@ from pytensor.tensor.subtensor import (
 )
 from pytensor.tensor.type import TensorType
 
-from pymc_dp.base.compat import AdvancedIncSubtensor1, AdvancedSubtensor1
+from pymc_dp.base.compat import AdvancedIncSubtensor1, AdvancedSubtensor1, subtensor_indices
+from pymc_dp.base.threads import INTERPRETED
 
 SHAPE_OPS = (Shape, Shape_i)
 #: The shape of the result follows from the shapes of the inputs.
@@ -188,3 +193,94 @@ def data_behind(value: Variable) -> Variable | None:
     """The array behind an observed value, without PyMC's casts; None if the model computes it."""
     value = without_casts(value)
     return value if isinstance(value, Constant | SharedVariable) else None
+
+
+def number(x: Variable) -> float | None:
+    """The value of a constant that is one number, whatever its axes."""
+    try:
+        return float(get_underlying_scalar_constant_value(x))
+    except NotScalarConstantError:
+        return None
+
+
+# -- sizes as numbers ------------------------------------------------------------------------------
+
+
+def fixed_shapes(
+    outputs: Sequence[Variable],
+    parameters: Mapping[Variable, tuple[int, ...]],
+    public: Iterable[Variable],
+    rows: Iterable[Variable] = (),
+) -> list[Variable]:
+    """Sizes and public ``pm.Data`` as numbers, so that no compiled function refers to the model.
+
+    Otherwise data arrays would be reached for their shape, and ``pm.set_data`` would change
+    functions already compiled.  `parameters` are the value variables of the free random variables,
+    and their shapes.  `rows` are inputs with an axis of rows, whose sizes are known only when the
+    function runs.
+    """
+    now: dict[Variable, Variable] = {
+        variable: variable.type.make_constant(variable.get_value())
+        for variable in public
+        if is_data(variable)
+    }
+    outputs = _picked(clone_replace(list(outputs), now))
+    rows = set(rows)
+    sizes: dict[Variable, Variable] = {}
+    for variable in ancestors(outputs):
+        if variable.owner is None or not isinstance(variable.owner.op, SHAPE_OPS):
+            continue
+        op, [source] = variable.owner.op, variable.owner.inputs
+        if not rows.isdisjoint(ancestors([source])):
+            continue  # the size of a block
+        shape = static_shape(source, parameters)
+        size = shape if isinstance(op, Shape) else shape[op.i]
+        sizes[variable] = pt.constant(np.asarray(size, dtype="int64"))
+    return clone_replace(outputs, sizes, rebuild_strict=False)
+
+
+def _picked(outputs: Sequence[Variable]) -> list[Variable]:
+    """Entries of vectors that were made of numbers as these numbers: the others are not used."""
+    found: dict[Variable, Variable] = {}
+    for variable in ancestors(outputs):
+        node = variable.owner
+        if node is None or not isinstance(node.op, Subtensor):
+            continue
+        [index, *more] = subtensor_indices(node)
+        vector = node.inputs[0].owner
+        if more or vector is None or not isinstance(vector.op, MakeVector):
+            continue
+        index = index.data if isinstance(index, Constant) else index
+        if isinstance(index, int | np.integer | np.ndarray):
+            found[variable] = vector.inputs[int(index)].astype(variable.type.dtype)
+    return clone_replace(list(outputs), found, rebuild_strict=False)
+
+
+def counts_rows(what: str, source: Variable) -> str:
+    """The message where `what` depends on the number of rows of `source`, which is private."""
+    label = f"`{source.name}`" if source.name else "an array of the data"
+    return (
+        f"{what} depends on the number of rows of {label}, which is private under "
+        "neighboring='add_or_remove_one' and with a privacy_unit. Use a public constant instead, "
+        "or declare public data in PrivacyBudget(public=...)."
+    )
+
+
+def static_shape(
+    variable: Variable, parameters: Mapping[Variable, tuple[int, ...]]
+) -> tuple[int, ...]:
+    """The shape of a value of the full model, computed without reading any data."""
+    if None not in variable.type.shape:
+        return variable.type.shape
+    roots = [v for v in ancestors([variable]) if v.owner is None and not isinstance(v, Constant)]
+    blanks = [root.type() for root in roots]
+    [copy] = clone_replace([variable], dict(zip(roots, blanks, strict=True)), rebuild_strict=False)
+    function = pytensor.function(blanks, copy.shape, mode=INTERPRETED, on_unused_input="ignore")
+    zeros = [
+        np.zeros(
+            parameters[root] if root in parameters else np.shape(array_of(root)),
+            dtype=root.type.dtype,
+        )
+        for root in roots
+    ]
+    return tuple(int(size) for size in function(*zeros))
