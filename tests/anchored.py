@@ -14,7 +14,7 @@ import xarray as xr
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.publication.unconstrained import constrain
+from pymc_dp.publication.results import constrain
 from pymc_dp.records import extract
 
 N = 60

@@ -14,15 +14,16 @@ LAYERS = (
     {"errors"},
     {"base"},
     {"privacy.events", "privacy.exact_laplace", "privacy.exact_normal"},
-    {"privacy.accounting", "privacy.noise", "publication.noise_laws"},
+    {"privacy.accounting", "privacy.noise"},
     {"privacy.forecast", "privacy.ledger", "privacy.plan"},
     {"rows"},
-    {"bounds", "privacy", "tuning.explore"},
+    {"bounds", "privacy"},
     {"records"},
     {"budget"},
-    {"guard", "kernels", "publication", "tuning"},
+    {"guard", "kernels", "publication"},
+    {"tuning"},
     {"steps"},
-    {"publication.laplace", "published", "subsampling"},
+    {"published", "subsampling"},
     {"report", "sampling"},
     {"audit"},
     {"__init__"},
@@ -44,7 +45,6 @@ PURE = {
     "privacy.noise",
     "privacy.plan",
     "publication.noise_aware",
-    "publication.noise_laws",
     "report.audit_bounds",
 }
 FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
@@ -156,7 +156,7 @@ def names_imported(module: str) -> set[str]:
 
 def test_steps_are_used_by_nothing_below_them() -> None:
     users = {m for m in MODULES if any(part_of(n) == "steps" for n in imports_of(m)[0])}
-    above = {"publication.laplace", "report", "steps", "sampling", "__init__"}
+    above = {"report", "steps", "sampling", "__init__"}
     assert {part_of(user) for user in users} <= above
 
 

@@ -16,7 +16,7 @@ from pymc_dp.rows.functions import INTERPRETED, RowFunctions
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.merged import merged
 from pymc_dp.rows.store import RowGroup
-from pymc_dp.steps.effects import effects_of
+from pymc_dp.tuning.effects import effects_of
 from tests.selection import marked
 
 N, GROUPS = 301, 5

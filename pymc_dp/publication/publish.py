@@ -24,9 +24,9 @@ from pytensor.graph.op import HasInnerGraph
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.publication.correction import account_for_noise
+from pymc_dp.publication.correction import account_for_noise, in_words
 from pymc_dp.publication.results import PaidDraws, largest_rectangle
-from pymc_dp.publication.statement import STATEMENT, make_statement, refuse_other_types
+from pymc_dp.publication.statement import FAR, STATEMENT, make_statement, refuse_other_types
 from pymc_dp.records import lengths_of_rows, private_observed, public_inputs
 from pymc_dp.rows.ancestry import hides_code, is_data
 
@@ -288,6 +288,8 @@ def release(
         published["posterior"], correction = account_for_noise(
             model, budget, plan["settings"], posterior, names, plan_id, progressbar
         )
+        clipped = plan["settings"]["anchor"]["clipped"]
+        correction["sentences"] = [in_words(correction), clipped]
         if "unreliable" in correction:
             warnings.warn(
                 f"These draws are unreliable: {correction['unreliable']}.",
@@ -303,11 +305,12 @@ def release(
                 stacklevel=2,
             )
     statement = make_statement(budget, plan_id, plan, vouched, correction)
-    if plan["settings"].get("form") == "quadratic" and plan["settings"].get("trusted"):
-        statement["far"] = plan["settings"]["far"]
-        if statement["far"] > 0.1:
+    far = plan["settings"].get("far")
+    if far is not None:
+        statement["far"] = far
+        if far > FAR:
             warnings.warn(
-                f"{statement['far']:.0%} of the draws lie far from where the likelihood was "
+                f"{far:.0%} of the draws lie far from where the likelihood was "
                 "approximated: the posterior is not near normal, and these draws are unreliable. "
                 "A centred hierarchy instead of a non-centred one (or the reverse), a larger "
                 "budget, or form='plain' may help.",

@@ -12,7 +12,7 @@ from pymc.model import Model
 
 from pymc_dp.base.checks import check_integer
 from pymc_dp.budget import get_budget
-from pymc_dp.publication.unconstrained import unconstrain
+from pymc_dp.publication.results import unconstrain
 from pymc_dp.records import extract, longest_unnamed, private_observed
 from pymc_dp.report.simulation import MODE, ROWS, Features, draw_prior, simulator
 from pymc_dp.rows.engine import RowEngine

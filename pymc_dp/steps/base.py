@@ -33,10 +33,19 @@ from pymc_dp.privacy.events import BATCHES
 from pymc_dp.privacy.ledger import SPENDING
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
-from pymc_dp.steps.batches import batch_events, check_batch_size, check_kind, fixed_batches
-from pymc_dp.steps.resuming import Version, private_arrays
-from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
-from pymc_dp.steps.source import Design, Source
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.steps.settings import (
+    batch_events,
+    check_batch_size,
+    check_kind,
+    fixed_batches,
+    refuse_unknown,
+    required,
+    scaling_matrix,
+)
+from pymc_dp.tuning.model_parts import Design, ModelParts
+from pymc_dp.tuning.preparing import Preparing, Version, improper_prior, private_arrays, too_small
 
 
 @dataclass_state
@@ -167,18 +176,19 @@ class PrivateStep(BlockedStep):
         mine = None if batch_size is None else self.budget.batches()
         set_aside = 0 if mine is None else mine["reserved"]
         self._version = Version(b"", private_arrays(model, ()))
-        source = Source(model, self.budget, compile_kwargs, counts, progressbar, set_aside)
-        self.parameters = source.records.parameters
+        parts = ModelParts(model, self.budget, compile_kwargs)
+        preparing = Preparing(parts, sampler, counts, progressbar, set_aside)
+        self.parameters = parts.records.parameters
         self._check(self.parameters.size)
-        self.initial = source.records.initial
+        self.initial = parts.records.initial
         self._edge = ~np.isfinite(self.parameters.ravel(model.initial_point()))
         design = None
         if not self.automatic:
-            source.refuse_if_used_up()
-            design = self._given(source, scaling_matrix(scaling, self.parameters, model), clip_norm)
+            preparing.refuse_if_used_up()
+            design = self._given(parts, scaling_matrix(scaling, self.parameters, model), clip_norm)
             design = replace(design, shares=dict(shares))
         with self._batches(counts, noise_multiplier) as charged:
-            self._build(source, design, counts, noise_multiplier, charged, settings)
+            self._build(preparing, design, counts, noise_multiplier, charged, settings)
 
     def _batches(
         self, counts: Mapping[str, int], noise_multiplier: Any
@@ -194,7 +204,7 @@ class PrivateStep(BlockedStep):
 
     def _build(
         self,
-        source: Source,
+        preparing: Preparing,
         design: Design | None,
         counts: Mapping[str, int],
         noise_multiplier: Any,
@@ -203,16 +213,21 @@ class PrivateStep(BlockedStep):
     ) -> None:
         """Do what needs the budget: the preparation, the plan, the queries of the chains."""
         if design is None:
-            source.set_aside = 0 if batches is None else batches.reserved
-            design = self._prepare(source)
+            preparing.set_aside = 0 if batches is None else batches.reserved
+            design = self._prepare(preparing)
         if batches is None and any(self._releases()):
-            source.compare_rest()
-        self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier, batches)
+            preparing.compare_rest()
+        self.plan: Plan = self._make_plan(counts, preparing, design, noise_multiplier, batches)
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
-        self.queries = self._make_queries(source, design)
+        self.queries = self._make_queries(preparing.parts.engine, design)
         self.queries.compile()
-        settings = {**settings, **design.settings, **self._settle()}
+        settings = {
+            **settings,
+            **design.settings,
+            **self._settle(),
+            "improper": preparing.parts.improper if self.automatic else [],
+        }
         self.prior.gradient(np.zeros(self.parameters.size))
         self.budget.ledger.record_plan(
             self.budget.account,
@@ -221,12 +236,12 @@ class PrivateStep(BlockedStep):
                 clip_norm=design.clip_norms,
                 location=self.coordinates.location.tolist(),
                 scaling=self.coordinates.scaling.tolist(),
-                secure=self._secure and source.secure,
-                improper=source.improper if self.automatic else [],
+                secure=self._secure and preparing.secure,
+                sentences=self._sentences(settings),
                 **settings,
             ),
         )
-        self._unfinished = source.unfinished
+        self._unfinished = preparing.unfinished
         self._stats: dict[str, Any] = {}
         self._blank_stats: dict[str, Any] = {}
         self._forget_chain()
@@ -234,7 +249,7 @@ class PrivateStep(BlockedStep):
     def _make_plan(
         self,
         counts: Mapping[str, int],
-        source: Source,
+        preparing: Preparing,
         design: Design,
         noise_multiplier: Any,
         batches: Batches | None,
@@ -247,13 +262,13 @@ class PrivateStep(BlockedStep):
                 **counts,
                 per_iteration=per_iteration,
                 at_start=at_start,
-                available=source.remaining(),
+                available=preparing.remaining(),
                 shares=design.shares,
                 noise_multiplier=noise_multiplier,
             )
         return Plan(sampler, **counts, events={}, per_iteration={}, at_start={}, batches=batches)
 
-    def _make_queries(self, source: Source, design: Design) -> Queries:
+    def _make_queries(self, engine: RowEngine, design: Design) -> Queries:
         plan, budget = self.plan, self.budget
         meter = Meter(
             budget.ledger,
@@ -266,7 +281,7 @@ class PrivateStep(BlockedStep):
         )
         if plan.batches is not None:
             return self._batch_queries(
-                source.engine.with_coordinates(design.coordinates),
+                engine.with_coordinates(design.coordinates),
                 meter,
                 plan.batches.event,
                 design.clip_norms[plan.batches.event.mechanism],
@@ -288,7 +303,7 @@ class PrivateStep(BlockedStep):
         """Refuse settings that do not fit the number of parameters, before anything is spent."""
 
     @abstractmethod
-    def _prepare(self, source: Source) -> Design:
+    def _prepare(self, preparing: Preparing) -> Design:
         """Learn the settings privately, and set those of the step itself."""
 
     def _settle(self) -> dict[str, Any]:
@@ -299,10 +314,23 @@ class PrivateStep(BlockedStep):
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         """Releases of each mechanism per iteration, and at the start of a chain."""
 
-    def _given(self, source: Source, scaling: np.ndarray, clip_norm: Any) -> Design:
+    def _given(self, parts: ModelParts, scaling: np.ndarray, clip_norm: Any) -> Design:
         """A design from the settings that are given by hand."""
         bounds = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
-        return source.by_hand(scaling, bounds)
+        return parts.design(Coordinates(parts.records.initial, scaling), bounds)
+
+    def _sentences(self, settings: Mapping[str, Any]) -> list[str]:
+        """What the privacy statement says of the draws."""
+        if settings.get("trusted") is False:  # noise decides where the chains go
+            return [too_small("about the prior, or where they began"), *improper_prior(settings)]
+        return [self._exactness()]
+
+    def _exactness(self) -> str:
+        """How the draws differ from those of the posterior, where settings were found or given."""
+        return (
+            "Whether the posterior is exact depends on clipping, which is not reported: it is if "
+            "the bounds of the sampler hold for every record."
+        )
 
     def _open(self, **settings: Any) -> Queries:
         """Queries of the chains, from the arguments of `Queries`."""

@@ -14,8 +14,9 @@ from pymc_dp.kernels import hmc
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
-from pymc_dp.steps.source import Design, Source
-from pymc_dp.tuning.scaled import trajectory
+from pymc_dp.tuning.coordinates import learn_coordinates, trajectory
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 
 class DPHMC(PrivateStep):
@@ -163,15 +164,15 @@ class DPHMC(PrivateStep):
         if by_hand:
             self._warn_if_small()
 
-    def _prepare(self, source: Source) -> Design:
-        found, design = source.scaled("DPHMC")
+    def _prepare(self, preparing: Preparing) -> Design:
+        found, design = learn_coordinates(preparing)
         noise = {
-            name: source.sensitivity * norm / math.sqrt(found.left)
+            name: self.budget.sensitivity * norm / math.sqrt(found.left)
             for name, norm in found.clip_norms.items()
         }
         chosen = trajectory(
             len(found.coordinates.location),
-            source.paths,
+            preparing.paths,
             noise["gradient"],
             noise["log_ratio"],
             self._kick_noise,

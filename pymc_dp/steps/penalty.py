@@ -22,8 +22,9 @@ from pymc_dp.kernels.proposals import (
 from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
-from pymc_dp.steps.source import Design, Source
-from pymc_dp.tuning.scaled import random_walk
+from pymc_dp.tuning.coordinates import learn_coordinates, random_walk
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 PROPOSALS: dict[str, Callable[[Any], Proposal]] = {
     "gaussian": GaussianProposal,
@@ -31,6 +32,7 @@ PROPOSALS: dict[str, Callable[[Any], Proposal]] = {
     "guided": GuidedProposal,
     "independence": IndependenceProposal,
 }
+_MAY_BIAS = "Clipping, which is not reported, may bias the draws as well."
 
 
 class DPPenalty(PrivateStep):
@@ -185,20 +187,18 @@ class DPPenalty(PrivateStep):
         return {}
 
     def _step(self, d: int, iterations: int, noise: float) -> float:
-        """Proposal sd on N(0, I), see :func:`pymc_dp.tuning.scaled.random_walk`."""
+        """Proposal sd on N(0, I), see :func:`pymc_dp.tuning.coordinates.random_walk`."""
         return random_walk(d, iterations, noise)
 
-    def _prepare(self, source: Source) -> Design:
+    def _prepare(self, preparing: Preparing) -> Design:
         along_axes = self.proposal in ("one_component", "guided")
         if self.step_size is not None and self.step_size.ndim > 0:  # may be long along one of them
             along_axes = True
-        found, design = source.scaled(
-            type(self).__name__, centred=self.batch_size is None, along_axes=along_axes
-        )
+        found, design = learn_coordinates(preparing, self.batch_size is None, along_axes)
         d = len(found.coordinates.location)
         if self.step_size is None and self.batch_size is None:
-            noise = source.sensitivity * found.clip_norms["log_ratio"] / math.sqrt(found.left)
-            self.step_size = self._longest(d, source.paths, noise)
+            noise = self.budget.sensitivity * found.clip_norms["log_ratio"] / math.sqrt(found.left)
+            self.step_size = self._longest(d, preparing.paths, noise)
         return replace(
             design,
             clip_norms={"log_ratio": found.clip_norms["log_ratio"]},
@@ -224,6 +224,23 @@ class DPPenalty(PrivateStep):
             self.step_size = self._longest(self.parameters.size, 1, noise)
         assert self.step_size is not None
         return {"step_size": self.step_size.tolist()}
+
+    def _sentences(self, settings: Mapping[str, Any]) -> list[str]:
+        if self.likelihood_power == 1.0:
+            return super()._sentences(settings)
+        return [
+            f"THE LIKELIHOOD COUNTS TO THE POWER {self.likelihood_power:g}, by design: the draws "
+            "spread as if only that part of the records were there.",
+            *super()._sentences(settings),
+        ]
+
+    def _exactness(self) -> str:
+        if self.batch_size is None:
+            return super()._exactness()
+        return (
+            "The accept test is approximate: ratios are estimated from batches, and their sampling "
+            f"variance with them. {_MAY_BIAS}"
+        )
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         return penalty.releases(), penalty.start_releases()
@@ -319,6 +336,19 @@ class DPBarker(DPPenalty):
 
     def _facts(self) -> dict[str, Any]:
         return {"noise_sd": self._corrected.sd, "correction_error": self._corrected.error}
+
+    def _exactness(self) -> str:
+        error = f"{self._corrected.error:.2g}"
+        if self.batch_size is None:
+            return (
+                f"The accept test is Barker's, approximate by {error} in the distribution function "
+                f"of its noise. {_MAY_BIAS}"
+            )
+        return (
+            f"The accept test is Barker's, approximate for three reasons: its noise is logistic to "
+            f"{error} in distribution; ratios are estimated from batches, whose sampling noise is "
+            f"not quite normal; and the variance of that is an estimate. {_MAY_BIAS}"
+        )
 
     def _step(self, d: int, iterations: int, noise: float) -> float:
         # the longest of most moves is as noisy as the test allows

@@ -17,7 +17,9 @@ from pymc_dp.kernels import sgmcmc
 from pymc_dp.kernels._batch import start_log_prior
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
-from pymc_dp.steps.source import Design, Source
+from pymc_dp.tuning.coordinates import learn_coordinates
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 #: Default size of a batch: at least so many records, and this part of all.
 _SMALLEST, _PART = 256, 0.02
@@ -62,10 +64,16 @@ class _Dynamics(PrivateStep):
             **kwargs,
         )
 
-    def _prepare(self, source: Source) -> Design:
-        found, design = source.scaled(type(self).__name__, centred=False)
+    def _prepare(self, preparing: Preparing) -> Design:
+        found, design = learn_coordinates(preparing, centred=False)
         clip_norms = {"gradient": found.clip_norms["gradient"]}
         return replace(design, clip_norms=clip_norms, shares={"gradient": 1.0})
+
+    def _exactness(self) -> str:
+        return (
+            f"The draws follow {self.dynamics} dynamics without an accept test: biased by their "
+            "step, by the sampling of batches and by clipping, none of which is reported."
+        )
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         return {"gradient": 1}, {}

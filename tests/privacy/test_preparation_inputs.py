@@ -17,7 +17,7 @@ from pymc_dp.records import extract
 from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.total import without_errors
-from pymc_dp.steps.start import few_prior_draws, prior_coordinates
+from pymc_dp.tuning.model_parts import ModelParts
 
 FACTS = "pymc_dp_statement"
 
@@ -66,9 +66,7 @@ def test_prior_draws_with_code_of_their_own_are_not_used():
         a = pm.CustomDist("a", logp=lambda v: -0.5 * v**2, random=draw)
         pm.Normal("y", a, 1.0, observed=np.random.default_rng(1).normal(size=3000))
         budget = dp.PrivacyBudget(50.0, 1e-5)
-    records = extract(model)
-    terms = records.public_terms(Coordinates(np.zeros(1), np.eye(1)))
-    start = prior_coordinates(records, terms, few_prior_draws(model, budget, records))
+    start = ModelParts(model, budget).start
     assert start.scaling[0, 0] == pytest.approx(1.0, rel=1e-3), "of the density, not of the draws"
 
 

@@ -21,7 +21,7 @@ from pymc_dp.records import extract
 from pymc_dp.rows.functions import INTERPRETED
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.steps.effects import effects_of
+from pymc_dp.tuning.effects import effects_of
 from tests.selection import marked, others
 
 GROUPS, USERS = 40, 30

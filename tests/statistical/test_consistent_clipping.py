@@ -16,14 +16,14 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp.publication.noise_laws import noisy_posterior
+from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.records import extract
 from pymc_dp.rows import expected
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.law import Law, law_of
 from pymc_dp.rows.store import RecordStore, RowGroup
-from pymc_dp.tuning.prepared import Lost
+from pymc_dp.tuning.clip_norms import Lost
 
 from .harness import Z_LIMIT
 
