@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,7 +20,7 @@ from rich.table import Column
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base import threads
-from pymc_dp.base.checks import check_integer
+from pymc_dp.base.checks import check_integer, warn
 from pymc_dp.base.signature import full_signature
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
@@ -84,6 +83,8 @@ class PrivateStep(BlockedStep):
     _state_class = PrivateStepState
     #: Settings that are either all learned privately or all given.
     _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
+    #: Attributes that must be given with them.
+    _needed: tuple[str, ...] = ()
     #: Whether the step can read batches of the records.
     _takes_batches = False
     _batch_queries: type[BatchQueries] = BatchQueries
@@ -125,7 +126,11 @@ class PrivateStep(BlockedStep):
         settings: Mapping[str, Any],
     ) -> None:
         sampler = type(self).__name__
-        required(sampler, draws=draws, chains=chains)
+        given = {"clip_norm": clip_norm, "scaling": scaling}
+        by_hand = {name: given[name] for name in self._by_hand}
+        self.automatic = all(value is None for value in by_hand.values())
+        needed = {} if self.automatic else {n: getattr(self, n) for n in self._needed} | by_hand
+        required(sampler, draws=draws, chains=chains, **needed)
         counts = {
             name: check_integer(name, value, minimum=least)
             for name, value, least in (
@@ -135,15 +140,7 @@ class PrivateStep(BlockedStep):
                 ("runs", runs, 1),
             )
         }
-        by_hand = {
-            name: value
-            for name, value in (("clip_norm", clip_norm), ("scaling", scaling))
-            if name in self._by_hand
-        }
-        self.automatic = all(value is None for value in by_hand.values())
-        if not self.automatic:
-            required(sampler, **by_hand)
-        elif noise_multiplier is not None:
+        if self.automatic and noise_multiplier is not None:
             raise ValueError(
                 f"noise_multiplier sets the noise by hand, and {sampler} then needs "
                 f"{' and '.join(by_hand)} by hand as well. Leave all of them out to have them "
@@ -179,7 +176,7 @@ class PrivateStep(BlockedStep):
         parts = ModelParts(model, self.budget, compile_kwargs)
         preparing = Preparing(parts, sampler, counts, progressbar, set_aside)
         self.parameters = parts.records.parameters
-        self._check(self.parameters.size)
+        _check_step_sizes(getattr(self, "step_size", None), self.parameters.size)
         self.initial = parts.records.initial
         self._edge = ~np.isfinite(self.parameters.ravel(model.initial_point()))
         design = None
@@ -217,7 +214,20 @@ class PrivateStep(BlockedStep):
             design = self._prepare(preparing)
         if batches is None and any(self._releases()):
             preparing.compare_rest()
-        self.plan: Plan = self._make_plan(counts, preparing, design, noise_multiplier, batches)
+        sampler, asks = type(self).__name__, self._releases()
+        if batches is None:
+            self.plan = make_plan(
+                sampler,
+                **counts,
+                per_iteration=asks[0],
+                at_start=asks[1],
+                available=preparing.remaining(),
+                shares=design.shares,
+                noise_multiplier=noise_multiplier,
+            )
+        else:
+            empty: dict[str, Any] = {"events": {}, "per_iteration": {}, "at_start": {}}
+            self.plan = Plan(sampler, **counts, **empty, batches=batches)
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
         self.queries = self._make_queries(preparing.parts.engine, design)
@@ -245,28 +255,6 @@ class PrivateStep(BlockedStep):
         self._stats: dict[str, Any] = {}
         self._blank_stats: dict[str, Any] = {}
         self._forget_chain()
-
-    def _make_plan(
-        self,
-        counts: Mapping[str, int],
-        preparing: Preparing,
-        design: Design,
-        noise_multiplier: Any,
-        batches: Batches | None,
-    ) -> Plan:
-        per_iteration, at_start = self._releases()
-        sampler = type(self).__name__
-        if batches is None:
-            return make_plan(
-                sampler,
-                **counts,
-                per_iteration=per_iteration,
-                at_start=at_start,
-                available=preparing.remaining(),
-                shares=design.shares,
-                noise_multiplier=noise_multiplier,
-            )
-        return Plan(sampler, **counts, events={}, per_iteration={}, at_start={}, batches=batches)
 
     def _make_queries(self, engine: RowEngine, design: Design) -> Queries:
         plan, budget = self.plan, self.budget
@@ -298,9 +286,6 @@ class PrivateStep(BlockedStep):
         )
 
     # -- what a sampler defines -----------------------------------------------------------------
-
-    def _check(self, d: int) -> None:
-        """Refuse settings that do not fit the number of parameters, before anything is spent."""
 
     @abstractmethod
     def _prepare(self, preparing: Preparing) -> Design:
@@ -514,12 +499,10 @@ class PrivateStep(BlockedStep):
         mu2 = self.plan.releases("gradient") / event.noise_multiplier**2
         draws = mu2 / (4.0 * self.queries.clip_norms["gradient"] ** 2)
         if draws < 10:
-            warnings.warn(
+            warn(
                 f"The gradients of this plan are worth about {draws:.2g} effective draws, if the "
                 "scaling is about the posterior's: the result will be mostly noise. A larger "
-                "epsilon, more records or a smaller clip_norm would help. Nothing has been spent.",
-                UserWarning,
-                stacklevel=3,
+                "epsilon, more records or a smaller clip_norm would help. Nothing has been spent."
             )
 
     # -- the plan -------------------------------------------------------------------------------
@@ -634,3 +617,10 @@ def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:
                 "another step would sample them without privacy. Leave `vars` out."
             )
     return values
+
+
+def _check_step_sizes(step_size: Any, d: int) -> None:
+    if np.shape(step_size) not in ((), (d,)):
+        raise ValueError(
+            f"step_size must be a number or a vector of {d}, got shape {np.shape(step_size)}."
+        )

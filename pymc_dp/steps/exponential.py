@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from pymc_dp.base.checks import warn
 from pymc_dp.base.memory import at_last_two
 from pymc_dp.kernels import exponential, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
@@ -17,7 +17,7 @@ from pymc_dp.privacy.chains import Queries, StatisticQueries
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.exponential_model import ByHand, ExponentialModel, exponential_model
-from pymc_dp.steps.settings import required
+from pymc_dp.steps.settings import step_sizes
 from pymc_dp.tuning.coordinates import Start, prepare_statistic, random_walk
 from pymc_dp.tuning.model_parts import Design, ModelParts
 from pymc_dp.tuning.preparing import Preparing, Shown
@@ -100,22 +100,18 @@ class ExponentialFamilyPenalty(PrivateStep):
 
     name = "exponential_family_penalty"
     _by_hand = ("scaling",)
+    _needed = ("step_size",)
 
     def __init__(
         self,
         vars: Any = None,
         *,
-        draws: int | None = None,
-        tune: int = 0,
-        chains: int | None = None,
         step_size: float | np.ndarray | None = None,
         scaling: Any = None,
         statistic: Callable[..., Any] | None = None,
         natural: Callable[..., Any] | None = None,
         log_normalizer: Callable[..., Any] | None = None,
         statistic_bounds: tuple[Any, Any] | None = None,
-        noise_multiplier: float | Mapping[str, float] | None = None,
-        runs: int = 1,
         **kwargs: Any,
     ) -> None:
         if "clip_norm" in kwargs:
@@ -123,39 +119,17 @@ class ExponentialFamilyPenalty(PrivateStep):
                 "ExponentialFamilyPenalty has no argument `clip_norm`: statistics are clamped to "
                 "public bounds. Declare them with dp.bounds, or as statistic_bounds."
             )
-        if scaling is not None:
-            required(
-                "ExponentialFamilyPenalty",
-                draws=draws,
-                chains=chains,
-                step_size=step_size,
-            )
-        self.step_size: np.ndarray | None = None
-        if step_size is not None:
-            self.step_size = np.asarray(step_size, dtype="float64")
-            if not (np.isfinite(self.step_size).all() and (self.step_size > 0).all()):
-                raise ValueError("step_size must be positive and finite.")
+        self.step_size = step_sizes(step_size)
         self._naturals: dict[bytes, np.ndarray] = {}
         self._family = _described(statistic, natural, log_normalizer, statistic_bounds)
         super().__init__(
             vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
             scaling=scaling,
             shares={"statistic": 1.0},
-            noise_multiplier=noise_multiplier,
-            runs=runs,
             settings={"step_size": None if self.step_size is None else self.step_size.tolist()},
             **kwargs,
         )
         self._family = None  # functions of the user need not reach other processes
-
-    def _check(self, d: int) -> None:
-        if self.step_size is not None and self.step_size.shape not in ((), (d,)):
-            raise ValueError(
-                f"step_size must be a number or a vector of {d}, got shape {self.step_size.shape}."
-            )
 
     def _prepare(self, preparing: Preparing) -> Design:
         parts, paths = preparing.parts, preparing.paths
@@ -180,12 +154,10 @@ class ExponentialFamilyPenalty(PrivateStep):
             self.step_size = np.asarray(random_walk(d, paths, noise))
         worth = 0.33 * paths / (d * (1.0 + paths * noise**2))
         if at.trusted and worth < _FEW:
-            warnings.warn(
+            warn(
                 f"The chains of this plan are worth about {worth:.2g} effective draws. A larger "
                 "epsilon, more records, more draws or narrower public bounds would help; "
-                f"{1.0 - left:.0%} of the budget ({units:.3g} of squared mu) is spent.",
-                UserWarning,
-                stacklevel=3,
+                f"{1.0 - left:.0%} of the budget ({units:.3g} of squared mu) is spent."
             )
         design = self._design(parts, at.coordinates)
         return replace(design, settings={**design.settings, "trusted": at.trusted})

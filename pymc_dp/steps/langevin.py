@@ -117,9 +117,6 @@ class DPLangevin(PrivateStep):
         self,
         vars: Any = None,
         *,
-        draws: int | None = None,
-        tune: int = 0,
-        chains: int | None = None,
         form: Literal["auto", "anchored", "plain", "quadratic"] = "auto",
         consistent_clipping: bool | None = None,
         step_size: float | None = None,
@@ -133,8 +130,6 @@ class DPLangevin(PrivateStep):
         friction: float | None = None,
         jitter: float = 0.0,
         energy_share: float = 0.15,
-        noise_multiplier: float | Mapping[str, float] | None = None,
-        runs: int = 1,
         **kwargs: Any,
     ) -> None:
         if form != "auto" and form not in FORMS:
@@ -149,7 +144,24 @@ class DPLangevin(PrivateStep):
             )
         by_hand = clip_norm is not None or scaling is not None
         if by_hand:
-            _check_by_hand(draws, chains, step_size, clip_norm, scaling, form, consistent_clipping)
+            required(
+                "DPLangevin",
+                draws=kwargs.get("draws"),
+                chains=kwargs.get("chains"),
+                step_size=step_size,
+                clip_norm=clip_norm,
+                scaling=scaling,
+            )
+            if consistent_clipping:
+                raise ValueError(
+                    "consistent_clipping=True needs the bound that a private preparation learns: "
+                    "leave clip_norm and scaling out."
+                )
+            if form not in ("auto", "plain"):
+                raise ValueError(
+                    f"form={form!r} needs what a private preparation learns: leave clip_norm and "
+                    "scaling out."
+                )
             if (curvature is None) == (energy_clip is None):
                 raise ValueError(
                     "DPLangevin needs exactly one of curvature (a public bound on the curvature of "
@@ -192,14 +204,9 @@ class DPLangevin(PrivateStep):
         self._public_draws: np.ndarray | None = None
         super().__init__(
             vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
             clip_norm=clip_norm,
             scaling=scaling,
             shares={"gradient": 1.0 - share, "energy_error": share},
-            noise_multiplier=noise_multiplier,
-            runs=runs,
             settings={
                 "step_size": self.step_size,
                 "n_steps": self.n_steps,
@@ -313,32 +320,3 @@ class DPLangevin(PrivateStep):
             moved = newton_estimate(info.midpoint, info.gradient, np.ones(len(info.midpoint)))
             self._stats["dp_newton"] = self.coordinates.theta(moved)
         return state, bool(info.accepted)
-
-
-def _check_by_hand(
-    draws: int | None,
-    chains: int | None,
-    step_size: float | None,
-    clip_norm: Any,
-    scaling: Any,
-    form: str,
-    consistent_clipping: bool | None,
-) -> None:
-    required(
-        "DPLangevin",
-        draws=draws,
-        chains=chains,
-        step_size=step_size,
-        clip_norm=clip_norm,
-        scaling=scaling,
-    )
-    if consistent_clipping:
-        raise ValueError(
-            "consistent_clipping=True needs the bound that a private preparation learns: leave "
-            "clip_norm and scaling out."
-        )
-    if form not in ("auto", "plain"):
-        raise ValueError(
-            f"form={form!r} needs what a private preparation learns: leave clip_norm and scaling "
-            "out."
-        )

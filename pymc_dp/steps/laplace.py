@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from scipy.linalg import eigh
 from scipy.stats import norm
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer, check_number, warn
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.base.progress import working
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
@@ -71,13 +70,11 @@ class _Normal:
         shapes = {name: value.shape[2:] for name, value in first.items()}
         check_fits(model, shapes, reserved=reserved)
         if effects_of(parts.records, parts.engine, parts.prior_draws, None) is not None:
-            warnings.warn(
+            warn(
                 "What the records see is non-linear in the parameters (a product of parameters, "
                 "say), so the posterior is curved and its mode may be far from its mean: a normal "
                 "approximation is poor. dp.DPLangevin handles such models. Nothing has been spent "
-                "yet.",
-                UserWarning,
-                stacklevel=4,
+                "yet."
             )
         found, _ = learn_form(self.preparing, share=share, form="quadratic")
         at, clipping = found.coordinates, found.clipping
@@ -89,7 +86,7 @@ class _Normal:
             assert isinstance(found, Quadratic)
             centre, departs = self._approximate(found, parts)
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
-            untouched = about_prior(public, parts, stacklevel=6)
+            untouched = about_prior(public, parts)
             if (beyond := found.far(public, parts)) > FAR:
                 departs = (
                     f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
@@ -274,12 +271,10 @@ def _in_words(z: np.ndarray, weights: np.ndarray, ess: float) -> str:
 
 
 def _warn(departs: str) -> None:
-    warnings.warn(
+    warn(
         f"The normal approximation is unreliable: {departs}. This happens in hierarchies whose "
         "scale is little known, and where signals are much stronger than the budget shows. Use "
-        "dp.sample with DPLangevin, or a larger budget.",
-        UserWarning,
-        stacklevel=5,
+        "dp.sample with DPLangevin, or a larger budget."
     )
 
 

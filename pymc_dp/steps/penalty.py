@@ -21,7 +21,7 @@ from pymc_dp.kernels.proposals import (
 )
 from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import required
+from pymc_dp.steps.settings import step_sizes
 from pymc_dp.tuning.coordinates import learn_coordinates, random_walk
 from pymc_dp.tuning.model_parts import Design
 from pymc_dp.tuning.preparing import Preparing
@@ -114,6 +114,7 @@ class DPPenalty(PrivateStep):
     """
 
     name = "dp_penalty"
+    _needed = ("step_size",)
     _takes_batches = True
     _test: AcceptTest = staticmethod(penalty.penalty_test)
 
@@ -121,28 +122,13 @@ class DPPenalty(PrivateStep):
         self,
         vars: Any = None,
         *,
-        draws: int | None = None,
-        tune: int = 0,
-        chains: int | None = None,
         step_size: float | np.ndarray | None = None,
         clip_norm: float | Mapping[str, float] | None = None,
         scaling: Any = None,
         proposal: str = "gaussian",
         likelihood_power: float = 1.0,
-        noise_multiplier: float | Mapping[str, float] | None = None,
-        runs: int = 1,
         **kwargs: Any,
     ) -> None:
-        by_hand = clip_norm is not None or scaling is not None
-        if by_hand:
-            required(
-                type(self).__name__,
-                draws=draws,
-                chains=chains,
-                step_size=step_size,
-                clip_norm=clip_norm,
-                scaling=scaling,
-            )
         if proposal not in PROPOSALS:
             raise ValueError(f"proposal must be one of {list(PROPOSALS)}, not {proposal!r}.")
         self.proposal = proposal
@@ -151,21 +137,12 @@ class DPPenalty(PrivateStep):
             raise ValueError(
                 f"likelihood_power must be above 0 and at most 1, not {likelihood_power}."
             )
-        self.step_size: np.ndarray | None = None
-        if step_size is not None:
-            self.step_size = np.asarray(step_size, dtype="float64")
-            if not (np.isfinite(self.step_size).all() and (self.step_size > 0).all()):
-                raise ValueError("step_size must be positive and finite.")
+        self.step_size = step_sizes(step_size)
         super().__init__(
             vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
             clip_norm=clip_norm,
             scaling=scaling,
             shares={"log_ratio": 1.0},
-            noise_multiplier=noise_multiplier,
-            runs=runs,
             settings={
                 "step_size": None if self.step_size is None else self.step_size.tolist(),
                 "proposal": proposal,
@@ -175,12 +152,6 @@ class DPPenalty(PrivateStep):
             },
             **kwargs,
         )
-
-    def _check(self, d: int) -> None:
-        if self.step_size is not None and self.step_size.shape not in ((), (d,)):
-            raise ValueError(
-                f"step_size must be a number or a vector of {d}, got shape {self.step_size.shape}."
-            )
 
     def _facts(self) -> dict[str, Any]:
         """Further settings that the ledger keeps."""

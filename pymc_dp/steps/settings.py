@@ -64,6 +64,16 @@ def positive(name: str, value: Any) -> float:
     return number
 
 
+def step_sizes(value: Any) -> np.ndarray | None:
+    """Standard deviations of a random walk, one number or (d,), if they are given."""
+    if value is None:
+        return None
+    steps = np.asarray(value, dtype="float64")
+    if not (np.isfinite(steps).all() and (steps > 0).all()):
+        raise ValueError("step_size must be positive and finite.")
+    return steps
+
+
 def scaling_matrix(scaling: Any, parameters: ParameterVector, model: Model) -> np.ndarray:
     """The (d, d) matrix A of theta = m + A z.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
-import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -21,6 +20,7 @@ from pytensor.graph.traversal import ancestors
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pymc_dp.base import threads
+from pymc_dp.base.checks import warn
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded, LedgerError
 from pymc_dp.privacy.events import MU2_UNIT
@@ -119,11 +119,9 @@ def settle(end: Callable[[], None]) -> None:
         end()
     except (LedgerError, KeyboardInterrupt) as error:
         why = str(error) or "interrupted"
-        warnings.warn(
+        warn(
             f"The ledger was not told that a run has ended: {why}. Nothing is lost but what was "
-            "charged and not used.",
-            UserWarning,
-            stacklevel=3,
+            "charged and not used."
         )
 
 
@@ -321,11 +319,7 @@ class Preparing:
                 f"{what}: their noise would bear no relation to it. Build a step with other draws "
                 "or chains, which prepares again with what is left."
             )
-        warnings.warn(
-            f"{what}: their noise is larger, and they move worse than planned.",
-            UserWarning,
-            stacklevel=6,
-        )
+        warn(f"{what}: their noise is larger, and they move worse than planned.")
 
     def _preparing(
         self,
@@ -393,7 +387,7 @@ class Preparing:
             self._warn_if_paid_for()
         self._warn_if_improper()
         if not expected.enough or expected.diagonal:
-            warnings.warn(f"{expected.advice} Nothing has been spent.", UserWarning, stacklevel=6)
+            warn(f"{expected.advice} Nothing has been spent.")
         return units
 
     def _is_stale(self, plan_id: int) -> bool:
@@ -404,13 +398,11 @@ class Preparing:
     def _warn_if_given_up(self, before: Preparation, units: int) -> None:
         """Warn that a preparation that cannot be resumed was paid for all the same."""
         account = self.budget.ledger.account_info(self.budget.account)
-        warnings.warn(
+        warn(
             f"A preparation that has cost {before.spent / account.cap:.0%} of the budget cannot "
             "be resumed (data or priors were replaced since, a release was charged by a "
             "process that was killed, or what is left does not pay for the rest). A new one is "
-            f"made with {units / account.cap:.0%} of the budget.",
-            UserWarning,
-            stacklevel=7,
+            f"made with {units / account.cap:.0%} of the budget."
         )
 
     @property
@@ -457,14 +449,12 @@ class Preparing:
 
     def _warn_if_improper(self) -> None:
         if self.parts.improper:
-            warnings.warn(
+            warn(
                 f"The prior of {', '.join(self.parts.improper)} is improper (pm.Flat, pm.HalfFlat, "
                 "or a density that does not fall). What the privacy noise hides of the records is "
                 "left to the prior, and there is no posterior then; a search begins at the initial "
                 "point and may not arrive. Give a proper prior, as wide as public knowledge asks "
-                "for. Nothing has been spent.",
-                UserWarning,
-                stacklevel=7,
+                "for. Nothing has been spent."
             )
 
     def _warn_if_another_waits(self) -> None:
@@ -473,12 +463,10 @@ class Preparing:
         begun = Counter(e.plan for e in mine if e.kind == "run")
         waiting = [e for e in mine if e.kind == "plan" and e.payload.get("events")]
         if any(begun[e.plan] < e.payload.get("runs", 1) for e in waiting):
-            warnings.warn(
+            warn(
                 f"{self.sampler} is about to use all that is left of the budget, but another step "
                 "was built on it that has not made all of its runs, and will not be paid. Run that "
-                "one first, or build each step on its own budget, on one ledger.",
-                UserWarning,
-                stacklevel=7,
+                "one first, or build each step on its own budget, on one ledger."
             )
 
     def _warn_if_paid_for(self) -> None:
@@ -490,12 +478,10 @@ class Preparing:
             spent = self.budget.ledger.charged(self.budget.account, plan_id)
             if began[plan_id] > newest and spent and not plan["settings"]["set_aside"]:
                 name, counts = plan["sampler"].removesuffix(PREPARES), plan["settings"]
-                warnings.warn(
+                warn(
                     f"What was paid for a preparation of {name} ({counts['draws']} draws, "
                     f"{counts['chains']} chains) is not used: {self.sampler} prepares again, with "
-                    "what is left of the budget. The same call as before would resume it.",
-                    UserWarning,
-                    stacklevel=7,
+                    "what is left of the budget. The same call as before would resume it."
                 )
                 return
 
@@ -516,13 +502,11 @@ class Preparing:
 
     def warn_heavy(self) -> None:
         """Warn that clipping may matter; decided from a released histogram."""
-        warnings.warn(
+        warn(
             f"{self.sampler} found heavy tails in the scores of the records: some records hold "
             "much of the information, and clipping them may bias the posterior by more than its "
             "intervals say. A likelihood with heavier tails (StudentT instead of Normal), or "
-            "public bounds of the data (dp.bounds), would help.",
-            UserWarning,
-            stacklevel=4,
+            "public bounds of the data (dp.bounds), would help."
         )
 
     def warn_untrusted(self) -> None:
@@ -531,11 +515,9 @@ class Preparing:
         if self.parts.improper:
             names = ", ".join(self.parts.improper)
             follows += f". That of {names} is improper: this is no posterior, and says nothing"
-        warnings.warn(
+        warn(
             f"The budget (epsilon={self.budget.epsilon:g}) is too small for these data and this "
             f"model: the preparation of {self.sampler} could not tell the records from the "
             f"privacy noise, and {follows}. A larger epsilon, more records, fewer parameters or a "
-            "narrower prior would help.",
-            UserWarning,
-            stacklevel=4,
+            "narrower prior would help."
         )

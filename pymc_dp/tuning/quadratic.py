@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import math
 import secrets
-import warnings
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from scipy.linalg import pinv, pinvh
 
+from pymc_dp.base.checks import warn
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.base.progress import working
 from pymc_dp.privacy.forecast import CURVATURE, whole_curvature
@@ -424,13 +424,11 @@ def spare(parts: ModelParts) -> np.ndarray:
 def shuffled(explored: Explored) -> Explored:
     """The draws in random order; warns where they are not to be relied on."""
     if explored.doubt:
-        warnings.warn(
+        warn(
             "Prior and released likelihood make a posterior in which NUTS did not mix well, or "
             f"that has several modes (about {explored.effective:.0f} effective draws): results are "
             "less reliable than they look. Narrower priors, one that breaks a symmetry, or the "
-            "effects of a hierarchy written as mu + tau * z with z ~ N(0, 1), may help.",
-            UserWarning,
-            stacklevel=3,
+            "effects of a hierarchy written as mu + tau * z with z ~ N(0, 1), may help."
         )
     order = np.random.default_rng(_SEED).permutation(len(explored.draws))
     return explored._replace(draws=explored.draws[order])
@@ -444,7 +442,7 @@ def far_from(origin: np.ndarray, drawn: np.ndarray) -> float:
     return float((np.linalg.norm(w, axis=0) > 2.0 * np.sqrt(len(w)) + 4.0).mean())
 
 
-def about_prior(drawn: np.ndarray, parts: ModelParts, stacklevel: int = 5) -> list[str]:
+def about_prior(drawn: np.ndarray, parts: ModelParts) -> list[str]:
     """Variables about which (m, d) draws say no more than the prior; warns if these are all.
 
     A name comes with the number of entries where these are not all.
@@ -460,11 +458,9 @@ def about_prior(drawn: np.ndarray, parts: ModelParts, stacklevel: int = 5) -> li
         if count:
             found.append(name if count == size else f"{name} ({count} of {size} entries)")
     if {name for name, _ in parts.names} <= set(found):
-        warnings.warn(
+        warn(
             "These draws are about as wide as the prior in every variable: the budget told next to "
             "nothing of these records under this model. A larger epsilon, more records or fewer "
-            "parameters would help.",
-            UserWarning,
-            stacklevel=stacklevel,
+            "parameters would help."
         )
     return found
