@@ -14,7 +14,7 @@ from pymc_dp.errors import UnsafeRelease
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.privacy.events import MU2_UNIT, SubsampledGaussianEvent, batch_event
-from pymc_dp.privacy.ledger import STATISTIC, Ledger
+from pymc_dp.privacy.ledger import STATISTIC
 
 #: The attribute of a result that holds its statement.
 STATEMENT = "pymc_dp_statement"
@@ -52,14 +52,22 @@ def make_statement(
     ledger = budget.ledger
     info = ledger.account_info(budget.account)
     secure = plan["settings"].get("secure", False) and not noise.is_insecure()
-    batches = budget.batches()
+    batches, entries = budget.batches(), ledger.entries()
+    mine = [e for e in entries if e.account == budget.account]
+    # whether a chain was begun of the run that makes the releases on batches
+    on_batches = {e.plan for e in mine if e.kind == "run" and e.payload.get("batches")}
+    made = any(e.kind == "chain" and e.plan in on_batches for e in mine)
+    statistics = {
+        e.plan for e in mine if e.kind == "plan" and e.payload.get("sampler") == STATISTIC
+    }
+    one_off = [e.amount for e in mine if e.kind == "charge" and e.plan not in statistics]
     statement: dict[str, Any] = {
         "privacy_guarantee": "(epsilon, delta)-differential privacy" if secure else "none",
         "epsilon": info.epsilon,
         "delta": info.delta,
         # releases on batches are accounted at the budget's own delta
         "gdp_mu": None if batches else mu_from_units(info.cap),
-        "batches": batches and {**batches, "made": _were_made(ledger, budget.account)},
+        "batches": batches and {**batches, "made": made},
         "neighboring": info.neighboring,
         "privacy_unit": info.unit,
         "n_units": budget.n_units if info.neighboring == "replace_one" else None,
@@ -88,7 +96,8 @@ def make_statement(
         },
         "draws_are": plan["settings"].get("sentences", []),
         "preparation": {
-            **_preparation(ledger, budget.account),
+            "releases": len(one_off),
+            "gdp_mu2": sum(one_off) / MU2_UNIT,
             "budget_mu2": info.cap / MU2_UNIT,
         },
         "ledger": "temporary" if ledger.is_temporary else "persistent",
@@ -106,35 +115,16 @@ def make_statement(
             if batches
             else epsilon_from_mu(mu_from_units(reserved), budget.delta),
             "dataset": ledger.dataset,
-            "public": _declared_public(ledger),
+            "public": sorted(
+                {
+                    name
+                    for entry in entries
+                    if entry.kind == "account"
+                    for name in entry.payload["public"].get("public", [])
+                }
+            ),
         }
     return statement
-
-
-def _were_made(ledger: Ledger, account: int) -> bool:
-    """Whether a chain was begun of the run that makes the releases on batches."""
-    mine = [e for e in ledger.entries() if e.account == account]
-    runs = {e.plan for e in mine if e.kind == "run" and e.payload.get("batches")}
-    return any(e.kind == "chain" and e.plan in runs for e in mine)
-
-
-def _preparation(ledger: Ledger, account: int) -> dict[str, Any]:
-    """How many one-off releases were charged, and how much for them."""
-    mine = [e for e in ledger.entries() if e.account == account]
-    statistics = {
-        e.plan for e in mine if e.kind == "plan" and e.payload.get("sampler") == STATISTIC
-    }
-    charges = [e.amount for e in mine if e.kind == "charge" and e.plan not in statistics]
-    return {"releases": len(charges), "gdp_mu2": sum(charges) / MU2_UNIT}
-
-
-def _declared_public(ledger: Ledger) -> list[str]:
-    """Everything that some budget on a ledger declared public."""
-    names: set[str] = set()
-    for entry in ledger.entries():
-        if entry.kind == "account":
-            names.update(entry.payload["public"].get("public", []))
-    return sorted(names)
 
 
 def privacy_statement(idata: Any) -> str:

@@ -92,7 +92,11 @@ class _Normal:
                     f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
                 )
             if departs:
-                _warn(departs)
+                warn(
+                    f"The normal approximation is unreliable: {departs}. This happens in "
+                    "hierarchies whose scale is little known, and where signals are much stronger "
+                    "than the budget shows. Use dp.sample with DPLangevin, or a larger budget."
+                )
             facts.update(about_prior=untouched, departs=departs)
             sentences = [
                 f"The posterior was replaced by a normal one about its {centre}, from released "
@@ -268,14 +272,6 @@ def _in_words(z: np.ndarray, weights: np.ndarray, ess: float) -> str:
     if shift > _SHIFT + error:
         return f"the mean of prior times released likelihood is {shift:.1f} standard deviations off"
     return ""
-
-
-def _warn(departs: str) -> None:
-    warn(
-        f"The normal approximation is unreliable: {departs}. This happens in hierarchies whose "
-        "scale is little known, and where signals are much stronger than the budget shows. Use "
-        "dp.sample with DPLangevin, or a larger budget."
-    )
 
 
 def laplace(

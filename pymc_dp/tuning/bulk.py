@@ -26,10 +26,12 @@ from scipy.linalg import sqrtm
 from pymc_dp.base.matrices import minus_hessian, positive_part, root, within
 from pymc_dp.privacy.forecast import whole_curvature
 from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.tuning.clip_norms import Clipping, tail_quantile
+from pymc_dp.tuning.preparing import Shown
 from pymc_dp.tuning.public import Public, unseen
-from pymc_dp.tuning.releases import CurvatureNoise, Releases, ScoreNoise, Shares, Structure
+from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares
 
 #: A search that has not arrived may cost so many times the planned part of the budget.
 PERSISTENCE = 13.0 / 3.0
@@ -80,7 +82,7 @@ def prior_curvature(gradient: Gradient, at: Coordinates, step: float = 1e-3) -> 
 
 
 def scaling_of(
-    precision: np.ndarray, location: np.ndarray, structure: Structure, n: int
+    precision: np.ndarray, location: np.ndarray, structure: RowEngine, n: int
 ) -> np.ndarray:
     """The (d, d) scaling of the coordinates in which contributions are clipped about a place."""
     blocks, effects = structure.effects(location)
@@ -88,10 +90,10 @@ def scaling_of(
 
 
 def find_bulk(
-    releases: Releases,
+    releases: Shown,
     public: Public,
     start: Coordinates,
-    structure: Structure,
+    structure: RowEngine,
     *,
     share: float = 0.12,
     most: float | None = None,

@@ -17,6 +17,7 @@ from pymc_dp.base.matrices import root
 from pymc_dp.bounds import known_limits
 from pymc_dp.privacy.forecast import LEAST, SCORE, WIDE, WORTH
 from pymc_dp.rows.contributions import Change, Score
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.interfaces import Coordinates, Engine
 from pymc_dp.rows.limits import score_norm_limit
@@ -30,7 +31,7 @@ from pymc_dp.tuning.model_parts import compile_rows, piecewise_linear
 from pymc_dp.tuning.preparing import Preparing, Shown, can_pay
 from pymc_dp.tuning.public import Density, Public
 from pymc_dp.tuning.quadratic import PriorOnly, Quadratic
-from pymc_dp.tuning.releases import Releases, Shares, Structure
+from pymc_dp.tuning.releases import Shares
 
 FORMS: dict[str, type[Form]] = {form.form: form for form in (Anchored, Plain, Quadratic)}
 """The forms, as users name them."""
@@ -54,16 +55,11 @@ REACH = 2.5
 NONLINEAR = 0.2
 
 
-def _look(n: int, total: float) -> float:
-    """Share of a histogram whose noise hides no more of the tail than may be clipped."""
-    return float(np.clip(28.0 / (tail_of_scores(n) * n) ** 2 / total, LOOK, LONG_LOOK))
-
-
 def prepare_langevin(
-    releases: Releases,
+    releases: Shown,
     density: Density,
     start: Coordinates,
-    structure: Structure,
+    structure: RowEngine,
     *,
     paths: int,
     sensitivity: float,
@@ -79,12 +75,8 @@ def prepare_langevin(
 
     Parameters
     ----------
-    density : Density
-        Public log density, in theta.
-    start : Coordinates
-        Location and standard deviations of the prior.
-    structure, flat, counts
-        As for `find_bulk`.
+    density, start, structure, flat, counts
+        As for `find_bulk`; the public log density is in theta.
     paths : int
         Iterations of all chains and runs together.
     sensitivity : float
@@ -124,7 +116,9 @@ def prepare_langevin(
     noise = relative * SCORE * math.sqrt(d / n)  # in posterior sds
     if not (consistent and bulk.arrived and budget.laws_found(clip)):
         price = None
-    found = budget.clipping(Score(clip), harmless_tail(n, relative), price, _look(n, total))
+    # the noise of the histogram hides no more of the tail than may be clipped
+    look = float(np.clip(28.0 / (tail_of_scores(n) * n) ** 2 / total, LOOK, LONG_LOOK))
+    found = budget.clipping(Score(clip), harmless_tail(n, relative), price, look)
     whole, clipping = found or (Clipping(0.0), Clipping(0.0))
     rigorous = limit(clip)
     longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))

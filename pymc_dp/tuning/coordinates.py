@@ -16,6 +16,7 @@ import numpy as np
 from pymc_dp.base.matrices import minus_hessian, root
 from pymc_dp.privacy.forecast import PROJECTION, SCORE
 from pymc_dp.rows.contributions import LongestEntry, Score
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.tuning.bulk import find_bulk
@@ -25,7 +26,7 @@ from pymc_dp.tuning.forms import LOOK
 from pymc_dp.tuning.model_parts import Design, compile_rows, piecewise_linear
 from pymc_dp.tuning.preparing import Preparing, Shown
 from pymc_dp.tuning.public import Density, Public, Target, find_mode
-from pymc_dp.tuning.releases import Releases, Shares, Structure
+from pymc_dp.tuning.releases import Shares
 
 #: Standard deviation of the log acceptance ratio, signal and noise together, at which mean squared
 #: jumps are longest: v 2 Phi(-v^(1/2) / 2) is greatest at v = 2.38^2, where 23 % are accepted
@@ -79,10 +80,10 @@ class Trajectory:
 
 
 def prepare_scaled(
-    releases: Releases,
+    releases: Shown,
     density: Density,
     start: Coordinates,
-    structure: Structure,
+    structure: RowEngine,
     *,
     sensitivity: float = 2.0,
     flat: bool = False,
@@ -188,7 +189,7 @@ def learn_coordinates(
     return found, design
 
 
-def _projections(releases: Releases, at: Coordinates) -> tuple[np.ndarray, np.ndarray, float]:
+def _projections(releases: Shown, at: Coordinates) -> tuple[np.ndarray, np.ndarray, float]:
     """Mean histogram of the scores along a few random directions; as noisy as a single one."""
     d = len(at.location)
     k = min(d, DIRECTIONS)

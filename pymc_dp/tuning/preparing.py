@@ -234,20 +234,8 @@ class Preparing:
         """Ledger units of which shares are parts: those that are left, and those set aside."""
         return self.budget.ledger.remaining(self.budget.account) + self.set_aside
 
-    def _hint(self) -> str:
-        """A hint that a preparation goes on, if one can be paid to its end."""
-        ledger, account = self.budget.ledger, self.budget.account
-        left = ledger.remaining(account)
-        waiting = unfinished_preparations(self.budget)
-        if not any(p["units"] - ledger.charged(account, of) <= left for of, p in waiting):
-            return ""
-        return (
-            " A preparation that was interrupted goes on, at no more than it planned, when what "
-            "was called then is called again with the same settings."
-        )
-
     def refuse_if_used_up(self, hint: bool = True) -> None:
-        """Raise `BudgetExceeded` unless something is left; hint at a preparation that goes on."""
+        """Raise `BudgetExceeded` unless something is left; hint at what can be resumed."""
         budget = self.budget
         if budget.ledger.account_info(budget.account).closed:
             raise BudgetExceeded(
@@ -256,11 +244,21 @@ class Preparing:
                 "needs a new budget, decided by whoever answers for the data."
             )
         if self._used_up():
+            ledger, account = budget.ledger, budget.account
+            left = ledger.remaining(account)
+            waits = hint and any(
+                plan["units"] - ledger.charged(account, of) <= left
+                for of, plan in unfinished_preparations(budget)
+            )
+            resumed = (
+                " A preparation that was interrupted goes on, at no more than it planned, when "
+                "what was called then is called again with the same settings."
+            )
             raise BudgetExceeded(
                 f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
                 "Draws made before can still be released. A new analysis of these data needs a new "
                 "budget, decided by whoever answers for the data."
-                f"{self._hint() if hint else ''}"
+                f"{resumed if waits else ''}"
             )
 
     def _used_up(self) -> bool:

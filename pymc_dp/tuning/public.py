@@ -15,8 +15,8 @@ import numpy as np
 from scipy.optimize import minimize
 
 from pymc_dp.base.matrices import minus_hessian, root, within
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.tuning.releases import Structure
 
 #: Pairs of public draws that stand for what is not known of the parameters, the most steps of the
 #: optimiser, and how far from the prior's location it goes, in widths of the prior.
@@ -35,15 +35,12 @@ class Density(Protocol):
         """Log density and gradient."""
 
 
-def unseen(structure: Structure, location: np.ndarray) -> np.ndarray:
-    """Indices of the parameters that reach no record, as those of the prior of group effects.
-
-    Read off the graph at this public place, and others.
-    """
+def unseen(structure: RowEngine, location: np.ndarray) -> np.ndarray:
+    """Indices of the parameters that reach no record, as those of the prior of group effects."""
     return np.flatnonzero(~seen_together(structure, location).diagonal())
 
 
-def seen_together(structure: Structure, location: np.ndarray) -> np.ndarray:
+def seen_together(structure: RowEngine, location: np.ndarray) -> np.ndarray:
     """(d, d) bool: pairs of parameters that a record may see; from the graph, at public places."""
     return structure.touched(Coordinates(location, np.eye(len(location))))
 
@@ -54,7 +51,7 @@ class Public:
     `spread` (d,) are the widths of the prior, and `unseen` the parameters that no record sees.
     """
 
-    def __init__(self, density: Density, structure: Structure, start: Coordinates) -> None:
+    def __init__(self, density: Density, structure: RowEngine, start: Coordinates) -> None:
         self.density = density
         self.origin = start.location
         self.spread = np.linalg.norm(start.scaling, axis=1)
@@ -130,8 +127,7 @@ def find_mode(
     """Mode (d,) of a public target, and the precision there, by Newton steps in a trust region.
 
     `metric` (d, d) is the precision of what is known of the target before: its mode is looked for
-    within five standard deviations of the start for each parameter. Steps begin at one unit of z
-    for each. The start is 0 by default.
+    within five standard deviations of the start, by default 0, for each parameter.
     """
     d = len(metric)
     start = np.zeros(d) if start is None else start

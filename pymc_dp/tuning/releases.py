@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -30,6 +29,7 @@ from pymc_dp.rows.contributions import (
     OuterProduct,
     Score,
 )
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.tuning.clip_norms import (
     Clipping,
@@ -40,6 +40,7 @@ from pymc_dp.tuning.clip_norms import (
     hidden_tail,
     tail_quantile,
 )
+from pymc_dp.tuning.preparing import Shown
 
 #: Number of made-up noises from which the size of one is estimated.
 _DRAWS = 24
@@ -56,42 +57,6 @@ _LAWS, _NOT_FOUND = 0.002, 0.02
 #: Bound on what a unit adds to what clipping takes, in units of the squared clip norm, where noise
 #: hides it or most units lose nothing.
 _LOSS_BOUND = 0.25
-
-
-class Structure(Protocol):
-    """The public structure of how records see the parameters."""
-
-    def effects(self, theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Parameters that reach each unit through an index, and coordinates in which they do."""
-
-    def touched(self, coordinates: Coordinates) -> np.ndarray:
-        """(d, d) bool: which coordinates of z a row may see together."""
-
-    @property
-    def one_row_per_unit(self) -> bool:
-        """Whether rows are units."""
-
-
-class Releases(Protocol):
-    """One-off private answers; each is charged before a record is touched."""
-
-    @property
-    def n_public(self) -> int:
-        """Public number of units."""
-
-    @property
-    def units_mu2(self) -> float:
-        """Squared mu of which shares are parts."""
-
-    def histogram(
-        self, label: str, spec: Contribution, share: float
-    ) -> tuple[np.ndarray, np.ndarray, float]:
-        """(edges, noisy counts, noise sd) of the norms of `spec`."""
-
-    def vector_sum(
-        self, label: str, spec: Contribution, clip_norm: float, share: float
-    ) -> tuple[np.ndarray, float]:
-        """Noisy sum of clipped vectors, and the noise sd of each entry."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +124,7 @@ class CurvatureNoise:
 class Shares:
     """Releases by their share of the budget; counts what was spent so far."""
 
-    def __init__(self, releases: Releases, structure: Structure, spent: float = 0.0) -> None:
+    def __init__(self, releases: Shown, structure: RowEngine, spent: float = 0.0) -> None:
         self.releases, self.structure = releases, structure
         self.spent = spent
 
