@@ -462,7 +462,7 @@ FAULTS = {
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault, monkeypatch):
     right = na.noise_law
-    monkeypatch.setattr(laws, "noise_law", lambda *a: FAULTS[fault](right(*a), GAUSSIAN))
+    monkeypatch.setattr(na, "noise_law", lambda *a: FAULTS[fault](right(*a), GAUSSIAN))
     with pytest.raises(AssertionError):
         check_moments(corrected_draws(GAUSSIAN).draws.reshape(-1, D), *GAUSSIAN.exact)
 
@@ -566,7 +566,7 @@ def test_planted_faults_of_resampling_are_found(fault, many_candidates, monkeypa
     right = na._resample
     if fault == "gain forgotten":
         flat = na.NoiseLaw(np.zeros(1), np.array([[NOISE_SD**2]]))
-        monkeypatch.setattr(laws, "noise_law", lambda *a: flat)
+        monkeypatch.setattr(na, "noise_law", lambda *a: flat)
     else:
         sign = {"no correction": 0.0, "wrong sign": -1.0}[fault]
         monkeypatch.setattr(na, "_resample", lambda rng, w, xi: right(rng, w, sign * xi))
