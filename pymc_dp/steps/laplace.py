@@ -77,7 +77,7 @@ class _Normal:
                 "yet."
             )
         found, _ = learn_form(self.preparing, share=share, form="quadratic")
-        at, clipping = found.coordinates, found.clipping
+        at = found.coordinates
         # if nothing was found, which was said already: about the prior, which may have no mode
         self.mean, self.root = at.location, at.scaling
         centre, facts = "mode", {"about_prior": [], "departs": "", "improper": parts.improper}
@@ -122,14 +122,13 @@ class _Normal:
             centre=centre,
             clip_norm=found.clip_norms,
             diagonal=found.diagonal,
-            **clipping.facts(),
+            **found.clipping.facts(),
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
             secure=not noise.is_insecure() and self.preparing.secure,
             sentences=[*sentences, *improper_prior(facts)],
         )
-        ledger = self.budget.ledger
-        ledger.record_plan(self.budget.account, plan.plan_id, payload)
+        self.budget.ledger.record_plan(self.budget.account, plan.plan_id, payload)
         self.plan_id = plan.plan_id
         self.facts = make_statement(self.budget, plan.plan_id, payload, [])
 
@@ -173,24 +172,6 @@ class _Normal:
         return public_coords(dataset(self.model, self._values(theta), public), public)
 
 
-class _Given:
-    """Public log density of some of the parameters, given the others."""
-
-    def __init__(self, prior: Target, free: np.ndarray, d: int) -> None:
-        self.prior, self.free, self.d = prior, free, d
-
-    def _all(self, z: np.ndarray) -> np.ndarray:
-        whole = np.zeros(self.d)
-        whole[self.free] = z
-        return whole
-
-    def log_density(self, z: np.ndarray) -> float:
-        return float(self.prior.log_density(self._all(z)))
-
-    def gradient(self, z: np.ndarray) -> np.ndarray:
-        return np.asarray(self.prior.gradient(self._all(z))[self.free])
-
-
 def _settled(
     terms: PublicTerms, at: Coordinates, before: Coordinates, hidden: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -207,8 +188,8 @@ def _settled(
     place, reach = at.location.copy(), widths.T @ widths
     if hidden.size:
         place[hidden] = before.location[hidden]
-        given = terms.with_coordinates(Coordinates(place, np.diag(spread)))
-        mode, precision = find_mode(_Given(given, hidden, len(place)), np.eye(len(hidden)))
+        given = terms.with_coordinates(Coordinates(place, np.diag(spread)[:, hidden]))
+        mode, precision = find_mode(given, np.eye(len(hidden)))
         place[hidden] += spread[hidden] * mode
         reach = reach + len(place) * widths[hidden].T @ precision @ widths[hidden]
     return at.z(place), reach
