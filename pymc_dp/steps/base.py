@@ -226,8 +226,9 @@ class PrivateStep(BlockedStep):
                 noise_multiplier=noise_multiplier,
             )
         else:
-            empty: dict[str, Any] = {"events": {}, "per_iteration": {}, "at_start": {}}
-            self.plan = Plan(sampler, **counts, **empty, batches=batches)
+            self.plan = Plan(
+                sampler, **counts, events={}, per_iteration={}, at_start={}, batches=batches
+            )
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
         self.queries = self._make_queries(preparing.parts.engine, design)

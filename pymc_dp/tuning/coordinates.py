@@ -21,7 +21,7 @@ from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.tuning.bulk import find_bulk
 from pymc_dp.tuning.choice import WARM_UP
-from pymc_dp.tuning.clip_norms import Clipping, tail_of_scores, tail_quantile
+from pymc_dp.tuning.clip_norms import Clipping, Histogram, tail_of_scores, tail_quantile
 from pymc_dp.tuning.forms import LOOK
 from pymc_dp.tuning.model_parts import Design, compile_rows, piecewise_linear
 from pymc_dp.tuning.preparing import Preparing, Shown
@@ -131,6 +131,7 @@ def prepare_scaled(
     norms = releases.histogram("scores", Score(at), LOOK)
     longest = tail_quantile(*norms, 3.0 * tail_of_scores(n), n)
     tail = min(0.003, 0.3 * error / math.sqrt(n))
+    looked_at: Histogram
     if along_axes:
         looked_at = releases.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
     else:
@@ -189,7 +190,7 @@ def learn_coordinates(
     return found, design
 
 
-def _projections(releases: Shown, at: Coordinates) -> tuple[np.ndarray, np.ndarray, float]:
+def _projections(releases: Shown, at: Coordinates) -> Histogram:
     """Mean histogram of the scores along a few random directions; as noisy as a single one."""
     d = len(at.location)
     k = min(d, DIRECTIONS)

@@ -371,10 +371,11 @@ class Quadratic(Form):
         return f"{self.clipping.sentence}{diagonal}{untouched}"
 
 
-class PriorOnly(Quadratic):
+class PriorOnly(Form):
     """Where nothing could be learned: the prior."""
 
-    trusted = False
+    form = "quadratic"
+    asks = trusted = False
 
     @classmethod
     def instead_of(cls, found: Form, start: Coordinates) -> PriorOnly:
@@ -401,7 +402,7 @@ class PriorOnly(Quadratic):
             draws = parts.draw_prior(_PRIOR_DRAWS, secrets.randbits(32))
         if draws is not None and not np.isfinite(draws).all():
             draws = None
-        return super(Quadratic, self).target(preparing, engine)._replace(draws=draws)
+        return super().target(preparing, engine)._replace(draws=draws)
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says."""
