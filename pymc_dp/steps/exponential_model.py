@@ -184,10 +184,10 @@ def _recognised(
         secret,
     )
     kwargs = parts.compile_kwargs
-    m = _Rows(family, blank[0], kwargs)(blank).shape[0]
-    if secret:
-        family = with_count(family, m)
     rows = _Rows(family, blank[0], kwargs)
+    if secret:
+        family = with_count(family, rows(blank).shape[0])
+        rows = _Rows(family, blank[0], kwargs)
     spec = Statistic(rows, rows(blank).shape[0], family.norm, nonnegative=family.nonnegative)
     assert family.limits is not None
     lower, upper = (np.broadcast_to(end, (1, *blank[0].shape[1:]))[0] for end in family.limits)

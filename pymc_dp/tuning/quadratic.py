@@ -179,6 +179,7 @@ class Quadratic(Form):
 
     form = "quadratic"
     asks = False
+    _replaced = "log-likelihood was replaced"
 
     @classmethod
     def prepare(
@@ -355,8 +356,6 @@ class Quadratic(Form):
             *unreliable(facts),
             *improper_prior(facts),
         ]
-
-    _replaced = "log-likelihood was replaced"
 
     def caveats(self, facts: dict[str, Any]) -> str:
         """What else is to be known of intervals."""
