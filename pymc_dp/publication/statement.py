@@ -52,7 +52,7 @@ def make_statement(
     ledger = budget.ledger
     info = ledger.account_info(budget.account)
     secure = plan["settings"].get("secure", False) and not noise.is_insecure()
-    batches, entries = budget.batches(), ledger.entries()
+    batches, entries = budget.batches(), list(ledger.entries())
     mine = [e for e in entries if e.account == budget.account]
     # whether a chain was begun of the run that makes the releases on batches
     on_batches = {e.plan for e in mine if e.kind == "run" and e.payload.get("batches")}
