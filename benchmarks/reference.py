@@ -12,7 +12,7 @@ import xarray as xr
 from benchmarks.metrics import Directions, diagnostics
 from benchmarks.models import BANANA, GAUSS, Data, Problem
 from pymc_dp.base.matrices import root
-from pymc_dp.publication.unconstrained import unconstrain
+from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.graph import ParameterVector
 from pymc_dp.rows.coordinates import Coordinates
@@ -20,7 +20,7 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.tuning.geometry import clip_scaling
+from pymc_dp.tuning.bulk import clip_scaling
 
 __all__ = ["Reference", "bend", "reference", "unconstrained_truth"]
 

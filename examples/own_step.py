@@ -15,7 +15,9 @@ import pymc as pm
 import pymc_dp as dp
 from pymc_dp.kernels.interfaces import LogRatioQueries, Prior
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.source import Design, Source
+from pymc_dp.tuning.coordinates import learn_coordinates
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 
 # kernel: begin
@@ -86,8 +88,8 @@ class DPCrankNicolson(PrivateStep):
     def _releases(self):
         return {"log_ratio": 1}, {}  # in each iteration; at the start of a chain
 
-    def _prepare(self, source: Source) -> Design:
-        found, design = source.scaled(type(self).__name__)  # coordinates and clip norms, privately
+    def _prepare(self, preparing: Preparing) -> Design:
+        found, design = learn_coordinates(preparing)  # and clip norms, privately
         clip_norms = {"log_ratio": found.clip_norms["log_ratio"]}
         return replace(design, clip_norms=clip_norms, shares={"log_ratio": 1.0})
 

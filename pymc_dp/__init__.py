@@ -14,7 +14,6 @@ from pymc_dp.errors import (
     UnsafeRelease,
 )
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.publication.laplace import find_MAP, laplace
 from pymc_dp.publication.midpoints import posterior_mean
 from pymc_dp.publication.publish import release
 from pymc_dp.publication.statement import privacy_statement
@@ -58,6 +57,7 @@ from pymc_dp.steps import (
     DPPenalty,
     ExponentialFamilyPenalty,
 )
+from pymc_dp.steps.laplace import find_MAP, laplace
 from pymc_dp.subsampling import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
 
 __version__ = "0.1.0"

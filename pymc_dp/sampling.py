@@ -47,7 +47,7 @@ from pymc_dp.steps import (
     ExponentialFamilyPenalty,
 )
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.resuming import PREPARES, settle, unfinished_preparations
+from pymc_dp.tuning.preparing import PREPARES, settle, unfinished_preparations
 
 STEPS: dict[str, type[PrivateStep]] = {
     step.__name__: step

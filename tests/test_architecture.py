@@ -13,17 +13,18 @@ from benchmarks.size import MODULES, behind, imports_of, lines_of_code, sizes
 LAYERS = (
     {"errors"},
     {"base"},
-    {"privacy.events", "privacy.noise", "publication.noise_laws"},
+    {"privacy.events", "privacy.noise"},
     {"privacy.accounting"},
     {"privacy.forecast", "privacy.journal", "privacy.subsampled"},
     {"privacy.ledger", "privacy.plan"},
     {"records"},
     {"rows"},
-    {"privacy", "tuning.explore"},
+    {"privacy"},
     {"budget"},
-    {"guard", "kernels", "publication", "tuning"},
+    {"guard", "kernels", "publication"},
+    {"tuning"},
     {"steps"},
-    {"publication.laplace", "published", "subsampling"},
+    {"published", "subsampling"},
     {"report", "sampling"},
     {"audit"},
     {"__init__"},
@@ -46,7 +47,6 @@ PURE = {
     "privacy.plan",
     "privacy.subsampled",
     "publication.noise_aware",
-    "publication.noise_laws",
     "report.audit_bounds",
     "rows.coordinates",
     "rows.joint",
@@ -171,7 +171,7 @@ def names_imported(module: str) -> set[str]:
 
 def test_steps_are_used_by_nothing_below_them() -> None:
     users = {m for m in MODULES if any(part_of(n) == "steps" for n in imports_of(m)[0])}
-    above = {"publication.laplace", "report", "steps", "sampling", "__init__"}
+    above = {"report", "steps", "sampling", "__init__"}
     assert {part_of(user) for user in users} <= above
 
 

@@ -493,7 +493,7 @@ def test_an_interrupt_after_the_last_release_loses_nothing(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("pymc_dp.steps.langevin.target_draws", interrupted)
+        patch.setattr("pymc_dp.tuning.quadratic.Quadratic.explored", interrupted)
         automatic("langevin-quadratic", model)
     labels = charged(budget)
     check_all_spent(budget)

@@ -38,7 +38,7 @@ from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.steps.source import Source
+from pymc_dp.tuning.preparing import Preparing
 from tests.selection import marked
 
 pytest.importorskip("dp_accounting")
@@ -772,7 +772,7 @@ def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.Mon
         again = dp.DPSGNHT(draws=20, chains=1, model=model)
         assert budget.ledger.spent(budget.account) == spent
         assert again.coordinates.scaling.tolist() == first.coordinates.scaling.tolist()
-        monkeypatch.setattr(Source, "_is_stale", lambda self, plan_id: True)
+        monkeypatch.setattr(Preparing, "_is_stale", lambda self, plan_id: True)
         with pytest.raises(dp.BudgetExceeded, match="no record was read for it"):
             dp.DPSGNHT(draws=20, chains=1, model=model)
     assert budget.ledger.spent(budget.account) == spent

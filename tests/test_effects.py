@@ -18,7 +18,7 @@ from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.steps.effects import Effects, effects_of
+from pymc_dp.tuning.effects import Effects, effects_of
 
 N, GROUPS = 3001, 6
 

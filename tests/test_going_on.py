@@ -23,13 +23,13 @@ from pymc_dp.privacy.accounting import epsilon_from_mu
 from pymc_dp.privacy.events import MU2_UNIT
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.source import Source
+from pymc_dp.tuning.model_parts import ModelParts
 
 from .selection import marked
 from .test_automatic import automatic, build, charged, check_all_spent, check_result, interrupt
 from .test_conformance import pm_sample
 
-laplace_module = sys.modules["pymc_dp.publication.laplace"]  # hidden by the function
+laplace_module = sys.modules["pymc_dp.steps.laplace"]  # hidden by the function
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),
@@ -497,8 +497,7 @@ def test_which_priors_are_improper(name):
         budget = dp.PrivacyBudget(
             2.0, 1e-5, public=observed, privacy_unit={"y": np.arange(200)}, n_public=200
         )
-    counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
-    assert Source(model, budget, None, counts, False).improper == (["a"] if expected else [])
+    assert ModelParts(model, budget).improper == (["a"] if expected else [])
 
 
 # -- signals --------------------------------------------------------------------------------------

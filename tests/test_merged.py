@@ -17,7 +17,7 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.merging import merged
-from pymc_dp.steps.effects import effects_of
+from pymc_dp.tuning.effects import effects_of
 from tests.selection import marked
 
 N, GROUPS = 301, 5

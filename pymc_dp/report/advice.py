@@ -20,7 +20,7 @@ from pytensor.tensor.type import TensorType
 from pymc_dp.base.checks import check_integer
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.publication.unconstrained import unconstrain
+from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.ancestry import (
     ancestors_without_shapes,
     array_of,

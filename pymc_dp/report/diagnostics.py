@@ -17,7 +17,7 @@ from pymc_dp.base.checks import check_epsilon
 from pymc_dp.budget import get_budget
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.publication.unconstrained import unconstrain
+from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.report.advice import score_norms
 from pymc_dp.rows.contributions import Score

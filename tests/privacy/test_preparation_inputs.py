@@ -18,8 +18,7 @@ from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import PublicTerms
-from pymc_dp.steps.start import few_prior_draws, prior_coordinates
+from pymc_dp.tuning.model_parts import ModelParts
 
 FACTS = "pymc_dp_statement"
 
@@ -68,9 +67,7 @@ def test_prior_draws_with_code_of_their_own_are_not_used():
         a = pm.CustomDist("a", logp=lambda v: -0.5 * v**2, random=draw)
         pm.Normal("y", a, 1.0, observed=np.random.default_rng(1).normal(size=3000))
         budget = dp.PrivacyBudget(50.0, 1e-5)
-    records = extract(model)
-    terms = PublicTerms.of(records, Coordinates(np.zeros(1), np.eye(1)))
-    start = prior_coordinates(records, terms, few_prior_draws(model, budget, records))
+    start = ModelParts(model, budget).start
     assert start.scaling[0, 0] == pytest.approx(1.0, rel=1e-3), "of the density, not of the draws"
 
 

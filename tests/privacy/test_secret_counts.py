@@ -23,7 +23,7 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.steps.effects import effects_of
+from pymc_dp.tuning.effects import effects_of
 from tests.selection import marked, others
 
 GROUPS, USERS = 40, 30

@@ -16,7 +16,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp.publication.noise_laws import noisy_posterior
+from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import expected
@@ -25,7 +25,7 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.law import Law, law_of
-from pymc_dp.tuning.prepared import Lost
+from pymc_dp.tuning.clip_norms import Lost
 
 from .harness import Z_LIMIT
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import warnings
 from typing import Any
 
 import numpy as np
@@ -15,34 +14,30 @@ from scipy.linalg import eigh
 from scipy.stats import norm
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer, check_number, warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
-from pymc_dp.kernels.interfaces import Prior
-from pymc_dp.kernels.tilts import Quadratic
+from pymc_dp.kernels import tilts
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.plan import make_plan
+from pymc_dp.publication.explore import Explored
 from pymc_dp.publication.publish import public_coords, releasable
-from pymc_dp.publication.results import check_fits, computing, dataset
-from pymc_dp.publication.statement import STATEMENT, make_statement
-from pymc_dp.publication.unconstrained import constrain
+from pymc_dp.publication.results import check_fits, computing, constrain, dataset
+from pymc_dp.publication.statement import FAR, STATEMENT, make_statement
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import PublicTerms
-from pymc_dp.steps.resuming import settle
-from pymc_dp.steps.source import Source
-from pymc_dp.steps.target import about_prior, far, target_draws
-from pymc_dp.tuning.climb import Target, climb
-from pymc_dp.tuning.explore import Explored
-from pymc_dp.tuning.prepared import Prepared
-from pymc_dp.tuning.public import unseen
+from pymc_dp.tuning.choice import learn_form
+from pymc_dp.tuning.effects import effects_of
+from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.preparing import Preparing, improper_prior, settle, too_small
+from pymc_dp.tuning.public import Target, find_mode, unseen
+from pymc_dp.tuning.quadratic import Quadratic, about_prior, unreliable
 
 _SPREAD_DRAWS = 2000
 #: How much less than 90 % the target may have in an interval of the normal, and by how many
 #: standard deviations its centre may be off; fewer effective draws than this tell neither.
 _CONTENT, _SHIFT, _FEWEST = 0.05, 0.3, 50.0
-#: Part of the draws that may lie where the likelihood was not looked at.
-_BEYOND = 0.1
 #: Widest result, in widths of the prior: a density that is flat at its mode tells nothing of it.
 _WIDEST = 10.0
 
@@ -67,56 +62,49 @@ class _Normal:
             raise ValueError(f"share must be in (0, 1], got {share}.")
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
         with computing(names):
-            source = Source(model, self.budget, None, counts, progressbar)
-        self.parameters = source.records.parameters
-        first = self._values(source.records.initial[None, None])
+            parts = ModelParts(model, self.budget)
+            self.preparing = Preparing(parts, sampler, counts, progressbar)
+        self.parameters = parts.records.parameters
+        first = self._values(parts.records.initial[None, None])
         reserved = ("chain", "draw", *(["estimate"] if sampler == "find_MAP" else []))
         shapes = {name: value.shape[2:] for name, value in first.items()}
         check_fits(model, shapes, reserved=reserved)
-        if source.effects() is not None:
-            warnings.warn(
+        if effects_of(parts.records, parts.engine, parts.prior_draws, None) is not None:
+            warn(
                 "What the records see is non-linear in the parameters (a product of parameters, "
                 "say), so the posterior is curved and its mode may be far from its mean: a normal "
                 "approximation is poor. dp.DPLangevin handles such models. Nothing has been spent "
-                "yet.",
-                UserWarning,
-                stacklevel=4,
+                "yet."
             )
-        found = source.learn(sampler, share=share, form="quadratic").found
+        found, _ = learn_form(self.preparing, share=share, form="quadratic")
         at = found.coordinates
-        prior: Prior = source.terms.with_coordinates(at)
-        target = Quadratic(prior, found.score, found.curvature, found.covariance)
         # if nothing was found, which was said already: about the prior, which may have no mode
         self.mean, self.root = at.location, at.scaling
-        untouched: list[str] = []
-        departs, centre = "", "mode"
+        centre, facts = "mode", {"about_prior": [], "departs": "", "improper": parts.improper}
+        sentences = [too_small("from the prior, or about it")]
         if found.trusted:
-            before, alone = source.start(), unseen(source.engine, found.clip.location)
-            begin, reach = _settled(source.terms, at, before, alone)
-            mode, precision = climb(target, reach + target.information, begin)
-            least = np.linalg.solve(_WIDEST * before.scaling, at.scaling)
-            widths = _widths(precision, least)
-            self.mean, self.root = at.theta(mode), at.scaling @ widths
-            few = source.few_prior_draws
-            departs = _departure(target, mode, widths, at.scaling)
-            explored = _explored(source, found, before, progressbar) if departs else None
-            if explored is not None:
-                centre, draws_of = "mean", explored.draws
-                w = np.linalg.solve(at.scaling, (draws_of - at.location).T)
-                precision = np.linalg.inv(positive_part(np.atleast_2d(np.cov(w)), 1e-14))
-                self.mean = draws_of.mean(axis=0)
-                self.root = at.scaling @ _widths(precision, least)
-                z = (draws_of - self.mean) / np.linalg.norm(self.root, axis=1)
-                even = np.full(len(z), 1.0 / len(z))
-                departs = explored.doubt or _in_words(z, even, explored.effective)
+            assert isinstance(found, Quadratic)
+            centre, departs = self._approximate(found, parts)
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
-            untouched = about_prior(public, few, source.names(), stacklevel=6)
-            if (beyond := far(public, None, found, alone)) > _BEYOND:
+            untouched = about_prior(public, parts)
+            if (beyond := found.far(public, parts)) > FAR:
                 departs = (
                     f"{beyond:.0%} of the draws lie far from where the likelihood was approximated"
                 )
             if departs:
-                _warn(departs)
+                warn(
+                    f"The normal approximation is unreliable: {departs}. This happens in "
+                    "hierarchies whose scale is little known, and where signals are much stronger "
+                    "than the budget shows. Use dp.sample with DPLangevin, or a larger budget."
+                )
+            facts.update(about_prior=untouched, departs=departs)
+            sentences = [
+                f"The posterior was replaced by a normal one about its {centre}, from released "
+                "scores and curvatures, whose noise the intervals account for; no chains touched "
+                "the records. Approximate where the posterior is not near normal. "
+                f"{found.caveats(facts)}",
+                *unreliable(facts),
+            ]
         plan = make_plan(
             sampler,
             draws=draws,
@@ -130,26 +118,45 @@ class _Normal:
         payload = plan.payload(
             form="laplace",
             trusted=found.trusted,
-            about_prior=untouched,
-            departs=departs,
+            **facts,
             centre=centre,
             clip_norm=found.clip_norms,
             diagonal=found.diagonal,
             **found.clipping.facts(),
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
-            improper=source.improper,
-            secure=not noise.is_insecure() and source.secure,
+            secure=not noise.is_insecure() and self.preparing.secure,
+            sentences=[*sentences, *improper_prior(facts)],
         )
-        ledger = self.budget.ledger
-        ledger.record_plan(self.budget.account, plan.plan_id, payload)
-        self.source = source
+        self.budget.ledger.record_plan(self.budget.account, plan.plan_id, payload)
         self.plan_id = plan.plan_id
         self.facts = make_statement(self.budget, plan.plan_id, payload, [])
 
+    def _approximate(self, found: Quadratic, parts: ModelParts) -> tuple[str, str]:
+        """Set mean and root; what the mean is, and how the target differs from this, in words."""
+        at, before = found.coordinates, parts.start
+        prior = parts.terms.with_coordinates(at)
+        target = tilts.Quadratic(prior, found.score, found.curvature, found.covariance)
+        hidden = unseen(parts.engine, found.clip.location)
+        begin, reach = _settled(parts.terms, at, before, hidden)
+        mode, precision = find_mode(target, reach + target.information, begin)
+        least = np.linalg.solve(_WIDEST * before.scaling, at.scaling)
+        widths = _widths(precision, least)
+        self.mean, self.root = at.theta(mode), at.scaling @ widths
+        departs = _departure(target, mode, widths, at.scaling)
+        explored = _explored(found, parts, self.preparing.progressbar) if departs else None
+        if explored is None:
+            return "mode", departs
+        w = np.linalg.solve(at.scaling, (explored.draws - at.location).T)
+        precision = np.linalg.inv(positive_part(np.atleast_2d(np.cov(w)), 1e-14))
+        self.mean, self.root = explored.draws.mean(axis=0), at.scaling @ _widths(precision, least)
+        z = (explored.draws - self.mean) / np.linalg.norm(self.root, axis=1)
+        even = np.full(len(z), 1.0 / len(z))
+        return "mean", explored.doubt or _in_words(z, even, explored.effective)
+
     def finish(self) -> None:
         """Nothing is lost any more: an equal call prepares again."""
-        if (plan_id := self.source.unfinished) is not None:
+        if (plan_id := self.preparing.unfinished) is not None:
             self.budget.ledger.finish_plan(self.budget.account, plan_id)
 
     def draw(self, rng: np.random.Generator, chains: int, draws: int) -> np.ndarray:
@@ -165,26 +172,8 @@ class _Normal:
         return public_coords(dataset(self.model, self._values(theta), public), public)
 
 
-class _Given:
-    """Public log density of some of the parameters, given the others."""
-
-    def __init__(self, prior: Prior, free: np.ndarray, d: int) -> None:
-        self.prior, self.free, self.d = prior, free, d
-
-    def _all(self, z: np.ndarray) -> np.ndarray:
-        whole = np.zeros(self.d)
-        whole[self.free] = z
-        return whole
-
-    def log_density(self, z: np.ndarray) -> float:
-        return float(self.prior.log_density(self._all(z)))
-
-    def gradient(self, z: np.ndarray) -> np.ndarray:
-        return np.asarray(self.prior.gradient(self._all(z))[self.free])
-
-
 def _settled(
-    terms: PublicTerms, at: Coordinates, before: Coordinates, alone: np.ndarray
+    terms: PublicTerms, at: Coordinates, before: Coordinates, hidden: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where in w to look for the mode from, and the precision of how far it may be.
 
@@ -197,32 +186,30 @@ def _settled(
     spread = before.scaling.diagonal()
     widths = at.scaling / spread[:, None]
     place, reach = at.location.copy(), widths.T @ widths
-    if alone.size:
-        place[alone] = before.location[alone]
-        given = terms.with_coordinates(Coordinates(place, np.diag(spread)))
-        mode, precision = climb(_Given(given, alone, len(place)), np.eye(len(alone)))
-        place[alone] += spread[alone] * mode
-        reach = reach + len(place) * widths[alone].T @ precision @ widths[alone]
+    if hidden.size:
+        place[hidden] = before.location[hidden]
+        given = terms.with_coordinates(Coordinates(place, np.diag(spread)[:, hidden]))
+        mode, precision = find_mode(given, np.eye(len(hidden)))
+        place[hidden] += spread[hidden] * mode
+        reach = reach + len(place) * widths[hidden].T @ precision @ widths[hidden]
     return at.z(place), reach
 
 
-def _explored(
-    source: Source, found: Prepared, before: Coordinates, progressbar: bool
-) -> Explored | None:
+def _explored(found: Quadratic, parts: ModelParts, progressbar: bool) -> Explored | None:
     """Public draws of the target; None where they say nothing of its mean and covariance.
 
     The budget is spent by then: no failure may lose what it has paid for. After an interrupt the
     same call resumes from what was released.
     """
-    if source.improper:  # nor need the target have any; a chain would wander off for minutes
+    if parts.improper:  # nor need the target have any; a chain would wander off for minutes
         return None
     try:
         with working("Exploring what was released", progressbar):
-            explored = target_draws(source.records, None, found, source.few_prior_draws)
+            explored = found.explored(parts)
     except Exception:
         return None
     with np.errstate(all="ignore"):
-        wide = explored.draws.std(axis=0) / before.scaling.diagonal()
+        wide = explored.draws.std(axis=0) / parts.start.scaling.diagonal()
     return explored if explored.effective >= _FEWEST and np.all(wide <= _WIDEST) else None
 
 
@@ -266,16 +253,6 @@ def _in_words(z: np.ndarray, weights: np.ndarray, ess: float) -> str:
     if shift > _SHIFT + error:
         return f"the mean of prior times released likelihood is {shift:.1f} standard deviations off"
     return ""
-
-
-def _warn(departs: str) -> None:
-    warnings.warn(
-        f"The normal approximation is unreliable: {departs}. This happens in hierarchies whose "
-        "scale is little known, and where signals are much stronger than the budget shows. Use "
-        "dp.sample with DPLangevin, or a larger budget.",
-        UserWarning,
-        stacklevel=5,
-    )
 
 
 def laplace(

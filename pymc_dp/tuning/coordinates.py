@@ -1,23 +1,32 @@
-"""What DPHMC and DPPenalty need before their chains can run: coordinates, clip norms, moves."""
+"""What the other samplers need before their chains can run: coordinates, clip norms, moves.
+
+DPHMC, DPPenalty and the samplers on batches make the same search as DPLangevin; chains of an
+exponential family start from one or two noisy sums of its statistic.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
-from pymc_dp.base.matrices import root
+from pymc_dp.base.matrices import minus_hessian, root
+from pymc_dp.privacy.forecast import PROJECTION, SCORE
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.tuning.answers import Answers, Releases, Structure
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.expected import law_unknown
 from pymc_dp.tuning.bulk import find_bulk
-from pymc_dp.tuning.langevin import WARM_UP
-from pymc_dp.tuning.paths import LOOK
-from pymc_dp.tuning.prepared import Clipping, tail_of_scores
-from pymc_dp.tuning.public import Density, Public
-from pymc_dp.tuning.quantiles import tail_quantile
+from pymc_dp.tuning.choice import WARM_UP
+from pymc_dp.tuning.clip_norms import Clipping, Histogram, tail_of_scores, tail_quantile
+from pymc_dp.tuning.forms import LOOK
+from pymc_dp.tuning.model_parts import Design, compile_rows, piecewise_linear
+from pymc_dp.tuning.preparing import Preparing, Shown
+from pymc_dp.tuning.public import Density, Public, Target, find_mode
+from pymc_dp.tuning.releases import Shares
 
 #: Standard deviation of the log acceptance ratio, signal and noise together, at which mean squared
 #: jumps are longest: v 2 Phi(-v^(1/2) / 2) is greatest at v = 2.38^2, where 23 % are accepted
@@ -26,9 +35,6 @@ LOUDEST = 2.38
 #: Longest leapfrog step, times d^(1/4): its energy error has a variance below 0.1 where widths are
 #: known to a factor of 1.5.
 STEP = 1.1
-#: Norm of nearly all scores, in units of sqrt(d/n), and of nearly all projections of scores on a
-#: direction, in units of 1/sqrt(n), where the posterior is whitened.
-SCORE, PROJECTION = 3.5, 4.5
 #: Most steps of a trajectory, if only their size is given.
 MANY = 20
 #: Noise in the place where chains start, in posterior sds, and the least and the most of the budget
@@ -37,6 +43,8 @@ CENTRE, LEAST, MOST = 0.5, 0.02, 0.25
 #: Parts of that for two Newton steps: as the curvature is noisy too, the first leaves an error that
 #: the second divides again.
 NEWTON = (0.2, 0.8)
+#: The least part for the start of an exponential family.
+STATISTIC = 0.05
 #: Part of the budget for a look at the tail of the projections: what it hides biases the draws.
 LONG_LOOK = 0.06
 #: The most of the budget for all of this without the last steps to the centre: the search may take
@@ -72,10 +80,10 @@ class Trajectory:
 
 
 def prepare_scaled(
-    releases: Releases,
+    releases: Shown,
     density: Density,
     start: Coordinates,
-    structure: Structure,
+    structure: RowEngine,
     *,
     sensitivity: float = 2.0,
     flat: bool = False,
@@ -88,7 +96,7 @@ def prepare_scaled(
     Parameters
     ----------
     releases, density, start, structure, sensitivity, flat
-        As for `pymc_dp.tuning.langevin.prepare_langevin`.
+        As for `pymc_dp.tuning.choice.prepare_langevin`.
     centred : bool, default True
         Whether to make the last steps to the centre; without them at most `FIRST_PART` is spent,
         also by a search that does not arrive.
@@ -123,6 +131,7 @@ def prepare_scaled(
     norms = releases.histogram("scores", Score(at), LOOK)
     longest = tail_quantile(*norms, 3.0 * tail_of_scores(n), n)
     tail = min(0.003, 0.3 * error / math.sqrt(n))
+    looked_at: Histogram
     if along_axes:
         looked_at = releases.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
     else:
@@ -141,17 +150,47 @@ def prepare_scaled(
     if consistent and share:
         price = d * sensitivity**2 / (NEWTON[-1] * share * total)
         clipping = Clipping.consistent(norms, price, longest, n) or clipping
-    answers = Answers(releases, structure)
+    budget = Shares(releases, structure)
     for k, part in enumerate(NEWTON if share else (), start=1):
         spec = clipping.score(at)
-        score, _ = answers.score(f"centre {k}", spec, clipping.bound, part * share)
+        score, _ = budget.score(f"centre {k}", spec, clipping.bound, part * share)
         at = Coordinates(at.theta(score + public.score(at)), at.scaling)
     shortest = min((bound for bound in found if bound), default=longest)
     clip_norms = {"gradient": longest, "log_ratio": shortest}
     return Scaled(at, clip_norms, (left - share) * total, True)
 
 
-def _projections(releases: Releases, at: Coordinates) -> tuple[np.ndarray, np.ndarray, float]:
+def learn_coordinates(
+    preparing: Preparing, centred: bool = True, along_axes: bool = False
+) -> tuple[Scaled, Design]:
+    """A design in coordinates that are learned privately; see `prepare_scaled`."""
+    parts = preparing.parts
+    start, engine = parts.start, parts.engine
+    compile_rows(engine, preparing.progressbar)
+
+    def ask(releases: Shown) -> Scaled:
+        return prepare_scaled(
+            releases,
+            parts.terms,
+            start,
+            engine,
+            sensitivity=parts.budget.sensitivity,
+            flat=piecewise_linear(engine),
+            centred=centred,
+            along_axes=along_axes,
+            consistent=not law_unknown(engine),
+        )
+
+    needed = 1.0 if centred else FIRST_PART
+    found = preparing.prepared(ask, {"along_axes": along_axes}, needed=needed)
+    if not found.trusted:
+        preparing.warn_untrusted()
+    design = parts.design(found.coordinates, {}, {"trusted": found.trusted})
+    preparing.tell_threads(design.engine)
+    return found, design
+
+
+def _projections(releases: Shown, at: Coordinates) -> Histogram:
     """Mean histogram of the scores along a few random directions; as noisy as a single one."""
     d = len(at.location)
     k = min(d, DIRECTIONS)
@@ -235,3 +274,124 @@ def trajectory(
             n_steps += 1
     length, share = turn(n_steps)
     return Trajectory(n_steps, step_size or min(length / n_steps, longest), share)
+
+
+# -- exponential families -------------------------------------------------------------------------
+
+
+class Natural(Protocol):
+    """Natural parameters and minus the log-normaliser, in unconstrained parameters."""
+
+    def natural(self, theta: np.ndarray) -> np.ndarray:
+        """(m + 1,)"""
+
+    def jacobian(self, theta: np.ndarray) -> np.ndarray:
+        """(m + 1, d)"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """About where the posterior is.
+
+    `coordinates`: the posterior is about N(0, I) in these.  `noise` is the noise sd of a
+    log-likelihood ratio per unit of distance, if one release had the whole budget; the root mean
+    square over directions.  `spent` is a part of the budget.  `trusted` is False where no mode was
+    found: these are then the prior's coordinates.
+    """
+
+    coordinates: Coordinates
+    noise: float
+    spent: float
+    trusted: bool
+
+
+class _Noisy:
+    """The posterior of a noisy statistic, taken for the true one; in coordinates z."""
+
+    def __init__(
+        self, model: Natural, prior: Target, value: np.ndarray, at: Coordinates, restraint: float
+    ) -> None:
+        self._model, self._prior, self._value, self._at = model, prior, value, at
+        self._restraint = restraint
+        self._centre = model.natural(at.location)[:-1]
+
+    def log_density(self, z: np.ndarray) -> float:
+        theta = self._at.theta(z)
+        natural = self._model.natural(theta)
+        away = natural[:-1] - self._centre
+        return float(
+            natural @ self._value
+            + self._prior.log_density(theta)
+            - 0.5 * self._restraint * (away @ away)
+        )
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        theta = self._at.theta(z)
+        slope = self._value.copy()
+        slope[:-1] -= self._restraint * (self._model.natural(theta)[:-1] - self._centre)
+        found = self._model.jacobian(theta).T @ slope + self._prior.gradient(theta)
+        return np.asarray(self._at.scaling.T @ found)
+
+
+def prepare_statistic(
+    release: Callable[[str, float], tuple[np.ndarray, float]],
+    model: Natural,
+    prior: Target,
+    start: Coordinates,
+    n: float,
+) -> Start:
+    """Normal approximation of the posterior of a noisy statistic, by plain optimisation.
+
+    `release` maps ``(label, share)`` to ``((m,) noisy sums, noise_sd)``.  `prior` is in
+    unconstrained parameters; `start` holds the location and spread of the prior.  `n` is the public
+    number of records, the multiple of the log-normaliser; 0 if it is among the entries.
+
+    Notes
+    -----
+    All of it is post-processing of the releases.  The first costs 5 % of the budget; if its noise
+    moves the mode by more than half a posterior standard deviation per parameter, a second one
+    makes up for that, as far as a quarter of the budget does.
+
+    Noise may bring the sums to where no parameter puts them (a negative variance), and the mode to
+    infinity.  The search is then repeated with half the variance that the noise gives a log ratio
+    to the prior's location taken off, as in the accept test of the chains, which keeps it finite.
+    """
+    value, sd = release("statistic 1", STATISTIC)
+    spent = STATISTIC
+    at, trusted = _mode(model, prior, start, np.append(value, n), sd)
+    loud = _noise(model, at) * sd * math.sqrt(STATISTIC)
+    share = min((loud / CENTRE) ** 2, MOST) - STATISTIC
+    if share >= STATISTIC:
+        again, other = release("statistic 2", share)
+        weights = sd**-2, other**-2
+        value = (weights[0] * value + weights[1] * again) / sum(weights)
+        sd = sum(weights) ** -0.5
+        spent += share
+        at, trusted = _mode(model, prior, start, np.append(value, n), sd)
+    return Start(at, _noise(model, at) * sd * math.sqrt(spent), spent, trusted)
+
+
+def _noise(model: Natural, at: Coordinates) -> float:
+    """Root mean square over directions of the change of phi per unit of distance."""
+    change = model.jacobian(at.location)[:-1] @ at.scaling
+    return float(np.linalg.norm(change)) / math.sqrt(len(at.location))
+
+
+@np.errstate(all="ignore")
+def _mode(
+    model: Natural, prior: Target, start: Coordinates, value: np.ndarray, sd: float
+) -> tuple[Coordinates, bool]:
+    for restraint in (0.0, sd**2):
+        target = _Noisy(model, prior, value, start, restraint)
+        try:
+            z, precision = find_mode(target, np.eye(len(start.location)))
+            hessian = minus_hessian(target.gradient, z, np.full(len(z), 1e-4))
+            slope = target.gradient(z)
+            left = float(slope @ np.linalg.solve(precision, slope))
+            found = np.linalg.eigvalsh(hessian)[0] > 0.0 and left < 0.01
+            scaling = start.scaling @ root(np.linalg.inv(precision))
+        except np.linalg.LinAlgError:
+            continue
+        if found and np.isfinite(scaling).all():
+            return Coordinates(start.theta(z), scaling), True
+    return start, False

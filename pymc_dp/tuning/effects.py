@@ -1,9 +1,9 @@
-"""Posteriors curved for public reasons: records are asked about effects.
+"""Posteriors curved for public reasons: the quadratic form, of the effects that records see.
 
 Where the shared values of a likelihood are non-linear in the parameters
 (:mod:`pymc_dp.rows.nonlinear`), the preparation learns the likelihood of these *effects*, which is
 near normal in large data; the target, prior times that likelihood at the effects of the parameters,
-is public (:mod:`pymc_dp.steps.target`).
+is public.
 """
 
 from __future__ import annotations
@@ -12,17 +12,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytensor
+import pytensor.tensor as pt
+from pymc.exceptions import SamplingError
+from pytensor.graph.replace import graph_replace
+from scipy.optimize import minimize
 
+from pymc_dp.publication.explore import CHAINS, ENOUGH, Explored, explore, in_support
 from pymc_dp.records.extraction import Records
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import RowFunctions
+from pymc_dp.rows.functions import RowFunctions, compile_parameter_function
 from pymc_dp.rows.nonlinear import Seen, see
+from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.quadratic import Quadratic, far_from, shuffled, spare
 
 #: Places at which derivatives of effects are computed.
 _PLACES = 4
 #: An effect has no boundary on a side where records accept it this many prior widths away.
 _FAR = 30.0
+#: Seeds of the draws: all is public.
+_SEEDS = 0, 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,7 +123,7 @@ def _solved(seen: Seen, places: np.ndarray) -> tuple[np.ndarray, np.ndarray] | N
     """
     d = places.shape[1]
     mixed = np.arange(seen.n_direct, seen.parameters.size)
-    alone = np.ones(d, dtype=bool)  # seen by no other effect, so far
+    only_here = np.ones(d, dtype=bool)  # seen by no other effect, so far
     owner = np.full(d, -1)
     for theta in places:
         for s, e in enumerate(np.eye(d)):
@@ -121,12 +131,12 @@ def _solved(seen: Seen, places: np.ndarray) -> tuple[np.ndarray, np.ndarray] | N
             changed = np.flatnonzero(ahead != here)
             bent = np.abs(ahead - 2.0 * here + behind) > 1e-9 * np.abs(ahead - behind)
             if len(changed) != 1 or changed[0] < seen.n_direct or bent[changed].any():
-                alone[s] = False
+                only_here[s] = False
             elif owner[s] in (-1, changed[0]):
                 owner[s] = changed[0]
     parameters = []
     for j in mixed:
-        candidates = np.flatnonzero(alone & (owner == j))
+        candidates = np.flatnonzero(only_here & (owner == j))
         if not candidates.size:
             return None
         parameters.append(int(candidates[-1]))
@@ -143,3 +153,98 @@ def _has_boundary(engine: RowEngine) -> bool:
             if not np.isfinite(there[here]).all():
                 return True
     return False
+
+
+# -- the form -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class InEffects(Quadratic):
+    """The quadratic form where coordinates, score and curvature are those of effects."""
+
+    effects: Effects
+
+    _replaced = (
+        "log-likelihood, as a function of the effects that the records see (group means, say), was "
+        "replaced"
+    )
+
+    def explored(self, parts: ModelParts) -> Explored:
+        """As for `Quadratic`; w are the whitened effects of theta.
+
+        Where effects can take the place of parameters NUTS moves in these (the centred
+        parametrisation, which informative data ask for); if it does not mix well there, in the
+        parameters themselves, and the better one is kept.  Chains start far from each other in the
+        prior, so that several modes are seen.
+        """
+        theta, effects = parts.records.parameters.theta, self.effects
+        flat = effects.seen.symbolic(parts.records.parameters)
+        target, starts = self.log_target(parts, flat), _apart(parts)
+        best = Explored(np.empty((0, parts.engine.d)), -1.0, False)
+        if effects.solved is not None:
+            moved, inside = _in_effects(theta, flat, target, effects.solved)
+            places, entries = effects.solved
+            begin, others = starts.copy(), spare(parts).copy()
+            begin[:, places] = others[:, places] = self.clip.location[entries]
+            try:
+                best = explore(theta, inside, in_support(theta, inside, begin, others), _SEEDS[0])
+                back = compile_parameter_function([theta], moved)
+                best = best._replace(draws=np.array([back(row) for row in best.draws]))
+            except SamplingError:
+                pass
+        if best.effective < ENOUGH:
+            begin = in_support(theta, target, _tops(theta, target, starts), spare(parts))
+            again = explore(theta, target, begin, _SEEDS[1])
+            apart = best.apart or again.apart  # modes may be seen from one place only
+            best = max(best, again, key=lambda explored: explored.effective)._replace(apart=apart)
+        return shuffled(best)
+
+    def far(self, drawn: np.ndarray, parts: ModelParts) -> float:
+        """As for `Quadratic`."""
+        effects = np.array([self.effects.seen.function(theta) for theta in drawn])
+        return far_from(self.clip.location, effects)
+
+
+def _apart(parts: ModelParts) -> np.ndarray:
+    """(chains, d) the initial point, and draws from the middle of the prior far from each other."""
+    assert parts.prior_draws is not None  # or there were no effects
+    low, median, high = np.quantile(parts.prior_draws, [0.16, 0.5, 0.84], axis=0)
+    widths = (high - low) / 2.0
+    scaled = (parts.prior_draws - median) / widths
+    norms = np.linalg.norm(scaled, axis=1)
+    middle = parts.prior_draws[norms <= np.median(norms)]
+    chosen = [parts.records.initial]
+    for _ in range(CHAINS - 1):
+        nearest = np.min(
+            [np.linalg.norm((middle - place) / widths, axis=1) for place in chosen], axis=0
+        )
+        chosen.append(middle[np.argmax(nearest)])
+    return np.array(chosen)
+
+
+def _in_effects(
+    theta: Any, flat: Any, target: Any, solved: tuple[np.ndarray, np.ndarray]
+) -> tuple[Any, Any]:
+    """Parameters, and the target, as functions of a vector with effects in place of parameters.
+
+    Effect j is offset_j + slope_j theta_s(j); the density is that of the effects.
+    """
+    places, entries = solved
+    offset = graph_replace(flat, {theta: pt.set_subtensor(theta[places], 0.0)})[entries]
+    ahead = graph_replace(flat, {theta: pt.set_subtensor(theta[places], 1.0)})[entries]
+    slope = ahead - offset
+    moved = pt.set_subtensor(theta[places], (theta[places] - offset) / slope)
+    inside = graph_replace(target, {theta: moved}) - pt.sum(pt.log(pt.abs(slope)))
+    return moved, inside
+
+
+def _tops(theta: Any, target: Any, starts: np.ndarray) -> np.ndarray:
+    """Places about the modes of the target near `starts`, from where NUTS finds the bulk."""
+    gradient = pytensor.grad(target, theta, disconnected_inputs="ignore")
+    function = compile_parameter_function([theta], [target, gradient])
+
+    def negative(at: np.ndarray) -> tuple[float, np.ndarray]:
+        value, slope = function(at)
+        return (-float(value), -slope) if np.isfinite(value) else (1e300, np.zeros_like(at))
+
+    return np.array([minimize(negative, at, jac=True, method="L-BFGS-B").x for at in starts])

@@ -13,7 +13,7 @@ import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.publication.noise_laws import Likelihood
+from pymc_dp.publication.noise_aware import Likelihood
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import compile_parameter_function
 
@@ -46,7 +46,7 @@ class Explored(NamedTuple):
         """Why they are not to be relied on, in words; empty where they are."""
         if self.apart:
             return "chains that explored prior times released likelihood ended in different places"
-        if self.effective < ENOUGH:
+        if not self.effective >= ENOUGH:
             return (
                 "chains that explored prior times released likelihood are worth about "
                 f"{self.effective:.0f} draws"
