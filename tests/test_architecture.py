@@ -7,7 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.size import MODULES, behind, imports_of, lines_of_code, sizes
+from benchmarks.size import (
+    GUARANTEE,
+    MODULES,
+    behind,
+    imports_of,
+    lines_of_code,
+    sizes,
+    with_reading_list,
+)
 
 #: From what is released to what leaves.  A module imports from lower layers, or from its own part.
 LAYERS = (
@@ -189,6 +197,12 @@ def test_a_planted_backward_import_is_found(
             test_pure_parts_know_no_framework("privacy.noise")
     finally:
         imports_of.cache_clear()
+
+
+def test_the_guarantee_lists_all_that_decides_epsilon() -> None:
+    """If this fails: ``python -m benchmarks.size --write``."""
+    page = GUARANTEE.read_text(encoding="utf-8")
+    assert page == with_reading_list(page)
 
 
 def test_the_house_does_not_grow() -> None:
