@@ -294,6 +294,13 @@ def test_a_changed_record_changes_its_own_contribution_alone(name: str, bad: flo
 # -- cost and caches ------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [Score, Curvature, Change])
+def test_rows_are_read_in_large_blocks(kind: Callable[..., Contribution]) -> None:
+    engine, at = compiled("logistic"), coordinates("logistic")
+    spec = Change(at, np.ones(engine.d)) if kind is Change else kind(at)
+    assert len(list(blocks(engine, spec))) == 1
+
+
 @pytest.mark.slow
 def test_curvature_needs_no_matrix_per_record(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = compiled("neural_network")  # 26 parameters
