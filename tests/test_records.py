@@ -701,6 +701,14 @@ def minibatch() -> None:
     pm.Normal("y", pm.Normal("b") * x, 1.0, observed=y)
 
 
+@refused("`y`.*axis of size one is used as the record axis.*one term per record")
+def sum_made_an_array_of_one() -> None:
+    def logp(value: Any, mu: Any) -> Any:
+        return pt.sum(-0.5 * (value - mu) ** 2)[None]
+
+    pm.CustomDist("y", pm.Normal("b"), logp=logp, observed=DATA.real)
+
+
 @refused("pm.Potential \\(`penalty`\\).*pm.CustomDist")
 def potential() -> None:
     b = pm.Normal("b")
