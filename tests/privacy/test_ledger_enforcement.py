@@ -14,8 +14,7 @@ from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
-
-from .toy import SETTINGS, logistic_model, make_step, sample
+from tests.privacy.toy import SETTINGS, logistic_model, make_step, sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:The gradients of this plan:UserWarning")
 

@@ -35,10 +35,9 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import _Rows, law_unknown
 from pymc_dp.rows.law import law_of
-
-from .selection import marked, others
-from .test_contributions import values
-from .test_records import same_bits, with_data
+from tests.records.test_records import same_bits, with_data
+from tests.rows.test_contributions import values
+from tests.selection import marked, others
 
 N = 120
 CLIP = 0.8

@@ -34,9 +34,8 @@ from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.rows.engine import TiltedEngine
 from pymc_dp.rows.predicted import PredictorEngine
-
-from .selection import marked
-from .test_conformance import CHAINS, DRAWS, TUNE, check_raw, pm_sample
+from tests.selection import marked
+from tests.steps.test_conformance import CHAINS, DRAWS, TUNE, check_raw, pm_sample
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:These data already have a budget:UserWarning",

@@ -36,9 +36,8 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.groups import RowGroup
-
-from .models import EXAMPLES, GROUPS, Data, build
-from .selection import marked
+from tests.models import EXAMPLES, GROUPS, Data, build
+from tests.selection import marked
 
 QUICK = {"mode": INTERPRETED}
 #: Examples compiled as in production: every kind of cut, per-row linear algebra, special functions.

@@ -26,9 +26,8 @@ from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from pymc_dp.rows.groups import Columns, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
+from tests.records.test_records import compiled, evaluate, quick, records_of, same_bits, with_data
 from tests.selection import marked
-
-from .test_records import compiled, evaluate, quick, records_of, same_bits, with_data
 
 pytestmark = pytest.mark.compiled
 
