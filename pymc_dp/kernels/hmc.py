@@ -11,8 +11,16 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pymc_dp.kernels._batch import all_finite, select, start_log_prior
-from pymc_dp.kernels.interfaces import Array, Batch, HamiltonianQueries, Mask, Prior
+from pymc_dp.kernels.interfaces import (
+    Array,
+    Batch,
+    HamiltonianQueries,
+    Mask,
+    Prior,
+    all_finite,
+    select,
+    start_log_prior,
+)
 from pymc_dp.kernels.penalty import penalty_test
 
 Integrator: TypeAlias = Literal["leapfrog", "position"]

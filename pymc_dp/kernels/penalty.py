@@ -6,11 +6,12 @@ that of Ceperley & Dewing (1999), The penalty method for random walks with uncer
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.kernels._batch import all_finite, select, start_log_prior
 from pymc_dp.kernels.interfaces import (
     AcceptTest,
     Array,
@@ -19,7 +20,140 @@ from pymc_dp.kernels.interfaces import (
     Mask,
     Prior,
     Proposal,
+    Proposed,
+    StatisticQueries,
+    all_finite,
+    select,
+    start_log_prior,
 )
+
+# -- proposals -------------------------------------------------------------------------------------
+# None looks at a record.  A `scale` is a number, or (d,) with one entry per coordinate.
+
+
+@dataclass(frozen=True, slots=True)
+class GaussianProposal:
+    """Random walk z' = z + scale * N(0, I); symmetric."""
+
+    scale: float | Array
+
+    def __call__(self, rng: np.random.Generator, z: Array, direction: Array) -> Proposed:
+        """All coordinates move."""
+        return Proposed(z + self.scale * rng.standard_normal(z.shape), 0.0, direction)
+
+
+@dataclass(frozen=True, slots=True)
+class OneComponentProposal:
+    """Random walk of one coordinate, chosen at random, by scale * N(0, 1); symmetric.
+
+    The move is shorter by a factor of sqrt(d) than one of all coordinates with the same scale, and
+    so is the noise of its log-likelihood ratio (Yildirim & Ermis 2019, section 3.1).
+    """
+
+    scale: float | Array
+
+    def __call__(self, rng: np.random.Generator, z: Array, direction: Array) -> Proposed:
+        """One coordinate moves."""
+        step = self.scale * rng.standard_normal(z.shape)
+        return Proposed(z + np.where(_one(rng, z), step, 0.0), 0.0, direction)
+
+
+@dataclass(frozen=True, slots=True)
+class GuidedProposal:
+    """Guided walk: one coordinate goes on in its own direction until a move is rejected.
+
+    The length of the step is scale * |N(0, 1)|. Every coordinate carries a direction of 1 or -1,
+    kept where it moved and turned round where it did not (Gustafson 1998; Yildirim & Ermis 2019).
+    The stationary distribution of position and directions is the posterior times fair coins: a move
+    and its reverse, with the direction turned round, are proposed with the same density, and the
+    accept test satisfies detailed balance in the positions.
+    """
+
+    scale: float | Array
+
+    def __call__(self, rng: np.random.Generator, z: Array, direction: Array) -> Proposed:
+        """One coordinate moves in its direction."""
+        one = _one(rng, z)
+        step = self.scale * np.abs(rng.standard_normal(z.shape))
+        return Proposed(
+            z + np.where(one, direction * step, 0.0), 0.0, np.where(one, -direction, direction)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class IndependenceProposal:
+    """Draws from a fixed distribution about z = 0, wherever the chain is.
+
+    A multivariate Student t with 5 degrees of freedom, whose tails are heavier than those of most
+    posteriors. In learned coordinates, where the posterior is about N(0, I), it was itself released
+    before. The moves are long, and so is the noise of their ratios: for large budgets.
+    """
+
+    scale: float | Array
+
+    def __call__(self, rng: np.random.Generator, z: Array, direction: Array) -> Proposed:
+        """A new position, whatever the old one."""
+        mixing = np.sqrt(rng.chisquare(_FREEDOM, z.shape[:-1]) / _FREEDOM)
+        new = self.scale * rng.standard_normal(z.shape) / mixing[..., None]
+        return Proposed(new, self._log_density(z) - self._log_density(new), direction)
+
+    def _log_density(self, z: Array) -> Array:
+        square = np.square(z / self.scale).sum(axis=-1)
+        log_density: Array = -0.5 * (_FREEDOM + z.shape[-1]) * np.log1p(square / _FREEDOM)
+        return log_density
+
+
+_FREEDOM = 5.0
+
+
+def _one(rng: np.random.Generator, z: Array) -> Array:
+    """One-hot masks of a coordinate for each chain, (..., d)."""
+    chosen = rng.integers(0, z.shape[-1], z.shape[:-1])
+    mask: Array = np.arange(z.shape[-1]) == np.asarray(chosen)[..., None]
+    return mask
+
+
+# -- log-likelihood ratios of an exponential family ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StatisticRatios:
+    """Log-likelihood ratios of an exponential family, from noisy sums of its sufficient statistic.
+
+    With p(y|z) = h(y) exp(phi(z) . S(y) - A(z)), and S^ = sum_i S(y_i) + N(0, sd^2 I) released in
+    every iteration, the log ratio of two positions is (phi(z') - phi(z)) . S^ - n (A(z') - A(z)).
+    Its noise has standard deviation sd |phi(z') - phi(z)|, the same in both directions, as
+    `transition` demands.  Source: Yildirim & Ermis (2019), Algorithm 3.
+
+    `n` is the public number of records. Where it is not public, 1 is an entry of the statistic,
+    -A(z) is one of the natural parameters, and `n` is 0.
+
+    Guarantee: one release of the sums for each ratio.
+
+    Assumptions: the noise of the sums is fresh at every call, of the stated size, and the same for
+    all entries.
+
+    Weaknesses: all entries get the same noise, in whatever units they are; the caller scales them.
+    """
+
+    queries: StatisticQueries
+    natural: Callable[[Array], Array]  # z -> (..., m + 1): natural parameters phi(z), then -A(z)
+    n: float
+
+    def log_ratio(self, z_from: Array, z_to: Array) -> tuple[Batch, Batch]:
+        """Noisy log-likelihood ratio, and the standard deviation of its noise."""
+        value, noise_sd = self.queries.statistic()
+        here = self.natural(z_from)
+        change = self.natural(z_to) - here
+        phi = change[..., :-1]
+        with np.errstate(all="ignore"):  # an overflow is a rejection, not an error
+            ratio: Batch = np.vecdot(phi, value) + self.n * change[..., -1]
+            sd = noise_sd * np.sqrt(np.vecdot(phi, phi))
+            usable = np.isfinite(ratio) & np.isfinite(sd)
+            return np.where(usable, ratio, -np.inf), np.where(usable, sd, 0.0)
+
+
+# -- the transition --------------------------------------------------------------------------------
 
 
 class PenaltyState(NamedTuple):

@@ -12,8 +12,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.kernels._batch import all_finite, select
-from pymc_dp.kernels.interfaces import Array, Batch, GradientQueries, Mask, Prior
+from pymc_dp.kernels.interfaces import (
+    Array,
+    Batch,
+    GradientQueries,
+    Mask,
+    Prior,
+    all_finite,
+    select,
+)
 
 
 class SGLDState(NamedTuple):

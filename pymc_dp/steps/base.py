@@ -24,8 +24,7 @@ from pymc_dp.base.checks import check_integer, warn
 from pymc_dp.base.compat import full_signature
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
-from pymc_dp.kernels._batch import start_log_prior
-from pymc_dp.kernels.interfaces import Prior
+from pymc_dp.kernels.interfaces import Prior, start_log_prior
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.chains import BatchQueries, Queries
 from pymc_dp.privacy.events import BATCHES

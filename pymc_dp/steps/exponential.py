@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.base.checks import warn
-from pymc_dp.kernels import exponential, penalty
-from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.kernels import penalty
+from pymc_dp.kernels.penalty import GaussianProposal
 from pymc_dp.privacy.chains import Queries, StatisticQueries
 from pymc_dp.privacy.holder import at_last_two
 from pymc_dp.rows.coordinates import Coordinates
@@ -198,7 +198,7 @@ class ExponentialFamilyPenalty(PrivateStep):
         return StatisticQueries(self._exponential.statistic, **settings)
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
-        return exponential.releases(), exponential.start_releases()
+        return {"statistic": 1}, {}
 
     def _natural(self, z: np.ndarray) -> np.ndarray:
         """(m + 1,) as `ExponentialModel.natural`; remembers the last two points."""
@@ -218,7 +218,7 @@ class ExponentialFamilyPenalty(PrivateStep):
         self, state: penalty.PenaltyState, iteration: int
     ) -> tuple[penalty.PenaltyState, bool]:
         assert self.step_size is not None and isinstance(self.queries, StatisticQueries)
-        ratios = exponential.StatisticRatios(self.queries, self._natural, self._exponential.n)
+        ratios = penalty.StatisticRatios(self.queries, self._natural, self._exponential.n)
         proposal = GaussianProposal(self.step_size)
         state, info = penalty.transition(self.rng, state, ratios, self.prior, proposal=proposal)
         return state, bool(info.accepted)

@@ -10,8 +10,8 @@ import numpy as np
 from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.interfaces import ClipInterval, PathQueries
-from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
+from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
 from pymc_dp.publication.midpoints import newton_estimate
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required

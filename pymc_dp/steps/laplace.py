@@ -18,7 +18,7 @@ from pymc_dp.base.checks import check_integer, check_number, warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
-from pymc_dp.kernels import tilts
+from pymc_dp.kernels import targets
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.publication.explore import Explored
@@ -136,7 +136,7 @@ class _Normal:
         """Set mean and root; what the mean is, and how the target differs from this, in words."""
         at, before = found.coordinates, parts.start
         prior = parts.terms.with_coordinates(at)
-        target = tilts.Quadratic(prior, found.score, found.curvature, found.covariance)
+        target = targets.Quadratic(prior, found.score, found.curvature, found.covariance)
         hidden = unseen(parts.engine, found.clip.location)
         begin, reach = _settled(parts.terms, at, before, hidden)
         mode, precision = find_mode(target, reach + target.information, begin)

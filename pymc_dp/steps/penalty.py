@@ -13,7 +13,7 @@ from pymc_dp.base.checks import check_number
 from pymc_dp.kernels import penalty
 from pymc_dp.kernels.barker import BarkerTest, correction
 from pymc_dp.kernels.interfaces import AcceptTest, Proposal
-from pymc_dp.kernels.proposals import (
+from pymc_dp.kernels.penalty import (
     GaussianProposal,
     GuidedProposal,
     IndependenceProposal,

@@ -13,7 +13,7 @@ import pymc as pm
 from pymc_dp.base.checks import check_number, warn
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import sgmcmc
-from pymc_dp.kernels._batch import start_log_prior
+from pymc_dp.kernels.interfaces import start_log_prior
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive
 from pymc_dp.tuning.coordinates import learn_coordinates

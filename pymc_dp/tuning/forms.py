@@ -14,9 +14,8 @@ import numpy as np
 from scipy.linalg import pinvh
 
 from pymc_dp.kernels import langevin
-from pymc_dp.kernels.basis import InBasis
 from pymc_dp.kernels.interfaces import PathQueries, Prior
-from pymc_dp.kernels.tilts import NoRecords, Tilted
+from pymc_dp.kernels.targets import InBasis, NoRecords, Tilted
 from pymc_dp.privacy.forecast import WORTH
 from pymc_dp.publication.noise_aware import Likelihood
 from pymc_dp.rows.contributions import Change, PathError

@@ -9,10 +9,9 @@ import numpy as np
 import pytest
 
 from pymc_dp.kernels import hmc, langevin, penalty
-from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter, van_der_corput
-from pymc_dp.kernels.langevin import kick_coefficients
-from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval, kick_coefficients
+from pymc_dp.kernels.penalty import GaussianProposal
 
 D = 3
 

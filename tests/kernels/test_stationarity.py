@@ -14,16 +14,15 @@ import pytest
 
 from pymc_dp.kernels import hmc, langevin, penalty
 from pymc_dp.kernels.barker import BarkerTest
-from pymc_dp.kernels.basis import InBasis
-from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
-from pymc_dp.kernels.proposals import (
+from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
+from pymc_dp.kernels.penalty import (
     GaussianProposal,
     GuidedProposal,
     IndependenceProposal,
     OneComponentProposal,
 )
-from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
+from pymc_dp.kernels.targets import InBasis, NoRecords, Quadratic, Tilted
 from tests.selection import marked
 from tests.statistical.harness import (
     Z_LIMIT,

@@ -20,7 +20,7 @@ import pymc_dp as dp
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import penalty
 from pymc_dp.kernels.barker import BarkerTest
-from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.kernels.penalty import GaussianProposal
 from pymc_dp.privacy import answer, holder, noise, subsampled
 from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.privacy.events import (

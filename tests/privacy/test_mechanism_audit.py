@@ -25,8 +25,8 @@ import pytest
 from pymc_dp.audit import audit_scores, gaussian_score, runs_needed
 from pymc_dp.errors import PrivacyError
 from pymc_dp.kernels import hmc, langevin, penalty
-from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
-from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
+from pymc_dp.kernels.penalty import GaussianProposal
 from pymc_dp.privacy import answer, noise
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import Grid, Query, Receipt, VectorSum, clip_interval, vector_bound

@@ -16,9 +16,8 @@ import pymc as pm
 import pytest
 
 from pymc_dp.kernels import langevin
-from pymc_dp.kernels.basis import InBasis
-from pymc_dp.kernels.intervals import ConstantInterval
-from pymc_dp.kernels.tilts import Tilted
+from pymc_dp.kernels.langevin import ConstantInterval
+from pymc_dp.kernels.targets import InBasis, Tilted
 from pymc_dp.privacy.answer import IntervalSum
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records.extraction import extract

@@ -17,8 +17,8 @@ import pytest
 from scipy import stats
 
 import pymc_dp as dp
-from pymc_dp.kernels import exponential, penalty
-from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.kernels import penalty
+from pymc_dp.kernels.penalty import GaussianProposal
 from tests.selection import marked
 from tests.statistical.harness import Z_LIMIT, Target, run
 
@@ -125,7 +125,7 @@ TARGETS = {"normal": (NormalRecords(), 6.0), "counts": (CountsRecords(), 3.0)}
 def walk(target, noise_sd, sums=Sums, n=None, iterations=250):
     asked = sums(target, noise_sd)
     n = len(target.statistics) if n is None else n
-    ratios = exponential.StatisticRatios(asked, target.natural, float(n))
+    ratios = penalty.StatisticRatios(asked, target.natural, float(n))
     rng = np.random.default_rng(3)
     state = penalty.initial_state(rng, target.draw(rng, CHAINS), target)
     proposal = GaussianProposal(0.35)
@@ -222,7 +222,7 @@ N = 60
 
 def positions(step: Any, start: np.ndarray, iterations: int, sums: Any) -> np.ndarray:
     """Where independent chains of a step are, having begun at `start` (unconstrained)."""
-    ratios = exponential.StatisticRatios(sums, step._natural, step._exponential.n)
+    ratios = penalty.StatisticRatios(sums, step._natural, step._exponential.n)
     proposal = GaussianProposal(step.step_size)
     rng = np.random.default_rng(5)
     ends = np.empty(len(start))

@@ -19,7 +19,7 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.matrices import root
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.kernels.tilts import Quadratic
+from pymc_dp.kernels.targets import Quadratic
 from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.privacy.forecast import forecast, whole_curvature
 from pymc_dp.publication.explore import Explored, _Whole, explore

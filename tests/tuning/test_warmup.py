@@ -19,7 +19,7 @@ import pytest
 
 from pymc_dp.base.matrices import positive_part, root, within
 from pymc_dp.kernels import hmc, penalty
-from pymc_dp.kernels.proposals import GaussianProposal
+from pymc_dp.kernels.penalty import GaussianProposal
 from pymc_dp.privacy.answer import EDGES
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
