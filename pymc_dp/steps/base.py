@@ -554,7 +554,7 @@ class PrivateStep(BlockedStep):
         if not Version(b"", private_arrays(call.model, ())).is_that_of(self._version):
             raise PlanMismatch(
                 f"Data were replaced (pm.set_data) since this {plan.sampler} was built, which "
-                "would sample the data of then. Nothing was spent. Build the step again."
+                "would sample the old data. Nothing was spent. Build the step again."
             )
         self.budget.check_model(call.model)
         if (call.draws, call.tune, call.chains) != (plan.draws, plan.tune, plan.chains):

@@ -286,7 +286,7 @@ FAMILIES: dict[str, tuple[Callable[[Known], Family], int, tuple[int, ...]]] = {
     "normal": (_normal, 0, (0, 0)),
     "poisson": (_poisson, 0, (0,)),
 }
-_NAMES = "Normal, Bernoulli, Binomial, Poisson, Exponential, Gamma, Categorical or MvNormal"
+_NAMES = "Normal, Bernoulli, Binomial, Poisson, Exponential, Gamma, Categorical and MvNormal"
 _HAND = "give statistic=, natural=, log_normalizer= and statistic_bounds= by hand"
 
 
@@ -306,8 +306,8 @@ def family_of(
     op = rv.owner.op
     if getattr(op, "name", None) not in FAMILIES:
         raise UnsafeModel(
-            f"`{rv.name}` is no {_NAMES}, whose statistics are known. If it is an exponential "
-            f"family, {_HAND}; otherwise use DPPenalty."
+            f"`{rv.name}` is not one of {_NAMES}, the distributions whose statistics are known. If "
+            f"it is an exponential family, {_HAND}; otherwise use DPPenalty."
         )
     make, ndim, core = FAMILIES[op.name]
     if rv.type.ndim != 1 + ndim:

@@ -247,8 +247,8 @@ class Preparing:
                 for of, plan in unfinished_preparations(budget)
             )
             resumed = (
-                " A preparation that was interrupted goes on, at no more than it planned, when "
-                "what was called then is called again with the same settings."
+                " An interrupted preparation can be resumed, at no more than it planned: repeat "
+                "the call that began it, with the same settings."
             )
             raise BudgetExceeded(
                 f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
@@ -310,10 +310,10 @@ class Preparing:
         )
         if gone > _TOO_MUCH_GONE:
             raise BudgetExceeded(
-                f"{what}: their noise would bear no relation to it. Build a step with other draws "
-                "or chains, which prepares again with what is left."
+                f"{what}, so its settings no longer fit. Build a step with other draws or chains: "
+                "it prepares again with what is left."
             )
-        warn(f"{what}: their noise is larger, and they move worse than planned.")
+        warn(f"{what}: their noise is larger, and the chains mix worse than planned.")
 
     def _preparing(
         self,
@@ -442,10 +442,10 @@ class Preparing:
         if self.parts.improper:
             warn(
                 f"The prior of {', '.join(self.parts.improper)} is improper (pm.Flat, pm.HalfFlat, "
-                "or a density that does not fall). What the privacy noise hides of the records is "
-                "left to the prior, and there is no posterior then; a search begins at the initial "
-                "point and may not arrive. Give a proper prior, as wide as public knowledge asks "
-                "for. Nothing has been spent."
+                "or a density that does not fall). Where privacy noise hides the records, only the "
+                "prior is left, and there is then no posterior. The search begins at the initial "
+                "point and may not arrive. Give a proper prior, as wide as public knowledge "
+                "demands. Nothing has been spent."
             )
 
     def _warn_if_another_waits(self) -> None:
@@ -455,9 +455,9 @@ class Preparing:
         waiting = [e for e in mine if e.kind == "plan" and e.payload.get("events")]
         if any(begun[e.plan] < e.payload.get("runs", 1) for e in waiting):
             warn(
-                f"{self.sampler} is about to use all that is left of the budget, but another step "
-                "was built on it that has not made all of its runs, and will not be paid. Run that "
-                "one first, or build each step on its own budget, on one ledger."
+                f"{self.sampler} will use all that is left of the budget, so another step, which "
+                "has not made all of its runs, cannot run any more. Run that step first, or give "
+                "each step a budget of its own, on one ledger."
             )
 
     def _warn_if_paid_for(self) -> None:
@@ -470,9 +470,10 @@ class Preparing:
             if began[plan_id] > newest and spent and not plan["settings"]["set_aside"]:
                 name, counts = plan["sampler"].removesuffix(PREPARES), plan["settings"]
                 warn(
-                    f"What was paid for a preparation of {name} ({counts['draws']} draws, "
-                    f"{counts['chains']} chains) is not used: {self.sampler} prepares again, with "
-                    "what is left of the budget. The same call as before would resume it."
+                    f"An earlier preparation of {name} ({counts['draws']} draws, "
+                    f"{counts['chains']} chains) was paid for and is not used: {self.sampler} "
+                    "prepares again with what is left of the budget. To resume the earlier one, "
+                    "repeat that call."
                 )
                 return
 
@@ -505,7 +506,7 @@ class Preparing:
         follows = "what follows is about the prior"
         if self.parts.improper:
             names = ", ".join(self.parts.improper)
-            follows += f". That of {names} is improper: this is no posterior, and says nothing"
+            follows += f". The prior of {names} is improper, so the result is not a posterior"
         warn(
             f"The budget (epsilon={self.budget.epsilon:g}) is too small for these data and this "
             f"model: the preparation of {self.sampler} could not tell the records from the "

@@ -497,7 +497,7 @@ def test_an_interrupt_after_the_last_release_loses_nothing(monkeypatch):
     labels = charged(budget)
     check_all_spent(budget)
     for other in ({"draws": DRAWS + 1}, BY_HAND):
-        with pytest.raises(dp.BudgetExceeded, match=r"used up.*goes on, at no more than"):
+        with pytest.raises(dp.BudgetExceeded, match=r"used up.*resumed, at no more than"):
             automatic("langevin-quadratic", model, **other)
     step = automatic("langevin-quadratic", model)
     assert charged(budget) == labels

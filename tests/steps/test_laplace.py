@@ -329,7 +329,7 @@ def test_improper_priors_are_said_before_anything_is_spent():
         with pytest.raises(UserWarning, match="Nothing has been spent"):
             dp.laplace(10, progressbar=False)
     assert not [e for e in budget.ledger.entries() if e.kind == "charge"]
-    with model, pytest.warns(UserWarning, match="this is no posterior"):
+    with model, pytest.warns(UserWarning, match="so the result is not a posterior"):
         idata = dp.laplace(10, progressbar=False)
     text = dp.privacy_statement(idata)
     assert "TOO SMALL" in text and "IMPROPER PRIOR OF mu, sigma" in text
