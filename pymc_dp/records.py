@@ -59,6 +59,9 @@ from pymc_dp.rows.support import ends_of_support
 from pymc_dp.rows.total import without_errors
 from pymc_dp.rows.unfolded import log_densities, long_constants_kept
 
+#: In messages about rows.
+_NOT_SHOWN = "(which rows are concerned is not shown here: it is private)"
+
 
 @dataclass(frozen=True, eq=False)
 class _Group:
@@ -458,13 +461,17 @@ def _refuse_ends(
     found = ends_of_support(graph, observed, shapes, start)
     if found:
         ends = ", ".join(f"`{model.values_to_rvs[value].name}`" for value in found)
-        raise UnsafeModel(
+        what = (
             f"The support of `{name}` ends at a value that depends on {ends}: beyond it the "
-            "density is zero. Only the most extreme records tell where it ends, and the scores "
-            "that would be released do not show it, so no budget is large enough. Fix the end at a "
-            "public value, choose a distribution whose support does not depend on parameters, or "
-            "publish noisy counts of the data in public intervals and sample from these with "
-            "dp.PrivacyAwareGibbs."
+            "density is zero. Only the most extreme records tell where it ends, and"
+        )
+        other = "choose a distribution whose support does not depend on parameters, or"
+        raise UnsafeModel(
+            f"{what} the scores that would be released do not show it, so no budget is large "
+            f"enough. Fix the end at a public value, {other} publish noisy counts of the data in "
+            "public intervals and sample from these with dp.PrivacyAwareGibbs.",
+            f"{what} most samples of records do not hold them. Fix the end at a constant, {other} "
+            "use NUTS.",
         )
 
 
@@ -512,12 +519,12 @@ def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
         least = 0 if np.ndim(labels) else -size  # one number, as in a[group, -1], is no label
         if np.size(labels) and not (least <= np.min(labels) and np.max(labels) < size):
             names = ", ".join(f"`{name}`" for name in graph.names)
-            raise UnsafeModel(
+            what = (
                 f"Some labels in the likelihood of {names} are outside 0..{size - 1}, where "
                 f"{size} groups are declared; pandas codes a missing category as -1. Recode or "
-                "drop these rows before the model is built (which rows are concerned is not shown "
-                "here: it is private)."
+                "drop these rows before the model is built"
             )
+            raise UnsafeModel(f"{what} {_NOT_SHOWN}.", f"{what}.")
 
 
 def _refuse_non_finite(data: np.ndarray, name: str, *, infinite: bool) -> None:
@@ -526,10 +533,9 @@ def _refuse_non_finite(data: np.ndarray, name: str, *, infinite: bool) -> None:
         return
     columns = np.flatnonzero(~usable.reshape(len(data), -1).all(axis=0))
     where = f"column {', '.join(map(str, columns))} of {name}" if data.ndim > 1 else name
-    raise UnsafeModel(
-        f"{where} holds NaN{'' if infinite else ' or infinite values'}. Clean the data before the "
-        "model is built (which rows are concerned is not shown here: it is private)."
-    )
+    values = "NaN" if infinite else "NaN or infinite values"
+    what = f"{where} holds {values}. Clean the data before the model is built"
+    raise UnsafeModel(f"{what} {_NOT_SHOWN}.", f"{what}.")
 
 
 def refuse_private(
@@ -553,7 +559,9 @@ def refuse_private(
     if label is not None:
         raise UnsafeModel(
             f"{what} depends on {label}, which is private or may hold private data. Choose it from "
-            "public knowledge, or declare the data in PrivacyBudget(public=...)."
+            "public knowledge, or declare the data in PrivacyBudget(public=...).",
+            f"{what} depends on {label}, which holds data of the records, or may. Compute what it "
+            "needs before the model is built.",
         )
 
 
@@ -688,10 +696,15 @@ def _refuse_captured_rows(groups: Sequence[_Group]) -> None:
                 share_memory(variable.data, array) for array in arrays
             ):
                 names = ", ".join(f"`{name}`" for name in graph.names)
-                raise NotFactorizable(
+                what = (
                     f"The likelihood of {names} is not a sum of one term per record: a part of an "
-                    "array that holds records reaches all of them. Standardise with public "
-                    "constants before the model is built, or give it a copy if it is public."
+                    "array that holds records reaches all of them."
+                )
+                raise NotFactorizable(
+                    f"{what} Standardise with public constants before the model is built, or give "
+                    "it a copy if it is public.",
+                    f"{what} Standardise with constants before the model is built, or give it a "
+                    "copy.",
                 )
 
 

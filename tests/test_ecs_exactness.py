@@ -17,10 +17,9 @@ from pymc.model import Model
 import pymc_dp as dp
 from pymc_dp.rows import predictor
 from pymc_dp.rows.kinks import has_kinks
-from pymc_dp.subsampling.calls import call_address
-from pymc_dp.subsampling.compiling import callable_prior
-from pymc_dp.subsampling.degree import degree_of
+from pymc_dp.subsampling.estimates import call_address, callable_prior
 from pymc_dp.subsampling.preparation import Variates, prepare
+from pymc_dp.subsampling.reading import degree_of
 
 N = 120
 _rng = np.random.default_rng(4)
@@ -128,15 +127,7 @@ def unit_vector() -> None:
 def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
     with pm.Model() as model:
         declare()
-    variates = prepare(
-        model,
-        "HMCECS",
-        order=2,
-        estimator="mean",
-        reference=None,
-        rng=np.random.default_rng(0),
-        progressbar=False,
-    )
+    variates = prepare(model, "HMCECS", order=2, estimator="mean")
     return model, variates
 
 

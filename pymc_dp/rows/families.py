@@ -127,3 +127,20 @@ def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
             v[i] = max(math.fabs(one), math.fabs(other))
         else:
             v[i] = 0.0
+
+
+@compiled(error_model="numpy", inline="always")
+def _values_and_slopes(family: int, b: ndarray, v: ndarray, value: ndarray, slope: ndarray) -> None:
+    for i in range(v.shape[0]):
+        value[i], slope[i] = _value_and_slope(family, v[i], 0.0, b[i])
+
+
+@compiled(error_model="numpy")
+def values_and_slopes(family: int, b: ndarray, v: ndarray, value: ndarray, slope: ndarray) -> None:
+    """value[i] <- -b K(v[i]) of the first three families, and slope[i] <- -b K'(v[i])."""
+    if family == _LOGIT:
+        _values_and_slopes(_LOGIT, b, v, value, slope)
+    elif family == _LOG:
+        _values_and_slopes(_LOG, b, v, value, slope)
+    else:
+        _values_and_slopes(_NORMAL, b, v, value, slope)

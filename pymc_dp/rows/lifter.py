@@ -65,11 +65,13 @@ class Lifter:
 
     # -- messages -------------------------------------------------------------------------------
 
-    def refuse(self, what: str, remedy: str) -> NotFactorizable:
-        """The error that names the observed variable, what is wrong with it, and a remedy."""
-        return NotFactorizable(
-            f"The likelihood of `{self.name}` is not a sum of one term per record: {what}. {remedy}"
-        )
+    def refuse(self, what: str, remedy: str, nonprivate: str | None = None) -> NotFactorizable:
+        """The error that names the observed variable, what is wrong with it, and a remedy.
+
+        `nonprivate` is the remedy where nothing has to be private.
+        """
+        start = f"The likelihood of `{self.name}` is not a sum of one term per record: {what}."
+        return NotFactorizable(f"{start} {remedy}", f"{start} {nonprivate or remedy}")
 
     # -- shared values --------------------------------------------------------------------------
 
@@ -162,8 +164,8 @@ class Lifter:
             f"operation {op} acts on the record axis and is not on the list of operations known to "
             "keep records apart",
             "Write the likelihood with elementwise operations, linear predictors (X @ beta) and "
-            "group indices (alpha[g]); sums, sorts, scans and recursions over records are not "
-            "private per record.",
+            "group indices (alpha[g]); sums, sorts, scans and recursions over records are no sum "
+            "over records.",
         )
 
     def _leaf(self, variable: Variable, axis: int) -> Variable:
@@ -172,6 +174,8 @@ class Lifter:
                 f"parameter {describe(variable)} has one entry per record",
                 "Per-record latent variables cannot be released; integrate them out, or index "
                 "them by a public group.",
+                "Most of them would have no record in a sample: integrate them out, or index them "
+                "by a group.",
             )
         if not isinstance(variable, Constant | SharedVariable):
             raise self.refuse(

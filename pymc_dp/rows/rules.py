@@ -179,7 +179,9 @@ def _take(lifter: Lifter, v: Variable, axis: int) -> Variable:
         )
     if any(entry.type.dtype == "bool" for entry in entries):
         raise lifter.refuse(
-            "it is indexed by a mask", "Use integer labels: the number of rows kept is private."
+            "it is indexed by a mask",
+            "Use integer labels: the number of rows kept is private.",
+            "Use integer labels instead.",
         )
     depth = max(entry.type.ndim for entry in entries)
     if any(entry.type.ndim not in (0, depth) for entry in entries):

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pymc as pm
 from pymc.model import Model
 from pymc.util import get_random_generator
 
@@ -16,16 +15,13 @@ from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.base.compiled_step import CompiledStep
 from pymc_dp.base.signature import full_signature
 from pymc_dp.kernels import sgmcmc
-from pymc_dp.subsampling.estimates import Sampled, density
+from pymc_dp.subsampling.estimates import MEAN, Sampled, density
+from pymc_dp.subsampling.hmcecs import STARTS
 from pymc_dp.subsampling.preparation import Variates, prepare
-from pymc_dp.subsampling.reading import Data, check_order, refuse_budget, refuse_partial
-from pymc_dp.subsampling.weights import MEAN
 
 StepSize = float | Callable[[int], float]
 #: Smallest step size.
 _SHORTEST = 1e-4
-#: A chain tries to begin at so many draws, until one is in the support; else at the centre.
-_STARTS = 100
 
 
 class _Scores:
@@ -103,13 +99,6 @@ class _Stochastic(CompiledStep):
         blocked: bool = True,
         progressbar: bool = True,
     ) -> None:
-        sampler = type(self).__name__
-        model = pm.modelcontext(model)
-        refuse_budget(model, sampler)
-        self.vars = refuse_partial(vars, model, sampler)
-        order = check_order(order)
-        if not blocked:
-            raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
         self.subsample_size = check_integer("subsample_size", subsample_size, minimum=1)
         self.step_size: StepSize = self._longest if step_size is None else step_size
         first = self._step_at(0)
@@ -119,14 +108,15 @@ class _Stochastic(CompiledStep):
         self.rng = get_random_generator(rng)
         self.variates = prepare(
             model,
-            sampler,
+            type(self).__name__,
+            vars=vars,
             order=order,
+            blocked=blocked,
             estimator="mean",
             reference=reference,
-            rng=np.random.default_rng(0),
             progressbar=progressbar,
         )
-        self._data = Data(model)
+        self.vars = list(self.variates.parameters.values)
         self._begin()
 
     def _enough(self, step_size: float) -> int:
@@ -148,7 +138,7 @@ class _Stochastic(CompiledStep):
         self._begin()
 
     def _begin(self) -> None:
-        self._data.refuse_changed()
+        self.variates.data.refuse_changed()
         self.tune = True
         self._iteration = 0
         self._scores = _Scores(self.variates, self.subsample_size, self.rng)
@@ -173,7 +163,7 @@ class _Stochastic(CompiledStep):
         """
         curved = self.variates.curved
         if self._state is None:
-            draws = (self.variates.typical(self.rng) - curved.theta for _ in range(_STARTS))
+            draws = (self.variates.typical(self.rng) - curved.theta for _ in range(STARTS))
             starts = (curved.inverse_root @ draw for draw in draws)
             inside = (z for z in starts if self._scores.possible(z))
             self._state = self._initial(next(inside, np.zeros(len(curved.theta))))
