@@ -124,6 +124,18 @@ def unit_vector() -> None:
     pm.Normal("y", X @ (v / pt.sqrt((v**2).sum())), 1.0, observed=V)
 
 
+def condition() -> None:
+    """A condition on parameters chooses what records see, beside many numbers."""
+    b, tau = pm.Normal("b", shape=8), pm.Normal("tau", initval=0.5)
+    rows = pt.switch(tau > 0, (b * np.ones((N, 8))).sum(axis=1), 0.0)
+    mixed = sum(pt.exp(-((V - b[k]) ** 2)) for k in range(8))
+
+    def logp(value: Any, rows: Any, mixed: Any) -> Any:
+        return -((value - rows) ** 2) + mixed
+
+    pm.CustomDist("y", rows, mixed, logp=logp, observed=V)
+
+
 def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
     with pm.Model() as model:
         declare()
@@ -133,7 +145,7 @@ def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
 
 LONG = (pytest.mark.slow, pytest.mark.compiled)
 SLOW, FURTHER = (
-    [groups, negative_weights],
+    [groups, negative_weights, condition],
     [jumping, unit_vector, categorical, mixture, several, many_classes, zero_inflated, censored],
 )
 
@@ -260,22 +272,6 @@ def test_degrees_are_never_too_low() -> None:
         (theta.shape[0] * 1.0, 0.0),
     ):
         assert degree_of(value, theta) == degree
-
-
-@pytest.mark.slow
-def test_a_condition_among_many_numbers_is_refused() -> None:
-    with pm.Model():
-        b = pm.Normal("b", shape=8)
-        tau = pm.Normal("tau")
-        rows = pt.switch(tau > 0, (b * np.ones((N, 8))).sum(axis=1), 0.0)
-        mixed = sum(pt.exp(-((V - b[k]) ** 2)) for k in range(8))
-
-        def logp(value: Any, rows: Any, mixed: Any) -> Any:
-            return -((value - rows) ** 2) + mixed
-
-        pm.CustomDist("y", rows, mixed, logp=logp, observed=V)
-        with pytest.raises(dp.NotFactorizable):
-            dp.HMCECS(progressbar=False)
 
 
 @pytest.mark.parametrize("cls", [dp.HMCECS, dp.SGLD])

@@ -298,10 +298,10 @@ class HMCECS(CompiledStep):
         self.variates.data.refuse_changed()
         self.tune = True
         self._chain: Any = None
-        # Hoffman & Gelman (2014), Section 3.2; it shrinks towards ten times the first step
-        start, target = 0.05 * self.path_length, self.target_accept
+        # Hoffman & Gelman (2014), Section 3.2, which shrinks log step sizes towards log path_length
+        start, target = 0.1 * self.path_length, self.target_accept
         self._averaging = DualAverageAdaptation(start, target, gamma=0.05, k=0.75, t0=10)
-        self._set_step(self._given_step or start)
+        self._set_step(self._given_step or 0.5 * self.path_length)
         self._iterations = self._kept = 0
         self._sigma2_sum = self._sign_sum = self._accept_sum = self._accept_u_sum = 0.0
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pymc as pm
 from pymc.model import Model
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from scipy.linalg import eigh
 from scipy.optimize import minimize
 
+from pymc_dp.base.progress import working
 from pymc_dp.rows.functions import ParameterVector
 from pymc_dp.subsampling.estimates import (
     MEAN,
@@ -250,7 +250,7 @@ def _inverse(precision: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray,
 
 
 def find_mode(
-    source: Source, prior: PriorTerm, start: np.ndarray, rng: np.random.Generator, progressbar: bool
+    source: Source, prior: PriorTerm, start: np.ndarray, rng: np.random.Generator
 ) -> Curved:
     """The posterior mode, and the curvature there.
 
@@ -258,55 +258,32 @@ def find_mode(
     method on all of them, in coordinates in which the posterior of the few has unit covariance;
     then Newton's method, of which one step is the rule.
     """
-    size = min(source.n, max(_FIRST, _PER_PARAMETER * source.d))
-    few = rng.choice(source.n, size, replace=False) if size < source.n else None
-    columns = TextColumn("Posterior mode"), SpinnerColumn(), TimeElapsedColumn()
-    bar = Progress(*columns, TextColumn("{task.description}"), disable=not progressbar)
-    task = bar.add_task("", total=None)
+    size, everything = max(_FIRST, _PER_PARAMETER * source.d), Posterior(source, prior)
+    if size >= source.n:
+        return _newton(everything, start, _NEAR)
+    few = Posterior(source, prior, rng.choice(source.n, size, replace=False))
+    found = _newton(few, start, 0.1)
 
-    def show(text: str) -> None:
-        bar.update(task, description=text)
+    def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = everything.total(found.theta + found.root @ z)
+        return -value, -(found.root.T @ gradient)
 
-    with bar, np.errstate(all="ignore"):
-        found = _newton(Posterior(source, prior, few), start, 0.1, show)
-        everything = Posterior(source, prior)
-        if few is None:
-            return _newton(everything, found.theta, _NEAR, show)
-        show(f"{source.n} records")
-
-        def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = everything.total(found.theta + found.root @ z)
-            show(f"{source.n} records, log-posterior {value:.6g}")
-            return -value, -(found.root.T @ gradient)
-
-        best = minimize(
-            negative,
-            np.zeros(source.d),
-            jac=True,
-            method="L-BFGS-B",
-            options={"gtol": 0.1 * _NEAR, "ftol": 1e-14, "maxiter": 200},
-        )
-        return _newton(everything, found.theta + found.root @ best.x, _NEAR, show)
+    options = {"gtol": 0.1 * _NEAR, "ftol": 1e-14, "maxiter": 200}
+    best = minimize(negative, np.zeros(source.d), jac=True, method="L-BFGS-B", options=options)
+    return _newton(everything, found.theta + found.root @ best.x, _NEAR)
 
 
-def _newton(
-    posterior: Posterior, theta: np.ndarray, near: float, show: Callable[[str], None]
-) -> Curved:
+def _newton(posterior: Posterior, theta: np.ndarray, near: float) -> Curved:
     """Newton's method with step halving, until the next step would be shorter than `near`."""
     at = posterior.curved(theta)
     for _ in range(_LONGEST):
-        size = posterior.source.n if posterior.rows is None else len(posterior.rows)
-        show(f"{size} records, log-posterior {at.value:.6g}")
         if at.distance < near and at.concave:
             break
         way, factor = at.mode - at.theta, 1.0
-        while factor > 1e-8:
-            value = posterior.total(at.theta + factor * way)[0]
-            if value > at.value:
-                break
+        while not posterior.total(at.theta + factor * way)[0] > at.value:
             factor /= 2.0
-        else:  # rounding hides any further gain
-            break
+            if factor < 1e-8:  # rounding hides any further gain
+                return at
         at = posterior.curved(at.theta + factor * way)
     return at
 
@@ -346,7 +323,8 @@ def prepare(
     source: Source | None = None if general else linear_rows(group.graph, parameters, data)
     source = source or GeneralRows(group.graph, parameters, data)
     if reference is None:
-        curved = find_mode(source, prior, records.initial, rng, progressbar)
+        with working("Posterior mode", progressbar), np.errstate(all="ignore"):
+            curved = find_mode(source, prior, records.initial, rng)
     else:
         curved = Posterior(source, prior).curved(_at(model, parameters, reference))
     centre = curved.theta

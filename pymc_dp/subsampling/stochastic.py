@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -72,6 +71,10 @@ class _Stochastic(CompiledStep):
     """What the samplers have in common: a preparation, and steps without an accept test."""
 
     _longest: float
+    #: The dynamics, their first state, and settings beside the step size.
+    _kernel: Callable[..., tuple[Any, Any]]
+    _initial: Callable[[np.ndarray], Any]
+    _settings: Mapping[str, float] = {}
     stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
         "step_size": (np.float64, []),
         "tune": (bool, []),
@@ -169,18 +172,17 @@ class _Stochastic(CompiledStep):
             self._state = self._initial(next(inside, np.zeros(len(curved.theta))))
         step_size = self._step_at(self._iteration)
         for _ in range(self.n_steps):
-            self._state = self._move(step_size)
+            self._state, _ = self._kernel(
+                self.rng,
+                self._state,
+                self._scores,
+                self._support,
+                step_size=step_size,
+                **self._settings,
+            )
         self._iteration += 1
         moved = self.variates.parameters.point(self._scores.theta(self._state.z))
         return {**point, **moved}, [{"step_size": step_size, "tune": self.tune}]
-
-    @abstractmethod
-    def _initial(self, z: np.ndarray) -> Any:
-        """The state of the dynamics at z."""
-
-    @abstractmethod
-    def _move(self, step_size: float) -> Any:
-        """The state after one step."""
 
 
 class SGLD(_Stochastic):
@@ -229,14 +231,10 @@ class SGLD(_Stochastic):
     name = "sgld"
     _longest = 0.1
 
+    _kernel = staticmethod(sgmcmc.langevin)
+
     def _initial(self, z: np.ndarray) -> sgmcmc.SGLDState:
         return sgmcmc.initial_langevin(z)
-
-    def _move(self, step_size: float) -> sgmcmc.SGLDState:
-        found, _ = sgmcmc.langevin(
-            self.rng, self._state, self._scores, self._support, step_size=step_size
-        )
-        return found
 
 
 class _WithMomentum(_Stochastic):
@@ -250,6 +248,7 @@ class _WithMomentum(_Stochastic):
             raise ValueError(
                 f"friction must be positive, got {friction}: without it, energy is not exchanged."
             )
+        self._settings = {"friction": self.friction}
         super().__init__(vars, **kwargs)
 
     def _enough(self, step_size: float) -> int:
@@ -293,19 +292,10 @@ class SGHMC(_WithMomentum):
 
     name = "sghmc"
 
+    _kernel = staticmethod(sgmcmc.hamiltonian)
+
     def _initial(self, z: np.ndarray) -> sgmcmc.SGHMCState:
         return sgmcmc.initial_hamiltonian(self.rng, z)
-
-    def _move(self, step_size: float) -> sgmcmc.SGHMCState:
-        found, _ = sgmcmc.hamiltonian(
-            self.rng,
-            self._state,
-            self._scores,
-            self._support,
-            step_size=step_size,
-            friction=self.friction,
-        )
-        return found
 
 
 class SGNHT(_WithMomentum):
@@ -345,16 +335,7 @@ class SGNHT(_WithMomentum):
 
     name = "sgnht"
 
+    _kernel = staticmethod(sgmcmc.thermostat)
+
     def _initial(self, z: np.ndarray) -> sgmcmc.SGNHTState:
         return sgmcmc.initial_thermostat(self.rng, z, self.friction)
-
-    def _move(self, step_size: float) -> sgmcmc.SGNHTState:
-        found, _ = sgmcmc.thermostat(
-            self.rng,
-            self._state,
-            self._scores,
-            self._support,
-            step_size=step_size,
-            friction=self.friction,
-        )
-        return found
