@@ -28,11 +28,13 @@ from numpy import ndarray
 from pytensor.graph.basic import Variable
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.rows.families import values_and_slopes
+from pymc_dp.rows.families import value_and_slope
 from pymc_dp.rows.functions import compile_function
+from pymc_dp.rows.predictor import FAMILIES
 
 #: Sizes of a mini-batch that stand for estimators without mini-batches.
 PERTURBED, MEAN = 0, -1
+_LOGIT, _LOG, _NORMAL = (FAMILIES.index(name) for name in ("logit", "log", "normal"))
 #: Flags that let sums be reordered, and keep numbers that are not finite.
 _REORDERED = {"reassoc", "contract", "nsz"}
 
@@ -264,6 +266,24 @@ def _add_rows(design: ndarray, weights: ndarray, out: ndarray) -> None:
             out[j] += w * x[j]
 
 
+@compiled(error_model="numpy", inline="always")
+def _concave(family: int, b: ndarray, v: ndarray, value: ndarray, slope: ndarray) -> None:
+    for i in range(v.shape[0]):
+        value[i], slope[i] = value_and_slope(family, v[i], 0.0, b[i])
+
+
+@compiled(error_model="numpy")
+def concave(family: int, b: ndarray, v: ndarray, value: ndarray, slope: ndarray) -> None:
+    """value[i] <- -b K(v[i]), and slope[i] <- -b K'(v[i])."""
+    # a constant in each call, so that every loop has the formulas of one family only
+    if family == _LOGIT:
+        _concave(_LOGIT, b, v, value, slope)
+    elif family == _LOG:
+        _concave(_LOG, b, v, value, slope)
+    else:
+        _concave(_NORMAL, b, v, value, slope)
+
+
 @compiled(error_model="numpy")
 def _of_predictor(
     at: Sampled, sample: Sample, theta: ndarray, d: ndarray, gradient: ndarray
@@ -274,7 +294,7 @@ def _of_predictor(
     ways, slopes, weights = np.empty(m), np.empty(m), np.empty(m)
     _products(design, theta - at.expansion.centre, ways)
     v, value, b, linear, bent = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
-    values_and_slopes(at.family, b, v + ways, d, slopes)
+    concave(at.family, b, v + ways, d, slopes)
     for i in range(m):
         way = ways[i]
         d[i] += way * (linear[i] + 0.5 * bent[i] * way) - value[i]

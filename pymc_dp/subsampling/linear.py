@@ -17,11 +17,10 @@ from numpy import ndarray
 
 from pymc_dp.rows.ancestry import ancestors_without_shapes
 from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.families import values_and_slopes
 from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
 from pymc_dp.rows.kinks import has_kinks
 from pymc_dp.rows.predictor import FAMILIES, Predictor, predictor_of
-from pymc_dp.subsampling.estimates import packed
+from pymc_dp.subsampling.estimates import concave, packed
 from pymc_dp.subsampling.reading import columns_of
 
 #: Numbers of a dense design that may be kept: 4 GB.
@@ -132,7 +131,7 @@ class LinearRows:
     def _curved(self, v: ndarray, b: ndarray) -> tuple[ndarray, ndarray, ndarray]:
         """-b K(v) and its first and second derivative."""
         value, slope = np.empty_like(v), np.empty_like(v)
-        values_and_slopes(self.family, b, v, value, slope)
+        concave(self.family, b, v, value, slope)
         if FAMILIES[self.family] == "normal":
             return value, slope, -b
         if FAMILIES[self.family] == "log":
