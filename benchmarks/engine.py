@@ -34,12 +34,11 @@ from benchmarks.machine import description
 from pymc_dp.privacy.answer import Grid, Query, VectorSum
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.queries import ScoreAt
-from pymc_dp.records import extract
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates, Engine
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import Engine, RowEngine, TiltedEngine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.rows.tilt import TiltedEngine
 
 __all__ = ["measure", "private_engine", "private_sum"]
 
@@ -53,7 +52,7 @@ def private_engine(case: Case) -> RowEngine:
     """The engine of a model in the coordinates theta."""
     records = extract(case.build(), check=False)
     d = records.parameters.size
-    return records.engine(Coordinates(np.zeros(d), np.eye(d)))
+    return RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)))
 
 
 def private_sum(engine: Engine, z: np.ndarray, bound: float) -> np.ndarray:

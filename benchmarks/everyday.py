@@ -28,9 +28,11 @@ import pymc_dp as dp
 from benchmarks.models import EVERYDAY, Arrays, Data, Problem, everyday
 from benchmarks.reference import reference
 from benchmarks.runs import METHODS, private_run, quiet
-from pymc_dp.records import extract
-from pymc_dp.rows.expected import clipped_scores
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.contributions import ConsistentScore, blocks
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.tuning.model_parts import ModelParts
 
 __all__ = ["measure", "misspecified", "passes"]
 
@@ -43,14 +45,15 @@ METHODS["DPLangevin without"] = (dp.DPLangevin, {"consistent_clipping": False}, 
 def measure(problem: Problem, epsilon: float, repeats: int, first: int = 1) -> dict[str, Any]:
     """Planner, errors and sds of one model."""
     found: dict[str, Any] = {"model": problem.name, "epsilon": epsilon, "passes": passes(problem)}
-    found["records"], prior = problem.units, _prior_sds(problem)
+    found["records"] = problem.units
     runs: dict[str, list[dict[str, Any]]] = {clipping: [] for clipping in CLIPPING}
     for seed in range(first, first + repeats):
         data = problem.data(seed)
         exact = reference(problem, data, seed)
         if seed == first:
-            with problem.model(data):
+            with problem.model(data) as model:
                 budget = dp.PrivacyBudget(epsilon, problem.delta)
+                prior = ModelParts(model, budget).start.scaling.diagonal()
                 plan = budget.plan(draws=DRAWS, chains=CHAINS)
             found.update(parameters=plan.d, planned=plan.error)
         for clipping, method in CLIPPING.items():
@@ -78,25 +81,12 @@ def measure(problem: Problem, epsilon: float, repeats: int, first: int = 1) -> d
     return found
 
 
-def _prior_sds(problem: Problem) -> np.ndarray:
-    """Of the unconstrained parameters."""
-    with problem.model(problem.data(0)) as model:
-        draws = pm.draw(model.free_RVs, 4000, random_seed=1)
-    sds = []
-    for rv, values in zip(model.free_RVs, draws, strict=True):
-        transform = model.rvs_to_transforms[rv]
-        if transform is not None:
-            values = transform.forward(values, *rv.owner.inputs).eval()
-        sds.append(np.ravel(values.std(axis=0)))
-    return np.concatenate(sds)
-
-
 def passes(problem: Problem, repeats: int = 5) -> float:
     """What clipped scores with what is given back cost, in passes of ordinary score vectors."""
     data = problem.data(0)
     records = extract(problem.model(data), check=False)
     d = records.parameters.size
-    engine = records.engine(Coordinates(records.initial, np.eye(d)))
+    engine = RowEngine.of(records, Coordinates(records.initial, np.eye(d)))
     zero = np.zeros(d)
     norms = [np.linalg.norm(block, axis=0) for _, block in engine.vectors(engine.scores(zero))]
     clip_norm = float(np.quantile(np.concatenate(norms), 0.97))
@@ -114,7 +104,7 @@ def passes(problem: Problem, repeats: int = 5) -> float:
             pass
 
     def consistent() -> None:
-        for _ in clipped_scores(engine, clip_norm):
+        for _ in blocks(engine, ConsistentScore(engine.coordinates, clip_norm=clip_norm)):
             pass
 
     return shortest(consistent) / shortest(ordinary)

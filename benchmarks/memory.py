@@ -39,11 +39,11 @@ def measure(n: int, kind: str, engine: str) -> dict[str, Any]:
     import pymc as pm
 
     from benchmarks.engine import private_sum
-    from pymc_dp.records import extract
-    from pymc_dp.rows.interfaces import Coordinates, Engine
+    from pymc_dp.records.extraction import extract
+    from pymc_dp.rows.coordinates import Coordinates
+    from pymc_dp.rows.engine import Engine, RowEngine, TiltedEngine
     from pymc_dp.rows.predicted import PredictorEngine
     from pymc_dp.rows.predictor import recognise
-    from pymc_dp.rows.tilt import TiltedEngine
 
     before = _resident()
     rng = np.random.default_rng(0)
@@ -55,7 +55,7 @@ def measure(n: int, kind: str, engine: str) -> dict[str, Any]:
     data = (x.nbytes + y.nbytes) / 1e9
     built = _resident()
     records = extract(model, check=False)
-    rows = records.engine(Coordinates(np.zeros(D), np.eye(D)))
+    rows = RowEngine.of(records, Coordinates(np.zeros(D), np.eye(D)))
     found: Engine = rows
     if engine == "linear":
         predictor, reason = recognise(rows)

@@ -20,8 +20,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from pymc_dp.publication.noise_aware import noise_aware
-from pymc_dp.publication.noise_laws import Likelihood, linear_prior
+from pymc_dp.publication.noise_aware import Likelihood, linear_prior, noise_aware
 
 __all__ = ["Coefficients", "Effects", "measure"]
 

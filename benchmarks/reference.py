@@ -12,13 +12,15 @@ import xarray as xr
 from benchmarks.metrics import Directions, diagnostics
 from benchmarks.models import BANANA, GAUSS, Data, Problem
 from pymc_dp.base.matrices import root
-from pymc_dp.publication.unconstrained import unconstrain
-from pymc_dp.records import extract
-from pymc_dp.rows.functions import ParameterVector
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.publication.results import unconstrain
+from pymc_dp.records.extraction import extract
+from pymc_dp.records.graph import ParameterVector
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.tuning.geometry import clip_scaling
+from pymc_dp.tuning.bulk import clip_scaling
 
 __all__ = ["Reference", "bend", "reference", "unconstrained_truth"]
 
@@ -106,11 +108,11 @@ class _Target:
         d = records.parameters.size
         at = Coordinates(np.zeros(d), np.eye(d))
         self.d = d
-        self.engine = records.engine(at)
+        self.engine = RowEngine.of(records, at)
         predictor, _ = recognise(self.engine)
         if predictor is not None:  # the same likelihood, clipped nowhere, in a tenth of the time
             self.engine = PredictorEngine(self.engine, predictor)
-        self.terms = records.public_terms(at)
+        self.terms = PublicTerms.of(records, at)
         self.n = problem.units
         self.start = records.initial
         if data.truth:

@@ -16,8 +16,8 @@ from benchmarks.models import BANANA, GAUSS, Data, Problem
 from benchmarks.reference import bend, unconstrained_truth
 from pymc_dp.base import compat as _compat
 from pymc_dp.privacy.accounting import mu_from_budget
-from pymc_dp.publication.unconstrained import unconstrain
-from pymc_dp.records import extract
+from pymc_dp.publication.results import unconstrain
+from pymc_dp.records.extraction import extract
 
 __all__ = ["LAPLACE", "METHODS", "ONE_SHOT", "Run", "mu2", "one_shot", "private_run", "quiet"]
 

@@ -1,11 +1,11 @@
 """All private samplers on one model and one budget, side by side.
 
-A hundred thousand simulated incomes (in logarithms), their mean and standard deviation unknown: a
-model that every sampler can do, with an exact posterior to compare with.  Every sampler gets the
-same budget, default settings, and the same number of chains and draws.
+The data are a hundred thousand simulated log incomes with unknown mean and standard deviation.
+Every sampler can fit this model, and its exact posterior is known.  All get the same budget,
+default settings, and the same number of chains and draws.
 
-Run with ``python examples/compare_samplers.py``; it takes some minutes.  The table is printed, the
-figure goes to compare_samplers_output/.
+Run with ``python examples/compare_samplers.py``; it takes some minutes.  It prints the table and
+writes the figure to compare_samplers_output/.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SAMPLERS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class Row:
-    """What one sampler gave."""
+    """Results of one sampler."""
 
     name: str
     mmd: float
@@ -56,7 +56,7 @@ class Row:
 
 
 def incomes(epsilon: float) -> Model:
-    """Normal records with public bounds; the prior knows little."""
+    """Normal records with public bounds and weak priors."""
     with pm.Model() as model:
         mu = pm.Normal("mu", 10, 2)
         sigma = pm.HalfNormal("sigma", 2)
@@ -96,10 +96,10 @@ def measured(name: str, draws: np.ndarray, seconds: float, reference: np.ndarray
 
 
 def run(name: str, epsilon: float, reference: np.ndarray) -> Row:
-    """Sample with one of them."""
+    """Sample with one sampler."""
     step, settings = SAMPLERS[name]
     with warnings.catch_warnings():
-        # of too small budgets, and of budgets that are counted apart: that is what is compared
+        # small budgets and separate ledgers are intended here
         warnings.simplefilter("ignore")
         model = incomes(epsilon)
         begin = time.perf_counter()
@@ -119,7 +119,7 @@ def run(name: str, epsilon: float, reference: np.ndarray) -> Row:
 
 
 def table(rows: list[Row], epsilon: float) -> Table:
-    """The rows for the terminal."""
+    """Table of the rows for the terminal."""
     found = Table(
         Column("Sampler", no_wrap=True),
         *("MMD", "RMSE", "sd ratios", "ESS", "s"),
@@ -165,7 +165,7 @@ def draw(rows: list[Row], epsilon: float) -> Figure:
 
 
 def main() -> None:
-    """Run them all."""
+    """Run all samplers."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--output", type=Path, default=Path("compare_samplers_output"))

@@ -3,7 +3,7 @@
 Source: D. K. Fetter (2013), "How do mortgage subsidies affect home ownership? Evidence from the
 mid-century GI bills", American Economic Journal: Economic Policy 5(2), 111-147; distributed with
 the Python package ``causaldata``. The data are public. The quickstart treats them as if they were
-not: every number in this file could be written down without opening the data.
+private: every number in this file could be written down without opening the data.
 """
 
 from __future__ import annotations
@@ -40,8 +40,7 @@ def load() -> tuple[np.ndarray, np.ndarray]:
     Notes
     -----
     The features are centred and scaled with constants of the study design, never with means or
-    ranges of the data: what is computed before the model is built is not covered by any privacy
-    statement.
+    ranges of the data: no privacy statement covers what is computed before the model is built.
     """
     from causaldata import mortgages
 

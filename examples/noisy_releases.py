@@ -1,11 +1,11 @@
-"""Four published statistics, and the posterior that each leaves.
+"""Posteriors from four published statistics.
 
 1. A clamped linear regression from noisy sufficient statistics (Ju, Awan, Gong & Rao 2022).
 2. A naive Bayes log-linear model from noisy counts (the same).
-3. A 2 x 2 table of answers that were randomised before they were collected.
+3. A 2 x 2 table of randomised answers.
 4. A Poisson rate from one noisy count, with an unknown number of records.
 
-Run with ``python examples/noisy_releases.py``; the data are simulated.  Prints a summary of each.
+Run with ``python examples/noisy_releases.py``; the data are simulated.  Prints summaries.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def randomised_table(epsilon: float = 1.0) -> Model:
 
 
 def rate(epsilon: float = 0.5) -> Model:
-    """Visits of about 60 to 100 persons at rate 2, no more than 5 each counted."""
+    """Visits of about 60 to 100 persons at rate 2; at most 5 of each person count."""
     visits = np.minimum(RNG.poisson(2.0, 80), 5)
     noisy = [visits.sum() + RNG.laplace(0, 5 / epsilon), 80 + RNG.laplace(0, 1 / epsilon)]
     with pm.Model() as model:
@@ -106,7 +106,7 @@ def rate(epsilon: float = 0.5) -> Model:
 
 
 def main() -> None:
-    """One line of sampling for each."""
+    """Sample from each posterior."""
     with regression():
         print("1. Regression: beta is -1.79, -2.89, -0.66")
         show(dp.sample(1000, chains=2, step=dp.PrivacyAwareGibbs, random_seed=1))

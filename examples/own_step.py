@@ -1,8 +1,8 @@
 """A private step method of one's own: the penalty method with Crank-Nicolson proposals.
 
-The kernel moves a chain and sees no record. It asks for a noisy sum of log-likelihood ratios, which
-comes clipped, noised and paid for. The step method names what is released and connects the kernel
-to PyMC. Budgets, records, noise and publication are the package's.
+The kernel moves a chain and sees no record. It queries a sum of log-likelihood ratios, which is
+clipped, noisy and paid for. The step method lists the releases and connects the kernel to PyMC. The
+package handles budgets, records, noise and publication.
 """
 
 import math
@@ -15,19 +15,21 @@ import pymc as pm
 import pymc_dp as dp
 from pymc_dp.kernels.interfaces import LogRatioQueries, Prior
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.source import Design, Source
+from pymc_dp.tuning.coordinates import learn_coordinates
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 
 # kernel: begin
 class State(NamedTuple):
-    """What the chain carries on."""
+    """State of a chain."""
 
     z: np.ndarray
     log_prior: float
 
 
 class Info(NamedTuple):
-    """What may be known of one iteration."""
+    """Public information about one iteration."""
 
     accepted: bool
 
@@ -42,7 +44,7 @@ def transition(
 ) -> tuple[State, Info]:
     """Propose z' = (1 - h^2)^(1/2) z + h N(0, I); accept by the penalty method.
 
-    The proposal leaves N(0, I) invariant, about the posterior in learned coordinates, so that
+    The proposal leaves N(0, I) invariant, which is about the posterior in learned coordinates, so
     log q(z | z') - log q(z' | z) = (|z'|^2 - |z|^2) / 2.
     """
     z = state.z
@@ -50,7 +52,7 @@ def transition(
     log_prior = prior.log_density(proposed)
     possible = bool(np.isfinite(log_prior))
     if not possible:
-        proposed = z  # ask all the same: every iteration makes the same number of releases
+        proposed = z  # query all the same: every iteration makes the same number of releases
     value, noise_sd = queries.log_ratio(z, proposed)
     public = log_prior - state.log_prior + 0.5 * (proposed @ proposed - z @ z)
     log_accept = value + public - 0.5 * noise_sd**2  # Ceperley & Dewing (1999)
@@ -70,7 +72,7 @@ class DPCrankNicolson(PrivateStep):
     step_size : float, default 0.5
         h, between 0 and 1.
     **kwargs
-        draws, tune, chains and what else all private steps take.
+        draws, tune, chains and other arguments of all private steps.
     """
 
     name = "dp_crank_nicolson"
@@ -86,8 +88,8 @@ class DPCrankNicolson(PrivateStep):
     def _releases(self):
         return {"log_ratio": 1}, {}  # in each iteration; at the start of a chain
 
-    def _prepare(self, source: Source) -> Design:
-        found, design = source.scaled(type(self).__name__)  # coordinates and clip norms, privately
+    def _prepare(self, preparing: Preparing) -> Design:
+        found, design = learn_coordinates(preparing)  # and clip norms, privately
         clip_norms = {"log_ratio": found.clip_norms["log_ratio"]}
         return replace(design, clip_norms=clip_norms, shares={"log_ratio": 1.0})
 

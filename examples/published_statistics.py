@@ -1,13 +1,13 @@
-"""Round trip: a custodian publishes noisy statistics, an analyst gets a valid posterior from them.
+"""A custodian publishes noisy statistics; an analyst gets a valid posterior from them.
 
 The custodian holds 1,566 records of the NHEFS study (public data of the ``causaldata`` package,
 confidential here) and publishes the clamped sums that a regression of weight change on quitting
-smoking needs.  The analyst never sees a record: the model of the records is written in PyMC, the
-release is declared, and the parameters are sampled together with the imputed records.  Beside it
-stands the posterior from the records themselves, for the demonstration only.
+smoking needs.  The analyst sees no record, but writes a PyMC model of the records, declares the
+release, and samples the parameters together with the imputed records.  For the demonstration only,
+the result is compared with the posterior from the records themselves.
 
 Run with ``python examples/published_statistics.py``.  Writes ``published_statistics.png`` and
-``published_statistics.json``, which is all that leaves the custodian.
+``published_statistics.json``; only the latter leaves the custodian.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NAMES = ("intercept", "quitting smoking")
 
 
 def statistic(quit_smoking: Any, gain: Any) -> Any:
-    """(n, 4) what the regression needs of each record."""
+    """(n, 4) contributions of the records to the sums that the regression needs."""
     u = (gain - GAIN[0]) / (GAIN[1] - GAIN[0])
     q = quit_smoking * 1.0
     return pt.stack([q, u, q * u, u**2], axis=1)
@@ -55,7 +55,7 @@ def custodian(path: Path, quit_smoking: np.ndarray, gain: np.ndarray) -> None:
 
 
 def analyst(path: Path) -> Any:
-    """The posterior given what was published."""
+    """The posterior given the published file."""
     published = dp.PublishedStatistic.from_json(path.read_text(encoding="utf-8"))
     with records_model(published.n) as model:
         published.declare("published", statistic(model["quit"], model["gain"]))
@@ -65,7 +65,7 @@ def analyst(path: Path) -> Any:
 def records_model(
     n: int | None, quit_smoking: np.ndarray | None = None, gain: np.ndarray | None = None
 ) -> Model:
-    """The regression; its records are observed, or else free."""
+    """The regression, with observed or free records."""
     with pm.Model(coords={"coefficient": NAMES}) as model:
         share = pm.Beta("share", 1.0, 1.0)
         beta = pm.Normal("beta", 0.0, 5.0, dims="coefficient")

@@ -1,7 +1,7 @@
 """A private posterior of home ownership among 214,144 men, at epsilon = 1 and epsilon = 3.
 
-Run with ``make demo`` or ``python examples/quickstart.py``. Prints what each budget can be expected
-to buy, what it was spent on, a summary and the privacy statement of each fit, and writes to
+Run with ``make demo`` or ``python examples/quickstart.py``. Prints the forecast for each
+budget, what it was spent on, a summary and the privacy statement of each fit. Writes to
 ``quickstart_output/``:
 
 ``posterior_eps1.nc``, ``posterior_eps3.nc``
@@ -44,7 +44,7 @@ def private_fit(x: np.ndarray, y: np.ndarray, epsilon: float, ledger: dp.Ledger)
 
 
 def summary(released: Any) -> pd.DataFrame:
-    """Noise-aware means and intervals; diagnostics of the chains as they ran."""
+    """Noise-aware means and intervals; diagnostics of the raw chains."""
     raw = "posterior_raw" if "posterior_raw" in released else "posterior"  # only anchored runs
     stats = az.summary(released, var_names=["beta"], kind="stats", round_to="none")
     chains = az.summary(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pymc_dp import audit, guard
-from pymc_dp.bounds import bounds
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import (
     BudgetExceeded,
@@ -14,9 +13,7 @@ from pymc_dp.errors import (
     UnsafeModel,
     UnsafeRelease,
 )
-from pymc_dp.privacy.accounting import compare_accountants
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.publication.laplace import find_MAP, laplace
 from pymc_dp.publication.midpoints import posterior_mean
 from pymc_dp.publication.publish import release
 from pymc_dp.publication.statement import privacy_statement
@@ -37,7 +34,9 @@ from pymc_dp.published import (
     present,
     release_statistic,
 )
+from pymc_dp.records.bounds import bounds
 from pymc_dp.report.advice import clip_advice
+from pymc_dp.report.comparison import compare_accountants
 from pymc_dp.report.diagnostics import clipping_report, inefficiency, mmd
 from pymc_dp.report.plots import (
     plot_acceptance,
@@ -58,6 +57,7 @@ from pymc_dp.steps import (
     DPPenalty,
     ExponentialFamilyPenalty,
 )
+from pymc_dp.steps.laplace import find_MAP, laplace
 from pymc_dp.subsampling import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
 
 __version__ = "0.1.0"

@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from pymc_dp.base.checks import check_delta, check_number
-from pymc_dp.privacy.accounting.gdp import epsilon_from_mu, mu_from_budget
+from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget
 from pymc_dp.report import audit_bounds as bounds
 from pymc_dp.report.audit_bounds import Scores
 

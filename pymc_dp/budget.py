@@ -19,27 +19,22 @@ from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.base.checks import check_budget, check_integer
-from pymc_dp.bounds import check_public, seal, stated
 from pymc_dp.errors import UnsafeModel
+from pymc_dp.privacy import subsampled
 from pymc_dp.privacy.accounting import (
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
-    subsampled,
     units_from_mu,
 )
 from pymc_dp.privacy.answer import Neighboring
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent, batch_event
 from pymc_dp.privacy.forecast import Forecast, Norms, forecast
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.records import (
-    Records,
-    count_units,
-    extract,
-    longest_unnamed,
-    private_observed,
-    row_counts,
-)
+from pymc_dp.records.bounds import check_public, seal, stated
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.records.units import count_units, longest_unnamed, private_observed, row_counts
+from pymc_dp.rows.contributions import score_norms
 
 #: An array as long as there are units may be private, and those of one or two entries cannot be
 #: told from shapes.
@@ -279,7 +274,7 @@ class PrivacyBudget:
 
     @property
     def secrecy(self) -> dict[str, Any]:
-        """What is public and what is secret, as arguments of `pymc_dp.records.extract`."""
+        """What is public and what is secret: arguments of `pymc_dp.records.extraction.extract`."""
         return {
             "public": self.public,
             "privacy_unit": self.privacy_unit,
@@ -419,7 +414,7 @@ class PrivacyBudget:
         else:
             mu2 = mu_from_budget(epsilon, self.delta) ** 2
         d, sampler = records.parameters.size, name_of(step)
-        norms = records.score_norms() if sampler == "DPLangevin" else None
+        norms = score_norms(records) if sampler == "DPLangevin" else None
         return self.forecast(sampler, draws, tune, chains, d=d, mu2=mu2, norms=norms)
 
     def records_of(self, model: Model, *, check: bool = True, read: bool = True) -> Records:
@@ -429,7 +424,7 @@ class PrivacyBudget:
         ----------
         model : pymc.Model
         check, read : bool
-            As for ``pymc_dp.records.extract``.
+            As for ``pymc_dp.records.extraction.extract``.
 
         Returns
         -------

@@ -22,7 +22,7 @@ from pymc_dp.budget import (
     require_budget,
 )
 from pymc_dp.errors import PlanMismatch, UnsafeRelease
-from pymc_dp.privacy.preparation import interrupts_wait
+from pymc_dp.privacy.meter import interrupts_wait
 from pymc_dp.publication.publish import (
     Provenance,
     forget_unreleased,
@@ -35,8 +35,8 @@ from pymc_dp.publication.publish import (
 from pymc_dp.publication.results import PaidDraws, check_fits, computing
 from pymc_dp.publication.statement import STATEMENT
 from pymc_dp.published import PrivacyAwareGibbs
-from pymc_dp.records import private_observed
-from pymc_dp.rows.ancestry import hides_code
+from pymc_dp.records.ancestry import hides_code
+from pymc_dp.records.units import private_observed
 from pymc_dp.steps import (
     DPHMC,
     DPSGLD,
@@ -47,7 +47,7 @@ from pymc_dp.steps import (
     ExponentialFamilyPenalty,
 )
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.resuming import PREPARES, settle, unfinished_preparations
+from pymc_dp.tuning.preparing import PREPARES, settle, unfinished_preparations
 
 STEPS: dict[str, type[PrivateStep]] = {
     step.__name__: step

@@ -14,8 +14,9 @@ import xarray as xr
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.publication.unconstrained import constrain
-from pymc_dp.records import extract
+from pymc_dp.publication.results import constrain
+from pymc_dp.records.extraction import extract
+from pymc_dp.tuning.clip_norms import Clipping
 
 N = 60
 RNG = np.random.default_rng(12)
@@ -127,6 +128,7 @@ def coordinates(d: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
 def settings_of(
     location: np.ndarray, scaling: np.ndarray, noise: np.ndarray, **others: Any
 ) -> dict[str, Any]:
+    inner = 1.4 if others.get("clipping") == "consistent" else None
     return {
         "location": location.tolist(),
         "scaling": scaling.tolist(),
@@ -134,6 +136,7 @@ def settings_of(
             "score": [0.0] * len(location),
             "covariance": noise.tolist(),
             "pairs": np.ones_like(noise, dtype=int).tolist(),
+            "clipped": Clipping(1.5, inner, (0.01, 0.002)).sentence,
         },
         **others,
     }

@@ -6,12 +6,13 @@ from typing import Any
 
 import pytest
 
-from pymc_dp.published.graphs import Function
-from pymc_dp.records import PublicTerms, Records
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.published.reading import Function
+from pymc_dp.records.extraction import Records
 from pymc_dp.rows import functions
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.functions import PublicTerms
 
 
 @pytest.fixture(autouse=True)
@@ -25,17 +26,17 @@ def interpreted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     if request.node.get_closest_marker("compiled"):
         return
     quick = {"mode": INTERPRETED}
-    engine, public_terms, compiled = Records.engine, Records.public_terms, Function.__init__
+    engine, public_terms, compiled = RowEngine.of, PublicTerms.of, Function.__init__
 
-    def interpreted_engine(self: Records, at: Coordinates, kwargs: Any = None) -> RowEngine:
-        return engine(self, at, kwargs or quick)
+    def interpreted_engine(records: Records, at: Coordinates, kwargs: Any = None) -> RowEngine:
+        return engine(records, at, kwargs or quick)
 
-    def interpreted_terms(self: Records, at: Coordinates, kwargs: Any = None) -> PublicTerms:
-        return public_terms(self, at, kwargs or quick)
+    def interpreted_terms(records: Records, at: Coordinates, kwargs: Any = None) -> PublicTerms:
+        return public_terms(records, at, kwargs or quick)
 
     def interpreted_function(self: Function, *graphs: Any, **_: Any) -> None:
         compiled(self, *graphs, compiled=False)
 
-    monkeypatch.setattr(Records, "engine", interpreted_engine)
-    monkeypatch.setattr(Records, "public_terms", interpreted_terms)
+    monkeypatch.setattr(RowEngine, "of", interpreted_engine)
+    monkeypatch.setattr(PublicTerms, "of", interpreted_terms)
     monkeypatch.setattr(Function, "__init__", interpreted_function)

@@ -20,21 +20,21 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.privacy import holder
 from pymc_dp.privacy.answer import Grid, Query, VectorSum
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.queries import Kick
-from pymc_dp.records import count_units, extract
-from pymc_dp.rows import blockwise, predicted
+from pymc_dp.records.extraction import extract
+from pymc_dp.records.units import RecordStore, count_units
 from pymc_dp.rows import engine as engine_module
-from pymc_dp.rows.blockwise import BLOCK
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates, Engine
+from pymc_dp.rows import groups, predicted
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.groups import BLOCK, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
-from pymc_dp.rows.store import RecordStore, RowGroup
 from tests.selection import marked, others
 
 from .random_models import (
@@ -78,7 +78,9 @@ class Drawn:
         d = self.records.parameters.size
         self.functions = [
             group.functions
-            for group in self.records.engine(Coordinates(np.zeros(d), np.eye(d)), kwargs).groups
+            for group in RowEngine.of(
+                self.records, Coordinates(np.zeros(d), np.eye(d)), kwargs
+            ).groups
         ]
 
     def ids(self, case: Case) -> dict[str, np.ndarray]:
@@ -150,7 +152,7 @@ def blocks_of(rows: int, numbers: int) -> Iterator[None]:
         return (part(slice(k, min(k + step, n))) for k in range(0, n, step))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blockwise, "BLOCK", rows)
+        patch.setattr(groups, "BLOCK", rows)
         patch.setattr(engine_module, "_CACHED", numbers)
         patch.setattr(predicted, "_BLOCK", rows)
         patch.setattr(predicted, "_CACHED", numbers)

@@ -9,8 +9,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.privacy.noise import insecure_noise
-from pymc_dp.tuning.alike import put_together
-from pymc_dp.tuning.answers import CurvatureNoise
+from pymc_dp.tuning.releases import CurvatureNoise, put_together
 from tests.selection import marked
 
 GROUPS = 60

@@ -6,14 +6,15 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp.publication.noise_laws import noisy_posterior
-from pymc_dp.records import extract
+from pymc_dp.publication.noise_aware import noisy_posterior
+from pymc_dp.records.extraction import extract
 from pymc_dp.rows import structure
 from pymc_dp.rows.contributions import Change, Curvature, OuterProduct, Score, blocks
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.tuning.answers import Answers, CurvatureNoise, ScoreNoise
-from pymc_dp.tuning.geometry import clip_scaling
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.tuning.bulk import clip_scaling
 from pymc_dp.tuning.quadratic import _visible
+from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares
 
 from .models import EXAMPLES
 from .selection import marked
@@ -60,7 +61,7 @@ def test_the_pattern_of_a_hierarchy() -> None:
     records = extract(centred())
     d = len(records.initial)
     at = Coordinates(records.initial, np.eye(d))
-    engine = records.engine(at)
+    engine = RowEngine.of(records, at)
     places = dict(_places(records))
     expected = np.zeros((d, d), dtype=bool)
     means, slope = places["means"], places["slope"]
@@ -99,15 +100,15 @@ def test_answers_are_quiet_where_nothing_is_to_be_heard() -> None:
     records = extract(centred())
     d = len(records.initial)
     at = Coordinates(records.initial, np.eye(d))
-    engine = records.engine(at)
-    answers = Answers(Loud(), engine)
+    engine = RowEngine.of(records, at)
+    budget = Shares(Loud(), engine)
     pairs = engine.touched(at)
-    score, noise = answers.score("score", Score(at), 1.0, 0.1)
+    score, noise = budget.score("score", Score(at), 1.0, 0.1)
     np.testing.assert_array_equal(score != 0.0, pairs.diagonal())
     np.testing.assert_array_equal(noise.reach, pairs.diagonal())
-    full, _ = answers.curvature("curvature", Curvature(at), 1.0, 0.1)
+    full, _ = budget.curvature("curvature", Curvature(at), 1.0, 0.1)
     np.testing.assert_array_equal(full != 0.0, pairs)
-    diagonal, _ = answers.curvature("diagonal", Curvature(at, diagonal=True), 1.0, 0.1)
+    diagonal, _ = budget.curvature("diagonal", Curvature(at, diagonal=True), 1.0, 0.1)
     np.testing.assert_array_equal(diagonal != 0.0, np.diag(pairs.diagonal()))
 
 
@@ -117,12 +118,12 @@ def test_outer_products_of_users_meet_what_rows_do_not() -> None:
     records = extract(model, privacy_unit=np.arange(N) // 4)
     d = len(records.initial)
     at = Coordinates(records.initial, np.eye(d))
-    engine = records.engine(at)
+    engine = RowEngine.of(records, at)
     spec = OuterProduct(at)
     seen = np.zeros((d, d), dtype=bool)
     for _, block in blocks(engine, spec):
         seen |= spec.matrix((block != 0.0).any(axis=1).astype(float)) != 0.0
-    outer, _ = Answers(Loud(), engine).curvature("outer", spec, 1.0, 0.1)
+    outer, _ = Shares(Loud(), engine).curvature("outer", spec, 1.0, 0.1)
     assert (seen & ~engine.touched(at)).any()
     np.testing.assert_array_equal(outer != 0.0, seen)
 
@@ -221,8 +222,8 @@ def test_what_is_flat_here_may_be_seen_elsewhere() -> None:
         pm.Normal("y", pm.math.maximum(b, 0.0) * x + c, 1.0, observed=y)
     records = extract(model)
     at = Coordinates(np.array([-0.3, 0.0]), np.eye(2))
-    engine = records.engine(at)
+    engine = RowEngine.of(records, at)
     assert engine.touched(at).all()
     change = Change(at, np.array([1.0, 0.1]))
-    score, noise = Answers(Loud(), engine).score("change", change, 1.0, 0.1)
+    score, noise = Shares(Loud(), engine).score("change", change, 1.0, 0.1)
     assert score.all() and noise.reach.all()

@@ -32,8 +32,8 @@ from pymc_dp.privacy.answer import VectorSum
 from pymc_dp.privacy.events import MU2_UNIT
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
+from pymc_dp.rows.engine import TiltedEngine
 from pymc_dp.rows.predicted import PredictorEngine
-from pymc_dp.rows.tilt import TiltedEngine
 
 from .selection import marked
 from .test_conformance import CHAINS, DRAWS, TUNE, check_raw, pm_sample
@@ -493,7 +493,7 @@ def test_an_interrupt_after_the_last_release_loses_nothing(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("pymc_dp.steps.langevin.target_draws", interrupted)
+        patch.setattr("pymc_dp.tuning.quadratic.Quadratic.explored", interrupted)
         automatic("langevin-quadratic", model)
     labels = charged(budget)
     check_all_spent(budget)

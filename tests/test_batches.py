@@ -21,8 +21,7 @@ from pymc_dp.budget import get_budget
 from pymc_dp.kernels import penalty
 from pymc_dp.kernels.barker import BarkerTest
 from pymc_dp.kernels.proposals import GaussianProposal
-from pymc_dp.privacy import answer, holder, noise
-from pymc_dp.privacy.accounting import subsampled
+from pymc_dp.privacy import answer, holder, noise, subsampled
 from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.privacy.events import (
     MU2_UNIT,
@@ -36,9 +35,10 @@ from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.plan import plan_batches
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.records import extract
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.steps.source import Source
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.tuning.preparing import Preparing
 from tests.selection import marked
 
 pytest.importorskip("dp_accounting")
@@ -145,7 +145,7 @@ def engine_of(users: bool) -> Any:
         unit = {"privacy_unit": USERS} if users else {}
         budget = dp.PrivacyBudget(5.0, 1e-5, **unit)
     coordinates = Coordinates(np.zeros(2), 0.1 * np.eye(2))
-    return extract(model, **budget.secrecy).engine(coordinates, None)
+    return RowEngine.of(extract(model, **budget.secrecy), coordinates, None)
 
 
 @pytest.mark.parametrize("users", [False, True])
@@ -772,7 +772,7 @@ def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.Mon
         again = dp.DPSGNHT(draws=20, chains=1, model=model)
         assert budget.ledger.spent(budget.account) == spent
         assert again.coordinates.scaling.tolist() == first.coordinates.scaling.tolist()
-        monkeypatch.setattr(Source, "_is_stale", lambda self, plan_id: True)
+        monkeypatch.setattr(Preparing, "_is_stale", lambda self, plan_id: True)
         with pytest.raises(dp.BudgetExceeded, match="no record was read for it"):
             dp.DPSGNHT(draws=20, chains=1, model=model)
     assert budget.ledger.spent(budget.account) == spent

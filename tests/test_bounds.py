@@ -16,15 +16,16 @@ import xarray as xr
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.bounds import clamp, declared_bounds, known_limits
 from pymc_dp.publication.statement import STATEMENT, make_statement
-from pymc_dp.records import extract
+from pymc_dp.records.bounds import clamp, declared_bounds, known_limits
+from pymc_dp.records.extraction import extract
+from pymc_dp.records.units import RecordStore
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.intervals import NoEnclosure, enclose
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.rows.store import RecordStore, RowGroup
 
 from .models import GROUPS, Data, coefficients
 from .test_records import QUICK
@@ -409,7 +410,7 @@ def test_no_record_within_the_bounds_has_a_longer_score(name: str) -> None:
     records = extract(model, check=False)
     d = records.parameters.size
     limits = known_limits(model)
-    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
+    engine = RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), QUICK)
     reads = engine.reads
     rng = np.random.default_rng(11)
     for spread in (0.0, 0.7):
@@ -430,7 +431,7 @@ def test_the_limit_of_logistic_regression_by_hand() -> None:
         logistic()
     records = extract(model, check=False)
     at = Coordinates(np.zeros(3), 0.1 * np.eye(3))
-    limit, _ = limit_of(records.engine(at, QUICK), at, known_limits(model))
+    limit, _ = limit_of(RowEngine.of(records, at, QUICK), at, known_limits(model))
     assert limit == pytest.approx(0.1 * 0.5 * B * np.sqrt(3.0), rel=1e-9)
 
 
@@ -443,7 +444,7 @@ def test_many_columns_have_a_limit_too(columns: int) -> None:
         dp.bounds(X=(-1, 1))
     matrix = np.diag(rng.uniform(0.5, 1.0, columns)) + 0.02 * rng.standard_normal((columns,) * 2)
     at = Coordinates(np.zeros(columns), matrix)
-    engine = extract(model, check=False).engine(at, QUICK)
+    engine = RowEngine.of(extract(model, check=False), at, QUICK)
     limit, _ = limit_of(engine, at, known_limits(model))
     signs = np.sign(rng.standard_normal((4000, columns)))
     attained = 0.5 * np.linalg.norm(signs @ matrix, axis=1).max()
@@ -460,7 +461,7 @@ def test_public_data_and_impossible_records() -> None:
         pm.Bernoulli("y", logit_p=pm.Normal("b") * x, observed=y)
     records = extract(model, public=["x"], check=False)
     at = Coordinates(np.array([0.4]), np.eye(1))
-    engine = records.engine(at, QUICK)
+    engine = RowEngine.of(records, at, QUICK)
     limit, _ = limit_of(engine, at, known_limits(model, ["x"]))
     assert limit is not None
     scores = np.concatenate(
@@ -518,7 +519,7 @@ def test_no_limit_without_bounds(declare: Callable[[], None], reason: str) -> No
     records = extract(model, check=False)
     d = records.parameters.size
     at = Coordinates(np.full(d, 0.1), np.eye(d))
-    limit, why = limit_of(records.engine(at, QUICK), at, known_limits(model))
+    limit, why = limit_of(RowEngine.of(records, at, QUICK), at, known_limits(model))
     assert limit is None
     assert reason in why
 
@@ -528,7 +529,7 @@ def test_units_of_several_rows_have_no_limit() -> None:
         logistic()
     records = extract(model, privacy_unit=DATA.person, check=False)
     at = Coordinates(np.zeros(3), np.eye(3))
-    limit, why = limit_of(records.engine(at, QUICK), at, known_limits(model))
+    limit, why = limit_of(RowEngine.of(records, at, QUICK), at, known_limits(model))
     assert limit is None
     assert "several rows" in why
 

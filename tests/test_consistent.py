@@ -15,8 +15,10 @@ import pytest
 from scipy import stats
 from scipy.special import expit
 
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable
-from pymc_dp.records import Records, extract
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.records.graph import Outcome
 from pymc_dp.rows import contributions, law
 from pymc_dp.rows.contributions import (
     ConsistentScore,
@@ -27,12 +29,11 @@ from pymc_dp.rows.contributions import (
     Loss,
     OuterProduct,
     Score,
+    score_norms,
 )
-from pymc_dp.rows.cuts import Outcome
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import _Rows, law_unknown
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.law import law_of
 
 from .selection import marked, others
@@ -238,12 +239,12 @@ def engine_of(name: str, mode: Any = INTERPRETED) -> RowEngine:
     rng = np.random.default_rng(3)
     scaling = np.eye(d) + 0.1 * rng.standard_normal((d, d))
     at = Coordinates(records.initial + 0.1, scaling)
-    return records.engine(at, {"mode": mode})
+    return RowEngine.of(records, at, {"mode": mode})
 
 
 def at_start(records: Records) -> RowEngine:
     at = Coordinates(records.initial, np.eye(records.parameters.size))
-    return records.engine(at)
+    return RowEngine.of(records, at)
 
 
 def every_kind(at: Coordinates, clip_norm: float = CLIP) -> list[Contribution]:
@@ -378,7 +379,7 @@ def test_excess_of_a_censored_count_is_an_exact_sum(
         count = pm.NegativeBinomial.dist(mu=mu, alpha=2.0) if dispersed else pm.Poisson.dist(mu)
         upper_of_each = pm.Data("upper", np.full(len(y), float(upper)))
         pm.Censored("y", count, lower=lower or None, upper=upper_of_each, observed=y)
-    engine = extract(model, check=False).engine(Coordinates(np.zeros(1), np.eye(1)))
+    engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(1), np.eye(1)))
     at = engine.coordinates
     weights = np.exp(engine.log_likelihood(np.zeros(1)))
     own = values(engine, Score(at))[:, 0]
@@ -396,7 +397,7 @@ def test_counts_cut_off_between_integers_have_no_law() -> None:
         count = pm.Poisson.dist(pt.exp(pm.Normal("a")))
         upper = pm.Data("upper", np.where(X > 0.0, 2.5, 3.0))
         pm.Censored("y", count, lower=None, upper=upper, observed=X * 0.0)
-    engine = extract(model, check=False).engine(Coordinates(np.zeros(1), np.eye(1)))
+    engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(1), np.eye(1)))
     np.testing.assert_array_equal(values(engine, LawNotFound(engine.coordinates))[:, 0], X > 0.0)
 
 
@@ -426,7 +427,7 @@ def test_errors_of_rows_without_covariates_do_not_add_up(name: str) -> None:
     y, observed, error = ALIKE[name]
     with pm.Model() as model:
         observed(pm.Normal("a", shape=1)[0], y)
-    engine = extract(model, check=False).engine(Coordinates(np.zeros(1), np.eye(1)))
+    engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(1), np.eye(1)))
     weights = np.exp(engine.log_likelihood(np.zeros(1)))
     if y.dtype == float:
         weights *= np.gradient(y)
@@ -444,7 +445,7 @@ def test_rare_outcomes_count() -> None:
         eta = pm.Normal("a", shape=1)[0] - 16.0
         pm.Bernoulli("y", logit_p=eta, observed=np.zeros(N, dtype=int))
         pm.Poisson("k", pt.exp(eta), observed=np.zeros(N, dtype=int))
-    engine = extract(model, check=False).engine(Coordinates(np.zeros(1), np.eye(1)))
+    engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(1), np.eye(1)))
     curvatures = values(engine, ExpectedCurvature(engine.coordinates))
     np.testing.assert_allclose(curvatures, 2.0 * np.exp(-16.0), rtol=1e-5)
 
@@ -456,7 +457,7 @@ def test_a_variable_without_parameters_is_left_out() -> None:
             pm.Poisson("y", pt.exp(pm.Normal("a") + X), observed=y)
             if beside:
                 pm.Normal("control", 0.0, 1.0, observed=X.copy())
-        engine = extract(model, check=False).engine(Coordinates(np.zeros(1), np.eye(1)))
+        engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(1), np.eye(1)))
         assert not law_unknown(engine)
         found.append(values(engine, ConsistentScore(engine.coordinates, clip_norm=CLIP)))
     np.testing.assert_allclose(found[1], found[0])
@@ -468,7 +469,7 @@ def test_a_row_without_a_law_is_as_it_was_seen() -> None:
     with pm.Model() as model:
         y = pm.Data("y", _rng.poisson(2.0, N).astype("uint8"))
         pm.Poisson("k", pt.exp(pm.Normal("a") + pm.Normal("b") * X + large + 1.0), observed=y)
-    engine = extract(model, check=False).engine(Coordinates(np.zeros(2), np.eye(2)))
+    engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(2), np.eye(2)))
     at = engine.coordinates
     missing = values(engine, LawNotFound(at))[:, 0].astype(bool)
     assert missing[:10].all() and not missing[10:].any()
@@ -482,6 +483,12 @@ def test_a_row_without_a_law_is_as_it_was_seen() -> None:
     loss = values(engine, Loss(at, CLIP))
     np.testing.assert_allclose(loss[missing, :2], (((1.0 - scale) * own) ** 2)[missing])
     np.testing.assert_allclose(loss[missing, 2:], ((1.0 - scale) * own**2)[missing])
+
+
+def test_made_up_records_of_which_no_law_is_found_tell_nothing() -> None:
+    with pm.Model() as model:
+        pm.Poisson("k", pt.exp(pm.Normal("a") + 9.0), observed=_rng.poisson(2.0, N).astype("uint8"))
+    assert score_norms(extract(model, check=False)) is None
 
 
 # -- supports -------------------------------------------------------------------------------------
@@ -523,7 +530,7 @@ def test_whether_others_have_an_end_is_not_told(declare: Callable[..., None]) ->
             declare(mu, np.r_[first, np.full(N - 1, np.inf)], y)
         records = extract(model, check=False)
         outcomes = [astuple(outcome) for outcome in records.groups[0].graph.outcomes]
-        norms = records.score_norms()
+        norms = score_norms(records)
         rows = None if norms is None else tuple(map(tuple, norms))
         told.append((outcomes, law_unknown(at_start(records)), rows))
     assert told[0] == told[1]
@@ -582,7 +589,7 @@ def test_ends_are_not_read_from_private_values(rows: int) -> None:
         with pm.Model() as model:
             declare()
         records = extract(model, check=False, privacy_unit=np.arange(N) // rows)
-        engine = records.engine(Coordinates(np.zeros(2), np.eye(2)))
+        engine = RowEngine.of(records, Coordinates(np.zeros(2), np.eye(2)))
         found.append(values(engine, ConsistentScore(engine.coordinates, clip_norm=0.3)))
     changed = 1 // rows
     assert same_bits(np.delete(found[0], changed, axis=0), np.delete(found[1], changed, axis=0))
@@ -599,7 +606,7 @@ def test_signs_of_infinite_ends_concern_their_own_row_alone() -> None:
         with pm.Model() as model:
             base = pm.Normal.dist(pm.Normal("a") + pm.Normal("b") * x, 1.0)
             pm.Censored("y", base, lower=None, upper=upper, observed=y)
-        engine = extract(model, check=False).engine(Coordinates(np.zeros(2), np.eye(2)))
+        engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(2), np.eye(2)))
         found.append(values(engine, ConsistentScore(engine.coordinates, clip_norm=0.3)))
     assert same_bits(found[0][1:], found[1][1:])
 
@@ -616,7 +623,7 @@ def test_any_ends_of_counts_concern_their_own_row_alone(dtype: str) -> None:
             lower, upper = map(pm.Data, ("lower", "upper"), ends)
             count = pm.Poisson.dist(20.0 * pt.exp(pm.Normal("a") + 0.1 * X))
             pm.Censored("y", count, lower=lower, upper=upper, observed=y)
-            engine = extract(model, check=False).engine(Coordinates(np.zeros(1), np.eye(1)))
+            engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(1), np.eye(1)))
             assert not law_unknown(engine)
             found.append(values(engine, ConsistentScore(engine.coordinates, clip_norm=CLIP)))
             missing = values(engine, LawNotFound(engine.coordinates))[2:]
@@ -655,7 +662,9 @@ def test_each_mode_of_a_mixture_has_nodes() -> None:
     assert one is not None and one.modes == 1
     with pm.Model() as model:
         three()
-    engine = extract(model, check=False).engine(Coordinates(np.log([0.8, 1.0, 0.7]), np.eye(3)))
+    engine = RowEngine.of(
+        extract(model, check=False), Coordinates(np.log([0.8, 1.0, 0.7]), np.eye(3))
+    )
     rows = _Rows(engine, slice(0, N))
     mean, square = np.zeros(3), np.zeros(3)
     for weight, scores in rows.outcomes():
@@ -687,7 +696,9 @@ def test_densities_that_overflow_concern_their_own_row_alone() -> None:
             data = pm.Data("x", x)
             mu = pm.Normal("a") + pm.Normal("b") * data
             pm.CustomDist("y", mu, data, logp=logp, observed=np.ones(N))
-        return extract(model, check=False).engine(Coordinates(np.array([0.0, 1.0]), np.eye(2)))
+        return RowEngine.of(
+            extract(model, check=False), Coordinates(np.array([0.0, 1.0]), np.eye(2))
+        )
 
     before = engine(x)
     x[1] = 3.0

@@ -10,7 +10,8 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from pymc_dp.rows import blockwise, contributions, hessians, store
+from pymc_dp.records.units import RecordStore
+from pymc_dp.rows import contributions, groups, loops
 from pymc_dp.rows.contributions import (
     Change,
     Contribution,
@@ -20,12 +21,11 @@ from pymc_dp.rows.contributions import (
     Score,
     blocks,
 )
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.groups import Columns, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.rows.store import RecordStore, RowGroup
-from pymc_dp.rows.tilt import TiltedEngine
 from tests.selection import marked
 
 from .test_records import compiled, evaluate, quick, records_of, same_bits, with_data
@@ -103,7 +103,7 @@ def test_values_against_whole_score_vectors(name: str) -> None:
 def differences(engine: RowEngine, spec: Curvature) -> np.ndarray:
     """(n_units, size) curvatures by differences of whole score vectors along the axes of z."""
     moved = engine.with_coordinates(spec.coordinates)
-    return contributions._curvature(TiltedEngine(moved), spec).T
+    return spec._along_axes(TiltedEngine(moved)).T
 
 
 def repeated(name: str, times: int) -> RowEngine:
@@ -159,7 +159,7 @@ FEW = {
 @pytest.mark.parametrize("name", FEW)
 def test_curvature_through_what_rows_see(name: str, diagonal: bool) -> None:
     engine, at = quick(name)[2], coordinates(name)
-    assert hessians.sees_few(engine) == FEW[name]
+    assert contributions.sees_few(engine) == FEW[name]
     spec = Curvature(at, diagonal, step=1e-6)
     # two forward differences: step times third derivatives up to 1e2; cancellation 1e-16/1e-6
     close = {"rtol": 0.0, "atol": 1e-4}
@@ -184,7 +184,7 @@ def test_curvature_by_one_predictor(name: str, diagonal: bool) -> None:
 @pytest.mark.parametrize("times", [1, 2])
 def test_curvature_of_units_of_several_rows(times: int) -> None:
     engine, spec = repeated("poisson_groups", times), Curvature(coordinates("poisson_groups"))
-    assert hessians.sees_few(engine)
+    assert contributions.sees_few(engine)
     alone = values(compiled("poisson_groups"), spec)
     expected = np.zeros((17, spec.size))
     for group in engine.groups:
@@ -197,7 +197,7 @@ def test_curvature_is_that_of_the_log_likelihood() -> None:
     """Logistic regression, where the Hessian is p(1 - p) x x'; differences are first order."""
     engine = quick("logistic")[2]
     at = Coordinates(np.array([0.5, -0.2, 0.1]), np.eye(3))
-    X = engine.columns()[0].designs[engine.groups[0].functions.ordered[0]].T
+    X = engine.groups[0].columns().designs[engine.groups[0].functions.ordered[0]].T
     p = 1.0 / (1.0 + np.exp(-X @ at.location))
     exact = (p * (1.0 - p))[:, None, None] * X[:, :, None] * X[:, None, :]
     spec = Curvature(at, step=1e-5)
@@ -234,11 +234,11 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
         whole = values(engine, spec)
         with monkeypatch.context() as patch:
             for size in (7, 16):
-                patch.setattr(blockwise, "BLOCK", size)
+                patch.setattr(groups, "BLOCK", size)
                 patch.setattr(contributions, "BLOCK", 2 * size + 1)
-                patch.setattr(hessians, "_DIRECTIONS", 2000)
-                patch.setattr(hessians, "_SHORTEST", size - 2)
-                patch.setattr(hessians, "_PACKED", 1)
+                patch.setattr(contributions, "_DIRECTIONS", 2000)
+                patch.setattr(loops, "_SHORTEST", size - 2)
+                patch.setattr(loops, "_PACKED", 1)
                 assert same_bits(values(engine, spec), whole)
                 assert same_bits(values(permuted, spec), whole[order])
 
@@ -362,7 +362,7 @@ def test_a_pickled_engine_holds_records_and_nothing_made_of_them() -> None:
     groups = [RowGroup(None, g.store, g.units) for g in engine.groups]  # functions: not arrays
     for group, full in zip(groups, engine.groups, strict=True):
         group._columns = full.columns()
-        assert isinstance(group._columns, store.Columns)
+        assert isinstance(group._columns, Columns)
         assert pickle.loads(pickle.dumps(group))._columns is None
     state = tilted.__getstate__()
     assert state["_reference"] is None

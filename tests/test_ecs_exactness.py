@@ -16,7 +16,7 @@ from pymc.model import Model
 
 import pymc_dp as dp
 from pymc_dp.rows import predictor
-from pymc_dp.rows.kinks import has_kinks
+from pymc_dp.rows.predictor import has_kinks
 from pymc_dp.subsampling.estimates import call_address, callable_prior
 from pymc_dp.subsampling.preparation import Variates, prepare
 from pymc_dp.subsampling.reading import degree_of

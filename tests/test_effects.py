@@ -12,13 +12,13 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.privacy.ledger import SPENDING
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.privacy.journal import SPENDING
 from pymc_dp.privacy.noise import insecure_noise
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.steps.effects import Effects, effects_of
+from pymc_dp.tuning.effects import Effects, effects_of
 
 N, GROUPS = 3001, 6
 
@@ -138,7 +138,7 @@ def parts(declare: Any) -> tuple[Any, RowEngine, Effects | None, np.ndarray]:
         declare()
     records = extract(model, check=False)
     d = records.parameters.size
-    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
+    engine = RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), QUICK)
     drawn = np.random.default_rng(1).normal(0.0, 0.7, (200, d))
     return records, engine, effects_of(records, engine, drawn, QUICK), drawn
 

@@ -23,10 +23,11 @@ from pymc_dp.errors import PrivacyError, UnsafeModel
 from pymc_dp.privacy import holder
 from pymc_dp.privacy.answer import Grid, Query, VectorSum
 from pymc_dp.privacy.holder import Holder
+from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.contributions import Statistic
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.store import RecordStore, RowGroup
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.steps import exponential_model as recognition
 from tests.selection import marked, others
 

@@ -12,14 +12,13 @@ from scipy.stats import norm
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.linker import code_of
+from pymc_dp.base.threads import INTERPRETED, code_of
 from pymc_dp.privacy.noise import insecure_noise
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Curvature, OuterProduct, Score, blocks
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.flat import is_flat
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.structure import is_flat
 from tests.selection import marked
 
 N = 20_011
@@ -84,7 +83,7 @@ def _engine(declare: Any) -> RowEngine:
         declare()
     records = extract(model, check=False)
     d = records.parameters.size
-    return records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
+    return RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), QUICK)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +117,7 @@ def test_functions_of_rows_are_compiled_once() -> None:
         mu, sigma = pm.Normal("a", 0.0, 5.0), pm.HalfNormal("s", 2.0)
         pm.StudentT("y", nu=4.0, mu=mu, sigma=sigma, observed=y)
     records, at = extract(model, check=False), np.zeros(2)
-    engine = records.engine(Coordinates(at, np.eye(2)))
+    engine = RowEngine.of(records, Coordinates(at, np.eye(2)))
     made_up = engine.synthetic()
     made_up.log_likelihood(at)
     made_up.scores(at)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pymc_dp.base.checks import check_delta, check_epsilon
-from pymc_dp.privacy.accounting.gdp import (
+from pymc_dp.privacy.accounting import (
     delta_from_mu,
     epsilon_from_mu,
     mu_from_budget,

@@ -18,18 +18,18 @@ from pytensor.raise_op import Assert
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.errors import LedgerError
-from pymc_dp.privacy import preparation
+from pymc_dp.privacy import meter
 from pymc_dp.privacy.accounting import epsilon_from_mu
 from pymc_dp.privacy.events import MU2_UNIT
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.source import Source
+from pymc_dp.tuning.model_parts import ModelParts
 
 from .selection import marked
 from .test_automatic import automatic, build, charged, check_all_spent, check_result, interrupt
 from .test_conformance import pm_sample
 
-laplace_module = sys.modules["pymc_dp.publication.laplace"]  # hidden by the function
+laplace_module = sys.modules["pymc_dp.steps.laplace"]  # hidden by the function
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),
@@ -497,8 +497,7 @@ def test_which_priors_are_improper(name):
         budget = dp.PrivacyBudget(
             2.0, 1e-5, public=observed, privacy_unit={"y": np.arange(200)}, n_public=200
         )
-    counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
-    assert Source(model, budget, None, counts, False).improper == (["a"] if expected else [])
+    assert ModelParts(model, budget).improper == (["a"] if expected else [])
 
 
 # -- signals --------------------------------------------------------------------------------------
@@ -507,9 +506,9 @@ def test_which_priors_are_improper(name):
 def test_releases_where_python_does_not_own_the_signal(monkeypatch):
     """As in a program that embeds Python: there is no handler to put back."""
     with monkeypatch.context() as patch:
-        patch.setattr(preparation.signal, "getsignal", lambda number: None)
-        patch.setattr(preparation.signal, "signal", lambda *args: pytest.fail("not ours"))
-        with preparation.interrupts_wait():
+        patch.setattr(meter.signal, "getsignal", lambda number: None)
+        patch.setattr(meter.signal, "signal", lambda *args: pytest.fail("not ours"))
+        with meter.interrupts_wait():
             pass
 
 
@@ -517,7 +516,7 @@ def test_an_interrupt_waits_for_the_release():
     seen = []
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
     try:
-        with pytest.raises(KeyboardInterrupt), preparation.interrupts_wait():
+        with pytest.raises(KeyboardInterrupt), meter.interrupts_wait():
             signal.raise_signal(signal.SIGINT)
             seen.append("released")
     finally:

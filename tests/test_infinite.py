@@ -11,10 +11,11 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.records import extract
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
 from tests.selection import marked
 
 N = 24
@@ -53,7 +54,7 @@ def records_of(model: pm.Model, thetas: np.ndarray, **options: Any) -> list[np.n
     """(n, 1 + d) log-likelihoods and scores of the records."""
     records = extract(model, **options)
     d = records.parameters.size
-    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), {"mode": INTERPRETED})
+    engine = RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), {"mode": INTERPRETED})
     scores = (np.hstack([b for _, b in engine.vectors(engine.scores(z))]) for z in thetas)
     return [np.vstack([engine.log_likelihood(z), s]).T for z, s in zip(thetas, scores, strict=True)]
 

@@ -27,8 +27,8 @@ import pytensor.tensor as pt
 from pymc_dp.privacy.answer import clip_linear
 from pymc_dp.rows.functions import compile_function
 from pymc_dp.rows.linear import LinearRows
-from pymc_dp.rows.moves import Moves
-from pymc_dp.rows.solves import _RowsTimes
+from pymc_dp.rows.linear import Moves
+from pymc_dp.rows.simplify import _RowsTimes
 
 one, nobody = np.ones(1), np.empty((0, 1))
 moves = Moves(np.array([0]), np.ones((1, 1)), nobody.astype(int), nobody, one)
@@ -95,7 +95,7 @@ def test_the_digest_covers_all_that_compiled_code_is_made_of() -> None:
     for module, path in MODULES.items():
         names = {n.id for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Name)}
         if names & {"compiled", "njit", "cfunc", "overload", "intrinsic", "numba_njit"}:
-            assert module in sources or module == "published.graphs", module
+            assert module in sources or module == "published.reading", module
     for module in sources:
         assert imports_of(module)[0] <= sources, module
 

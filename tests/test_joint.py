@@ -14,8 +14,10 @@ from scipy.special import expit, logit
 from scipy.stats import binom
 
 from pymc_dp.base import threads
-from pymc_dp.records import extract
-from pymc_dp.rows import blockwise, contributions, expected, law
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.extraction import extract
+from pymc_dp.records.units import RecordStore
+from pymc_dp.rows import contributions, expected, groups, law
 from pymc_dp.rows.contributions import (
     ConsistentScore,
     ExpectedCurvature,
@@ -24,11 +26,10 @@ from pymc_dp.rows.contributions import (
     OuterProduct,
     Score,
 )
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.store import RecordStore, RowGroup
+from pymc_dp.rows.groups import RowGroup
 
 from .selection import marked
 from .test_consistent import every_kind
@@ -117,7 +118,7 @@ def engine_of(name: str, n: int = 40, mode: Any = INTERPRETED) -> RowEngine:
         ids = MODELS[name](n, np.random.default_rng(4))
     records = extract(model, check=False, privacy_unit=ids)
     point, d = np.array(TRUTHS[name]), records.parameters.size
-    engine = records.engine(Coordinates(point, np.eye(d)), {"mode": mode})
+    engine = RowEngine.of(records, Coordinates(point, np.eye(d)), {"mode": mode})
     norm = np.linalg.norm(values(engine, Score(engine.coordinates)), axis=1).mean()
     scaling = np.eye(d) / norm + 0.02 * np.random.default_rng(3).standard_normal((d, d))
     return engine.with_coordinates(Coordinates(point, scaling))
@@ -180,7 +181,7 @@ def test_bits_of_a_unit_do_not_depend_on_others(name: str, monkeypatch: pytest.M
     monkeypatch.setattr(expected, "_JOINT", 1)  # units one by one
     monkeypatch.setattr(expected, "_DIRECTIONS", 60)  # rows
     monkeypatch.setattr(threads, "count", lambda: 3)
-    monkeypatch.setattr(blockwise, "_COST", 2**40)
+    monkeypatch.setattr(groups, "_COST", 2**40)
     same()
 
 
@@ -243,7 +244,9 @@ def test_two_choices_are_an_exact_sum() -> None:
     with pm.Model() as model:
         for name, seen in zip("ab", y, strict=True):
             pm.Bernoulli(f"y_{name}", logit_p=pm.Normal(name) * x, observed=seen)
-    engine = extract(model, check=False).engine(Coordinates(np.array([0.5, -1.0]), np.eye(2)))
+    engine = RowEngine.of(
+        extract(model, check=False), Coordinates(np.array([0.5, -1.0]), np.eye(2))
+    )
     p = expit(np.array([0.5, -1.0])[:, None] * x)
 
     def clip(g: np.ndarray) -> np.ndarray:
@@ -266,7 +269,7 @@ def test_users_of_one_row_are_records() -> None:
         with pm.Model() as model:
             pm.Poisson("y", pt.exp(predictor(x)), observed=y)
         records = extract(model, check=False, privacy_unit=ids)
-        engine = records.engine(Coordinates(np.array([0.1, 0.5]), np.eye(2)))
+        engine = RowEngine.of(records, Coordinates(np.array([0.1, 0.5]), np.eye(2)))
         found.append([values(engine, spec) for spec in every_kind(engine.coordinates, CLIP)])
     for record, user in zip(*found, strict=True):
         np.testing.assert_allclose(user, record, rtol=1e-9, atol=1e-12)
@@ -290,7 +293,7 @@ def test_units_that_differ_have_points_of_their_own() -> None:
         pm.Normal("y", predictor(x), 1.0, observed=_rng.normal(size=200))
     ids = np.arange(200) // 4
     records = extract(model, check=False, privacy_unit=ids)
-    engine = records.engine(Coordinates(np.zeros(2), np.eye(2)))
+    engine = RowEngine.of(records, Coordinates(np.zeros(2), np.eye(2)))
     found = values(engine, ConsistentScore(engine.coordinates, clip_norm=CLIP))
     own = values(engine, Score(engine.coordinates))
     clipped = own * np.minimum(1.0, CLIP / np.linalg.norm(own, axis=1))[:, None]
@@ -318,7 +321,7 @@ def test_errors_of_users_with_the_same_score_do_not_add_up(alike: bool, share: f
         a, b = pm.Normal("a"), pm.Normal("b")
         pm.Bernoulli("y", logit_p=a + 1e-9 * b * x, observed=rng.random(n * k) < share)
     at = Coordinates(np.array([logit(share), 1.0]), np.eye(2))
-    engine = extract(model, check=False, privacy_unit=np.arange(n * k) // k).engine(at)
+    engine = RowEngine.of(extract(model, check=False, privacy_unit=np.arange(n * k) // k), at)
     scores = np.arange(k + 1) - k * share
     weights = binom.pmf(np.arange(k + 1), k, share)
     clip = np.abs(scores)[np.searchsorted(np.cumsum(weights), 0.9)]
@@ -343,7 +346,7 @@ def test_impossible_choices_of_a_unit_are_nothing_whatever_others_have() -> None
             pm.Gamma("v", 1.0, pt.exp(a), observed=np.array([0.3, 2.0]))
         units = {"y": np.array([0, 0, 1, 1]), "v": np.arange(2)}
         at = Coordinates(np.full(3, 0.3), np.eye(3))
-        engine = extract(model, check=False, privacy_unit=units).engine(at)
+        engine = RowEngine.of(extract(model, check=False, privacy_unit=units), at)
         found.append(values(engine, ConsistentScore(at, clip_norm=0.3)))
     assert same_bits(found[0][0], found[1][0])
     assert not same_bits(found[0][1], found[1][1])
@@ -356,7 +359,7 @@ def test_weights_of_all_combinations_of_counts_add_up(upper: float) -> None:
         count = pm.Poisson.dist(14.0 * pt.exp(pm.Normal("a")))
         pm.Censored("y", count, lower=None, upper=upper, observed=y)
     records = extract(model, check=False, privacy_unit=np.arange(4) // 2)
-    engine = records.engine(Coordinates(np.zeros(1), np.eye(1)))
+    engine = RowEngine.of(records, Coordinates(np.zeros(1), np.eye(1)))
     [(_, points)] = expected._joint_blocks(engine.each_alone())
     np.testing.assert_allclose(points.weights.sum(axis=1), 1.0)
 
@@ -373,7 +376,7 @@ def test_whether_all_combinations_are_taken_does_not_depend_on_the_ends_of_other
             pm.Bernoulli("y", logit_p=b, observed=np.arange(n * k) % 3 == 0)
         units = {"t": np.arange(n), "y": np.arange(n * k) // k}
         at = Coordinates(np.array([0.2, 0.4]), np.eye(2))
-        engine = extract(model, check=False, privacy_unit=units).engine(at)
+        engine = RowEngine.of(extract(model, check=False, privacy_unit=units), at)
         found.append(values(engine, ConsistentScore(at, clip_norm=2.0)))
     assert same_bits(found[0][1:], found[1][1:])
 
@@ -387,7 +390,7 @@ def test_a_unit_with_a_term_of_unknown_law_is_as_it_was_seen() -> None:
         a, b = pm.Normal("a"), pm.Normal("b")
         pm.Poisson("k", pt.exp(a + large + 1.0), observed=y)
         pm.Normal("v", b, 1.0, observed=_rng.normal(size=n))
-    engine = extract(model, check=False).engine(Coordinates(np.zeros(2), np.eye(2)))
+    engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(2), np.eye(2)))
     at = engine.coordinates
     missing = values(engine, LawNotFound(at))[:, 0].astype(bool)
     assert missing[:10].all() and not missing[10:].any()
@@ -416,8 +419,8 @@ def test_an_outcome_that_is_a_covariate_is_refused(use: Any, by_user: bool) -> N
         eta = use(y) @ b if use(y).type.ndim == 2 else use(y) * b[0]
         pm.Poisson("k", pt.exp(eta), observed=_rng.poisson(1.0, 30))
     ids = np.arange(30) // 3 if by_user else None
-    engine = extract(model, check=False, privacy_unit=ids).engine(
-        Coordinates(np.zeros(2), np.eye(2))
+    engine = RowEngine.of(
+        extract(model, check=False, privacy_unit=ids), Coordinates(np.zeros(2), np.eye(2))
     )
     assert "covariate" in law_unknown(engine)
     with pytest.raises(TypeError, match="covariate"):

@@ -22,14 +22,16 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.kernels.tilts import Quadratic
 from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.privacy.forecast import forecast, whole_curvature
-from pymc_dp.records import extract
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.steps.target import far
-from pymc_dp.tuning.climb import climb
-from pymc_dp.tuning.explore import Explored, _Whole, explore
+from pymc_dp.publication.explore import Explored, _Whole, explore
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.functions import PublicTerms
+from pymc_dp.tuning import quadratic
+from pymc_dp.tuning.public import find_mode
 from tests.selection import marked
 
-laplace_module = sys.modules["pymc_dp.publication.laplace"]  # `dp.laplace` is the function
+laplace_module = sys.modules["pymc_dp.steps.laplace"]  # `dp.laplace` is the function
 N, D = 6000, 3
 TRUTH = np.array([0.3, -0.5, 0.8])
 FACTS = "pymc_dp_statement"
@@ -90,7 +92,7 @@ class Funnel:
 @pytest.mark.parametrize(("noise", "normal"), [(0.01, True), (3.0, False)])
 def test_what_is_not_near_normal_is_said(noise, normal):
     target = Funnel(noise)
-    mode, precision = climb(target, np.eye(9))
+    mode, precision = find_mode(target, np.eye(9))
     widths = root(np.linalg.inv(precision))
     assert (laplace_module._departure(target, mode, widths, np.eye(9)) == "") == normal
 
@@ -120,7 +122,7 @@ class Independent:
 )
 def test_parameters_are_looked_at_one_by_one(law, d, departs):
     target = Independent(law, d)
-    mode, precision = climb(target, np.eye(d))
+    mode, precision = find_mode(target, np.eye(d))
     said = laplace_module._departure(target, mode, root(np.linalg.inv(precision)), np.eye(d))
     assert bool(said) == departs, said
 
@@ -132,7 +134,7 @@ def test_the_mode_is_found_however_wide_the_noise_makes_the_target(noise):
     d, score = 4, 4.0 * math.sqrt(1.0 + noise) * rng.standard_normal(4)
     prior = Independent(stats.norm(0.0, 100.0), d)
     target = Quadratic(prior, score, np.eye(d), noise * np.eye(d))
-    mode, precision = climb(target, target.information + 1e-4 * np.eye(d))
+    mode, precision = find_mode(target, target.information + 1e-4 * np.eye(d))
     known = 1e-4 + 1.0 / (1.0 + noise)
     np.testing.assert_allclose(precision, known * np.eye(d), rtol=1e-3, atol=1e-5 * known)
     np.testing.assert_allclose(mode, score / (1.0 + noise) / known, rtol=1e-3)
@@ -158,7 +160,7 @@ def test_a_failure_to_explore_leaves_the_mode(monkeypatch, error):
         raise error
 
     monkeypatch.setattr(laplace_module, "_departure", lambda *_: "it leans to one side")
-    monkeypatch.setattr(laplace_module, "target_draws", failed)
+    monkeypatch.setattr(quadratic.Quadratic, "explored", failed)
     model, _ = model_of(20.0)
     with model, pytest.warns(UserWarning, match="unreliable: it leans to one side"):
         idata = dp.laplace(10, progressbar=False)
@@ -214,11 +216,11 @@ def test_after_an_interrupt_the_same_call_goes_on(monkeypatch, chain, at):
     ),
 )
 def test_chains_that_explored_badly_are_said(monkeypatch, worth, apart, said):
-    def badly(*args, draws=laplace_module.target_draws, **options):
+    def badly(*args, draws=quadratic.Quadratic.explored, **options):
         return draws(*args, **options)._replace(effective=worth, apart=apart)
 
     monkeypatch.setattr(laplace_module, "_departure", lambda *_: "it leans to one side")
-    monkeypatch.setattr(laplace_module, "target_draws", badly)
+    monkeypatch.setattr(quadratic.Quadratic, "explored", badly)
     model, _ = model_of(20.0)
     with model, pytest.warns(UserWarning, match=f"unreliable: .*{said}"):
         idata = dp.laplace(10, progressbar=False)
@@ -280,12 +282,12 @@ def test_item_responses_of_many_persons_are_those_of_their_records():
 def test_what_is_far_from_its_mode_takes_mean_and_covariance_of_draws(monkeypatch, recwarn):
     drawn = []
 
-    def kept(*args, draws=laplace_module.target_draws, **options):
+    def kept(*args, draws=quadratic.Quadratic.explored, **options):
         drawn.append(draws(*args, **options))
         return drawn[-1]
 
     monkeypatch.setattr(laplace_module, "_departure", lambda *_: "it leans to one side")
-    monkeypatch.setattr(laplace_module, "target_draws", kept)
+    monkeypatch.setattr(quadratic.Quadratic, "explored", kept)
     model, budget = model_of(20.0)
     with model:
         dp.laplace(10, progressbar=False)
@@ -309,7 +311,7 @@ def test_draws_that_wander_off_tell_nothing(monkeypatch):
         return Explored(draws, 4000.0, False)
 
     monkeypatch.setattr(laplace_module, "_departure", lambda *_: "it leans to one side")
-    monkeypatch.setattr(laplace_module, "target_draws", wandering)
+    monkeypatch.setattr(quadratic.Quadratic, "explored", wandering)
     model, budget = model_of(20.0)
     with model, pytest.warns(UserWarning, match="unreliable: it leans to one side"):
         dp.laplace(10, progressbar=False)
@@ -369,7 +371,7 @@ def test_an_improper_parameter_that_no_record_sees_leaves_the_others_alone(prior
 
 @pytest.mark.slow
 def test_draws_far_from_what_was_looked_at_are_said(monkeypatch):
-    monkeypatch.setattr(laplace_module, "far", lambda *_: 0.3)
+    monkeypatch.setattr(quadratic.Quadratic, "far", lambda *_: 0.3)
     model, _ = model_of(20.0)
     with model, pytest.warns(UserWarning, match="30% of the draws lie far"):
         idata = dp.laplace(10, progressbar=False)
@@ -402,7 +404,7 @@ def test_what_no_record_sees_begins_where_the_others_put_it():
         pm.Normal("y", alpha[np.arange(100) % 5], 1.0, observed=np.zeros(100))
     records = extract(model)
     before = Coordinates(records.initial, np.diag([5.0, 1.0, 5.0, 5.0, 5.0, 5.0, 5.0]))
-    terms, unseen = records.public_terms(before), np.array([0, 1])
+    terms, unseen = PublicTerms.of(records, before), np.array([0, 1])
     lost = Coordinates(np.array([-27.0, 8.4, *means]), np.eye(7))
     begin, reach = laplace_module._settled(terms, lost, before, unseen)
     place = lost.theta(begin)
@@ -413,9 +415,9 @@ def test_what_no_record_sees_begins_where_the_others_put_it():
     assert 25.0 * 7 / reach[1, 1] == pytest.approx((5.0 * 0.32) ** 2, rel=0.3)
 
     drawn = np.random.default_rng(0).standard_normal((1000, 7)) + place
-    found = SimpleNamespace(clip=lost)
-    assert far(drawn, None, found, unseen) == 0.0
-    assert far(drawn, None, found, unseen[:0]) == 1.0
+    parts = SimpleNamespace(engine=RowEngine.of(records, before))
+    assert quadratic.Quadratic.far(SimpleNamespace(clip=lost), drawn, parts) == 0.0
+    assert quadratic.far_from(lost.location, drawn) == 1.0
 
 
 def test_too_small_a_budget_leaves_the_prior_of_a_hierarchy():

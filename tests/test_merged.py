@@ -10,13 +10,14 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_dp.records import Records, extract
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import INTERPRETED, RowFunctions
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.merged import merged
-from pymc_dp.rows.store import RowGroup
-from pymc_dp.steps.effects import effects_of
+from pymc_dp.rows.functions import RowFunctions
+from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.merging import merged
+from pymc_dp.tuning.effects import effects_of
 from tests.selection import marked
 
 N, GROUPS = 301, 5
@@ -165,7 +166,7 @@ def records_of(family: Callable[[Predictor], None], predictor: Predictor) -> Rec
 def plain_engine(records: Records) -> RowEngine:
     """Records in unconstrained parameters."""
     d = records.parameters.size
-    return records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
+    return RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), QUICK)
 
 
 def engine_of(records: Records, change: Callable[[Any], Any] = lambda graph: graph) -> RowEngine:

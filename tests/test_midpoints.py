@@ -9,7 +9,7 @@ import pymc_dp as dp
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.intervals import ConstantInterval
 from pymc_dp.publication.midpoints import _standard_error, newton_estimate
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
 
 from .anchored import anchored_result, budgeted, coordinates, flat, settings_of, transformed
 

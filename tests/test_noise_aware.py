@@ -16,7 +16,6 @@ from scipy import stats
 from scipy.integrate import trapezoid
 
 from pymc_dp.publication import noise_aware as na
-from pymc_dp.publication import noise_laws as laws
 from tests.selection import marked
 
 D = 5
@@ -53,8 +52,8 @@ class Conjugate:
         mean = covariance @ (weight @ self.score + self.prior_precision @ self.prior_mean)
         return mean, covariance
 
-    def law(self) -> laws.NoiseLaw:
-        return laws.noise_law(
+    def law(self) -> na.NoiseLaw:
+        return na.noise_law(
             self.score,
             self.noise,
             self.curvature,
@@ -62,7 +61,7 @@ class Conjugate:
             self.prior_precision @ self.prior_mean,
         )
 
-    def corrected(self, law: laws.NoiseLaw) -> tuple[np.ndarray, np.ndarray]:
+    def corrected(self, law: na.NoiseLaw) -> tuple[np.ndarray, np.ndarray]:
         """Mean and covariance of w - Sigma xi'."""
         mean, covariance = self.raw
         return mean - covariance @ law.mean, covariance + covariance @ law.covariance @ covariance
@@ -133,14 +132,14 @@ def test_never_wider_than_the_prior(seed, strength):
     assert np.linalg.eigvalsh(prior - covariance).min() > -1e-9 * np.linalg.eigvalsh(prior).max()
     # the planted fault that this bound is about: the gain forgotten
     if strength > 1:
-        wrong = example.corrected(laws.NoiseLaw(np.zeros(D), example.noise))[1]
+        wrong = example.corrected(na.NoiseLaw(np.zeros(D), example.noise))[1]
         assert np.linalg.eigvalsh(prior - wrong).min() < 0
 
 
 def test_a_normal_prior_is_linear_whatever_the_draws():
     rng = np.random.default_rng(0)
     precision, draws = wishart(rng), rng.standard_t(3, size=(50, D)) @ wishart(rng)
-    found = laws.linear_prior(draws, -(draws - 1.0) @ precision)
+    found = na.linear_prior(draws, -(draws - 1.0) @ precision)
     np.testing.assert_allclose(found.precision, precision, atol=1e-8)
     np.testing.assert_allclose(found.score, precision @ (1.0 - draws.mean(axis=0)), atol=1e-8)
     assert found.bend < 1e-6
@@ -150,7 +149,7 @@ def test_the_bend_of_a_prior_is_in_units_of_the_score_of_the_posterior():
     """Of w -> w^2 - 1 over N(0, 1) draws nothing is linear, and its rms is sqrt 2; units cancel."""
     draws = np.random.default_rng(1).normal(size=(200_000, 1))
     for unit in (1.0, 1e-3):
-        found = laws.linear_prior(unit * draws, 0.1 * (draws**2 - 1.0) / unit)
+        found = na.linear_prior(unit * draws, 0.1 * (draws**2 - 1.0) / unit)
         assert found.bend == pytest.approx(0.1 * np.sqrt(2.0), rel=0.02)
         assert abs(found.precision[0, 0]) * unit**2 < 0.01
 
@@ -180,7 +179,7 @@ def corrected_draws(example: Conjugate, n: int = 40_000) -> na.NoiseAware:
         np.random.default_rng(2),
         draws,
         example.noise,
-        laws.LinearPrior(
+        na.LinearPrior(
             example.prior_precision, example.prior_precision @ (example.prior_mean - mean)
         ),
         ess=n,
@@ -196,8 +195,8 @@ def test_shifted_draws_have_the_exact_moments():
     check_moments(found.draws.reshape(-1, D), *GAUSSIAN.exact)
 
 
-def forgotten(law: laws.NoiseLaw, example: Conjugate) -> laws.NoiseLaw:
-    return laws.NoiseLaw(np.zeros(D), example.noise)
+def forgotten(law: na.NoiseLaw, example: Conjugate) -> na.NoiseLaw:
+    return na.NoiseLaw(np.zeros(D), example.noise)
 
 
 @pytest.mark.slow
@@ -230,7 +229,7 @@ def test_a_direction_that_no_record_sees_moves_nothing_that_is_known(guarded, mo
     draws = rng.normal(size=(400, D))
     unseen = np.linalg.qr(rng.normal(size=(D, D)))[0][:, 0]
     alone = np.outer(unseen, unseen)
-    prior = laws.LinearPrior(0.05 * np.eye(D) + 1.2 * alone, 0.4 * unseen)
+    prior = na.LinearPrior(0.05 * np.eye(D) + 1.2 * alone, 0.4 * unseen)
 
     def moved(hidden: float) -> float:
         noise = 1e-6 * (np.eye(D) - alone) + hidden * alone
@@ -268,7 +267,7 @@ class Funnel:
         self.raw = self.draws(self.seen, np.full(self.groups, variance), self.n)
         self.exact = self.draws(self.seen, np.full(self.groups, variance + noise), 20_000)
         scores = np.array([self.gradient(z) for z in self.raw])
-        self.prior = laws.linear_prior(self.raw, scores)
+        self.prior = na.linear_prior(self.raw, scores)
         # of the score, whose curvature is 1 / variance
         self.covariance = np.diag([*np.full(self.groups, noise / variance**2), 0.0])
 
@@ -290,7 +289,7 @@ class Funnel:
         inverse = np.exp(-2 * x)
         return np.append(-a * inverse, inverse * (a**2).sum() - len(a) + 1 - np.exp(2 * x))
 
-    def explore(self, likelihood: laws.Likelihood) -> np.ndarray:
+    def explore(self, likelihood: na.Likelihood) -> np.ndarray:
         """What NUTS does in a release; `pairs` makes the curvature diagonal."""
         curvature = np.maximum(likelihood.curvature.diagonal()[:-1], 1e-9)
         np.testing.assert_allclose(likelihood.curvature, np.diag([*curvature, 0.0]), atol=1e-6)
@@ -343,15 +342,15 @@ def test_draws_are_widened_and_not_moved_where_the_prior_could_not_be_explored()
 
 def test_no_noise_and_scores_that_are_not_finite_are_no_reason_to_fail():
     draws = np.random.default_rng(0).normal(size=(1, 400, 3))
-    prior = laws.LinearPrior(np.eye(3), np.zeros(3))
+    prior = na.LinearPrior(np.eye(3), np.zeros(3))
     found = na.noise_aware(np.random.default_rng(0), draws, np.zeros((3, 3)), prior, ess=400)
     np.testing.assert_allclose(found.draws, draws)
     scores = -draws[0].copy()
     scores[7, 1] = np.inf
-    prior = laws.linear_prior(draws[0], scores)
+    prior = na.linear_prior(draws[0], scores)
     assert prior.bend == np.inf
     np.testing.assert_allclose(prior.precision, np.eye(3), atol=1e-9)
-    assert laws.linear_prior(draws[0], np.full((400, 3), np.nan)).bend == np.inf
+    assert na.linear_prior(draws[0], np.full((400, 3), np.nan)).bend == np.inf
     found = na.noise_aware(np.random.default_rng(0), draws, np.eye(3), prior, ess=400)
     assert found.method == "widened" and np.isfinite(found.draws).all()
 
@@ -360,7 +359,7 @@ def test_a_mean_that_noise_can_not_have_moves_nothing():
     """A law that is wrong by its assumptions: of a likelihood that is not normal, say."""
     rng = np.random.default_rng(0)
     draws = rng.normal(size=(1, 2000, 10))
-    prior = laws.LinearPrior(1.2 * np.eye(10), np.full(10, 3.0), 0.02)
+    prior = na.LinearPrior(1.2 * np.eye(10), np.full(10, 3.0), 0.02)
     found = na.noise_aware(rng, draws, 0.04 * np.eye(10), prior, ess=2000)
     assert found.method == "widened"
     assert np.abs((found.draws - draws).mean(axis=(0, 1))).max() < 0.1
@@ -388,14 +387,14 @@ class Kinked:
         mass = np.exp(log_mass - log_mass.max())
         self.mean, self.sd = moments_of(grid, mass)
         self.drawn = rng.choice(grid, 4000, p=mass / mass.sum())[:, None]
-        self.asked: list[laws.Likelihood] = []
+        self.asked: list[na.Likelihood] = []
 
-    def explore(self, likelihood: laws.Likelihood) -> np.ndarray:
+    def explore(self, likelihood: na.Likelihood) -> np.ndarray:
         self.asked.append(likelihood)
         return self.drawn
 
     def published(self, scores: Callable[[np.ndarray], np.ndarray] | None, **how: Any) -> Any:
-        prior = laws.linear_prior(self.raw[0], -np.sign(self.raw[0]))
+        prior = na.linear_prior(self.raw[0], -np.sign(self.raw[0]))
         assert prior.bend < 1e-9
         noise = np.array([[self.noise**2 / self.error**4]])
         rng = np.random.default_rng(0)
@@ -427,7 +426,7 @@ def test_a_normal_prior_is_normal_wherever_draws_are_moved_to():
     """Also where it was fitted at some of the draws, whose mean is another."""
     rng, d = np.random.default_rng(23), 50
     raw = 0.7 * rng.normal(size=(4, 1000, d))
-    prior = laws.linear_prior(raw[0, :, :], -raw[0])
+    prior = na.linear_prior(raw[0, :, :], -raw[0])
     found = na.noise_aware(rng, raw, 2.0 * np.eye(d), prior, ess=4000, scores=lambda w: -w)
     assert found.method == "shift" and found.bend < 1e-9
 
@@ -443,7 +442,7 @@ def test_what_noise_does_once_in_ten_thousand_times_is_plausible():
     score, precision = 4.0 * np.sqrt(noise), 1.0 + information
     rng = np.random.default_rng(22)
     raw = score / precision + rng.normal(size=(1, 4000, 1)) / np.sqrt(precision)
-    prior = laws.linear_prior(raw[0], -raw[0])
+    prior = na.linear_prior(raw[0], -raw[0])
     found = na.noise_aware(
         rng, raw, np.array([[noise]]), prior, ess=4000, scores=lambda w: -w, explore=None
     )
@@ -452,18 +451,18 @@ def test_what_noise_does_once_in_ten_thousand_times_is_plausible():
 
 
 FAULTS = {
-    "no correction": lambda law, e: laws.NoiseLaw(0 * law.mean, 0 * law.covariance),
+    "no correction": lambda law, e: na.NoiseLaw(0 * law.mean, 0 * law.covariance),
     "gain forgotten": forgotten,
-    "gain forgotten in the mean": lambda law, e: laws.NoiseLaw(0 * law.mean, law.covariance),
-    "gain forgotten in the covariance": lambda law, e: laws.NoiseLaw(law.mean, e.noise),
-    "wrong sign": lambda law, e: laws.NoiseLaw(-law.mean, law.covariance),
+    "gain forgotten in the mean": lambda law, e: na.NoiseLaw(0 * law.mean, law.covariance),
+    "gain forgotten in the covariance": lambda law, e: na.NoiseLaw(law.mean, e.noise),
+    "wrong sign": lambda law, e: na.NoiseLaw(-law.mean, law.covariance),
 }
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_planted_faults_are_found(fault, monkeypatch):
-    right = laws.noise_law
-    monkeypatch.setattr(laws, "noise_law", lambda *a: FAULTS[fault](right(*a), GAUSSIAN))
+    right = na.noise_law
+    monkeypatch.setattr(na, "noise_law", lambda *a: FAULTS[fault](right(*a), GAUSSIAN))
     with pytest.raises(AssertionError):
         check_moments(corrected_draws(GAUSSIAN).draws.reshape(-1, D), *GAUSSIAN.exact)
 
@@ -479,7 +478,7 @@ NOISE_SD = 0.8
 class Skewed:
     """The mixture of Gamma(SHAPE, RATE + xi') over a law of xi', by quadrature."""
 
-    def __init__(self, law: laws.NoiseLaw) -> None:
+    def __init__(self, law: na.NoiseLaw) -> None:
         scale = np.sqrt(law.covariance[0, 0])
         self.xi = law.mean[0] + scale * np.linspace(-4.9, 4.9, 981)
         self.weights = stats.norm.pdf(self.xi, law.mean[0], scale)
@@ -510,15 +509,15 @@ def skewed(
         np.random.default_rng(4),
         draws,
         np.array([[NOISE_SD**2]]),
-        laws.LinearPrior(np.array([[prior_precision]]), np.array([prior_score])),
+        na.LinearPrior(np.array([[prior_precision]]), np.array([prior_score])),
         ess=n,
     )
 
 
-def skewed_law(prior_precision: float, prior_score: float) -> laws.NoiseLaw:
+def skewed_law(prior_precision: float, prior_score: float) -> na.NoiseLaw:
     variance = np.array([[SHAPE / RATE**2]])
     prior = np.array([[prior_precision]])
-    return laws.noise_law(
+    return na.noise_law(
         np.array([-prior_score]),
         np.array([[NOISE_SD**2]]),
         1.0 / variance - prior,
@@ -566,8 +565,8 @@ def test_planted_faults_of_resampling_are_found(fault, many_candidates, monkeypa
     exact = Skewed(skewed_law(*PRIORS["informative"]))
     right = na._resample
     if fault == "gain forgotten":
-        flat = laws.NoiseLaw(np.zeros(1), np.array([[NOISE_SD**2]]))
-        monkeypatch.setattr(laws, "noise_law", lambda *a: flat)
+        flat = na.NoiseLaw(np.zeros(1), np.array([[NOISE_SD**2]]))
+        monkeypatch.setattr(na, "noise_law", lambda *a: flat)
     else:
         sign = {"no correction": 0.0, "wrong sign": -1.0}[fault]
         monkeypatch.setattr(na, "_resample", lambda rng, w, xi: right(rng, w, sign * xi))
@@ -579,7 +578,7 @@ def test_planted_faults_of_resampling_are_found(fault, many_candidates, monkeypa
 
 def test_weights_that_rest_on_few_draws_are_not_used():
     draws = np.random.default_rng(3).gamma(SHAPE, 1.0 / RATE, size=(4, 1000, 1))
-    flat = laws.LinearPrior(np.zeros((1, 1)), np.zeros(1))
+    flat = na.LinearPrior(np.zeros((1, 1)), np.zeros(1))
     found = na.noise_aware(np.random.default_rng(0), draws, np.array([[400.0]]), flat, ess=4000)
     assert found.method == "shift" and found.weight_ess < na.WEIGHT_ESS
     # nor are draws that are nearly all alike
@@ -606,7 +605,7 @@ def test_a_skewed_parameter_does_not_hide_in_a_rotation():
     draws = np.hstack([skewed_one, rng.normal(size=(8000, 9))])
     rotation = np.linalg.qr(rng.normal(size=(10, 10)))[0]
     w = (draws @ rotation).reshape(4, 2000, 10)
-    flat = laws.LinearPrior(np.zeros((10, 10)), np.zeros(10))
+    flat = na.LinearPrior(np.zeros((10, 10)), np.zeros(10))
     found = na.noise_aware(rng, w, 0.05 * np.eye(10), flat, ess=8000, axes=rotation)
     assert not found.normality.near_normal
     assert found.method == "resampled"

@@ -14,15 +14,14 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.records import extract
-from pymc_dp.rows import blockwise, contributions
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows import contributions, groups, linear
 from pymc_dp.rows.contributions import blocks
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from pymc_dp.rows.loops import row_blocks
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
-from pymc_dp.rows.tilt import TiltedEngine
 
 from .models import EXAMPLES, Data
 from .selection import marked, others
@@ -169,7 +168,7 @@ def engine_of(declare: Callable[[Data], None], **kwargs: object) -> RowEngine:
         records.initial + 0.1 * rng.standard_normal(d),
         np.eye(d) + 0.1 * rng.standard_normal((d, d)),
     )
-    return records.engine(at, kwargs or None)
+    return RowEngine.of(records, at, kwargs or None)
 
 
 @cache
@@ -228,15 +227,14 @@ def test_values_and_scores_are_those_of_the_model(declare: Callable[[Data], None
 @pytest.mark.parametrize("t", [-60.0, -37.0, -5.0, -4.9999, -1.0, 0.0, 3.0, 9.0])
 def test_probit_tails(t: float) -> None:
     mpmath = pytest.importorskip("mpmath")
-    from pymc_dp.rows import families
 
     with mpmath.workdps(60):
         value = mpmath.log(mpmath.erfc(-mpmath.mpf(t) / mpmath.sqrt(2)) / 2)
         slope = mpmath.npdf(t) / (mpmath.erfc(-mpmath.mpf(t) / mpmath.sqrt(2)) / 2)
     one = np.ones(1)
     for function, expected in (
-        (families.log_likelihoods, value),
-        (families.slopes, slope),
+        (linear.concave_terms, value),
+        (linear.concave_slopes, slope),
     ):
         v = np.array([t])
         function(3, one, one, v)
@@ -245,7 +243,6 @@ def test_probit_tails(t: float) -> None:
 
 @pytest.mark.parametrize("family", ["logit", "probit", "log"])
 def test_longest_scores_are_those_of_the_worst_outcome(family: str) -> None:
-    from pymc_dp.rows import families
 
     rng = np.random.default_rng(5)
     v = rng.normal(0.0, 4.0, 300)
@@ -253,7 +250,7 @@ def test_longest_scores_are_those_of_the_worst_outcome(family: str) -> None:
     trials = rng.integers(1, 6, 300).astype(float) if family == "logit" else np.ones(300)
     a = np.ones(300)
     found = v.copy()
-    families.steepest(code, a, trials, found)
+    linear.steepest(code, a, trials, found)
     if family == "logit":
         outcomes = [np.zeros(300), trials]
     else:
@@ -261,11 +258,11 @@ def test_longest_scores_are_those_of_the_worst_outcome(family: str) -> None:
     worst = np.zeros(300)
     for outcome in outcomes:
         slopes = v.copy()
-        families.slopes(code, outcome, trials, slopes)
+        linear.concave_slopes(code, outcome, trials, slopes)
         worst = np.maximum(worst, np.abs(slopes))
     np.testing.assert_allclose(found, worst, rtol=1e-12)
     normal = v.copy()
-    families.steepest(2, a, trials, normal)
+    linear.steepest(2, a, trials, normal)
     assert not normal.any()
 
 
@@ -306,7 +303,7 @@ def test_bits_do_not_depend_on_place_or_block(
     whole, kinds = evaluate(fast, z), every_kind(engine.coordinates)
     added = [values(fast, spec) for spec in kinds]
     for size in (7, 16, 8192):
-        monkeypatch.setattr(blockwise, "BLOCK", size)
+        monkeypatch.setattr(groups, "BLOCK", size)
         monkeypatch.setattr(contributions, "BLOCK", size)
         moved = PredictorEngine(with_data(engine, lambda a: a[order]), predictor)
         found = evaluate(moved, z)
@@ -423,7 +420,7 @@ def test_units_of_the_data_lose_no_digits(kind: str, unit: float) -> None:
             pm.Exponential("y", pt.exp(-eta), observed=y * unit)
         else:
             pm.Normal("y", eta, unit, observed=y * unit)
-    engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
+    engine = RowEngine.of(extract(model), Coordinates(np.zeros(2), np.eye(2)))
     predictor, reason = recognise(engine)
     assert predictor is not None, reason
     fast = PredictorEngine(engine, predictor)
@@ -449,7 +446,7 @@ def test_a_predictor_that_bends_far_out_is_none(bend: Callable[..., Any]) -> Non
     x = np.random.default_rng(0).normal(size=(60, 2))
     with pm.Model() as model:
         pm.Normal("y", bend(x @ pm.Normal("b", shape=2)), 1.0, observed=x[:, 0])
-    engine = extract(model, check=False).engine(Coordinates(np.zeros(2), np.eye(2)))
+    engine = RowEngine.of(extract(model, check=False), Coordinates(np.zeros(2), np.eye(2)))
     assert recognise(engine)[0] is None
 
 
@@ -471,7 +468,7 @@ def test_a_rate_or_probability_that_is_cut_off_is_none(declare: Callable[..., An
     x = np.random.default_rng(0).normal(size=(60, 2))
     with pm.Model() as model:
         declare(x @ pm.Normal("b", shape=2), np.arange(60) % 5)
-    engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
+    engine = RowEngine.of(extract(model), Coordinates(np.zeros(2), np.eye(2)))
     assert recognise(engine)[0] is None
 
 
@@ -485,7 +482,7 @@ def test_the_family_does_not_depend_on_a_weight(weight: float) -> None:
             return -0.5 * weight * (value - mu) ** 2
 
         pm.CustomDist("y", mu, logp=logp, observed=x[:, 0])
-    engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
+    engine = RowEngine.of(extract(model), Coordinates(np.zeros(2), np.eye(2)))
     predictor, reason = recognise(engine)
     assert predictor is not None and predictor.family == "normal", reason
 

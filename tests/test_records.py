@@ -26,22 +26,16 @@ from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.base import threads
-from pymc_dp.base.linker import ExactLinker
+from pymc_dp.base.threads import INTERPRETED, ExactLinker
 from pymc_dp.errors import NotFactorizable, UnsafeModel
-from pymc_dp.records import (
-    PublicTerms,
-    Records,
-    _rows_overlap,
-    _same_units,
-    count_units,
-    extract,
-)
-from pymc_dp.rows import blockwise
-from pymc_dp.rows.ancestry import ancestors_without_shapes
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.records.units import RecordStore, _rows_overlap, _same_units, count_units
+from pymc_dp.rows import groups
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.store import RecordStore, RowGroup
+from pymc_dp.rows.functions import PublicTerms
+from pymc_dp.rows.groups import RowGroup
 
 from .models import EXAMPLES, GROUPS, Data, build
 from .selection import marked
@@ -121,13 +115,13 @@ def identity(records: Records) -> Coordinates:
 def quick(name: str) -> tuple[pm.Model, Records, RowEngine, PublicTerms]:
     model, records = records_of(name)
     at = identity(records)
-    return model, records, records.engine(at, QUICK), records.public_terms(at, QUICK)
+    return model, records, RowEngine.of(records, at, QUICK), PublicTerms.of(records, at, QUICK)
 
 
 @cache
 def compiled(name: str) -> RowEngine:
     records = records_of(name)[1]
-    return records.engine(identity(records), {"mode": "NUMBA"})
+    return RowEngine.of(records, identity(records), {"mode": "NUMBA"})
 
 
 def point(records: Records, seed: int) -> np.ndarray:
@@ -215,7 +209,7 @@ def test_truth_values_are_negated_and_integers_do_not_wrap(named: bool, mode: An
         terms = [beta[k] * written(columns) / scale[k] for k, (written, _) in enumerate(TYPED)]
         pm.Normal("y", sum(terms), 1.0, observed=COLUMNS["x"])
     records = extract(model)
-    found, vectors = evaluate(records.engine(identity(records), mode), weights)
+    found, vectors = evaluate(RowEngine.of(records, identity(records), mode), weights)
     residual = COLUMNS["x"] - (exact / scale) @ weights
     expected = -0.5 * residual**2 - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
@@ -303,7 +297,7 @@ def test_bits_do_not_depend_on_place_or_block(name: str, monkeypatch: pytest.Mon
     whole = evaluate(engine, z)
     permuted = with_data(engine, lambda a: a[order])
     for size in (7, 16, 8192):  # odd, of vector registers, all rows at once
-        monkeypatch.setattr(blockwise, "BLOCK", size)
+        monkeypatch.setattr(groups, "BLOCK", size)
         monkeypatch.setattr(threads, "_WORTH", size)
         monkeypatch.setattr(threads, "count", lambda: 3)
         found, moved = evaluate(engine, z), evaluate(permuted, z)
@@ -344,7 +338,7 @@ def test_a_record_outside_the_support_is_impossible_by_itself() -> None:
         sd = pt.as_tensor(np.where(np.arange(data.n) == 5, -1.0, 1.0))
         pm.Normal("y", pm.Normal("b"), sd, observed=data.real)
     records = extract(model)
-    found = records.engine(identity(records), QUICK).log_likelihood(records.initial)
+    found = RowEngine.of(records, identity(records), QUICK).log_likelihood(records.initial)
     assert found[5] == -np.inf
     assert np.isfinite(np.delete(found, 5)).all()
 
@@ -358,7 +352,7 @@ def test_a_record_with_an_impossible_parameter_is_impossible_though_its_formula_
         p = pt.switch(wrong, 1.5, pm.math.invlogit(pm.Normal("b")))
         pm.Bernoulli("y", p, observed=ill)
     records = extract(model)
-    found = records.engine(identity(records), QUICK).log_likelihood(records.initial)
+    found = RowEngine.of(records, identity(records), QUICK).log_likelihood(records.initial)
     assert found[5] == -np.inf
     assert np.isfinite(np.delete(found, 5)).all()
 
@@ -367,7 +361,7 @@ def test_parameters_outside_the_support_are_impossible_in_public() -> None:
     with pm.Model() as model:
         pm.Normal("y", 0.0, pm.Normal("s", 1.0, 1.0), observed=Data().real)
     records = extract(model)
-    public = records.public_terms(identity(records), QUICK)
+    public = PublicTerms.of(records, identity(records), QUICK)
     assert public.log_density(np.array([-0.5])) == -np.inf
     assert np.isfinite(public.log_density(np.array([0.5])))
 
@@ -1000,7 +994,7 @@ def test_a_joint_check_is_made_for_each_record() -> None:
         b = pm.Normal("b")
         pm.CustomDist("y", b * fixed(DATA.x), logp=logp, observed=DATA.real)
     records = extract(model)
-    found = records.engine(identity(records), QUICK).log_likelihood(np.array([1.5]))
+    found = RowEngine.of(records, identity(records), QUICK).log_likelihood(np.array([1.5]))
     mu = 1.5 * DATA.x
     inside = np.abs(mu) < 1.0
     assert 0 < inside.sum() < len(mu)
@@ -1020,7 +1014,7 @@ def test_as_many_records_as_features_or_groups(name: str, n: int) -> None:
     reference = pytensor.function(values, rows, **QUICK)
     at = records.parameters.point(z)
     [expected] = reference(*[at[value.name] for value in values])
-    engine = records.engine(identity(records), QUICK)
+    engine = RowEngine.of(records, identity(records), QUICK)
     np.testing.assert_allclose(engine.log_likelihood(z), expected, rtol=1e-9)
 
 
@@ -1064,8 +1058,8 @@ def test_set_data_after_the_step_is_built_changes_nothing() -> None:
     data = Data()
     model = build("public_data", data)
     records = extract(model, **EXAMPLES["public_data"].options(data))
-    engine = records.engine(identity(records), QUICK)
-    public = records.public_terms(identity(records), QUICK)
+    engine = RowEngine.of(records, identity(records), QUICK)
+    public = PublicTerms.of(records, identity(records), QUICK)
     z = point(records, 0)
     before = (*evaluate(engine, z), public.log_density(z), public.gradient(z))
     with model:
@@ -1302,7 +1296,7 @@ def test_impossible_parameters_are_impossible_and_not_uninformative(declare, the
         declare()
     records = extract(model)
     d = records.parameters.size
-    engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), {"mode": "FAST_COMPILE"})
+    engine = RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), {"mode": "FAST_COMPILE"})
     values = engine.log_likelihood(np.asarray(theta))
     assert not np.isnan(values).any()
     assert np.isneginf(values).any()
@@ -1313,7 +1307,7 @@ def test_a_prior_outside_of_its_support_is_no_error():
         pm.Gamma("g", alpha=pm.Normal("a"), beta=1.0)
         pm.Normal("y", pm.Normal("b"), 1.0, observed=DATA.real)
     coordinates = Coordinates(np.zeros(3), np.eye(3))
-    terms = extract(model).public_terms(coordinates, {"mode": "FAST_COMPILE"})
+    terms = PublicTerms.of(extract(model), coordinates, {"mode": "FAST_COMPILE"})
     assert terms.log_density(np.array([-0.5, 0.0, 0.0])) == -np.inf
 
 

@@ -19,9 +19,9 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.publication import noise_aware
-from pymc_dp.publication.unconstrained import unconstrain
-from pymc_dp.records import extract
-from pymc_dp.tuning.explore import Explored
+from pymc_dp.publication.explore import Explored
+from pymc_dp.publication.results import unconstrain
+from pymc_dp.records.extraction import extract
 
 from .anchored import (
     CHAINS,

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import pytensor.tensor as pt
 import pytest
+from pytensor.compile.mode import Mode
 from scipy import stats
 
 import pymc_dp as dp
@@ -142,6 +144,31 @@ def test_objective_perturbation_is_a_density(noise: str) -> None:
     b = -(SUM[0] + (N + gamma) * s[0])
     law = stats.norm(0, scale) if noise == "gaussian" else stats.laplace(0, scale)
     assert at(s) == pytest.approx(law.logpdf(b) + math.log(N + gamma), rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["K-norm", "objective", "row norm"])
+def test_norms_of_one_negative_number(kind: str) -> None:
+    """PyTensor rewrites the root of a square as the number itself, or NaN where it is negative."""
+    with pm.Model() as model:
+        x = pm.Normal("x", shape=N)
+        if kind == "K-norm":
+            rows = pt.stack([x, 2.0 * x], axis=1)[:, :, None]
+            dp.KNormGradientRelease("s", rows, epsilon=2.0, sensitivity=1.0, observed=0)
+        elif kind == "objective":
+            rows = x[:, None]
+            dp.ObjectivePerturbationRelease("s", rows, rows[:, None] ** 2, observed=[5.0], scale=3)
+        else:
+            ledger = dp.Ledger.temporary()
+            data, budget = {"x": np.ones(N)}, {"epsilon": 1.0, "delta": 1e-6, "row_norm": 2.0}
+            made = dp.release_statistic(data, lambda x: x, None, "gaussian", ledger, **budget)
+            made.declare("s", x)
+    [term] = model.logp(vars=model.observed_RVs, sum=False)
+    found = []
+    for rewrites in ("fast_run", None):
+        mode = Mode(linker="py", optimizer=rewrites)
+        density = pytensor.function(model.value_vars, term.sum(), mode=mode)
+        found.append(density(np.linspace(-3.0, -2.0, N)))
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
 
 
 @pytest.mark.slow

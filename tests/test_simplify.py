@@ -17,9 +17,9 @@ from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
 from scipy.special import expit, gammaln, log_expit
 
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
 from pymc_dp.rows.simplify import hoisted, simplified
 
 N = 1013
@@ -37,7 +37,7 @@ PLACES = (0.0, 1.0, -30.0, 200.0)
 def compiled(declare: Callable[[pt.Variable], None]) -> RowEngine:
     with pm.Model() as model:
         declare(pm.Flat("b"))
-    return extract(model, check=False).engine(Coordinates(np.zeros(1), np.eye(1)))
+    return RowEngine.of(extract(model, check=False), Coordinates(np.zeros(1), np.eye(1)))
 
 
 def engine(declare: Callable[[pt.Variable], None], at: float) -> RowEngine:

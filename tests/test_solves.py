@@ -10,9 +10,10 @@ from pytensor.tensor.blockwise import Blockwise
 from scipy.stats import multivariate_normal
 
 from pymc_dp.base.compat import SolveTriangular
-from pymc_dp.records import extract
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.solves import constant_solves
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.simplify import constant_solves
 
 N = 1009
 
@@ -44,7 +45,7 @@ def test_log_likelihood_and_scores(given: str) -> None:
     if given != "tau":
         assert _solves(graph.loglik) and not _solves(constant_solves(graph.loglik))
     at = np.array([0.3, -1.0, 0.5, 2.0])
-    engine = records.engine(Coordinates(at, np.eye(k)))
+    engine = RowEngine.of(records, Coordinates(at, np.eye(k)))
     expected = multivariate_normal(at, cov).logpdf(x)
     np.testing.assert_allclose(engine.log_likelihood(np.zeros(k)), expected, rtol=1e-10)
     [(_, scores)] = list(engine.vectors(engine.scores(np.zeros(k))))
@@ -65,7 +66,7 @@ def test_rows_have_the_same_bits_wherever_they_stand() -> None:
     with pm.Model() as model:
         mu = pm.Normal("mu", 0.0, 3.0, shape=7)
         pm.MvNormal("x", mu, cov=cov, observed=x)
-    engine = extract(model, check=False).engine(Coordinates(np.full(7, 0.1), np.eye(7)))
+    engine = RowEngine.of(extract(model, check=False), Coordinates(np.full(7, 0.1), np.eye(7)))
     whole = engine.log_likelihood(np.zeros(7))
     [(_, vectors)] = list(engine.vectors(engine.scores(np.zeros(7))))
     for where in (slice(1, N), slice(3, 8), slice(N - 1, N)):

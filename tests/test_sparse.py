@@ -10,14 +10,14 @@ import pymc as pm
 import pytest
 
 from pymc_dp.base.jit import compiled as jit
-from pymc_dp.records import extract
-from pymc_dp.rows import elementary, moves
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows import linear
+from pymc_dp.rows import sparse as sparse_module
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.sparse import Layout
-from pymc_dp.rows.tilt import TiltedEngine
 
 from .test_records import QUICK, point, quick, records_of
 
@@ -75,7 +75,7 @@ def test_groups_leave_out_each_other(name: str) -> None:
 
 def test_coordinates_that_rows_touch_may_change_with_z(monkeypatch: pytest.MonkeyPatch) -> None:
     """`maximum(a, b)` moves with one of its arguments, on either side of the coefficients."""
-    monkeypatch.setattr(moves, "_WORTH", 0)  # designs are kept
+    monkeypatch.setattr(sparse_module, "_WORTH", 0)  # designs are kept
     rng = np.random.default_rng(0)
     n, groups = 300, 8
     x, group, y = rng.normal(size=(n, 3)), rng.integers(0, groups, n), rng.normal(size=n)
@@ -89,7 +89,7 @@ def test_coordinates_that_rows_touch_may_change_with_z(monkeypatch: pytest.Monke
     d = records.parameters.size
     scaling = np.eye(d)
     scaling[1:4, 1:4] += 0.3 * rng.standard_normal((3, 3))
-    engine = records.engine(Coordinates(np.zeros(d), scaling), QUICK)
+    engine = RowEngine.of(records, Coordinates(np.zeros(d), scaling), QUICK)
     for larger in (0, 4, 0):
         z = 0.1 * rng.standard_normal(d)
         z[larger] = 2.0
@@ -136,24 +136,24 @@ def test_exponential() -> None:
     mpmath = pytest.importorskip("mpmath")
     rng = np.random.default_rng(0)
     x = np.concatenate([rng.uniform(-708.0, 709.7, 500), rng.normal(0.0, 1.0, 500), [0.0, -0.0]])
-    found = evaluated(elementary.exp, x)
+    found = evaluated(linear.exp, x)
     for value, result in zip(x, found, strict=True):
         exact = mpmath.exp(mpmath.mpf(value))
         assert abs(mpmath.mpf(result) - exact) <= exact * 2.0**-51
     ends = np.array([-math.inf, -746.0, -745.2, 709.782712893384, 709.79, math.inf, math.nan])
     with np.errstate(over="ignore"):
         expected = np.exp(ends)
-    found = evaluated(elementary.exp, ends)
+    found = evaluated(linear.exp, ends)
     np.testing.assert_allclose(found, expected, rtol=2.0**-51, atol=5e-324)
     small = np.linspace(-745.0, -708.5, 200)  # less than a normal number: to the last place
-    np.testing.assert_allclose(evaluated(elementary.exp, small), np.exp(small), rtol=0, atol=1e-323)
+    np.testing.assert_allclose(evaluated(linear.exp, small), np.exp(small), rtol=0, atol=1e-323)
 
 
 def test_logarithm() -> None:
     mpmath = pytest.importorskip("mpmath")
     rng = np.random.default_rng(1)
     t = np.concatenate([rng.uniform(0.0, 1.0, 500), 10.0 ** rng.uniform(-300, 0, 200), [0.0, 1.0]])
-    found = evaluated(elementary.log1p, t)
+    found = evaluated(linear.log1p, t)
     with mpmath.workdps(340):
         for value, result in zip(t, found, strict=True):
             exact = mpmath.log1p(mpmath.mpf(value))
@@ -163,7 +163,7 @@ def test_logarithm() -> None:
 @pytest.mark.parametrize("name", ["exp", "log1p"])
 def test_vector_instructions_change_no_bit(name: str) -> None:
     x = np.random.default_rng(2).uniform(0.0, 1.0, 1003)
-    function = getattr(elementary, name)
+    function = getattr(linear, name)
     whole = evaluated(function, x)
     assert whole.tobytes() == np.array([function(value) for value in x]).tobytes()
     assert whole[1:].tobytes() == evaluated(function, x[1:].copy()).tobytes()

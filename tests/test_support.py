@@ -12,7 +12,7 @@ import pytest
 from pymc.distributions.dist_math import check_parameters
 
 import pymc_dp as dp
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
 from tests.models import GROUPS, Data
 
 D = Data()

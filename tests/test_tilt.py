@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pymc_dp.rows import blockwise, moves
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.tilt import TiltedEngine
+from pymc_dp.rows import groups, sparse
+from pymc_dp.rows.engine import RowEngine, TiltedEngine
 
 from .test_contributions import coordinates
 from .test_records import compiled, evaluate, quick, same_bits, with_data
@@ -61,7 +60,7 @@ def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPat
     z = np.random.default_rng(8).standard_normal(compiled(name).d)
     found = []
     for worth in (0, 10**9):
-        monkeypatch.setattr(moves, "_WORTH", worth)
+        monkeypatch.setattr(sparse, "_WORTH", worth)
         engine = compiled(name).with_coordinates(coordinates(name))
         found.append(evaluate(TiltedEngine(engine), z))
         assert bool(engine._designs) == (worth == 0)
@@ -75,13 +74,13 @@ def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPat
 def test_bits_do_not_depend_on_place_or_block(
     name: str, worth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(moves, "_WORTH", worth)
+    monkeypatch.setattr(sparse, "_WORTH", worth)
     engine = compiled(name).with_coordinates(coordinates(name))
     z = np.random.default_rng(8).standard_normal(engine.d)
     order = np.random.default_rng(3).permutation(engine.n_units)
     whole = evaluate(TiltedEngine(engine), z)
     for size in (7, 16, 8192):
-        monkeypatch.setattr(blockwise, "BLOCK", size)
+        monkeypatch.setattr(groups, "BLOCK", size)
         moved = evaluate(TiltedEngine(with_data(engine, lambda a: a[order])), z)
         for k in range(2):
             assert same_bits(moved[k], whole[k][order])
@@ -122,14 +121,14 @@ def test_records_are_read_at_the_first_question_and_the_reference_stays() -> Non
 
 @pytest.mark.parametrize("worth", [0, 10**9])
 def test_a_part_has_the_bits_of_the_whole(worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moves, "_WORTH", worth)
+    monkeypatch.setattr(sparse, "_WORTH", worth)
     engine = compiled("logistic").with_coordinates(coordinates("logistic"))
     z = np.random.default_rng(8).standard_normal(engine.d)
     whole = evaluate(TiltedEngine(engine), z)
     part = evaluate(TiltedEngine(engine).part(slice(13, 40)), z)
     for k in range(2):
         assert same_bits(part[k], whole[k][13:40])
-    monkeypatch.setattr(moves, "LARGEST", 0)  # nothing is kept: the number of rows may be private
+    monkeypatch.setattr(sparse, "LARGEST", 0)  # nothing is kept: the number of rows may be private
     found = evaluate(TiltedEngine(engine.with_coordinates(engine.coordinates)), z)
     for k in range(2):
         assert same_bits(found[k], whole[k])

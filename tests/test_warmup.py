@@ -25,23 +25,23 @@ from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.records import PublicTerms, extract
+from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.tuning.bulk import find_bulk, prior_curvature
-from pymc_dp.tuning.geometry import clip_scaling
-from pymc_dp.tuning.langevin import prepare_langevin
-from pymc_dp.tuning.prepared import Prepared, pooled
-from pymc_dp.tuning.public import Public
-from pymc_dp.tuning.quantiles import heavy_quantile, tail_quantile
-from pymc_dp.tuning.scaled import (
+from pymc_dp.rows.functions import PublicTerms
+from pymc_dp.tuning.bulk import clip_scaling, find_bulk, prior_curvature
+from pymc_dp.tuning.choice import prepare_langevin
+from pymc_dp.tuning.clip_norms import heavy_quantile, tail_quantile
+from pymc_dp.tuning.coordinates import (
     FIRST_PART,
     Trajectory,
     prepare_scaled,
     random_walk,
     trajectory,
 )
+from pymc_dp.tuning.forms import Form, pooled
+from pymc_dp.tuning.public import Public
 
 pytestmark = pytest.mark.compiled
 
@@ -405,7 +405,7 @@ def problem(name: str) -> Problem:
     d = len(records.initial)
     theta = Coordinates(np.zeros(d), np.eye(d))
     start = Coordinates(records.initial, np.diag(widths))
-    return Problem(records.engine(theta), records.public_terms(theta), start)
+    return Problem(RowEngine.of(records, theta), PublicTerms.of(records, theta), start)
 
 
 @cache
@@ -428,7 +428,7 @@ def posterior(name: str, n_public: int = N) -> tuple[np.ndarray, np.ndarray]:
     return theta, back.T @ hessian @ back
 
 
-def prepare(releases: Releases, name: str, **options: Any) -> Prepared:
+def prepare(releases: Releases, name: str, **options: Any) -> Form:
     asked = problem(name)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -444,7 +444,7 @@ def prepare(releases: Releases, name: str, **options: Any) -> Prepared:
 
 
 @cache
-def prepared(name: str, mu2: float, seed: int, **options: Any) -> tuple[Prepared, Releases]:
+def prepared(name: str, mu2: float, seed: int, **options: Any) -> tuple[Form, Releases]:
     releases = Releases(problem(name), mu2, seed)
     return prepare(releases, name, **options), releases
 
@@ -528,7 +528,7 @@ def test_large_budgets_clip_nothing(form):
     assert found.clip_norms["energy_error"] > (0.022 if form == "anchored" else 0.04)
 
 
-def normal_of(found: Prepared, name: str) -> tuple[np.ndarray, np.ndarray]:
+def normal_of(found: Form, name: str) -> tuple[np.ndarray, np.ndarray]:
     """Mean and precision in w of prior times released likelihood, by one Newton step."""
     at, h = found.coordinates, found.curvature
     gradient = problem(name).terms.gradient
@@ -540,7 +540,7 @@ def normal_of(found: Prepared, name: str) -> tuple[np.ndarray, np.ndarray]:
 
 def paid_from_a_ledger(
     name: str, mu2: float, **options: Any
-) -> tuple[Prepared, dict[str, tuple[float, float]], float]:
+) -> tuple[Form, dict[str, tuple[float, float]], float]:
     """A preparation, what its rows in the ledger say of each sum, and what it cost, in squared mu.
 
     Of a sum: its squared mu, and the standard deviation of its noise in z.
@@ -562,7 +562,6 @@ def paid_from_a_ledger(
             sampler="DPLangevin",
             settings={},
             units=ledger.remaining(account),
-            neighboring="replace_one",
             n_public=N,
         )
         found = prepare(preparation, name, **options)
@@ -890,8 +889,8 @@ def test_what_no_record_sees_follows_the_others():
     records = extract(model)
     start = Coordinates(records.initial, np.diag([50.0, 1.0] + 8 * [50.0]))
     theta = Coordinates(np.zeros(10), np.eye(10))
-    public = Public(records.public_terms(theta), records.engine(theta), start)
-    assert list(public.alone) == [0, 1]
+    public = Public(PublicTerms.of(records, theta), RowEngine.of(records, theta), start)
+    assert list(public.unseen) == [0, 1]
     place = np.concatenate([[-300.0, -9.0], means])
     found = public.settled(place, np.diag([0.5, 4.0] + 8 * [50.0]))
     assert (found[2:] == means).all()

@@ -17,7 +17,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.base.compat import PYMC_MAJOR, group
 from pymc_dp.budget import MODELS
-from pymc_dp.rows.store import RecordStore
+from pymc_dp.records.units import RecordStore
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -767,3 +767,11 @@ class TestRelease:
             dp.sample_posterior_predictive(idata, model)
         with refused(ValueError, "var_names ['nothing']"):
             dp.sample_posterior_predictive(dp.release(idata, model), model, var_names="nothing")
+
+
+def test_warnings_point_at_the_line_that_called_the_package():
+    within = {"__name__": "pymc_dp.made_up"}
+    exec("from pymc_dp.base.checks import warn\ndef call(): warn('look')", within)  # noqa: S102
+    with pytest.warns(UserWarning, match="look") as caught:
+        within["call"]()
+    assert caught[0].filename == __file__

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
+import warnings
 
 #: Least and largest epsilon, and delta, of a budget.
 _EPSILONS, _DELTAS = (1e-3, 1e6), (1e-300, 0.5)
@@ -78,3 +80,11 @@ def check_neighboring(value: object) -> str:
     if value not in ("replace_one", "add_or_remove_one"):
         raise ValueError(f"neighboring must be 'replace_one' or 'add_or_remove_one', not {value!r}")
     return str(value)
+
+
+def warn(text: str) -> None:
+    """Warn the user, at the line that has called the package."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back and frame.f_globals["__name__"].startswith("pymc_dp"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(text, UserWarning, stacklevel=level)

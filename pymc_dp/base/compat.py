@@ -1,10 +1,16 @@
-"""The seam between PyMC 5 and PyMC 6 (and their PyTensor): nothing else knows the version."""
+"""The seam to PyMC: how it is called and calls, and what differs between PyMC 5 and PyMC 6.
+
+Nothing else knows the version, of PyMC or PyTensor.
+"""
 
 from __future__ import annotations
 
+import inspect
 import sys
 import warnings
-from collections.abc import Mapping
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any
@@ -13,8 +19,12 @@ import numpy as np
 import pymc as pm
 import xarray as xr
 from pymc.model import Model
+from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
+from pymc.step_methods.state import dataclass_state
+from pymc.util import get_random_generator
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 try:  # PyTensor 3
     from pytensor.gradient import pushforward as pushforward
@@ -119,6 +129,106 @@ def sample_into(trace: Any, **call: Any) -> None:
     with warnings.catch_warnings():  # PyMC 6.4 says that this argument will be gone
         warnings.filterwarnings("ignore", "`return_inferencedata=False`", FutureWarning)
         pm.sample(trace=trace, return_inferencedata=False, compute_convergence_checks=False, **call)
+
+
+@contextmanager
+def working(what: str, progressbar: bool) -> Iterator[None]:
+    """Show what is being done, and for how long."""
+    bar = Progress(
+        TextColumn(what),
+        SpinnerColumn(finished_text=""),
+        TimeElapsedColumn(),
+        disable=not progressbar,
+    )
+    task = bar.add_task("", total=1.0)
+    with bar:
+        yield
+        bar.update(task, completed=1.0)
+
+
+# -- step methods --------------------------------------------------------------------------------
+
+
+@dataclass_state
+class CompiledStepState(StepMethodState):
+    """Nothing of its own: all that moves are variables of the model."""
+
+
+class CompiledStep(BlockedStep):
+    """A step method whose compiled functions are made again where a copy arrives."""
+
+    default_blocked = True
+    _state_class = CompiledStepState
+    #: Attributes that :meth:`_compile` makes, and that are never pickled.
+    _made: tuple[str, ...] = ()
+    #: Iterations of a chain, where they are known.
+    _planned: int | None = None
+
+    @abstractmethod
+    def _compile(self) -> None:
+        """Make what is compiled, and begin a chain."""
+
+    @abstractmethod
+    def _begin(self) -> None:
+        """Begin a chain with the generator that it was given."""
+
+    def set_rng(self, rng: Any) -> None:
+        """Begin a chain with its generator (PyMC 5)."""
+        self.rng = get_random_generator(rng, copy=False)
+        self._begin()
+
+    def setup_chain(self, rng: Any, tune: int, draws: int) -> None:
+        """Begin a chain (PyMC 6)."""
+        self._planned = tune + draws
+        self.set_rng(rng)
+
+    @staticmethod
+    def competence(var: Any, has_grad: bool = False) -> Competence:
+        """Never chosen automatically: the user says which variables it moves."""
+        return Competence.INCOMPATIBLE
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        kept = {
+            name: value
+            for name, value in vars(self).items()
+            if name not in self._made and not name.endswith("__newargs")
+        }
+        return _rebuilt, (type(self), kept)
+
+
+def _rebuilt(cls: type[CompiledStep], state: dict[str, Any]) -> CompiledStep:
+    step = object.__new__(cls)
+    step.__dict__.update(state)
+    step._compile()
+    return step
+
+
+#: Parameters that come first in the signature of a step method.
+_FIRST = ("vars", "draws", "tune", "chains")
+
+
+def full_signature(cls: type, hidden: Collection[str] = ()) -> inspect.Signature:
+    """Signature of a step method with the parameters that its ``**kwargs`` stands for.
+
+    Variables and plan come first, then the class's own parameters, then those of its bases.
+    `hidden` are parameters of bases that `cls` sets, or refuses.
+    """
+    found: dict[str, inspect.Parameter] = {}
+    for base in cls.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        _, *parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+        for parameter in parameters:
+            variable = parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
+            if not variable and parameter.name not in hidden:
+                found.setdefault(parameter.name, parameter)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    first = [found.pop(name) for name in _FIRST if name in found]
+    shown = [*first, *found.values()]
+    # in the order that Python asks for; those without a default first
+    shown.sort(key=lambda p: (p.kind, p.kind < p.KEYWORD_ONLY and p.default is not p.empty))
+    return inspect.Signature(shown)
 
 
 # -- results: InferenceData (PyMC 5) or DataTree (PyMC 6) -----------------------------------------

@@ -1,4 +1,7 @@
-"""Threads that share the rows of one pass, where no other chain needs the processors."""
+"""Threads that share the rows of one pass, and PyTensor functions that they may run side by side.
+
+Several threads are used where no other chain needs the processors.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,19 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
+import pymc_dp.base.jit  # noqa: F401  before numba: sets how it rounds
+
+# isort: split
+import pytensor
+from pytensor.compile.mode import Mode, get_mode
+from pytensor.link.numba.dispatch.basic import numba_njit
+from pytensor.link.numba.linker import NumbaLinker
+
 #: Least numbers to be read per thread: starting one takes one or two tenths of a millisecond.
 _WORTH = 2**18
+
+#: For functions called once: no compilation, no compiler needed, and constants stay in the graph.
+INTERPRETED = Mode(linker="py", optimizer=None)
 
 _workers: int | None = None
 
@@ -57,15 +71,50 @@ def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:
 
     Threads are started for the pass alone: none is alive when a process is forked.
     """
-    parts = pieces(numbers, count())
+    parts = 1 if numbers < 2 * _WORTH else pieces(numbers, count())
+    if parts == 1:
+        yield part(slice(0, n))
+        return
     edges = [n * k // parts for k in range(parts + 1)]
     slices = [slice(a, b) for a, b in pairwise(edges)]
-    if parts == 1:
-        yield part(slices[0])
-        return
     with ThreadPoolExecutor(parts - 1) as pool:
         # in the context of the caller: which warnings of NumPy are silent belongs to it
         waiting = [pool.submit(copy_context().run, part, where) for where in slices[1:]]
         yield part(slices[0])
         for future in waiting:
             yield future.result()
+
+
+class ExactLinker(NumbaLinker):
+    """Numba's linker: every row of a block gives the same bits wherever it stands.
+
+    A function that was pickled is compiled again where it arrives, and PyTensor's default there is
+    ``fastmath``: so the linker, which travels with the function, turns that off.
+    """
+
+    def fgraph_convert(self, fgraph: Any, **kwargs: Any) -> Any:
+        """Convert the functions of all operations, without fastmath."""
+        with pytensor.config.change_flags(numba__fastmath=False):
+            return super().fgraph_convert(fgraph, **kwargs)
+
+    def jit_compile(self, fn_and_cache: Any) -> Any:
+        """Compile without holding the lock of the interpreter while it runs."""
+        function, key = fn_and_cache
+        cached = key is not None
+        return numba_njit(
+            function.py_func, fastmath=False, final_function=True, cache=cached, nogil=True
+        )
+
+
+def exact(mode: Any) -> Mode:
+    """The mode, with this linker if it compiles with Numba."""
+    found = get_mode(mode)
+    if isinstance(found.linker, NumbaLinker):
+        return Mode(ExactLinker(), found.provided_optimizer)
+    return found
+
+
+def code_of(function: Any) -> Any:
+    """What Numba made of a function, which keeps nothing between calls; None if it did not."""
+    exactly = isinstance(function.maker.linker, ExactLinker)
+    return function.vm.jit_fn if exactly else None

@@ -7,21 +7,17 @@ import numpy as np
 from pymc_dp.kernels.interfaces import Array, Mask, Prior
 
 
-def dot(u: Array, v: Array) -> Array:
-    """Inner product over the last axis, shape ``(...)``."""
-    product: Array = np.einsum("...i,...i->...", u, v)
-    return product
-
-
 def all_finite(z: Array) -> Mask:
     """Whether every coordinate is finite, shape ``(...)``."""
-    finite: Mask = np.isfinite(z).all(axis=-1)
+    finite: Mask = np.logical_and.reduce(np.isfinite(z), axis=-1)
     return finite
 
 
 def select(mask: Mask, yes: Array, no: Array) -> Array:
     """Vectors of ``yes`` where the mask holds, of ``no`` elsewhere."""
-    return np.where(np.asarray(mask)[..., None], yes, no)
+    if isinstance(mask, bool | np.bool_):
+        return yes if mask else no
+    return np.where(mask[..., None], yes, no)
 
 
 def start_log_prior(z: Array, prior: Prior) -> Array:

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pymc_dp.kernels._batch import dot
 from pymc_dp.kernels.interfaces import Array, Batch, StatisticQueries
 
 
@@ -47,8 +46,8 @@ class StatisticRatios:
         change = self.natural(z_to) - here
         phi = change[..., :-1]
         with np.errstate(all="ignore"):  # an overflow is a rejection, not an error
-            ratio: Batch = dot(phi, value) + self.n * change[..., -1]
-            sd = noise_sd * np.sqrt(dot(phi, phi))
+            ratio: Batch = np.vecdot(phi, value) + self.n * change[..., -1]
+            sd = noise_sd * np.sqrt(np.vecdot(phi, phi))
             usable = np.isfinite(ratio) & np.isfinite(sd)
             return np.where(usable, ratio, -np.inf), np.where(usable, sd, 0.0)
 

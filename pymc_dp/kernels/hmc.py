@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from pymc_dp.kernels._batch import all_finite, dot, select, start_log_prior
+from pymc_dp.kernels._batch import all_finite, select, start_log_prior
 from pymc_dp.kernels.interfaces import Array, Batch, HamiltonianQueries, Mask, Prior
 from pymc_dp.kernels.penalty import penalty_test
 
@@ -62,7 +62,7 @@ INTEGRATORS: dict[str, Callable[[int], Stages]] = {"leapfrog": _leapfrog, "posit
 
 def kinetic_energy(momentum: Array) -> Array:
     """p.p / 2, shape ``(...)``."""
-    return 0.5 * dot(momentum, momentum)
+    return 0.5 * np.vecdot(momentum, momentum)
 
 
 def integrate(
@@ -79,7 +79,7 @@ def integrate(
     score of the posterior, and is called with finite positions only. A zero kick asks for no score,
     and the first kick uses `first` if that is given.
     """
-    start, finite, gradient = z, np.isfinite(z).all(axis=-1), np.zeros_like(z)
+    start, finite, gradient = z, all_finite(z), np.zeros(z.shape)
     for kick, drift in stages:
         if kick:
             gradient, first = (score(z) if first is None else first), None

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.kernels._batch import all_finite, dot, select, start_log_prior
+from pymc_dp.kernels._batch import all_finite, select, start_log_prior
 from pymc_dp.kernels.interfaces import Array, Batch, ClipInterval, Mask, Path, PathQueries, Prior
 from pymc_dp.kernels.penalty import penalty_test
 
@@ -83,11 +83,11 @@ def _walk(
     """L mid-point kicks with half drifts about them; positions passed on are always finite."""
     start, finite = z, all_finite(z)
     departure, arrival, prior_work = (np.zeros(z.shape[:-1]) for _ in range(3))
-    midpoint, gradient = np.zeros_like(z), np.zeros_like(z)
+    midpoint = gradient = np.zeros(z.shape)
     add_noise = np.any(kick.extra_sd)
 
     delta = half_step * momentum
-    square = dot(delta, delta)
+    square = np.vecdot(delta, delta)
     for _ in range(n_steps):
         mid = z + delta
         finite = finite & all_finite(mid)
@@ -105,15 +105,15 @@ def _walk(
         displacement = delta
         delta = half_step * momentum
         displacement = displacement + delta
-        square = dot(delta, delta)
+        square = np.vecdot(delta, delta)
         arrival = arrival + square
 
         z = z + displacement
         finite = finite & all_finite(z)
         z = select(finite, z, start)
-        displacement = select(finite, displacement, np.zeros_like(z))
+        displacement = select(finite, displacement, np.zeros(z.shape))
         path.advance(displacement)
-        prior_work = prior_work + dot(prior_gradient, displacement)
+        prior_work = prior_work + np.vecdot(prior_gradient, displacement)
 
     return _Walk(
         z,

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pymc_dp.kernels._batch import all_finite, dot, select
+from pymc_dp.kernels._batch import all_finite, select
 from pymc_dp.kernels.interfaces import Array, Batch, GradientQueries, Mask, Prior
 
 
@@ -171,14 +171,14 @@ def thermostat(
     missing = max(0.0, 2.0 * friction * h - (h * queries.gradient_noise_sd) ** 2)
     with np.errstate(all="ignore"):
         z = z + 0.5 * h * p
-        xi = xi + 0.5 * h * (dot(p, p) / d - 1.0)
+        xi = xi + 0.5 * h * (np.vecdot(p, p) / d - 1.0)
         p = _damped(p, xi, 0.5 * h)
         possible = all_finite(z) & np.isfinite(xi)
         asked = select(possible, z, state.z)
         score = queries.gradient(asked) + prior.gradient(asked)
         p = p + h * score + math.sqrt(missing) * rng.standard_normal(p.shape)
         p = _damped(p, xi, 0.5 * h)
-        xi = xi + 0.5 * h * (dot(p, p) / d - 1.0)
+        xi = xi + 0.5 * h * (np.vecdot(p, p) / d - 1.0)
         z = z + 0.5 * h * p
         possible = possible & _inside(z, prior) & all_finite(p) & np.isfinite(xi)
     moved = SGNHTState(

@@ -23,7 +23,7 @@ class Tilted:
 
     def log_density(self, z: Array) -> Batch:
         """Log density at ``z`` up to a constant; minus infinity outside of the ball."""
-        inside = np.einsum("...i,...i->...", z, z) <= self.radius**2
+        inside = np.vecdot(z, z) <= self.radius**2
         return np.where(inside, self.prior.log_density(z) + z @ self.score, -np.inf)
 
     def gradient(self, z: Array) -> Array:
@@ -59,7 +59,7 @@ class Quadratic:
     def log_density(self, z: Array) -> Batch:
         """Log density at ``z`` up to a constant."""
         residual = self._residual(z)
-        square = np.einsum("...i,ij,...j->...", residual, self._weight, residual)
+        square = np.vecdot(residual @ self._weight, residual)
         return self.prior.log_density(z) - square / 2.0
 
     def gradient(self, z: Array) -> Array:

@@ -34,10 +34,8 @@ import numpy as np
 from pymc_dp.base.jit import compiled
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy.accounting import mu_from_pure
-from pymc_dp.privacy.exact_laplace import discrete_laplace
-from pymc_dp.privacy.noise import rounded_normal
-from pymc_dp.rows.linear import LinearRows, slopes
-from pymc_dp.rows.moves import Moves
+from pymc_dp.privacy.noise import discrete_laplace, rounded_normal
+from pymc_dp.rows.linear import LinearRows, Moves, slopes
 from pymc_dp.rows.sparse import SparseBlock
 
 Array: TypeAlias = np.ndarray
@@ -535,7 +533,7 @@ class Receipt:
     """
 
     def __init__(self, paid: Iterable[tuple[str, float, int]] = ()) -> None:
-        self._left = {name: (multiplier, count) for name, multiplier, count in paid}
+        self._left = {name: [multiplier, count] for name, multiplier, count in paid}
         self._process = os.getpid()  # a fork shares nothing that was paid for
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -557,8 +555,7 @@ class Receipt:
     def use(self, mechanism: str, noise_multiplier: float) -> None:
         """Take one answer off."""
         self.check(mechanism, noise_multiplier)
-        multiplier, count = self._left[mechanism]
-        self._left[mechanism] = multiplier, count - 1
+        self._left[mechanism][1] -= 1
 
 
 def told(sum_: Sum | LaplaceSum) -> float | None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from fractions import Fraction
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, Self, TypeAlias
 
 from pymc_dp.base.checks import check_integer, check_number, check_probability
 
@@ -16,8 +16,39 @@ MU2_UNIT = 2**40
 """Ledger units in one unit of squared Gaussian-DP mu: a ledger counts multiples of 2^-40."""
 
 
+class _Event:
+    """What events have in common: they are written as plain values, which survive JSON exactly."""
+
+    __slots__ = ()
+    kind: ClassVar[str]
+    mechanism: str
+    noise_multiplier: float
+
+    def _check(self) -> None:
+        if not isinstance(self.mechanism, str) or not self.mechanism:
+            raise ValueError("mechanism must be a non-empty string, such as 'gradient'")
+        value = check_number("noise_multiplier", self.noise_multiplier)
+        if value <= 0:
+            raise ValueError(f"noise_multiplier must be positive, not {value}")
+        object.__setattr__(self, "noise_multiplier", value)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {"event": self.kind, **asdict(self)}  # type: ignore[call-overload]
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Rebuild an event from `to_dict`; ValueError if `values` does not describe one."""
+        if values.get("event") != cls.kind:
+            raise ValueError(f"not a {cls.kind} event: 'event' is {values.get('event')!r}")
+        names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
+        if missing := set(names) - set(values):
+            raise ValueError(f"a {cls.kind} event needs the entries {sorted(missing)}")
+        return cls(**{name: values[name] for name in names})
+
+
 @dataclass(frozen=True, slots=True)
-class GaussianEvent:
+class GaussianEvent(_Event):
     """One release of a query with Gaussian noise.
 
     `mechanism` names the query, ``"gradient"`` for instance. `noise_multiplier` is τ = σ/Δ,
@@ -31,12 +62,12 @@ class GaussianEvent:
     transcript has used.
     """
 
+    kind: ClassVar[str] = "gaussian"
     mechanism: str
     noise_multiplier: float
 
     def __post_init__(self) -> None:
-        _check_name(self.mechanism)
-        object.__setattr__(self, "noise_multiplier", _check_noise(self.noise_multiplier))
+        self._check()
 
     @property
     def cost(self) -> int:
@@ -47,23 +78,9 @@ class GaussianEvent:
         """
         return math.ceil(MU2_UNIT / Fraction(self.noise_multiplier) ** 2)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; floats survive JSON exactly."""
-        return {
-            "event": "gaussian",
-            "mechanism": self.mechanism,
-            "noise_multiplier": self.noise_multiplier,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> GaussianEvent:
-        """Rebuild an event from `to_dict`; ValueError if `values` does not describe one."""
-        _check_entries(values, "gaussian", "Gaussian event", {"mechanism", "noise_multiplier"})
-        return cls(values["mechanism"], values["noise_multiplier"])
-
 
 @dataclass(frozen=True, slots=True)
-class SubsampledGaussianEvent:
+class SubsampledGaussianEvent(_Event):
     """One release, with Gaussian noise, of a sum over a Poisson batch.
 
     Every unit is in the batch with probability q, independently of all others and of earlier
@@ -76,7 +93,7 @@ class SubsampledGaussianEvent:
     ---------
     The privacy loss is at most that of a pair of mixtures of normals: under ``add_or_remove_one``
     (1 - q) N(0, σ²) + q N(C, σ²) against N(0, σ²), in either order; under ``replace_one`` that with
-    means C and -C.  :mod:`pymc_dp.privacy.accounting.subsampled` composes them.
+    means C and -C.  `pymc_dp.privacy.subsampled` composes them.
 
     Assumptions
     -----------
@@ -89,13 +106,13 @@ class SubsampledGaussianEvent:
     beforehand and reserved as a whole.
     """
 
+    kind: ClassVar[str] = "subsampled_gaussian"
     mechanism: str
     noise_multiplier: float
     sampling_probability: float
 
     def __post_init__(self) -> None:
-        _check_name(self.mechanism)
-        object.__setattr__(self, "noise_multiplier", _check_noise(self.noise_multiplier))
+        self._check()
         probability = check_probability("sampling_probability", self.sampling_probability)
         object.__setattr__(self, "sampling_probability", probability)
 
@@ -104,25 +121,9 @@ class SubsampledGaussianEvent:
         """The batch in words."""
         return f"Poisson batch (probability {self.sampling_probability:.3g})"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; floats survive JSON exactly."""
-        return {
-            "event": "subsampled_gaussian",
-            "mechanism": self.mechanism,
-            "noise_multiplier": self.noise_multiplier,
-            "sampling_probability": self.sampling_probability,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> SubsampledGaussianEvent:
-        """Rebuild an event from `to_dict`; ValueError if `values` does not describe one."""
-        names = {"mechanism", "noise_multiplier", "sampling_probability"}
-        _check_entries(values, "subsampled_gaussian", "subsampled Gaussian event", names)
-        return cls(values["mechanism"], values["noise_multiplier"], values["sampling_probability"])
-
 
 @dataclass(frozen=True, slots=True)
-class FixedBatchGaussianEvent:
+class FixedBatchGaussianEvent(_Event):
     """One release, with Gaussian noise, of a sum over a batch of exactly B of n units.
 
     The batch is a uniformly random subset, drawn without replacement for each release; the
@@ -133,7 +134,7 @@ class FixedBatchGaussianEvent:
     ---------
     Under ``replace_one``, sums of neighbours over the same batch are at most 2C apart, and the unit
     that was replaced is in a batch with probability B/n.  Rényi divergences are bounded by Wang,
-    Balle & Kasiviswanathan (2019, Theorem 27); `accounting.fixed_size` adds them up.
+    Balle & Kasiviswanathan (2019, Theorem 27); `pymc_dp.privacy.subsampled` adds them up.
 
     Assumptions
     -----------
@@ -141,18 +142,21 @@ class FixedBatchGaussianEvent:
 
     Weaknesses
     ----------
-    2 to 7 times the epsilon of Poisson batches of the same mean size: the bound is not tight, and
-    no tight one is known.  There is none for ``add_or_remove_one``.
+    2 to 7 times the epsilon of Poisson batches of the same mean size (more below 0.05): the bound
+    is not tight, and no tight one is known, as no pair of neighbouring data sets is known to be the
+    worst.  With 1000 releases, q = 0.01 and delta = 1e-6, epsilon is 23.29 against 3.21 (s = 1),
+    4.02 against 1.37 (s = 2) and 1.24 against 0.51 (s = 5).  There is none for
+    ``add_or_remove_one``.
     """
 
+    kind: ClassVar[str] = "fixed_batch_gaussian"
     mechanism: str
     noise_multiplier: float
     batch_size: int
     n_units: int
 
     def __post_init__(self) -> None:
-        _check_name(self.mechanism)
-        object.__setattr__(self, "noise_multiplier", _check_noise(self.noise_multiplier))
+        self._check()
         n = check_integer("n_units", self.n_units, minimum=1)
         size = check_integer("batch_size", self.batch_size, minimum=1)
         if size > n:
@@ -170,28 +174,6 @@ class FixedBatchGaussianEvent:
         """The batch in words."""
         return f"batch of exactly {self.batch_size:,} of {self.n_units:,} units"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; floats survive JSON exactly."""
-        return {
-            "event": "fixed_batch_gaussian",
-            "mechanism": self.mechanism,
-            "noise_multiplier": self.noise_multiplier,
-            "batch_size": self.batch_size,
-            "n_units": self.n_units,
-        }
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> FixedBatchGaussianEvent:
-        """Rebuild an event from `to_dict`; ValueError if `values` does not describe one."""
-        names = {"mechanism", "noise_multiplier", "batch_size", "n_units"}
-        _check_entries(values, "fixed_batch_gaussian", "Gaussian event on fixed batches", names)
-        return cls(
-            values["mechanism"],
-            values["noise_multiplier"],
-            values["batch_size"],
-            values["n_units"],
-        )
-
 
 #: A release on a batch of either kind.
 BatchEvent: TypeAlias = SubsampledGaussianEvent | FixedBatchGaussianEvent
@@ -199,25 +181,6 @@ BatchEvent: TypeAlias = SubsampledGaussianEvent | FixedBatchGaussianEvent
 
 def batch_event(values: Mapping[str, Any]) -> BatchEvent:
     """Rebuild a release on batches, of whichever kind, from `to_dict`; ValueError if it is none."""
-    if values.get("event") == "fixed_batch_gaussian":
+    if values.get("event") == FixedBatchGaussianEvent.kind:
         return FixedBatchGaussianEvent.from_dict(values)
     return SubsampledGaussianEvent.from_dict(values)
-
-
-def _check_name(mechanism: object) -> None:
-    if not isinstance(mechanism, str) or not mechanism:
-        raise ValueError("mechanism must be a non-empty string, such as 'gradient'")
-
-
-def _check_noise(noise_multiplier: object) -> float:
-    value = check_number("noise_multiplier", noise_multiplier)
-    if value <= 0:
-        raise ValueError(f"noise_multiplier must be positive, not {value}")
-    return value
-
-
-def _check_entries(values: Mapping[str, Any], kind: str, what: str, names: set[str]) -> None:
-    if values.get("event") != kind:
-        raise ValueError(f"not a {what}: 'event' is {values.get('event')!r}")
-    if missing := names - set(values):
-        raise ValueError(f"a {what} needs the entries {sorted(missing)}")

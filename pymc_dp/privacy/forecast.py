@@ -18,12 +18,12 @@ ROOM = 1.1
 _WRONG = 0.15
 
 #: Norm of nearly all scores where the posterior is whitened, in units of sqrt(d/n).
-_SCORE = 3.5
+SCORE = 3.5
 #: Norm of nearly all changes of a score over the posterior, in units of d/n.
 _CHANGE = 6.0
-#: Norm of all but one per cent of the scores, in the same units as `_SCORE`, and of nearly all
+#: Norm of all but one per cent of the scores, in the same units as `SCORE`, and of nearly all
 #: projections of scores on a direction, in units of 1/sqrt(n).
-_KICK, _PROJECTION = 2.5, 4.5
+_KICK, PROJECTION = 2.5, 4.5
 #: How much larger the noise of a run is than at the best clip norm in the best coordinates.
 _FOUND = 1.15
 #: What the curvature and the steps of the quadratic form add to the noise, in units of its square.
@@ -32,8 +32,9 @@ _FOUND = 1.15
 _ADDED = 0.8
 #: Part of the budget for the anchored score, for the chains of the other samplers.
 _ANCHOR, _CHAINS = 0.7, 0.8
-#: Effective draws of anchored chains per squared mu of a release of norm bound 1/2.
-_WORTH = 0.86
+#: Effective draws per squared mu of a score of norm bound 1/2, where its noise is the friction of a
+#: chain: measured on N(0, I), per kick .86 / sigma^2.
+WORTH = 0.86
 SAMPLERS = ("DPLangevin", "DPHMC", "DPPenalty")
 """Step methods that have a forecast."""
 #: Least and largest number of draws per chain that "auto" chooses.
@@ -42,13 +43,14 @@ _FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}
 #: parameter: a prior is often about sqrt(n/d)/2 posterior sds wide. Logistic regressions, groups
 #: and Rasch models were left with 0.7 to 1.0 of that width at 0.25 and above, 0.5 to 0.6 at 0.14.
 _HIDES = 0.2
-#: As in the preparation of DPLangevin.
-_WIDE, _LEAST = 0.6, 200.0
+#: With more noise in an anchored score than this, in posterior sds, it shapes what is published;
+#: fewer effective draws than this are not worth a chain that touches records.
+WIDE, LEAST = 0.6, 200.0
 #: Up to this many parameters the whole curvature matrix is released; above it only where it has no
 #: more than so many entries for all records and its noise does not hide it, else the diagonal.
 _FULL, _ENTRIES = 60, 2e9
-#: Part of the budget that the curvature has.
-_CURVATURE = 0.24
+#: Part of the budget that the curvature of the quadratic form has.
+CURVATURE = 0.24
 
 
 @dataclass(frozen=True)
@@ -136,12 +138,12 @@ def forecast(
     tune = check_integer("tune", tune, minimum=0)
     if draws != "auto":
         draws = check_integer("draws", draws, minimum=1)
-    noise = sensitivity * _SCORE * math.sqrt(d / n) / math.sqrt(_ANCHOR * mu2)  # of score sums
+    noise = sensitivity * SCORE * math.sqrt(d / n) / math.sqrt(_ANCHOR * mu2)  # of score sums
     noise_sd, form = 0.0, "chains"
     if sampler == "DPLangevin":
         noise_sd = noise if norms is None else _clipped_noise(norms, n, d, mu2, sensitivity)
-        worth = _WORTH * 0.25 * mu2 / (sensitivity * _CHANGE * d / n) ** 2
-        form = "anchored" if noise_sd < _WIDE and worth > _LEAST else "quadratic"
+        worth = WORTH * 0.25 * mu2 / (sensitivity * _CHANGE * d / n) ** 2
+        form = "anchored" if noise_sd < WIDE and worth > LEAST else "quadratic"
         if form == "quadratic" and norms is not None:
             noise_sd *= 1.0 + _ADDED * noise_sd
         draws = 1000 if draws == "auto" else draws
@@ -232,7 +234,7 @@ def whole_curvature(n: int, d: int, mu2: float) -> bool:
     to 0.8, and left with the prior where it was 1.3 and above; with the diagonal, intervals of a
     mean of parameters are too narrow.
     """
-    noise = 2.0 * math.sqrt(2.0 * d) * d / n / math.sqrt(_CURVATURE * mu2)  # of replaced records
+    noise = 2.0 * math.sqrt(2.0 * d) * d / n / math.sqrt(CURVATURE * mu2)  # of replaced records
     return d <= _FULL or (n * d * d / 2.0 < _ENTRIES and noise < 1.0)
 
 
@@ -240,9 +242,9 @@ def _jumps(sampler: str, n: int, d: int, mu2: float, sensitivity: float) -> floa
     """Squared distance over which all log-likelihood ratios together have noise of variance 1.
 
     Gradients have their part of the budget in DPHMC, and two half kicks to a trajectory.  See
-    `pymc_dp.tuning.scaled.random_walk` and `pymc_dp.tuning.scaled.trajectory`.
+    `pymc_dp.tuning.coordinates.random_walk` and `pymc_dp.tuning.coordinates.trajectory`.
     """
-    bounds = _PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
+    bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
     return _CHAINS * mu2 * n / (sensitivity * bounds) ** 2
 
 

@@ -6,12 +6,11 @@ A holder knows nothing of budgets.  What it gives is private, and asked for by
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from pymc_dp.base.memory import at_last_two
 from pymc_dp.base.threads import over
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import noise
@@ -27,8 +26,8 @@ from pymc_dp.privacy.queries import (
     TemperedRatio,
 )
 from pymc_dp.rows.contributions import Contribution, Statistic, blocks
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Engine, Scores
+from pymc_dp.rows.coordinates import Scores
+from pymc_dp.rows.engine import Engine, RowEngine
 from pymc_dp.rows.sparse import SparseBlock
 
 #: Probabilities of being in a batch are multiples of 1 / COINS.
@@ -171,6 +170,39 @@ class Holder:
             engine.remember(z, moved.copy())  # alone: the others need not be kept
             scores = Scores([[slopes[None]]], [[None]])
         return scores, scale
+
+
+class Table:
+    """Records of which a function makes the contributions, (size, n_units), of one query."""
+
+    def __init__(self, n_units: int, contributions: Callable[[], np.ndarray]) -> None:
+        self.n_units, self.contributions = n_units, contributions
+
+    def total(self, query: Query) -> np.ndarray:
+        """(size,) int64, the exact sum over all units."""
+        vectors = self.contributions()
+        if vectors.shape != (query.sum.size, self.n_units):
+            raise PrivacyError("Not every unit was about to contribute once.")
+        total = np.zeros(query.sum.size, dtype=np.int64)
+        query.sum.add(SparseBlock.full(vectors), total)
+        return total
+
+
+def at_last_two(
+    memory: dict[bytes, np.ndarray], z: np.ndarray, compute: Callable[[], np.ndarray]
+) -> np.ndarray:
+    """The value at z (d,), from a memory of the two points that were used last.
+
+    These are the current point of a chain and the proposed one.  The memory is changed in place.
+    """
+    key = z.tobytes()
+    if key in memory:  # the point was used: it is now the newer one
+        memory[key] = memory.pop(key)
+    else:
+        if len(memory) >= 2:
+            del memory[next(iter(memory))]
+        memory[key] = compute()
+    return memory[key]
 
 
 def checked(engine: Engine, of: Contribution) -> Iterator[np.ndarray]:

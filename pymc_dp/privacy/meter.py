@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from pymc_dp.base.checks import check_integer
-from pymc_dp.errors import PlanMismatch
+from pymc_dp.errors import PlanMismatch, PrivacyError
+from pymc_dp.privacy import noise
 from pymc_dp.privacy.answer import Receipt
 from pymc_dp.privacy.events import BatchEvent, GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
@@ -22,6 +25,39 @@ COMMITS_PER_LEASE = 200  # iterations of one lease last this many commits: 1/2 %
 
 Answers: TypeAlias = Mapping[GaussianEvent, int] | Mapping[BatchEvent, int]
 """How many answers of each kind are made at a time."""
+
+
+def noise_is_secure(ledger: Ledger) -> bool:
+    """Whether noise hides what is charged to a ledger.
+
+    PrivacyError if it is the reproducible noise of tests, and the ledger outlives this process.
+    """
+    secure = not noise.is_insecure()
+    if not secure and not ledger.is_temporary:
+        raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+    return secure
+
+
+@contextmanager
+def interrupts_wait() -> Iterator[None]:
+    """Let a keyboard interrupt come after the block, which lasts one pass over the records.
+
+    So what was charged is also released, and kept.
+    """
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is None:  # set by what Python is embedded in
+        yield
+        return
+    came = []
+    handler = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if came and callable(handler):
+        handler(*came[0])
+    elif came and handler == signal.SIG_DFL:
+        signal.raise_signal(signal.SIGINT)
 
 
 def pay(ledger: Ledger, account: int, plan_id: int, event: GaussianEvent) -> Receipt:

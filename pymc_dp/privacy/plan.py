@@ -13,8 +13,9 @@ from typing import Any
 
 from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.errors import BudgetExceeded
-from pymc_dp.privacy.accounting import calibrate, subsampled
+from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.events import BatchEvent, GaussianEvent
+from pymc_dp.privacy.subsampled import room_beside, smallest_noise_multiplier
 
 #: Ledger units by which the room beside releases on batches may be rounded down.
 _ROUNDED = 4
@@ -131,11 +132,11 @@ def plan_batches(
     chains = check_integer("chains", chains, minimum=1)
     steps = chains * (draws + tune)
     if noise_multiplier is None:
-        noise_multiplier = subsampled.smallest_noise_multiplier(
+        noise_multiplier = smallest_noise_multiplier(
             epsilon, delta, event_of, steps, neighboring, units=room + _ROUNDED
         )
     event = event_of(noise_multiplier)
-    beside = subsampled.room_beside([(event, steps)], epsilon, delta, neighboring, cap)
+    beside = room_beside([(event, steps)], epsilon, delta, neighboring, cap)
     if beside < room:
         raise BudgetExceeded(
             f"{steps} releases on batches with noise multiplier {noise_multiplier:.4g} leave less "

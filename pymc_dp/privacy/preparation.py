@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import secrets
-import signal
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -22,7 +19,6 @@ from pymc_dp.privacy.accounting import smallest_noise_multiplier
 from pymc_dp.privacy.answer import (
     EDGES,
     Grid,
-    Neighboring,
     NormCounts,
     Query,
     Receipt,
@@ -33,9 +29,9 @@ from pymc_dp.privacy.answer import (
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.ledger import PREPARATION, Ledger
-from pymc_dp.privacy.meter import pay
+from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.rows.contributions import Contribution, Statistic
-from pymc_dp.rows.interfaces import Engine
+from pymc_dp.rows.engine import Engine
 
 #: Shares are floats, so those of a whole preparation add up to 1 with a rounding error.
 _WHOLE = 1.0 + 1e-9
@@ -79,18 +75,13 @@ class _Pending:
         return self.event == event and paid
 
 
-#: Of this process, by plan and number of the release: an error came between charging and keeping.
-_PENDING: dict[tuple[int, int], _Pending] = {}
-
-
 class Preparation:
     """One-off releases of a recorded plan, each charged first and kept in the ledger.
 
     Built again for the same plan, a preparation answers the same sequence of requests with the kept
     values, without a charge and without touching a record, and goes on where it was interrupted. It
     plans with `units` ledger units; a request says which share of them it costs. `n_public`, the
-    public number of units, sets the resolution of the grid. PrivacyError if the ledger counts
-    losses under another relation.
+    public number of units, sets the resolution of the grid.
 
     *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, or 1,
     given everything released before, and its charge is committed before a record is touched.  All
@@ -112,20 +103,14 @@ class Preparation:
         account: int,
         plan_id: int,
         units: int,
-        neighboring: Neighboring,
         n_public: int,
     ) -> None:
-        if neighboring != ledger.neighboring:
-            raise PrivacyError(
-                f"A preparation with neighboring={neighboring!r} cannot be charged to a ledger "
-                f"that counts {ledger.neighboring!r}."
-            )
         self.engine = engine
         self.ledger = ledger
         self.account = account
         self.plan_id = plan_id
         self.units = check_integer("units", units, minimum=1)
-        self.neighboring: Neighboring = neighboring
+        self.neighboring = ledger.neighboring
         self.n_public = n_public
         self.resumed = 0  # requests answered from the ledger
         #: Of one that is resumed: what all of its requests may cost, in ledger units.
@@ -149,7 +134,6 @@ class Preparation:
         *,
         sampler: str,
         settings: Mapping[str, Any],
-        neighboring: Neighboring,
         n_public: int,
     ) -> Preparation | None:
         """The unfinished preparation of the same settings, with its own units, or None.
@@ -161,7 +145,7 @@ class Preparation:
         if plan_id is None:
             return None
         units = ledger.plan(account, plan_id)["units"]
-        return cls(engine, ledger, account, plan_id, units, neighboring, n_public)
+        return cls(engine, ledger, account, plan_id, units, n_public)
 
     @classmethod
     def begin(
@@ -173,7 +157,6 @@ class Preparation:
         sampler: str,
         settings: Mapping[str, Any],
         units: int,
-        neighboring: Neighboring,
         n_public: int,
         needed: int | None = None,
     ) -> Preparation:
@@ -189,7 +172,7 @@ class Preparation:
             )
         plan_id = secrets.randbits(53)
         ledger.record_plan(account, plan_id, {**_facts(sampler, settings), "units": units})
-        return cls(engine, ledger, account, plan_id, units, neighboring, n_public)
+        return cls(engine, ledger, account, plan_id, units, n_public)
 
     def finish(self) -> None:
         """Record that no release follows: :meth:`resume` does not find it again."""
@@ -209,7 +192,7 @@ class Preparation:
     def lost(self) -> int:
         """Ledger units charged for releases that were interrupted, and are charged again."""
         number = len(self.ledger.kept(self.account, self.plan_id))
-        pending = _PENDING.get((self.plan_id, number))
+        pending = self.ledger.pending.get((self.plan_id, number))
         paid = 0 if pending is None else pending.event.cost
         return self.ledger.unkept(self.account, self.plan_id) - paid
 
@@ -318,17 +301,15 @@ class Preparation:
     def _release(
         self, event: GaussianEvent, request: dict[str, Any], query: Query
     ) -> dict[str, Any]:
-        secure = not noise.is_insecure()
-        if not secure and not self.ledger.is_temporary:
-            raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+        secure = noise_is_secure(self.ledger)
         kind = type(self.engine), request["release"], request["of"], request["size"]
         if kind not in self._rehearsed:  # on made-up data, to compile and to fail uncharged
             Holder(self.engine.synthetic()).total(query)
             noise.rounded_normal(0, 0)
             self._rehearsed.add(kind)
         place = self.plan_id, self._answered
-        with interrupts_wait():  # what was charged is also kept
-            pending = _PENDING.pop(place, None)
+        with interrupts_wait():
+            pending = self.ledger.pending.pop(place, None)
             if pending is None or not pending.pays_for(event, request):
                 receipt = pay(self.ledger, self.account, self.plan_id, event)
                 pending = _Pending(event, receipt)
@@ -339,33 +320,14 @@ class Preparation:
                         "request": request,
                         "value": value.tolist(),
                         "noise_sd": query.sum.noise_sd,
-                        "secure": secure and not noise.is_insecure(),
+                        "secure": noise_is_secure(self.ledger) and secure,
                     }
                 values = pending.values
                 self.ledger.keep(self.account, self.plan_id, event.mechanism, values, place[1])
             except BaseException:
-                _PENDING[place] = pending
+                self.ledger.pending[place] = pending
                 raise
         return values
-
-
-@contextlib.contextmanager
-def interrupts_wait() -> Iterator[None]:
-    """Let a keyboard interrupt come after the block: it lasts one pass over the records."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGINT) is None:  # set by what Python is embedded in
-        yield
-        return
-    came = []
-    handler = signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-    if came and callable(handler):
-        handler(*came[0])
-    elif came and handler == signal.SIG_DFL:
-        signal.raise_signal(signal.SIGINT)
 
 
 def _facts(sampler: str, settings: Mapping[str, Any]) -> dict[str, Any]:

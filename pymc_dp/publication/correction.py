@@ -12,14 +12,23 @@ import xarray as xr
 from pymc.model import Model
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.progress import working
+from pymc_dp.base.compat import working
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.publication.noise_aware import BENT, MUCH, PLACES, directions, noise_aware, spread_out
-from pymc_dp.publication.noise_laws import Likelihood, linear_prior
-from pymc_dp.publication.unconstrained import constrain, unconstrain
-from pymc_dp.records import Records, extract
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.tuning.explore import CHAINS, ENOUGH, explore, log_likelihood
+from pymc_dp.publication.explore import CHAINS, ENOUGH, explore, log_likelihood
+from pymc_dp.publication.noise_aware import (
+    BENT,
+    MUCH,
+    PLACES,
+    Likelihood,
+    directions,
+    linear_prior,
+    noise_aware,
+    spread_out,
+)
+from pymc_dp.publication.results import constrain, unconstrain
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.functions import PublicTerms
 
 #: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
 _EDGE = 0.9
@@ -71,7 +80,7 @@ def account_for_noise(
     noise = np.array(settings["anchor"]["covariance"])
     seen = (pooled - pooled.mean(axis=0)) @ directions(noise)[0]  # others are as wide as the prior
     widest = float(np.linalg.norm(seen, 2)) / np.sqrt(len(seen))
-    terms = records.public_terms(at)
+    terms = PublicTerms.of(records, at)
     places = pooled[spread_out(len(pooled), max(PLACES, 4 * d))]
     seed = [plan_id, zlib.crc32(w.tobytes())]
 
@@ -120,6 +129,39 @@ def account_for_noise(
 
 def _uncorrected(reason: str) -> dict[str, Any]:
     return {"method": "none", "reason": reason}
+
+
+def in_words(facts: Mapping[str, Any]) -> str:
+    """What intervals mean, for the statement."""
+    if facts["method"] == "none":
+        return (
+            "Intervals do NOT account for the privacy noise in the released score, and are too "
+            f"narrow: {facts['reason']}."
+        )
+    how = ", but only approximately: the posterior is not near normal."
+    if facts["method"] == "resampled":
+        how = (
+            ": the posterior is not near normal, and draws were resampled with weights that hold "
+            "for any shape. Approximate in that the law of the noise is taken as Gaussian."
+        )
+    elif facts["method"] == "explored":
+        how = (
+            ": the noise is large and the prior not normal over the draws, so these are draws of "
+            "the prior times a normal likelihood, of the curvature that the chains show. "
+            "Approximate in that the likelihood is taken as normal, and in that they are worth "
+            f"about {facts['explored']:.0f} draws: if these are few, scales of effects near 0 are "
+            "seen too seldom."
+        )
+    elif facts["method"] == "widened":
+        how = (
+            ": draws were widened by all that it could have moved them, and not moved. Approximate."
+        )
+    elif facts["normal"]:
+        how = ", which was added to the draws; this is exact for a normal posterior."
+    return (
+        f"Intervals account for the privacy noise in the released score{how} The draws of the "
+        "chains are in the group posterior_raw."
+    )
 
 
 class _Exploration:

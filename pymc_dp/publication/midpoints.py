@@ -11,9 +11,9 @@ from pymc.model import Model
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget, model_of
 from pymc_dp.errors import UnsafeRelease
+from pymc_dp.publication.results import constrain, unconstrain
 from pymc_dp.publication.statement import STATEMENT, refuse_other_types
-from pymc_dp.publication.unconstrained import constrain, unconstrain
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
 
 
 def newton_estimate(midpoint: np.ndarray, score: np.ndarray, precision: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ is not on it.
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Iterable, Sequence
 from enum import Enum
 from typing import Any
@@ -22,13 +21,14 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.op import HasInnerGraph
 
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import warn
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.publication.correction import account_for_noise
+from pymc_dp.publication.correction import account_for_noise, in_words
 from pymc_dp.publication.results import PaidDraws, largest_rectangle
-from pymc_dp.publication.statement import STATEMENT, make_statement, refuse_other_types
-from pymc_dp.records import lengths_of_rows, private_observed, public_inputs
-from pymc_dp.rows.ancestry import hides_code, is_data
+from pymc_dp.publication.statement import FAR, STATEMENT, make_statement, refuse_other_types
+from pymc_dp.records.ancestry import hides_code, is_data
+from pymc_dp.records.units import lengths_of_rows, private_observed, public_inputs
 
 #: Acceptance below which draws are no sample.
 _HARDLY_MOVED = 0.05
@@ -271,12 +271,10 @@ def release(
     posterior = posterior.isel(where)
     accepted = float(stats["dp_accepted"].isel(where).mean("draw").min())
     if accepted < _HARDLY_MOVED:
-        warnings.warn(
+        warn(
             f"Only {accepted:.1%} of the proposals of a chain were accepted: it hardly moved, and "
             "its draws do not represent the posterior. Another form, more records or a larger "
-            "budget would help.",
-            UserWarning,
-            stacklevel=2,
+            "budget would help."
         )
     published = {
         "posterior": posterior[names],
@@ -288,31 +286,26 @@ def release(
         published["posterior"], correction = account_for_noise(
             model, budget, plan["settings"], posterior, names, plan_id, progressbar
         )
+        clipped = plan["settings"]["anchor"]["clipped"]
+        correction["sentences"] = [in_words(correction), clipped]
         if "unreliable" in correction:
-            warnings.warn(
-                f"These draws are unreliable: {correction['unreliable']}.",
-                UserWarning,
-                stacklevel=2,
-            )
+            warn(f"These draws are unreliable: {correction['unreliable']}.")
         elif correction["method"] == "none":
-            warnings.warn(
+            warn(
                 "The privacy noise in these draws is not accounted for, because "
                 f"{correction['reason']}: intervals are too narrow. Longer chains of all free "
-                "variables, or form='quadratic', would mend that.",
-                UserWarning,
-                stacklevel=2,
+                "variables, or form='quadratic', would mend that."
             )
     statement = make_statement(budget, plan_id, plan, vouched, correction)
-    if plan["settings"].get("form") == "quadratic" and plan["settings"].get("trusted"):
-        statement["far"] = plan["settings"]["far"]
-        if statement["far"] > 0.1:
-            warnings.warn(
-                f"{statement['far']:.0%} of the draws lie far from where the likelihood was "
+    far = plan["settings"].get("far")
+    if far is not None:
+        statement["far"] = far
+        if far > FAR:
+            warn(
+                f"{far:.0%} of the draws lie far from where the likelihood was "
                 "approximated: the posterior is not near normal, and these draws are unreliable. "
                 "A centred hierarchy instead of a non-centred one (or the reverse), a larger "
-                "budget, or form='plain' may help.",
-                UserWarning,
-                stacklevel=2,
+                "budget, or form='plain' may help."
             )
     return _compat.inference_data(
         {name: public_coords(dataset, budget.public) for name, dataset in published.items()},

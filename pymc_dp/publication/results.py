@@ -1,28 +1,34 @@
-"""Results made of draws: what PyMC's own conversion would lose when it fails, data and all.
+"""Results and what they are made of: draws as PyMC stores them, and as unconstrained vectors.
 
 ``pm.sample`` converts its draws, and checks them, after the last iteration was paid for. An error
-then loses the draws.  `PaidDraws` holds them from outside.
+then loses the draws, data and all.  `PaidDraws` holds them from outside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import numpy as np
+import pytensor
 import xarray as xr
 from pymc.backends.ndarray import NDArray
 from pymc.model import Model
+from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant
+from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.replace import clone_replace
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.rows.ancestry import array_of
+from pymc_dp.records.ancestry import array_of
+from pymc_dp.records.graph import ParameterVector
 
 #: Dims of results; `pymc_dp.find_MAP` has one more.
 _RESERVED = ("chain", "draw")
+#: A few thousand calls take less time than a compilation, and nothing is written to a cache.
+_MODE = Mode(linker="py", optimizer="fast_run")
 _COMPUTED: ContextVar[Sequence[str] | None] = ContextVar("_COMPUTED", default=None)
 
 
@@ -216,3 +222,54 @@ class PaidDraws(NDArray):
             "sample_stats": dataset(self.model, stats, ()).assign_coords(numbers),
         }
         return _compat.inference_data(groups, {})
+
+
+# -- the way to unconstrained parameters, and back ------------------------------------------------
+
+
+def _function(inputs: Sequence[Variable], outputs: list[Variable]) -> Callable[..., list]:
+    return pytensor.function(inputs, outputs, mode=_MODE, on_unused_input="ignore")
+
+
+def unconstrain(model: Model, parameters: ParameterVector, posterior: xr.Dataset) -> np.ndarray:
+    """(chains, draws, d) unconstrained parameters of draws of all free variables.
+
+    `posterior` holds every free variable, with dims chain and draw first. A parameter is infinite
+    where a draw was rounded to the boundary of its support.
+    """
+    forward = []
+    for rv in model.free_RVs:
+        transform = model.rvs_to_transforms[rv]
+        forward.append(rv if transform is None else transform.forward(rv, *rv.owner.inputs))
+    inputs = [rv.type(name=rv.name) for rv in model.free_RVs]
+    # the bounds of a transform may be other variables
+    outputs = clone_replace(
+        forward, dict(zip(model.free_RVs, inputs, strict=True)), rebuild_strict=False
+    )
+    function = _function(inputs, outputs)
+    columns = [np.asarray(posterior[rv.name].values, dtype=rv.type.dtype) for rv in model.free_RVs]
+    shape = columns[0].shape[:2]
+    theta = np.empty((*shape, parameters.size))
+    with np.errstate(all="ignore"):
+        for where in np.ndindex(shape):
+            values = function(*[column[where] for column in columns])
+            for part, value in zip(parameters.slices, values, strict=True):
+                theta[(*where, part)] = np.ravel(value)
+    return theta
+
+
+def constrain(
+    model: Model, parameters: ParameterVector, theta: np.ndarray, names: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """(chains, draws, ...) free variables and Deterministics at (chains, draws, d) parameters.
+
+    `names` are functions of unconstrained parameters and public data alone.
+    """
+    outputs = model.replace_rvs_by_values([model[name] for name in names])
+    function = _function([parameters.theta], parameters.substitute(outputs))
+    shape = theta.shape[:2]
+    draws = [function(theta[where]) for where in np.ndindex(shape)]
+    return {
+        name: np.stack(found).reshape((*shape, *np.shape(found[0])))
+        for name, found in zip(names, zip(*draws, strict=True), strict=True)
+    }

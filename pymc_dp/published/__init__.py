@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pymc_dp.published.conjugate import ConjugateNormal
 from pymc_dp.published.making import PublishedStatistic, release_statistic
 from pymc_dp.published.releases import (
     DiscreteGaussianRelease,
@@ -17,7 +16,7 @@ from pymc_dp.published.releases import (
     clamp,
     present,
 )
-from pymc_dp.published.step import PrivacyAwareGibbs
+from pymc_dp.published.step import ConjugateNormal, PrivacyAwareGibbs
 
 __all__ = [
     "ConjugateNormal",

@@ -8,20 +8,25 @@ between parameters and imputed records.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pymc as pm
 import pytensor
 import pytensor.tensor as pt
-from pymc.distributions.distribution import SymbolicRandomVariable
+from numpy.random import Generator
 from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.random.op import RandomVariable
 
 from pymc_dp.base.compat import SolveTriangular
-from pymc_dp.rows.functions import INTERPRETED
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.published.reading import Function, Reading, State, forward, is_drawn, placed
+from pymc_dp.records.graph import ParameterVector
 
 #: Ends of uniform innovations, where quantiles are infinite.
 _LOWEST, _LAST = 2.0**-1000, 1.0 - 2.0**-53
@@ -34,9 +39,14 @@ _SMOOTH = ("halfcauchy", "weibull")
 _INEXACT = ("t",)
 #: Halvings of the search for a quantile of counts without a closed form: up to 2^24.
 _HALVINGS = 24
+#: Draws of the prior from which the first reference normal is made.
+_PRIOR_DRAWS = 400
+#: Its weight, in draws, against what the chain sees while it tunes.
+_PRIOR_WEIGHT = 20.0
+#: A bracket is halved about this often before the parameters stay where they are.
+_SHRINKS = 100
 
-
-Draw = Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]
+Draw = Callable[[Generator, tuple[int, ...]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -63,24 +73,14 @@ class Innovation:
 
 def innovation(rv: Variable) -> Innovation | None:
     """Innovations of a random variable; ``None`` where no formula is known."""
-    name = getattr(rv.owner.op, "name", None) or ""
+    name = getattr(rv.owner.op, "name", None)
     if name == "multivariate_normal" and any(k != 1 for k in _parameters(rv)[1].type.shape[:-2]):
         return None  # a covariance of each record's own
-    if name in _FAMILIES:
-        return _FAMILIES[name]
-    if name in _SHAPED:
-        place, family, draw = _SHAPED[name]
-        shape = _parameters(rv)[place]
-        if not depends_on_variables(shape):
-            number = pytensor.function([], shape, mode=INTERPRETED)()
-            return replace(family, drawn=lambda rng, size: draw(rng, number, size))
-    if name == "discrete_uniform":
-        return _whole_interval()
-    if name in ("bernoulli", "categorical"):
-        return Innovation(
-            _within_step, _step_of, uniform=True, drawn=np.random.Generator.random, limited=True
-        )
-    return _by_quantiles(rv)
+    if name in _SHAPED and not depends_on_variables(_parameters(rv)[0]):
+        family, draw = _SHAPED[name]
+        shape = pytensor.function([], _parameters(rv)[0], mode=INTERPRETED)()
+        return replace(family, drawn=lambda rng, size: draw(rng, shape, size))
+    return _FAMILIES.get(name) or _by_quantiles(rv)
 
 
 def normal_scores(rv: Variable) -> Innovation | None:
@@ -104,144 +104,129 @@ def normal_scores(rv: Variable) -> Innovation | None:
 
 def depends_on_variables(parameter: Variable) -> bool:
     """Whether a parameter is computed from random variables of the model."""
-    return any(
-        v.owner is not None and isinstance(v.owner.op, RandomVariable | SymbolicRandomVariable)
-        for v in ancestors([parameter])
-    )
+    return any(map(is_drawn, ancestors([parameter])))
 
 
 def _parameters(rv: Variable) -> list[Variable]:
     return list(rv.owner.op.dist_params(rv.owner))
 
 
-_normal = np.random.Generator.standard_normal
+# -- by formulas ----------------------------------------------------------------------------------
 
 
-def _location_scale(
-    location: int | None, scale: int | None, drawn: Draw | None = None, normal: bool = False
-) -> Innovation:
-    """Records location + scale u, with the places of both among the parameters."""
-
-    def both(rv: Variable) -> tuple[Variable, Variable]:
-        found = _parameters(rv)
-        return (
-            pt.zeros(()) if location is None else found[location],
-            pt.ones(()) if scale is None else found[scale],
-        )
+def _affine(ends: Callable[..., tuple[Variable, Variable]], **kinds: Any) -> Innovation:
+    """Records location + scale u, where ``ends(*parameters)`` gives both."""
 
     def standardised(rv: Variable, x: Variable, w: Variable) -> Variable:
-        place, size = both(rv)
-        return (x - place) / size
+        location, scale = ends(*_parameters(rv))
+        return (x - location) / scale
 
     def restored(rv: Variable, u: Variable) -> Variable:
-        place, size = both(rv)
-        return place + size * u
+        location, scale = ends(*_parameters(rv))
+        return location + scale * u
 
-    return Innovation(standardised, restored, normal=normal, drawn=drawn)
+    return Innovation(standardised, restored, **kinds)
 
 
 def _log_normal() -> Innovation:
-    inner = _location_scale(0, 1)
+    inner = _affine(_first_two)
     return Innovation(
         lambda rv, x, w: inner.standardised(rv, pt.log(x), w),
         lambda rv, u: pt.exp(inner.restored(rv, u)),
         normal=True,
-        drawn=_normal,
+        drawn=Generator.standard_normal,
     )
 
 
-def _interval() -> Innovation:
-    def standardised(rv: Variable, x: Variable, w: Variable) -> Variable:
-        low, high = _parameters(rv)
-        return (x - low) / (high - low)
-
-    def restored(rv: Variable, u: Variable) -> Variable:
-        low, high = _parameters(rv)
-        return low + (high - low) * u
-
-    return Innovation(standardised, restored, uniform=True, drawn=np.random.Generator.random)
-
-
 def _whole_interval() -> Innovation:
-    def ends(rv: Variable) -> tuple[Variable, Variable]:
-        low, high = _parameters(rv)
-        return low, high - low + 1
-
     def standardised(rv: Variable, x: Variable, w: Variable) -> Variable:
-        low, width = ends(rv)
-        return (x - low + w) / width
+        low, high = _parameters(rv)
+        return (x - low + w) / (high - low + 1)
 
     def restored(rv: Variable, u: Variable) -> Variable:
-        low, width = ends(rv)
-        return (low + pt.minimum(pt.floor(u * width), width - 1)).astype(rv.type.dtype)
+        low, high = _parameters(rv)
+        place = pt.minimum(pt.floor(u * (high - low + 1)), high - low)
+        return (low + place).astype(rv.type.dtype)
 
-    return Innovation(standardised, restored, uniform=True, drawn=np.random.Generator.random)
+    return Innovation(standardised, restored, uniform=True, drawn=Generator.random)
 
 
 def _many_normals() -> Innovation:
-    def root(rv: Variable) -> tuple[Variable, Variable]:
+    def mean_and_root(rv: Variable) -> tuple[Variable, Variable]:
         mean, cov = _parameters(rv)
         while cov.type.ndim > 2:
             cov = cov[0]
         return mean, pt.linalg.cholesky(cov)
 
     def standardised(rv: Variable, x: Variable, w: Variable) -> Variable:
-        mean, lower = root(rv)
+        mean, lower = mean_and_root(rv)
         return SolveTriangular(lower=True, b_ndim=2)(lower, (x - mean).T).T
 
     def restored(rv: Variable, u: Variable) -> Variable:
-        mean, lower = root(rv)
+        mean, lower = mean_and_root(rv)
         return mean + u @ lower.T
 
-    return Innovation(standardised, restored, normal=True, drawn=_normal)
+    return Innovation(standardised, restored, normal=True, drawn=Generator.standard_normal)
 
 
-#: By the names of PyTensor's random operations; places are those of their parameters.
-_FAMILIES = {
-    "normal": _location_scale(0, 1, _normal, normal=True),
-    "halfnormal": _location_scale(0, 1, lambda rng, size: np.abs(rng.standard_normal(size))),
-    "laplace": _location_scale(0, 1, lambda rng, size: rng.laplace(size=size)),
-    "logistic": _location_scale(0, 1, lambda rng, size: rng.logistic(size=size)),
-    "cauchy": _location_scale(0, 1, np.random.Generator.standard_cauchy),
-    "halfcauchy": _location_scale(None, 0, lambda rng, size: np.abs(rng.standard_cauchy(size))),
-    "gumbel": _location_scale(0, 1, lambda rng, size: rng.gumbel(size=size)),
-    "exponential": _location_scale(None, 0, np.random.Generator.standard_exponential),
+def _categories() -> Innovation:
+    """Uniform on the step of the distribution function that belongs to a category."""
+
+    def steps(rv: Variable) -> Variable:
+        """(..., k) cumulative probabilities of 0, ..., k - 1."""
+        [p] = _parameters(rv)
+        if rv.owner.op.name == "bernoulli":
+            return pt.stack([1.0 - p, pt.ones_like(p)], axis=-1)
+        return pt.cumsum(p, axis=-1)
+
+    def standardised(rv: Variable, x: Variable, w: Variable) -> Variable:
+        ends = steps(rv)
+        starts = pt.concatenate([pt.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
+        here = pt.eq(pt.arange(ends.shape[-1]), x[..., None])
+        low, high = (pt.switch(here, edge, 0.0).sum(axis=-1) for edge in (starts, ends))
+        return low + w * (high - low)
+
+    def restored(rv: Variable, u: Variable) -> Variable:
+        ends = steps(rv)
+        below = pt.le(ends[..., :-1], u[..., None]).sum(axis=-1)
+        return pt.minimum(below, ends.shape[-1] - 1).astype(rv.type.dtype)
+
+    return Innovation(standardised, restored, uniform=True, drawn=Generator.random, limited=True)
+
+
+def _first_two(location: Variable, scale: Variable) -> tuple[Variable, Variable]:
+    return location, scale
+
+
+def _scale_alone(*parameters: Variable) -> tuple[Any, Variable]:
+    return 0.0, parameters[-1]
+
+
+#: By the names of PyTensor's random operations.
+_FAMILIES: dict[str | None, Innovation] = {
+    "normal": _affine(_first_two, normal=True, drawn=Generator.standard_normal),
+    "halfnormal": _affine(_first_two, drawn=lambda rng, n: np.abs(rng.standard_normal(n))),
+    "laplace": _affine(_first_two, drawn=lambda rng, n: rng.laplace(size=n)),
+    "logistic": _affine(_first_two, drawn=lambda rng, n: rng.logistic(size=n)),
+    "cauchy": _affine(_first_two, drawn=Generator.standard_cauchy),
+    "halfcauchy": _affine(_scale_alone, drawn=lambda rng, n: np.abs(rng.standard_cauchy(n))),
+    "gumbel": _affine(_first_two, drawn=lambda rng, n: rng.gumbel(size=n)),
+    "exponential": _affine(_scale_alone, drawn=Generator.standard_exponential),
     "lognormal": _log_normal(),
-    "uniform": _interval(),
+    "uniform": _affine(lambda a, b: (a, b - a), uniform=True, drawn=Generator.random),
+    "discrete_uniform": _whole_interval(),
     "multivariate_normal": _many_normals(),
+    "bernoulli": _categories(),
+    "categorical": _categories(),
 }
-#: Those with one parameter that must not move: else x is no such function of the others.
-_SHAPED: dict[str, tuple[int, Innovation, Callable[..., np.ndarray]]] = {
-    "t": (0, _location_scale(1, 2), np.random.Generator.standard_t),
-    "gamma": (0, _location_scale(None, 1), np.random.Generator.standard_gamma),
+#: Those whose first parameter must not move: else x is no such function of the others.
+_SHAPED: dict[str | None, tuple[Innovation, Callable[..., np.ndarray]]] = {
+    "t": (_affine(lambda nu, mu, sigma: (mu, sigma)), Generator.standard_t),
+    "gamma": (_affine(_scale_alone), Generator.standard_gamma),
 }
 
 
 # -- by distribution functions --------------------------------------------------------------------
-
-
-def _steps(rv: Variable) -> Variable:
-    """(..., k) cumulative probabilities of 0, ..., k - 1."""
-    [p] = _parameters(rv)
-    if rv.owner.op.name == "bernoulli":
-        return pt.stack([1.0 - p, pt.ones_like(p)], axis=-1)
-    return pt.cumsum(p, axis=-1)
-
-
-def _within_step(rv: Variable, x: Variable, w: Variable) -> Variable:
-    """Uniform on the step of the distribution function that belongs to x."""
-    ends = _steps(rv)
-    starts = pt.concatenate([pt.zeros_like(ends[..., :1]), ends[..., :-1]], axis=-1)
-    here = pt.eq(pt.arange(ends.shape[-1]), x[..., None])
-    low, high = (pt.switch(here, edge, 0.0).sum(axis=-1) for edge in (starts, ends))
-    return low + w * (high - low)
-
-
-def _step_of(rv: Variable, u: Variable) -> Variable:
-    ends = _steps(rv)
-    last = ends.shape[-1] - 1
-    below = pt.le(ends[..., :-1], u[..., None]).sum(axis=-1)
-    return pt.minimum(below, last).astype(rv.type.dtype)
 
 
 def _by_quantiles(rv: Variable) -> Innovation | None:
@@ -252,13 +237,12 @@ def _by_quantiles(rv: Variable) -> Innovation | None:
     if name in _INEXACT:
         return None
     discrete = rv.type.dtype.startswith("int")
+    quantile = _count_quantile if discrete else partial(pm.icdf, warn_rvs=False)
     probe = pt.as_tensor_variable(np.zeros((1,) * rv.type.ndim))
     try:
         pm.logcdf(rv, probe.astype(rv.type.dtype), warn_rvs=False)
+        quantile(rv, probe + 0.5)
     except (NotImplementedError, ValueError, TypeError):
-        return None
-    quantile = _quantile(rv, probe) if not discrete else _count_quantile
-    if quantile is None:
         return None
 
     def standardised(rv: Variable, x: Variable, w: Variable) -> Variable:
@@ -274,14 +258,6 @@ def _by_quantiles(rv: Variable) -> Innovation | None:
     return Innovation(standardised, restored, uniform=True, limited=True)
 
 
-def _quantile(rv: Variable, probe: Variable) -> Callable[[Variable, Variable], Variable] | None:
-    try:
-        pm.icdf(rv, probe + 0.5, warn_rvs=False)
-    except (NotImplementedError, ValueError, TypeError):
-        return None
-    return lambda rv, u: pm.icdf(rv, u, warn_rvs=False)
-
-
 def _count_quantile(rv: Variable, u: Variable) -> Variable:
     """The smallest count of at least this probability, found by halving."""
     log_u = pt.log(u)
@@ -292,3 +268,192 @@ def _count_quantile(rv: Variable, u: Variable) -> Variable:
         reached = pt.ge(pm.logcdf(rv, middle.astype(rv.type.dtype), warn_rvs=False), log_u)
         above, below = pt.switch(reached, middle, above), pt.switch(reached, below, middle)
     return above
+
+
+# -- moves that hold them -------------------------------------------------------------------------
+
+
+class NonCentred:
+    """Elliptical slice moves of the parameters with the records' innovations held fixed.
+
+    Innovations move the records in `latents`. By default these are all for which a formula is
+    known, also those of other steps, which would hold shared parameters in place. A ValueError is
+    raised if a variable that was asked for has no innovations, or no parameter can be moved.
+
+    The target is the posterior of the parameters given the innovations and those records that are
+    held themselves. It is sampled by elliptical slice sampling (Murray, Adams & MacKay 2010) with
+    any normal distribution for a reference (Nishihara, Murray & Adams 2014): exact whatever the
+    reference, which is learned from the prior and, while the chain tunes, from its draws.
+
+    Far in the upper tail, records do not come back from the values of their distribution function.
+    If there is such a record, nothing is moved. As innovations stay as they are, this holds on both
+    sides of a move, which is what makes it harmless.
+    """
+
+    def __init__(self, reading: Reading, latents: Sequence[Variable] | None = None) -> None:
+        model = reading.model
+        known = {rv: innovation(rv) for rv in reading.all_records}
+        found = {rv: f for rv, f in known.items() if f is not None}
+        wanted = list(found) if latents is None else latents
+        unknown = [rv.name for rv in wanted if rv not in found]
+        if unknown:
+            raise ValueError(
+                f"noncentered: no innovations are known for {unknown}. Leave these out."
+            )
+        self.moved = _parents(reading, [rv for rv in reading.latents if rv in wanted])
+        if not self.moved:
+            raise ValueError(
+                "noncentered: no continuous parameter stands directly behind the records, so "
+                "nothing can be moved together with them."
+            )
+        self.latents = [
+            rv
+            for rv in model.free_RVs
+            if rv in wanted and rv not in self.moved and set(ancestors([rv])) & set(self.moved)
+        ]
+        self.reading = reading
+        values = [model.rvs_to_values[rv] for rv in self.moved]
+        self.vector = ParameterVector.of(values, [reading.start[v.name].shape for v in values])
+        both = [*reading.latents, *reading.others]
+        self._where = [both.index(rv) for rv in self.moved]
+        self._places = [both.index(rv) for rv in self.latents]
+        self._rest = [
+            k for k, rv in enumerate(both) if rv not in self.moved and rv not in self.latents
+        ]
+        self._limited = [k for k, rv in enumerate(self.latents) if found[rv].limited]
+        self._compile(found)
+        self._learn_prior()
+        self._check_round_trip()
+
+    def _compile(self, found: dict[Variable, Innovation]) -> None:
+        reading, model = self.reading, self.reading.model
+        given = reading.constrained(model.free_RVs)
+        held: list[Variable] = []
+        uniforms: list[Variable] = []
+        standardised: list[Variable] = []
+        moved: dict[Variable, Variable] = {}
+        new = {rv: x for rv, x in given.items() if rv not in self.latents}
+        for rv in self.latents:
+            w, u = (pt.tensor(dtype="float64", shape=(None,) * rv.type.ndim) for _ in range(2))
+            standardised.append(found[rv].standardised(placed(rv, given), given[rv], w))
+            here = placed(rv, new)
+            new[rv] = found[rv].restored(here, u)
+            moved[model.rvs_to_values[rv]] = forward(model, rv, new[rv], here)
+            uniforms.append(w)
+            held.append(u)
+        others = [rv for rv in model.basic_RVs if rv not in self.latents]
+        log_density = model.logp(vars=[*others, *model.potentials])
+        [log_density] = clone_replace([log_density], moved, rebuild_strict=False)
+        finite = pt.all([pt.all(pt.abs(v) < np.inf) for v in moved.values()])
+        level = pt.switch(finite, log_density.astype("float64"), -np.inf)
+        outputs = self.vector.substitute([level, *reading.factors(moved), *moved.values()])
+        self._innovations = Function([*reading.inputs, *uniforms], standardised)
+        self._target = Function(
+            [self.vector.theta, *[reading.inputs[k] for k in self._rest], *held], outputs
+        )
+
+    def _learn_prior(self) -> None:
+        """A reference normal about the prior; robust, since priors may have heavy tails."""
+        model = self.reading.model
+        try:
+            draw = Function([], [forward(model, rv, rv, rv) for rv in self.moved], compiled=False)
+            draw.reseed(np.random.default_rng(0))  # a setting, the same in all chains
+            theta = np.array(
+                [np.concatenate([np.ravel(v) for v in draw()]) for _ in range(_PRIOR_DRAWS)]
+            )
+        except NotImplementedError:  # an improper prior cannot be drawn from
+            theta = self.vector.ravel(self.reading.start)[None] + [[-1.0], [0.0], [1.0]]
+        low, middle, high = np.quantile(theta, [0.16, 0.5, 0.84], axis=0)
+        self._prior = middle, np.diag(np.maximum((high - low) / 2.0, 1e-6) ** 2)
+
+    def _check_round_trip(self) -> None:
+        """Records must come back from their innovations while the parameters stay."""
+        both = self.reading.at_the_start
+        uniforms = [np.full(both[k].shape, 0.5) for k in self._places]
+        held = self._innovations(*both, *uniforms)
+        theta = self.vector.ravel(self.reading.start)
+        _, _, _, *back = self._target(theta, *[both[k] for k in self._rest], *held)
+        for rv, k, found in zip(self.latents, self._places, back, strict=True):
+            if not np.allclose(found, both[k], rtol=1e-4, atol=1e-4):
+                raise ValueError(
+                    f"noncentered: `{rv.name}` does not come back from its innovations. Leave it "
+                    "out."
+                )
+
+    def forget(self) -> None:
+        """Begin a chain."""
+        self._learned = 0
+        self._recent: list[np.ndarray] = []
+        self._refer(*self._prior)
+
+    def _refer(self, mean: np.ndarray, covariance: np.ndarray) -> None:
+        self._location, self._root = mean, np.linalg.cholesky(covariance)
+        self._whiten = np.linalg.inv(self._root)
+
+    def learn(self, state: State) -> None:
+        """Take a tuning draw into account: the reference comes from the last half of them."""
+        self._recent.append(self._theta(state))
+        self._learned += 1
+        n, d = len(self._recent), self.vector.size
+        if n >= 2 * d and self._learned & (self._learned - 1) == 0:
+            draws = np.array(self._recent)
+            learned = np.cov(draws, rowvar=False, bias=True).reshape(d, d)
+            weight = _PRIOR_WEIGHT / (_PRIOR_WEIGHT + n)
+            # the prior's own correlations are not known, and it may be very wide
+            capped = np.minimum(np.diag(self._prior[1]), 25.0 * np.diag(learned) + 1e-12)
+            covariance = weight * np.diag(capped) + (1.0 - weight) * learned
+            self._refer(draws.mean(axis=0), covariance + 1e-12 * np.eye(d))
+            self._recent = []
+
+    def _theta(self, state: State) -> np.ndarray:
+        return np.concatenate([np.ravel(state.point[k]) for k in self._where]).astype(float)
+
+    def __call__(self, state: State, rng: Generator) -> bool:
+        """Move the parameters and records of `state`; False if a record is too far in a tail."""
+        uniforms = [rng.random(state.point[k].shape) for k in self._places]
+        held = self._innovations(*state.point, *uniforms)
+        if any((held[k] > HIGHEST).any() for k in self._limited):
+            return False
+        rest = [state.point[k] for k in self._rest]
+        theta = self._theta(state)
+
+        def target(theta: np.ndarray) -> tuple[float, list[np.ndarray]]:
+            log_density, *found = self._target(theta, *rest, *held)
+            white = self._whiten @ (theta - self._location)
+            level = float(log_density) + 0.5 * float(white @ white)
+            return (level if level == level else -math.inf), found
+
+        level, _ = target(theta)
+        if not math.isfinite(level):
+            return True
+        level += math.log(rng.random())
+        offset = theta - self._location
+        other = self._root @ rng.standard_normal(len(theta))
+        angle = 2.0 * math.pi * rng.random()
+        low, high = angle - 2.0 * math.pi, angle
+        for _ in range(_SHRINKS):
+            new = self._location + offset * math.cos(angle) + other * math.sin(angle)
+            reached, found = target(new)
+            if reached > level:
+                self._take(state, new, found)
+                break
+            low, high = (angle, high) if angle < 0.0 else (low, angle)
+            angle = low + (high - low) * rng.random()
+        return True
+
+    def _take(self, state: State, theta: np.ndarray, found: list[np.ndarray]) -> None:
+        rows, local, *moved = found
+        for k, x in zip(self._where, self.vector.point(theta).values(), strict=True):
+            state.point[k] = x
+        for k, x in zip(self._places, moved, strict=True):
+            state.point[k] = np.array(x)
+        state.rows, state.local = np.ascontiguousarray(rows), np.array(local)
+        state.total[: rows.shape[1]] = state.rows[: state.n_present].sum(axis=0)
+
+
+def _parents(reading: Reading, latents: Sequence[Variable]) -> list[Variable]:
+    """Continuous parameters directly behind records, not behind other parameters alone."""
+    found: set[Variable] = set()
+    for rv in latents:
+        found |= set(ancestors(rv.owner.inputs, blockers=reading.model.free_RVs))
+    return [rv for rv in reading.others if rv in found and rv.type.dtype.startswith("float")]

@@ -18,24 +18,14 @@ from pytensor.graph.basic import Variable
 from pymc_dp.base.checks import check_delta, check_epsilon, check_number
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
-from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import mu_from_budget, smallest_noise_multiplier, units_from_mu
-from pymc_dp.privacy.answer import (
-    Grid,
-    LaplaceSum,
-    Neighboring,
-    Query,
-    VectorSum,
-    answer,
-    told,
-)
+from pymc_dp.privacy.answer import Grid, LaplaceSum, Neighboring, Query, VectorSum, answer, told
 from pymc_dp.privacy.events import GaussianEvent
+from pymc_dp.privacy.holder import Table
 from pymc_dp.privacy.ledger import PREPARATION, STATISTIC, Ledger
-from pymc_dp.privacy.meter import pay
-from pymc_dp.privacy.preparation import interrupts_wait
+from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.published.releases import GaussianRelease, GeometricRelease, LaplaceRelease
-from pymc_dp.rows.alone import RowByRow, widened
-from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.record_statistics import RowByRow, widened
 
 Mechanism = Literal["gaussian", "laplace", "geometric"]
 #: Units of a record's bound on the grid of Laplace noise, at most: 2^30.
@@ -141,10 +131,8 @@ class PublishedStatistic:
             return pt.clip(rows, low[0] if self.scalar else low, high[0] if self.scalar else high)
         assert self.row_norm is not None
         matrix = rows[:, None] if self.scalar else rows
-        if self.mechanism == "gaussian":
-            norms = pt.sqrt((matrix**2).sum(axis=1))
-        else:
-            norms = pt.abs(matrix.astype("float64")).sum(axis=1)  # integers could wrap
+        matrix = matrix.astype("float64")  # integers could wrap
+        norms = pt.linalg.norm(matrix, 2 if self.mechanism == "gaussian" else 1, axis=1)
         factor = pt.minimum(1.0, self.row_norm / pt.maximum(norms, 1e-300))
         clipped = matrix * factor[:, None]
         if self.mechanism == "geometric":
@@ -275,10 +263,9 @@ def release_statistic(
     query = Query(event.mechanism, statistic, sum_)
     if told(sum_) is not None:
         raise PrivacyError("A record's bound is too small or too large to compute with.")
-    _total(query, np.zeros((rows.width, 2)))  # compile, and fail, before anything is charged
-    secure = not noise.is_insecure()
-    if not secure and not ledger.is_temporary:
-        raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+    made_up = Table(2, lambda: np.zeros((rows.width, 2)))
+    made_up.total(query)  # to compile, and to fail, before anything is charged
+    secure = noise_is_secure(ledger)
     if account is None:
         account = ledger.open_account(
             event.cost,
@@ -300,14 +287,12 @@ def release_statistic(
     # a bar that comes with many records would tell their number
     shown = progressbar and neighboring == "replace_one"
 
-    def total(query: Query) -> np.ndarray:
-        return _total(query, scaling.scaled(rows.compute(list(arrays.values()), shown)))
+    def contributions() -> np.ndarray:
+        return scaling.scaled(rows.compute(list(arrays.values()), shown))
 
-    with interrupts_wait():  # what was charged is also released
-        noisy = answer(query, total, pay(ledger, account, plan_id, event))
-        secure = secure and not noise.is_insecure()
-        if not secure and not ledger.is_temporary:
-            raise PrivacyError("Insecure test noise was switched on during a release.")
+    with interrupts_wait():
+        noisy = answer(query, Table(n, contributions).total, pay(ledger, account, plan_id, event))
+        secure = noise_is_secure(ledger) and secure
         observed, scale = scaling.restored(noisy, sum_.noise_sd, n)
         values = {"value": observed.tolist(), "scale": scale.tolist()}
         try:
@@ -323,8 +308,8 @@ def release_statistic(
         mechanism=mechanism,
         observed=observed.tolist(),
         scale=scale.tolist(),
-        lower=None if scaling.lower is None else scaling.lower.tolist(),
-        upper=None if scaling.upper is None else scaling.upper.tolist(),
+        lower=None if bounds is None else scaling.lower.tolist(),
+        upper=None if bounds is None else scaling.upper.tolist(),
         row_norm=None if row_norm is None else float(row_norm),
         n=n if neighboring == "replace_one" else None,
         scalar=rows.scalar,
@@ -373,7 +358,7 @@ def _payer(budget: Any, n: int) -> tuple[Ledger, int | None, Neighboring, int]:
     if not isinstance(budget, Ledger):
         raise ValueError("budget must be a PrivacyBudget, a Ledger, or the path of a ledger.")
     # under add_or_remove_one the number is private; the grid must not depend on it
-    relation: Neighboring = budget.neighboring  # type: ignore[assignment]
+    relation = budget.neighboring
     if relation == "replace_one" and n == 0:
         raise ValueError("data have no rows.")
     return budget, None, relation, n if relation == "replace_one" else 2**24
@@ -412,13 +397,6 @@ def _price(
     return units, promised
 
 
-def _total(query: Query, rows: np.ndarray) -> np.ndarray:
-    """(m,) int64, the exact sum of (m, n) contributions: private."""
-    total = np.zeros(len(rows), dtype=np.int64)
-    query.sum.add(SparseBlock.full(rows), total)
-    return total
-
-
 def _statement(
     promised: tuple[float, float],
     mechanism: str,
@@ -446,17 +424,16 @@ def _statement(
 
 @dataclass(frozen=True)
 class _Scaling:
-    """From rows to contributions of known norm, and back to sums.
+    """From rows to contributions (row - centre) / half of known norm, and back to sums.
 
-    Contributions are (row - centre) / half, or the rows themselves without `centre` and `half`.
-    Bounds, centre and half are (m,).
+    Bounds, centre and half are (m,); without bounds contributions are the rows themselves.
     """
 
     norm: float  # bound on the norm of a contribution
-    lower: np.ndarray | None = None
-    upper: np.ndarray | None = None
-    centre: np.ndarray | None = None
-    half: np.ndarray | None = None
+    lower: np.ndarray
+    upper: np.ndarray
+    centre: np.ndarray
+    half: np.ndarray
     one_sided: bool = False  # as of `pymc_dp.privacy.answer.LaplaceSum`
 
     @classmethod
@@ -471,11 +448,12 @@ class _Scaling:
     ) -> _Scaling:
         """Bounds as the user gave them."""
         whole = mechanism == "geometric"
+        zeros, ones = np.zeros(width), np.ones(width)
         if bounds is None:
             norm = check_number("row_norm", row_norm)
             if norm <= 0 or (whole and norm != int(norm)):
                 raise ValueError("row_norm must be positive, and an integer for 'geometric'.")
-            return cls(float(norm))
+            return cls(norm, zeros - np.inf, zeros + np.inf, zeros, ones)
         if not isinstance(bounds, tuple | list) or len(bounds) != 2:
             raise ValueError("bounds must be a pair (lower, upper).")
         try:
@@ -497,12 +475,12 @@ class _Scaling:
                         "give bounds nearer to 0, and subtract a public number in `statistic`."
                     )
                 norm = float((high - low).sum())
-                return cls(norm, low, high, low, np.ones(width), one_sided=True)
+                return cls(norm, low, high, low, ones, one_sided=True)
             norm = float(np.maximum(np.abs(low), np.abs(high)).sum())
-            return cls(norm, low, high, np.zeros(width), np.ones(width))
+            return cls(norm, low, high, zeros, ones)
         if max(np.abs(low).max(), np.abs(high).max()) > 2.0**900:
             raise ValueError("bounds are too large to compute with.")
-        centre = (low + high) / 2.0 if replaced else np.zeros(width)
+        centre = (low + high) / 2.0 if replaced else zeros
         half = np.maximum(high - centre, centre - low)
         norm = math.sqrt(width) if mechanism == "gaussian" else float(width)
         return cls(norm, low, high, centre, half)
@@ -528,17 +506,12 @@ class _Scaling:
         """(m, n) contributions; rows that are not finite become 0 before they are clamped."""
         finite = np.isfinite(rows).all(axis=0)
         rows = np.where(finite, rows, 0.0)
-        if self.lower is None or self.upper is None or self.centre is None or self.half is None:
-            return rows
         clamped = np.clip(rows, self.lower[:, None], self.upper[:, None])
         return np.ascontiguousarray((clamped - self.centre[:, None]) / self.half[:, None])
 
     def restored(self, noisy: np.ndarray, scale: float, n: int) -> tuple[np.ndarray, np.ndarray]:
-        """The published sum and the scale of its noise; n enters where it is public alone."""
-        if self.centre is None or self.half is None:
-            return noisy, np.full(len(noisy), scale)
+        """The published sum and the scale of its noise; where n is private, the centre is 0."""
         if np.issubdtype(noisy.dtype, np.integer):
             offset = np.array([n * int(c) for c in self.centre], dtype=np.int64)
             return noisy + offset, np.full(len(noisy), scale)
-        moved = noisy * self.half + (n * self.centre if self.centre.any() else 0.0)
-        return moved, scale * self.half
+        return noisy * self.half + n * self.centre, scale * self.half

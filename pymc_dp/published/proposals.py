@@ -2,23 +2,30 @@
 
 Given the parameters, the records have density prod f(x_i) g(sum t(x_i)) prod l_i(x_i): the model,
 the releases, and whatever else depends on single records.
+
+The loops over records make one decision each, with the sum over all records kept up to date. They
+are compiled for the density of the releases of one model, once per process and not cached on disk:
+each function only when it is called first. What they share: `rows` (n, M) float64 are what each
+record adds to the sum, and are kept up to date. `total` (M + P,) float64 is the sum of the rows of
+the first `n_present` records, kept up to date, and then what was published. Records from
+`n_present` on add nothing to the sum. `uniforms` are uniform random numbers.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
+from numba import njit
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
-from pymc_dp.published.check import check_proposal
-from pymc_dp.published.graphs import Function, density_of_total, forward, placed
+from pymc_dp.base.jit import compiled
 from pymc_dp.published.innovations import (
     HIGHEST_SCORE,
     Draw,
@@ -26,58 +33,35 @@ from pymc_dp.published.innovations import (
     innovation,
     normal_scores,
 )
-from pymc_dp.published.loops import Loops
-from pymc_dp.published.reading import Reading, by_row
+from pymc_dp.published.reading import (
+    Function,
+    Reading,
+    State,
+    by_row,
+    check_proposal,
+    compiled_exactly,
+    forward,
+    placed,
+)
 
 #: Cells of all discrete variables of a record together, up to which they are drawn jointly.
 _JOINT_CELLS = 32
 
 
-@dataclass
-class State:
-    """Records of one chain and what they add up to."""
-
-    values: list[np.ndarray]  # (n, ...) value variables of the records
-    parameters: list[np.ndarray]  # value variables of everything else
-    rows: np.ndarray  # (n, M) what each record adds to the sum where it exists
-    total: np.ndarray  # (M + P,) the sum over the records that exist, and what was published
-    local: np.ndarray  # (n,) other log-densities of each record
-    n_present: int  # how many of the records exist: the first ones
-
-    def take(self, where: np.ndarray, values: Sequence[np.ndarray]) -> None:
-        """Put new records where a mask says."""
-        for mine, new in zip(self.values, values, strict=True):
-            np.copyto(mine, new, where=where.reshape((-1,) + (1,) * (new.ndim - 1)))
-
-    def add_up(self) -> None:
-        """Compute the sum of the rows again."""
-        self.total[: self.rows.shape[1]] = self.rows[: self.n_present].sum(axis=0)
-
-    def refresh(self) -> float:
-        """Compute the sum again; returns how far it had drifted, relative to its terms."""
-        width = self.rows.shape[1]
-        before = self.total[:width].copy()
-        self.add_up()
-        size = np.abs(self.rows[: self.n_present]).sum(axis=0)
-        drift = np.abs(self.total[:width] - before) / np.where(size > 0.0, size, 1.0)
-        return float(np.max(drift, initial=0.0))
+# -- what is offered ------------------------------------------------------------------------------
 
 
-class Swept(NamedTuple):
-    """What a sweep tells: the part of records that moved, and the lowest log acceptance."""
-
-    acceptance: float
-    lowest: float
-
-
-class Offers:
+class Offers(ABC):
     """What the ways have in common: compiled rows, and the density of the releases."""
+
+    _move: Function  # what a sweep asks of the model
 
     def __init__(self, reading: Reading) -> None:
         self.reading = reading
         self.published = reading.published()
-        self.loops = Loops(density_of_total(reading.total, reading.log_density))
-        self._rows = Function([*reading.values, *reading.inputs], self._factors(reading.values))
+        density = compiled_exactly([reading.total], [reading.log_density])
+        self.loops = Loops(density.vm.jit_fn)
+        self._rows = Function(reading.inputs, self._factors(reading.values))
 
     def _factors(self, values: Sequence[Variable]) -> list[Variable]:
         """Rows and local densities of other values of the records."""
@@ -92,32 +76,22 @@ class Offers:
         outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
         return [*values, rows, pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)]
 
-    def state(
-        self, values: Sequence[np.ndarray], parameters: Sequence[np.ndarray], n_present: int
-    ) -> State:
+    def state(self, point: Sequence[np.ndarray], n_present: int) -> State:
         """Records with their rows and sum, freshly computed."""
-        rows, local = self._rows(*values, *parameters)
+        rows, local = self._rows(*point)
         rows = np.ascontiguousarray(rows)
-        return State(
-            [np.array(v) for v in values],
-            list(parameters),
-            rows,
-            np.concatenate([rows[:n_present].sum(axis=0), self.published]),
-            local,
-            n_present,
-        )
+        total = np.concatenate([rows[:n_present].sum(axis=0), self.published])
+        return State([np.array(v) for v in point], rows, total, local, n_present)
 
     def begin(self, rng: np.random.Generator) -> None:
         """Begin a chain: with new random streams, and with what is observed by now."""
         self._rows.reseed(rng)
+        self._move.reseed(rng)
         self.published = self.reading.published()
 
-    def adapt(self, acceptance: float) -> None:
-        """Learn from the acceptance of a tuning iteration."""
-
-    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
-        """One sweep over all records."""
-        raise NotImplementedError
+    @abstractmethod
+    def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
+        """One sweep over all records: which part of them moved, and the lowest log acceptance."""
 
     def _one_by_one(
         self,
@@ -127,7 +101,7 @@ class Offers:
         local: np.ndarray,
         log_ratio: np.ndarray | float,
         rng: np.random.Generator,
-    ) -> Swept:
+    ) -> tuple[float, float]:
         n = len(state.rows)
         accepted = np.empty(n, dtype=np.bool_)
         n_accepted, lowest = self.loops.replace_one_by_one(
@@ -139,12 +113,14 @@ class Offers:
             state.n_present,
             accepted,
         )
-        if n_accepted == n:
-            state.values = list(values)
-        else:
-            state.take(accepted, values)
+        for k, new in enumerate(values):
+            if n_accepted == n:
+                state.point[k] = new
+            else:
+                where = accepted.reshape((-1,) + (1,) * (new.ndim - 1))
+                np.copyto(state.point[k], new, where=where)
         state.local = np.where(accepted, local, state.local)
-        return Swept(n_accepted / n, lowest)
+        return n_accepted / n, lowest
 
 
 class Prior(Offers):
@@ -165,24 +141,21 @@ class Prior(Offers):
                 inputs.append(u)
                 self._fresh.append((found.drawn, reading.at_start(value).shape))
             values.append(forward(model, rv, given[rv], here))
-        self._draw = Function([*reading.inputs, *inputs], self._offered(values))
-
-    def begin(self, rng: np.random.Generator) -> None:
-        """Begin a chain."""
-        super().begin(rng)
-        self._draw.reseed(rng)
+        parameters = reading.inputs[len(values) :]
+        self._move = Function([*parameters, *inputs], self._offered(values))
 
     def draw(
-        self, parameters: Sequence[np.ndarray], rng: np.random.Generator
+        self, state: State, rng: np.random.Generator
     ) -> tuple[list[np.ndarray], np.ndarray, np.ndarray]:
         """New values of all records, their rows, and their local densities."""
         fresh = [drawn(rng, shape) for drawn, shape in self._fresh]
-        *values, rows, local = self._draw(*parameters, *fresh)
+        parameters = state.point[len(self.reading.latents) :]
+        *values, rows, local = self._move(*parameters, *fresh)
         return values, rows, local
 
-    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
-        """One sweep over all records."""
-        values, rows, local = self.draw(state.parameters, rng)
+    def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
+        """One sweep."""
+        values, rows, local = self.draw(state, rng)
         return self._one_by_one(state, values, rows, local, 0.0, rng)
 
 
@@ -193,17 +166,9 @@ class Soma(Prior):
     are precise.  Each offer costs as much as a sweep of the others, so there are few of them.
     """
 
-    def __init__(self, reading: Reading) -> None:
-        super().__init__(reading)
-        if reading.local is not None:
-            raise ValueError(
-                "proposal='soma' offers a record to all others, which must therefore be "
-                "exchangeable; here single records have been observed. Use 'prior'."
-            )
-
-    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
+    def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """As many offers as the square root of the number of records; padding is drawn again."""
-        values, rows, local = self.draw(state.parameters, rng)
+        values, rows, local = self.draw(state, rng)
         n = state.n_present
         n_offers = math.isqrt(n)
         places = np.full(n_offers, -1, dtype=np.int64)
@@ -218,13 +183,13 @@ class Soma(Prior):
             places,
         )
         padding = n + np.flatnonzero(finite[n:])
-        for mine, new in zip(state.values, values, strict=True):
+        for mine, new in zip(state.point, values, strict=False):
             for offer, place in zip(order, places, strict=False):
                 if place >= 0:
                     mine[place] = new[offer]
             mine[padding] = new[padding]
         state.rows[padding] = rows[padding]
-        return Swept(n_accepted / max(n_offers, 1), lowest)
+        return n_accepted / max(n_offers, 1), lowest
 
 
 class Crank(Offers):
@@ -263,7 +228,7 @@ class Crank(Offers):
             noise.append(z)
             uniforms.append(w)
         self._move = Function(
-            [*reading.values, *reading.inputs, rho, *noise, *uniforms],
+            [*reading.inputs, rho, *noise, *uniforms],
             [*self._offered(values), sum(limited, pt.zeros(reading.n))],
         )
         self._check_round_trip()
@@ -276,10 +241,11 @@ class Crank(Offers):
 
     def _check_round_trip(self) -> None:
         """With a correlation of 1 records must stay as they are."""
-        values, parameters = self.reading.at_the_start
+        both = self.reading.at_the_start
+        values = both[: len(self.reading.latents)]
         still = [np.zeros(v.shape) for v in values]
         middle = [np.full(v.shape, 0.5) for v in values]
-        back = self._move(*values, *parameters, 1.0, *still, *middle)
+        back = self._move(*both, 1.0, *still, *middle)
         for rv, x, found in zip(self.reading.latents, values, back, strict=False):
             if not np.allclose(found, x, rtol=1e-4, atol=1e-4):
                 raise ValueError(
@@ -293,13 +259,12 @@ class Crank(Offers):
         self._log_odds += (self._TARGET - acceptance) * 4.0 / math.sqrt(self._adaptations)
         self._log_odds = min(max(self._log_odds, -6.0), 12.0)
 
-    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
-        """One sweep over all records."""
+    def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
+        """One sweep."""
         rho = np.asarray(1.0 / (1.0 + math.exp(-self._log_odds)))
-        shapes = [v.shape for v in state.values]
+        shapes = [v.shape for v in state.point[: len(self.reading.latents)]]
         *values, rows, local, far = self._move(
-            *state.values,
-            *state.parameters,
+            *state.point,
             rho,
             *[rng.standard_normal(shape) for shape in shapes],
             *[rng.random(shape) for shape in shapes],
@@ -325,10 +290,8 @@ class Enumerate(Offers):
         ]
         joint = math.prod(len(support) for _, _, support in coordinates)
         self._blocks = [coordinates] if joint <= _JOINT_CELLS else [[c] for c in coordinates]
-        self._weigh = Function(
-            [*reading.values, *reading.inputs],
-            [reading.row_log_prior(), *self._factors(reading.values)],
-        )
+        graphs = [reading.row_log_prior(), *self._factors(reading.values)]
+        self._move = Function(reading.inputs, graphs)
 
     def _support(self, rv: Variable) -> np.ndarray:
         """Possible values of each entry."""
@@ -337,44 +300,36 @@ class Enumerate(Offers):
             return np.arange(2)
         if name == "categorical":
             return np.arange(self.reading.at_start(found[0]).shape[-1])
-        if name in ("binomial", "beta_binomial"):
-            return np.arange(int(self._number(rv, found[0]).max()) + 1)
-        if name == "discrete_uniform":
-            low, high = (self._number(rv, v) for v in found)
-            return np.arange(int(low.min()), int(high.max()) + 1)
-        raise ValueError(
-            f"proposal='enumerate' needs finitely many values; `{rv.name}` is {name}. Use 'prior'."
-        )
-
-    def _number(self, rv: Variable, parameter: Variable) -> np.ndarray:
-        if depends_on_variables(parameter):
+        if name not in ("binomial", "beta_binomial", "discrete_uniform"):
+            raise ValueError(
+                f"proposal='enumerate' needs finitely many values; `{rv.name}` is {name}. Use "
+                "'prior'."
+            )
+        low, high = found if name == "discrete_uniform" else (pt.zeros(()), found[0])
+        if depends_on_variables(low) or depends_on_variables(high):
             raise ValueError(
                 f"proposal='enumerate': the values that `{rv.name}` can take depend on unknown "
                 "parameters. Use 'prior'."
             )
-        return self.reading.at_start(parameter)
+        low, high = self.reading.at_start(low).min(), self.reading.at_start(high).max()
+        return np.arange(int(low), int(high) + 1)
 
-    def begin(self, rng: np.random.Generator) -> None:
-        """Begin a chain."""
-        super().begin(rng)
-        self._weigh.reseed(rng)
-
-    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
-        """One sweep over all records."""
+    def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
+        """One sweep."""
         n, changed = len(state.rows), 0
         for block in self._blocks:
             cells = list(itertools.product(*[support for _, _, support in block]))
             chosen = np.full(n, -1, dtype=np.int64)
             log_weights, rows = np.empty((len(cells), n)), []
             for c, cell in enumerate(cells):
-                values = [v.copy() for v in state.values]
+                point = [v.copy() for v in state.point]
                 here = np.ones(n, dtype=np.bool_)
                 for (k, column, _), entry in zip(block, cell, strict=True):
-                    flat = values[k].reshape(n, -1)
+                    flat = point[k].reshape(n, -1)
                     here &= flat[:, column] == entry
                     flat[:, column] = entry
                 chosen[here] = c
-                log_prior, found, local = self._weigh(*values, *state.parameters)
+                log_prior, found, local = self._move(*point)
                 log_weights[c] = log_prior + local
                 rows.append(found)
             log_weights[np.isnan(log_weights)] = -np.inf
@@ -389,8 +344,8 @@ class Enumerate(Offers):
             )
             taken = np.array(cells)[chosen]
             for j, (k, column, _) in enumerate(block):
-                state.values[k].reshape(n, -1)[:, column] = taken[:, j]
-        return Swept(changed / (n * len(self._blocks)), 0.0)
+                state.point[k].reshape(n, -1)[:, column] = taken[:, j]
+        return changed / (n * len(self._blocks)), 0.0
 
 
 #: ``proposal(current, parameters)``: both are dicts of tensors by name.  Returns the proposed
@@ -408,8 +363,7 @@ class Written(Offers):
         current = {rv.name: given[rv] for rv in reading.latents}
         parameters = {rv.name: given[rv] for rv in reading.others}
         proposed, log_ratio = proposal(current, parameters)
-        missing = [name for name in current if name not in proposed]
-        if missing or len(proposed) != len(current):
+        if set(proposed) != set(current):
             raise ValueError(
                 f"The proposal must return new records for exactly {sorted(current)}, by name."
             )
@@ -426,17 +380,245 @@ class Written(Offers):
             given[rv] = x
             values.append(forward(model, rv, x, here))
         after = clone_replace(before, dict(zip(reading.values, values, strict=True)))
-        self._move = Function(
-            [*reading.values, *reading.inputs],
-            [*self._offered(values), after - before + ratio],
-        )
+        graphs = [*self._offered(values), after - before + ratio]
+        self._move = Function(reading.inputs, graphs)
 
-    def begin(self, rng: np.random.Generator) -> None:
-        """Begin a chain."""
-        super().begin(rng)
-        self._move.reseed(rng)
-
-    def __call__(self, state: State, rng: np.random.Generator) -> Swept:
-        """One sweep over all records."""
-        *values, rows, local, log_ratio = self._move(*state.values, *state.parameters)
+    def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
+        """One sweep."""
+        *values, rows, local, log_ratio = self._move(*state.point)
         return self._one_by_one(state, values, rows, local, log_ratio, rng)
+
+
+# -- the loops over records -----------------------------------------------------------------------
+
+
+class Loops:
+    """The loops for one density.
+
+    ``log_density(total)`` is a compiled function: it gives a tuple of one array of one number.
+    """
+
+    def __init__(self, log_density: Callable[[np.ndarray], Any]) -> None:
+        @njit(nogil=True, error_model="numpy")
+        def density(total: np.ndarray) -> float:
+            found = log_density(total)[0].item()
+            return found if not math.isnan(found) else -math.inf
+
+        self.density = density
+        self.replace_one_by_one = _replace_one_by_one(density)
+        self.choose_cells = _choose_cells(density)
+        self.swap_offers = _swap_offers(density)
+        self.births_and_deaths = _births_and_deaths(density)
+
+
+@compiled(error_model="numpy")
+def _exponentiate(weights: np.ndarray, highest: float) -> float:
+    """Turn logarithms into weights relative to `highest`, in place; returns their sum."""
+    mass = 0.0
+    for c in range(weights.shape[0]):
+        weights[c] = math.exp(weights[c] - highest)
+        mass += weights[c]
+    return mass
+
+
+@compiled(error_model="numpy")
+def _pick(weights: np.ndarray, left: float) -> int:
+    """The first place at which the weights so far pass `left`, or the last of positive weight."""
+    place = -1
+    for c in range(weights.shape[0]):
+        if weights[c] > 0.0:
+            place = c
+            left -= weights[c]
+            if left < 0.0:
+                break
+    return place
+
+
+def _replace_one_by_one(density: Callable[[np.ndarray], float]) -> Any:
+    @njit(nogil=True, error_model="numpy")
+    def replace_one_by_one(
+        rows: np.ndarray,
+        proposed: np.ndarray,
+        log_ratio: np.ndarray,
+        total: np.ndarray,
+        log_uniform: np.ndarray,
+        n_present: int,
+        accepted: np.ndarray,
+    ) -> tuple[int, float]:
+        """Offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2).
+
+        `proposed` (n, M) is what the proposals would add, `log_ratio` (n,) all of the acceptance
+        ratios but the densities of the releases, and `log_uniform` (n,) logarithms of uniform
+        numbers. `accepted` (n,) receives the decisions.
+
+        Returns how many were accepted, and the smallest log acceptance probability.
+        """
+        width = rows.shape[1]
+        moved = total.copy()
+        current = density(total)
+        n_accepted, lowest = 0, 0.0
+        for i in range(rows.shape[0]):
+            new = current
+            if i < n_present and width > 0:
+                for k in range(width):
+                    moved[k] = total[k] - rows[i, k] + proposed[i, k]
+                new = density(moved)
+            log_alpha = new - current + log_ratio[i]
+            accepted[i] = log_uniform[i] < log_alpha
+            if log_alpha < lowest:
+                lowest = log_alpha
+            if accepted[i]:
+                n_accepted += 1
+                for k in range(width):
+                    rows[i, k] = proposed[i, k]
+                    if i < n_present:
+                        total[k] = moved[k]
+                current = new
+        return n_accepted, lowest
+
+    return replace_one_by_one
+
+
+def _choose_cells(density: Callable[[np.ndarray], float]) -> Any:
+    @njit(nogil=True, error_model="numpy")
+    def choose_cells(
+        rows: np.ndarray,
+        cells: np.ndarray,
+        log_weights: np.ndarray,
+        total: np.ndarray,
+        uniforms: np.ndarray,
+        n_present: int,
+        chosen: np.ndarray,
+    ) -> int:
+        """Draw every record's cell from its full conditional distribution, in turn.
+
+        `cells` (C, n, M) is what each record would add in each cell, and `log_weights` (C, n) the
+        log-probability of each cell but for the releases; `uniforms` is (n,). `chosen` (n,) int64
+        holds the current cells, and receives the new ones.
+
+        Returns how many records changed.
+        """
+        n_cells, width = cells.shape[0], rows.shape[1]
+        moved, weights = total.copy(), np.empty(n_cells)
+        changed = 0
+        for i in range(rows.shape[0]):
+            highest = -math.inf
+            for c in range(n_cells):
+                weights[c] = log_weights[c, i]
+                if i < n_present and width > 0 and weights[c] > -math.inf:
+                    for k in range(width):
+                        moved[k] = total[k] - rows[i, k] + cells[c, i, k]
+                    weights[c] += density(moved)
+                if weights[c] > highest:
+                    highest = weights[c]
+            if highest == -math.inf:
+                continue
+            mass = _exponentiate(weights, highest)
+            cell = _pick(weights, uniforms[i] * mass)
+            changed += cell != chosen[i]
+            chosen[i] = cell
+            for k in range(width):
+                if i < n_present:
+                    total[k] += cells[cell, i, k] - rows[i, k]
+                rows[i, k] = cells[cell, i, k]
+        return changed
+
+    return choose_cells
+
+
+def _swap_offers(density: Callable[[np.ndarray], float]) -> Any:
+    @njit(nogil=True, error_model="numpy")
+    def swap_offers(
+        rows: np.ndarray,
+        offers: np.ndarray,
+        total: np.ndarray,
+        uniforms: np.ndarray,
+        n_present: int,
+        places: np.ndarray,
+    ) -> tuple[int, float]:
+        """Offer single proposals to all records at once (Xiong & Ju 2025, SOMA).
+
+        `offers` (k, M) is what each offer would add; `uniforms` is (k, 2). Only the first
+        `n_present` records are offered anything. `places` (k,) int64 receives the record that each
+        offer replaced, or -1.
+
+        Returns how many were accepted, and the smallest log acceptance probability.
+        """
+        width = rows.shape[1]
+        moved, weights = total.copy(), np.empty(n_present)
+        n_accepted, lowest = 0, 0.0
+        current = density(total)
+        for o in range(offers.shape[0]):
+            highest = current
+            for i in range(n_present):
+                for k in range(width):
+                    moved[k] = total[k] - rows[i, k] + offers[o, k]
+                weights[i] = density(moved)
+                highest = max(highest, weights[i])
+            mass = _exponentiate(weights, highest)
+            places[o] = -1
+            if not mass > 0.0:
+                lowest = -math.inf
+                continue
+            place = _pick(weights, uniforms[o, 0] * mass)
+            others = mass - weights[place] + math.exp(current - highest)
+            log_alpha = math.log(mass) - math.log(others) if others > 0.0 else math.inf
+            lowest = min(lowest, log_alpha)
+            if math.log(uniforms[o, 1]) < log_alpha:
+                n_accepted += 1
+                places[o] = place
+                for k in range(width):
+                    total[k] += offers[o, k] - rows[place, k]
+                    rows[place, k] = offers[o, k]
+                current = density(total)
+        return n_accepted, lowest
+
+    return swap_offers
+
+
+def _births_and_deaths(density: Callable[[np.ndarray], float]) -> Any:
+    @njit(nogil=True, error_model="numpy")
+    def births_and_deaths(
+        rows: np.ndarray,
+        total: np.ndarray,
+        log_prior: np.ndarray,
+        n_present: int,
+        uniforms: np.ndarray,
+        exchangeable: bool,
+        order: np.ndarray,
+    ) -> int:
+        """Moves of the number of records by one, up or down.
+
+        `log_prior` (n + 1,) is the log-probability of 0, ..., n records; `uniforms` is (moves, 3).
+        If the records are `exchangeable`, any of them may be the one that leaves or comes; else it
+        is the last or the next. `order` (n,) int64 is the place of each record, and is reordered
+        like the rows.
+
+        Returns the new number of records.
+        """
+        n, width = rows.shape
+        moved = total.copy()
+        current = density(total)
+        for m in range(uniforms.shape[0]):
+            birth = uniforms[m, 0] < 0.5
+            if (birth and n_present == n) or (not birth and n_present == 0):
+                continue
+            place = n_present if birth else n_present - 1
+            if exchangeable:
+                low, high = (n_present, n) if birth else (0, n_present)
+                other = min(low + int(uniforms[m, 1] * (high - low)), high - 1)
+                order[place], order[other] = order[other], order[place]
+                for k in range(width):
+                    rows[place, k], rows[other, k] = rows[other, k], rows[place, k]
+            sign = 1.0 if birth else -1.0
+            for k in range(width):
+                moved[k] = total[k] + sign * rows[place, k]
+            new = density(moved)
+            following = n_present + 1 if birth else n_present - 1
+            log_alpha = new - current + log_prior[following] - log_prior[n_present]
+            if math.log(uniforms[m, 2]) < log_alpha:
+                n_present, current = following, new
+                total[:] = moved
+        return n_present
+
+    return births_and_deaths

@@ -8,29 +8,179 @@ observed variable stands a sum over records; in front of it only the sum, never 
 Every factor of the model that depends on records is read in this way (Ju et al. 2022, Assumption 2,
 record additivity), or else must give one number per record: randomised response, measurements with
 noise of their own, and other variables below a record. Factors that do neither are refused.
+
+That records are apart is checked by experiment: another record's values must not change a record's
+row, density or proposal.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pymc.distributions.distribution import SymbolicRandomVariable
+from pymc.logprob.utils import CheckParameterValue
 from pymc.model import Model
-from pytensor.graph.basic import Constant, Variable
+from pymc.pytensorf import collect_default_updates, reseed_rngs
+from pytensor.compile.sharedvalue import SharedVariable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors, toposort
-from pytensor.scalar.basic import LT, Add
-from pytensor.tensor.basic import ARange
-from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort, walk
+from pytensor.scalar.basic import AND, LT, Add
+from pytensor.tensor.basic import ARange, Eye, Join, MakeVector, ScalarFromTensor, TensorFromScalar
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.extra_ops import CumOp
+from pytensor.tensor.math import Argmax, Dot
+from pytensor.tensor.random.op import RandomVariable
+from pytensor.tensor.random.type import RandomType
+from pytensor.tensor.sort import ArgSortOp, SortOp
 
+from pymc_dp.base.threads import INTERPRETED, exact
 from pymc_dp.errors import NotFactorizable
-from pymc_dp.rows.ancestry import ancestors_without_shapes, array_of, is_data
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.integers import is_discrete, without_wrapping
+from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, is_data, is_long_array
+from pymc_dp.records.arithmetic import is_discrete, without_wrapping
+
+#: The seed of the experiments: a setting.
+_SEED = 7
+_TRIALS = 4
+_POINTS = 4
+#: Names of what `Reading.factors` and `Reading.row_log_prior` give.
+_LABELS = ("row of the statistic", "log-density of an observed variable", "log-density")
+#: Distributions on all real numbers, by the names of PyTensor's operations.
+_REAL = ("normal", "multivariate_normal", "laplace", "logistic", "cauchy", "gumbel", "t")
+_TOLERANCE = 1e-9
+
+
+# -- functions compiled from a model --------------------------------------------------------------
+
+
+class Function:
+    """A compiled function with random streams of its own.
+
+    PyMC's random variables share their generators with every function compiled from the model; a
+    copy of a function in another process would repeat their draws. The generators are replaced
+    here, and renewed for each chain with :meth:`reseed`. A function that is called too rarely to be
+    worth it is not `compiled`.
+    """
+
+    def __init__(
+        self, inputs: Sequence[Variable], outputs: Sequence[Variable], compiled: bool = True
+    ) -> None:
+        shared = [
+            v
+            for v in dict.fromkeys(graph_inputs(outputs))
+            if isinstance(v, SharedVariable) and isinstance(v.type, RandomType)
+        ]
+        fresh = {v: pytensor.shared(np.random.default_rng()) for v in shared}
+        outputs = clone_replace(list(outputs), fresh, rebuild_strict=False)
+        updates = collect_default_updates(inputs=list(inputs), outputs=outputs)
+        self._generators = list(fresh.values())
+        self._call = compiled_exactly(
+            inputs, outputs, updates, "NUMBA" if compiled else INTERPRETED
+        )
+
+    def reseed(self, rng: np.random.Generator) -> None:
+        """New streams, drawn from `rng`."""
+        if self._generators:
+            reseed_rngs(self._generators, int(rng.integers(2**62)))
+
+    def __call__(self, *values: Any) -> list[np.ndarray]:
+        """The outputs; arrays go in as they are, of the inputs' own types."""
+        return self._call(*[np.asarray(v) for v in values])  # no NumPy scalars
+
+
+def compiled_exactly(
+    inputs: Sequence[Variable],
+    outputs: Sequence[Variable],
+    updates: dict[Variable, Variable] | None = None,
+    mode: Any = "NUMBA",
+) -> Any:
+    """Compile without fastmath, which may leave tests for NaN out."""
+    mode = exact(mode).including("random_make_inplace")
+    outputs = _impossible_by_entry(outputs)
+    function = pytensor.function(
+        list(inputs), outputs, updates=updates, mode=mode, on_unused_input="ignore"
+    )
+    function.trust_input = True
+    return function
+
+
+def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
+    """Log-densities that are -inf exactly where their parameters are impossible.
+
+    PyMC's checks raise an error, or make all records impossible if one is. Without them, densities
+    of impossible parameters may be finite. Each check is split into the conditions on single
+    entries of which it is made.
+    """
+    found: dict[Variable, Variable] = {}
+    for node in toposort(list(outputs)):
+        inputs = [found.get(x, x) for x in node.inputs]
+        if isinstance(node.op, CheckParameterValue):
+            value, *conditions = inputs
+            for entry in (entry for condition in conditions for entry in _entries(condition)):
+                fits = entry.type.ndim <= value.type.ndim
+                switched = pt.switch(entry if fits else pt.all(entry), value, -np.inf)
+                value = switched.astype(node.outputs[0].type.dtype)
+            found[node.outputs[0]] = value
+        elif any(x is not y for x, y in zip(inputs, node.inputs, strict=True)):
+            again = node.clone_with_new_inputs(inputs, strict=False)
+            found.update(zip(node.outputs, again.outputs, strict=True))
+    return [found.get(x, x) for x in outputs]
+
+
+def _entries(condition: Variable) -> list[Variable]:
+    """Conditions that must all hold."""
+    node = condition.owner
+    if node is None:
+        return [condition]
+    conjunction = isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, AND)
+    scalar = isinstance(node.op, DimShuffle) and node.inputs[0].type.ndim == 0
+    if conjunction or scalar or isinstance(node.op, ScalarFromTensor | TensorFromScalar):
+        return _entries(node.inputs[0])
+    if isinstance(node.op, MakeVector | Join):
+        parts = node.inputs[1:] if isinstance(node.op, Join) else node.inputs
+        return [entry for x in parts for entry in _entries(x)]
+    return [condition]
+
+
+def placed(rv: Variable, given: Mapping[Variable, Variable]) -> Variable:
+    """The random variable with the variables behind it, but not itself, replaced."""
+    others = {key: value for key, value in given.items() if key is not rv}
+    return clone_replace([rv], others, rebuild_strict=False)[0]
+
+
+def forward(model: Model, rv: Variable, x: Variable, here: Variable) -> Variable:
+    """The value variable of records `x`; bounds of a transform are those of `here`."""
+    transform = model.rvs_to_transforms[rv]
+    value = x if transform is None else transform.forward(x, *here.owner.inputs)
+    return value.astype(model.rvs_to_values[rv].type.dtype)
+
+
+# -- records, rows and densities ------------------------------------------------------------------
+
+
+@dataclass
+class State:
+    """Records of one chain and what they add up to."""
+
+    point: list[np.ndarray]  # value variables of the records (n, ...), then of everything else
+    rows: np.ndarray  # (n, M) what each record adds to the sum where it exists
+    total: np.ndarray  # (M + P,) the sum over the records that exist, and what was published
+    local: np.ndarray  # (n,) other log-densities of each record
+    n_present: int  # how many of the records exist: the first ones
+
+    def refresh(self) -> float:
+        """Compute the sum again; returns how far it had drifted, relative to its terms."""
+        rows = self.rows[: self.n_present]
+        total, size = rows.sum(axis=0), np.abs(rows).sum(axis=0)
+        drift = np.abs(total - self.total[: len(total)]) / np.where(size > 0.0, size, 1.0)
+        self.total[: len(total)] = total
+        return float(np.max(drift, initial=0.0))
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,19 +219,6 @@ class Reading:
         return np.concatenate([np.zeros(0), *parts])
 
     @cached_property
-    def start(self) -> dict[str, np.ndarray]:
-        """The model's initial point."""
-        return self.model.initial_point()
-
-    @cached_property
-    def at_the_start(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
-        """Value variables of the records and of everything else at the initial point."""
-        return (
-            [np.asarray(self.start[v.name]) for v in self.values],
-            [np.asarray(self.start[v.name]) for v in self.inputs],
-        )
-
-    @cached_property
     def values(self) -> list[Variable]:
         """Value variables of the records."""
         return [self.model.rvs_to_values[rv] for rv in self.latents]
@@ -93,17 +230,30 @@ class Reading:
 
     @cached_property
     def inputs(self) -> list[Variable]:
-        """Value variables of `others`."""
-        return [self.model.rvs_to_values[rv] for rv in self.others]
+        """Value variables of the records, then of everything else."""
+        return [self.model.rvs_to_values[rv] for rv in (*self.latents, *self.others)]
+
+    @cached_property
+    def start(self) -> dict[str, np.ndarray]:
+        """The model's initial point."""
+        return self.model.initial_point()
+
+    @cached_property
+    def at_the_start(self) -> list[np.ndarray]:
+        """`inputs` at the initial point."""
+        return [np.asarray(self.start[v.name]) for v in self.inputs]
+
+    def at_start(self, variable: Variable) -> np.ndarray:
+        """A variable of the model at the model's initial point."""
+        return _at_start(self.model, self.model.replace_rvs_by_values([variable]))[0]
 
     def without_records(self) -> list[Variable]:
         """Free variables and Deterministics that do not depend on a record."""
-        kept = []
-        for v in self.model.unobserved_RVs:
-            behind = set(ancestors([v], blockers=self.others))
-            if v in self.others or not behind & set(self.latents):
-                kept.append(v)
-        return kept
+        return [
+            v
+            for v in self.model.unobserved_RVs
+            if not set(ancestors([v], blockers=self.others)) & set(self.latents)
+        ]
 
     def factors(self, given: Mapping[Variable, Variable]) -> list[Variable]:
         """Rows, if all `n` records existed, and local densities, with value variables replaced."""
@@ -134,15 +284,6 @@ class Reading:
         """(n,) log-density of each record given the parameters, on the scale of the records."""
         terms = self.model.logp(vars=self.latents, sum=False, jacobian=False)
         return sum([by_row(term) for term in terms[1:]], by_row(terms[0]))
-
-    def shape(self, variable: Variable) -> tuple[int, ...]:
-        """Shape of a function of value variables at the initial point."""
-        return _shapes(self.model, [variable])[0]
-
-    def at_start(self, variable: Variable) -> np.ndarray:
-        """A variable of the model at the model's initial point."""
-        [graph] = self.model.replace_rvs_by_values([variable])
-        return _at_start(self.model, [graph])[0]
 
 
 def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> Reading:
@@ -180,7 +321,9 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
             observed[value] = parts[value] = value.type()
         for found, shape in zip(sums, _shapes(model, sums), strict=True):
             what = f"The statistic of `{rv.name}`"
-            [rows] = without_wrapping([_rows(found)], what, single=True)
+            x, axis = found.owner.inputs[0], found.owner.op.axis
+            others = [k for k in (range(x.type.ndim) if axis is None else axis) if k != 0]
+            [rows] = without_wrapping([x.sum(axis=others) if others else x], what, single=True)
             size = int(np.prod(shape, dtype=int))
             piece = total[width : width + size].reshape(shape)
             parts[found] = _like(piece, found)
@@ -285,34 +428,30 @@ def names(variables: Iterable[Variable]) -> str:
 def _number_of_records(model: Model, latents: Sequence[Variable]) -> int:
     start = model.initial_point()
     shapes = {rv.name: np.shape(start[model.rvs_to_values[rv].name]) for rv in latents}
-    lengths = {shape[0] if shape else -1 for shape in shapes.values()}
-    if len(lengths) != 1 or -1 in lengths:
-        told = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
-        if len(lengths) > 1 and -1 not in lengths:
-            steps = ", ".join(
-                f"dp.PrivacyAwareGibbs([{', '.join(v for v, s in shapes.items() if s[0] == k)}])"
-                for k in sorted(lengths)
-            )
-            raise ValueError(
-                f"Records of one step must be as many in every variable; shapes are {told}. Give "
-                f"each table of records a step of its own: pm.sample(step=[{steps}])."
-            )
-        single = names(rv for rv in latents if not shapes[rv.name])
+    told = ", ".join(f"`{name}` {shape}" for name, shape in shapes.items())
+    if single := names(rv for rv in latents if not shapes[rv.name]):
         raise ValueError(
             f"Every variable of the records must have one row per record, but {single} is a single "
             f"number; shapes are {told}. If it is a parameter, leave it out of `vars`: PyMC gives "
             "it a step of its own. If it is the only record, declare it with shape=1."
         )
-    return int(lengths.pop())
+    lengths = sorted({shape[0] for shape in shapes.values()})
+    if len(lengths) > 1:
+        tables = [", ".join(v for v, shape in shapes.items() if shape[0] == n) for n in lengths]
+        steps = ", ".join(f"dp.PrivacyAwareGibbs([{table}])" for table in tables)
+        raise ValueError(
+            f"Records of one step must be as many in every variable; shapes are {told}. Give "
+            f"each table of records a step of its own: pm.sample(step=[{steps}])."
+        )
+    return lengths[0]
 
 
 def _shapes(model: Model, variables: Sequence[Variable]) -> list[tuple[int, ...]]:
     """Shapes, from the types where they are known, or else at the initial point."""
-    static = [tuple(k for k in v.type.shape if k is not None) for v in variables]
-    if all(len(shape) == v.type.ndim for shape, v in zip(static, variables, strict=True)):
+    static = [v.type.shape for v in variables]
+    if not any(None in shape for shape in static):
         return static
-    found = _at_start(model, [v.shape for v in variables])
-    return [tuple(int(k) for k in shape) for shape in found]
+    return [tuple(map(int, shape)) for shape in _at_start(model, [v.shape for v in variables])]
 
 
 def _at_start(model: Model, graphs: Sequence[Variable]) -> list[np.ndarray]:
@@ -340,13 +479,6 @@ def _sums_over_records(
     return [v for v in candidates if v in sums and not set(ancestors(v.owner.inputs)) & sums]
 
 
-def _rows(total: Variable) -> Variable:
-    """What each record adds to a sum."""
-    x, axis = total.owner.inputs[0], total.owner.op.axis
-    others = [k for k in (range(x.type.ndim) if axis is None else axis) if k != 0]
-    return x.sum(axis=others) if others else x
-
-
 def _like(piece: Variable, total: Variable) -> Variable:
     """A part of the total as the type of the sum that it stands for."""
     if total.type.dtype.startswith("float"):
@@ -360,10 +492,7 @@ def _without_records(
     """The density as a function of sums alone; what is left of the records is their shapes."""
     depends = ancestors_without_shapes([density])
     if depends & hidden:
-        raise _not_additive(
-            rv,
-            "records enter in another way than through sums of their rows",
-        )
+        raise _not_additive(rv, "records enter in another way than through sums of their rows")
     for other in model.free_RVs:
         if model.rvs_to_values[other] in depends:
             raise NotFactorizable(
@@ -416,3 +545,218 @@ def _not_additive(rv: Variable, why: str) -> NotFactorizable:
         "dp...Release, or add them up with .sum(axis=0); products such as x.T @ y can be written "
         "(x * y[:, None]).sum(axis=0)."
     )
+
+
+# -- records are apart ----------------------------------------------------------------------------
+
+
+def check_records(reading: Reading) -> bool:
+    """Check that rows and densities of records are local, on records drawn from the model.
+
+    Returns whether records are known to be exchangeable: nothing behind their densities has room
+    for an entry per record, and permuted records have permuted rows and densities.
+
+    Raises NotFactorizable if the row or a density of one record depends on other records, or the
+    number of records enters in another way than by leaving out the rows of those that do not exist.
+    """
+    n, what, count = reading.n, names(reading.latents), reading.count
+    graphs = [*reading.factors({}), reading.row_log_prior()]
+    _check_structure(reading, graphs)
+    alike = reading.local is None and not _has_own_data(reading, [graphs[0], graphs[2]])
+    rng = np.random.default_rng(_SEED)
+    factors = Function(reading.inputs, graphs, compiled=False)
+    masked = Function(reading.inputs, [reading.rows], compiled=False)
+    for parameters, first, second in _experiments(reading, rng):
+        of_first, of_second = (factors(*values, *parameters) for values in (first, second))
+        for found, label in zip(of_first, _LABELS, strict=True):
+            if np.shape(found)[:1] != (n,):
+                raise NotFactorizable(
+                    f"There are {n} records {what}, but not as many values of the {label}: every "
+                    "record needs one of its own, independent of the others."
+                )
+        order = rng.permutation(n)
+        permuted = factors(*[v[order] for v in first], *parameters)
+        alike = alike and all(_same(a[order], b) for a, b in zip(of_first, permuted, strict=True))
+        for _ in range(_TRIALS):
+            swapped = rng.random(n) < 0.5
+            expected = _mix(of_first, of_second, swapped)
+            mixture = factors(*_mix(first, second, swapped), *parameters)
+            for a, b, label in zip(expected, mixture, _LABELS, strict=True):
+                if not _same(a, b):
+                    raise NotFactorizable(
+                        f"The {label} of one record depends on other records. Given the "
+                        f"parameters, records ({what}) must be independent, and the statistic "
+                        "must be computed row by row."
+                    )
+        if count is None:
+            continue
+        place = reading.others.index(count)
+        for k in {0, n, *rng.integers(0, n + 1, _TRIALS).tolist()}:
+            parameters[place] = np.asarray(k, dtype=parameters[place].dtype)
+            [rows] = masked(*first, *parameters)
+            if not _same(np.where(np.arange(n)[:, None] < k, of_first[0], 0.0), rows):
+                raise NotFactorizable(
+                    f"`{count.name}` must enter every statistic as a factor "
+                    f"dp.present({count.name}, {n}), and in no other way."
+                )
+    return alike
+
+
+def check_proposal(
+    reading: Reading, given: Mapping[Variable, Variable], proposed: Sequence[Variable]
+) -> None:
+    """Check that a proposal offers each record something that depends on that record alone.
+
+    `given` maps random variables of the model to what stands for them in the proposal. `proposed`
+    holds what is proposed (n, ...) and its log-ratio (n,), functions of value variables.
+
+    Raises NotFactorizable if one record's proposal depends on other records, and ValueError if the
+    proposal draws a variable of the model instead of taking its current value.
+    """
+    behind = list(ancestors(proposed))
+    if taken := set(behind) & set(given):
+        raise ValueError(
+            f"The proposal uses {names(taken)} of the model itself, which would be drawn again. "
+            "Take current records and parameters from its arguments, by name."
+        )
+    nodes = dict.fromkeys(v.owner for v in behind if is_drawn(v))
+    draws = [node.default_output() for node in nodes]
+    draw = Function(reading.inputs, draws, compiled=False)
+    rng = np.random.default_rng(_SEED)
+    draw.reseed(rng)
+    laws = [p for d in draws for p in d.owner.op.dist_params(d.owner)]
+    held = {d: d.type(name=f"draw{k}") for k, d in enumerate(draws)}
+    outputs = clone_replace([*proposed, *laws], held, rebuild_strict=False)
+    propose = Function([*reading.inputs, *held.values()], outputs, compiled=False)
+    for parameters, first, second in _experiments(reading, rng):
+        drawn = draw(*first, *parameters)
+        others = _mix(drawn, draw(*second, *parameters), np.ones(reading.n, dtype=np.bool_))
+        swapped = rng.random(reading.n) < 0.5
+        of_first = propose(*first, *parameters, *drawn)
+        of_second = propose(*second, *parameters, *others)
+        mixture = _mix(first, second, swapped), parameters, _mix(drawn, others, swapped)
+        found = propose(*[x for part in mixture for x in part])
+        expected = _mix(of_first, of_second, swapped)
+        if not all(_same(a, b) for a, b in zip(expected, found, strict=True)):
+            raise NotFactorizable(
+                "What is proposed to one record, or its log-ratio, depends on other records. "
+                "Records are accepted one by one, so each proposal must be computed from that "
+                "record and the parameters."
+            )
+
+
+def is_drawn(v: Variable) -> bool:
+    """Whether a variable is random, of the model or of a proposal."""
+    drawn = RandomVariable | SymbolicRandomVariable
+    return v.owner is not None and isinstance(v.owner.op, drawn)
+
+
+def _experiments(
+    reading: Reading, rng: np.random.Generator
+) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
+    """Parameters about the start, where coefficients may be 0, and away; two sets of records."""
+    drawn = [forward(reading.model, rv, rv, rv) for rv in reading.latents]
+    given = reading.constrained(reading.others)
+    graphs = clone_replace(drawn, given, rebuild_strict=False)
+    others = reading.inputs[len(drawn) :]
+    draw = Function(others, graphs, compiled=False)
+    draw.reseed(rng)
+    for trial in range(_POINTS):
+        parameters = [_moved(reading, v, trial, rng) for v in others]
+        try:
+            first, second = draw(*parameters), draw(*parameters)
+        except NotImplementedError:
+            raise NotFactorizable(
+                f"Records ({names(reading.latents)}) cannot be drawn from the model, so there is "
+                "nothing to offer them. Give them a distribution that PyMC can draw from."
+            ) from None
+        for rv, value in zip(reading.latents, first, strict=True):
+            if len(value) != reading.n:
+                raise ValueError(
+                    f"A transform changes the number of rows of `{rv.name}`, which holds records. "
+                    "Declare it with transform=None."
+                )
+        yield parameters, first, second
+
+
+def _moved(reading: Reading, value: Variable, trial: int, rng: np.random.Generator) -> np.ndarray:
+    """A parameter at the start, and then at random about it, where its value is unbounded."""
+    start = np.asarray(reading.start[value.name])
+    if trial == 0 or start.dtype.kind != "f":
+        return start
+    rv = reading.model.values_to_rvs[value]
+    moved = rng.standard_normal(start.shape)
+    if reading.model.rvs_to_transforms[rv] is None and rv.owner.op.name not in _REAL:
+        moved = 0.1 * start * np.tanh(moved)  # stay inside of a support that is not known
+    return np.asarray(start + moved, dtype=start.dtype)
+
+
+def _check_structure(reading: Reading, graphs: Sequence[Variable]) -> None:
+    """Nothing behind a record's factors reduces, sorts or multiplies along the records' axis."""
+    hidden = set(reading.values)
+    for v in walk(graphs, _without_conditions):
+        for x in _joined(v.owner) if v.owner is not None else ():
+            if not ancestors_without_shapes([x]) & hidden:
+                continue
+            if _shapes(reading.model, [x])[0][0] == reading.n:
+                raise NotFactorizable(
+                    f"Behind the statistic or density of one record, `{v.owner.op}` puts all "
+                    f"records ({names(reading.latents)}) together. Each record's row must be "
+                    "computed from that record alone."
+                )
+
+
+def _without_conditions(v: Variable) -> list[Variable]:
+    if v.owner is None:
+        return []
+    checked = isinstance(v.owner.op, CheckParameterValue)
+    return list(v.owner.inputs[:1] if checked else v.owner.inputs)
+
+
+def _joined(node: Apply) -> list[Variable]:
+    """Inputs whose entries are put together along their first axis."""
+    op, inputs = node.op, node.inputs
+    if isinstance(op, Dot):
+        return inputs[1:] if inputs[0].type.ndim > 1 else inputs
+    if isinstance(op, SortOp | ArgSortOp) and len(inputs) > 1:  # until PyTensor 3
+        known = isinstance(inputs[1], Constant) and inputs[1].data is not None
+        axis = [int(inputs[1].data) % inputs[0].type.ndim] if known else None
+    elif isinstance(op, CAReduce | CumOp | Argmax | SortOp | ArgSortOp):
+        axis = op.axis
+    else:
+        return []
+    first = axis is None or 0 in np.atleast_1d(axis)
+    return inputs[:1] if first and inputs[0].type.ndim else []
+
+
+def _has_own_data(reading: Reading, graphs: Sequence[Variable]) -> bool:
+    """Whether something with room for an entry per record is behind records' rows or prior."""
+
+    def has_room(v: Variable) -> bool:
+        if v.owner is not None:
+            return isinstance(v.owner.op, ARange | Eye)
+        longest = max(np.shape(reading.start.get(v.name, 0)), default=0)
+        return is_long_array(v, reading.n) or longest >= reading.n
+
+    return any(map(has_room, ancestors_without_shapes(graphs) - set(reading.values)))
+
+
+def _mix(
+    first: Sequence[np.ndarray], second: Sequence[np.ndarray], where: np.ndarray
+) -> list[np.ndarray]:
+    """Rows of `second` where a mask says; what has no row per record is that of `first`."""
+    return [
+        np.where(where.reshape((-1,) + (1,) * (np.ndim(a) - 1)), b, a)
+        if np.shape(a)[:1] == where.shape
+        else a
+        for a, b in zip(first, second, strict=True)
+    ]
+
+
+def _same(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether columns agree, on the scale of their own entries."""
+    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
+    size = np.abs(np.where(np.isfinite(a), a, 0.0)).max(axis=0, initial=0.0)
+    with np.errstate(invalid="ignore"):
+        near = np.abs(a - b) <= _TOLERANCE * np.maximum(size, np.abs(a))
+    return bool((near | (a == b) | (np.isnan(a) & np.isnan(b))).all())

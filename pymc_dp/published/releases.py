@@ -20,9 +20,9 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 
-from pymc_dp.base.checks import check_epsilon, check_integer, check_number
+from pymc_dp.base.checks import check_delta, check_epsilon, check_integer, check_number
 from pymc_dp.privacy.accounting import mu_from_budget
-from pymc_dp.rows.integers import is_discrete, without_wrapping
+from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 
 #: Shapes of random variables are computed without drawing them, and without a compiler.
 _NOTHING_DRAWN = Mode(linker="py", optimizer="fast_compile")
@@ -137,17 +137,9 @@ def LaplaceRelease(
     probability of :class:`pymc_dp.PrivacyAwareGibbs` never falls below exp(-epsilon) (Ju et al.
     2022, Proposition 3.1).
     """
-    b = _scale("LaplaceRelease", scale, sensitivity, epsilon)
-    return _noisy_sum(
-        "LaplaceRelease",
-        name,
-        statistic,
-        b,
-        observed,
-        lambda total, b: pm.Laplace.dist(total, b),
-        lambda value, total, b: -pt.abs(value - total) / b - pt.log(2.0 * b),
-        **kwargs,
-    )
+    b = _pure_scale("LaplaceRelease", scale, sensitivity, epsilon)
+    rows, value = _sum(f"LaplaceRelease `{name}`", statistic, b, observed)
+    return pm.Laplace(name, rows.sum(axis=0), b, observed=value, **kwargs)
 
 
 def GaussianRelease(
@@ -195,35 +187,15 @@ def GaussianRelease(
     ValueError
         If the noise is not described, or shapes do not fit.
     """
-    told = [mu is not None, rho is not None, epsilon is not None or delta is not None]
-    if scale is not None and (sensitivity is not None or any(told)):
-        raise ValueError("GaussianRelease: give scale, or sensitivity with a privacy level.")
-    if sensitivity is not None:
-        size = _positive("sensitivity", sensitivity)
-        if sum(told) != 1 or (epsilon is None) != (delta is None):
-            raise ValueError(
-                "GaussianRelease: with sensitivity give one of mu, rho, or epsilon and delta."
-            )
-        if mu is not None:
-            scale = size / _positive("mu", mu)
-        elif rho is not None:
-            scale = size / math.sqrt(2.0 * _positive("rho", rho))
-        else:
-            assert epsilon is not None and delta is not None
-            scale = size / mu_from_budget(epsilon, delta)
-    sd = _scale("GaussianRelease", scale, None, None, "sensitivity with mu, rho, or epsilon, delta")
-    return _noisy_sum(
-        "GaussianRelease",
-        name,
-        statistic,
-        sd,
-        observed,
-        lambda total, sd: pm.Normal.dist(total, sd),
-        lambda value, total, sd: (
-            -0.5 * ((value - total) / sd) ** 2 - pt.log(math.sqrt(2.0 * math.pi) * sd)
-        ),
-        **kwargs,
-    )
+    levels = [] if mu is None else [_positive("mu", mu)]
+    if rho is not None:
+        levels.append(math.sqrt(2.0 * _positive("rho", rho)))
+    if epsilon is not None or delta is not None:
+        levels.append(mu_from_budget(check_epsilon(epsilon), check_delta(delta)))
+    way = "one of mu, rho, or epsilon and delta"
+    sd = _scale("GaussianRelease", scale, sensitivity, levels, way)
+    rows, value = _sum(f"GaussianRelease `{name}`", statistic, sd, observed)
+    return pm.Normal(name, rows.sum(axis=0), sd, observed=value, **kwargs)
 
 
 def GeometricRelease(
@@ -267,23 +239,18 @@ def GeometricRelease(
     -----
     Ghosh, Roughgarden & Sundararajan (2009).
     """
-    b = _scale("GeometricRelease", scale, sensitivity, epsilon)
+    kind = "GeometricRelease"
+    b = _pure_scale(kind, scale, sensitivity, epsilon)
+    rows, value = _sum(f"{kind} `{name}`", statistic, b, observed, whole=True)
 
-    def draw(total: Variable, b: Variable) -> Variable:
-        p = pt.broadcast_to(-pt.expm1(-1.0 / b), total.shape)
+    def log_density(value: Variable, total: Variable) -> Variable:
+        return (np.log(np.tanh(0.5 / b)) - pt.abs(value - total) / b).sum()
+
+    def draw(total: Variable) -> Variable:
+        p = pt.broadcast_to(-np.expm1(-1.0 / b), total.shape)
         return total + pm.Geometric.dist(p) - pm.Geometric.dist(p)
 
-    return _noisy_sum(
-        "GeometricRelease",
-        name,
-        statistic,
-        b,
-        observed,
-        draw,
-        lambda value, total, b: -pt.abs(value - total) / b + pt.log(pt.tanh(0.5 / b)),
-        discrete=True,
-        **kwargs,
-    )
+    return _release(kind, name, rows, value, log_density, draw, **kwargs)
 
 
 def DiscreteGaussianRelease(
@@ -329,34 +296,24 @@ def DiscreteGaussianRelease(
     sigma = 300; above, a rounded Gaussian stands in, whose probabilities differ by less than
     one part in a million per squared standard deviation.
     """
-    if scale is not None and (sensitivity is not None or rho is not None):
-        raise ValueError("DiscreteGaussianRelease: give scale, or sensitivity with rho.")
-    if sensitivity is not None and rho is not None:
-        scale = _positive("sensitivity", sensitivity) / math.sqrt(2.0 * _positive("rho", rho))
-    sigma = _scale("DiscreteGaussianRelease", scale, None, None, "sensitivity with rho")
-    log_sum = np.vectorize(_log_theta)(sigma)
-    largest = float(np.max(sigma))
+    kind = "DiscreteGaussianRelease"
+    levels = [] if rho is None else [math.sqrt(2.0 * _positive("rho", rho))]
+    sigma = _scale(kind, scale, sensitivity, levels, "rho")
+    rows, value = _sum(f"{kind} `{name}`", statistic, sigma, observed, whole=True)
+    log_sum, largest = np.vectorize(_log_theta)(sigma), float(np.max(sigma))
 
-    def draw(total: Variable, sigma: Variable) -> Variable:
+    def log_density(value: Variable, total: Variable) -> Variable:
+        return (-0.5 * ((value - total) / sigma) ** 2 - log_sum).sum()
+
+    def draw(total: Variable) -> Variable:
+        sd = pt.broadcast_to(sigma, total.shape)
         if largest > _TABLE_SD:
-            noise = pm.Normal.dist(0.0, pt.broadcast_to(sigma, total.shape))
-            return total + pt.round(noise).astype("int64")
+            return total + pt.round(pm.Normal.dist(0.0, sd)).astype("int64")
         reach = math.ceil(12.0 * largest) + 2
-        u = np.arange(-reach, reach + 1)
-        logits = -0.5 * (u / pt.broadcast_to(sigma, total.shape)[..., None]) ** 2
+        logits = -0.5 * (np.arange(-reach, reach + 1) / sd[..., None]) ** 2
         return total + pm.Categorical.dist(logit_p=logits) - reach
 
-    return _noisy_sum(
-        "DiscreteGaussianRelease",
-        name,
-        statistic,
-        sigma,
-        observed,
-        draw,
-        lambda value, total, sigma: -0.5 * ((value - total) / sigma) ** 2 - log_sum,
-        discrete=True,
-        **kwargs,
-    )
+    return _release(kind, name, rows, value, log_density, draw, **kwargs)
 
 
 def Release(
@@ -395,33 +352,11 @@ def Release(
     ValueError
         If an argument is not usable.
     """
-    rows = _rows("Release", name, statistic)
     published = _numbers(observed)
-    core = ["()", "(k)"][published.ndim] if published.ndim < 2 else None
-    if core is None:
+    if published.ndim > 1:
         raise ValueError(f"Release `{name}`: observed must be a number or a vector.")
-    inner = "(n)" if rows.type.ndim == 1 else "(n,m)"
-    blank = pt.zeros(published.shape)  # tells PyMC the length of what is published
-
-    def logp(value: Variable, rows: Variable, blank: Variable) -> Variable:
-        return log_density(value, rows.sum(axis=0))
-
-    def draw(rows: Variable, blank: Variable, size: Any) -> Variable:
-        assert dist is not None
-        return dist(rows.sum(axis=0))
-
-    return pm.CustomDist(
-        name,
-        rows,
-        blank,
-        dist=None if dist is None else draw,
-        logp=logp,
-        signature=f"{inner},{core}->{core}",
-        observed=_as_given(observed, published),
-        class_name="Release",
-        **({} if dist is not None else {"dtype": published.dtype.name}),
-        **kwargs,
-    )
+    rows, value = _rows(f"Release `{name}`", statistic), _as_given(observed, published)
+    return _release("Release", name, rows, value, log_density, dist, **kwargs)
 
 
 # -- one answer per record ------------------------------------------------------------------------
@@ -480,12 +415,13 @@ def RandomizedResponse(
         if not 0.0 < honest < 1.0:
             raise ValueError(f"truth must lie between 0 and 1, not {honest}.")
     lie = (1.0 - honest) / (k - 1)
+    what = f"RandomizedResponse `{name}`"
     answers = pt.as_tensor_variable(statistic)
-    _integers("RandomizedResponse", name, answers)
+    _check_integers(what, answers)
     reported = _numbers(observed)
     if reported.dtype.kind not in "iub" or not ((reported >= 0) & (reported < k)).all():
-        raise ValueError(f"RandomizedResponse `{name}`: observed must be integers 0 to {k - 1}.")
-    _check_shape("RandomizedResponse", name, tuple(_shape(answers)), reported)
+        raise ValueError(f"{what}: observed must be integers 0 to {k - 1}.")
+    _check_shape(what, _shape(answers), reported)
 
     def draw(answers: Variable, size: Any) -> Variable:
         same = pt.eq(pt.arange(k), answers[..., None])
@@ -544,17 +480,9 @@ def ExponentialMechanismRelease(
     sensitivity)).  Their sum depends on the records, so the set of candidates has to be finite.
     """
     rate = check_epsilon(epsilon) / (2.0 * _positive("sensitivity", sensitivity))
-    rows = _rows("ExponentialMechanismRelease", name, utility, ndim=(2,))
-    return _choice(
-        "ExponentialMechanismRelease",
-        name,
-        rows,
-        "(n,k)->()",
-        lambda total: rate * total,
-        _shape(rows)[1],
-        observed,
-        **kwargs,
-    )
+    kind = "ExponentialMechanismRelease"
+    rows = _rows(f"{kind} `{name}`", utility, ndim=(2,))
+    return _choice(kind, name, rows, lambda total: rate * total, observed, **kwargs)
 
 
 def KNormGradientRelease(
@@ -601,17 +529,13 @@ def KNormGradientRelease(
     rate = check_epsilon(epsilon) / (2.0 * _positive("sensitivity", sensitivity))
     if norm not in (1, 2, np.inf):
         raise ValueError(f"norm must be 1, 2 or numpy.inf, not {norm!r}.")
-    rows = _rows("KNormGradientRelease", name, gradient, ndim=(3,))
-    return _choice(
-        "KNormGradientRelease",
-        name,
-        rows,
-        "(n,k,p)->()",
-        lambda total: -rate * _norm(total, norm),
-        _shape(rows)[1],
-        observed,
-        **kwargs,
-    )
+    kind = "KNormGradientRelease"
+    rows = _rows(f"{kind} `{name}`", gradient, ndim=(3,))
+
+    def logits(total: Variable) -> Variable:
+        return -rate * pt.linalg.norm(total, norm, axis=-1)
+
+    return _choice(kind, name, rows, logits, observed, **kwargs)
 
 
 def ObjectivePerturbationRelease(
@@ -664,12 +588,12 @@ def ObjectivePerturbationRelease(
     """
     size, ridge = _positive("scale", scale), check_number("regularization", regularization)
     published = np.asarray(observed, dtype=float)
-    first = _rows("ObjectivePerturbationRelease", name, gradient, ndim=(2,))
-    second = _rows("ObjectivePerturbationRelease", name, hessian, ndim=(3,))
+    what = f"ObjectivePerturbationRelease `{name}`"
+    first, second = _rows(what, gradient, ndim=(2,)), _rows(what, hessian, ndim=(3,))
     p = _shape(first)[1]
-    _check_shape("ObjectivePerturbationRelease", name, (p,), published)
-    if _shape(second)[1:] != [p, p]:
-        raise ValueError(f"ObjectivePerturbationRelease `{name}`: hessian must be (n, {p}, {p}).")
+    _check_shape(what, (p,), published)
+    if _shape(second)[1:] != (p, p):
+        raise ValueError(f"{what}: hessian must be (n, {p}, {p}).")
     if noise == "gaussian":
         constant = -0.5 * p * math.log(2.0 * math.pi) - p * math.log(size)
     elif noise == "l1":
@@ -686,7 +610,7 @@ def ObjectivePerturbationRelease(
         log_det = pt.log(pt.abs(pt.linalg.det(curvature)))
         if noise == "gaussian":
             return constant - 0.5 * ((b / size) ** 2).sum() + log_det
-        return constant - _norm(b, 1 if noise == "l1" else 2) / size + log_det
+        return constant - pt.linalg.norm(b, int(noise[1:]), axis=-1) / size + log_det
 
     return pm.CustomDist(
         name,
@@ -703,48 +627,52 @@ def ObjectivePerturbationRelease(
 # -- shared ---------------------------------------------------------------------------------------
 
 
-def _noisy_sum(
+def _sum(
+    what: str, statistic: Any, scale: np.ndarray, observed: Any, whole: bool = False
+) -> tuple[Variable, Any]:
+    """Rows of a sum, and what was published about it: integers if `whole`."""
+    rows, published = _rows(what, statistic), _numbers(observed)
+    expected = _shape(rows)[1:]
+    if whole:
+        _check_integers(what, rows)
+    _check_shape(what, expected, published)
+    if whole and not (published.dtype.kind in "iub" or (published == np.rint(published)).all()):
+        raise ValueError(f"{what}: observed must be integers.")
+    if scale.ndim and scale.shape != expected:
+        raise ValueError(f"{what}: scale has shape {scale.shape}, the published sum {expected}.")
+    return rows, _as_given(observed, published.astype("int64" if whole else "float64"))
+
+
+def _release(
     kind: str,
     name: str,
-    statistic: Any,
-    scale: np.ndarray,
+    rows: Variable,
     observed: Any,
-    draw: Callable[[Variable, Variable], Variable],
-    log_density: Callable[[Variable, Variable, Any], Variable],
-    discrete: bool = False,
+    log_density: Callable[[Variable, Variable], Variable],
+    dist: Callable[[Variable], Variable] | None,
     **kwargs: Any,
 ) -> Variable:
-    rows = _rows(kind, name, statistic)
-    if discrete:
-        _integers(kind, name, rows)
+    """What was published about a sum of rows; `dist` draws it anew, if it can be drawn."""
     published = _numbers(observed)
-    expected = tuple(_shape(rows)[1:])
-    _check_shape(kind, name, expected, published)
-    whole = published.dtype.kind in "iub" or (published == np.rint(published)).all()
-    if discrete and not whole:
-        raise ValueError(f"{kind} `{name}`: observed must be integers.")
-    if scale.ndim and scale.shape != expected:
-        raise ValueError(
-            f"{kind} `{name}`: scale has shape {scale.shape}, the published sum {expected}."
-        )
-    inner = "(n)" if rows.type.ndim == 1 else "(n,m)"
-    core = "()" if rows.type.ndim == 1 else "(m)"
+    core = "(k)" if published.ndim else "()"
+    blank = pt.zeros(published.shape)  # tells PyMC the length of what is published
 
-    def logp(value: Variable, rows: Variable, scale: Variable) -> Variable:
-        return log_density(value, rows.sum(axis=0), scale).sum()
+    def logp(value: Variable, rows: Variable, blank: Variable) -> Variable:
+        return log_density(value, rows.sum(axis=0))
 
-    def dist(rows: Variable, scale: Variable, size: Any) -> Variable:
-        return draw(rows.sum(axis=0), scale)
+    def draw(rows: Variable, blank: Variable, size: Any) -> Variable:
+        assert dist is not None
+        return dist(rows.sum(axis=0))
 
     return pm.CustomDist(
         name,
         rows,
-        scale,
-        dist=dist,
+        blank,
         logp=logp,
-        signature=f"{inner},{'(m)' if scale.ndim else '()'}->{core}",
-        observed=_as_given(observed, published.astype("int64" if discrete else "float64")),
+        signature=f"{('(n)', '(n,m)', '(n,m,p)')[rows.type.ndim - 1]},{core}->{core}",
+        observed=observed,
         class_name=kind,
+        **({"dtype": published.dtype.name} if dist is None else {"dist": draw}),
         **kwargs,
     )
 
@@ -753,33 +681,23 @@ def _choice(
     kind: str,
     name: str,
     rows: Variable,
-    signature: str,
     logits: Callable[[Variable], Variable],
-    k: int,
     observed: int,
     **kwargs: Any,
 ) -> Variable:
-    chosen = check_integer("observed", observed, minimum=0)
+    """A candidate with probabilities proportional to exponentials of `logits` of the sum."""
+    chosen, k = check_integer("observed", observed, minimum=0), _shape(rows)[1]
     if chosen >= k:
         raise ValueError(f"{kind} `{name}`: observed is {chosen}, but there are {k} candidates.")
 
-    def logp(value: Variable, rows: Variable) -> Variable:
-        scores = logits(rows.sum(axis=0))
+    def log_density(value: Variable, total: Variable) -> Variable:
+        scores = logits(total)
         return scores[value] - pt.logsumexp(scores)
 
-    def dist(rows: Variable, size: Any) -> Variable:
-        return pm.Categorical.dist(logit_p=logits(rows.sum(axis=0)))
+    def draw(total: Variable) -> Variable:
+        return pm.Categorical.dist(logit_p=logits(total))
 
-    return pm.CustomDist(
-        name,
-        rows,
-        dist=dist,
-        logp=logp,
-        signature=signature,
-        observed=chosen,
-        class_name=kind,
-        **kwargs,
-    )
+    return _release(kind, name, rows, chosen, log_density, draw, **kwargs)
 
 
 def _numbers(observed: Any) -> np.ndarray:
@@ -791,50 +709,41 @@ def _as_given(observed: Any, array: np.ndarray) -> Any:
     return observed if hasattr(observed, "get_value") else array
 
 
-def _norm(vector: Variable, norm: float) -> Variable:
-    if norm == 1:
-        return pt.abs(vector).sum(axis=-1)
-    if norm == 2:
-        return pt.sqrt((vector**2).sum(axis=-1))
-    return pt.abs(vector).max(axis=-1)
-
-
-def _rows(kind: str, name: str, statistic: Any, ndim: tuple[int, ...] = (1, 2)) -> Variable:
+def _rows(what: str, statistic: Any, ndim: tuple[int, ...] = (1, 2)) -> Variable:
     rows = pt.as_tensor_variable(statistic)
     if rows.type.ndim not in ndim:
         shapes = {1: "(n,)", 2: "(n, m)", 3: "(n, k, p)"}
         raise ValueError(
-            f"{kind} `{name}`: the statistic must have one row per record, shape "
+            f"{what}: the statistic must have one row per record, shape "
             f"{' or '.join(shapes[k] for k in ndim)}, not {rows.type.ndim} dimensions. Pass the "
             "rows, not their sum."
         )
-    [found] = without_wrapping([rows], f"{kind} `{name}`: the statistic", single=True)
-    return found.astype("int64") if is_discrete(rows) else found.astype("float64")
+    [found] = without_wrapping([rows], f"{what}: the statistic", single=True)
+    return found.astype("int64" if is_discrete(rows) else "float64")
 
 
-def _integers(kind: str, name: str, rows: Variable) -> None:
+def _check_integers(what: str, rows: Variable) -> None:
     if not is_discrete(rows):
         raise ValueError(
-            f"{kind} `{name}`: the statistic must be integers, not {rows.type.dtype}; counts can "
-            "be cast with .astype('int64')."
+            f"{what}: the statistic must be integers, not {rows.type.dtype}; counts can be cast "
+            "with .astype('int64')."
         )
 
 
-def _shape(rows: Variable) -> list[int]:
+def _shape(rows: Variable) -> tuple[int, ...]:
     """Lengths of all axes: those of the type, or else (``dims``) as they are now."""
     if None in rows.type.shape:
-        return [int(k) for k in pytensor.function([], rows.shape, mode=_NOTHING_DRAWN)()]
-    return [int(k) for k in rows.type.shape]
+        return tuple(map(int, pytensor.function([], rows.shape, mode=_NOTHING_DRAWN)()))
+    return rows.type.shape
 
 
-def _check_shape(kind: str, name: str, expected: tuple[int, ...], observed: np.ndarray) -> None:
+def _check_shape(what: str, expected: tuple[int, ...], observed: np.ndarray) -> None:
     if expected != observed.shape:
         raise ValueError(
-            f"{kind} `{name}`: observed has shape {observed.shape}, but the statistic gives "
-            f"{expected}."
+            f"{what}: observed has shape {observed.shape}, but the statistic gives {expected}."
         )
     if not np.isfinite(observed.astype(float)).all():
-        raise ValueError(f"{kind} `{name}`: observed must be finite.")
+        raise ValueError(f"{what}: observed must be finite.")
 
 
 def _positive(name: str, value: Any) -> float:
@@ -844,17 +753,23 @@ def _positive(name: str, value: Any) -> float:
     return number
 
 
-def _scale(
-    kind: str,
-    scale: Any,
-    sensitivity: float | None,
-    epsilon: float | None,
-    instead: str = "sensitivity with epsilon",
+def _pure_scale(
+    kind: str, scale: Any, sensitivity: float | None, epsilon: float | None
 ) -> np.ndarray:
-    if scale is None and sensitivity is not None and epsilon is not None:
-        scale = _positive("sensitivity", sensitivity) / check_epsilon(epsilon)
-    elif scale is None or sensitivity is not None or epsilon is not None:
-        raise ValueError(f"{kind} needs scale=..., or {instead}: how large the noise was.")
+    levels = [] if epsilon is None else [check_epsilon(epsilon)]
+    return _scale(kind, scale, sensitivity, levels, "epsilon")
+
+
+def _scale(
+    kind: str, scale: Any, sensitivity: float | None, levels: list[float], way: str
+) -> np.ndarray:
+    """The scale as it is given, or else the sensitivity by the privacy level."""
+    if scale is None and sensitivity is not None and len(levels) == 1:
+        scale = _positive("sensitivity", sensitivity) / levels[0]
+    elif scale is None or sensitivity is not None or levels:
+        raise ValueError(
+            f"{kind} needs scale=..., or sensitivity with {way}: how large the noise was."
+        )
     try:
         size = np.asarray(scale, dtype=float)
     except (TypeError, ValueError):

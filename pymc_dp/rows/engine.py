@@ -2,24 +2,28 @@
 
 The engine is data access without privacy.  Only :mod:`pymc_dp.privacy` holds one, and calls it
 after the ledger has been charged.  Everything is in the coordinates z of ``theta = m + A z``.
+
+The anchored sampler pays once for the sum of the score vectors g_i(0), and afterwards only for
+changes: of a :class:`TiltedEngine`.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from pymc_dp.rows import blockwise, loops
-from pymc_dp.rows import etas as through
-from pymc_dp.rows.functions import ParameterVector
-from pymc_dp.rows.interfaces import Coordinates, Scores
+from pymc_dp.records.extraction import Records
+from pymc_dp.records.graph import ParameterVector
+from pymc_dp.rows import groups as row_groups
+from pymc_dp.rows import loops, sparse
+from pymc_dp.rows.coordinates import Coordinates, Scores
+from pymc_dp.rows.functions import RowFunctions
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.linear import LinearRows
-from pymc_dp.rows.moves import ScaledDesign
-from pymc_dp.rows.sparse import Layout, SparseBlock
-from pymc_dp.rows.store import Columns, RowGroup
+from pymc_dp.rows.sparse import Layout, ScaledDesign, SparseBlock
 from pymc_dp.rows.structure import effects, index_blocks, touched
 
 #: Numbers of a block of vectors: half of a second-level cache.
@@ -27,6 +31,9 @@ _CACHED = 2**16
 
 # held while a thread makes what all keep
 _MAKING = threading.Lock()
+
+
+Blocks = Iterator[tuple[slice, np.ndarray]]
 
 
 class RowEngine:
@@ -46,6 +53,20 @@ class RowEngine:
         self._keeps = True  # whether it will be asked more than once
         self._designs: dict[tuple[int, int, bool], tuple[bytes, ScaledDesign]] = {}
         self._layouts: dict[int, Layout] = {}
+
+    @classmethod
+    def of(
+        cls,
+        records: Records,
+        coordinates: Coordinates,
+        compile_kwargs: dict[str, Any] | None = None,
+    ) -> RowEngine:
+        """Compile the functions of the records of a model."""
+        groups = [
+            RowGroup(RowFunctions(g.graph, records.parameters, compile_kwargs), g.store, g.units)
+            for g in records.groups
+        ]
+        return cls(groups, records.parameters, records.n_units, coordinates)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_designs": {}}
@@ -69,9 +90,7 @@ class RowEngine:
         """The same functions on made-up data, to compile them without touching a record."""
         groups, n_units = [], 0
         for group in self.groups:
-            n_rows = min(
-                group.n_rows, blockwise.BLOCK + 2
-            )  # as many rows as give the same array layouts
+            n_rows = min(group.n_rows, row_groups.BLOCK + 2)  # array layouts are the same
             groups.append(group.synthetic(n_rows))
             n_units = max(n_units, n_rows)
         return RowEngine(groups, self.parameters, n_units, self.coordinates)
@@ -95,10 +114,6 @@ class RowEngine:
         if groups == self.groups:
             return self
         return RowEngine(groups, self.parameters, self.n_units, self.coordinates)
-
-    def columns(self) -> list[Columns]:
-        """The parameter-free columns of every group."""
-        return [group.columns() for group in self.groups]
 
     def constant_maps(self) -> list[list[bool]]:
         """Per group and cut, whether d phi / d z is the same for all z."""
@@ -130,7 +145,7 @@ class RowEngine:
             smooth = [j for j, s in zip(jacobians, functions.differentiable, strict=True) if s]
             if any(jacobian is None for jacobian in smooth):
                 return None
-            counts.append(len(through.seen(group, *self._shared(group))))
+            counts.append(len(group.seen(*self._shared(group))))
         return counts
 
     def _shared(self, group: RowGroup) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
@@ -146,16 +161,28 @@ class RowEngine:
         """
         group = self.groups[g]
         shared = self._shared(group)
-        found = through.directions(group, group.columns(), *shared, where)
-        return through.seen(group, *shared), found
+        return group.seen(*shared), group.directions(*shared, where)
 
     def second_derivatives(
         self, g: int, where: slice, step: float, norms: np.ndarray
     ) -> np.ndarray:
         """(K, K, rows) second derivatives of log-likelihoods by the numbers seen, at z = 0."""
         group = self.groups[g]
-        shared = self._shared(group)
-        return through.second_derivatives(group, group.columns(), *shared, where, step, norms)
+        return group.second_derivatives(*self._shared(group), where, step, norms)
+
+    def by_unit(self, size: int, of_rows: Callable[[int], Blocks]) -> Blocks:
+        """(size, units) numbers of units: the sums of those of the rows of each group."""
+        if self.one_row_per_unit:
+            yield from of_rows(0)
+            return
+        total = np.zeros((size, self.n_units))
+        for g, group in enumerate(self.groups):
+            for where, block in of_rows(g):
+                if group.units is None:
+                    total[:, where] += block
+                else:
+                    loops.add_to_units(block, group.units[where], total)
+        yield slice(0, self.n_units), total
 
     # -- evaluation -----------------------------------------------------------------------------
 
@@ -165,7 +192,7 @@ class RowEngine:
         out = np.zeros(self.n_units)
         for group in self.groups:
             phis, _ = group.functions.shared(theta)
-            values = blockwise.log_likelihoods(group, phis)
+            values = group.log_likelihoods(phis)
             if group.units is None:
                 out += values
             else:
@@ -178,7 +205,7 @@ class RowEngine:
         scores = Scores([], [])
         for group in self.groups:
             phis, jacobians = group.functions.shared(theta)
-            scores.rows.append(blockwise.scores(group, phis))
+            scores.rows.append(group.scores(phis))
             scores.maps.append(
                 [None if jac is None else jac @ self.coordinates.scaling for jac in jacobians]
             )
@@ -199,7 +226,8 @@ class RowEngine:
                         loops.add_block_to_units(*block, group.units[where], total)
             yield slice(0, self.n_units), total
         else:
-            for where, block in self._row_vectors(0, scores, self._full(0)):
+            full = Layout.full(len(self.groups[0].functions.ordered), self.d)
+            for where, block in self._row_vectors(0, scores, full):
                 yield where, block.values
 
     @property
@@ -215,11 +243,9 @@ class RowEngine:
         if self.one_row_per_unit:
             yield from self._row_vectors(0, scores, self._layout(0, scores), units)
         else:
+            assert units == slice(0, self.n_units)
             for where, block in self.vectors(scores):
                 yield where, SparseBlock.full(block)
-
-    def _full(self, g: int) -> Layout:
-        return Layout.full(len(self.groups[g].functions.ordered), self.d)
 
     def _layout(self, g: int, scores: Scores) -> Layout:
         """Which coordinates rows of a group touch; kept where maps are the same for all z."""
@@ -240,14 +266,14 @@ class RowEngine:
         self, g: int, scores: Scores, layout: Layout, some: slice | None = None
     ) -> Iterator[tuple[slice, SparseBlock]]:
         some = some or slice(0, self.groups[g].n_rows)
-        group, columns = self.groups[g], self.columns()[g]
+        group, columns = self.groups[g], self.groups[g].columns()
         maps = [
             None if matrix is None else np.ascontiguousarray(matrix[:, layout.common])
             for matrix in scores.maps[g]
         ]
         entries = [None if matrix is None else loops.compressed_rows(matrix) for matrix in maps]
         found = None
-        size = max(1, min(blockwise.BLOCK, _CACHED // max(1, layout.width)))
+        size = max(1, min(row_groups.BLOCK, _CACHED // max(1, layout.width)))
         for where in loops.row_blocks(some.stop - some.start, size, some.start):
             rows = where.stop - where.start
             if found is None or found.values.shape[1] != rows:
@@ -264,19 +290,14 @@ class RowEngine:
                     labels[k], parts[k] = columns.labels[cut][where], row_scores[:, where]
                 if not len(nonzero[1]):
                     continue
-                at = (row_scores, where.start, *nonzero)
+                scaled = None
                 if cut.kind == "dot":
                     scaled = self._design(g, k, matrix, layout, len(row_scores), where)
-                    if scaled is None:
-                        loops.add_products(block, columns.designs[cut], *at)
-                    else:
-                        design, first = scaled
-                        loops.add_scaled(block, *design, first, row_scores, where.start)
-                elif cut.kind == "index":
-                    size = matrix.shape[0] // row_scores.shape[0]
-                    loops.add_indexed(block, columns.labels[cut], size, *at)
+                if scaled is None:
+                    columns.add(cut, block, row_scores, where.start, nonzero)
                 else:
-                    loops.add_copies(block, *at)
+                    design, first = scaled
+                    loops.add_scaled(block, *design, first, row_scores, where.start)
             layout.fill(found, labels, parts)
             yield where, found
 
@@ -293,7 +314,8 @@ class RowEngine:
         group = self.groups[g]
         design = group.columns().designs[group.functions.ordered[k]]
         constant = group.functions.constant_jacobians[k] is not None
-        if not (self._keeps and constant and ScaledDesign.fits(matrix, width, group.n_rows)):
+        fits = width * matrix.any(axis=0).sum() * group.n_rows <= sparse.LARGEST
+        if not (self._keeps and constant and fits):
             return ScaledDesign.of(design, matrix, width, where), 0
         # one with all columns, and one with those that rows touch, which may change with z
         key = (g, k, len(layout.common) == self.d)
@@ -306,14 +328,14 @@ class RowEngine:
             return self._designs[key][1], where.start
 
     def linear(self) -> LinearRows | None:
-        """Not known here: score vectors may be sums of several vectors."""
-        return None
+        """The rows as multiples of vectors that do not depend on z; None if they are not."""
+        return None  # score vectors may be sums of several vectors
 
     def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
-        """Nothing to keep."""
+        """Keep (n_units,) u_i . z of the rows in `linear`, for the ends of a path."""
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Keep nothing of an earlier chain."""
 
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
@@ -352,3 +374,119 @@ class RowEngine:
             else:
                 for j in range(s.shape[0]):
                     out += s[j] * flat[j]
+
+
+class TiltedEngine:
+    """The records of an engine, measured against their linearisation at z = 0.
+
+    The log-likelihood of a unit is l_i(z) - g_i(0) . z, and its score vector g_i(z) - g_i(0), which
+    is exactly 0 at z = 0; samplers do not notice.
+
+    Where d phi / d z does not depend on z, as in linear predictors and group effects, scores are
+    subtracted row by row, and a score vector costs what it costs without a reference.  Elsewhere a
+    row has the scores s and -s0 at twice as many shared values, those at z and those at 0.
+
+    The reference is private: it is made at the first use in a process, after the ledger has been
+    charged, and is not pickled.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self.d: int = engine.d
+        self.n_units: int = engine.n_units
+        self.coordinates: Coordinates = engine.coordinates
+        self.divisible: bool = engine.divisible
+        self._reference: Scores | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_reference": None}
+
+    @property
+    def reads(self) -> int:
+        """How often the private arrays were asked for."""
+        return self.engine.reads
+
+    def constant_maps(self) -> list[list[bool]]:
+        """Per group and cut, whether d phi / d z is the same for all z."""
+        return self.engine.constant_maps()
+
+    def synthetic(self) -> TiltedEngine:
+        """The same functions on made-up data."""
+        return TiltedEngine(self.engine.synthetic())
+
+    def with_coordinates(self, coordinates: Coordinates) -> TiltedEngine:
+        """The same records in other coordinates, whose origin is the new reference."""
+        return TiltedEngine(self.engine.with_coordinates(coordinates))
+
+    def part(self, units: slice) -> TiltedEngine:
+        """The records of some units alone, with the same bits."""
+        return TiltedEngine(self.engine.part(units))
+
+    def reference(self) -> Scores:
+        """Scores at z = 0."""
+        if self._reference is None:
+            self._reference = self.engine.scores(np.zeros(self.d))
+        return self._reference
+
+    # -- evaluation -----------------------------------------------------------------------------
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) l_i(z) - g_i(0) . z."""
+        linear = self.engine.work(self.reference(), np.zeros(self.d), z, np.ones(1))
+        return np.subtract(self.engine.log_likelihood(z), linear, out=linear)
+
+    def scores(self, z: np.ndarray) -> Scores:
+        """Changes of the scores of every row between 0 and z."""
+        reference = self.reference()
+        found = self.engine.scores(z)
+        for g, fixed in enumerate(self.engine.constant_maps()):
+            rows, maps = found.rows[g], found.maps[g]
+            for k, constant in enumerate(fixed):
+                s, s0 = rows[k], reference.rows[g][k]
+                if s is None or s0 is None:
+                    continue
+                if constant:
+                    s -= s0
+                else:
+                    rows[k] = np.stack([s, -s0], axis=1).reshape(2 * len(s), -1)
+                    maps[k] = _side_by_side(maps[k], reference.maps[g][k], len(s))
+        return found
+
+    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+        """Changes g_i(z) - g_i(0) of all units, as blocks (units, (d, size of the block))."""
+        return self.engine.vectors(scores)
+
+    def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
+        """Changes of some units, without the coordinates in which they are 0 if these are many."""
+        return self.engine.sparse_vectors(scores, units)
+
+    def linear(self) -> LinearRows | None:
+        """The rows of the engine, with the slopes at z = 0 subtracted."""
+        rows = self.engine.linear()
+        return None if rows is None else rows.minus(self.reference().slopes)
+
+    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+        """Left to the engine, whose vectors these are."""
+        self.engine.remember(z, moved)
+
+    def forget(self) -> None:
+        """Keep nothing of an earlier chain but the reference."""
+        self.engine.forget()
+
+    def work(
+        self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+    ) -> np.ndarray:
+        """(n_units,) scale_i * (g_i(z) - g_i(0)) . (end - start)."""
+        return self.engine.work(scores, start, end, scale)
+
+
+def _side_by_side(here: np.ndarray | None, there: np.ndarray | None, width: int) -> np.ndarray:
+    """The maps of `width` numbers per row at two places, as one of pairs of them."""
+    assert here is not None and there is not None
+    d = here.shape[1]
+    parts = [matrix.reshape(-1, width, d) for matrix in (here, there)]
+    return np.stack(parts, axis=2).reshape(-1, d)
+
+
+#: What samplers and releases ask of the records; values are private.
+Engine: TypeAlias = RowEngine | TiltedEngine

@@ -7,9 +7,10 @@ takes from them is known on average: the *expected excess*
 
 Added to the clipped score of the unit, it takes the bias of clipping away, whatever the bound.
 Everything here is a function of one unit: of its data, the parameters, and constants.  For a unit
-of one row with one outcome, all of it happens in terms of what rows see (:mod:`pymc_dp.rows.etas`):
-a score is sum_a u_a s_a, with directions u_a that do not depend on the outcome.  Several outcomes,
-those of several rows or variables, are independent: :mod:`pymc_dp.rows.joint`.
+of one row with one outcome, all of it happens in terms of what rows see
+(:mod:`pymc_dp.rows.groups`): a score is sum_a u_a s_a, with directions u_a that do not depend on
+the outcome.  Several outcomes, those of several rows or variables, are independent:
+:mod:`pymc_dp.rows.joint`.
 """
 
 from __future__ import annotations
@@ -23,16 +24,13 @@ from numpy import ndarray
 from pytensor.graph.basic import Variable
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.rows import etas as through
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.graph import Cut, RowGraph
 from pymc_dp.rows import loops
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import Cut, RowGraph
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.hashes import fractions, hashed
-from pymc_dp.rows.hessians import by_unit, packed
-from pymc_dp.rows.joint import POINTS, JointPoints, add_centred, repetitions
+from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.groups import rows_of, width
+from pymc_dp.rows.joint import POINTS, JointPoints, add_centred, fractions, hashed, repetitions
 from pymc_dp.rows.law import LogDensity, law_of, most_nodes
-from pymc_dp.rows.store import rows_of
 
 #: Numbers of a block of directions: what fits into the third level of cache.
 _DIRECTIONS = 2**20
@@ -48,8 +46,10 @@ def law_unknown(engine: RowEngine) -> str:
         seen = set().union(*read[:k], *read[k + 1 :])
         observed = {graph.leaves[outcome.leaf].source for outcome in graph.outcomes}
         if not observed or observed & seen:
-            names = ", ".join(f"`{name}`" for name in graph.names)
-            return f"The support of {names} is not known, or what is observed is a covariate too."
+            return (
+                f"The support of {graph.quoted} is not known, or what is observed is a covariate "
+                "too."
+            )
     return ""
 
 
@@ -60,34 +60,7 @@ def _sources(graph: RowGraph) -> set[Variable]:
     return {leaf.source for leaf in graph.leaves if leaf.block in behind}
 
 
-def clipped_scores(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
-    """Score vectors at z = 0, clipped to a norm, plus what that takes from them on average.
-
-    Yields units, and (d, units of the block) values.  The law must be known (:func:`law_unknown`),
-    and each observed variable alone (`RowEngine.each_alone`).
-    """
-    for where, units in _unit_blocks(engine):
-        yield where, units.clipped(clip_norm)
-
-
-def losses(engine: RowEngine, clip_norm: float) -> Iterator[tuple[slice, ndarray]]:
-    """What clipping takes from the score at z = 0: variances, and covariances with the score.
-
-    As in :func:`clipped_scores`, with (2 d, units of the block) values: for each entry of the score
-    the variance of e = g - clip(g) over outcomes, then the covariances of e and g.
-    """
-    for where, units in _unit_blocks(engine):
-        yield where, units.lost(clip_norm)
-
-
-def expected_curvatures(engine: RowEngine, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
-    """Packed E[g g'] at z = 0, which is the mean of the curvature where the model is true."""
-    yield from by_unit(engine, diagonal, lambda g: _expected_products(engine, g, diagonal))
-
-
-def _expected_products(
-    engine: RowEngine, g: int, diagonal: bool
-) -> Iterator[tuple[slice, ndarray]]:
+def expected_products(engine: RowEngine, g: int, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
     """Packed E[g g'] of the rows of a group, which have mean 0 and are independent."""
     for where, rows in _blocks(engine, g):
         scores = rows.scores
@@ -98,22 +71,6 @@ def _expected_products(
         _add_products(rows.unknown, scores, nothing, 0, second)
         for part, block in rows.packed(second, diagonal):
             yield slice(where.start + part.start, where.start + part.stop), block
-
-
-def laws_not_found(engine: RowEngine) -> Iterator[tuple[slice, ndarray]]:
-    """(1, units of the block): 1 where quadrature does not find the law of a unit, else 0."""
-    for where, units in _unit_blocks(engine):
-        yield where, units.unknown[None].copy()
-
-
-def norms_of_outcomes(engine: RowEngine) -> tuple[ndarray, ndarray]:
-    """Norms of the scores at z = 0 of all outcomes that units could have, and their weights."""
-    norms, weights = [np.empty(0)], [np.empty(0)]
-    for _, units in _unit_blocks(engine):
-        for norm, weight in units.norms():
-            norms.append(norm)
-            weights.append(weight)
-    return np.concatenate(norms), np.concatenate(weights)
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +90,7 @@ class _Copies:
     ) -> _Copies:
         """Those of a group; none where that would not make them fewer."""
         moving = [
-            (cut.kind == "copy", through.width(cut, phi), matrix)
+            (cut.kind == "copy", width(cut, phi), matrix)
             for cut, phi, matrix in zip(cuts, phis, jacobians, strict=True)
             if matrix is not None
         ]
@@ -179,21 +136,18 @@ class _Rows:
     """
 
     def __init__(self, engine: RowEngine, where: slice, g: int = 0) -> None:
-        rows = engine.groups[g].row_by_row()
-        self._group = group = rows.part(where, rows.n_rows)
+        group = engine.groups[g].rows(where)
         functions = group.functions
         self._tried = functions.of_outcomes
-        self._columns = columns = group.columns()
         self._data = [np.asarray(array) for array in group.store.read()]
-        part = RowEngine([group], engine.parameters, group.n_rows, engine.coordinates)
-        _, directions = part.directions(0, slice(0, group.n_rows))
+        everyone, scaling = slice(0, group.n_rows), engine.coordinates.scaling
         self._phis, jacobians = functions.shared(engine.coordinates.location)
+        maps = [None if jacobian is None else jacobian @ scaling for jacobian in jacobians]
+        directions = group.directions(self._phis, maps, everyone)
         self._used = [jacobian is not None for jacobian in jacobians]
         self._copies = _Copies.of(functions.ordered, self._phis, jacobians)
-        self.directions = self._copies.directions(directions, engine.coordinates.scaling)
-        self._etas, self._labels, blocks = through.inputs(
-            group, columns, self._phis, slice(0, group.n_rows)
-        )
+        self.directions = self._copies.directions(directions, scaling)
+        self._etas, self._labels, blocks = group.inputs(self._phis, everyone)
         self.scores = self._parts(functions.scores(self._etas, self._phis, self._labels, blocks))
         self._constants = self._tried.constants(self._etas, self._phis, self._labels, self._data)
         self.gram = np.empty((len(self.scores), *self.scores.shape))
@@ -251,10 +205,10 @@ class _Rows:
     def packed(self, second: ndarray, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
         """Blocks of rows, of packed matrices; `second` (K, K, rows) is by what rows see."""
         seen = np.ones(self.directions.shape[:2], dtype=bool)
-        return packed(seen, self.directions, -second, diagonal)
+        return loops.packed(seen, self.directions, -second, diagonal)
 
     def clipped(self, clip_norm: float) -> ndarray:
-        """(d, rows): see :func:`clipped_scores`."""
+        """(d, rows) scores, clipped to a norm, plus what that takes from them on average."""
         factors = np.empty(self.scores.shape[1])
         _factors(self.scores, self.gram, clip_norm, factors)
         total = self.scores * factors
@@ -266,7 +220,7 @@ class _Rows:
         return _assembled(self.directions, total)
 
     def lost(self, clip_norm: float) -> ndarray:
-        """(2 d, rows): see :func:`losses`."""
+        """(2 d, rows): variances of what clipping takes, then its covariances with the score."""
         scores = self.scores
         factors, mean = np.empty(scores.shape[1]), np.zeros_like(scores)
         lost, shared = (np.zeros((len(scores), *scores.shape)) for _ in range(2))
@@ -303,8 +257,13 @@ class _Rows:
         points.add(units, times, most_nodes(self.outcome), weights, scores, self.directions)
 
 
-def _unit_blocks(engine: RowEngine) -> Iterator[tuple[slice, _Rows | JointPoints]]:
-    """Units, with what they could observe."""
+def units_with_outcomes(engine: Engine) -> Iterator[tuple[slice, _Rows | JointPoints]]:
+    """Units, with what they could observe.
+
+    The law must be known (:func:`law_unknown`), and each observed variable alone
+    (`RowEngine.each_alone`).
+    """
+    assert isinstance(engine, RowEngine)
     return _blocks(engine, 0) if engine.one_row_per_unit else _joint_blocks(engine)
 
 
@@ -336,7 +295,7 @@ def _joint_blocks(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]]:
 def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
     group = engine.groups[g]
     phis, jacobians = group.functions.shared(engine.coordinates.location)
-    seen = len(through.seen(group, phis, jacobians))
+    seen = len(group.seen(phis, jacobians))
     size = max(1, min(8192, _DIRECTIONS // (seen * (engine.d + seen))))
     for where in loops.row_blocks(group.n_rows, size):
         yield where, _Rows(engine, where, g)

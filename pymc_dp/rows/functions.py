@@ -21,14 +21,14 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
 
-from pymc_dp.base.linker import code_of, exact
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import Cut, RowGraph
-from pymc_dp.rows.outcomes import each_alone
+from pymc_dp.base.threads import INTERPRETED, code_of, exact
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.arithmetic import without_errors
+from pymc_dp.records.extraction import Records
+from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
-from pymc_dp.rows.simplify import simplified
-from pymc_dp.rows.solves import JOIN_PRODUCTS, constant_solves
-from pymc_dp.rows.total import without_errors
 
 #: Operations from which on a function of the parameters is interpreted.
 _LARGE_GRAPH = 60
@@ -41,8 +41,6 @@ _GATHERING = (
     "local_sumsqr2dot",
     "specialize_matmul_to_batched_dot",
 )
-#: For functions called once: no compilation, no compiler needed.
-INTERPRETED = Mode(linker="py", optimizer=None)
 
 
 def compile_function(
@@ -50,7 +48,7 @@ def compile_function(
 ) -> Any:
     """Compile with numba (a C++ compiler is not assumed) and exact floating-point semantics.
 
-    No value of an input stops the function with an error (:mod:`pymc_dp.rows.total`).
+    No value of an input stops the function with an error (:mod:`pymc_dp.records.arithmetic`).
     """
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
@@ -90,57 +88,6 @@ class _Silent:
     def __call__(self, *inputs: np.ndarray) -> Any:
         with np.errstate(all="ignore"):
             return self.function(*inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class ParameterVector:
-    """All unconstrained parameters of a model as one (d,) float64 input `theta`.
-
-    `values` are the model's value variables, in its order; they lie at `slices` of `theta`.
-    """
-
-    theta: Variable
-    values: tuple[Variable, ...]
-    slices: tuple[slice, ...]
-    shapes: tuple[tuple[int, ...], ...]
-
-    @classmethod
-    def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
-        """The vector of value variables of these shapes."""
-        sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
-        ends = np.cumsum(sizes)
-        slices = tuple(
-            slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)
-        )
-        theta = pt.TensorType("float64", shape=(int(sum(sizes)),))(name="theta")
-        return cls(theta, tuple(values), slices, tuple(tuple(s) for s in shapes))
-
-    @property
-    def size(self) -> int:
-        """Number of parameters, d."""
-        return int(self.theta.type.shape[0])
-
-    def substitute(self, outputs: Sequence[Variable]) -> list[Variable]:
-        """`outputs` as functions of `theta`."""
-        parts = {}
-        for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True):
-            part = self.theta[where].reshape(shape) if shape else self.theta[where.start]
-            parts[value] = part.astype(value.type.dtype)
-        return clone_replace(list(outputs), parts, rebuild_strict=False)
-
-    def ravel(self, point: dict[str, np.ndarray]) -> np.ndarray:
-        """(d,) vector of a PyMC point."""
-        theta = np.empty(self.size)
-        for value, where in zip(self.values, self.slices, strict=True):
-            theta[where] = np.ravel(point[value.name])
-        return theta
-
-    def point(self, theta: np.ndarray) -> dict[str, np.ndarray]:
-        """PyMC point of a (d,) vector."""
-        return {
-            value.name: np.asarray(theta[where].reshape(shape), dtype=value.type.dtype)
-            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
-        }
 
 
 def jacobian_of(phi: Variable, theta: Variable) -> Variable:
@@ -198,7 +145,7 @@ class RowFunctions(_Evaluated):
         parameters: ParameterVector,
         compile_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        self.graph, self._parameters, self._compile_kwargs = graph, parameters, compile_kwargs
+        self.graph, self.parameters, self.compile_kwargs = graph, parameters, compile_kwargs
         dots = [cut for cut in graph.cuts if cut.kind == "dot"]
         others = [cut for cut in graph.cuts if cut.kind != "dot"]
         self.ordered = (*dots, *others)
@@ -206,13 +153,8 @@ class RowFunctions(_Evaluated):
         self.differentiable = [cut.phi.type.dtype.startswith("float") for cut in self.ordered]
         self.labels = [cut for cut in others if cut.kind == "index"]
         self._compile_columns()
-        self._compile_shared(parameters, compile_kwargs)
-        self._compile_rows(compile_kwargs)
-
-    def each_alone(self) -> list[RowFunctions]:
-        """The functions of each observed variable of the graph alone, on the same data."""
-        graphs = each_alone(self.graph)
-        return [RowFunctions(graph, self._parameters, self._compile_kwargs) for graph in graphs]
+        self._compile_shared()
+        self._compile_rows()
 
     # -- columns: parameter-free row expressions, evaluated once ---------------------------------
 
@@ -243,11 +185,9 @@ class RowFunctions(_Evaluated):
 
     # -- shared values --------------------------------------------------------------------------
 
-    def _compile_shared(
-        self, parameters: ParameterVector, compile_kwargs: dict[str, Any] | None
-    ) -> None:
-        theta = parameters.theta
-        phis = parameters.substitute([cut.phi for cut in self.ordered])
+    def _compile_shared(self) -> None:
+        theta = self.parameters.theta
+        phis = self.parameters.substitute([cut.phi for cut in self.ordered])
         self.constant_jacobians: list[np.ndarray | None] = []
         jacobians, self.varying = [], []
         for k, phi in enumerate(phis):
@@ -261,9 +201,10 @@ class RowFunctions(_Evaluated):
                     function = pytensor.function(
                         [theta], matrix, mode=INTERPRETED, on_unused_input="ignore"
                     )
-                    constant = np.asarray(function(np.zeros(parameters.size)), dtype="float64")
+                    constant = np.asarray(function(np.zeros(self.parameters.size)), dtype="float64")
             self.constant_jacobians.append(constant)
-        self._shared = compile_parameter_function([theta], [*phis, *jacobians], compile_kwargs)
+        outputs = [*phis, *jacobians]
+        self._shared = compile_parameter_function([theta], outputs, self.compile_kwargs)
 
     def shared(self, theta: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Shared values and their Jacobians at `theta`, per cut."""
@@ -276,7 +217,7 @@ class RowFunctions(_Evaluated):
 
     # -- rows -----------------------------------------------------------------------------------
 
-    def _compile_rows(self, compile_kwargs: dict[str, Any] | None) -> None:
+    def _compile_rows(self) -> None:
         graph = self.graph
         label_inputs = {
             cut: pt.vector(f"label{k}", dtype=cut.row_data.type.dtype)
@@ -298,7 +239,7 @@ class RowFunctions(_Evaluated):
         self._inputs = [*dot_inputs, *phi_inputs, *label_inputs.values()]
         data = [leaf.block for leaf in graph.leaves]
         [loglik], hoisted, columns = slow_columns([prepared_loglik(graph)], data)
-        self._hoisted = compile_function(data, columns, compile_kwargs) if columns else None
+        self._hoisted = compile_function(data, columns, self.compile_kwargs) if columns else None
         outputs = [loglik, *self.gradients(loglik)]
         used = ancestors_without_shapes(outputs)
         sizes_from = graph.leaves[0].block
@@ -323,7 +264,7 @@ class RowFunctions(_Evaluated):
         value = pt.switch(pt.isnan(value), -np.inf, value)
         scores = [s.astype("float64").reshape((s.shape[0], -1)) for s in scores]
         inputs = [*self._inputs, *blocks]
-        return tuple(compile_function(inputs, o, self._compile_kwargs) for o in ([value], scores))
+        return tuple(compile_function(inputs, o, self.compile_kwargs) for o in ([value], scores))
 
     @cached_property
     def of_outcomes(self) -> OutcomeFunctions:
@@ -333,7 +274,7 @@ class RowFunctions(_Evaluated):
     def columns_of(self, columns: list[Variable], data: list[Variable]) -> Any:
         """A compiled function of what rows see and of their data, which gives `columns`."""
         columns = clone_replace(columns, self._replacements, rebuild_strict=False)
-        return compile_function([*self._inputs, *data], columns, self._compile_kwargs)
+        return compile_function([*self._inputs, *data], columns, self.compile_kwargs)
 
 
 class OutcomeFunctions(_Evaluated):
@@ -357,3 +298,44 @@ class OutcomeFunctions(_Evaluated):
     def constants(self, etas: Any, phis: Any, labels: Any, data: Any) -> list[np.ndarray]:
         """Columns that do not depend on the outcome, rows first."""
         return list(self._constants(*etas, *phis[self.n_dots :], *labels, *data))
+
+
+class PublicTerms:
+    """Log-density and gradient in z of everything that is not private."""
+
+    def __init__(self, function: Any, coordinates: Coordinates) -> None:
+        self._function = function
+        self.coordinates = coordinates
+
+    @classmethod
+    def of(
+        cls,
+        records: Records,
+        coordinates: Coordinates,
+        compile_kwargs: dict[str, Any] | None = None,
+    ) -> PublicTerms:
+        """Compile the prior and other public terms of a model."""
+        theta = records.parameters.theta
+        [logp] = records.parameters.substitute([records.public_logp])
+        gradient = pytensor.grad(logp, theta, disconnected_inputs="ignore")
+        return cls(
+            compile_parameter_function([theta], [logp, gradient], compile_kwargs), coordinates
+        )
+
+    def with_coordinates(self, coordinates: Coordinates) -> PublicTerms:
+        """The same terms in other coordinates."""
+        return PublicTerms(self._function, coordinates)
+
+    def log_density(self, z: np.ndarray) -> float:
+        """Log-density at z, a (d,) vector."""
+        return float(self._function(self.coordinates.theta(z))[0])
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        """(d,) gradient at z."""
+        return self.both(z)[1]
+
+    @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
+    def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
+        """Log-density and gradient at z, for the price of one."""
+        value, slope = self._function(self.coordinates.theta(z))
+        return float(value), self.coordinates.scaling.T @ slope

@@ -9,6 +9,7 @@ may be off by the rounding errors of its own computation.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,9 @@ from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_dp.base.compat import AdvancedSubtensor1
-from pymc_dp.rows.ancestry import SHAPE_OPS
-from pymc_dp.rows.functions import INTERPRETED
-
-#: Lower and upper ends, of one shape.  The same array twice where the value is known.
-Interval = tuple[np.ndarray, np.ndarray]
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.ancestry import SHAPE_OPS
+from pymc_dp.records.bounds import Interval
 
 
 class NoEnclosure(Exception):
@@ -167,29 +166,10 @@ def _fits(x: Interval, dtype: np.dtype) -> bool:
     return bool(least >= max(info.min, -(2**53)) and most <= min(info.max, 2**53))
 
 
-def _negative(x: Interval) -> Interval:
-    return -x[1], -x[0]
-
-
-def _difference(x: Interval, y: Interval) -> Interval:
-    return x[0] - y[1], x[1] - y[0]
-
-
-def _products(*factors: Interval) -> Interval:
-    result = factors[0]
-    for factor in factors[1:]:
-        result = product(result, factor)
-    return result
-
-
 def _quotient(x: Interval, y: Interval) -> Interval:
     if np.any((y[0] <= 0) & (y[1] >= 0)):
         raise NoEnclosure("A denominator may be 0.")
     return product(x, (1.0 / y[1], 1.0 / y[0]))
-
-
-def _reciprocal(x: Interval) -> Interval:
-    return _quotient((np.ones(()), np.ones(())), x)
 
 
 def _absolute(x: Interval) -> Interval:
@@ -226,14 +206,6 @@ def _switch(condition: Interval, x: Interval, y: Interval) -> Interval:
     )
 
 
-def _less(x: Interval, y: Interval) -> Interval:
-    return x[1] < y[0], x[0] < y[1]
-
-
-def _less_equal(x: Interval, y: Interval) -> Interval:
-    return x[1] <= y[0], x[0] <= y[1]
-
-
 def _equal(x: Interval, y: Interval) -> Interval:
     same = (x[0] == x[1]) & (y[0] == y[1]) & (x[0] == y[0])
     return same, (x[0] <= y[1]) & (y[0] <= x[1])
@@ -251,19 +223,19 @@ def _never(x: Interval) -> Interval:
 
 
 _RULES: tuple[tuple[type | tuple[type, ...], Callable[..., Interval]], ...] = (
-    (ps.Neg, _negative),
-    (ps.Sub, _difference),
-    (ps.Mul, _products),
+    (ps.Neg, lambda x: (-x[1], -x[0])),
+    (ps.Sub, lambda x, y: (x[0] - y[1], x[1] - y[0])),
+    (ps.Mul, lambda *factors: reduce(product, factors)),
     (ps.TrueDiv, _quotient),
-    (ps.Reciprocal, _reciprocal),
+    (ps.Reciprocal, lambda x: _quotient((np.ones(()), np.ones(())), x)),
     (ps.Abs, _absolute),
     (ps.Sqr, _square),
     (ps.Pow, _power),
     (ps.Switch, _switch),
-    (ps.LT, _less),
-    (ps.GT, lambda x, y: _less(y, x)),
-    (ps.LE, _less_equal),
-    (ps.GE, lambda x, y: _less_equal(y, x)),
+    (ps.LT, lambda x, y: (x[1] < y[0], x[0] < y[1])),
+    (ps.GT, lambda x, y: (y[1] < x[0], y[0] < x[1])),
+    (ps.LE, lambda x, y: (x[1] <= y[0], x[0] <= y[1])),
+    (ps.GE, lambda x, y: (y[1] <= x[0], y[0] <= x[1])),
     (ps.EQ, _equal),
     (ps.NEQ, lambda x, y: _not(_equal(x, y))),
     (ps.Invert, _not),

@@ -7,10 +7,11 @@ outcome is a binomial number.  Where a unit has few combinations of nodes, all o
 Elsewhere points of a lattice rule stand for them: each term goes once through all strata of its
 law, and in another order than the terms before.
 
-The lattice of each term is shifted by a hash of the unit's own data.  So errors of units whose data
-differ do not add up (:mod:`pymc_dp.rows.hashes`), and all is a function of the unit's own rows, in
-their order, and of constants.  Units with the same data have the same error, which matters where
-tens of thousands are alike.
+The lattice of each term is shifted by a hash of the unit's own data: a number that looks random,
+and is a function of the unit's own rows, in their order, alone.  So errors of units whose data
+differ do not add up.  Random numbers that rows share would let one row change what all others add;
+so would ids of units, which may be numbers that other units decide.  Units with the same data have
+the same error, which matters where tens of thousands are alike.
 
 Korobov, *Dokl. Akad. Nauk SSSR* 124 (1959): multipliers 1, a, a^2, ... modulo a prime.  Shifts:
 Cranley and Patterson, *SIAM J. Numer. Anal.* 13 (1976).
@@ -19,14 +20,61 @@ Cranley and Patterson, *SIAM J. Numer. Anal.* 13 (1976).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 from numpy import ndarray
 
 from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
-from pymc_dp.rows.hashes import bits_of, fractions, mixed
+
+# -- hashes ----------------------------------------------------------------------------------------
+
+
+def bits_of(data: ndarray) -> ndarray:
+    """(rows, entries) uint64 of (rows, ...) numbers: equal for equal numbers of one type."""
+    kind = "float64" if data.dtype.kind == "f" else "uint64"
+    numbers = np.ascontiguousarray(data, dtype=kind)
+    return numbers.reshape(len(data), math.prod(data.shape[1:])).view("uint64")
+
+
+def hashed(columns: Iterable[ndarray], units: ndarray, n_units: int) -> ndarray:
+    """(units,) hashes of columns of their rows, (rows, ...) each, in the order of the rows.
+
+    Not in the order of the columns, which may depend on what other columns a model needs.
+    """
+    total = np.zeros(n_units, dtype="uint64")
+    for column in columns:
+        own = np.zeros_like(total)
+        _hash(bits_of(column), units, own)
+        total += own
+    return total
+
+
+@compiled(error_model="numpy")
+def fractions(hashes: ndarray) -> ndarray:
+    """A hash, or an array of hashes, as numbers in [0, 1)."""
+    return (hashes >> np.uint64(11)) * 2.0**-53
+
+
+@compiled(error_model="numpy")
+def mixed(bits: np.uint64) -> np.uint64:
+    """A 64-bit hash: SplitMix64 (Steele, Lea and Flood 2014)."""
+    x = np.uint64(bits) + np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+@compiled(error_model="numpy")
+def _hash(bits: ndarray, units: ndarray, seeds: ndarray) -> None:
+    for i in range(bits.shape[0]):
+        for j in range(bits.shape[1]):
+            seeds[units[i]] = mixed(seeds[units[i]] ^ bits[i, j])
+
+
+# -- points ----------------------------------------------------------------------------------------
+
 
 #: Points of a lattice, a prime, and so many combinations at most: two laws without a mixture have
 #: fewer.

@@ -18,7 +18,7 @@ import numpy as np
 from numpy import ndarray
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.rows.cuts import Column, Outcome
+from pymc_dp.records.graph import Column, Outcome
 
 LogDensity = Callable[[ndarray], ndarray]
 """(rows,) outcomes -> (rows,) log-densities, or log-probabilities."""

@@ -1,26 +1,284 @@
 """Rows that see z through one number v_i = origin_i + u_i . z, with a concave term.
 
-Their score vectors are multiples of vectors u_i that do not depend on z, so one pass over the rows
-reads each u_i once, and makes no vector.
+Their score vectors are multiples of vectors u_i that do not depend on z.  With the u_i at hand, a
+kick costs one product per entry whatever the scaling of z, and one pass over the rows reads each
+u_i once, and makes no vector.  A row has numbers a and b >= 0, and l'(v) = a - b K'(v) falls in v
+(families: :mod:`pymc_dp.rows.predictor`).  Every row is computed by itself.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 from numpy import ndarray
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.rows import families
-from pymc_dp.rows.moves import Moves, predict
+from pymc_dp.rows import loops
+from pymc_dp.rows.sparse import SparseBlock
+
+# -- elementary functions --------------------------------------------------------------------------
+#
+# Without branches or calls, so that loops over rows use vector instructions: a loop that calls the
+# mathematics library computes one row at a time.  These are sequences of additions,
+# multiplications, one division and one rounding, which round alike in scalar and vector form: a
+# record gives the same bits wherever it stands.
+
+_LOG2_E = 1.4426950408889634
+#: log 2 in two parts; a multiple of the first below 2^11 is exact.
+_LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6
+#: Adding it rounds to an integer, which then stands in the low bits.
+_ROUNDING = 6755399441055744.0
+#: Beyond these exp is 0 or infinite in double precision.
+_LOWEST, _HIGHEST = -746.0, 709.782712893384
+
+
+@compiled(error_model="numpy")
+def exp(x: float) -> float:
+    """The exponential function, with a relative error below 2^-51 where it is a normal number.
+
+    x = k log 2 + r, |r| <= log(2)/2, exp(r) by the rational approximation of Moshier (Cephes,
+    1984), and 2^k in two factors, so that small results lose precision gradually.
+    """
+    v = min(max(x, _LOWEST), _HIGHEST)
+    rounded = v * _LOG2_E + _ROUNDING
+    k = rounded - _ROUNDING
+    r = (v - k * _LN2_HIGH) - k * _LN2_LOW
+    rr = r * r
+    p = r * ((1.26177193074810590878e-4 * rr + 3.02994407707441961300e-2) * rr + 1.0)
+    q = (3.00198505138664455042e-6 * rr + 2.52448340349684104192e-3) * rr
+    q = (q + 2.27265548208155028766e-1) * rr + 2.0
+    value = 1.0 + 2.0 * p / (q - p)
+    integer = np.float64(rounded).view(np.int64) - np.float64(_ROUNDING).view(np.int64)
+    half = integer >> 1
+    value *= np.int64((half + 1023) << 52).view(np.float64)
+    value *= np.int64((integer - half + 1023) << 52).view(np.float64)
+    return value if x <= _HIGHEST else x * np.inf
+
+
+@compiled(error_model="numpy")
+def log1p(t: float) -> float:
+    """The logarithm of 1 + t for 0 <= t <= 1, with a relative error below 2^-50.
+
+    2 artanh(s) with s = t / (2 + t) <= 1/3, by 16 terms of its series: the next is below
+    3^-32 / 33 < 2^-55 of the first.
+    """
+    s = t / (2.0 + t)
+    ss = s * s
+    series = 1.0 / 31.0
+    series = series * ss + 1.0 / 29.0
+    series = series * ss + 1.0 / 27.0
+    series = series * ss + 1.0 / 25.0
+    series = series * ss + 1.0 / 23.0
+    series = series * ss + 1.0 / 21.0
+    series = series * ss + 1.0 / 19.0
+    series = series * ss + 1.0 / 17.0
+    series = series * ss + 1.0 / 15.0
+    series = series * ss + 1.0 / 13.0
+    series = series * ss + 1.0 / 11.0
+    series = series * ss + 1.0 / 9.0
+    series = series * ss + 1.0 / 7.0
+    series = series * ss + 1.0 / 5.0
+    series = series * ss + 1.0 / 3.0
+    series = series * ss + 1.0
+    return 2.0 * s * series
+
+
+# -- families --------------------------------------------------------------------------------------
+
+
+_LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3
+_HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
+_SQRT_HALF = math.sqrt(0.5)
+
+
+@compiled(error_model="numpy")
+def _mills(x: float) -> float:
+    """Phi(-x)/phi(x) for x >= 5, by its continued fraction."""
+    fraction = x
+    for k in range(50, 0, -1):
+        fraction = x + k / fraction
+    return 1.0 / fraction
+
+
+@compiled(error_model="numpy")
+def _log_phi(t: float) -> float:
+    if t > 0.0:
+        return math.log1p(-0.5 * math.erfc(t * _SQRT_HALF))
+    if t > -5.0:
+        return math.log(0.5 * math.erfc(-t * _SQRT_HALF))
+    return -0.5 * t * t - _HALF_LOG_2PI + math.log(_mills(-t))
+
+
+@compiled(error_model="numpy")
+def _log_phi_slope(t: float) -> float:
+    """phi(t)/Phi(t)."""
+    if t > -5.0:
+        return math.exp(-0.5 * t * t - _HALF_LOG_2PI) / (0.5 * math.erfc(-t * _SQRT_HALF))
+    return 1.0 / _mills(-t)
+
+
+@compiled(error_model="numpy", inline="always")
+def value_and_slope(family: int, v: float, a: float, b: float) -> tuple[float, float]:
+    """l(v) up to a constant, and l'(v); without branches for the first three families."""
+    if family == _LOGIT:
+        # a v - b log(1 + exp(v)), without cancellation where a is 0 or b
+        tail = exp(-math.fabs(v))
+        high = v >= 0.0
+        slope = a - b if high else a
+        value = slope * v - b * log1p(tail)
+        part = b * (tail / (1.0 + tail))
+        return value, slope + (part if high else -part)
+    if family == _LOG:
+        rate = b * exp(v)
+        return a * v - rate, a - rate
+    if family == _NORMAL:
+        return v * (a - 0.5 * b * v), a - b * v
+    if b > 0.0:
+        return _log_phi(a * v), a * _log_phi_slope(a * v)
+    return 0.0, 0.0
+
+
+@compiled(error_model="numpy", inline="always")
+def _concave_terms(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
+    for i in range(v.shape[0]):
+        v[i] = value_and_slope(family, v[i], a[i], b[i])[0]
+
+
+@compiled(error_model="numpy", inline="always")
+def _concave_slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
+    for i in range(v.shape[0]):
+        slope = value_and_slope(family, v[i], a[i], b[i])[1]
+        v[i] = slope if math.fabs(slope) < math.inf else 0.0
+
+
+@compiled(error_model="numpy")
+def concave_terms(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
+    """v[i] <- log-likelihood at v[i], up to a constant of the row."""
+    # a constant in each call, so that every loop has the formulas of one family only
+    if family == _LOGIT:
+        _concave_terms(_LOGIT, a, b, v)
+    elif family == _LOG:
+        _concave_terms(_LOG, a, b, v)
+    elif family == _NORMAL:
+        _concave_terms(_NORMAL, a, b, v)
+    else:
+        _concave_terms(_PROBIT, a, b, v)
+
+
+@compiled(error_model="numpy")
+def concave_slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
+    """v[i] <- derivative of the log-likelihood at v[i], 0 where it is not finite."""
+    if family == _LOGIT:
+        _concave_slopes(_LOGIT, a, b, v)
+    elif family == _LOG:
+        _concave_slopes(_LOG, a, b, v)
+    elif family == _NORMAL:
+        _concave_slopes(_NORMAL, a, b, v)
+    else:
+        _concave_slopes(_PROBIT, a, b, v)
+
+
+@compiled(error_model="numpy")
+def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
+    """v[i] <- the largest |l'(v[i])| over the outcomes that the row could have had.
+
+    Counts are unbounded: for them it is how much they fall short of their mean, at most, or exceed
+    it if they are at most 1.  0 for real outcomes, where there is none.
+    """
+    for i in range(v.shape[0]):
+        x = v[i]
+        if family == _LOGIT:
+            successes = -value_and_slope(family, x, 0.0, b[i])[1]
+            failures = value_and_slope(family, x, b[i], b[i])[1]
+            v[i] = max(successes, failures)
+        elif family == _LOG:
+            mean = -value_and_slope(family, x, 0.0, b[i])[1]
+            v[i] = max(mean, 1.0 - mean)
+        elif family == _PROBIT:
+            one = value_and_slope(family, x, a[i], b[i])[1]
+            other = value_and_slope(family, x, -a[i], b[i])[1]
+            v[i] = max(math.fabs(one), math.fabs(other))
+        else:
+            v[i] = 0.0
+
+
+# -- directions ------------------------------------------------------------------------------------
+
+
+class Moves(NamedTuple):
+    """The derivatives u_i of one number of each row by z.
+
+    Every row touches the coordinates `common`, (q,), and has further ones in `moving`, (m, n).
+    `common_values`, (q, n), and `moving_values`, (m, n), are the entries there, float32 if all
+    features are and float64 otherwise.  `lengths`, (n,), are those of u_i as it is stored, rounded
+    up: see :func:`pymc_dp.rows.loops.lengths`.
+    """
+
+    common: ndarray
+    common_values: ndarray
+    moving: ndarray
+    moving_values: ndarray
+    lengths: ndarray
+
+    @property
+    def width(self) -> int:
+        """Entries that are held of each row."""
+        return len(self.common) + len(self.moving)
+
+    def part(self, rows: slice) -> Moves:
+        """Those of some rows."""
+        return Moves(
+            self.common,
+            np.ascontiguousarray(self.common_values[:, rows]),
+            np.ascontiguousarray(self.moving[:, rows]),
+            np.ascontiguousarray(self.moving_values[:, rows]),
+            self.lengths[rows],
+        )
+
+    def times(self, factors: ndarray, where: slice) -> SparseBlock:
+        """factors_i u_i for a block of rows, factors (n,)."""
+        block = np.empty((self.width, where.stop - where.start))
+        q = len(self.common)
+        _times(self.common_values, factors, where.start, block[:q])
+        _times(self.moving_values, factors, where.start, block[q:])
+        return SparseBlock(block, self.common, np.ascontiguousarray(self.moving[:, where]))
+
+
+@compiled(error_model="numpy")
+def predict(moves: Moves, z: ndarray, first: int, out: ndarray) -> None:
+    """out[i] = u_{first + i} . z."""
+    n = out.shape[0]
+    weights, used = z[moves.common], np.empty(moves.common.shape[0], dtype=np.int64)
+    count = loops.nonzero(weights, used)
+    loops.combine(moves.common_values, first, weights, used, count, out)
+    for j in range(moves.moving.shape[0]):
+        x = moves.moving_values[j, first : first + n]
+        places = moves.moving[j, first : first + n]
+        for i in range(n):
+            out[i] += x[i] * z[places[i]]
+
+
+@compiled(error_model="numpy")
+def _times(values: ndarray, factors: ndarray, first: int, out: ndarray) -> None:
+    """out[c, i] = values[c, first + i] * factors[first + i]."""
+    n = out.shape[1]
+    f = factors[first : first + n]
+    for c in range(values.shape[0]):
+        x, y = values[c, first : first + n], out[c]
+        for i in range(n):
+            y[i] = x[i] * f[i]
+
+
+# -- rows ------------------------------------------------------------------------------------------
 
 
 class LinearRows(NamedTuple):
     """What each row is, in the layout of the loops; private.
 
     `family` is a place in :data:`pymc_dp.rows.predictor.FAMILIES`.  Of shape (n,) are `a` and `b`,
-    numbers of the concave term (:mod:`pymc_dp.rows.families`), and `origin`, v at z = 0.
+    numbers of the concave term (:mod:`pymc_dp.rows.linear`), and `origin`, v at z = 0.
     `reference`, (n,) or (0,), is what is subtracted from every slope, if anything is.  `moves` are
     the vectors u_i.
     """
@@ -59,7 +317,7 @@ def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarra
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
         out[i] = origin[i] + moved[i]
-    families.slopes(rows.family, rows.a[first:last], rows.b[first:last], out)
+    concave_slopes(rows.family, rows.a[first:last], rows.b[first:last], out)
     if rows.reference.shape[0] > 0:
         reference = rows.reference[first:last]
         for i in range(out.shape[0]):
@@ -76,7 +334,7 @@ def log_likelihoods(rows: LinearRows, first: int, moved: ndarray, out: ndarray) 
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
         out[i] = origin[i] + moved[i]
-    families.log_likelihoods(rows.family, rows.a[first:last], rows.b[first:last], out)
+    concave_terms(rows.family, rows.a[first:last], rows.b[first:last], out)
 
 
 @compiled(error_model="numpy")

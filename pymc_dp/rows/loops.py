@@ -8,6 +8,7 @@ no matrix library, whose blocking may round a row differently at the edge of a b
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,11 @@ from pymc_dp.base.jit import compiled
 
 #: Rows of a tile: the columns of a block then stay in the fastest caches.
 _TILE = 512
+#: Numbers of a block of packed matrices: what fits into the second level of cache; and its rows, at
+#: least.
+_PACKED, _SHORTEST = 2**16, 64
+_ROOT_2 = math.sqrt(2.0)
+Compressed = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @compiled(error_model="numpy")
@@ -279,7 +285,65 @@ def add_block_to_units(
             out[moving[t, i], units[i]] += values[q + t, i]
 
 
-def compressed_rows(matrix: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def packed(
+    seen: ndarray, directions: ndarray, seconds: ndarray, diagonal: bool
+) -> Iterator[tuple[slice, ndarray]]:
+    """Packed -sum_ab u_a S_ab u_b' in blocks that stay in a cache, each valid until the next.
+
+    As in :class:`pymc_dp.rows.contributions.Curvature`.
+    """
+    _, d, n = directions.shape
+    size = d if diagonal else d * (d + 1) // 2
+    at_once = min(n, max(_SHORTEST, _PACKED // size))
+    buffer = np.empty(size * at_once)
+    for start in range(0, n, at_once):
+        m = min(at_once, n - start)
+        block = buffer[: size * m].reshape(size, m)
+        _pack(seen, directions, seconds, start, diagonal, block)
+        yield slice(start, start + m), block
+
+
+@compiled(error_model="numpy")
+def _pack(
+    seen: ndarray, directions: ndarray, seconds: ndarray, first: int, diagonal: bool, out: ndarray
+) -> None:
+    """out[:, i] <- entries (j, k), j <= k, of -sum_ab u_aj S_ab u_bk, times sqrt(2) where j < k."""
+    width, d, _ = directions.shape
+    m = out.shape[1]
+    weighted = np.empty((width, m))  # sum_a u_aj S_ab
+    entry = 0
+    for j in range(d):
+        for b in range(width):
+            t = weighted[b]
+            t[:] = 0.0
+            for a in range(width):
+                if seen[a, j]:
+                    u, s = directions[a, j], seconds[a, b]
+                    for i in range(m):
+                        t[i] -= u[first + i] * s[first + i]
+        for k in range(j, j + 1 if diagonal else d):
+            if k == j + 1:
+                for b in range(width):
+                    for i in range(m):
+                        weighted[b, i] *= _ROOT_2
+            y = out[entry]
+            blank = True
+            for b in range(width):
+                if seen[b, k]:
+                    u, t = directions[b, k], weighted[b]
+                    if blank:
+                        for i in range(m):
+                            y[i] = t[i] * u[first + i]
+                    else:
+                        for i in range(m):
+                            y[i] += t[i] * u[first + i]
+                    blank = False
+            if blank:
+                y[:] = 0.0
+            entry += 1
+
+
+def compressed_rows(matrix: np.ndarray) -> Compressed:
     """Row starts, column numbers and values of the nonzero entries of a matrix."""
     rows, columns = np.nonzero(matrix)
     starts = np.searchsorted(rows, np.arange(matrix.shape[0] + 1))

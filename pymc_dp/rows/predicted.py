@@ -8,21 +8,20 @@ vector.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from typing import Any
 
 import numpy as np
 
 from pymc_dp.base.threads import over
-from pymc_dp.rows import families, linear, loops
+from pymc_dp.rows import linear, loops
+from pymc_dp.rows.coordinates import Coordinates, Scores
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates, Scores
-from pymc_dp.rows.linear import LinearRows
-from pymc_dp.rows.moves import LARGEST, Moves, predict
+from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.linear import LinearRows, Moves, predict
 from pymc_dp.rows.predictor import FAMILIES, Predictor
-from pymc_dp.rows.sparse import Layout, SparseBlock
+from pymc_dp.rows.sparse import LARGEST, Layout, SparseBlock
 
 #: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
 _BLOCK, _CACHED = 8192, 2**16
@@ -152,9 +151,7 @@ class PredictorEngine(RowEngine):
             phis, maps = self._shared(group)
             origin = rows.offset.copy()
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
-            moves, self._seen = Moves.of(
-                group, group.columns(), rows.weights, maps, self.predictor.single
-            )
+            moves, self._seen = moves_of(group, rows.weights, maps, self.predictor.single)
             finite = np.isfinite(moves.lengths)
             a, b = (np.where(finite, x, 0.0) for x in (rows.a, rows.b))
             self._linear = LinearRows(self._family, a, b, origin, np.empty(0), moves)
@@ -173,7 +170,7 @@ class PredictorEngine(RowEngine):
 
         A step of a path ends half-way between two midpoints, so that it needs no product.
         """
-        if not z.any():
+        if not np.logical_or.reduce(z):
             return np.zeros(self.n_units)
         found = self._moved_by.pop(z.tobytes(), None)
         if found is None:
@@ -192,18 +189,21 @@ class PredictorEngine(RowEngine):
 
     def _between(self, z: np.ndarray) -> np.ndarray | None:
         """(n_units,) u_i . z where z is half-way between two points that are kept."""
-        kept = [(np.frombuffer(key), moved) for key, moved in self._moved_by.items()]
-        size = np.abs(z).max()
-        for (p, from_p), (q, from_q) in combinations(kept, 2):
-            # far apart, their products would lose the digits of what is between
-            near = max(np.abs(p).max(), np.abs(q).max()) <= _APART * size
-            if near and np.abs(0.5 * (p + q) - z).max() <= _ROUNDING * size:
-                return 0.5 * (from_p + from_q)
-        return None
+        if not self._moved_by:
+            return None
+        points = np.frombuffer(b"".join(self._moved_by)).reshape(-1, len(z))
+        size, sizes = np.maximum.reduce(np.abs(z)), np.maximum.reduce(np.abs(points), axis=1)
+        # far apart, their products would lose the digits of what is between
+        near = sizes <= _APART * size
+        off = np.maximum.reduce(np.abs(0.5 * (points[:, None] + points) - z), axis=2)
+        pairs = (off <= _ROUNDING * size) & near[:, None] & near
+        p, q = divmod(int(pairs.argmax()), len(points))
+        moved = list(self._moved_by.values())
+        return 0.5 * (moved[p] + moved[q]) if pairs[p, q] else None
 
     def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
         """Keep (n_units,) u_i . z, and forget the oldest."""
-        if not np.isfinite(z).all():
+        if not np.logical_and.reduce(np.isfinite(z)):
             return
         self._moved_by[z.tobytes()] = moved  # the newest last
         while len(self._moved_by) > _KEPT:
@@ -238,18 +238,18 @@ class PredictorEngine(RowEngine):
         end = start + step * norms[0]
         length = end - start
         for v in (start, end):
-            families.slopes(self._family, rows.a[where], rows.b[where], v)
+            linear.concave_slopes(self._family, rows.a[where], rows.b[where], v)
         found = np.empty((1, 1, len(length)))
         loops.slopes(start[None], end[None], length, found[0])
         return found
 
-    def longest_scores(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Norms that scores would have at z = 0 with the outcome that fits worst, (1, rows)."""
+    def longest_scores(self) -> np.ndarray:
+        """(1, rows) norms that scores would have at z = 0 with the outcome that fits worst."""
         rows = self.linear()
         found = rows.origin.copy()
-        families.steepest(self._family, rows.a, rows.b, found)
+        linear.steepest(self._family, rows.a, rows.b, found)
         found *= rows.moves.lengths
-        yield slice(0, self.n_units), found[None]
+        return found[None]
 
     # -- evaluation -----------------------------------------------------------------------------
 
@@ -282,19 +282,63 @@ class PredictorEngine(RowEngine):
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """Vectors of some units without the coordinates in which they are 0."""
-        yield from self._times(slopes_in(scores), units)
+        yield from self._times(scores.slopes, units)
 
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:
         """(n_units,) scale_i * g_i . (end - start): the work of clipped score vectors."""
         out, there = np.empty(self.n_units), self._along(end)
-        linear.works(self._along(start), there, slopes_in(scores), scale, out)
+        linear.works(self._along(start), there, scores.slopes, scale, out)
         return out
 
 
-def slopes_in(scores: Scores) -> np.ndarray:
-    """(n_units,) slopes, from :meth:`PredictorEngine.scores`."""
-    slopes = scores.rows[0][0]
-    assert slopes is not None
-    return np.asarray(slopes[0])
+def moves_of(
+    group: RowGroup,
+    weights: Sequence[np.ndarray | None],
+    maps: Sequence[np.ndarray | None],
+    single: bool,
+) -> tuple[Moves, np.ndarray]:
+    """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z.
+
+    In float32 if all designs are and `single` says that other features are no wider.  The
+    second result, (d,) bool, tells which coordinates matter to some row, by the structure of
+    the model: public.
+    """
+    columns = group.columns()
+    cuts = [
+        (cut, w, matrix)
+        for cut, w, matrix in zip(group.functions.ordered, weights, maps, strict=True)
+        if w is not None and matrix is not None
+    ]
+    d = max(matrix.shape[1] for _, _, matrix in cuts)
+    kinds, widths = [cut.kind for cut, _, _ in cuts], [len(w) for _, w, _ in cuts]
+    layout = Layout.of(kinds, widths, [matrix for _, _, matrix in cuts], d)
+    designs = [columns.designs[cut].dtype for cut, _, _ in cuts if cut.kind == "dot"]
+    dtype = np.result_type(*designs) if single and designs else np.dtype("float64")
+    n, q = group.n_rows, len(layout.common)
+    values = np.empty((layout.width, n), dtype)
+    moving, lengths = np.empty((layout.moving, n), dtype=np.int64), np.empty(n)
+    labelled = list(zip([part is not None for part in layout.labelled], cuts, strict=True))
+    entries = [
+        loops.compressed_rows(np.ascontiguousarray(matrix[:, layout.common]))
+        for _, _, matrix in cuts
+    ]
+    for where in loops.row_blocks(n, _BLOCK):
+        block = layout.empty(where.stop - where.start)
+        common = block.values[:q]
+        common[:] = 0.0
+        for (cut, w, _), own in zip(cuts, entries, strict=True):
+            columns.add(cut, common, w, where.start, own)
+        layout.fill(
+            block,
+            [columns.labels[cut][where] if u else None for u, (cut, _, _) in labelled],
+            [np.ascontiguousarray(w[:, where]) if u else None for u, (_, w, _) in labelled],
+        )
+        with np.errstate(over="ignore"):  # its length is then infinite, and its weight 0
+            values[:, where] = block.values
+        moving[:, where] = block.moving
+        block.values[:] = values[:, where]  # as stored: lengths must not be too short
+        loops.lengths(common, block.values[q:], lengths[where])
+    moves = Moves(layout.common, values[:q], moving, values[q:], lengths)
+    return moves, layout.seen(d)

@@ -1,7 +1,8 @@
 """Records that see the parameters through one scalar linear predictor, with a concave term.
 
 :func:`recognise` finds in a row graph the scalar v_i, affine in theta, through which alone the
-parameters reach row i, and the family of its log-likelihood as a function of v:
+parameters reach row i (:func:`linear_predictor`), and the family of its log-likelihood as a
+function of v:
 
 ``logit``   l' = a - b / (1 + exp(-v))   Bernoulli and binomial with a logit link
 ``log``     l' = a - b exp(v)            Poisson, exponential, gamma with a log link
@@ -10,30 +11,194 @@ parameters reach row i, and the family of its log-likelihood as a function of v:
 
 with numbers a and b of the row, b >= 0: l is concave.  What is not recognised keeps the ordinary
 clipping, whatever the reason; nothing private is looked at.
+
+Kinks and jumps are looked for in the graph, as derivatives at a point do not show them: the
+logarithm of a Laplace density has the second derivative 0 wherever it has one, and sgn(theta) has
+the first derivative 0; neither is linear.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytensor
 import pytensor.tensor as pt
+from pytensor import scalar
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.scalar import Add, Cast, Mul, Neg, Sub, TrueDiv
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
+from pytensor.tensor.sort import SortOp
 from scipy.special import expit, log_ndtr
 
-from pymc_dp.rows.affine import linear_predictor
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import Cut, RowGraph
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.ancestry import ancestors_without_shapes, number
+from pymc_dp.records.arithmetic import is_float
+from pymc_dp.records.graph import Cut, RowGraph
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import INTERPRETED, compile_function
-from pymc_dp.rows.kinks import has_bends
+from pymc_dp.rows.functions import compile_function
+
+# -- affine values ---------------------------------------------------------------------------------
+
+
+def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> list[Variable] | None:
+    """The inputs in which a value is affine, row by row; None if it is not."""
+    node = variable.owner
+    if node is None:
+        return None
+    depends = [x for x in node.inputs if moving(x)]
+    op = node.op
+    if isinstance(op, Elemwise):
+        scalar = op.scalar_op
+        linear = (
+            isinstance(scalar, Add | Sub | Neg)
+            or (isinstance(scalar, Mul) and len(depends) == 1)
+            or (isinstance(scalar, TrueDiv) and not moving(node.inputs[1]))
+            or (isinstance(scalar, Cast) and variable.type.dtype == "float64")
+        )
+        return depends if linear else None
+    if isinstance(op, CAReduce):
+        axes = None if op.axis is None else {a % node.inputs[0].type.ndim for a in op.axis}
+        linear = isinstance(op.scalar_op, Add) and axes is not None and 0 not in axes
+        return depends if linear else None
+    if isinstance(op, DimShuffle | Reshape | SpecifyShape | Alloc) and depends == node.inputs[:1]:
+        return depends
+    return None
+
+
+def linear_predictor(graph: RowGraph) -> Variable | None:
+    """The variable, affine in the cuts, behind which all of them stand.
+
+    It has shape (rows,) and double precision, and is as near to the log-likelihood as there is one.
+    None if the cuts reach the log-likelihood in another way as well, or through operations that are
+    not elementwise.
+    """
+    etas = {cut.eta for cut in graph.cuts}
+    moves: dict[Variable, bool] = {}
+    affine: dict[Variable, bool] = {}
+    depth: dict[Variable, int] = {}
+
+    def moving(x: Variable) -> bool:
+        if x not in moves:
+            moves[x] = x in etas or not etas.isdisjoint(ancestors_without_shapes([x]))
+        return moves[x]
+
+    def is_affine(x: Variable) -> bool:
+        if x not in affine:
+            inputs = [] if x in etas else _affine_inputs(x, moving)
+            affine[x] = inputs is not None and all(is_affine(y) for y in inputs)
+        return affine[x]
+
+    def deep(x: Variable) -> int:
+        if x not in depth:
+            depth[x] = 0 if x.owner is None else 1 + max(map(deep, x.owner.inputs), default=0)
+        return depth[x]
+
+    ends: set[Variable] = set()
+    seen: set[Variable] = set()
+    stack = [graph.loglik]
+    while stack:
+        x = stack.pop()
+        if x in seen or not moving(x):
+            continue
+        seen.add(x)
+        if is_affine(x):
+            ends.add(x)
+        elif x.owner is None or not isinstance(x.owner.op, Elemwise | DimShuffle | Alloc):
+            return None
+        else:
+            stack.extend(x.owner.inputs)
+    # several affine values: go down to the one that they have in common
+    while len(ends) > 1:
+        last = max(ends, key=deep)
+        if last in etas:
+            return None
+        ends.remove(last)
+        ends.update(x for x in last.owner.inputs if moving(x))
+    for x in ends:
+        if x.type.ndim == 1 and x.type.dtype == "float64":
+            [rest] = clone_replace([graph.loglik], {x: x.type()}, rebuild_strict=False)
+            return x if etas.isdisjoint(ancestors([rest])) else None
+    return None
+
+
+# -- kinks -----------------------------------------------------------------------------------------
+
+
+_BENDS = (
+    scalar.Abs,
+    scalar.Ceil,
+    scalar.Clip,
+    scalar.Floor,
+    scalar.IntDiv,
+    scalar.Mod,
+    scalar.RoundHalfAwayFromZero,
+    scalar.RoundHalfToEven,
+    scalar.ScalarMaximum,
+    scalar.ScalarMinimum,
+    scalar.Sign,
+    scalar.Trunc,
+)
+
+
+def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
+    """Whether an operation on the way from `v` to `value` bends, or chooses by a range of `v`.
+
+    `equalities` allows choices by ``==``: they are about single points, which have no say in a
+    function that is continuous elsewhere.  Checks that parameters lie in their range (a rate is not
+    negative, a probability not above 1) are no choices: what is impossible beyond 0 or 1 is seen at
+    a few points.
+    """
+    #: What a range of v decides, and whether the range ends at 0 or 1.
+    decided: dict[Variable, bool] = {}
+    for node, operation, depend in _way([value], v):
+        if isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
+            return True
+        mine = [x for x in node.inputs if x in depend]
+        if isinstance(operation, scalar.Switch) and node.inputs[0] in depend:
+            condition, *branches = node.inputs
+            checks = decided.get(condition, True) and any(number(x) == -math.inf for x in branches)
+            if not equalities or (condition in decided and not checks):
+                return True
+        if not is_float(node.outputs[0]) and not isinstance(operation, scalar.EQ):
+            compares, before = any(map(is_float, mine)), [decided[x] for x in mine if x in decided]
+            if compares or before:
+                ends = [number(x) in (0.0, 1.0) for x in node.inputs if x not in depend]
+                decided[node.outputs[0]] = all(before) and (not compares or any(ends))
+    return False
+
+
+def _way(values: Sequence[Variable], v: Variable) -> Iterator[tuple[Apply, object, set[Variable]]]:
+    """Nodes from `v` to `values`: each with its scalar operation, and what depends on v so far."""
+    depend = {v}
+    for node in toposort(list(values)):
+        if isinstance(node.op, Shape | Shape_i) or depend.isdisjoint(node.inputs):
+            continue
+        depend.update(node.outputs)
+        operation = node.op.scalar_op if isinstance(node.op, Elemwise | CAReduce) else None
+        yield node, operation, depend
+
+
+def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
+    """Whether an operation on the way from `theta` to `values` bends, jumps or chooses."""
+    for node, operation, _ in _way(values, theta):
+        # conditions and places are no floating-point numbers
+        chooses = not all(map(is_float, node.outputs))
+        if chooses or isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
+            return True
+    return False
+
+
+# -- linear predictors -----------------------------------------------------------------------------
+
 
 FAMILIES = ("logit", "log", "normal", "probit")
 #: Where one of the two terms of the derivative is nothing beside the other.
@@ -118,20 +283,22 @@ def predictor_of(
     It will get the values of `cuts` in this order.  `linear` tells whether all shared values are
     affine in the parameters.
     """
-    names = ", ".join(f"`{name}`" for name in graph.names)
     if not linear:
         return None, (
-            f"Some parameters do not reach {names} linearly (a scale, or a product of parameters)."
+            f"Some parameters do not reach {graph.quoted} linearly (a scale, or a product of "
+            "parameters)."
         )
     variable = linear_predictor(graph)
     if variable is None:
-        return None, f"The parameters do not reach {names} through one linear predictor per row."
+        return None, (
+            f"The parameters do not reach {graph.quoted} through one linear predictor per row."
+        )
     etas = [cut.eta for cut in cuts]
     v = pt.vector("v", dtype="float64")
     [loglik] = clone_replace([graph.loglik], {variable: v}, rebuild_strict=False)
     found = _family(loglik, v, graph)
     if found is None:
-        return None, f"The log-likelihood of {names} is of no known concave family."
+        return None, f"The log-likelihood of {graph.quoted} is of no known concave family."
     slope = pytensor.grad(loglik.sum(), v, disconnected_inputs="ignore")
     weights = pytensor.grad(variable.sum(), etas, disconnected_inputs="ignore")
     outputs = [variable, *[w.astype("float64").reshape((w.shape[0], -1)) for w in weights]]
@@ -153,7 +320,7 @@ def predictor_of(
             if cut.kind != "dot" and leaf.block in ancestors_without_shapes([weight])
         ),
     )
-    return predictor, f"{names} is of the {family} family in one linear predictor per row."
+    return predictor, f"{graph.quoted} is of the {family} family in one linear predictor per row."
 
 
 # -- family ---------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import numpy as np
 from numpy import ndarray
 
 from pymc_dp.base.jit import compiled
+from pymc_dp.rows import loops
 
 #: A coordinate that more than this part of all labels touch is held for every row.
 _COMMON = 0.25
@@ -187,3 +188,48 @@ def _scatter(values: ndarray, moving: ndarray, out: ndarray) -> None:
     for t in range(values.shape[0]):
         for i in range(values.shape[1]):
             out[moving[t, i], i] += values[t, i]
+
+
+#: Entries of a map for each entry of its product with a design from which on the product is made,
+#: and how many numbers may be kept: 1 GB of float64.
+_WORTH, LARGEST = 4, 2**27
+
+
+#: Rows that are made at a time, in float64, before they are stored.
+_BLOCK = 4096
+
+
+class ScaledDesign(NamedTuple):
+    """A design in z: how the linear predictors of all rows move with it.
+
+    `columns`, (q,), are the coordinates that matter.  `moves`, (k, q, n), are by predictor and
+    coordinate, of the type of the design.
+    """
+
+    moves: ndarray
+    columns: ndarray
+
+    @staticmethod
+    def pays(matrix: ndarray, width: int) -> bool:
+        """Whether reading it would cost less than products with the map d phi / d z, (p*k, d).
+
+        It depends on the map alone: what is computed must not depend on how many rows there are.
+        """
+        return bool(np.count_nonzero(matrix) >= _WORTH * width * matrix.any(axis=0).sum())
+
+    @classmethod
+    def of(cls, design: ndarray, matrix: ndarray, width: int, where: slice) -> ScaledDesign:
+        """For some rows of a (p, n) design, and the map of its (p, k) coefficients."""
+        columns = np.flatnonzero(matrix.any(axis=0))
+        n = where.stop - where.start
+        moves = np.empty((width, len(columns), n), design.dtype)
+        ones = np.ones((1, where.stop))
+        for k in range(width):
+            part = np.ascontiguousarray(matrix[k::width, columns])
+            entries = loops.compressed_rows(part)
+            for rows in loops.row_blocks(n, _BLOCK):
+                block = np.zeros((len(columns), rows.stop - rows.start))
+                loops.add_products(block, design, ones, where.start + rows.start, *entries)
+                with np.errstate(over="ignore"):  # a long one gets the weight 0
+                    moves[k][:, rows] = block
+        return cls(moves, columns)

@@ -1,4 +1,4 @@
-"""PyMC step methods: thin, one per public class."""
+"""Step methods of PyMC, thin, one per public class; and approximations that need no chain."""
 
 from __future__ import annotations
 

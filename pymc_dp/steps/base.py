@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -21,8 +20,8 @@ from rich.table import Column
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base import threads
-from pymc_dp.base.checks import check_integer
-from pymc_dp.base.signature import full_signature
+from pymc_dp.base.checks import check_integer, warn
+from pymc_dp.base.compat import full_signature
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels._batch import start_log_prior
@@ -30,13 +29,22 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.chains import BatchQueries, Queries
 from pymc_dp.privacy.events import BATCHES
-from pymc_dp.privacy.ledger import SPENDING
-from pymc_dp.privacy.meter import Meter
+from pymc_dp.privacy.journal import SPENDING
+from pymc_dp.privacy.meter import Meter, noise_is_secure
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
-from pymc_dp.steps.batches import batch_events, check_batch_size, check_kind, fixed_batches
-from pymc_dp.steps.resuming import Version, private_arrays
-from pymc_dp.steps.settings import refuse_unknown, required, scaling_matrix
-from pymc_dp.steps.source import Design, Source
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.steps.settings import (
+    batch_events,
+    check_batch_size,
+    check_kind,
+    fixed_batches,
+    refuse_unknown,
+    required,
+    scaling_matrix,
+)
+from pymc_dp.tuning.model_parts import Design, ModelParts
+from pymc_dp.tuning.preparing import Preparing, Version, improper_prior, private_arrays, too_small
 
 
 @dataclass_state
@@ -75,6 +83,8 @@ class PrivateStep(BlockedStep):
     _state_class = PrivateStepState
     #: Settings that are either all learned privately or all given.
     _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
+    #: Attributes that must be given with them.
+    _needed: tuple[str, ...] = ()
     #: Whether the step can read batches of the records.
     _takes_batches = False
     _batch_queries: type[BatchQueries] = BatchQueries
@@ -116,7 +126,11 @@ class PrivateStep(BlockedStep):
         settings: Mapping[str, Any],
     ) -> None:
         sampler = type(self).__name__
-        required(sampler, draws=draws, chains=chains)
+        given = {"clip_norm": clip_norm, "scaling": scaling}
+        by_hand = {name: given[name] for name in self._by_hand}
+        self.automatic = all(value is None for value in by_hand.values())
+        needed = {} if self.automatic else {n: getattr(self, n) for n in self._needed} | by_hand
+        required(sampler, draws=draws, chains=chains, **needed)
         counts = {
             name: check_integer(name, value, minimum=least)
             for name, value, least in (
@@ -126,15 +140,7 @@ class PrivateStep(BlockedStep):
                 ("runs", runs, 1),
             )
         }
-        by_hand = {
-            name: value
-            for name, value in (("clip_norm", clip_norm), ("scaling", scaling))
-            if name in self._by_hand
-        }
-        self.automatic = all(value is None for value in by_hand.values())
-        if not self.automatic:
-            required(sampler, **by_hand)
-        elif noise_multiplier is not None:
+        if self.automatic and noise_multiplier is not None:
             raise ValueError(
                 f"noise_multiplier sets the noise by hand, and {sampler} then needs "
                 f"{' and '.join(by_hand)} by hand as well. Leave all of them out to have them "
@@ -148,9 +154,7 @@ class PrivateStep(BlockedStep):
         self.rng = get_random_generator(rng)
         self.tune = bool(tune)
         self._model = model
-        self._secure = not noise.is_insecure()
-        if not self._secure and not self.budget.ledger.is_temporary:
-            raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
+        self._secure = noise_is_secure(self.budget.ledger)
 
         self.batch_size, self.batches = batch_size, batches
         if not self._takes_batches and (batch_size is not None or batches != "poisson"):
@@ -167,18 +171,19 @@ class PrivateStep(BlockedStep):
         mine = None if batch_size is None else self.budget.batches()
         set_aside = 0 if mine is None else mine["reserved"]
         self._version = Version(b"", private_arrays(model, ()))
-        source = Source(model, self.budget, compile_kwargs, counts, progressbar, set_aside)
-        self.parameters = source.records.parameters
-        self._check(self.parameters.size)
-        self.initial = source.records.initial
+        parts = ModelParts(model, self.budget, compile_kwargs)
+        preparing = Preparing(parts, sampler, counts, progressbar, set_aside)
+        self.parameters = parts.records.parameters
+        _check_step_sizes(getattr(self, "step_size", None), self.parameters.size)
+        self.initial = parts.records.initial
         self._edge = ~np.isfinite(self.parameters.ravel(model.initial_point()))
         design = None
         if not self.automatic:
-            source.refuse_if_used_up()
-            design = self._given(source, scaling_matrix(scaling, self.parameters, model), clip_norm)
+            preparing.refuse_if_used_up()
+            design = self._given(parts, scaling_matrix(scaling, self.parameters, model), clip_norm)
             design = replace(design, shares=dict(shares))
         with self._batches(counts, noise_multiplier) as charged:
-            self._build(source, design, counts, noise_multiplier, charged, settings)
+            self._build(preparing, design, counts, noise_multiplier, charged, settings)
 
     def _batches(
         self, counts: Mapping[str, int], noise_multiplier: Any
@@ -194,7 +199,7 @@ class PrivateStep(BlockedStep):
 
     def _build(
         self,
-        source: Source,
+        preparing: Preparing,
         design: Design | None,
         counts: Mapping[str, int],
         noise_multiplier: Any,
@@ -203,16 +208,35 @@ class PrivateStep(BlockedStep):
     ) -> None:
         """Do what needs the budget: the preparation, the plan, the queries of the chains."""
         if design is None:
-            source.set_aside = 0 if batches is None else batches.reserved
-            design = self._prepare(source)
+            preparing.set_aside = 0 if batches is None else batches.reserved
+            design = self._prepare(preparing)
         if batches is None and any(self._releases()):
-            source.compare_rest()
-        self.plan: Plan = self._make_plan(counts, source, design, noise_multiplier, batches)
+            preparing.compare_rest()
+        sampler, asks = type(self).__name__, self._releases()
+        if batches is None:
+            self.plan = make_plan(
+                sampler,
+                **counts,
+                per_iteration=asks[0],
+                at_start=asks[1],
+                available=preparing.remaining(),
+                shares=design.shares,
+                noise_multiplier=noise_multiplier,
+            )
+        else:
+            self.plan = Plan(
+                sampler, **counts, events={}, per_iteration={}, at_start={}, batches=batches
+            )
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
-        self.queries = self._make_queries(source, design)
+        self.queries = self._make_queries(preparing.parts.engine, design)
         self.queries.compile()
-        settings = {**settings, **design.settings, **self._settle()}
+        settings = {
+            **settings,
+            **design.settings,
+            **self._settle(),
+            "improper": preparing.parts.improper if self.automatic else [],
+        }
         self.prior.gradient(np.zeros(self.parameters.size))
         self.budget.ledger.record_plan(
             self.budget.account,
@@ -221,39 +245,17 @@ class PrivateStep(BlockedStep):
                 clip_norm=design.clip_norms,
                 location=self.coordinates.location.tolist(),
                 scaling=self.coordinates.scaling.tolist(),
-                secure=self._secure and source.secure,
-                improper=source.improper if self.automatic else [],
+                secure=self._secure and preparing.secure,
+                sentences=self._sentences(settings),
                 **settings,
             ),
         )
-        self._unfinished = source.unfinished
+        self._unfinished = preparing.unfinished
         self._stats: dict[str, Any] = {}
         self._blank_stats: dict[str, Any] = {}
         self._forget_chain()
 
-    def _make_plan(
-        self,
-        counts: Mapping[str, int],
-        source: Source,
-        design: Design,
-        noise_multiplier: Any,
-        batches: Batches | None,
-    ) -> Plan:
-        per_iteration, at_start = self._releases()
-        sampler = type(self).__name__
-        if batches is None:
-            return make_plan(
-                sampler,
-                **counts,
-                per_iteration=per_iteration,
-                at_start=at_start,
-                available=source.remaining(),
-                shares=design.shares,
-                noise_multiplier=noise_multiplier,
-            )
-        return Plan(sampler, **counts, events={}, per_iteration={}, at_start={}, batches=batches)
-
-    def _make_queries(self, source: Source, design: Design) -> Queries:
+    def _make_queries(self, engine: RowEngine, design: Design) -> Queries:
         plan, budget = self.plan, self.budget
         meter = Meter(
             budget.ledger,
@@ -266,7 +268,7 @@ class PrivateStep(BlockedStep):
         )
         if plan.batches is not None:
             return self._batch_queries(
-                source.engine.with_coordinates(design.coordinates),
+                engine.with_coordinates(design.coordinates),
                 meter,
                 plan.batches.event,
                 design.clip_norms[plan.batches.event.mechanism],
@@ -284,11 +286,8 @@ class PrivateStep(BlockedStep):
 
     # -- what a sampler defines -----------------------------------------------------------------
 
-    def _check(self, d: int) -> None:
-        """Refuse settings that do not fit the number of parameters, before anything is spent."""
-
     @abstractmethod
-    def _prepare(self, source: Source) -> Design:
+    def _prepare(self, preparing: Preparing) -> Design:
         """Learn the settings privately, and set those of the step itself."""
 
     def _settle(self) -> dict[str, Any]:
@@ -299,10 +298,23 @@ class PrivateStep(BlockedStep):
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         """Releases of each mechanism per iteration, and at the start of a chain."""
 
-    def _given(self, source: Source, scaling: np.ndarray, clip_norm: Any) -> Design:
+    def _given(self, parts: ModelParts, scaling: np.ndarray, clip_norm: Any) -> Design:
         """A design from the settings that are given by hand."""
         bounds = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
-        return source.by_hand(scaling, bounds)
+        return parts.design(Coordinates(parts.records.initial, scaling), bounds)
+
+    def _sentences(self, settings: Mapping[str, Any]) -> list[str]:
+        """What the privacy statement says of the draws."""
+        if settings.get("trusted") is False:  # noise decides where the chains go
+            return [too_small("about the prior, or where they began"), *improper_prior(settings)]
+        return [self._exactness()]
+
+    def _exactness(self) -> str:
+        """How the draws differ from those of the posterior, where settings were found or given."""
+        return (
+            "Whether the posterior is exact depends on clipping, which is not reported: it is if "
+            "the bounds of the sampler hold for every record."
+        )
 
     def _open(self, **settings: Any) -> Queries:
         """Queries of the chains, from the arguments of `Queries`."""
@@ -486,12 +498,10 @@ class PrivateStep(BlockedStep):
         mu2 = self.plan.releases("gradient") / event.noise_multiplier**2
         draws = mu2 / (4.0 * self.queries.clip_norms["gradient"] ** 2)
         if draws < 10:
-            warnings.warn(
+            warn(
                 f"The gradients of this plan are worth about {draws:.2g} effective draws, if the "
                 "scaling is about the posterior's: the result will be mostly noise. A larger "
-                "epsilon, more records or a smaller clip_norm would help. Nothing has been spent.",
-                UserWarning,
-                stacklevel=3,
+                "epsilon, more records or a smaller clip_norm would help. Nothing has been spent."
             )
 
     # -- the plan -------------------------------------------------------------------------------
@@ -558,7 +568,6 @@ class PrivateStep(BlockedStep):
             max_runs=plan.runs,
             run_cost=plan.run_cost,
             batches=None if plan.batches is None else plan.batches.to_dict(),
-            describe=self.budget.describe,
         )
 
     def _progressbar_config(
@@ -606,3 +615,10 @@ def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:
                 "another step would sample them without privacy. Leave `vars` out."
             )
     return values
+
+
+def _check_step_sizes(step_size: Any, d: int) -> None:
+    if np.shape(step_size) not in ((), (d,)):
+        raise ValueError(
+            f"step_size must be a number or a vector of {d}, got shape {np.shape(step_size)}."
+        )

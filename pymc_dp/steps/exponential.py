@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from pymc_dp.base.memory import at_last_two
+from pymc_dp.base.checks import warn
 from pymc_dp.kernels import exponential, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
 from pymc_dp.privacy.chains import Queries, StatisticQueries
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.privacy.holder import at_last_two
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.exponential_model import ByHand, ExponentialModel, exponential_model
-from pymc_dp.steps.progress import Shown
-from pymc_dp.steps.settings import required
-from pymc_dp.steps.source import Design, Source
-from pymc_dp.tuning.scaled import random_walk
-from pymc_dp.tuning.statistic import Start, prepare_statistic
+from pymc_dp.steps.settings import step_sizes
+from pymc_dp.tuning.coordinates import Start, prepare_statistic, random_walk
+from pymc_dp.tuning.model_parts import Design, ModelParts
+from pymc_dp.tuning.preparing import Preparing, Shown
 
 #: Fewer effective draws than that are worth a warning.
 _FEW = 10.0
@@ -101,22 +100,18 @@ class ExponentialFamilyPenalty(PrivateStep):
 
     name = "exponential_family_penalty"
     _by_hand = ("scaling",)
+    _needed = ("step_size",)
 
     def __init__(
         self,
         vars: Any = None,
         *,
-        draws: int | None = None,
-        tune: int = 0,
-        chains: int | None = None,
         step_size: float | np.ndarray | None = None,
         scaling: Any = None,
         statistic: Callable[..., Any] | None = None,
         natural: Callable[..., Any] | None = None,
         log_normalizer: Callable[..., Any] | None = None,
         statistic_bounds: tuple[Any, Any] | None = None,
-        noise_multiplier: float | Mapping[str, float] | None = None,
-        runs: int = 1,
         **kwargs: Any,
     ) -> None:
         if "clip_norm" in kwargs:
@@ -124,43 +119,21 @@ class ExponentialFamilyPenalty(PrivateStep):
                 "ExponentialFamilyPenalty has no argument `clip_norm`: statistics are clamped to "
                 "public bounds. Declare them with dp.bounds, or as statistic_bounds."
             )
-        if scaling is not None:
-            required(
-                "ExponentialFamilyPenalty",
-                draws=draws,
-                chains=chains,
-                step_size=step_size,
-            )
-        self.step_size: np.ndarray | None = None
-        if step_size is not None:
-            self.step_size = np.asarray(step_size, dtype="float64")
-            if not (np.isfinite(self.step_size).all() and (self.step_size > 0).all()):
-                raise ValueError("step_size must be positive and finite.")
+        self.step_size = step_sizes(step_size)
         self._naturals: dict[bytes, np.ndarray] = {}
         self._family = _described(statistic, natural, log_normalizer, statistic_bounds)
         super().__init__(
             vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
             scaling=scaling,
             shares={"statistic": 1.0},
-            noise_multiplier=noise_multiplier,
-            runs=runs,
             settings={"step_size": None if self.step_size is None else self.step_size.tolist()},
             **kwargs,
         )
         self._family = None  # functions of the user need not reach other processes
 
-    def _check(self, d: int) -> None:
-        if self.step_size is not None and self.step_size.shape not in ((), (d,)):
-            raise ValueError(
-                f"step_size must be a number or a vector of {d}, got shape {self.step_size.shape}."
-            )
-
-    def _prepare(self, source: Source) -> Design:
-        found = self._read(source)
-        start = source.start()
+    def _prepare(self, preparing: Preparing) -> Design:
+        parts, paths = preparing.parts, preparing.paths
+        found = self._read(parts)
         units = 0.0
 
         def ask(releases: Shown) -> Start:
@@ -170,42 +143,47 @@ class ExponentialFamilyPenalty(PrivateStep):
             def release(label: str, share: float) -> tuple[np.ndarray, float]:
                 return releases.vector_sum(label, found.statistic, found.statistic.norm, share)
 
-            return prepare_statistic(release, found, source.terms, start, found.n)
+            return prepare_statistic(release, found, parts.terms, parts.start, found.n)
 
-        at = source.prepared(ask, type(self).__name__, found.facts(source.records.initial))
+        at = preparing.prepared(ask, found.facts(parts.records.initial))
         if not at.trusted:
-            source.warn_untrusted(type(self).__name__)
-        d, left = len(start.location), 1.0 - at.spent
+            preparing.warn_untrusted()
+        d, left = self.parameters.size, 1.0 - at.spent
         noise = at.noise / math.sqrt(left)
         if self.step_size is None:
-            self.step_size = np.asarray(random_walk(d, source.paths, noise))
-        worth = 0.33 * source.paths / (d * (1.0 + source.paths * noise**2))
+            self.step_size = np.asarray(random_walk(d, paths, noise))
+        worth = 0.33 * paths / (d * (1.0 + paths * noise**2))
         if at.trusted and worth < _FEW:
-            warnings.warn(
+            warn(
                 f"The chains of this plan are worth about {worth:.2g} effective draws. A larger "
                 "epsilon, more records, more draws or narrower public bounds would help; "
-                f"{1.0 - left:.0%} of the budget ({units:.3g} of squared mu) is spent.",
-                UserWarning,
-                stacklevel=3,
+                f"{1.0 - left:.0%} of the budget ({units:.3g} of squared mu) is spent."
             )
-        design = self._design(source, at.coordinates)
+        design = self._design(parts, at.coordinates)
         return replace(design, settings={**design.settings, "trusted": at.trusted})
 
-    def _given(self, source: Source, scaling: np.ndarray, clip_norm: Any) -> Design:
-        self._read(source)
-        return self._design(source, Coordinates(source.records.initial, scaling))
+    def _given(self, parts: ModelParts, scaling: np.ndarray, clip_norm: Any) -> Design:
+        self._read(parts)
+        return self._design(parts, Coordinates(parts.records.initial, scaling))
 
-    def _read(self, source: Source) -> ExponentialModel:
-        self._exponential = exponential_model(source, self._family, type(self).__name__)
+    def _read(self, parts: ModelParts) -> ExponentialModel:
+        self._exponential = exponential_model(parts, self._family, type(self).__name__)
         return self._exponential
 
-    def _design(self, source: Source, coordinates: Coordinates) -> Design:
+    def _exactness(self) -> str:
+        return (
+            "The records were seen through their sufficient statistic alone "
+            f"({self._exponential.name}), clamped to public bounds; the draws are from the exact "
+            "posterior of the statistics so clamped, as far as the chains have converged."
+        )
+
+    def _design(self, parts: ModelParts, coordinates: Coordinates) -> Design:
         found = self._exponential
         assert self.step_size is not None
         return Design(
             coordinates,
-            source.engine.with_coordinates(coordinates),
-            source.terms.with_coordinates(coordinates),
+            parts.engine.with_coordinates(coordinates),
+            parts.terms.with_coordinates(coordinates),
             {"statistic": found.statistic.norm},
             {"statistic": 1.0},
             {

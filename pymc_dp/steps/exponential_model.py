@@ -15,24 +15,20 @@ from pymc.model import Model
 from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp.bounds import known_limits
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.records import public_inputs, refuse_private
-from pymc_dp.rows.alone import RowByRow, widened
-from pymc_dp.rows.ancestry import data_behind
+from pymc_dp.records.ancestry import data_behind
+from pymc_dp.records.bounds import Interval, known_limits
+from pymc_dp.records.extraction import refuse_private
+from pymc_dp.records.graph import ParameterVector
+from pymc_dp.records.units import RecordStore, public_inputs
 from pymc_dp.rows.contributions import Statistic
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import (
-    ParameterVector,
-    compile_function,
-    compile_parameter_function,
-    jacobian_of,
-)
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.intervals import Interval
-from pymc_dp.rows.store import RecordStore, RowGroup
+from pymc_dp.rows.functions import compile_function, compile_parameter_function, jacobian_of
+from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.record_statistics import RowByRow, widened
 from pymc_dp.steps.families import Family, family_of, with_count
-from pymc_dp.steps.source import Source
+from pymc_dp.tuning.model_parts import ModelParts
 
 #: Required relative agreement with PyMC's log-density.
 _AGREEMENT = 1e-9
@@ -113,7 +109,7 @@ class _SingleRows:
         return np.vstack([found, np.full((1, found.shape[1]), self._weight)])
 
 
-def exponential_model(source: Source, by_hand: ByHand | None, sampler: str) -> ExponentialModel:
+def exponential_model(parts: ModelParts, by_hand: ByHand | None, sampler: str) -> ExponentialModel:
     """Recognise the likelihood of a model, or take the user's description; check either.
 
     phi . S(y) - A is compared with PyMC's own log-density, on made-up records within the bounds and
@@ -122,8 +118,8 @@ def exponential_model(source: Source, by_hand: ByHand | None, sampler: str) -> E
     UnsafeModel and ValueError name the variable or the argument, and the remedy.  Nothing was spent
     then, and only types and shapes of the data were read.
     """
-    model, budget = source.model, source.budget
-    records = source.records
+    model, budget = parts.model, parts.budget
+    records = parts.records
     if budget.privacy_unit is not None:
         raise UnsafeModel(
             f"{sampler} sums one statistic per row, whose bounds do not hold for a person with "
@@ -148,18 +144,18 @@ def exponential_model(source: Source, by_hand: ByHand | None, sampler: str) -> E
                 "common distribution. Give statistic=, natural=, log_normalizer= and "
                 "statistic_bounds= by hand, or use DPPenalty."
             )
-        found, spec, limits = _recognised(source, name, blank)
+        found, spec, limits = _recognised(parts, name, blank)
     else:
-        found, spec, limits = _described(source, by_hand, name, leaves, observed, blank)
-    _refuse_private_parameters(source, found, leaves)
-    made = _compiled(source, found, spec)
-    _check(source, made, blank, limits, name)
+        found, spec, limits = _described(parts, by_hand, name, leaves, observed, blank)
+    _refuse_private_parameters(parts, found, leaves)
+    made = _compiled(parts, found, spec)
+    _check(parts, made, blank, limits, name)
     return made
 
 
-def _limits(source: Source, leaves: list[Variable], blank: list[np.ndarray]) -> list[Interval]:
+def _limits(parts: ModelParts, leaves: list[Variable], blank: list[np.ndarray]) -> list[Interval]:
     """Public bounds of the rows of each array, infinite where there is none."""
-    known = known_limits(source.model, source.budget.public)
+    known = known_limits(parts.model, parts.budget.public)
     nothing = np.array(-np.inf), np.array(np.inf)
     found = []
     for leaf, x in zip(leaves, blank, strict=True):
@@ -169,25 +165,25 @@ def _limits(source: Source, leaves: list[Variable], blank: list[np.ndarray]) -> 
 
 
 def _recognised(
-    source: Source, name: str, blank: list[np.ndarray]
+    parts: ModelParts, name: str, blank: list[np.ndarray]
 ) -> tuple[Family, Statistic, list[Interval]]:
-    model, leaves = source.model, [leaf.source for leaf in source.records.groups[0].graph.leaves]
+    model, leaves = parts.model, [leaf.source for leaf in parts.records.groups[0].graph.leaves]
     rv = model[name]
     op = rv.owner.op
     parameters = op.dist_params(rv.owner) if hasattr(op, "dist_params") else []
-    secret = source.budget.neighboring == "add_or_remove_one"
+    secret = parts.budget.neighboring == "add_or_remove_one"
     family = family_of(
         rv,
         model.replace_rvs_by_values(list(parameters)),
-        set(source.records.parameters.values),
-        _limits(source, leaves, blank)[0],
+        set(parts.records.parameters.values),
+        _limits(parts, leaves, blank)[0],
         secret,
     )
-    kwargs = source.compile_kwargs
-    m = _Rows(family, blank[0], kwargs)(blank).shape[0]
-    if secret:
-        family = with_count(family, m)
+    kwargs = parts.compile_kwargs
     rows = _Rows(family, blank[0], kwargs)
+    if secret:
+        family = with_count(family, rows(blank).shape[0])
+        rows = _Rows(family, blank[0], kwargs)
     spec = Statistic(rows, rows(blank).shape[0], family.norm, nonnegative=family.nonnegative)
     assert family.limits is not None
     lower, upper = (np.broadcast_to(end, (1, *blank[0].shape[1:]))[0] for end in family.limits)
@@ -195,7 +191,7 @@ def _recognised(
 
 
 def _described(
-    source: Source,
+    parts: ModelParts,
     by_hand: ByHand,
     name: str,
     leaves: list[Variable],
@@ -208,7 +204,7 @@ def _described(
             f"The likelihood of `{name}` reads an array without a name. Pass it as pm.Data, so "
             "that statistic can take it by its name."
         )
-    length = source.records.groups[0].store.n_rows
+    length = parts.records.groups[0].store.n_rows
     like = {
         label: np.broadcast_to(widened(x[:1]), (length, *x.shape[1:]))
         for label, x in zip(labels, blank, strict=True)
@@ -218,13 +214,13 @@ def _described(
         by_name = lambda **given: call(next(iter(given.values())))  # noqa: E731
     else:
         by_name = call
-    public = source.budget.neighboring == "replace_one"
+    public = parts.budget.neighboring == "replace_one"
     rows = RowByRow(like, by_name, n_is_public=public)
     m = rows.width
     lower, upper = _bounds(by_hand.bounds, m)
     centre, half = (lower + upper) / 2.0, (upper - lower) / 2.0
-    natural = _function_of("natural", by_hand.natural, source.model)
-    log_normalizer = _function_of("log_normalizer", by_hand.log_normalizer, source.model)
+    natural = _function_of("natural", by_hand.natural, parts.model)
+    log_normalizer = _function_of("log_normalizer", by_hand.log_normalizer, parts.model)
     if natural.type.ndim != 1 or natural.type.shape[0] not in (None, m):
         raise ValueError(f"natural must return a vector of {m} entries, as many as statistic has.")
     if log_normalizer.type.ndim != 0:
@@ -237,12 +233,12 @@ def _described(
         math.sqrt(m),
     )
     weight = None
-    if source.budget.neighboring == "add_or_remove_one":
+    if parts.budget.neighboring == "add_or_remove_one":
         family, weight = with_count(family, m), 1.0
     spec = Statistic(
         _SingleRows(rows, centre, half, weight), m + (weight is not None), family.norm, boxed=True
     )
-    return family, spec, _limits(source, leaves, blank)
+    return family, spec, _limits(parts, leaves, blank)
 
 
 def _bounds(bounds: Any, m: int) -> Interval:
@@ -281,9 +277,9 @@ def _function_of(argument: str, function: Callable[..., Any], model: Model) -> V
     return graph
 
 
-def _refuse_private_parameters(source: Source, family: Family, leaves: list[Variable]) -> None:
+def _refuse_private_parameters(parts: ModelParts, family: Family, leaves: list[Variable]) -> None:
     """Natural parameters are computed outside of every mechanism, so they must be public."""
-    model, budget = source.model, source.budget
+    model, budget = parts.model, parts.budget
     graphs = [family.natural]
     if family.log_normalizer is not None:
         graphs.append(family.log_normalizer)
@@ -303,21 +299,21 @@ def _refuse_private_parameters(source: Source, family: Family, leaves: list[Vari
         )
 
 
-def _compiled(source: Source, family: Family, spec: Statistic) -> ExponentialModel:
-    parameters: ParameterVector = source.records.parameters
+def _compiled(parts: ModelParts, family: Family, spec: Statistic) -> ExponentialModel:
+    parameters: ParameterVector = parts.records.parameters
     minus = pt.constant(0.0) if family.log_normalizer is None else -family.log_normalizer
     both = pt.concatenate([family.natural.astype("float64"), minus.reshape((1,))])
     [natural] = parameters.substitute([both])
     m = spec.size + 1
     natural = pt.specify_shape(natural, (m,))
     jacobian = jacobian_of(natural, parameters.theta)
-    secret = source.budget.neighboring == "add_or_remove_one"
+    secret = parts.budget.neighboring == "add_or_remove_one"
     return ExponentialModel(
         family.name,
         spec,
-        0.0 if secret else float(source.records.n_units),
-        compile_parameter_function([parameters.theta], [natural], source.compile_kwargs),
-        compile_parameter_function([parameters.theta], [jacobian], source.compile_kwargs),
+        0.0 if secret else float(parts.records.n_units),
+        compile_parameter_function([parameters.theta], [natural], parts.compile_kwargs),
+        compile_parameter_function([parameters.theta], [jacobian], parts.compile_kwargs),
     )
 
 
@@ -348,7 +344,7 @@ def _made_up(blank: list[np.ndarray], limits: list[Interval]) -> list[np.ndarray
 
 @np.errstate(all="ignore")
 def _check(
-    source: Source,
+    parts: ModelParts,
     made: ExponentialModel,
     blank: list[np.ndarray],
     limits: list[Interval],
@@ -356,17 +352,17 @@ def _check(
 ) -> None:
     """Compare with PyMC's log-density; see `exponential_model`."""
     arrays = _made_up(blank, limits)
-    group = source.engine.groups[0]
-    at = Coordinates(np.zeros(source.engine.d), np.eye(source.engine.d))
+    group = parts.engine.groups[0]
+    at = Coordinates(np.zeros(parts.engine.d), np.eye(parts.engine.d))
     synthetic = RowGroup(group.functions, RecordStore(arrays), None)
-    engine = RowEngine([synthetic], source.engine.parameters, _RECORDS, at)
+    engine = RowEngine([synthetic], parts.engine.parameters, _RECORDS, at)
     rows = made.statistic.rows(arrays)
     if not made.statistic.boxed:
         norms = np.sqrt((rows**2).sum(axis=0))
         if not (norms <= made.statistic.norm * (1.0 + 1e-12)).all():
             raise UnsafeModel(f"The statistic of `{name}` is longer than its bound.")
-    start, rng = source.records.initial, np.random.default_rng(1)
-    draws = source.few_prior_draws
+    start, rng = parts.records.initial, np.random.default_rng(1)
+    draws = parts.prior_draws
     nearby = start + rng.normal(0.0, 0.3, (_PLACES // 2, len(start)))
     places = [start, *nearby, *(draws[: _PLACES // 2] if draws is not None else [])]
     n = 1.0 if made.n else 0.0

@@ -28,8 +28,8 @@ from pytensor.graph.basic import Variable
 from pytensor.tensor.linalg import cholesky, solve_triangular
 
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.intervals import Interval
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.bounds import Interval
 
 
 @dataclass(frozen=True, eq=False)

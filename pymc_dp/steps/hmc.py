@@ -13,9 +13,10 @@ from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.kernels import hmc
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import positive, required
-from pymc_dp.steps.source import Design, Source
-from pymc_dp.tuning.scaled import trajectory
+from pymc_dp.steps.settings import positive
+from pymc_dp.tuning.coordinates import learn_coordinates, trajectory
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 
 class DPHMC(PrivateStep):
@@ -90,14 +91,12 @@ class DPHMC(PrivateStep):
     """
 
     name = "dp_hmc"
+    _needed = ("step_size", "n_steps")
 
     def __init__(
         self,
         vars: Any = None,
         *,
-        draws: int | None = None,
-        tune: int = 0,
-        chains: int | None = None,
         step_size: float | None = None,
         n_steps: int | None = None,
         clip_norm: float | Mapping[str, float] | None = None,
@@ -106,21 +105,9 @@ class DPHMC(PrivateStep):
         reuse_gradient: bool | None = None,
         jitter: float = 0.1,
         gradient_share: float | None = None,
-        noise_multiplier: float | Mapping[str, float] | None = None,
-        runs: int = 1,
         **kwargs: Any,
     ) -> None:
         by_hand = clip_norm is not None or scaling is not None
-        if by_hand:
-            required(
-                "DPHMC",
-                draws=draws,
-                chains=chains,
-                step_size=step_size,
-                n_steps=n_steps,
-                clip_norm=clip_norm,
-                scaling=scaling,
-            )
         if integrator not in hmc.INTEGRATORS:
             raise ValueError(
                 f"integrator must be one of {sorted(hmc.INTEGRATORS)}, got {integrator!r}."
@@ -143,14 +130,9 @@ class DPHMC(PrivateStep):
         share = 0.5 if self.share is None else self.share
         super().__init__(
             vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
             clip_norm=clip_norm,
             scaling=scaling,
             shares={"gradient": share, "log_ratio": 1.0 - share},
-            noise_multiplier=noise_multiplier,
-            runs=runs,
             settings={
                 **({"step_size": self.step_size} if by_hand else {}),
                 "n_steps": self.n_steps,
@@ -163,15 +145,15 @@ class DPHMC(PrivateStep):
         if by_hand:
             self._warn_if_small()
 
-    def _prepare(self, source: Source) -> Design:
-        found, design = source.scaled("DPHMC")
+    def _prepare(self, preparing: Preparing) -> Design:
+        found, design = learn_coordinates(preparing)
         noise = {
-            name: source.sensitivity * norm / math.sqrt(found.left)
+            name: self.budget.sensitivity * norm / math.sqrt(found.left)
             for name, norm in found.clip_norms.items()
         }
         chosen = trajectory(
             len(found.coordinates.location),
-            source.paths,
+            preparing.paths,
             noise["gradient"],
             noise["log_ratio"],
             self._kick_noise,

@@ -2,31 +2,24 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
 
 from pymc_dp.base.checks import check_integer, check_number
-from pymc_dp.base.progress import working
 from pymc_dp.kernels import langevin
-from pymc_dp.kernels.basis import InBasis
-from pymc_dp.kernels.interfaces import ClipInterval, PathQueries, Prior
+from pymc_dp.kernels.interfaces import ClipInterval, PathQueries
 from pymc_dp.kernels.intervals import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.jitter import HaltonJitter
-from pymc_dp.kernels.tilts import NoRecords, Tilted
 from pymc_dp.publication.midpoints import newton_estimate
-from pymc_dp.rows.tilt import TiltedEngine
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
-from pymc_dp.steps.source import Design, Source
-from pymc_dp.steps.target import about_prior, far, spread, target_draws
-from pymc_dp.tuning.public import seen_together, unseen
-
-#: From which the draws of a run are taken whose target is public: the prior where nothing was
-#: learned, or the prior times a released likelihood.
-_PUBLIC_DRAWS = 4000
+from pymc_dp.tuning.choice import FORMS, learn_form
+from pymc_dp.tuning.effects import InEffects
+from pymc_dp.tuning.forms import Form, Plain
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 
 class DPLangevin(PrivateStep):
@@ -124,9 +117,6 @@ class DPLangevin(PrivateStep):
         self,
         vars: Any = None,
         *,
-        draws: int | None = None,
-        tune: int = 0,
-        chains: int | None = None,
         form: Literal["auto", "anchored", "plain", "quadratic"] = "auto",
         consistent_clipping: bool | None = None,
         step_size: float | None = None,
@@ -140,11 +130,9 @@ class DPLangevin(PrivateStep):
         friction: float | None = None,
         jitter: float = 0.0,
         energy_share: float = 0.15,
-        noise_multiplier: float | Mapping[str, float] | None = None,
-        runs: int = 1,
         **kwargs: Any,
     ) -> None:
-        if form not in ("auto", "anchored", "plain", "quadratic"):
+        if form != "auto" and form not in FORMS:
             raise ValueError(
                 f"form must be 'auto', 'anchored', 'plain' or 'quadratic', got {form!r}."
             )
@@ -156,7 +144,24 @@ class DPLangevin(PrivateStep):
             )
         by_hand = clip_norm is not None or scaling is not None
         if by_hand:
-            _check_by_hand(draws, chains, step_size, clip_norm, scaling, form, consistent_clipping)
+            required(
+                "DPLangevin",
+                draws=kwargs.get("draws"),
+                chains=kwargs.get("chains"),
+                step_size=step_size,
+                clip_norm=clip_norm,
+                scaling=scaling,
+            )
+            if consistent_clipping:
+                raise ValueError(
+                    "consistent_clipping=True needs the bound that a private preparation learns: "
+                    "leave clip_norm and scaling out."
+                )
+            if form not in ("auto", "plain"):
+                raise ValueError(
+                    f"form={form!r} needs what a private preparation learns: leave clip_norm and "
+                    "scaling out."
+                )
             if (curvature is None) == (energy_clip is None):
                 raise ValueError(
                     "DPLangevin needs exactly one of curvature (a public bound on the curvature of "
@@ -170,7 +175,7 @@ class DPLangevin(PrivateStep):
             )
         if log_concave and curvature is None:
             raise ValueError("log_concave=True narrows the interval of `curvature`; give that.")
-        self.form = "plain" if by_hand else form
+        self.form: str = "plain" if by_hand else form
         self.consistent_clipping = consistent_clipping
         self.step_size = None if step_size is None else positive("step_size", step_size)
         self.n_steps = None if n_steps is None else check_integer("n_steps", n_steps, minimum=1)
@@ -193,19 +198,15 @@ class DPLangevin(PrivateStep):
         share = check_number("energy_share", energy_share)
         if not 0 < share < 1:
             raise ValueError(f"energy_share must be between 0 and 1, got {share}.")
-        self.basis: np.ndarray | None = None
+        self._kind: type[Form] = Plain
+        self._learned: list[str] | None = None
+        self._basis: np.ndarray | None = None
         self._public_draws: np.ndarray | None = None
-        self.precision: np.ndarray | None = None
         super().__init__(
             vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
             clip_norm=clip_norm,
             scaling=scaling,
             shares={"gradient": 1.0 - share, "energy_error": share},
-            noise_multiplier=noise_multiplier,
-            runs=runs,
             settings={
                 "step_size": self.step_size,
                 "n_steps": self.n_steps,
@@ -228,41 +229,28 @@ class DPLangevin(PrivateStep):
 
     # -- settings -------------------------------------------------------------------------------
 
-    def _prepare(self, source: Source) -> Design:
-        found, engine, effects = source.learn(
-            type(self).__name__,
+    def _prepare(self, preparing: Preparing) -> Design:
+        found, engine = learn_form(
+            preparing,
             form=None if self.form == "auto" else self.form,
             consistent_clipping=self.consistent_clipping,
             step_size=self.step_size,
             n_steps=self.n_steps,
         )
+        self._kind, self._basis = type(found), found.basis
         self.form = found.form
-        if not found.trusted:  # a chain may not reach all of the prior of a hierarchy
-            self._public_draws = source.prior_draws(_PUBLIC_DRAWS, secrets.randbits(32))
         self.step_size, self.n_steps = found.step_size, found.n_steps
         self.persistent = found.persistent if self._momentum is None else self.persistent
         self.friction = found.friction if self._choose_friction else self.friction
-        self.basis = found.basis
-        self.precision = np.ones(self.parameters.size)
-        at = found.coordinates
-        beyond, untouched, departs = None, [], ""
-        if found.form == "quadratic" and found.trusted:  # what follows is public
-            few = source.few_prior_draws
-            with working("Exploring what was released", source.progressbar):
-                explored = target_draws(source.records, effects, found, few)
-            drawn, departs = explored.draws, explored.doubt
-            self._public_draws, at = drawn, spread(drawn)
-            alone = unseen(source.engine, found.clip.location) if effects is None else None
-            beyond = far(drawn, effects, found, alone)
-            untouched = about_prior(drawn, few, source.names())
-        terms: Prior = source.terms.with_coordinates(at)
-        settings: dict[str, Any] = {
+        self.interval = ConstantInterval(found.clip_norms.get("energy_error", 1.0))
+        target = found.target(preparing, engine)
+        self._public_draws = target.draws
+        settings = {
             "form": found.form,
             "trusted": found.trusted,
-            "effects": effects is not None,
-            "far": beyond,
-            "about_prior": untouched,
-            "departs": departs,
+            "effects": isinstance(found, InEffects),
+            "about_prior": [],
+            "departs": "",
             "step_size": self.step_size,
             "n_steps": self.n_steps,
             "momentum": "persistent" if self.persistent else "fresh",
@@ -270,46 +258,41 @@ class DPLangevin(PrivateStep):
             "jitter": self.jitter,
             **found.clipping.facts(),
             "diagonal": found.diagonal,
+            **target.facts,
         }
-        if found.form == "quadratic":
-            self.interval = ConstantInterval(1.0)
-        else:
-            self.interval = ConstantInterval(found.clip_norms["energy_error"])
-        if found.form == "anchored":
-            engine = TiltedEngine(engine)
-            terms = Tilted(terms, found.score, found.radius)
-            settings["radius"] = found.radius
-            settings["anchor"] = {
-                "score": found.score.tolist(),
-                "covariance": found.covariance.tolist(),
-                "pairs": seen_together(source.engine, found.clip.location).astype(int).tolist(),
-            }
-        return Design(at, engine, terms, found.clip_norms, found.shares, settings)
+        improper = {"improper": preparing.parts.improper}
+        self._learned = found.sentences({**settings, **improper})
+        return Design(
+            target.coordinates,
+            target.engine,
+            target.prior,
+            found.clip_norms,
+            found.shares,
+            settings,
+        )
+
+    def _sentences(self, settings: Mapping[str, Any]) -> list[str]:
+        return super()._sentences(settings) if self._learned is None else self._learned
 
     def _clipped_mechanisms(self) -> list[str]:
         return ["gradient"]
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
-        if self.form == "quadratic":
-            return {}, {}
         assert self.n_steps is not None
-        return langevin.releases(self.n_steps), langevin.start_releases()
+        return self._kind.releases(self.n_steps)
 
     # -- chains ---------------------------------------------------------------------------------
 
     def _start(self, d: int) -> np.ndarray:
-        # far from normal, the width that was learned is no guide to where the bulk ends
-        return (0.1 if self.form == "plain" else 1.0) * super()._start(d)
+        return self._kind.apart * super()._start(d)
 
     def _initial_state(self, z: np.ndarray) -> langevin.LangevinState:
         self._multiplier = HaltonJitter.random(self.rng, self.jitter)
         self._asked: PathQueries = self.queries
         if self._public_draws is not None:  # in random order
             self._first_draw = int(self.rng.integers(len(self._public_draws)))
-        if self.form == "quadratic":
-            self._asked = NoRecords()
-        elif self.basis is not None:
-            self._asked = InBasis(self.queries, self.basis, self.rng)
+        if self._basis is not None:
+            self._asked = self._kind.queries(self.queries, self._basis, self.rng)
         return langevin.initial_state(self.rng, z, self.prior)
 
     def _transition(
@@ -333,36 +316,7 @@ class DPLangevin(PrivateStep):
             friction=self.friction,
             adjusted=self.automatic or not self.tuning,
         )
-        if self.precision is not None:
-            moved = newton_estimate(info.midpoint, info.gradient, self.precision)
+        if self.automatic:  # the precision in these coordinates is about 1
+            moved = newton_estimate(info.midpoint, info.gradient, np.ones(len(info.midpoint)))
             self._stats["dp_newton"] = self.coordinates.theta(moved)
         return state, bool(info.accepted)
-
-
-def _check_by_hand(
-    draws: int | None,
-    chains: int | None,
-    step_size: float | None,
-    clip_norm: Any,
-    scaling: Any,
-    form: str,
-    consistent_clipping: bool | None,
-) -> None:
-    required(
-        "DPLangevin",
-        draws=draws,
-        chains=chains,
-        step_size=step_size,
-        clip_norm=clip_norm,
-        scaling=scaling,
-    )
-    if consistent_clipping:
-        raise ValueError(
-            "consistent_clipping=True needs the bound that a private preparation learns: leave "
-            "clip_norm and scaling out."
-        )
-    if form not in ("auto", "plain"):
-        raise ValueError(
-            f"form={form!r} needs what a private preparation learns: leave clip_norm and scaling "
-            "out."
-        )

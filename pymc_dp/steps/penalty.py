@@ -21,9 +21,10 @@ from pymc_dp.kernels.proposals import (
 )
 from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import required
-from pymc_dp.steps.source import Design, Source
-from pymc_dp.tuning.scaled import random_walk
+from pymc_dp.steps.settings import step_sizes
+from pymc_dp.tuning.coordinates import learn_coordinates, random_walk
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 PROPOSALS: dict[str, Callable[[Any], Proposal]] = {
     "gaussian": GaussianProposal,
@@ -31,6 +32,7 @@ PROPOSALS: dict[str, Callable[[Any], Proposal]] = {
     "guided": GuidedProposal,
     "independence": IndependenceProposal,
 }
+_MAY_BIAS = "Clipping, which is not reported, may bias the draws as well."
 
 
 class DPPenalty(PrivateStep):
@@ -112,6 +114,7 @@ class DPPenalty(PrivateStep):
     """
 
     name = "dp_penalty"
+    _needed = ("step_size",)
     _takes_batches = True
     _test: AcceptTest = staticmethod(penalty.penalty_test)
 
@@ -119,28 +122,13 @@ class DPPenalty(PrivateStep):
         self,
         vars: Any = None,
         *,
-        draws: int | None = None,
-        tune: int = 0,
-        chains: int | None = None,
         step_size: float | np.ndarray | None = None,
         clip_norm: float | Mapping[str, float] | None = None,
         scaling: Any = None,
         proposal: str = "gaussian",
         likelihood_power: float = 1.0,
-        noise_multiplier: float | Mapping[str, float] | None = None,
-        runs: int = 1,
         **kwargs: Any,
     ) -> None:
-        by_hand = clip_norm is not None or scaling is not None
-        if by_hand:
-            required(
-                type(self).__name__,
-                draws=draws,
-                chains=chains,
-                step_size=step_size,
-                clip_norm=clip_norm,
-                scaling=scaling,
-            )
         if proposal not in PROPOSALS:
             raise ValueError(f"proposal must be one of {list(PROPOSALS)}, not {proposal!r}.")
         self.proposal = proposal
@@ -149,21 +137,12 @@ class DPPenalty(PrivateStep):
             raise ValueError(
                 f"likelihood_power must be above 0 and at most 1, not {likelihood_power}."
             )
-        self.step_size: np.ndarray | None = None
-        if step_size is not None:
-            self.step_size = np.asarray(step_size, dtype="float64")
-            if not (np.isfinite(self.step_size).all() and (self.step_size > 0).all()):
-                raise ValueError("step_size must be positive and finite.")
+        self.step_size = step_sizes(step_size)
         super().__init__(
             vars,
-            draws=draws,
-            tune=tune,
-            chains=chains,
             clip_norm=clip_norm,
             scaling=scaling,
             shares={"log_ratio": 1.0},
-            noise_multiplier=noise_multiplier,
-            runs=runs,
             settings={
                 "step_size": None if self.step_size is None else self.step_size.tolist(),
                 "proposal": proposal,
@@ -174,31 +153,23 @@ class DPPenalty(PrivateStep):
             **kwargs,
         )
 
-    def _check(self, d: int) -> None:
-        if self.step_size is not None and self.step_size.shape not in ((), (d,)):
-            raise ValueError(
-                f"step_size must be a number or a vector of {d}, got shape {self.step_size.shape}."
-            )
-
     def _facts(self) -> dict[str, Any]:
         """Further settings that the ledger keeps."""
         return {}
 
     def _step(self, d: int, iterations: int, noise: float) -> float:
-        """Proposal sd on N(0, I), see :func:`pymc_dp.tuning.scaled.random_walk`."""
+        """Proposal sd on N(0, I), see :func:`pymc_dp.tuning.coordinates.random_walk`."""
         return random_walk(d, iterations, noise)
 
-    def _prepare(self, source: Source) -> Design:
+    def _prepare(self, preparing: Preparing) -> Design:
         along_axes = self.proposal in ("one_component", "guided")
         if self.step_size is not None and self.step_size.ndim > 0:  # may be long along one of them
             along_axes = True
-        found, design = source.scaled(
-            type(self).__name__, centred=self.batch_size is None, along_axes=along_axes
-        )
+        found, design = learn_coordinates(preparing, self.batch_size is None, along_axes)
         d = len(found.coordinates.location)
         if self.step_size is None and self.batch_size is None:
-            noise = source.sensitivity * found.clip_norms["log_ratio"] / math.sqrt(found.left)
-            self.step_size = self._longest(d, source.paths, noise)
+            noise = self.budget.sensitivity * found.clip_norms["log_ratio"] / math.sqrt(found.left)
+            self.step_size = self._longest(d, preparing.paths, noise)
         return replace(
             design,
             clip_norms={"log_ratio": found.clip_norms["log_ratio"]},
@@ -224,6 +195,23 @@ class DPPenalty(PrivateStep):
             self.step_size = self._longest(self.parameters.size, 1, noise)
         assert self.step_size is not None
         return {"step_size": self.step_size.tolist()}
+
+    def _sentences(self, settings: Mapping[str, Any]) -> list[str]:
+        if self.likelihood_power == 1.0:
+            return super()._sentences(settings)
+        return [
+            f"THE LIKELIHOOD COUNTS TO THE POWER {self.likelihood_power:g}, by design: the draws "
+            "spread as if only that part of the records were there.",
+            *super()._sentences(settings),
+        ]
+
+    def _exactness(self) -> str:
+        if self.batch_size is None:
+            return super()._exactness()
+        return (
+            "The accept test is approximate: ratios are estimated from batches, and their sampling "
+            f"variance with them. {_MAY_BIAS}"
+        )
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         return penalty.releases(), penalty.start_releases()
@@ -319,6 +307,19 @@ class DPBarker(DPPenalty):
 
     def _facts(self) -> dict[str, Any]:
         return {"noise_sd": self._corrected.sd, "correction_error": self._corrected.error}
+
+    def _exactness(self) -> str:
+        error = f"{self._corrected.error:.2g}"
+        if self.batch_size is None:
+            return (
+                f"The accept test is Barker's, approximate by {error} in the distribution function "
+                f"of its noise. {_MAY_BIAS}"
+            )
+        return (
+            f"The accept test is Barker's, approximate for three reasons: its noise is logistic to "
+            f"{error} in distribution; ratios are estimated from batches, whose sampling noise is "
+            f"not quite normal; and the variance of that is an estimate. {_MAY_BIAS}"
+        )
 
     def _step(self, d: int, iterations: int, noise: float) -> float:
         # the longest of most moves is as noisy as the test allows

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp.base.checks import check_number
-from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.errors import LedgerError
+from pymc_dp.privacy.events import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
+from pymc_dp.privacy.holder import COINS
+from pymc_dp.privacy.plan import Batches, plan_batches
+from pymc_dp.records.graph import ParameterVector
+from pymc_dp.tuning.coordinates import FIRST_PART
 
 _MEANING = {
     "step_size": "the step in z, where theta = initial point + scaling @ z",
@@ -53,6 +62,16 @@ def positive(name: str, value: Any) -> float:
     if number <= 0:
         raise ValueError(f"{name} must be positive, got {number}.")
     return number
+
+
+def step_sizes(value: Any) -> np.ndarray | None:
+    """Standard deviations of a random walk, one number or (d,), if they are given."""
+    if value is None:
+        return None
+    steps = np.asarray(value, dtype="float64")
+    if not (np.isfinite(steps).all() and (steps > 0).all()):
+        raise ValueError("step_size must be positive and finite.")
+    return steps
 
 
 def scaling_matrix(scaling: Any, parameters: ParameterVector, model: Model) -> np.ndarray:
@@ -118,3 +137,94 @@ def _by_name(scaling: Mapping[str, Any], parameters: ParameterVector, model: Mod
             raise ValueError(f"{label} must be a number or of shape {shape}.")
         scales[where] = np.broadcast_to(numbers, shape).ravel()
     return scales
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+#: How batches are drawn.
+KINDS = ("poisson", "fixed_size")
+
+
+def check_batch_size(
+    size: Any, budget: PrivacyBudget, runs: int, noise_multiplier: Any, mode: Any
+) -> int:
+    """Return the size of a batch, expected or fixed; refuse what has no accounting."""
+    size = check_integer("batch_size", size, minimum=1)
+    if size > budget.n_public:
+        raise ValueError(
+            f"batch_size is the size of a batch, at most the {budget.n_public} {budget.unit}s of "
+            f"the data, not {size}."
+        )
+    if runs != 1:
+        raise ValueError(
+            "With batches, a step is run once: its releases are accounted together. Leave "
+            "`runs` at 1."
+        )
+    if isinstance(noise_multiplier, Mapping):
+        raise ValueError("With batches, noise_multiplier is one number: there is one release.")
+    if mode is not None:
+        raise ValueError("With batches, rows are compiled as they are: leave the mode out.")
+    return size
+
+
+def check_kind(batches: Any, size: Any, budget: PrivacyBudget) -> None:
+    """Refuse a kind of batches that is unknown, or has no accounting under the budget."""
+    if batches not in KINDS:
+        raise ValueError(f"batches must be 'poisson' or 'fixed_size', not {batches!r}.")
+    if batches == "poisson":
+        return
+    if size is None:
+        raise ValueError("batches='fixed_size' needs a batch_size, the number of units in a batch.")
+    if budget.neighboring != "replace_one":
+        raise ValueError(
+            "batches='fixed_size' is accounted under neighboring='replace_one' only, where the "
+            "number of units is public. Leave batches at 'poisson'."
+        )
+
+
+def batch_events(
+    mechanism: str, size: int, batches: str, budget: PrivacyBudget
+) -> Callable[[float], BatchEvent]:
+    """The event of a release on one batch, as a function of its noise multiplier."""
+    if batches == "fixed_size":
+        return lambda noise: FixedBatchGaussianEvent(mechanism, noise, size, budget.n_public)
+    probability = round(COINS * size / budget.n_public) / COINS
+    return lambda noise: SubsampledGaussianEvent(mechanism, noise, probability)
+
+
+@contextmanager
+def fixed_batches(
+    budget: PrivacyBudget,
+    event_of: Callable[[float], BatchEvent],
+    counts: Mapping[str, int],
+    noise_multiplier: float | None,
+    automatic: bool,
+) -> Iterator[Batches]:
+    """One release on a batch per iteration, charged as a whole while a step is made.
+
+    If making the step fails before anything was released, the charge is taken back.  Without a
+    `noise_multiplier` the smallest one with which all fits is used.  `automatic` says that a
+    preparation will need a part of the budget; `event_of` comes from `batch_events`.
+    """
+    ledger, account = budget.ledger, budget.account
+    cap = ledger.cap(account)
+    before = ledger.batches(account)
+    found = plan_batches(
+        event_of,
+        draws=counts["draws"],
+        tune=counts["tune"],
+        chains=counts["chains"],
+        epsilon=budget.epsilon,
+        delta=budget.delta,
+        neighboring=budget.neighboring,
+        cap=cap,
+        room=math.ceil(Fraction(FIRST_PART) * cap) if automatic else 0,
+        noise_multiplier=noise_multiplier,
+    )
+    ledger.fix_batches(account, found.to_dict())
+    try:
+        yield found
+    except BaseException:
+        with suppress(LedgerError):  # something was released: they stay
+            ledger.fix_batches(account, before)
+        raise

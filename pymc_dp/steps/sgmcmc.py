@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import replace
@@ -11,13 +10,15 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc_dp.base.checks import check_number
+from pymc_dp.base.checks import check_number, warn
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import sgmcmc
 from pymc_dp.kernels._batch import start_log_prior
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import required
-from pymc_dp.steps.source import Design, Source
+from pymc_dp.steps.settings import positive
+from pymc_dp.tuning.coordinates import learn_coordinates
+from pymc_dp.tuning.model_parts import Design
+from pymc_dp.tuning.preparing import Preparing
 
 #: Default size of a batch: at least so many records, and this part of all.
 _SMALLEST, _PART = 256, 0.02
@@ -31,6 +32,7 @@ class _Dynamics(PrivateStep):
     """What both samplers share: one noisy score of a batch per iteration."""
 
     dynamics: str
+    _needed = ("step_size",)
     _takes_batches = True
 
     def __init__(
@@ -43,11 +45,7 @@ class _Dynamics(PrivateStep):
         scaling: Any = None,
         **kwargs: Any,
     ) -> None:
-        if clip_norm is not None or scaling is not None:
-            required(type(self).__name__, step_size=step_size, clip_norm=clip_norm, scaling=scaling)
-        self.step_size = None if step_size is None else check_number("step_size", step_size)
-        if self.step_size is not None and self.step_size <= 0.0:
-            raise ValueError(f"step_size must be positive, not {step_size}.")
+        self.step_size = None if step_size is None else positive("step_size", step_size)
         if batch_size is None:
             budget = get_budget(pm.modelcontext(kwargs.get("model")))
             n = 1 if budget is None else budget.n_public
@@ -62,10 +60,16 @@ class _Dynamics(PrivateStep):
             **kwargs,
         )
 
-    def _prepare(self, source: Source) -> Design:
-        found, design = source.scaled(type(self).__name__, centred=False)
+    def _prepare(self, preparing: Preparing) -> Design:
+        found, design = learn_coordinates(preparing, centred=False)
         clip_norms = {"gradient": found.clip_norms["gradient"]}
         return replace(design, clip_norms=clip_norms, shares={"gradient": 1.0})
+
+    def _exactness(self) -> str:
+        return (
+            f"The draws follow {self.dynamics} dynamics without an accept test: biased by their "
+            "step, by the sampling of batches and by clipping, none of which is reported."
+        )
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         return {"gradient": 1}, {}
@@ -156,11 +160,9 @@ class DPSGLD(_Dynamics):
         assert self.step_size is not None
         longest = sgmcmc.largest_step(self.queries.gradient_noise_sd)
         if self.step_size > longest and self.automatic:
-            warnings.warn(
+            warn(
                 f"step_size={self.step_size:g} needs less noise than privacy adds with this plan; "
-                f"{longest:.3g} is used. Fewer draws or larger batches would allow longer steps.",
-                UserWarning,
-                stacklevel=3,
+                f"{longest:.3g} is used. Fewer draws or larger batches would allow longer steps."
             )
             self.step_size = longest
             return {"step_size": longest}

@@ -28,8 +28,8 @@ from numpy import ndarray
 from pytensor.graph.basic import Variable
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.rows.families import value_and_slope
 from pymc_dp.rows.functions import compile_function
+from pymc_dp.rows.linear import value_and_slope
 from pymc_dp.rows.predictor import FAMILIES
 
 #: Sizes of a mini-batch that stand for estimators without mini-batches.

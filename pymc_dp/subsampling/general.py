@@ -2,8 +2,8 @@
 
 q_k expands the log-likelihood of record k in theta about a centre, and d_k = l_k - q_k is what a
 sample of records has to estimate (Dang et al. 2019, eq. 4.1, 4.4). The record sees theta through a
-few numbers eta (:mod:`pymc_dp.rows.cuts`), so with eta' and eta'' the first and second derivatives
-of eta along delta = theta - centre,
+few numbers eta (:mod:`pymc_dp.records.graph`), so with eta' and eta'' the first and second
+derivatives of eta along delta = theta - centre,
 
     q_k = l_k(eta*) + grad l_k . eta' + (eta' . H_k eta' + grad l_k . eta'') / 2.
 
@@ -25,16 +25,11 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp.base.compat import pushforward
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import (
-    INTERPRETED,
-    ParameterVector,
-    compile_function,
-    jacobian_of,
-    prepared_loglik,
-)
-from pymc_dp.rows.kinks import has_kinks
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.rows.functions import compile_function, jacobian_of, prepared_loglik
+from pymc_dp.rows.predictor import has_kinks
 from pymc_dp.rows.simplify import hoisted
 from pymc_dp.subsampling.estimates import KernelGraph, packed
 from pymc_dp.subsampling.reading import columns_of

@@ -17,7 +17,7 @@ from rich.table import Column
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer, check_number
-from pymc_dp.base.compiled_step import CompiledStep
+from pymc_dp.base.compat import CompiledStep
 from pymc_dp.subsampling.estimates import PERTURBED, Sampled, first_records
 from pymc_dp.subsampling.preparation import Pilot, prepare
 from pymc_dp.subsampling.signs import MIN_POSITIVE

@@ -15,11 +15,11 @@ import numpy as np
 import pytensor
 from numpy import ndarray
 
-from pymc_dp.rows.ancestry import ancestors_without_shapes
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import INTERPRETED, ParameterVector, jacobian_of
-from pymc_dp.rows.kinks import has_kinks
-from pymc_dp.rows.predictor import FAMILIES, Predictor, predictor_of
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.ancestry import ancestors_without_shapes
+from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.rows.functions import jacobian_of
+from pymc_dp.rows.predictor import FAMILIES, Predictor, has_kinks, predictor_of
 from pymc_dp.subsampling.estimates import concave, packed
 from pymc_dp.subsampling.reading import columns_of
 

@@ -13,8 +13,8 @@ from pymc.model import Model
 from scipy.linalg import eigh
 from scipy.optimize import minimize
 
-from pymc_dp.base.progress import working
-from pymc_dp.rows.functions import ParameterVector
+from pymc_dp.base.compat import working
+from pymc_dp.records.graph import ParameterVector
 from pymc_dp.subsampling.estimates import (
     MEAN,
     Expansion,

@@ -25,13 +25,15 @@ from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
 
 from pymc_dp.base.compat import AdvancedSubtensor1, SolveTriangular
 from pymc_dp.base.matrices import minus_hessian
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.budget import get_budget, has_lost_budget
 from pymc_dp.errors import NotFactorizable, UnsafeModel
-from pymc_dp.records import Records, extract, row_counts
-from pymc_dp.rows.ancestry import array_of, is_data
-from pymc_dp.rows.cuts import RowGraph
-from pymc_dp.rows.functions import INTERPRETED, ParameterVector, compile_function
-from pymc_dp.rows.total import without_errors
+from pymc_dp.records.ancestry import array_of, is_data
+from pymc_dp.records.arithmetic import without_errors
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.records.units import row_counts
+from pymc_dp.rows.functions import compile_function
 
 #: Records up to which the structural proof is also checked numerically.
 _CHECKED = 20_000

@@ -11,8 +11,7 @@ from pymc.model import Model
 from pymc.util import get_random_generator
 
 from pymc_dp.base.checks import check_integer, check_number
-from pymc_dp.base.compiled_step import CompiledStep
-from pymc_dp.base.signature import full_signature
+from pymc_dp.base.compat import CompiledStep, full_signature
 from pymc_dp.kernels import sgmcmc
 from pymc_dp.subsampling.estimates import MEAN, Sampled, density
 from pymc_dp.subsampling.hmcecs import STARTS

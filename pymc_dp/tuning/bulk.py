@@ -3,25 +3,35 @@
 Each round releases what one Newton step needs (a histogram of score norms, the clipped score, a
 histogram of curvature norms, the clipped curvature) in the coordinates that the rounds before have
 learned, so that noise shrinks with the distance (Biswas et al. 2020, CoinPress, for means).
+
+Contributions are clipped in coordinates that are whitened where every record pushes every
+coordinate, and have one common scale where a record touches one entry only.  Noise is isotropic
+there, and its size is the largest norm that a record may have.  For dense predictors the norm of a
+record is spread over all coordinates, and whitening makes the noise least in posterior standard
+deviations.  For an indexed parameter a record touches one entry: the norm is a maximum over
+entries, not a sum, so one scale for the whole block gives each group's score the same noise however
+many groups there are.  With whitening, small groups would have the largest norms; their force would
+be clipped away.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.linalg import sqrtm
 
-from pymc_dp.base.matrices import minus_hessian, positive_part, within
+from pymc_dp.base.matrices import minus_hessian, positive_part, root, within
 from pymc_dp.privacy.forecast import whole_curvature
 from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.tuning.answers import CurvatureNoise, Releases, ScoreNoise, Structure
-from pymc_dp.tuning.geometry import clip_scaling
-from pymc_dp.tuning.prepared import Clipping, Shares
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.tuning.clip_norms import Clipping, tail_quantile
+from pymc_dp.tuning.preparing import Shown
 from pymc_dp.tuning.public import Public, unseen
-from pymc_dp.tuning.quantiles import tail_quantile
+from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares
 
 #: A search that has not arrived may cost so many times the planned part of the budget.
 PERSISTENCE = 13.0 / 3.0
@@ -72,7 +82,7 @@ def prior_curvature(gradient: Gradient, at: Coordinates, step: float = 1e-3) -> 
 
 
 def scaling_of(
-    precision: np.ndarray, location: np.ndarray, structure: Structure, n: int
+    precision: np.ndarray, location: np.ndarray, structure: RowEngine, n: int
 ) -> np.ndarray:
     """The (d, d) scaling of the coordinates in which contributions are clipped about a place."""
     blocks, effects = structure.effects(location)
@@ -80,10 +90,10 @@ def scaling_of(
 
 
 def find_bulk(
-    releases: Releases,
+    releases: Shown,
     public: Public,
     start: Coordinates,
-    structure: Structure,
+    structure: RowEngine,
     *,
     share: float = 0.12,
     most: float | None = None,
@@ -125,7 +135,7 @@ def find_bulk(
     """
     d, n = len(start.location), releases.n_public
     kind = OuterProduct if flat else Curvature
-    budget = Shares(releases, structure, 0.0)
+    budget = Shares(releases, structure)
     search = _Search(budget, public, start, kind, counts, price)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
@@ -163,7 +173,7 @@ class _Search:
         price: float | None,
     ) -> None:
         self.budget = budget
-        self.structure = budget.answers.structure
+        self.structure = budget.structure
         self.n = budget.releases.n_public
         self.kind = kind
         self.norms = LongestScore if counts else Score
@@ -288,7 +298,7 @@ class _Search:
         sizes = np.maximum(np.abs(values), floors)
         hessian = (vectors * sizes) @ vectors.T
         # a width of the prior that grows from step to step would leave no digits to the others
-        rows = self.at.scaling[self.public.alone] / self.public.spread[self.public.alone, None]
+        rows = self.at.scaling[self.public.unseen] / self.public.spread[self.public.unseen, None]
         hessian += rows.T @ rows / LONGEST**2
         step = within(hessian, metric, total, self.radius)
         decrement = float(total @ step)
@@ -297,7 +307,7 @@ class _Search:
         back = np.linalg.inv(self.at.scaling)
         self.data_precision = back.T @ positive_part(records) @ back
         in_theta = self.at.scaling @ step
-        in_theta[self.public.alone] = 0.0
+        in_theta[self.public.unseen] = 0.0
         self.precision = back.T @ hessian @ back
         scaling = scaling_of(self.precision, self.at.location, self.structure, self.n)
         self.at = Coordinates(self.at.location, scaling)
@@ -347,3 +357,69 @@ class _Search:
             self.arrived,
             self.known,
         )
+
+
+def clip_scaling(
+    precision: np.ndarray,
+    blocks: Sequence[np.ndarray],
+    n: int,
+    effects: np.ndarray | None = None,
+    unseen: np.ndarray | None = None,
+) -> np.ndarray:
+    """The scaling A of the coordinates theta = m + A z in which contributions are clipped.
+
+    `precision` (d, d) is that of the posterior, in theta; positive definite.  `blocks` are the
+    parameters that reach each of the n units through an index; the rest is dense.  `effects` (d, d)
+    is T of theta' = T theta, in which the entries of the blocks are what units see.  `unseen` are
+    parameters that reach no unit, as those of the prior of group effects: their scores are 0, and
+    they are kept apart from the others.  A has mean square posterior width 1 in z, that of seen and
+    of unseen parameters.
+
+    Notes
+    -----
+    With noise of sd proportional to the norm q of a record, the sum over parameters of noise
+    variance over posterior variance is the trace of Sigma Q^-1 times q^2, Q = A A'. For block b
+    with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling the blocks
+    by lambda_b, lambda_b^2 = sqrt(e_b) / q_b, minimises the product of sum e_b / lambda_b^2 and
+    sum lambda_b^2 q_b^2 (Cauchy-Schwarz). Within the dense block the same argument gives the
+    geometric mean of Sigma_b and W_b^-1.
+    """
+    d = len(precision)
+    if effects is not None:
+        back = np.linalg.inv(effects)
+        return np.asarray(back @ clip_scaling(back.T @ precision @ back, blocks, n, None, unseen))
+    if unseen is not None and 0 < len(unseen) < d:
+        seen = np.setdiff1d(np.arange(d), unseen)
+        inside = [np.searchsorted(seen, block) for block in blocks]
+        scaling, covariance = np.zeros((d, d)), np.linalg.inv(precision)
+        marginal = np.linalg.inv(covariance[np.ix_(seen, seen)])
+        scaling[np.ix_(seen, seen)] = clip_scaling(marginal, inside, n)
+        scaling[np.ix_(unseen, unseen)] = root(covariance[np.ix_(unseen, unseen)])
+        return scaling
+    covariance = np.linalg.inv(precision)
+    covariance = (covariance + covariance.T) / 2.0
+    indexed = np.concatenate(blocks) if blocks else np.empty(0, dtype=int)
+    dense = np.setdiff1d(np.arange(d), indexed)
+    scaling = np.zeros((d, d))
+    for block in [dense, *blocks]:
+        if block.size == 0:
+            continue
+        where = np.ix_(block, block)
+        sigma, weight = covariance[where], precision[where]
+        if block is dense:
+            shape = root(_geometric_mean(sigma, np.linalg.inv(weight)))
+        else:
+            shape = np.eye(len(block))
+        square = shape @ shape.T
+        error = float(np.trace(np.linalg.solve(square, sigma)))
+        norm = float(np.sqrt(np.trace(square @ weight) / n))
+        scaling[where] = np.sqrt(np.sqrt(error) / norm) * shape
+    inner = np.linalg.solve(scaling, covariance) @ np.linalg.inv(scaling).T
+    return np.asarray(scaling * np.sqrt(np.trace(inner) / d))
+
+
+def _geometric_mean(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """A # B = A^1/2 (A^-1/2 B A^-1/2)^1/2 A^1/2."""
+    half = root(a)
+    inner = np.linalg.solve(half, np.linalg.solve(half, b).T)
+    return np.asarray(half @ np.real(sqrtm((inner + inner.T) / 2.0)) @ half.T)

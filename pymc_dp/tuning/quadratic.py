@@ -1,22 +1,33 @@
-"""The quadratic form: two scores and a few curvatures, for budgets that pay for no more."""
+"""The quadratic form: two scores and a few curvatures, for budgets that pay for no more.
+
+Its chains never touch a record: prior times released likelihood is public, and NUTS samples it.
+"""
 
 from __future__ import annotations
 
 import math
+import secrets
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from scipy.linalg import pinv, pinvh
 
-from pymc_dp.base.matrices import positive_part
-from pymc_dp.privacy.forecast import whole_curvature
-from pymc_dp.publication.noise_laws import noisy_posterior
+from pymc_dp.base.checks import warn
+from pymc_dp.base.compat import working
+from pymc_dp.base.matrices import positive_part, root
+from pymc_dp.privacy.forecast import CURVATURE, whole_curvature
+from pymc_dp.publication.explore import CHAINS, Explored, explore, in_support, log_likelihood
+from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.tuning.answers import CurvatureNoise
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import Engine
 from pymc_dp.tuning.bulk import prior_curvature
-from pymc_dp.tuning.prepared import Prepared, Shares, pooled
-from pymc_dp.tuning.public import Public
+from pymc_dp.tuning.forms import Form, Target, pooled
+from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.preparing import Preparing, improper_prior, too_small
+from pymc_dp.tuning.public import Public, unseen
+from pymc_dp.tuning.releases import CurvatureNoise, Shares
 
 #: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:
 #: scores change only at kinks, and enough records must pass one that the noise does not hide them.
@@ -24,7 +35,7 @@ from pymc_dp.tuning.public import Public
 _FLAT_STEP = 0.3
 #: Parts of what is left for the curvature, and for one or two more where it is not steady: where it
 #: changes by more than this factor over the step that it was meant for.
-_CURVATURES, _STEADY = (0.24, 0.06, 0.06), 0.6
+_CURVATURES, _STEADY = (CURVATURE, 0.06, 0.06), 0.6
 #: And by more than so many sds of its noise; the noise of the search, which cost less, is larger.
 _UNSURE = 8.0
 #: Noise of a curvature of 1 from which on directions are hidden: more is paid for less noise, up to
@@ -42,6 +53,14 @@ _FAR = 9.0
 _EXCESS = 0.15
 #: Fraction of the curvatures that may be clipped: it makes them smaller, so intervals wider.
 _TAIL = 0.03
+#: Places near the initial point that are tried where there are no prior draws.
+_TRIES = 100
+#: Seed of the draws: all is public.
+_SEED = 0
+#: Number of draws of the prior, where nothing was learned.
+_PRIOR_DRAWS = 4000
+#: Part of the prior's width from which on the records have said next to nothing.
+_UNTOUCHED = 0.8
 
 
 def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
@@ -109,13 +128,13 @@ class _Origin:
     `seen` (k, d) are the directions of w that records see.
     """
 
-    def __init__(self, blank: Prepared, public: Public) -> None:
+    def __init__(self, blank: Form, public: Public) -> None:
         self.here, self.clip, self._public = blank.coordinates, blank.clip, public
         scaling = self.here.scaling
         self._precision = np.linalg.inv(scaling @ scaling.T)
         self.seen = np.eye(len(scaling))
-        if public.alone.size:
-            self.seen = np.delete(scaling, public.alone, axis=0)
+        if public.unseen.size:
+            self.seen = np.delete(scaling, public.unseen, axis=0)
             self.seen /= np.linalg.norm(self.seen, axis=1, keepdims=True)
         # records see no step at right angles to that
         self._along = pinv(self.seen) @ self.seen
@@ -156,116 +175,293 @@ def _looked(
     return *budget.curvature(f"curvature{again}", look, clip_norm, part), clip_norm
 
 
-def quadratic(
-    blank: Prepared,
-    budget: Shares,
-    public: Public,
-    known: np.ndarray,
-    flat: bool = False,
-) -> Prepared:
-    """The whole rest for scores at two places and a curvature: the form for small budgets.
+class Quadratic(Form):
+    """The whole rest for scores at two places and a curvature: the form for small budgets."""
 
-    The first score moves the origin to where the second and the curvature are taken; it then counts
-    there, too. What the noise in the curvature adds to the score, over the distance to the mode, is
-    noise like any other. Where the curvature changes much on the way, or the way was longer than a
-    step may be, the origin moves again, by the first score less what the curvature at both ends of
-    the way took from it.  The second score comes in two parts, and the first of them may move the
-    origin once more.
+    form = "quadratic"
+    asks = False
+    _replaced = "log-likelihood was replaced"
 
-    `known` (d, d) is the curvature of the log-likelihood in theta, as the search left it; `flat`
-    says that log-likelihoods are piecewise linear.
+    @classmethod
+    def prepare(
+        cls,
+        blank: Form,
+        budget: Shares,
+        public: Public,
+        known: np.ndarray,
+        flat: bool = False,
+    ) -> Quadratic | None:
+        """Release scores and curvatures; None where noise hides them.
+
+        The first score moves the origin to where the second and the curvature are taken; it then
+        counts there, too. What the noise in the curvature adds to the score, over the distance to
+        the mode, is noise like any other. Where the curvature changes much on the way, or the way
+        was longer than a step may be, the origin moves again, by the first score less what the
+        curvature at both ends of the way took from it.  The second score comes in two parts, and
+        the first of them may move the origin once more.
+
+        `known` (d, d) is the curvature of the log-likelihood in theta, as the search left it;
+        `flat` says that log-likelihoods are piecewise linear.
+        """
+        d, basis, clipping = len(blank.score), blank.basis, blank.clipping
+        left = 1.0 - budget.spent
+        spec, bound = clipping.score(blank.clip), clipping.bound
+        loss = budget.lost(clipping, blank.clip, basis)
+        score, of_score = budget.score("first score", spec, bound, 0.35 * left)
+        origin = _Origin(blank, public)
+        at = origin.here
+        before = at.scaling.T @ known @ at.scaling
+        first, noise, _ = loss.corrected(basis.T @ score, of_score.covariance(basis), before)
+        longest = _FURTHEST * math.sqrt(d + float(np.trace(noise)))
+        inside = np.zeros(d, dtype=bool)
+        for block in budget.structure.effects(at.location)[0]:
+            inside[block] = True
+        n = budget.releases.n_public
+        diagonal = not whole_curvature(n, d, budget.releases.units_mu2)
+        length = _FLAT_STEP * math.sqrt(n / d) if flat else 1e-6
+        # what is piecewise linear has the curvature of the density at its kinks, whatever the model
+        kind = Curvature if flat or clipping.inner is None else ExpectedCurvature
+        size = of_score.sd / bound * math.sqrt(0.35 * left) * float(np.linalg.norm(basis, 2)) ** 2
+        size *= 3.0 if diagonal else math.sqrt(2.0 * d)
+
+        def errors(
+            step: np.ndarray, matrix: np.ndarray, error: CurvatureNoise
+        ) -> tuple[np.ndarray, np.ndarray]:
+            """Those of the score after a step: of the curvature, and in what all groups share."""
+            moved = basis @ step
+            product = error.of_product(np.outer(moved, moved))
+            common = np.where(inside, 0.0, _common(moved, matrix, product, inside, n))
+            return basis.T @ product @ basis, (basis.T * (of_score.reach * common**2)) @ basis
+
+        step = first + public.score(at)  # the precision in w is about 1
+        clip_norm: float | None = None
+        for k, share in enumerate(_CURVATURES):
+            step = origin.move(step, longest)
+            look = kind(origin.clip, diagonal=diagonal, step=length)
+            found = _looked(budget, look, f" {k + 1}" if k else "", share * left, size, clip_norm)
+            if found is None:
+                return None
+            matrix, error, clip_norm = found
+            released = basis.T @ matrix @ basis
+            curvature = _visible(released, error, basis)
+            of_step, common = errors(step, matrix, error)
+            now, then = float(step @ released @ step), float(step @ before @ step)
+            unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
+            steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
+            first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
+            # what two places do not tell of the curvature between them is an error like noise
+            bent = 0.5 * (before - curvature) @ step
+            noise = noise + of_step + common + np.outer(bent, bent)
+            if steady and float(np.linalg.norm(step)) < 0.999 * longest:
+                break
+            before = curvature
+            if k < len(_CURVATURES) - 1:
+                # a score means nothing in directions that noise hides
+                step, _ = origin.posterior(first, noise, curvature)
+        unseen = _EXCESS * clipping.hidden * bound / d  # sd of what clipping may have taken besides
+        besides = replace(of_score, sd=unseen).covariance(basis)
+
+        def second(label: str, part: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            score, of_score = budget.score(label, clipping.score(origin.clip), bound, part)
+            return loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
+
+        half, of_half, lost = second("anchor", (1.0 - budget.spent) / 2.0)
+        besides = besides + lost
+        score, noise_here = _both(first, noise, half, of_half)
+        mean, width = origin.posterior(score, noise_here + besides, curvature)
+        far = mean**2 > _FAR * width.diagonal()
+        if far.any():
+            step = origin.move(mean, longest)
+            # not told from so far
+            astray = np.diag(np.where(far, step**2, 0.0))
+            first = score - curvature @ step
+            noise = noise_here + sum(errors(step, matrix, error)) + astray
+        other, of_other, _ = second("anchor 2", 1.0 - budget.spent)
+        if not far.any():
+            other, of_other = pooled(half, of_half, other, of_other)
+        first, noise = _both(first, noise, other, of_other)
+        covariance = noise + besides
+        mean, width = origin.posterior(first, covariance, curvature)
+        away = origin.seen @ mean
+        if float(away @ pinvh(origin.seen @ width @ origin.seen.T) @ away) > _FURTHEST**2 * len(
+            away
+        ):
+            return None
+        # the noise in the curvature counts as far as the posterior reaches
+        reach = basis @ (width + np.outer(mean, mean)) @ basis.T
+        covariance = covariance + basis.T @ error.of_product(reach) @ basis
+        return blank.become(
+            cls,
+            clip=origin.clip,
+            score=first,
+            covariance=covariance,
+            curvature=curvature,
+            diagonal=diagonal,
+            clip_norms={"anchor": bound},
+        )
+
+    # -- the target -----------------------------------------------------------------------------
+
+    def target(self, preparing: Preparing, engine: Engine) -> Target:
+        """Draws of prior times released likelihood, about N(0, I) in their coordinates."""
+        parts = preparing.parts
+        with working("Exploring what was released", preparing.progressbar):
+            explored = self.explored(parts)
+        drawn = explored.draws
+        covariance = np.cov(drawn.T).reshape(drawn.shape[1], drawn.shape[1])
+        at = Coordinates(drawn.mean(axis=0), root(covariance))
+        facts = {
+            "far": self.far(drawn, parts),
+            "about_prior": about_prior(drawn, parts),
+            "departs": explored.doubt,
+        }
+        return Target(at, engine, parts.terms.with_coordinates(at), drawn, facts)
+
+    def explored(self, parts: ModelParts) -> Explored:
+        """Draws of prior times released likelihood, in random order; warns where they are few.
+
+        The target is p(theta) N(G; H w, H + V), w the whitened parameters, G the released score, H
+        the released curvature and V the noise in G.  The same releases give the same draws.
+
+        Raises KeyboardInterrupt however PyMC takes one: no draws of part of the chains are used.
+        Raises SamplingError if NUTS cannot begin.
+        """
+        theta, at = parts.records.parameters.theta, self.coordinates
+        rng = np.random.default_rng(_SEED)
+        inside = rng.standard_normal((CHAINS, parts.engine.d)) * np.arange(CHAINS)[:, None] / CHAINS
+        target = self.log_target(parts, theta)
+        starts = in_support(theta, target, np.array([at.theta(w) for w in inside]), spare(parts))
+        return shuffled(explore(theta, target, starts, _SEED + 1, at.scaling))
+
+    def log_target(self, parts: ModelParts, likelihood_of: Any) -> Any:
+        """Symbolic log density of theta; the likelihood is a function of `likelihood_of`."""
+        [public] = parts.records.parameters.substitute([parts.records.public_logp])
+        return public + log_likelihood(likelihood_of, self.coordinates, self.likelihood)
+
+    def far(self, drawn: np.ndarray, parts: ModelParts) -> float:
+        """Fraction of (m, d) draws at which the released likelihood is an extrapolation.
+
+        Distances are in widths of the draws themselves: those of a normal posterior lie within
+        2 sqrt(d) + 4 of where its curvature was taken. Parameters that records do not see may be
+        anywhere.
+        """
+        hidden = unseen(parts.engine, self.clip.location)
+        return far_from(np.delete(self.clip.location, hidden), np.delete(drawn, hidden, axis=1))
+
+    def sentences(self, facts: dict[str, Any]) -> list[str]:
+        """What a statement says."""
+        return [
+            f"The chains did not touch the records: the {self._replaced} by a quadratic one, from "
+            "released scores and curvatures, whose noise the intervals account for; the prior is "
+            f"exact. Approximate where that likelihood is not near normal. {self.caveats(facts)}",
+            *unreliable(facts),
+            *improper_prior(facts),
+        ]
+
+    def caveats(self, facts: dict[str, Any]) -> str:
+        """What else is to be known of intervals."""
+        diagonal, untouched = "", ""
+        if self.diagonal:
+            diagonal = (
+                " ONLY THE DIAGONAL OF THE CURVATURE was released: intervals of sums and means of "
+                "parameters are too narrow."
+            )
+        if names := facts["about_prior"]:
+            untouched = f" ABOUT AS WIDE AS THEIR PRIOR: {', '.join(names)}."
+        return f"{self.clipping.sentence}{diagonal}{untouched}"
+
+
+class PriorOnly(Form):
+    """Where nothing could be learned: the prior."""
+
+    form = "quadratic"
+    asks = trusted = False
+
+    @classmethod
+    def instead_of(cls, found: Form, start: Coordinates) -> PriorOnly:
+        """The prior of these location and widths in place of what was found."""
+        d = len(start.location)
+        nothing = np.zeros((d, d))
+        return found.become(
+            cls,
+            clip=start,
+            basis=np.eye(d),
+            score=np.zeros(d),
+            covariance=nothing,
+            curvature=nothing,
+        )
+
+    def target(self, preparing: Preparing, engine: Engine) -> Target:
+        """Draws from the prior, as a chain may not reach all of it; a chain where there are none.
+
+        Public observations would make another distribution of it.
+        """
+        parts, draws = preparing.parts, None
+        public = set(parts.budget.public)
+        if not any(rv.name in public for rv in parts.model.observed_RVs):
+            draws = parts.draw_prior(_PRIOR_DRAWS, secrets.randbits(32))
+        if draws is not None and not np.isfinite(draws).all():
+            draws = None
+        return super().target(preparing, engine)._replace(draws=draws)
+
+    def sentences(self, facts: dict[str, Any]) -> list[str]:
+        """What a statement says."""
+        return [too_small("from the prior, or about it"), *improper_prior(facts)]
+
+
+def unreliable(facts: dict[str, Any]) -> list[str]:
+    """How the draws differ from what they should be draws of, if that was seen."""
+    return [f"UNRELIABLE: {facts['departs']}."] if facts["departs"] else []
+
+
+def spare(parts: ModelParts) -> np.ndarray:
+    """(m, d) places of which one may be in the support of a target."""
+    if parts.prior_draws is not None:
+        return parts.prior_draws
+    initial = parts.records.initial
+    return initial + np.random.default_rng(_SEED).standard_normal((_TRIES, len(initial)))
+
+
+def shuffled(explored: Explored) -> Explored:
+    """The draws in random order; warns where they are not to be relied on."""
+    if explored.doubt:
+        warn(
+            "Prior and released likelihood make a posterior in which NUTS did not mix well, or "
+            f"that has several modes (about {explored.effective:.0f} effective draws): results are "
+            "less reliable than they look. Narrower priors, one that breaks a symmetry, or the "
+            "effects of a hierarchy written as mu + tau * z with z ~ N(0, 1), may help."
+        )
+    order = np.random.default_rng(_SEED).permutation(len(explored.draws))
+    return explored._replace(draws=explored.draws[order])
+
+
+def far_from(origin: np.ndarray, drawn: np.ndarray) -> float:
+    """Fraction of (m, k) draws that lie farther from a place than normal ones do."""
+    k = len(origin)
+    scaling = root(np.cov(drawn.T).reshape(k, k))
+    w = np.linalg.solve(scaling, (drawn - origin).T)
+    return float((np.linalg.norm(w, axis=0) > 2.0 * np.sqrt(len(w)) + 4.0).mean())
+
+
+def about_prior(drawn: np.ndarray, parts: ModelParts) -> list[str]:
+    """Variables about which (m, d) draws say no more than the prior; warns if these are all.
+
+    A name comes with the number of entries where these are not all.
     """
-    d, basis, clipping = len(blank.score), blank.basis, blank.clipping
-    left = 1.0 - budget.spent
-    spec, bound = clipping.score(blank.clip), clipping.bound
-    loss = clipping.loss(budget, blank.clip, basis)
-    score, of_score = budget.score("first score", spec, bound, 0.35 * left)
-    origin = _Origin(blank, public)
-    at = origin.here
-    before = at.scaling.T @ known @ at.scaling
-    first, noise, _ = loss.corrected(basis.T @ score, of_score.covariance(basis), before)
-    longest = _FURTHEST * math.sqrt(d + float(np.trace(noise)))
-    inside = np.zeros(d, dtype=bool)
-    for block in budget.answers.structure.effects(at.location)[0]:
-        inside[block] = True
-    n = budget.releases.n_public
-    diagonal = not whole_curvature(n, d, budget.releases.units_mu2)
-    length = _FLAT_STEP * math.sqrt(n / d) if flat else 1e-6
-    # what is piecewise linear has the curvature of the density at its kinks, whatever the model
-    kind = Curvature if flat or clipping.inner is None else ExpectedCurvature
-    size = of_score.sd / bound * math.sqrt(0.35 * left) * float(np.linalg.norm(basis, 2)) ** 2
-    size *= 3.0 if diagonal else math.sqrt(2.0 * d)
-
-    def errors(
-        step: np.ndarray, matrix: np.ndarray, error: CurvatureNoise
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Those of the score after a step: of the curvature, and in what all groups share."""
-        moved = basis @ step
-        product = error.of_product(np.outer(moved, moved))
-        common = np.where(inside, 0.0, _common(moved, matrix, product, inside, n))
-        return basis.T @ product @ basis, (basis.T * (of_score.reach * common**2)) @ basis
-
-    step = first + public.score(at)  # the precision in w is about 1
-    clip_norm: float | None = None
-    for k, share in enumerate(_CURVATURES):
-        step = origin.move(step, longest)
-        look = kind(origin.clip, diagonal=diagonal, step=length)
-        found = _looked(budget, look, f" {k + 1}" if k else "", share * left, size, clip_norm)
-        if found is None:
-            return replace(blank, trusted=False)
-        matrix, error, clip_norm = found
-        released = basis.T @ matrix @ basis
-        curvature = _visible(released, error, basis)
-        of_step, common = errors(step, matrix, error)
-        now, then = float(step @ released @ step), float(step @ before @ step)
-        unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
-        steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
-        first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
-        # what two places do not tell of the curvature between them is an error like noise
-        bent = 0.5 * (before - curvature) @ step
-        noise = noise + of_step + common + np.outer(bent, bent)
-        if steady and float(np.linalg.norm(step)) < 0.999 * longest:
-            break
-        before = curvature
-        if k < len(_CURVATURES) - 1:
-            # a score means nothing in directions that noise hides
-            step, _ = origin.posterior(first, noise, curvature)
-    unseen = _EXCESS * clipping.hidden * bound / d  # sd of what clipping may have taken besides
-    besides = replace(of_score, sd=unseen).covariance(basis)
-
-    def second(label: str, part: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        score, of_score = budget.score(label, clipping.score(origin.clip), bound, part)
-        return loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
-
-    half, of_half, lost = second("anchor", (1.0 - budget.spent) / 2.0)
-    besides = besides + lost
-    score, noise_here = _both(first, noise, half, of_half)
-    mean, width = origin.posterior(score, noise_here + besides, curvature)
-    far = mean**2 > _FAR * width.diagonal()
-    if far.any():
-        step = origin.move(mean, longest)
-        # not told from so far
-        astray = np.diag(np.where(far, step**2, 0.0))
-        first = score - curvature @ step
-        noise = noise_here + sum(errors(step, matrix, error)) + astray
-    other, of_other, _ = second("anchor 2", 1.0 - budget.spent)
-    if not far.any():
-        other, of_other = pooled(half, of_half, other, of_other)
-    first, noise = _both(first, noise, other, of_other)
-    covariance = noise + besides
-    mean, width = origin.posterior(first, covariance, curvature)
-    away = origin.seen @ mean
-    if float(away @ pinvh(origin.seen @ width @ origin.seen.T) @ away) > _FURTHEST**2 * len(away):
-        return replace(blank, trusted=False)
-    # the noise in the curvature counts as far as the posterior reaches
-    reach = basis @ (width + np.outer(mean, mean)) @ basis.T
-    covariance = covariance + basis.T @ error.of_product(reach) @ basis
-    return replace(
-        blank,
-        clip=origin.clip,
-        score=first,
-        covariance=covariance,
-        curvature=curvature,
-        diagonal=diagonal,
-        clip_norms={"anchor": bound},
-    )
+    if parts.prior_draws is None:
+        return []
+    low, high = np.quantile(drawn, [0.16, 0.84], axis=0)
+    least, most = np.quantile(parts.prior_draws, [0.16, 0.84], axis=0)
+    untouched = high - low > _UNTOUCHED * (most - least)
+    found = []
+    for name, where in parts.names:
+        count, size = int(untouched[where].sum()), len(untouched[where])
+        if count:
+            found.append(name if count == size else f"{name} ({count} of {size} entries)")
+    if {name for name, _ in parts.names} <= set(found):
+        warn(
+            "These draws are about as wide as the prior in every variable: the budget told next to "
+            "nothing of these records under this model. A larger epsilon, more records or fewer "
+            "parameters would help."
+        )
+    return found

@@ -10,10 +10,12 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
-from pymc_dp.records import extract
-from pymc_dp.rows.flat import is_flat
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.functions import PublicTerms
+from pymc_dp.rows.structure import is_flat
 
 N = 20_011
 QUICK = {"mode": INTERPRETED}
@@ -94,7 +96,7 @@ def test_functions_of_parameters_raise_no_warning_far_out(declare: Any) -> None:
     records = extract(model, check=False)
     d = records.parameters.size
     at = Coordinates(np.zeros(d), np.eye(d))
-    engine, public = records.engine(at, QUICK), records.public_terms(at)
+    engine, public = RowEngine.of(records, at, QUICK), PublicTerms.of(records, at)
     with warnings.catch_warnings():
         warnings.simplefilter("error", RuntimeWarning)
         is_flat(engine.groups, [np.zeros(d)])

@@ -11,8 +11,8 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, PlanMismatch, UnsafeModel
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
+from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.store import RecordStore
 
 from .toy import SETTINGS, logistic_model, make_step, sample
 

@@ -24,7 +24,7 @@ from numba.core import caching
 from scipy import stats
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.privacy import exact_normal, noise
+from pymc_dp.privacy import noise
 from pymc_dp.privacy.noise import insecure_noise, is_insecure, rounded_normal
 
 ALPHA = 1e-6
@@ -149,15 +149,15 @@ def test_draws_do_not_depend_on_where_the_tape_is_cut(monkeypatch, pool_words):
 
 def test_undecided_comparisons_draw_more_digits():
     words = np.array([5, 9, 7, 2**32 - 1], np.uint32)
-    digits = np.zeros((4, exact_normal.DIGITS), np.uint32)
+    digits = np.zeros((4, noise.DIGITS), np.uint32)
     state = np.array([1, 1, 1, 0, 0])
-    assert not exact_normal._less(words, digits, state, 0, 0)  # equal to itself in all digits
+    assert not noise._less(words, digits, state, 0, 0)  # equal to itself in all digits
     digits[:, 0] = 3
     state[:] = [1, 1, 1, 0, 0]
-    assert exact_normal._less(words, digits, state, 0, 1)  # 3,5 < 3,9
-    assert not exact_normal._less(words, digits, state, 2, 0) and state[-1] == 3  # 3,7 > 3,5
-    assert exact_normal._less(words, digits, state, 0, 2) and state[-1] == 3  # digits are kept
-    assert exact_normal._less(words, digits, state, 2, 1)  # 3,7 < 3,9
+    assert noise._less(words, digits, state, 0, 1)  # 3,5 < 3,9
+    assert not noise._less(words, digits, state, 2, 0) and state[-1] == 3  # 3,7 > 3,5
+    assert noise._less(words, digits, state, 0, 2) and state[-1] == 3  # digits are kept
+    assert noise._less(words, digits, state, 2, 1)  # 3,7 < 3,9
     np.testing.assert_array_equal(state, [2, 2, 2, 0, 3])
 
 
@@ -167,7 +167,7 @@ def test_repeated_words_end_in_draws():
     words = rng.integers(0, 2**32, 200_000, dtype=np.uint32)
     words[rng.random(len(words)) < 0.5] = 0x12345678
     draws = np.empty(100_000, np.int64)
-    done, position = exact_normal.fill(draws, 0, 20, words, 0)
+    done, position = noise.fill(draws, 0, 20, words, 0)
     assert 1000 < done < len(draws)
     assert position <= len(words)
     assert np.max(np.abs(draws[:done])) < 12 * 2**20

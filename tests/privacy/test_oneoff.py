@@ -33,9 +33,10 @@ from pymc_dp.privacy.answer import (
 )
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Statistic, blocks
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
 
 from .toy import DELTA, Rows, VectorRecords, logistic_model, vector_blocks
 
@@ -158,7 +159,7 @@ def test_entries_of_a_statistic_are_clamped_one_by_one(monkeypatch):
     """What lies beyond the public bounds of one entry does not scale down the others."""
     monkeypatch.setattr(holder, "blocks", blocks)
     records = extract(logistic_model(n=4), public=(), privacy_unit=None)
-    engine = records.engine(Coordinates(np.zeros(2), np.eye(2)))
+    engine = RowEngine.of(records, Coordinates(np.zeros(2), np.eye(2)))
     sum_ = VectorSum(Grid.finest(1.0, 4), "replace_one", 2, math.sqrt(2.0))
 
     def total(*rows):
@@ -289,6 +290,9 @@ class FreeLedger:
     neighboring = "replace_one"
     is_temporary = True
 
+    def __init__(self):
+        self.pending = {}
+
     def kept(self, account, plan_id):
         return []
 
@@ -327,7 +331,7 @@ def transcript(number: int, shares: Mapping[str, float], runs: int) -> np.ndarra
     values, sigma = [], []
     rehearsed: set = set()
     for _ in range(runs):
-        preparation = Preparation(engine, ledger, 1, 1, units, "replace_one", N_RECORDS)
+        preparation = Preparation(engine, ledger, 1, 1, units, N_RECORDS)
         preparation._rehearsed = rehearsed
         for name, share in shares.items():
             if name == "histogram":

@@ -20,15 +20,16 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, LedgerError, PrivacyError
 from pymc_dp.privacy import holder
-from pymc_dp.privacy import preparation as preparations
 from pymc_dp.privacy.accounting import calibrate
 from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
-from pymc_dp.privacy.ledger import Ledger, releases
+from pymc_dp.privacy.journal import Transaction
+from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.records import extract
+from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Change, Curvature, PathError, Score
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
 
 from .toy import Rows, VectorRecords, logistic_model, make_step, sample, vector_blocks
 
@@ -56,7 +57,6 @@ def begin(ledger, account, engine=None, cls=Preparation, units=UNITS, n_public=N
     asked = {
         "sampler": "DPLangevin",
         "settings": settings,
-        "neighboring": "replace_one",
         "n_public": n_public,
     }
     return cls.resume(*given, **asked) or cls.begin(*given, **asked, units=units)
@@ -204,9 +204,15 @@ def test_requests_that_can_not_be_answered_are_not_charged(ledger):
     assert preparation.spent <= UNITS
 
 
-def test_another_relation_than_the_ledgers_is_refused(ledger):
-    with pytest.raises(PrivacyError, match="cannot be charged"):
-        Preparation(VectorRecords(ROWS), ledger, 1, 1, UNITS, "add_or_remove_one", 9)
+def test_noise_follows_from_the_relation_of_the_ledger():
+    found = []
+    for relation in ("replace_one", "add_or_remove_one"):
+        ledger = Ledger.temporary(relation)
+        account = ledger.open_account(
+            UNITS, epsilon=1.0, delta=1e-6, neighboring=relation, unit=None, public_payload={}
+        )
+        found.append(begin(ledger, account).vector_sum("sum", Rows(3), 0.3, 0.1)[1])
+    assert found[0] == pytest.approx(2.0 * found[1])
 
 
 # -- replay ---------------------------------------------------------------------------------------
@@ -265,9 +271,9 @@ def test_another_sequence_of_requests_is_refused(other):
     assert (engine.reads, ledger.verify()) == (0, rows)
 
 
-def broken_process():
+def broken_process(ledger):
     """What another process knows of releases that were charged here and not kept: nothing."""
-    preparations._PENDING.clear()
+    ledger.pending.clear()
 
 
 @pytest.mark.parametrize("same_process", [True, False])
@@ -293,7 +299,7 @@ def test_an_interrupted_request_is_charged_again_in_another_process(
     assert len(ledger.kept(account, preparation.plan_id)) == 1
     assert preparation.lost == 0
     if not same_process:
-        broken_process()
+        broken_process(ledger)
         assert preparation.lost == interrupted
     answer = ask(preparation, 1)
     assert preparation.spent == cost + (1 if same_process else 2) * interrupted
@@ -319,7 +325,7 @@ def test_a_value_that_could_not_be_kept_is_kept_later_or_never(ledger, same_proc
         ask(preparation, 1)
     spent, reads = preparation.spent, preparation.engine.reads
     if not same_process:
-        broken_process()
+        broken_process(ledger)
     again = begin(ledger, account)
     answer = ask(again, 1)[:-1].tolist()
     if same_process:
@@ -329,7 +335,7 @@ def test_a_value_that_could_not_be_kept_is_kept_later_or_never(ledger, same_proc
         assert (preparation.spent, again.engine.reads) == (2 * spent, reads)
         assert answer != tried[0]
     assert len(ledger.kept(account, preparation.plan_id)) == 1
-    assert not preparations._PENDING
+    assert not ledger.pending
 
 
 def test_another_request_is_not_paid_by_what_was_charged(ledger, monkeypatch):
@@ -536,7 +542,7 @@ def test_a_kill_between_charge_and_keep(ledger, moment, charges, kept):
 
     def child():
         preparation = begin(ledger, account)
-        append = releases.keep
+        append = Transaction.append
         if moment == "touch":
             holder.blocks = lambda engine, spec: (
                 die() if engine is preparation.engine else vector_blocks(engine, spec)
@@ -544,7 +550,10 @@ def test_a_kill_between_charge_and_keep(ledger, moment, charges, kept):
         elif moment == "before keep":
             Ledger.keep = die
         elif moment == "in keep":
-            releases.keep = lambda *args: (append(*args), die())  # not committed
+            Transaction.append = lambda self, kind, *args: (  # not committed
+                append(self, kind, *args),
+                kind == "release" and die(),
+            )
         ask(preparation, 0)
         die()
 
@@ -575,7 +584,7 @@ def prepared(model, share=0.5):
     preparation = begin(
         budget.ledger,
         budget.account,
-        records.engine(at),
+        RowEngine.of(records, at),
         units=math.floor(share * budget.ledger.remaining(budget.account)),
         n_public=budget.n_public,
     )

@@ -12,12 +12,13 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.privacy.preparation import Preparation
-from pymc_dp.records import extract
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
-from pymc_dp.rows.total import without_errors
-from pymc_dp.steps.start import few_prior_draws, prior_coordinates
+from pymc_dp.records.arithmetic import without_errors
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.tuning.model_parts import ModelParts
 
 FACTS = "pymc_dp_statement"
 
@@ -66,9 +67,7 @@ def test_prior_draws_with_code_of_their_own_are_not_used():
         a = pm.CustomDist("a", logp=lambda v: -0.5 * v**2, random=draw)
         pm.Normal("y", a, 1.0, observed=np.random.default_rng(1).normal(size=3000))
         budget = dp.PrivacyBudget(50.0, 1e-5)
-    records = extract(model)
-    terms = records.public_terms(Coordinates(np.zeros(1), np.eye(1)))
-    start = prior_coordinates(records, terms, few_prior_draws(model, budget, records))
+    start = ModelParts(model, budget).start
     assert start.scaling[0, 0] == pytest.approx(1.0, rel=1e-3), "of the density, not of the draws"
 
 
@@ -148,7 +147,7 @@ def test_no_record_stops_a_release_that_was_charged(predictor):
             b = pm.Normal("b", shape=2)
             mu = predictor(b, pt.as_tensor(k), pt.as_tensor(real))
             pm.Normal("y", mu, 1.0, observed=np.ones(n))
-        engine = extract(model).engine(Coordinates(np.zeros(2), np.eye(2)))
+        engine = RowEngine.of(extract(model), Coordinates(np.zeros(2), np.eye(2)))
         found = np.zeros((2, n))
         for units, block in engine.vectors(engine.scores(np.zeros(2))):
             found[:, units] = block

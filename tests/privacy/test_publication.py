@@ -14,7 +14,7 @@ from pymc.model.fgraph import clone_model
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.privacy.accounting.gdp import epsilon_from_mu
+from pymc_dp.privacy.accounting import epsilon_from_mu
 from pymc_dp.publication.publish import Provenance, provenance
 
 N = 40

@@ -17,11 +17,13 @@ import pytest
 from pymc.model.transform.optimization import freeze_dims_and_data
 
 import pymc_dp as dp
-from pymc_dp.records import extract
-from pymc_dp.rows.functions import INTERPRETED
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.base.threads import INTERPRETED
+from pymc_dp.records.extraction import extract
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.steps.effects import effects_of
+from pymc_dp.tuning.effects import effects_of
 from tests.selection import marked, others
 
 GROUPS, USERS = 40, 30
@@ -72,7 +74,7 @@ def test_form_of_the_likelihood(declare: Any, data: bool) -> None:
             declare(pm.Data("group", group) if data else group, y)
         records = extract(model, privacy_unit=unit, check=False)
         d = records.parameters.size
-        engine = records.engine(Coordinates(np.zeros(d), np.eye(d)), QUICK)
+        engine = RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), QUICK)
         drawn = np.random.default_rng(1).normal(0.0, 0.7, (50, d))
         effects = effects_of(records, engine, drawn, QUICK)
         graph = records.groups[0].graph
@@ -305,8 +307,8 @@ def test_a_number_of_columns_is_public(name: str, place: Any) -> None:
         at = Coordinates(np.zeros(d), np.eye(d))
         theta = np.full(d, 0.3)
         assert np.array_equal(known.initial, secret.initial)
-        assert known.public_terms(at).log_density(theta) == pytest.approx(
-            secret.public_terms(at).log_density(theta), rel=1e-12
+        assert PublicTerms.of(known, at).log_density(theta) == pytest.approx(
+            PublicTerms.of(secret, at).log_density(theta), rel=1e-12
         )
 
 

@@ -33,8 +33,9 @@ from pymc_dp.privacy.answer import (
     vector_bound,
 )
 from pymc_dp.privacy.holder import Holder
-from pymc_dp.records import extract
-from pymc_dp.rows import blockwise, contributions, hessians, loops, moves
+from pymc_dp.records.extraction import extract
+from pymc_dp.records.units import RecordStore
+from pymc_dp.rows import contributions, groups, linear, loops, sparse
 from pymc_dp.rows.contributions import (
     Change,
     ConsistentScore,
@@ -47,14 +48,13 @@ from pymc_dp.rows.contributions import (
     PathError,
     Score,
 )
-from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from pymc_dp.rows.expected import law_unknown
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.sparse import SparseBlock
-from pymc_dp.rows.store import RecordStore, RowGroup
-from pymc_dp.rows.tilt import TiltedEngine
 
 from .toy import LinearRecords, make_queries
 
@@ -262,7 +262,7 @@ def multiples(rows, factors, held, moving, inverse_unit, bound, d, lengths=None,
         lengths = np.empty(n)
         loops.lengths(u, v, lengths)
     u, v = u.astype(dtype), v.astype(dtype)
-    u_i = moves.Moves(np.arange(d - q, d), u, moving, v, lengths)
+    u_i = linear.Moves(np.arange(d - q, d), u, moving, v, lengths)
     found, scales = [], np.empty(n)
     for i in range(n):
         alone = np.zeros(d, np.int64)
@@ -501,7 +501,7 @@ class RealModel:
         records = extract(model, privacy_unit=self.units)
         d = records.parameters.size
         self.coordinates = Coordinates(np.zeros(d), np.eye(d) + 0.3)
-        self.base = records.engine(self.coordinates)
+        self.base = RowEngine.of(records, self.coordinates)
         [group] = self.base.groups
         self.functions, self.arrays = group.functions, group.store.read()
         self.d = d
@@ -655,7 +655,7 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
         expected = transcript(sums, model.queries(arrays, "replace_one", model.units), 3)
         totals = one_off_releases(model.engine(arrays, model.units), "replace_one", 3)
         for block in (8192, 1, 7, 40):
-            monkeypatch.setattr(blockwise, "BLOCK", block)
+            monkeypatch.setattr(groups, "BLOCK", block)
             monkeypatch.setattr(contributions, "BLOCK", block)
             monkeypatch.setattr(threads, "_WORTH", block)
             monkeypatch.setattr(threads, "count", lambda most=block: most)
@@ -674,9 +674,9 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
 @pytest.fixture(params=["kept_designs", "one_predictor"])
 def fast_model(request, monkeypatch):
     """Models whose rows keep how they move with z, here for any scaling of it."""
-    monkeypatch.setattr(moves, "_WORTH", 0)
-    monkeypatch.setattr(hessians, "_SHORTEST", 3)
-    monkeypatch.setattr(hessians, "_PACKED", 1)
+    monkeypatch.setattr(sparse, "_WORTH", 0)
+    monkeypatch.setattr(loops, "_SHORTEST", 3)
+    monkeypatch.setattr(loops, "_PACKED", 1)
     model = RealModel(_poisson_groups, False)
     if request.param == "one_predictor":
         predictor, _ = recognise(model.base)

@@ -21,13 +21,13 @@ from pymc_dp.kernels.intervals import ConstantInterval
 from pymc_dp.kernels.tilts import Tilted
 from pymc_dp.privacy.answer import IntervalSum
 from pymc_dp.privacy.noise import insecure_noise
-from pymc_dp.records import PublicTerms, extract
+from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import ConsistentScore, Score, blocks
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.rows.tilt import TiltedEngine
 
 from ..privacy.toy import make_queries
 from .harness import Z_LIMIT, Target
@@ -104,12 +104,12 @@ def parts() -> tuple[dict[str, RowEngine], PublicTerms]:
         beta = pm.Normal("beta", 0.0, PRIOR_SD, shape=2)
         pm.Bernoulli("y", logit_p=X @ beta, observed=Y)
     records = extract(model)
-    engine = records.engine(AT)
+    engine = RowEngine.of(records, AT)
     predictor, reason = recognise(engine)
     assert predictor is not None, reason
     moved = Coordinates(AT.location, AT.scaling @ BASIS)
     engines = {"plain": engine, "consistent": PredictorEngine(engine, predictor)}
-    return engines, records.public_terms(moved)
+    return engines, PublicTerms.of(records, moved)
 
 
 def released(clipping: str) -> np.ndarray:

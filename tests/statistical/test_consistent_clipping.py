@@ -16,14 +16,16 @@ import numpy as np
 import pymc as pm
 import pytest
 
-from pymc_dp.publication.noise_laws import noisy_posterior
-from pymc_dp.records import extract
+from pymc_dp.publication.noise_aware import noisy_posterior
+from pymc_dp.records.extraction import extract
+from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import expected
+from pymc_dp.rows.contributions import ConsistentScore, Loss, blocks
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.interfaces import Coordinates
+from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.law import Law, law_of
-from pymc_dp.rows.store import RecordStore, RowGroup
-from pymc_dp.tuning.prepared import Lost
+from pymc_dp.tuning.clip_norms import Lost
 
 from .harness import Z_LIMIT
 
@@ -45,7 +47,7 @@ def records() -> RowEngine:
         pm.Poisson("y", pm.math.exp(X @ beta), observed=np.zeros(N, dtype=int))
     curvature = (X.T * np.exp(X @ ORIGIN)) @ X
     scaling = np.linalg.cholesky(np.linalg.inv(curvature))
-    return extract(model, check=False).engine(Coordinates(ORIGIN, scaling))
+    return RowEngine.of(extract(model, check=False), Coordinates(ORIGIN, scaling))
 
 
 def with_outcomes(y: np.ndarray) -> RowEngine:
@@ -68,7 +70,9 @@ def clip_norm() -> float:
 
 def loss() -> Lost:
     engine = with_outcomes(np.zeros(N))  # what is seen plays no part
-    total = sum(values.sum(axis=1) for _, values in expected.losses(engine, clip_norm()))
+    total = sum(
+        values.sum(axis=1) for _, values in blocks(engine, Loss(engine.coordinates, clip_norm()))
+    )
     return Lost(np.diag(total[:2]), np.diag(total[2:]))
 
 
@@ -81,8 +85,8 @@ def sums(repeats: int = REPEATS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for k, z in enumerate(truths):
         theta = records().coordinates.theta(z)
         engine = with_outcomes(rng.poisson(np.exp(X @ theta)))
-        blocks = expected.clipped_scores(engine, clip_norm())
-        given[k] = sum(values.sum(axis=1) for _, values in blocks)
+        given_back = blocks(engine, ConsistentScore(engine.coordinates, clip_norm=clip_norm()))
+        given[k] = sum(values.sum(axis=1) for _, values in given_back)
         scores = np.concatenate([b for _, b in engine.vectors(engine.scores(np.zeros(2)))], axis=1)
         factors = np.minimum(1.0, clip_norm() / np.linalg.norm(scores, axis=0))
         plain[k] = scores @ factors

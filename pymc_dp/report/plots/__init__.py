@@ -5,12 +5,13 @@ They draw what their arguments say and nothing else: no record is read and nothi
 
 from __future__ import annotations
 
-from pymc_dp.report.plots.acceptance import plot_acceptance, plot_gibbs_acceptance
-from pymc_dp.report.plots.clipping import plot_clip_advice
-from pymc_dp.report.plots.expected import plot_effective_draws
-from pymc_dp.report.plots.guarantees import plot_epsilon_delta
-from pymc_dp.report.plots.posteriors import plot_posterior_comparison
-from pymc_dp.report.plots.spending import plot_budget
+from pymc_dp.report.plots.budgets import plot_budget, plot_epsilon_delta
+from pymc_dp.report.plots.planning import plot_clip_advice, plot_effective_draws
+from pymc_dp.report.plots.results import (
+    plot_acceptance,
+    plot_gibbs_acceptance,
+    plot_posterior_comparison,
+)
 
 __all__ = [
     "plot_acceptance",

@@ -1,0 +1,224 @@
+"""What Gaussian releases cost: conversions between (epsilon, delta) and mu, noise for a budget.
+
+A mechanism is mu-GDP when telling two neighbours apart is no easier than telling N(0, 1) from
+N(mu, 1). Its exact (epsilon, delta) curve is (Dong, Roth & Su 2022, Corollary 1; the same as
+Balle & Wang 2018, Theorem 8)
+
+    delta(epsilon) = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
+
+Every function here errs on the private side. `delta_from_mu` returns an upper bound of the curve:
+the computed value plus a bound on its rounding error. The inverses only ever return points at
+which that upper bound was evaluated and found to hold.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from fractions import Fraction
+
+import numpy as np
+from scipy.special import erfcx, ndtr, ndtri_exp
+
+from pymc_dp.base.checks import check_delta, check_epsilon, check_integer, check_number
+from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
+
+_ROUNDOFF = 2.0**-53
+# Relative error allowed for erfcx and ndtr, in units of 2^-53. SciPy's are within 8 where they are
+# called here; the tests compare the result with 60-digit arithmetic.
+_FUNCTION_ERROR = 16 * _ROUNDOFF
+_SMALLEST = math.ulp(0.0)
+_TAIL = 40.0  # Phi(-40) < e^-800 is below the smallest float, so 1 - Phi(40) rounds to 0
+
+
+def _check_mu(mu: object) -> float:
+    value = check_number("mu", mu)
+    if value < 0:
+        raise ValueError(f"mu must not be negative, not {value}")
+    return value
+
+
+def _delta_upper(epsilon: float, mu: float) -> float:
+    """Upper bound of delta(epsilon; mu), within about 1e-12 (1 + 1/mu) relative of it.
+
+    With a = mu/2 - epsilon/mu and s = mu/2 + epsilon/mu, e^epsilon phi(s) = phi(a), hence
+    e^epsilon Phi(-s) = exp(-a²/2) erfcx(s/sqrt 2)/2: no power of e^epsilon is ever formed, which
+    the textbook form needs and which overflows at epsilon = 709.
+    """
+    if mu == 0:
+        return 0.0
+    s = mu / 2 + epsilon / mu
+    a = mu / 2 - epsilon / mu
+    if math.isinf(s):  # epsilon/mu overflows only where Phi(a) is far below the smallest float
+        return _SMALLEST
+    slack = 4 * _ROUNDOFF * s  # bounds the rounding error of both a and s
+    if a > _TAIL:
+        return 1.0
+    if a + slack < -_TAIL:
+        return _SMALLEST
+    if slack > 1e-6:  # epsilon above 1e9: a has lost its digits, but delta <= Phi(a) always
+        return min(1.0, float(ndtr(a + slack)) * (1 + 1e-9) + _SMALLEST)
+    half = math.exp(-a * a / 2) / 2
+    half_error = abs(a) * slack + (a * a / 2 + 4) * _ROUNDOFF
+    # |d log erfcx(x)/dx| <= sqrt 2 for x >= 0, so an error of slack/sqrt 2 in x costs `slack`.
+    tail_error = _FUNCTION_ERROR + slack
+    tail = float(erfcx(s / math.sqrt(2)))
+    if a < 0:  # both terms share the factor `half`, so its error is relative to the difference
+        head = float(erfcx(-a / math.sqrt(2)))
+        value = half * (head - tail)
+        error = half * (head + tail) * tail_error + abs(value) * half_error
+    else:  # phi(a) <= Phi(a): an error of `slack` in a is at most that much relative
+        head = float(ndtr(a))
+        value = head - half * tail
+        error = head * tail_error + half * tail * (tail_error + half_error)
+    return min(1.0, (value + error) * (1 + 4 * _ROUNDOFF) + 4 * _SMALLEST)
+
+
+def delta_from_mu(epsilon: float, mu: float) -> float:
+    """Smallest delta for which mu-GDP implies (epsilon, delta)-DP, rounded up.
+
+    Never below the exact value; above it by a relative 1e-12 (1 + 1/mu) or so. mu is the square
+    root of the squared mu that a ledger counts. Epsilon 0 gives the total variation distance.
+    ValueError if an argument is negative or not finite.
+    """
+    value = check_number("epsilon", epsilon)
+    if value < 0:
+        raise ValueError(f"epsilon must not be negative, not {value}")
+    return _delta_upper(value, _check_mu(mu))
+
+
+def epsilon_from_mu(mu: float, delta: float) -> float:
+    """Smallest epsilon for which mu-GDP implies (epsilon, delta)-DP, rounded up.
+
+    Never below the exact value: bisection keeps the end at which the upper bound of delta was seen
+    to be at most `delta`. 0 when `delta` alone covers the release. ValueError if `mu` is negative
+    or not finite, or `delta` is outside (0, 1).
+    """
+    mu, delta = _check_mu(mu), check_delta(delta)
+    if _delta_upper(0.0, mu) <= delta:
+        return 0.0
+    # delta <= Phi(a) <= exp(-a²/2)/2, so this start holds but for rounding.
+    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta))
+    while _delta_upper(high, mu) > delta:
+        high *= 2
+        if math.isinf(high):
+            raise ValueError(f"mu = {mu} is too large to be expressed as an epsilon")
+    while high > 1e-300 and _delta_upper(high / 2, mu) <= delta:
+        high /= 2
+    low = high / 2
+    while low < (middle := low + (high - low) / 2) < high:
+        if _delta_upper(middle, mu) <= delta:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def mu_from_budget(epsilon: float, delta: float) -> float:
+    """Largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down.
+
+    Never above the exact value: bisection keeps the end at which the upper bound of delta was seen
+    to be at most `delta`. ValueError if `epsilon` is not positive and finite, or `delta` is outside
+    (0, 1).
+    """
+    epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+    low = 1.0
+    while _delta_upper(epsilon, low) > delta:
+        low /= 2
+    while _delta_upper(epsilon, 2 * low) <= delta:
+        low *= 2
+    high = 2 * low
+    while low < (middle := low + (high - low) / 2) < high:
+        if _delta_upper(epsilon, middle) <= delta:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def mu_from_pure(epsilon: float) -> float:
+    """Smallest mu for which (epsilon, 0)-DP implies mu-GDP, rounded up.
+
+    It is -2 Phi^-1(1 / (1 + e^epsilon)). The trade-off function of (epsilon, 0)-DP (Dong, Roth & Su
+    2022, Proposition 2.5) consists of two lines that meet on the diagonal, at (a, a) with
+    a = 1 / (1 + e^epsilon).  The one of mu-GDP is convex, symmetric, and passes through (0, 1) and
+    (a, a), so it lies nowhere above.  With a smaller mu it passes above (a, a).
+    """
+    half = -float(ndtri_exp(-np.logaddexp(0.0, check_epsilon(epsilon))))
+    return 2.0 * half * (1.0 + 1e-12) + 1e-15
+
+
+def units_from_mu(mu: float) -> int:
+    """Ledger units that mu-GDP allows: floor(2^40 mu²), exact, hence never too many."""
+    return math.floor(MU2_UNIT * Fraction(_check_mu(mu)) ** 2)
+
+
+def mu_from_units(units: int) -> float:
+    """Smallest float that is at least sqrt(units/2^40): the mu of a charge, rounded up.
+
+    It undoes `units_from_mu` without ever passing it: mu_from_units(units_from_mu(mu)) <= mu.
+    """
+    return _root_above(Fraction(check_integer("units", units, minimum=0), MU2_UNIT))
+
+
+def _root_above(square: Fraction) -> float:
+    """Smallest float that is at least the square root, compared exactly."""
+    root = math.sqrt(square)
+    while Fraction(root) ** 2 < square:
+        root = math.nextafter(root, math.inf)
+    while root > 0 and Fraction(below := math.nextafter(root, 0.0)) ** 2 >= square:
+        root = below
+    return root
+
+
+# From a budget and a plan to noise multipliers.
+
+
+def smallest_noise_multiplier(cost: int) -> float:
+    """Smallest float τ for which one release costs at most `cost` ledger units.
+
+    It is the least τ with 2^40/τ² <= cost, compared exactly: the float below it would cost more.
+    Rounding τ up rounds the privacy loss down. ValueError if `cost` is not a positive integer.
+    """
+    return _root_above(Fraction(MU2_UNIT, check_integer("cost", cost, minimum=1)))
+
+
+def calibrate(
+    total: int, counts: Mapping[str, int], shares: Mapping[str, float]
+) -> dict[str, GaussianEvent]:
+    """Noise multipliers with which a fixed plan uses a budget of `total` ledger units.
+
+    Mechanism k is released ``counts[k]`` times over the whole plan (all chains, all iterations). It
+    may use the fraction ``shares[k] / sum(shares)`` of `total`. Each of its releases gets an equal
+    part, rounded down to whole ledger units (2^-40 of squared mu). ValueError if an argument is out
+    of range, the two mappings name different mechanisms, or a release would get less than one unit.
+
+    Guarantee
+    ---------
+    ``sum(counts[k] * event[k].cost) <= total`` exactly: shares are divided as rationals, parts are
+    rounded down, and an event never costs more than its part.
+    """
+    total = check_integer("total", total, minimum=1)
+    if not counts:
+        raise ValueError("counts is empty: name at least one mechanism")
+    if set(counts) != set(shares):
+        differing = sorted(map(str, set(counts) ^ set(shares)))
+        raise ValueError(f"counts and shares must name the same mechanisms; check {differing}")
+    parts: dict[str, Fraction] = {}
+    for name, share in shares.items():
+        parts[name] = Fraction(check_number(f"shares[{name!r}]", share))
+        if parts[name] <= 0:
+            raise ValueError(f"shares[{name!r}] must be positive, not {share}")
+    whole = sum(parts.values())
+    events = {}
+    for name, count in counts.items():
+        count = check_integer(f"counts[{name!r}]", count, minimum=1)
+        cost = math.floor(total * parts[name] / whole / count)
+        if cost < 1:
+            raise ValueError(
+                f"the budget cannot pay for {count} releases of {name!r}: each would get less "
+                "than the smallest charge (2^-40 of squared mu). Plan fewer draws or chains, give "
+                f"{name!r} a larger share, or use a larger epsilon"
+            )
+        events[name] = GaussianEvent(name, smallest_noise_multiplier(cost))
+    return events

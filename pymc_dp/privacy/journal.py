@@ -1,0 +1,361 @@
+"""An append-only, hash-chained table of charges in one SQLite file, safe against kill -9.
+
+Guarantee
+---------
+`Journal.transaction` commits before it returns, and all of it or nothing: a process killed at any
+moment leaves either the old table or the new one. Two processes never write at the same time.
+
+How
+---
+- A file lock around every transaction. SQLite's own lock alone lets writers starve: waiting ones
+  sleep, and the one that has just finished takes the lock again (155, 38, 1 and 1 commits of four
+  writers were seen).
+- Rollback journal (``DELETE``) and ``synchronous=EXTRA``: SQLite before 3.51.3 can lose committed
+  WAL transactions, and EXTRA also syncs the directory after the journal is deleted, so that a power
+  failure cannot bring the journal, and with it the old table, back.
+- A connection lives for one transaction. Nothing is open in between that a fork could share or a
+  pickle could carry, and opening one is cheap beside a commit that reaches the disk.
+- No fork happens inside a transaction (`os.register_at_fork`): SQLite keeps its locks in process
+  memory, and a child would inherit them while the file is not locked for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
+
+from pymc_dp.errors import LedgerError
+from pymc_dp.privacy.events import BATCHES
+
+SPENDING = ("lease", "return", "charge", BATCHES)
+"""Kinds whose amounts make up what an account has spent."""
+_COLUMNS = "seq, account, plan, kind, amount, balance, payload, previous, hash"
+GENESIS = "0" * 64
+"""What the first row names as the hash before it."""
+_LOCK_TIMEOUT = 60.0  # seconds; a commit takes well under one, even on a slow disk
+_POLL = 0.001  # seconds between two looks at a lock that is taken
+_LONGEST_PAUSE = 0.1  # seconds
+_PAGE = 1000
+
+_FORK_GUARD = threading.Lock()
+os.register_at_fork(
+    before=_FORK_GUARD.acquire,
+    after_in_parent=_FORK_GUARD.release,
+    after_in_child=_FORK_GUARD.release,
+)
+
+_SCHEMA = """
+CREATE TABLE entries (
+    seq INTEGER PRIMARY KEY,
+    account INTEGER NOT NULL,
+    plan INTEGER,
+    kind TEXT NOT NULL,
+    amount INTEGER NOT NULL,
+    balance INTEGER NOT NULL,
+    payload TEXT NOT NULL,
+    previous TEXT NOT NULL,
+    hash TEXT NOT NULL
+);
+CREATE INDEX by_account ON entries (account);
+CREATE INDEX by_kind ON entries (kind, account, plan, amount);
+CREATE TRIGGER no_update BEFORE UPDATE ON entries
+    BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END;
+CREATE TRIGGER no_delete BEFORE DELETE ON entries
+    BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END;
+"""
+
+
+def _canonical(value: object) -> str:
+    """JSON with one spelling per value, so that equal rows have equal hashes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def as_stored(payload: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a payload as it comes back from the file: tuples as lists, keys as strings."""
+    return dict(json.loads(_canonical(dict(payload))))
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row. There is no time in it: when a model was sampled is nobody's business.
+
+    - `seq`: 1, 2, 3, … without gaps.
+    - `account`: 0 for the row that describes the ledger.
+    - `kind`: ``"ledger"``, ``"account"``, ``"batches"`` or ``"close"``; for a run ``"plan"``,
+      ``"run"``, ``"chain"``, ``"lease"`` or ``"return"``; for one-off releases ``"plan"``,
+      ``"charge"``, ``"release"`` or ``"finish"``.
+    - `amount`: the reservation of an account; ledger units of a lease or a charge; of releases on
+      batches, less those that they replace; negative for what is returned or taken back; else 0.
+    - `balance`: what the account has spent after this row: the running sum over the kinds in
+      `SPENDING`.
+    - `payload`: public facts about the row.
+    - `previous`, `hash`: SHA-256 in hexadecimal of the row before and of this row (which covers the
+      one before).
+    """
+
+    seq: int
+    account: int
+    plan: int | None
+    kind: str
+    amount: int
+    balance: int
+    payload: dict[str, Any]
+    previous: str
+    hash: str
+
+    def expected_hash(self) -> str:
+        """SHA-256 over the hash of the row before and everything else in this row."""
+        facts = [self.seq, self.account, self.plan, self.kind, self.amount, self.balance]
+        text = self.previous + _canonical([*facts, self.payload])
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+def decode(row: tuple[Any, ...]) -> Entry:
+    """Read a row in the order of `_COLUMNS`; LedgerError if it is damaged."""
+    seq, account, plan, kind, amount, balance, payload, previous, digest = row
+    try:
+        values = json.loads(payload)
+    except (TypeError, ValueError):
+        values = None
+    whole = all(isinstance(number, int) for number in (seq, account, amount, balance))
+    if not (whole and isinstance(values, dict)):  # SQLite stores any type in any column
+        raise LedgerError(f"row {seq} of the ledger is damaged: it cannot be read")
+    return Entry(seq, account, plan, kind, amount, balance, values, previous, digest)
+
+
+def encode(entry: Entry) -> tuple[Any, ...]:
+    """Return the values of a row in the order of `_COLUMNS`."""
+    facts = (entry.seq, entry.account, entry.plan, entry.kind, entry.amount, entry.balance)
+    return (*facts, _canonical(entry.payload), entry.previous, entry.hash)
+
+
+class Transaction:
+    """Rows read and appended under one lock; see `Journal.transaction`."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
+
+    def rows(self, *kinds: str, order: str = "seq", **of: int) -> list[Entry]:
+        """Return the rows of these kinds, or of all, oldest first.
+
+        `of` may name an ``account``, a ``plan``, and the row ``after`` which they stand.
+        """
+        condition, values = _condition(kinds, of)
+        # With "+", SQLite looks up the kind and then sorts, rather than reading all of an account.
+        sign = "+" if kinds else ""
+        query = f"SELECT {_COLUMNS} FROM entries WHERE {condition} ORDER BY {sign}{order}"
+        return [decode(row) for row in self._connection.execute(query, values)]
+
+    def newest(self, *kinds: str, **of: int) -> Entry | None:
+        """Return the last of these rows, or None."""
+        found = self.rows(*kinds, order="seq DESC LIMIT 1", **of)
+        return found[0] if found else None
+
+    def count(self, *kinds: str, **of: int) -> int:
+        """Return the number of these rows."""
+        condition, values = _condition(kinds, of)
+        query = f"SELECT count(*) FROM entries WHERE {condition}"
+        return int(self._connection.execute(query, values).fetchone()[0])
+
+    def total(self, *kinds: str, **of: int) -> int:
+        """Return the sum of the amounts of these rows."""
+        condition, values = _condition(kinds, of)
+        # not added by SQLite, whose 64 bits what was leased and returned in turn may pass
+        query = f"SELECT amount FROM entries WHERE {condition}"
+        return sum(amount for (amount,) in self._connection.execute(query, values))
+
+    def balance(self, account: int) -> int:
+        """Return what an account has spent, in ledger units."""
+        newest = self.newest(account=account)
+        return newest.balance if newest else 0
+
+    def append(
+        self,
+        kind: str,
+        account: int,
+        amount: int,
+        payload: Mapping[str, Any],
+        plan: int | None = None,
+    ) -> Entry:
+        """Append a row; it is part of the file once the transaction has ended without an error."""
+        head = self.newest()
+        balance = self.balance(account) + (amount if kind in SPENDING else 0)
+        seq, previous = (head.seq + 1, head.hash) if head else (1, GENESIS)
+        entry = Entry(seq, account, plan, kind, amount, balance, as_stored(payload), previous, "")
+        entry = replace(entry, hash=entry.expected_hash())
+        marks = ", ".join("?" * 9)
+        self._connection.execute(f"INSERT INTO entries VALUES ({marks})", encode(entry))
+        return entry
+
+
+def _condition(kinds: Sequence[str], of: Mapping[str, int]) -> tuple[str, tuple[object, ...]]:
+    """SQL for the rows of some kinds, and its values."""
+    parts = [f"kind IN ({', '.join('?' * len(kinds))})"] if kinds else []
+    parts += ["seq > ?" if name == "after" else f"{name} = ?" for name in of]
+    return " AND ".join(parts) or "TRUE", (*kinds, *of.values())
+
+
+class Journal:
+    """Transactions on one file; holds a path and no handle, so it may be pickled and forked.
+
+    `path` is absolute, and ``path + ".lock"`` is the lock beside it. `durable` says whether a
+    commit must survive a power failure, and so waits for the disk.
+    """
+
+    def __init__(self, path: str, durable: bool) -> None:
+        self.path = path
+        self.durable = durable
+        self._contended_at = -math.inf  # when this object last had to wait for the lock
+
+    def create(self, payload: Mapping[str, Any]) -> None:
+        """Make the file, readable by its owner only, with a first row of kind ``"ledger"``."""
+        try:
+            os.close(os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        except FileExistsError:
+            raise LedgerError(
+                f"{self.path} exists already; use Ledger.open, or another path"
+            ) from None
+        except OSError as error:
+            raise LedgerError(
+                f"the ledger {self.path} cannot be made: {error.strerror}; choose a directory that "
+                "exists and can be written, on a disk with room"
+            ) from None
+        try:
+            with self.transaction() as transaction:
+                for statement in _statements(_SCHEMA):
+                    transaction._connection.execute(statement)
+                transaction.append("ledger", 0, 0, payload)
+        except BaseException:
+            Path(self.path).unlink(missing_ok=True)
+            raise
+
+    @contextmanager
+    def transaction(self) -> Iterator[Transaction]:
+        """Lock, read, append, commit. An exception inside leaves the file as it was.
+
+        LedgerError if the file cannot be locked, read or written.
+        """
+        with _FORK_GUARD, self._lock():
+            try:
+                with closing(self._connect()) as connection:
+                    connection.execute("BEGIN IMMEDIATE")
+                    yield Transaction(connection)
+                    connection.execute("COMMIT")  # closing without it rolls back
+            except sqlite3.Error as error:
+                raise LedgerError(self._explain(error)) from error
+
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """Iterate over the rows after a sequence number; the lock is held for a page at a time."""
+        while True:
+            with self.transaction() as transaction:
+                page = transaction.rows(order=f"seq LIMIT {_PAGE}", after=after)
+            if not page:
+                return
+            yield from page
+            after = page[-1].seq
+
+    def _connect(self) -> sqlite3.Connection:
+        # mode=rw: a missing file is an error, not a fresh and empty ledger.
+        connection = sqlite3.connect(
+            f"{Path(self.path).as_uri()}?mode=rw",
+            uri=True,
+            timeout=_LOCK_TIMEOUT,
+            isolation_level=None,
+        )
+        try:
+            connection.execute("PRAGMA journal_mode=DELETE")
+            # Without durability SQLite does not wait for the disk. What a process wrote before
+            # kill -9 is in the page cache and survives it, in the order in which it was written, so
+            # the commit stays atomic; only a power failure could undo it.
+            connection.execute(f"PRAGMA synchronous={'EXTRA' if self.durable else 'OFF'}")
+            connection.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone stops at the drive cache
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        if not os.path.exists(self.path):  # before a lock is left where it was
+            raise LedgerError(
+                f"the ledger {self.path} is missing; put it, or its disk, back in its place and "
+                "run again"
+            )
+        lock: BaseFileLock = FileLock(self.path + ".lock", timeout=_LOCK_TIMEOUT)
+        begin = time.perf_counter()
+        try:
+            lock.acquire(poll_interval=_POLL)
+        except Timeout:
+            self._refuse_soft(lock)
+            raise LedgerError(
+                f"the ledger {self.path} has been locked by another process for "
+                f"{_LOCK_TIMEOUT:.0f} seconds; no record was touched"
+            ) from None
+        except (OSError, NotImplementedError) as error:
+            raise LedgerError(
+                f"the ledger {self.path} cannot be locked ({error}); no record was touched. It "
+                "needs a directory that can be written, on a local disk with room, whose file "
+                "locks work: see to that and run again"
+            ) from None
+        locked = time.perf_counter()
+        if locked - begin > _POLL:
+            self._contended_at = locked
+        try:
+            self._refuse_soft(lock)
+            yield
+        finally:
+            held = time.perf_counter() - locked
+            with suppress(OSError):  # a lock that was lost: what was written is committed or not
+                lock.release()
+            if locked - self._contended_at < 1.0:
+                # Others wait, and a waiting process only looks now and then. Staying away for one
+                # and a half turns lets two of them go first, so that writers nearly take turns.
+                time.sleep(min(max(1.5 * held, 2 * _POLL), _LONGEST_PAUSE))
+
+    def _refuse_soft(self, lock: BaseFileLock) -> None:
+        # filelock replaces a lock that the file system lacks by the mere existence of a file, which
+        # a killed process leaves behind.
+        if isinstance(lock, SoftFileLock):
+            raise LedgerError(
+                f"the file system of {self.path} has no file locks (as on some network drives); "
+                "put the ledger on a local disk"
+            )
+
+    def _explain(self, error: sqlite3.Error) -> str:
+        text = str(error)
+        if "full" in text or "I/O" in text:  # which of them: that depends on the file system
+            reason = (
+                f"{text} (the disk is full, a quota is used up, or a drive fails); make room and "
+                "run again: releases that were kept are not paid again"
+            )
+        elif "readonly" in text or "unable to open" in text:
+            reason = "it or its directory cannot be written; make that possible and run again"
+        elif "locked" in text:
+            reason = "another program has it open; close that program"
+        elif any(word in text for word in ("not a database", "malformed", "no such", "empty")):
+            reason = "it is damaged or not a ledger; restore a copy, or create one elsewhere"
+        else:
+            reason = text
+        return f"the ledger {self.path} cannot be used: {reason}. No record is read uncharged"
+
+
+def _statements(script: str) -> Iterator[str]:
+    """Split a script into statements (`executescript` would commit in between)."""
+    statement = ""
+    for line in script.splitlines():
+        statement += line + "\n"
+        if sqlite3.complete_statement(statement):
+            yield statement
+            statement = ""

@@ -1,0 +1,151 @@
+"""Public densities, sampled by NUTS: a prior, and a likelihood made of released values."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from typing import Any, NamedTuple
+
+import numpy as np
+import pymc as pm
+import pytensor
+import pytensor.tensor as pt
+from pytensor.graph.replace import graph_replace
+
+from pymc_dp.base import compat as _compat
+from pymc_dp.publication.noise_aware import Likelihood
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.functions import compile_parameter_function
+
+#: Chains, tuning iterations and draws of NUTS.
+CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
+_AGAIN = "The same call resumes from what was released, at no further cost."
+#: Most parameters whose covariance is told by the 101 draws of the first window of adaptation.
+#: With more than 100 it is singular, chains hardly move, and NUTS never recovers; more parameters
+#: than this are scaled one by one.
+_DENSE = 50
+#: Effective draws that are enough.
+ENOUGH = 400.0
+#: Variance between chains over that within, above which they are in different places.
+_APART = 0.5
+
+
+class Explored(NamedTuple):
+    """What NUTS made of a target.
+
+    `draws` are (4000, d), unconstrained; `effective` is what they are worth in the worst parameter;
+    `apart` says that chains ended in different places.
+    """
+
+    draws: np.ndarray
+    effective: float
+    apart: bool
+
+    @property
+    def doubt(self) -> str:
+        """Why they are not to be relied on, in words; empty where they are."""
+        if self.apart:
+            return "chains that explored prior times released likelihood ended in different places"
+        if not self.effective >= ENOUGH:
+            return (
+                "chains that explored prior times released likelihood are worth about "
+                f"{self.effective:.0f} draws"
+            )
+        return ""
+
+
+def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:
+    """Log N(G; H w, H + V), up to a constant; released values are inputs, so that it is cached.
+
+    `flat` (d,) is symbolic: theta, of which w are the coordinates.
+    """
+    weight = np.linalg.pinv(likelihood.curvature + likelihood.noise, hermitian=True)
+    inverse, curvature, weight, location, score = (
+        pytensor.shared(np.ascontiguousarray(array))
+        for array in (
+            np.linalg.inv(at.scaling),
+            likelihood.curvature,
+            weight,
+            at.location,
+            likelihood.score,
+        )
+    )
+    residual = score - pt.dot(curvature, pt.dot(inverse, flat - location))
+    return -pt.dot(residual, pt.dot(weight, residual)) / 2.0
+
+
+def in_support(theta: Any, target: Any, starts: np.ndarray, spare: np.ndarray) -> np.ndarray:
+    """The starts; those outside of the support of the target are replaced by spare ones inside."""
+    log_density = compile_parameter_function([theta], target)
+    inside = (at for at in spare if np.isfinite(log_density(at)))
+    return np.array([at if np.isfinite(log_density(at)) else next(inside, at) for at in starts])
+
+
+class _Whole:
+    """A callback that ends all chains once one was interrupted: PyMC goes on with the next."""
+
+    def __init__(self) -> None:
+        self.chains = 0
+
+    def __call__(self, trace: Any, draw: Any) -> None:
+        if draw.chain > self.chains:
+            raise KeyboardInterrupt
+        self.chains += draw.draw_idx == _TUNE + _DRAWS - 1  # draw.is_last never says so
+
+
+def explore(
+    theta: Any,
+    target: Any,
+    starts: np.ndarray,
+    seed: int,
+    scaling: np.ndarray | None = None,
+    target_accept: float = 0.9,
+) -> Explored:
+    """Draws of a public log density.
+
+    `target` is a symbolic function of the vector `theta`; `starts` are (CHAINS, d).  With a (d, d)
+    `scaling`, NUTS moves in coordinates x, theta = scaling @ x, in which widths are about alike.  A
+    `target_accept` nearer to 1 is for narrow places.
+
+    Raises KeyboardInterrupt however PyMC takes one: no draws of part of the chains are used.
+    Raises SamplingError if NUTS cannot begin at one of the starts.
+    """
+    quiet = logging.getLogger("pymc")
+    level = quiet.level
+    quiet.setLevel(logging.ERROR)
+    d = starts.shape[1]
+    if scaling is not None:
+        starts = np.linalg.solve(scaling, starts.T).T
+    try:
+        with warnings.catch_warnings(), pm.Model(model=None):
+            warnings.simplefilter("ignore")  # PyMC calls the dense mass matrix experimental
+            x = pm.Flat("theta", shape=d)
+            at = x if scaling is None else pytensor.shared(np.ascontiguousarray(scaling)) @ x
+            pm.Potential("target", graph_replace(target, {theta: at}, strict=False))
+            result = pm.sample(
+                _DRAWS,
+                tune=_TUNE,
+                chains=CHAINS,
+                cores=1,
+                init="adapt_full" if d <= _DENSE else "adapt_diag",
+                target_accept=target_accept,
+                initvals=[{"theta": start} for start in starts],
+                random_seed=seed,
+                progressbar=False,
+                compute_convergence_checks=False,
+                compile_kwargs={"mode": "NUMBA"},
+                callback=_Whole(),
+            )
+    except ValueError as error:
+        if "Not enough samples" in str(error):  # interrupted before there were any
+            raise KeyboardInterrupt(_AGAIN) from None
+        raise
+    finally:
+        quiet.setLevel(level)
+    drawn = _compat.group(result, "posterior")["theta"].values
+    drawn = drawn if scaling is None else drawn @ scaling.T
+    if drawn.shape[:2] != (CHAINS, _DRAWS):
+        raise KeyboardInterrupt(_AGAIN)
+    between, within = drawn.mean(axis=1).var(axis=0, ddof=1), drawn.var(axis=1, ddof=1).mean(axis=0)
+    apart = bool(np.any(between > _APART * within))
+    return Explored(drawn.reshape(-1, d), float(_compat.effective_draws(drawn).min()), apart)

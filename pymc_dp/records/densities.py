@@ -1,0 +1,304 @@
+"""Log-densities of a model with its data still in view.
+
+While PyMC derives a log-density it folds expressions of constants: ``X - X.mean(0)`` with a NumPy
+``X`` would reach us as one more array with a row per record, and what couples the records would
+never be seen.  Long constants are therefore hidden behind inputs for the time of the derivation,
+and those that appear only meanwhile, captured by a closure of ``pm.CustomDist``, are not folded.
+
+Where the number of rows is private, the same is done with ``pm.Data``, and every operation is made
+again: a type that knows a length (``pm.Data("x", x, shape=(n,))``) would turn it into a number.
+
+Data may be infinite where a record has no bound, as in ``pm.Censored`` and ``pm.Truncated``, which
+is harmless where they are only compared: :func:`may_be_infinite` finds these in the graph.  A
+truncated likelihood computes with its bounds, and infinity spoils its derivative if not its value.
+So :func:`open_sided` lets each record choose PyMC's formula for the bounds that the record has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import numpy as np
+import pytensor.scalar as ps
+import pytensor.tensor as pt
+from pymc.distributions.continuous import TruncatedNormalRV
+from pymc.distributions.truncated import TruncatedRV
+from pymc.logprob.abstract import _logprob
+from pymc.logprob.basic import transformed_conditional_logp
+from pymc.model import Model
+from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.replace import clone_replace, graph_replace
+from pytensor.graph.traversal import ancestors, toposort
+from pytensor.tensor.basic import Alloc
+from pytensor.tensor.elemwise import DimShuffle, Elemwise
+from pytensor.tensor.pad import Pad
+from pytensor.tensor.rewriting.basic import unconditional_constant_folding
+from pytensor.tensor.shape import Reshape, SpecifyShape
+from pytensor.tensor.subtensor import Subtensor
+
+from pymc_dp.base.compat import OWN_INNER_GRAPHS
+from pymc_dp.errors import NotFactorizable
+from pymc_dp.records.ancestry import (
+    SHAPE_OPS,
+    ancestors_without_shapes,
+    is_data,
+    is_long_constant,
+    number,
+)
+from pymc_dp.records.arithmetic import is_float, without_wrapping
+from pymc_dp.records.counts import RowCounts
+from pymc_dp.records.graph import RowGraph
+
+
+@contextmanager
+def long_constants_kept(length: int) -> Iterator[None]:
+    """Keep PyTensor from folding expressions of constants with `length` entries or more."""
+    rewriter = unconditional_constant_folding
+    fold = rewriter.transform
+
+    def transform(fgraph: Any, node: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(is_long_constant(x, length) for x in node.inputs):
+            return False
+        return fold(fgraph, node, *args, **kwargs)
+
+    rewriter.transform = transform
+    try:
+        yield
+    finally:
+        del rewriter.transform
+
+
+def log_densities(
+    model: Model, rvs: Sequence[Variable], *, jacobian: bool, length: int, counts: RowCounts | None
+) -> list[Variable]:
+    """Per-observation log-densities, every long array as it stands in the model.
+
+    There is one for each of `rvs`, as a function of the model's value variables and data.
+    `jacobian` adds the log-Jacobian of the transforms.  Constants with `length` entries or more are
+    not folded.  `counts` are the numbers of rows, where they are private.  Raises NotFactorizable
+    if PyMC cannot derive them, or they confuse integers with truth values.
+    """
+    everything = model.basic_RVs
+    values = [model.rvs_to_values[rv] for rv in everything]
+    hidden = {
+        variable: _without_lengths(variable, length, counts)
+        for variable in ancestors([*everything, *values])
+        if is_long_constant(variable, length) or (counts is not None and counts.may_tell(variable))
+    }
+    symbolic = clone_replace(everything, hidden, rebuild_strict=False, **OWN_INNER_GRAPHS)
+    if counts is not None:
+        symbolic = _rebuilt(symbolic, set(hidden.values()))
+    open_sided(symbolic)
+    clones = dict(zip(everything, symbolic, strict=True))
+    symbols = dict(zip(values, clone_replace(values, hidden, rebuild_strict=False), strict=True))
+    # a short array may be one of rows, too, and is told only by where it stands
+    kept = length if counts is None else 2
+    try:
+        with long_constants_kept(kept):
+            logps = transformed_conditional_logp(
+                [clones[rv] for rv in rvs],
+                rvs_to_values={clones[rv]: symbols[model.rvs_to_values[rv]] for rv in everything},
+                rvs_to_transforms={
+                    clones[rv]: model.rvs_to_transforms.get(rv) for rv in everything
+                },
+                jacobian=jacobian,
+            )
+    except (AssertionError, AttributeError, ValueError) as error:
+        names = ", ".join(f"`{rv.name}`" for rv in rvs)
+        if isinstance(error, AssertionError):  # how PyTensor 2 refuses a matrix for each record
+            raise NotFactorizable(
+                f"The log-density of {names} fails an assertion of PyTensor, most often because an "
+                "operation on one matrix, such as pt.linalg.eigh, is given one for each record. "
+                "Compute it before the model is built, or use pt.linalg.cholesky and "
+                "pt.linalg.solve_triangular."
+            ) from error
+        if isinstance(error, AttributeError):
+            if error.name != "ndim_supp":  # PyMC takes a shape that it must assert for a variable
+                raise
+            raise NotFactorizable(
+                f"PyMC could not derive the log-density of {names} without the lengths of its "
+                "arrays, which may be numbers of rows: some have as many entries as there are "
+                "records. Give the components of a mixture as a list, one distribution each."
+            ) from error
+        raise NotFactorizable(
+            f"PyMC could not derive the log-density of {names}, most often because lengths "
+            "disagree. Give every column of one likelihood the same number of rows."
+        ) from error
+    data = {symbol: constant for constant, symbol in hidden.items()}
+    logps = clone_replace(logps, data, rebuild_strict=False)
+    return [
+        without_wrapping([logp], f"The density of `{rv.name}`")[0]
+        for rv, logp in zip(rvs, logps, strict=True)
+    ]
+
+
+def _rebuilt(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variable]:
+    """`outputs` with all operations on `inputs` repeated, to lose what they knew of lengths."""
+    found: dict[Variable, Variable] = {}
+    for node in toposort(outputs):
+        if not any(x in inputs or x in found for x in node.inputs):
+            continue
+        now = [found.get(x, x) for x in node.inputs]
+        try:
+            if isinstance(node.op, Pad):  # it wraps a graph that keeps what it knew
+                raise TypeError
+            made = node.op.make_node(*now)
+        except (AssertionError, TypeError, ValueError) as error:
+            what = f"{node.op} cannot be computed without the lengths of its arrays, which may be "
+            raise NotFactorizable(
+                f"{what}the number of rows; that is private under neighboring='add_or_remove_one' "
+                "and with a privacy_unit. Write it with other operations.",
+                f"{what}the number of rows. Write it with other operations.",
+            ) from error
+        for before, after in zip(node.outputs, made.outputs, strict=True):
+            after.name = before.name
+            found[before] = after
+    return [found.get(x, x) for x in outputs]
+
+
+def _without_lengths(variable: Variable, length: int, counts: RowCounts | None) -> Variable:
+    """An input like an array, whose long axes, and that of rows, have unknown lengths.
+
+    PyTensor moves an index into a product where this makes it shorter, so that the form of a
+    likelihood would tell whether there are more rows, which may be secret, or more groups.
+    """
+    rows = None if counts is None else counts.rows.get(variable, 0)
+    shape = tuple(
+        None if k is None or k >= length or (axis == rows and k != 1) else k
+        for axis, k in enumerate(variable.type.shape)
+    )
+    return variable.type.clone(shape=shape)(name=variable.name)
+
+
+# -- infinite data ---------------------------------------------------------------------------------
+
+
+_COMPARES = (ps.EQ, ps.NEQ, ps.LT, ps.LE, ps.GT, ps.GE, ps.IsInf, ps.IsNan)
+#: What an infinite number passes as it is, or with the other sign.
+_PASSES = (ps.Cast, ps.Identity, ps.Neg, ps.ScalarMaximum, ps.ScalarMinimum, ps.Second, ps.Switch)
+_MOVES = (Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
+
+
+def may_be_infinite(graph: RowGraph) -> set[Variable]:
+    """The blocks of data that a row graph only compares, or clips to finite numbers first."""
+    outputs = [graph.loglik, *(label for label, _ in graph.lookups)]
+    outputs += [cut.row_data for cut in graph.cuts if cut.row_data is not None]
+    nodes = list(toposort(outputs))
+
+    def harmless(block: Variable) -> bool:
+        infinite = {block}
+        for node in nodes:
+            unused = infinite.isdisjoint(node.inputs) or isinstance(node.op, SHAPE_OPS)
+            if unused or _ends(node):
+                continue
+            scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else None
+            others = [x for x in node.inputs if x not in infinite]
+            shifts = (
+                isinstance(scalar, ps.Add | ps.Sub) and len(others) == 1 and _is_finite(others[0])
+            )
+            passes = shifts or isinstance(scalar, _PASSES) or isinstance(node.op, _MOVES)
+            if not passes or not is_float(node.outputs[0]):
+                return False
+            infinite.update(node.outputs)
+        return infinite.isdisjoint(outputs)
+
+    return {leaf.block for leaf in graph.leaves if is_float(leaf.block) and harmless(leaf.block)}
+
+
+def _ends(node: Apply) -> bool:
+    """Whether a value is finite, or a condition, whatever goes in."""
+    scalar = node.op.scalar_op if isinstance(node.op, Elemwise) else None
+    clips = isinstance(scalar, ps.Clip) and all(map(_is_finite, node.inputs[1:]))
+    return clips or isinstance(scalar, _COMPARES)
+
+
+def _is_finite(x: Variable) -> bool:
+    known = number(x)
+    return known is not None and abs(known) < np.inf
+
+
+# -- truncated likelihoods ------------------------------------------------------------------------
+
+
+class _OpenTruncated(TruncatedRV):
+    """A truncated variable, some of whose records may have no bound."""
+
+
+class _OpenTruncatedNormal(TruncatedNormalRV):
+    """The same for the normal distribution, of which PyMC has a variable of its own."""
+
+
+_OPEN = {TruncatedRV: _OpenTruncated, TruncatedNormalRV: _OpenTruncatedNormal}
+
+
+def open_sided(rvs: Sequence[Variable]) -> None:
+    """Let records without a bound be told apart in the log-densities of some variables, in place.
+
+    `rvs` are a copy of random variables, with inputs in place of long constants.
+    """
+    for node in toposort(rvs):
+        if type(node.op) not in _OPEN:
+            continue
+        sides = [_is_of_data(bound) for bound in node.inputs[-2:]]
+        if any(sides):
+            op = copy(node.op)
+            op.__class__ = _OPEN[type(node.op)]
+            op.sides = sides
+            node.op = op
+
+
+def _is_of_data(bound: Variable) -> bool:
+    behind = [v for v in ancestors_without_shapes([bound]) if v.owner is None]
+    return any(is_data(v) or getattr(v.type, "ndim", 0) > 0 for v in behind)
+
+
+@_logprob.register(_OpenTruncated)
+@_logprob.register(_OpenTruncatedNormal)
+def _open_logprob(op: Any, values: Sequence[Variable], *inputs: Any, **kwargs: Any) -> Variable:
+    """PyMC's log-density for each set of bounds that a record may have, and a choice by record."""
+    [value] = values
+    plain = _logprob.dispatch(type(op).__base__)
+    given = {x.type(): x for x in inputs if is_float(x) and not isinstance(x, Constant)}
+    names = {x: name for name, x in given.items()}
+
+    def density(inputs: list[Any], sides: list[tuple[int, float]]) -> Variable:
+        if not sides:
+            return plain(op, values, *inputs, **kwargs)
+        (place, end), *others = sides
+        bound, without, within = inputs[place], list(inputs), list(inputs)
+        missing = pt.shape_padleft(pt.eq(bound, end), value.type.ndim - bound.type.ndim)
+        limit = float(np.finfo(bound.type.dtype).max)
+        without[place] = pt.constant(end)
+        within[place] = pt.clip(pt.switch(missing, value, bound), -limit, limit)
+        bounded = _with_ones(density(within, others), set(given), missing)
+        return pt.switch(missing, density(without, others), bounded)
+
+    sides = [(-2, -np.inf), (-1, np.inf)]
+    sides = [x for x, of_data in zip(sides, op.sides, strict=True) if of_data]
+    found = density([names.get(x, x) for x in inputs], [x for x in sides if inputs[x[0]] in names])
+    return graph_replace(found, given, strict=False)
+
+
+def _with_ones(value: Variable, wrt: set[Variable], where: Variable) -> Variable:
+    """`value` made from ones instead of `wrt` in some places, so that it has no derivative there.
+
+    A derivative of a choice has terms of both branches, where 0 times infinity is not a number.
+    """
+    new: dict[Variable, Variable] = {}
+    done: set[Variable] = set()
+    for node in toposort([value]):
+        mine = [x for x in node.inputs if x in wrt or x in new]
+        if not mine:
+            continue
+        known = {x: new.get(x, x) for x in node.inputs}
+        for x in {*mine} - done:
+            if isinstance(node.op, Elemwise) and x.type.ndim == where.type.ndim and is_float(x):
+                known[x] = pt.switch(where, 1, known[x])
+        outputs = node.clone_with_new_inputs([known[x] for x in node.inputs], strict=False).outputs
+        new.update(zip(node.outputs, outputs, strict=True))
+        if all(x in done or known[x] is not new.get(x, x) for x in mine):
+            done.update(node.outputs)
+    return new[value]

@@ -1,0 +1,203 @@
+"""A likelihood as a graph: its parameters, and where they enter the rows.
+
+A likelihood that factorises over records has two kinds of sub-graphs: *row* graphs, whose value at
+row ``i`` uses only row ``i`` of the data, and *shared* graphs, which use only parameters and public
+constants.  A shared value enters the rows through one of three doors, and a :class:`Cut` is made at
+each:
+
+``dot``
+    ``eta_i = x_i @ phi`` with row data ``x``: a linear predictor,
+``index``
+    ``eta_i = phi[g_i]`` with an integer column ``g``: a group effect,
+``copy``
+    ``eta_i = phi``: the same value for every row (a scale, an intercept, cut points).
+
+Below the cuts the log-likelihood of a row is a function of its ``eta`` alone, so reverse-mode
+differentiation of the *sum* over rows gives ``s_i = d l_i / d eta_i`` for every row at once
+("ghost" gradients: Goodfellow 2015, arXiv:1510.01799; Li et al. 2022, arXiv:2110.05679), without
+a scan or a loop over records.  The gradient of record ``i`` is ``sum over cuts of
+(d eta_i / d theta)' s_i``, which the row engine assembles block by block.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import pytensor.tensor as pt
+from pytensor.graph.basic import Variable
+from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+
+
+@dataclass(frozen=True, eq=False)
+class RowLeaf:
+    """A private array with one entry per row, on the given axis.
+
+    The constant or shared variable `source` of the PyMC model holds the data.  The input `block`
+    stands for a block of its rows, records first.
+    """
+
+    source: Variable
+    axis: int
+    block: Variable
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """One place where shared values enter the rows.
+
+    The shared value `phi` has shape (p,) or (p, k) for "dot", (K, ...) for "index", any for "copy".
+    The row input `eta` stands for it: (rows,) or (rows, k), (rows, ...), (rows, ...).  `row_data`
+    is the parameter-free row expression: the design (rows, p) of a "dot", the integer labels
+    (rows,) of an "index".
+    """
+
+    kind: Literal["dot", "index", "copy"]
+    phi: Variable
+    eta: Variable
+    row_data: Variable | None = None
+
+
+@dataclass(frozen=True)
+class Column:
+    """A number of each row, held by a leaf, and cut off at public ends."""
+
+    leaf: int
+    least: float = -math.inf
+    most: float = math.inf
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.outcomes`.
+
+    The leaf number `leaf` of the graph holds it.  If `discrete`, it is a nonnegative integer from
+    `lower` to `upper`; else they are the ends of an interval.  `atoms` are places that have a
+    probability of their own, unlike those beside them.  `modes` is how many the density may have:
+    those of a mixture.  `hashed` are the leaves of which nodes may depend on a hash: this one, and
+    the others that the law needs but for ends of a censored one, which PyMC 6 leaves out where none
+    of all rows is finite.
+    """
+
+    leaf: int
+    discrete: bool
+    lower: float | Column
+    upper: float | Column
+    atoms: tuple[float | Column, ...] = ()
+    modes: int = 1
+    hashed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class RowGraph:
+    """The log-likelihood of a block of rows of one or several observed variables of one length.
+
+    `terms` are the (rows,) log-likelihood of each observed variable, a function of the blocks of
+    `leaves` and the ``eta`` of `cuts`.  `lookups` are integer labels of the rows, functions of the
+    blocks alone, and the size of what they index.  `conditions` are boolean scalars of the
+    parameters alone that PyMC's parameter checks demand (``sigma > 0``): outside them the density
+    is zero, whatever the data.  `n_rows` counts the rows of the data; `names` are the observed
+    variables.  `outcomes` tell where the number that each of them observes can lie;
+    empty where that of one is not known, or one is a covariate of another.
+    """
+
+    terms: tuple[Variable, ...]
+    cuts: tuple[Cut, ...]
+    leaves: tuple[RowLeaf, ...]
+    lookups: tuple[tuple[Variable, int], ...]
+    conditions: tuple[Variable, ...]
+    n_rows: int
+    names: tuple[str, ...]
+    outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def quoted(self) -> str:
+        """The observed variables, for messages."""
+        return ", ".join(f"`{name}`" for name in self.names)
+
+    @cached_property
+    def loglik(self) -> Variable:
+        """(rows,) log-likelihood: the sum of the terms."""
+        total, *others = self.terms
+        for term in others:
+            total = total + term
+        return total
+
+
+@dataclass(frozen=True, eq=False)
+class ParameterVector:
+    """All unconstrained parameters of a model as one (d,) float64 input `theta`.
+
+    `values` are the model's value variables, in its order; they lie at `slices` of `theta`.
+    """
+
+    theta: Variable
+    values: tuple[Variable, ...]
+    slices: tuple[slice, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+    @classmethod
+    def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
+        """The vector of value variables of these shapes."""
+        sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
+        ends = np.cumsum(sizes)
+        slices = tuple(
+            slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)
+        )
+        theta = pt.TensorType("float64", shape=(int(sum(sizes)),))(name="theta")
+        return cls(theta, tuple(values), slices, tuple(tuple(s) for s in shapes))
+
+    @property
+    def size(self) -> int:
+        """Number of parameters, d."""
+        return int(self.theta.type.shape[0])
+
+    def substitute(self, outputs: Sequence[Variable]) -> list[Variable]:
+        """`outputs` as functions of `theta`."""
+        parts = {}
+        for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True):
+            part = self.theta[where].reshape(shape) if shape else self.theta[where.start]
+            parts[value] = part.astype(value.type.dtype)
+        return clone_replace(list(outputs), parts, rebuild_strict=False)
+
+    def ravel(self, point: dict[str, np.ndarray]) -> np.ndarray:
+        """(d,) vector of a PyMC point."""
+        theta = np.empty(self.size)
+        for value, where in zip(self.values, self.slices, strict=True):
+            theta[where] = np.ravel(point[value.name])
+        return theta
+
+    def point(self, theta: np.ndarray) -> dict[str, np.ndarray]:
+        """PyMC point of a (d,) vector."""
+        return {
+            value.name: np.asarray(theta[where].reshape(shape), dtype=value.type.dtype)
+            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
+        }
+
+
+def full_eta(cut: Cut, n_rows: int) -> Variable:
+    """The row input of a cut, computed from the shared value for all rows."""
+    if cut.kind == "dot":
+        return pt.dot(cut.row_data, cut.phi).astype(cut.eta.type.dtype)
+    if cut.kind == "index":
+        return cut.phi[cut.row_data]
+    return pt.alloc(cut.phi, n_rows, *cut.phi.shape)
+
+
+def each_alone(graph: RowGraph) -> list[RowGraph]:
+    """A graph for each observed variable, of the same leaves and of the cuts that it needs."""
+    if len(graph.names) == 1:
+        return [graph]
+    found = []
+    for k, term in enumerate(graph.terms):
+        behind = set(ancestors([term]))
+        cuts = tuple(cut for cut in graph.cuts if cut.eta in behind)
+        outcomes = graph.outcomes[k : k + 1]
+        names = graph.names[k : k + 1]
+        found.append(replace(graph, terms=(term,), cuts=cuts, names=names, outcomes=outcomes))
+    return found

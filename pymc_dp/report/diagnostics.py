@@ -1,0 +1,428 @@
+"""What can be said about draws beside R-hat, and about clipping."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import xarray as xr
+from pymc.model import Model
+from scipy.spatial.distance import cdist
+
+from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import check_epsilon
+from pymc_dp.budget import get_budget
+from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
+from pymc_dp.privacy.preparation import Preparation
+from pymc_dp.publication.results import unconstrain
+from pymc_dp.records.extraction import Records, extract
+from pymc_dp.report.advice import score_norms
+from pymc_dp.rows.contributions import Score
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.steps.settings import positive, scaling_matrix
+
+# -- draws in any form ----------------------------------------------------------------------------
+
+
+def dataset_of(name: str, draws: Any, groups: Sequence[str]) -> xr.Dataset:
+    """The first of `groups` that a result has, or the data set itself."""
+    if isinstance(draws, xr.Dataset):
+        return draws
+    for group in groups:
+        if group in _compat.group_names(draws):
+            return _compat.group(draws, group)
+    raise ValueError(f"{name} has none of the groups {list(groups)}.")
+
+
+def is_labelled(draws: Any) -> bool:
+    """Whether draws have names: a result of ``pm.sample``, or a data set."""
+    return isinstance(draws, xr.Dataset) or _compat.is_result(draws)
+
+
+def variables(name: str, dataset: xr.Dataset, var_names: Sequence[str]) -> Iterator[np.ndarray]:
+    """(chains, draws, ...) values of each variable."""
+    for variable in var_names:
+        if variable not in dataset:
+            raise ValueError(f"{name} has no variable {variable!r}; it has {list(dataset)}.")
+        if not {"chain", "draw"} <= set(dataset[variable].dims):
+            raise ValueError(f"{name}: {variable!r} lacks the dims 'chain' and 'draw'.")
+        yield np.asarray(dataset[variable].transpose("chain", "draw", ...).values)
+
+
+def names_of(var_names: str | Sequence[str] | None, otherwise: Sequence[str]) -> list[str]:
+    """`var_names` as a list, or all others."""
+    if var_names is None:
+        return list(otherwise)
+    return [var_names] if isinstance(var_names, str) else list(var_names)
+
+
+def numbers(name: str, draws: Any) -> np.ndarray:
+    """An array of numbers, or a ValueError that names the argument."""
+    try:
+        return np.asarray(draws, dtype="float64")
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name} must be an array of numbers, an xarray.Dataset or a result of pm.sample, "
+            f"not {type(draws).__name__}."
+        ) from None
+
+
+# -- what one independent draw costs --------------------------------------------------------------
+
+
+def inefficiency(
+    draws: Any,
+    evaluations: float | None = None,
+    *,
+    signs: Any = None,
+    var_names: str | Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Draws, and evaluations, that one independent draw costs.
+
+    Parameters
+    ----------
+    draws : array, xarray.Dataset, arviz.InferenceData or xarray.DataTree
+        Arrays have shape (chains, draws) or (chains, draws, d).  The group ``posterior_raw`` of a
+        released result is taken where there is one: noise-aware draws are no Markov chain.
+    evaluations : float, optional
+        Evaluations of the density or of its gradient for one record, over the whole run.
+    signs : array, optional
+        (chains, draws) signs of the likelihood estimates, for signed HMC-ECS.
+    var_names : str or sequence of str, optional
+        Variables of labelled draws; default: all.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row for each scalar parameter, with the columns ``ess``, the effective sample size over
+        all chains; ``inefficiency``, IF = draws / ESS; and, with `evaluations`,
+        ``computational_time``.
+
+    Raises
+    ------
+    ValueError
+        If shapes do not fit or an argument is out of its range.
+
+    Notes
+    -----
+    Dang et al. (2019): the inefficiency factor IF is the number of draws that are worth one
+    independent draw, and the computational time CT = IF x evaluations (eq. 3.2) compares runs of
+    equally many draws whatever the implementation.  With signs, CT = IF / (2 tau - 1)² x
+    evaluations (eq. 5.4), tau being the share of positive signs.  The relative computational time
+    of two algorithms is the ratio of their CT (eq. 6.1).
+
+    *Weaknesses.*  The paper estimates IF with the spectral density at 0 (R package coda); here it
+    is ArviZ's rank-normalised bulk ESS.  Bias of the draws is not in it.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc_dp as dp
+    >>> x = np.random.default_rng(1).normal(size=(4, 1000))
+    >>> bool(abs(dp.inefficiency(x).inefficiency["x"] - 1.0) < 0.2)
+    True
+    """
+    if is_labelled(draws):
+        dataset = dataset_of("draws", draws, ["posterior_raw", "posterior"])
+        names = names_of(var_names, list(dataset))
+        columns = dict(zip(names, variables("draws", dataset, names), strict=True))
+    else:
+        if var_names is not None:
+            raise ValueError("var_names are for labelled draws; draws is an array.")
+        values = numbers("draws", draws)
+        if values.ndim not in (2, 3):
+            raise ValueError(
+                f"draws must have shape (chains, draws) or (chains, draws, d); got {values.shape}."
+            )
+        columns = {"x": values}
+    if not columns:
+        raise ValueError("draws has no variables.")
+    index = [label for name, x in columns.items() for label in _labels(name, x.shape[2:])]
+    flat = [x.reshape(*x.shape[:2], -1).astype("float64") for x in columns.values()]
+    ess = np.concatenate([_compat.effective_draws(x) for x in flat])
+    size = flat[0].shape[0] * flat[0].shape[1]
+    table = pd.DataFrame({"ess": ess, "inefficiency": size / ess}, index=index)
+    if evaluations is not None:
+        cost = positive("evaluations", evaluations)
+        table["computational_time"] = table["inefficiency"] * cost / _sign_loss(signs, flat[0])
+    elif signs is not None:
+        raise ValueError("signs change the computational time alone: pass evaluations as well.")
+    return table
+
+
+def _labels(name: str, shape: tuple[int, ...]) -> list[str]:
+    """beta[0], beta[1], ..., as ArviZ calls the entries of a variable."""
+    if not shape:
+        return [name]
+    return [f"{name}[{', '.join(map(str, where))}]" for where in np.ndindex(shape)]
+
+
+def _sign_loss(signs: Any, draws: np.ndarray) -> float:
+    """(2 tau - 1)², with tau the share of positive signs."""
+    if signs is None:
+        return 1.0
+    values = numbers("signs", signs)
+    if values.shape != draws.shape[:2] or not np.isin(values, (-1.0, 1.0)).all():
+        raise ValueError(f"signs must be 1 or -1, of shape {draws.shape[:2]}.")
+    loss = (2.0 * float(np.mean(values > 0)) - 1.0) ** 2
+    if loss == 0:
+        raise ValueError("As many signs are negative as positive: no mean can be estimated.")
+    return loss
+
+
+# -- how far draws are from a reference -----------------------------------------------------------
+
+
+#: More draws than this are thinned before distances are taken.
+_LARGEST = 2000
+_PAIRS = 500
+
+
+def mmd(
+    sample: Any,
+    reference: Any,
+    *,
+    var_names: str | Sequence[str] | None = None,
+    random_seed: int = 0,
+) -> float:
+    """Maximum mean discrepancy of draws from reference draws, with a kernel of median width.
+
+    Parameters
+    ----------
+    sample, reference : array, xarray.Dataset, arviz.InferenceData or xarray.DataTree
+        Arrays of draws have shape (k,) or (k, d), or (chains, draws, d).  The group ``posterior``
+        of a result is taken.
+    var_names : str or sequence of str, optional
+        Variables of labelled draws, in the order of the columns of an array beside them.  Default:
+        those of `sample`, or of `reference` if `sample` is an array.
+    random_seed : int, default 0
+        Of the 500 pairs whose median distance is the width of the kernel.
+
+    Returns
+    -------
+    float
+        Square root of the absolute value of the unbiased estimate of the squared discrepancy, with
+        the kernel ``exp(-|x - y|²/(2 w²))``, as Räisä et al. (2021) report it.  About 0.016 for two
+        sets of 1000 independent draws of one law; at most sqrt(2).
+
+    Raises
+    ------
+    ValueError
+        If shapes or variables do not match, a draw is not finite, or nothing varies.
+
+    Notes
+    -----
+    *Assumptions.*  `reference` holds draws of the distribution that is meant, independent or
+    nearly so.  Variables are comparable in scale: one that is much wider than the others decides.
+
+    *Weaknesses.*  Blind to wrong variances in all but the widest directions: look at ratios of
+    standard deviations beside it.  More than 2000 draws are thinned to at most 2000.
+
+    Both arguments may be private; the result is private then, too.
+
+    Examples
+    --------
+    >>> import numpy as np, pymc_dp as dp
+    >>> rng = np.random.default_rng(1)
+    >>> x, y = rng.normal(size=(2, 1000, 3))
+    >>> dp.mmd(x, y) < 0.05, dp.mmd(x, y + 1.0) > 0.4
+    (True, True)
+    """
+    names: list[str] = []
+    for name, draws in (("sample", sample), ("reference", reference)):
+        if is_labelled(draws):
+            names = names_of(var_names, list(dataset_of(name, draws, ["posterior"])))
+            break
+    else:
+        if var_names is not None:
+            raise ValueError("var_names are for labelled draws; sample and reference are arrays.")
+    one, two = _rows("sample", sample, names), _rows("reference", reference, names)
+    if one.shape[1] != two.shape[1]:
+        raise ValueError(
+            f"sample has {one.shape[1]} columns and reference {two.shape[1]}: pass the same "
+            "variables, or var_names."
+        )
+    return _discrepancy(one, two, np.random.default_rng(random_seed))
+
+
+def _rows(name: str, draws: Any, var_names: Sequence[str]) -> np.ndarray:
+    """(k, d) draws of all chains."""
+    if is_labelled(draws):
+        dataset = dataset_of(name, draws, ["posterior"])
+        flat = [x.reshape(x.shape[0] * x.shape[1], -1) for x in variables(name, dataset, var_names)]
+        values = np.concatenate(flat, axis=1).astype("float64")
+    else:
+        values = numbers(name, draws)
+        if not 1 <= values.ndim <= 3:
+            raise ValueError(
+                f"{name} must have shape (draws,), (draws, d) or (chains, draws, d); got "
+                f"{values.shape}."
+            )
+        values = values.reshape(-1, values.shape[-1] if values.ndim > 1 else 1)
+    if len(values) < 2 or not np.isfinite(values).all():
+        raise ValueError(f"{name} must hold at least two draws, all of them finite.")
+    return values
+
+
+def _discrepancy(one: np.ndarray, two: np.ndarray, rng: np.random.Generator) -> float:
+    one, two = (x[:: -(-len(x) // _LARGEST)] for x in (one, two))
+    i, j = rng.integers(0, len(one), _PAIRS), rng.integers(0, len(two), _PAIRS)
+    width = np.median(np.linalg.norm(one[i] - two[j], axis=1))
+    if width == 0:
+        raise ValueError("Most draws of sample and reference are the same point.")
+
+    def mean(x: np.ndarray, y: np.ndarray, diagonal: float) -> float:
+        values = np.exp(-cdist(x, y, "sqeuclidean") / (2.0 * width**2))
+        return float((values.sum() - diagonal) / (values.size - diagonal))
+
+    within = mean(one, one, len(one)) + mean(two, two, len(two))
+    return float(np.sqrt(np.abs(within - 2.0 * mean(one, two, 0.0))))
+
+
+# -- how many records are clipped -----------------------------------------------------------------
+
+
+#: The last bin of a histogram of norms begins here (`pymc_dp.privacy.answer.EDGES`).
+_LAST_EDGE = 2.0**60
+
+
+def clipping_report(
+    model: Model | None = None,
+    *,
+    scaling: Any,
+    clip_norm: float | Sequence[float],
+    data: Mapping[str, Any] | None = None,
+    draws: int = 200,
+    random_seed: int | None = None,
+    epsilon: float | None = None,
+    at: Mapping[str, Any] | None = None,
+) -> pd.DataFrame:
+    """Share of records whose score would be clipped: simulated, or bought as a noisy count.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        Default: the model of the context.
+    scaling : float, array or dict
+        As the private step will have it: norms are in its coordinates z.
+    clip_norm : float or sequence of float
+        Bounds to report on; public.
+    data, draws, random_seed
+        Of the simulation, as in :func:`pymc_dp.clip_advice`.
+    epsilon : float, optional
+        Buy the count for the private records, for so much at the budget's delta if nothing else
+        were released.  Default: simulate, and spend nothing.
+    at : mapping of str to array, optional
+        With `epsilon`: value of each free variable at which the scores are taken; public, or
+        released, such as posterior means.  Default: the initial point of the model.
+
+    Returns
+    -------
+    pandas.DataFrame
+        One row for each clip norm.  ``clipped`` is the share of records above it.  Simulated:
+        ``worst``, that share at the draw of the parameters where it is largest, and ``kept``, the
+        sum of the clipped norms over the sum of all.  Bought: ``noise_sd``, the standard deviation
+        of the noise on ``clipped``, which may be negative.
+
+    Raises
+    ------
+    BudgetExceeded
+        If the budget does not allow `epsilon`; no record was read.
+    UnsafeModel
+        If the model cannot be simulated without private features, or not be asked about records.
+    ValueError
+        If an argument is out of its range, or `epsilon` is given and the model has no budget.
+
+    Notes
+    -----
+    *Guarantee.*  Without `epsilon`, a function of the model, the public arguments and the shapes of
+    a row; nothing is charged.  With `epsilon`, each clip norm is one Gaussian release, charged
+    before a record is read and shown in ``budget.table()``: a histogram with noise, of which the
+    last bin counts the units whose score is at least `clip_norm`.
+
+    *Assumptions.*  `clip_norm`, `scaling`, `data` and `at` are public or were released.
+
+    *Weaknesses.*  Simulated records are what the model and its prior expect: where the prior is
+    wide, most draws are far from the posterior and more is clipped there than in a run.  A bought
+    count is about one point only.  A small share does not prove a small bias, which depends on
+    how skewed the clipped part is: for the log-likelihood ratios of ``DPPenalty``, 0.5 % of skewed
+    records can move a posterior mean by one standard deviation.
+    """
+    norms = np.array([positive("clip_norm", c) for c in np.atleast_1d(np.asarray(clip_norm))])
+    model = pm.modelcontext(model)
+    if epsilon is not None:
+        return _bought(model, scaling, norms, check_epsilon(epsilon), at)
+    if at is not None:
+        raise ValueError("at is for bought counts: simulated records have the parameters drawn.")
+    found = score_norms(model, scaling=scaling, data=data, draws=draws, random_seed=random_seed)
+    everything = np.concatenate(found)
+    whole = everything.sum()
+    rows = [
+        {
+            "clipped": np.mean(everything > c),
+            "worst": max(np.mean(x > c) for x in found),
+            "kept": np.minimum(everything, c).sum() / whole if whole > 0 else 1.0,
+        }
+        for c in norms
+    ]
+    return pd.DataFrame(rows, index=pd.Index(norms, name="clip_norm"))
+
+
+def _bought(
+    model: Model, scaling: Any, norms: np.ndarray, epsilon: float, at: Mapping[str, Any] | None
+) -> pd.DataFrame:
+    budget = get_budget(model)
+    if budget is None:
+        raise ValueError(
+            "epsilon is given, but the model has no budget to charge: "
+            "dp.PrivacyBudget(epsilon=..., delta=...) in the model, or leave epsilon out."
+        )
+    budget.check_model(model)
+    records = extract(model, **budget.secrecy)
+    matrix = scaling_matrix(scaling, records.parameters, model)
+    location = records.initial if at is None else _location(model, records, at)
+    engine = RowEngine.of(records, Coordinates(location, matrix), None)
+    preparation = Preparation.begin(
+        engine,
+        budget.ledger,
+        budget.account,
+        sampler="clipping report",
+        settings={"clip_norms": norms.tolist()},
+        units=units_from_mu(mu_from_budget(epsilon, budget.delta)),
+        n_public=budget.n_public,
+    )
+    rows = []
+    try:
+        for c in norms:
+            # scores so long that the last bin, and no other, holds those above the clip norm
+            spec = Score(Coordinates(location, matrix * (_LAST_EDGE / c)))
+            found = preparation.histogram(f"records above {c:g}", spec, 1.0 / len(norms))
+            n = budget.n_public
+            rows.append({"clipped": found.counts[-1] / n, "noise_sd": found.noise_sd / n})
+    finally:
+        preparation.finish()
+    table = pd.DataFrame(rows, index=pd.Index(norms, name="clip_norm"))
+    guarantee = "(epsilon, delta)-differential privacy" if preparation.secure else "none"
+    table.attrs["privacy_guarantee"] = guarantee
+    return table
+
+
+def _location(model: Model, records: Records, at: Mapping[str, Any]) -> np.ndarray:
+    """(d,) unconstrained parameters of a point."""
+    names = [rv.name for rv in model.free_RVs]
+    if set(at) != set(names):
+        raise ValueError(f"at must give a value of each of {names}; it gives {sorted(at)}.")
+    columns = {}
+    for rv in model.free_RVs:
+        value = numbers(f"at[{rv.name!r}]", at[rv.name])
+        if rv.ndim != value.ndim:
+            raise ValueError(f"at[{rv.name!r}] must have {rv.ndim} axes, not {value.ndim}.")
+        axes = [f"{rv.name}_{k}" for k in range(value.ndim)]
+        columns[rv.name] = (("chain", "draw", *axes), value[None, None])
+    location = unconstrain(model, records.parameters, xr.Dataset(columns))[0, 0]
+    if not np.isfinite(location).all():
+        raise ValueError("at is on the boundary of the support of a variable, or not finite.")
+    return location

@@ -1,0 +1,478 @@
+"""What was spent, and what it promises."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import xarray as xr
+
+from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import check_delta
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
+from pymc_dp.privacy.events import (
+    MU2_UNIT,
+    BatchEvent,
+    FixedBatchGaussianEvent,
+    GaussianEvent,
+    SubsampledGaussianEvent,
+    batch_event,
+)
+from pymc_dp.privacy.subsampled import epsilon_of
+from pymc_dp.publication.statement import facts_of
+from pymc_dp.report.plots.drawing import (
+    COLOURS,
+    LIMIT,
+    REFERENCE,
+    axes_for,
+    check_choice,
+    legend_above,
+    mark,
+    rows_for_legend,
+    tidy,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+# -- what was spent -------------------------------------------------------------------------------
+
+
+#: A mechanism of the search for the posterior, in the tables of budgets.
+_ROUND = re.compile(r"round (\d+): ")
+
+
+@dataclass(frozen=True)
+class Charges:
+    """What was spent, and of what.
+
+    `units` is the squared mu, in ledger units, of releases on all units; `cap` is the budget in the
+    same units.  `batches` are releases on batches of records, with their numbers.  `epsilon` and
+    `delta` are the budget as stated, where there is one.  `secure` is False for draws that were
+    made with insecure test noise.
+    """
+
+    units: int
+    batches: tuple[tuple[BatchEvent, int], ...] = ()
+    neighboring: str = "replace_one"
+    epsilon: float | None = None
+    delta: float | None = None
+    cap: int | None = None
+    secure: bool = True
+
+    @property
+    def stated(self) -> str:
+        """The budget in words."""
+        return f"budget: ε = {self.epsilon:g}, δ = {self.delta:g}"
+
+    @property
+    def usual_delta(self) -> float:
+        """The delta stated, or a usual one."""
+        return 1e-6 if self.delta is None else self.delta
+
+    def epsilon_at(self, delta: float) -> float:
+        """Epsilon of all that was spent, at this delta."""
+        return epsilon_of(self.batches, self.units, delta, self.neighboring)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the budget: who spent it, on what, and how large it is."""
+
+    sampler: str
+    mechanism: str
+    share: float
+
+
+def charges_of(spent: Any, name: str) -> Charges:
+    """What was spent under a budget, for a released result, or by a list of events.
+
+    Raises UnsafeRelease if a result carries no statement, and ValueError, which names the argument,
+    for anything else.
+    """
+    if isinstance(spent, PrivacyBudget):
+        found = spent.batches()
+        reserved = 0 if found is None else found["reserved"]
+        return Charges(
+            spent.ledger.spent(spent.account) - reserved,
+            () if found is None else ((batch_event(found["event"]), found["releases"]),),
+            spent.neighboring,
+            spent.epsilon,
+            spent.delta,
+            spent.ledger.account_info(spent.account).cap,
+        )
+    if isinstance(spent, xr.Dataset) or _compat.is_result(spent):
+        facts = facts_of(spent)
+        found = facts["batches"]
+        units = round(facts["spent"]["gdp_mu2"] * MU2_UNIT)
+        return Charges(
+            max(units - (found["reserved"] if found else 0), 0),  # a float has 53 bits
+            ((batch_event(found["event"]), found["releases"]),) if found else (),
+            facts["neighboring"],
+            facts["epsilon"],
+            facts["delta"],
+            round(facts["preparation"]["budget_mu2"] * MU2_UNIT),
+            facts["privacy_guarantee"] != "none",
+        )
+    return _of_events(spent, name)
+
+
+def _of_events(spent: Any, name: str) -> Charges:
+    if isinstance(spent, GaussianEvent | SubsampledGaussianEvent | FixedBatchGaussianEvent):
+        spent = [spent]
+    units, batches = 0, []
+    for entry in spent if isinstance(spent, Iterable) and not isinstance(spent, str) else [None]:
+        event, count = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, 1)
+        if isinstance(event, GaussianEvent):
+            units += count * event.cost
+        elif isinstance(event, SubsampledGaussianEvent | FixedBatchGaussianEvent):
+            batches.append((event, count))
+        else:
+            raise ValueError(
+                f"{name} must be a PrivacyBudget, a released result, or privacy events such as "
+                f"[(GaussianEvent('sum', 20.0), 100)]; got {type(spent).__name__}."
+            )
+    if not units and not batches:
+        raise ValueError(f"{name} holds no event.")
+    return Charges(units, tuple(batches))
+
+
+def parts_of(spent: Any, name: str) -> list[Part]:
+    """Shares of the budget, of its squared mu, oldest first; they add up to what was spent.
+
+    Raises as `charges_of`.
+    """
+    if isinstance(spent, PrivacyBudget):
+        return _parts_of_budget(spent)
+    if isinstance(spent, xr.Dataset) or _compat.is_result(spent):
+        return _parts_of_statement(facts_of(spent))
+    raise ValueError(
+        f"{name} must be a PrivacyBudget or a released result, not {type(spent).__name__}."
+    )
+
+
+def _parts_of_budget(budget: PrivacyBudget) -> list[Part]:
+    """Parts from its table, with all rounds of a search for the posterior in one part."""
+    table = budget.table()
+    shares: dict[tuple[str, str], float] = {}
+    rounds: dict[str, list[int]] = {}
+    for row in table[table["mechanism"] != ""].itertuples():
+        found = _ROUND.match(row.mechanism)
+        if found:
+            rounds.setdefault(row.sampler, []).append(int(found[1]))
+        key = (row.sampler or "releases on batches", "" if found else row.mechanism)
+        shares[key] = shares.get(key, 0.0) + row.share
+    parts = []
+    for (sampler, mechanism), share in shares.items():
+        if not mechanism:
+            last = max(rounds[sampler])
+            mechanism = "round 1" if last == 1 else f"rounds 1 to {last}"
+        parts.append(Part(sampler, mechanism, share))
+    return parts
+
+
+def _parts_of_statement(facts: dict[str, Any]) -> list[Part]:
+    """The preparation as a whole, then the mechanisms of the chains as they were planned."""
+    cap, sampler = facts["preparation"]["budget_mu2"], facts["sampler"]
+    before = facts["preparation"]["gdp_mu2"] / cap
+    found = facts["batches"]
+    batches = found["reserved"] / MU2_UNIT / cap if found else 0.0
+    left = facts["spent"]["gdp_mu2"] / cap - before - batches
+    planned = {
+        name: facts["chains"]
+        * (m["at_start"] + (facts["draws"] + facts["tune"]) * m["per_iteration"])
+        * GaussianEvent(name, m["noise_multiplier"]).cost
+        / MU2_UNIT
+        / cap
+        for name, m in facts["mechanisms"].items()
+    }
+    total = sum(planned.values())
+    made = min(1.0, max(left, 0.0) / total) if total else 1.0  # a run may have been interrupted
+    parts = [Part("preparation", f"{facts['preparation']['releases']} releases before", before)]
+    if found:
+        event = batch_event(found["event"])
+        parts.append(Part("releases on batches", f"{event.mechanism}, {event.batch}", batches))
+    parts += [Part(sampler, name, share * made) for name, share in planned.items()]
+    parts.append(Part("other runs and statistics", "releases", left - total * made))
+    return [part for part in parts if part.share > 1e-9]
+
+
+# -- where a budget went --------------------------------------------------------------------------
+
+
+#: Points of a curve over releases: a millisecond each; with batches of records a second.
+_POINTS, _FEW_POINTS = 200, 5
+#: Number of releases from which their axis is logarithmic.
+_MANY = 100
+
+
+def plot_budget(spent: Any, kind: str = "mechanism", *, ax: Axes | None = None) -> Axes:
+    """What the budget was spent on, or how it was used up.
+
+    Parameters
+    ----------
+    spent : PrivacyBudget, or arviz.InferenceData or xarray.DataTree
+        A budget, of which the ledger is drawn, or a released result, of which the statement is.
+    kind : {"mechanism", "time"}
+        - "mechanism": one bar for each mechanism, each beginning where the one before it ends.  The
+          unit is the share of the budget, in squared GDP mu, since epsilons do not add up.  The
+          rounds of a search for the posterior are one bar; of a released result, all that came
+          before the chains is one.
+        - "time": epsilon at the budget's delta, of everything up to a release, against the number
+          of the release; of a released result against the draw that all chains have made.
+    ax : matplotlib.axes.Axes, optional
+        Default: a new figure, 6.4 inches wide.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+
+    Raises
+    ------
+    UnsafeRelease
+        If a result was not released.
+    ValueError
+        If `kind` or `ax` is none, nothing was spent yet, or a result has no chains to draw over
+        time.
+
+    Notes
+    -----
+    Shown are the charges that the ledger has, unused parts of leases that are still open among
+    them; nothing is charged and no record is read.
+
+    Examples
+    --------
+    >>> dp.plot_budget(budget)  # doctest: +SKIP
+    >>> dp.plot_budget(released, kind="time")  # doctest: +SKIP
+    """
+    check_choice("kind", kind, ("mechanism", "time"))
+    parts = parts_of(spent, "spent")
+    charges = charges_of(spent, "spent")
+    if not parts:
+        raise ValueError("spent is a budget of which nothing was spent yet: sample first.")
+    if kind == "time":
+        ax = _over_time(spent, charges, ax)
+    else:
+        ax = _by_mechanism(parts, charges, ax)
+    mark(ax, charges.secure)
+    tidy(ax)
+    return ax
+
+
+def _by_mechanism(parts: Sequence[Part], charges: Charges, ax: Axes | None) -> Axes:
+    samplers = list(dict.fromkeys(part.sampler for part in parts))
+    ax = axes_for(ax, (6.4, 1.0 + 0.24 * (len(parts) + len(samplers) + 1)))
+    begin = 0.0
+    for row, part in enumerate(parts):
+        end = begin + part.share
+        new = part.sampler not in ax.get_legend_handles_labels()[1]
+        ax.barh(
+            row,
+            part.share,
+            left=begin,
+            color=COLOURS[samplers.index(part.sampler) % len(COLOURS)],
+            height=0.75,
+            label=part.sampler if new else None,
+        )
+        # beside the bar where there is room, within it where there is none
+        x, align, shift = (end, "left", 4) if end < 0.85 else (begin, "right", -4)
+        within = part.share > 0.85
+        ax.annotate(
+            f"{part.share:.1%}",
+            (0.5 * (begin + end), row) if within else (x, row),
+            xytext=(0, 0) if within else (shift, 0),
+            textcoords="offset points",
+            ha="center" if within else align,
+            va="center",
+            color="white" if within else "black",
+            fontsize="small",
+        )
+        begin = end
+    ax.axvline(1.0, color=LIMIT, linestyle="--", label=charges.stated)
+    ax.set_yticks(
+        range(len(parts)), [part.mechanism.replace(", ", ",\n") for part in parts], fontsize="small"
+    )
+    ax.set_ylim((len(parts) - 0.4) * (1.0 + rows_for_legend(ax)), -0.6)
+    ax.set_xlim(0.0, 1.04)
+    ax.xaxis.set_major_formatter(lambda x, _: f"{100 * x:g} %")
+    spent = charges.epsilon_at(charges.usual_delta)
+    ax.set_xlabel(f"share of the budget (µ²); spent: ε = {spent:.3g}")
+    ax.legend(loc="lower left", frameon=False, fontsize="small")
+    return ax
+
+
+def _over_time(spent: Any, charges: Charges, ax: Axes | None) -> Axes:
+    if isinstance(spent, PrivacyBudget):
+        curves = _history(spent)
+        what = "number of the release"
+    else:
+        curves = [_recorded(spent)]
+        what = "draw that every chain has made"
+    ax = axes_for(ax, (6.4, 4.0))
+    samplers = list(dict.fromkeys(curve[0] for curve in curves))
+    for sampler, numbers, epsilons in curves:
+        new = sampler not in ax.get_legend_handles_labels()[1]
+        ax.plot(
+            numbers,
+            epsilons,
+            # what is charged for a release is charged before it is made
+            drawstyle="steps-pre",
+            color=COLOURS[samplers.index(sampler) % len(COLOURS)],
+            linewidth=2.0,
+            label=sampler if new else None,
+        )
+    assert charges.epsilon is not None  # a budget and a statement have one
+    ax.axhline(charges.epsilon, color=LIMIT, linestyle="--", label=charges.stated)
+    last = curves[-1][1][-1]
+    if isinstance(spent, PrivacyBudget) and last > _MANY:
+        ax.set_xscale("log")
+    ax.set_xlim(1, max(last, 2) * (1.1 if last > _MANY else 1.02))
+    legend_above(ax, 0.0, 1.03 * charges.epsilon)
+    ax.set_xlabel(what)
+    ax.set_ylabel(f"ε charged so far, at δ = {charges.delta:g}")
+    return ax
+
+
+def _history(budget: PrivacyBudget) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """By sampler, numbers of releases and epsilon of all up to there, oldest first."""
+    steps: list[list[Any]] = []  # plan, sampler, event, number
+    for plan_id, plan, event, count in budget.releases():
+        place = len(steps)
+        while count < 0:  # the unused part of a lease: it comes off the newest charges
+            place -= 1
+            if steps[place][0] == plan_id and steps[place][2] == event:
+                taken = min(steps[place][3], -count)
+                steps[place][3] -= taken
+                count += taken
+        if count:
+            steps.append([plan_id, plan["sampler"], event, count])
+    steps = [step for step in steps if step[3]]
+    found = budget.batches()
+    first = 0 if found is None else found["releases"]
+    numbers = first + np.cumsum([step[3] for step in steps], dtype=int)
+    units = np.cumsum([step[3] * step[2].cost for step in steps], dtype=object)
+    curves = []
+    if found is not None:  # charged as a whole, before the others
+        epsilon = budget.epsilon_beside_batches(0, found)
+        curves.append(("releases on batches", np.array([1, first]), np.full(2, epsilon)))
+    stride = -(-len(steps) // (_POINTS if found is None else _FEW_POINTS))
+    begin = max(first, 1)
+    before = budget.epsilon_beside_batches(int(units[0]), found) if steps else 0.0
+    for sampler, entries in groupby(range(len(steps)), key=lambda k: steps[k][1]):
+        places = list(entries)
+        kept = sorted({*places[stride - 1 :: stride], places[-1]})
+        values = [budget.epsilon_beside_batches(int(units[k]), found) for k in kept]
+        curves.append((sampler, np.array([begin, *numbers[kept]]), np.array([before, *values])))
+        begin, before = numbers[kept[-1]], values[-1]
+    return curves
+
+
+def _recorded(released: Any) -> tuple[str, np.ndarray, np.ndarray]:
+    """Sampler, draws, and the epsilon that its chains noted."""
+    groups = [] if not _compat.is_result(released) else _compat.group_names(released)
+    stats = _compat.group(released, "sample_stats") if "sample_stats" in groups else {}
+    if "dp_epsilon" not in stats:
+        raise ValueError(
+            "spent has no dp_epsilon in its sample_stats: no chains were run for it. Use "
+            "kind='mechanism', or pass the budget."
+        )
+    epsilons = np.asarray(stats["dp_epsilon"].max("chain").values)
+    return "chains", np.arange(1, len(epsilons) + 1), epsilons
+
+
+# -- which guarantees hold ------------------------------------------------------------------------
+
+
+def plot_epsilon_delta(
+    spent: Any, deltas: Sequence[float] | None = None, *, ax: Axes | None = None
+) -> Axes:
+    """Every (epsilon, delta) guarantee that holds for what was spent.
+
+    Parameters
+    ----------
+    spent : PrivacyBudget, InferenceData, DataTree, or events
+        A budget; a released result, of which the statement is drawn; or an event of
+        ``pymc_dp.privacy.events``, a list of them, or a list of pairs (event, number of releases).
+        Events are taken to be under ``replace_one``, which matters for batches alone.
+    deltas : sequence of float, optional
+        Where to compute epsilon, each strictly between 0 and 1.  Default: 60 values from 10^-4
+        times the stated delta to 0.1.  For releases on batches of records, which take about a
+        second each and have no guarantee at very small deltas, 6 values from the stated delta.
+    ax : matplotlib.axes.Axes, optional
+        Default: a new figure, 6.4 inches wide.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Epsilon to the right, delta upwards, logarithmic.  Below and to the left of the curve no
+        guarantee is claimed.
+
+    Raises
+    ------
+    UnsafeRelease
+        If a result was not released.
+    ValueError
+        If an argument is not usable.
+
+    Notes
+    -----
+    The statement of a release is the point that the budget promised; what was charged when one
+    stopped is no promise if stopping depended on what was seen.  The grey curve is everything that
+    the budget may still come to, where it has one: releases on batches of records are accounted at
+    the budget's own delta alone.
+
+    Examples
+    --------
+    >>> from pymc_dp.privacy.events import GaussianEvent
+    >>> ax = dp.plot_epsilon_delta([(GaussianEvent("sum", 20.0), 100)])  # doctest: +SKIP
+    """
+    charges = charges_of(spent, "spent")
+    grid = _deltas(deltas, charges)
+    ax = axes_for(ax, (6.4, 4.0))
+    if charges.cap is not None and not charges.batches:
+        mu = mu_from_units(charges.cap)
+        whole = [epsilon_from_mu(mu, delta) for delta in grid]
+        label = f"the whole budget, {mu:.3g}-GDP"
+        ax.plot(whole, grid, color=REFERENCE, linewidth=5.0, label=label)
+    label = "charged"
+    if not charges.batches:
+        label += f", {mu_from_units(charges.units):.3g}-GDP"
+    found = [charges.epsilon_at(delta) for delta in grid]
+    ax.plot(found, grid, color=COLOURS[0], linewidth=2.0, label=label)
+    if charges.epsilon is not None and charges.delta is not None:
+        label = charges.stated
+        ax.plot(
+            [charges.epsilon],
+            [charges.delta],
+            "o",
+            color=LIMIT,
+            markersize=7,
+            label=label,
+            zorder=3,
+        )
+    ax.set_yscale("log")
+    ax.set_xlim(left=0.0)
+    ax.set_xlabel("ε")
+    ax.set_ylabel("δ")
+    legend_above(ax, 0.5 * grid[0], min(2.0 * grid[-1], 1.0))
+    mark(ax, charges.secure)
+    tidy(ax)
+    return ax
+
+
+def _deltas(deltas: Sequence[float] | None, charges: Charges) -> np.ndarray:
+    if deltas is None:
+        delta = charges.usual_delta
+        if charges.batches:
+            return np.geomspace(delta, 1e-2, 6)
+        return np.geomspace(1e-4 * delta, 0.1, 60)
+    values = np.atleast_1d(np.asarray(deltas, dtype="float64"))
+    if values.ndim != 1 or len(values) < 2:
+        raise ValueError("deltas must be a list of at least two numbers, from which a curve goes.")
+    return np.array(sorted(check_delta(float(value)) for value in values))

@@ -1,0 +1,41 @@
+"""Affine coordinates of the parameters, and scores of rows in them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """Affine coordinates, theta = location + scaling @ z; shapes (d,) and (d, d), invertible."""
+
+    location: np.ndarray
+    scaling: np.ndarray
+
+    def theta(self, z: np.ndarray) -> np.ndarray:
+        """(d,) unconstrained parameters at z."""
+        return self.location + self.scaling @ z
+
+    def z(self, theta: np.ndarray) -> np.ndarray:
+        """(d,) coordinates of unconstrained parameters."""
+        return np.linalg.solve(self.scaling, theta - self.location)
+
+
+@dataclass(eq=False)
+class Scores:
+    """Derivatives of every row's log-likelihood at the cuts, at one z.
+
+    Per group and per cut: rows (k, n_rows), and maps d phi / d z (entries of phi, d).
+    """
+
+    rows: list[list[np.ndarray | None]]
+    maps: list[list[np.ndarray | None]]
+
+    @property
+    def slopes(self) -> np.ndarray:
+        """(n_units,) slopes, where rows see one number each."""
+        slopes = self.rows[0][0]
+        assert slopes is not None
+        return np.asarray(slopes[0])

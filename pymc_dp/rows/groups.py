@@ -1,0 +1,302 @@
+"""Rows of one likelihood: their columns, what they see, and compiled functions over all of them.
+
+Each row sees the parameters through a few numbers eta (a linear predictor, a group effect, a
+scale: :mod:`pymc_dp.records.graph`).  Where they are affine in z, with u_a = d eta_a / d z, the
+curvature of a row is -sum_ab S_ab u_a u_b', where S, the second derivatives of its log-likelihood
+by its own eta, needs as many evaluations of the row functions as a row has eta, whatever d is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from pymc_dp.base.threads import over
+from pymc_dp.records.graph import Cut, each_alone
+from pymc_dp.records.units import RecordStore
+from pymc_dp.rows import loops
+from pymc_dp.rows.functions import RowFunctions
+
+#: Rows per block, at most: what a block needs stays in a second-level cache.
+BLOCK = 8192
+#: What a function of rows costs, as numbers read for each row.
+_COST = 8
+
+Rows = slice | np.ndarray
+Inputs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
+Maps = Sequence[np.ndarray | None]
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Parameter-free columns of a group, in the layout of the loops.
+
+    `designs`, (p, n_rows), are the row data of each "dot", and `labels`, (n_rows,), those of each
+    "index".  `blocks` are the data that the compiled row functions read, records first.  `order`
+    has the rows sorted by unit, in the order of the rows within a unit, and `starts` where each
+    unit starts; both are None when each row is its own unit.
+    """
+
+    designs: dict[Cut, np.ndarray]
+    labels: dict[Cut, np.ndarray]
+    blocks: list[np.ndarray]
+    order: np.ndarray | None = None
+    starts: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, functions: RowFunctions, arrays: list[np.ndarray]) -> Columns:
+        """The columns of the row data `arrays`, in the order of ``functions.graph.leaves``."""
+        designs, labels = {}, {}
+        for cut in functions.ordered:
+            if cut.kind == "dot":
+                design = np.asarray(functions.column(cut, arrays))
+                if design.dtype.char not in "fd":
+                    design = design.astype("float64")
+                designs[cut] = np.ascontiguousarray(design.T)
+            elif cut.kind == "index":
+                labels[cut] = np.ascontiguousarray(functions.column(cut, arrays))
+        return cls(designs, labels, functions.row_data(arrays))
+
+    def part(self, rows: Rows) -> Columns:
+        """The columns of some rows."""
+        return Columns(
+            {cut: np.ascontiguousarray(x[:, rows]) for cut, x in self.designs.items()},
+            {cut: np.ascontiguousarray(x[rows]) for cut, x in self.labels.items()},
+            [rows_of(x, rows) for x in self.blocks],
+        )
+
+    def add(
+        self, cut: Cut, out: np.ndarray, scores: np.ndarray, first: int, entries: loops.Compressed
+    ) -> None:
+        """Add to `out`, (d, rows), what `scores`, (k, n_rows), at a cut are in z from row `first`.
+
+        `entries` are the map d phi / d z.
+        """
+        at = (scores, first, *entries)
+        if cut.kind == "dot":
+            loops.add_products(out, self.designs[cut], *at)
+        elif cut.kind == "index":
+            labels = (len(entries[0]) - 1) // len(scores)
+            loops.add_indexed(out, self.labels[cut], labels, *at)
+        else:
+            loops.add_copies(out, *at)
+
+
+def rows_of(array: np.ndarray, rows: Rows) -> np.ndarray:
+    """Some rows of an array, of the same type for the compiled functions (they tell read-only)."""
+    part = np.ascontiguousarray(array[rows])
+    part.flags.writeable = array.flags.writeable
+    return part
+
+
+@dataclass(eq=False)
+class RowGroup:
+    """Observed variables that share their rows.
+
+    `store` has row data, in the order of ``functions.graph.leaves``.  `units`, (n_rows,), is the
+    privacy unit of each row; None when each row is its own unit.
+    """
+
+    functions: RowFunctions
+    store: RecordStore
+    units: np.ndarray | None
+    _columns: Columns | None = field(default=None, init=False, repr=False)
+    _each_alone: list[RowGroup] | None = field(default=None, init=False, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_columns": None, "_each_alone": None}
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of the data."""
+        return self.store.n_rows
+
+    def columns(self) -> Columns:
+        """The parameter-free columns, made at the first use in a process."""
+        if self._columns is None:
+            self._columns = Columns.of(self.functions, self.store.read())
+        return self._columns
+
+    def each_alone(self) -> list[RowGroup]:
+        """The same rows, a group for each observed variable; compiled at the first use."""
+        if len(self.functions.graph.names) == 1:
+            return [self]
+        if self._each_alone is None:
+            kept, own = self.functions.parameters, self.functions.compile_kwargs
+            self._each_alone = [
+                RowGroup(RowFunctions(graph, kept, own), self.store, self.units)
+                for graph in each_alone(self.functions.graph)
+            ]
+        return self._each_alone
+
+    def synthetic(self, n_rows: int) -> RowGroup:
+        """The same functions on made-up data: `n_rows` rows, all of one unit if units are told."""
+        units = None if self.units is None else np.zeros(n_rows, dtype="int64")
+        return RowGroup(self.functions, self.store.synthetic(n_rows), units)
+
+    def part(self, units: Rows, n_units: int) -> RowGroup:
+        """The rows of some of the `n_units` units, in their order within each unit."""
+        columns = self.columns()
+        rows: Rows = units
+        renumbered = None
+        if self.units is not None:
+            if columns.order is None:
+                order = np.argsort(self.units, kind="stable")
+                starts = np.searchsorted(self.units, np.arange(n_units + 1), sorter=order)
+                self._columns = columns = replace(columns, order=order, starts=starts)
+            assert columns.order is not None and columns.starts is not None
+            if isinstance(units, slice):
+                rows = columns.order[columns.starts[units.start] : columns.starts[units.stop]]
+                renumbered = self.units[rows] - units.start
+            else:
+                counts = columns.starts[units + 1] - columns.starts[units]
+                renumbered = np.repeat(np.arange(len(units)), counts)
+                within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+                rows = columns.order[columns.starts[units][renumbered] + within]
+        return self.rows(rows, renumbered)
+
+    def rows(self, rows: Rows, units: np.ndarray | None = None) -> RowGroup:
+        """Some rows, of these units; without, each is a unit of its own."""
+        store = RecordStore([rows_of(array, rows) for array in self.store.read()])
+        part = RowGroup(self.functions, store, units)
+        part._columns = self.columns().part(rows)
+        return part
+
+    # -- what rows see, block by block ----------------------------------------------------------
+
+    def inputs(self, phis: Sequence[np.ndarray], where: slice) -> Inputs:
+        """The linear predictors, labels and data of a block of rows."""
+        functions, columns = self.functions, self.columns()
+        etas = []
+        for cut, phi in zip(functions.ordered[: functions.n_dots], phis, strict=False):
+            matrix = np.asarray(phi, dtype="float64").reshape(len(phi), -1)
+            eta = np.empty((matrix.shape[1], where.stop - where.start))
+            loops.linear_predictor(columns.designs[cut], where.start, matrix, eta)
+            etas.append(eta[0] if phi.ndim == 1 else np.ascontiguousarray(eta.T))
+        labels = [columns.labels[cut][where] for cut in functions.labels]
+        return etas, labels, [block[where] for block in columns.blocks]
+
+    def log_likelihoods(self, phis: list[np.ndarray]) -> np.ndarray:
+        """(n_rows,) log-likelihoods, given the shared value of each cut."""
+        values = np.empty(self.n_rows)
+
+        def block(where: slice) -> None:
+            etas, labels, data = self.inputs(phis, where)
+            values[where] = self.functions.loglik(etas, phis, labels, data)
+
+        self._each(block)
+        return values
+
+    def scores(self, phis: list[np.ndarray]) -> list[np.ndarray | None]:
+        """Per cut, (k, n_rows) derivatives of log-likelihoods by what rows see; 0 if not finite."""
+        functions = self.functions
+        found = [
+            np.empty((width(cut, phi), self.n_rows)) if smooth else None
+            for cut, phi, smooth in zip(
+                functions.ordered, phis, functions.differentiable, strict=True
+            )
+        ]
+
+        def block(where: slice) -> None:
+            etas, labels, data = self.inputs(phis, where)
+            parts = functions.scores(etas, phis, labels, data)
+            for whole, part in zip(found, parts, strict=True):
+                if whole is not None and part is not None:
+                    own = np.array(part.T, order="C")
+                    loops.clean(own)
+                    whole[:, where] = own
+
+        self._each(block)
+        return found
+
+    def _each(self, block: Callable[[slice], None]) -> None:
+        """Call `block` for all blocks, in threads where it pays."""
+        self.columns()  # made by one thread
+        blocks = loops.row_blocks(self.n_rows, BLOCK)
+        numbers = self.n_rows * _COST if self.functions.threaded else 0
+
+        def part(some: slice) -> None:
+            for where in blocks[some]:
+                block(where)
+
+        for _ in over(part, len(blocks), numbers):
+            pass
+
+    def seen(self, phis: Sequence[np.ndarray], maps: Maps) -> np.ndarray:
+        """(K, d) whether the k-th number that rows see depends on the j-th coordinate; public."""
+        found = [part.any(axis=0) for *_, part in self._numbers(phis, maps)]
+        return np.array(found, dtype=bool).reshape(len(found), -1)
+
+    def directions(self, phis: Sequence[np.ndarray], maps: Maps, where: slice) -> np.ndarray:
+        """(K, d, rows) derivatives u_a of the numbers that a block of rows sees."""
+        columns, ones, found = self.columns(), np.ones((1, where.stop)), []
+        for _, cut, _, part in self._numbers(phis, maps):
+            u = np.zeros((part.shape[1], where.stop - where.start))
+            columns.add(cut, u, ones, where.start, loops.compressed_rows(part))
+            found.append(u)
+        return np.array(found)
+
+    def second_derivatives(
+        self, phis: list[np.ndarray], maps: Maps, where: slice, step: float, norms: np.ndarray
+    ) -> np.ndarray:
+        """Second derivatives S of the log-likelihoods of a block of rows by what these rows see.
+
+        S, (K, K, rows), is symmetrised, and 0 by a number that does not move.  It is found by
+        forward differences of length `step` in z: each number moves by `step` times its |u_a|.
+        `phis` are shared values, per cut, and `maps` are d phi / d z, per differentiable cut.
+        `norms`, (K, rows), are |u_a|, read for linear predictors only.  A number that several rows
+        share moves by the same length for all of them, which is public.
+        """
+        functions = self.functions
+        etas, labels, blocks = self.inputs(phis, where)
+
+        def scores(etas: list[np.ndarray], phis: list[np.ndarray]) -> np.ndarray:
+            by_cut = functions.scores(etas, phis, labels, blocks)
+            found = np.concatenate([np.ascontiguousarray(s.T) for s in by_cut if s is not None])
+            loops.clean(found)
+            return found
+
+        start = scores(etas, phis)
+        found = np.empty((len(start), *start.shape))
+        for a, (k, cut, j, part) in enumerate(self._numbers(phis, maps)):
+            at = etas[k] if cut.kind == "dot" else phis[k]
+            moved = at.copy()
+            entries = moved.reshape(1 if cut.kind == "copy" else len(moved), -1)[:, j]
+            if cut.kind == "dot":
+                entries += step * norms[a]
+            else:
+                entries += (step * np.linalg.norm(part, axis=1)).astype(at.dtype)
+            length = entries - at.reshape(len(entries), -1)[:, j]  # as it was rounded
+            if cut.kind == "dot":
+                end = scores([*etas[:k], moved, *etas[k + 1 :]], phis)
+            else:
+                end = scores(etas, [*phis[:k], moved, *phis[k + 1 :]])
+            if cut.kind == "index":
+                length = length[self.columns().labels[cut][where]]
+            loops.slopes(start, end, length.astype("float64"), found[a])
+        return (found + found.transpose(1, 0, 2)) / 2.0
+
+    def _numbers(
+        self, phis: Sequence[np.ndarray], maps: Maps
+    ) -> Iterator[tuple[int, Cut, int, np.ndarray]]:
+        """The numbers that a row sees: of which cut, which of its own, and its part of the map.
+
+        The part of d phi / d z is (coefficients or labels or 1, d).
+        """
+        for k, (cut, phi, matrix) in enumerate(
+            zip(self.functions.ordered, phis, maps, strict=True)
+        ):
+            if matrix is None:
+                continue
+            many = width(cut, phi)
+            for j in range(many):
+                part = matrix[j : j + 1] if cut.kind == "copy" else matrix[j::many]
+                yield k, cut, j, np.ascontiguousarray(part)
+
+
+def width(cut: Cut, phi: np.ndarray) -> int:
+    """How many numbers a row sees at a cut."""
+    return phi.size if cut.kind == "copy" else phi.size // max(phi.shape[0], 1)

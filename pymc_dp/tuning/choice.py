@@ -1,0 +1,258 @@
+"""What DPLangevin needs before its chains can run, and which form they have.
+
+Released once, in the parent process: where the bulk is (`find_bulk`), how long score vectors and
+their changes are, the anchored score itself, and the size of energy errors.  What is left of the
+budget pays for the chains.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from pymc_dp.base.matrices import root
+from pymc_dp.privacy.forecast import LEAST, SCORE, WIDE, WORTH
+from pymc_dp.records.bounds import known_limits
+from pymc_dp.rows.contributions import Change, Score
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.expected import law_unknown
+from pymc_dp.rows.limits import score_norm_limit
+from pymc_dp.rows.predicted import PredictorEngine
+from pymc_dp.rows.predictor import recognise
+from pymc_dp.tuning.bulk import find_bulk, scaling_of
+from pymc_dp.tuning.clip_norms import Clipping, harmless_tail, tail_of_scores
+from pymc_dp.tuning.effects import InEffects, effects_of
+from pymc_dp.tuning.forms import LOOK, Anchored, Form, Plain
+from pymc_dp.tuning.model_parts import compile_rows, piecewise_linear
+from pymc_dp.tuning.preparing import Preparing, Shown, can_pay
+from pymc_dp.tuning.public import Density, Public
+from pymc_dp.tuning.quadratic import PriorOnly, Quadratic
+from pymc_dp.tuning.releases import Shares
+
+FORMS: dict[str, type[Form]] = {form.form: form for form in (Anchored, Plain, Quadratic)}
+"""The forms, as users name them."""
+
+#: Part of the budget for the search for the bulk.
+WARM_UP = 0.12
+#: Largest part for the look at the scores: a bound that is too long costs more.
+LONG_LOOK = 0.1
+#: A bound that nothing passes is used if it is longer than the learned one by no more than this,
+#: or if what it adds to the noise is less than half of this in posterior sds.
+WORTH_IT = 0.2
+#: Least and largest part for the changes of scores that anchored chains ask for.
+KICKS = (0.02, 0.25)
+#: Effective draws that these are to be worth, over all chains.
+WANTED = 800.0
+#: The same where the alternative is a normal approximation of what is not normal.
+FEWEST = 20.0
+#: How far a group's effect goes, in its sds: alone it is not held back by a norm of all.
+REACH = 2.5
+#: Where scores change by more than this part of themselves, an anchor saves nothing.
+NONLINEAR = 0.2
+
+
+def prepare_langevin(
+    releases: Shown,
+    density: Density,
+    start: Coordinates,
+    structure: RowEngine,
+    *,
+    paths: int,
+    sensitivity: float,
+    form: str | None = None,
+    step_size: float | None = None,
+    n_steps: int | None = None,
+    limit: Callable[[Coordinates], float | None] = lambda at: None,
+    flat: bool = False,
+    counts: bool = False,
+    consistent: bool = False,
+) -> Form:
+    """Everything that the chains of DPLangevin need.
+
+    Parameters
+    ----------
+    density, start, structure, flat, counts
+        As for `find_bulk`; the public log density is in theta.
+    paths : int
+        Iterations of all chains and runs together.
+    sensitivity : float
+        Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
+    form : {"anchored", "plain", "quadratic"}, optional
+        Default: the one that makes most of the budget.
+    step_size, n_steps : optional
+        Of the chains; by default chosen here.
+    limit : callable
+        Clip coordinates -> a bound that no record's score at the origin can pass, where one follows
+        from declared bounds.
+    consistent : bool
+        The law of outcomes is known, and what clipping takes from scores is given back.
+    """
+    public = Public(density, structure, start)
+    n, d, total = releases.n_public, len(start.location), releases.units_mu2
+    relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
+    price = d * relative**2 if consistent else None  # of sums in z, whose entries have variance 1
+    bulk = find_bulk(
+        releases,
+        public,
+        start,
+        structure,
+        share=WARM_UP,
+        flat=flat,
+        counts=counts,
+        price=price and 0.7 * price,
+    )
+    budget = Shares(releases, structure, bulk.spent)
+    scaling = scaling_of(bulk.precision, bulk.location, structure, n)
+    clip = Coordinates(bulk.location, scaling)
+    basis = np.linalg.solve(clip.scaling, root(np.linalg.inv(bulk.precision)))
+    stretch = float(np.linalg.norm(basis, 2))  # of noise, from z to w
+    rng = np.random.default_rng(0)  # public: places at which norms are looked at
+    # as far on every axis: had it been near on that of a small group, its force would be clipped
+    away = rng.choice([-1.0, 1.0], d) * (1.0 + 1.5 / math.sqrt(d))
+    noise = relative * SCORE * math.sqrt(d / n)  # in posterior sds
+    if not (consistent and bulk.arrived and budget.laws_found(clip)):
+        price = None
+    # the noise of the histogram hides no more of the tail than may be clipped
+    look = float(np.clip(28.0 / (tail_of_scores(n) * n) ** 2 / total, LOOK, LONG_LOOK))
+    found = budget.clipping(Score(clip), harmless_tail(n, relative), price, look)
+    whole, clipping = found or (Clipping(0.0), Clipping(0.0))
+    rigorous = limit(clip)
+    longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
+    if found and rigorous is not None and rigorous < longest * clipping.bound:
+        whole = clipping = Clipping(rigorous)
+    blank = Form(
+        clip=clip,
+        basis=basis,
+        score=np.zeros(d),
+        covariance=np.zeros((d, d)),
+        curvature=np.zeros((d, d)),
+        clipping=clipping,
+        step_size=step_size or 0.4,
+        n_steps=n_steps or 4,
+    )
+    if not (bulk.arrived and found):
+        return PriorOnly.instead_of(blank, start)
+    moved = budget.heavy_tail("changes", Change(clip, basis @ away), 0.002, LOOK)
+    change: float = 1.1 * moved if moved else clipping.bound
+
+    def worth(share: float) -> float:
+        """Effective draws that residual scores with a share of the budget are worth."""
+        return WORTH * share * total / (sensitivity * change * stretch) ** 2
+
+    def kicks_wanted() -> float:
+        """Share of the chains' changes of scores."""
+        return min(max(KICKS[0], WANTED / worth(1.0)), KICKS[1] * (1.0 - budget.spent))
+
+    left = 1.0 - budget.spent
+    kicks = kicks_wanted()
+    unanchored = WORTH * 0.85 * left * total / (sensitivity * whole.bound * stretch) ** 2
+    # sd of the anchor's noise
+    spread = sensitivity * clipping.bound * stretch / math.sqrt(0.8 * left * total)
+    if form is None and not (bulk.known and can_pay(paths, total)):
+        form = "quadratic"  # what noise hides of the curvature is left to the prior
+    elif form is None:
+        affordable = spread < WIDE and worth(kicks) > LEAST
+        if (flat or change > NONLINEAR * whole.bound) and unanchored > FEWEST:
+            form = "plain"
+        elif flat:  # few records change their score, by all of it: clipping would hide them
+            form = "quadratic"
+        else:
+            form = "anchored" if affordable else "quadratic"
+
+    known = bulk.data_precision
+    if form == "quadratic":
+        normal = Quadratic.prepare(blank, budget, public, known, flat)
+        return normal or PriorOnly.instead_of(blank, start)
+    if form == "plain":
+        blank = replace(blank, clipping=whole)
+        return Plain.prepare(blank, budget, paths, sensitivity, step_size, n_steps, rng)
+    blocks, _ = structure.effects(bulk.location)
+    if blocks:  # the score of a record changes as far as its group goes
+        widest = np.zeros(d)
+        for block in blocks:
+            widest[block] = REACH * np.linalg.norm(basis[block], axis=1)
+        farthest = budget.tail("changes of groups", Change(clip, widest), 0.0005, LOOK)
+        change = max(change, farthest or 0.0)
+        kicks = kicks_wanted()
+    ready = replace(blank, effective_draws=worth(kicks))
+    return Anchored.prepare(
+        ready, budget, change, kicks, public, known, paths, sensitivity, step_size
+    )
+
+
+def learn_form(
+    preparing: Preparing,
+    *,
+    share: float = 1.0,
+    form: str | None = None,
+    consistent_clipping: bool | None = None,
+    step_size: float | None = None,
+    n_steps: int | None = None,
+) -> tuple[Form, Engine]:
+    """The private preparation of DPLangevin, consistently clipped where that is possible.
+
+    Where no form is asked for and the shared values of the likelihood are non-linear in the
+    parameters, the records are asked about these.  With the form come the records, in the
+    coordinates in which they are clipped.  Raises ValueError if consistent clipping is asked for
+    and not available.
+    """
+    parts = preparing.parts
+    density: Density = parts.terms
+    records, start, effects = parts.engine, parts.start, None
+    if form is None:
+        effects = effects_of(parts.records, records, parts.prior_draws, parts.compile_kwargs)
+    if effects is not None:
+        form, records, density, start = "quadratic", effects.engine, effects, effects.start
+    compile_rows(records, preparing.progressbar)
+    flat = piecewise_linear(records)
+    unknown = law_unknown(records)
+    if consistent_clipping and unknown:
+        raise ValueError(f"consistent_clipping=True is not available: {unknown}")
+    consistent = not unknown and consistent_clipping is not False
+    predictor, _ = recognised = recognise(records, parts.compile_kwargs)
+    limits = known_limits(parts.model, parts.budget.public)
+    engine = records if predictor is None else PredictorEngine(records, predictor)
+    settings = {
+        "form": form,
+        "effects": effects is not None,
+        "consistent": consistent,
+        "step_size": step_size,
+        "n_steps": n_steps,
+        "share": share,
+    }
+
+    def ask(releases: Shown) -> Form:
+        releases.preparation.engine = engine
+        return prepare_langevin(
+            releases,
+            density,
+            start,
+            records,
+            paths=preparing.paths,
+            sensitivity=parts.budget.sensitivity,
+            form=form,
+            step_size=step_size,
+            n_steps=n_steps,
+            limit=lambda clip: score_norm_limit(records, clip, limits, recognised)[0],
+            flat=flat,
+            counts=predictor is not None and predictor.counts,
+            consistent=consistent,
+        )
+
+    found = preparing.prepared(ask, settings, share, records)
+    if found.trusted and found.clipping.heavy_tails:
+        preparing.warn_heavy()
+    if not found.trusted:
+        preparing.warn_untrusted()
+    if effects is not None:
+        if not found.trusted:
+            return PriorOnly.instead_of(found, parts.start), parts.engine
+        found = found.become(InEffects, effects=effects)
+    engine = engine.with_coordinates(found.clip)
+    if found.asks:
+        preparing.tell_threads(engine)
+    return found, engine

@@ -1,0 +1,397 @@
+"""What the other samplers need before their chains can run: coordinates, clip norms, moves.
+
+DPHMC, DPPenalty and the samplers on batches make the same search as DPLangevin; chains of an
+exponential family start from one or two noisy sums of its statistic.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from pymc_dp.base.matrices import minus_hessian, root
+from pymc_dp.privacy.forecast import PROJECTION, SCORE
+from pymc_dp.rows.contributions import LongestEntry, Score
+from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.expected import law_unknown
+from pymc_dp.tuning.bulk import find_bulk
+from pymc_dp.tuning.choice import WARM_UP
+from pymc_dp.tuning.clip_norms import Clipping, Histogram, tail_of_scores, tail_quantile
+from pymc_dp.tuning.forms import LOOK
+from pymc_dp.tuning.model_parts import Design, compile_rows, piecewise_linear
+from pymc_dp.tuning.preparing import Preparing, Shown
+from pymc_dp.tuning.public import Density, Public, Target, find_mode
+from pymc_dp.tuning.releases import Shares
+
+#: Standard deviation of the log acceptance ratio, signal and noise together, at which mean squared
+#: jumps are longest: v 2 Phi(-v^(1/2) / 2) is greatest at v = 2.38^2, where 23 % are accepted
+#: (Roberts, Gelman & Gilks 1997 for the signal, Ceperley & Dewing 1999 for the noise).
+LOUDEST = 2.38
+#: Longest leapfrog step, times d^(1/4): its energy error has a variance below 0.1 where widths are
+#: known to a factor of 1.5.
+STEP = 1.1
+#: Most steps of a trajectory, if only their size is given.
+MANY = 20
+#: Noise in the place where chains start, in posterior sds, and the least and the most of the budget
+#: for it: the search of the bulk has spent 2 % on its last score.
+CENTRE, LEAST, MOST = 0.5, 0.02, 0.25
+#: Parts of that for two Newton steps: as the curvature is noisy too, the first leaves an error that
+#: the second divides again.
+NEWTON = (0.2, 0.8)
+#: The least part for the start of an exponential family.
+STATISTIC = 0.05
+#: Part of the budget for a look at the tail of the projections: what it hides biases the draws.
+LONG_LOOK = 0.06
+#: The most of the budget for all of this without the last steps to the centre: the search may take
+#: twice as long as planned.
+FIRST_PART = 2.0 * WARM_UP + LOOK + LONG_LOOK
+#: Number of directions on which scores are projected.
+DIRECTIONS = 4
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Coordinates in which the posterior is about N(0, I), and how long scores are there.
+
+    `clip_norms` are "gradient", of scores, and "log_ratio", of log-likelihood ratios per unit of
+    distance.  `left` is the squared mu that is left for the chains.  `trusted` is False where the
+    budget could not tell the records from the noise: these are then the prior's coordinates, and a
+    guess.
+    """
+
+    coordinates: Coordinates
+    clip_norms: dict[str, float]
+    left: float
+    trusted: bool
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """How DPHMC moves."""
+
+    n_steps: int
+    step_size: float
+    gradient_share: float
+
+
+def prepare_scaled(
+    releases: Shown,
+    density: Density,
+    start: Coordinates,
+    structure: RowEngine,
+    *,
+    sensitivity: float = 2.0,
+    flat: bool = False,
+    centred: bool = True,
+    along_axes: bool = False,
+    consistent: bool = False,
+) -> Scaled:
+    """The same search as for DPLangevin, two looks at the scores, last steps to their zero.
+
+    Parameters
+    ----------
+    releases, density, start, structure, sensitivity, flat
+        As for `pymc_dp.tuning.choice.prepare_langevin`.
+    centred : bool, default True
+        Whether to make the last steps to the centre; without them at most `FIRST_PART` is spent,
+        also by a search that does not arrive.
+    along_axes : bool, default False
+        Whether the chains move along the axes of z, not in random directions.
+    consistent : bool, default False
+        The law of outcomes is known: the scores of the last steps are given back what clipping
+        takes.
+
+    Notes
+    -----
+    A log-likelihood ratio is about a projection of the score on the move, and moves have random
+    directions: projections are shorter than scores by a factor of sqrt(d), so the bound of ratios
+    per unit of distance is the upper quantile of the projections on a few directions.  Along an
+    axis there may be scores of full length (those of a group, on the axis of its effect), so for
+    moves along axes it is that of the longest entries.  The tail of the projections biases the
+    draws (the tail of the scores only lowers acceptance), in logistic regression by about
+    80 tail (n / 2e4)^(1/2) posterior sds; this is to be a sixth of the Monte-Carlo error, as far as
+    the noise lets it be seen.
+
+    Chains of a small budget hardly move from their start.  Two more scores, with noise of half a
+    posterior sd if a quarter of the budget can pay for it, centre them.
+    """
+    n, d, total = releases.n_public, len(start.location), releases.units_mu2
+    most = None if centred else FIRST_PART - LOOK - LONG_LOOK
+    public = Public(density, structure, start)
+    bulk = find_bulk(releases, public, start, structure, share=WARM_UP, most=most, flat=flat)
+    at = Coordinates(bulk.location, root(np.linalg.inv(bulk.precision)))
+
+    # Monte-Carlo error of the mean of long chains, see `random_walk`
+    error = sensitivity * PROJECTION * math.sqrt(3.0 * d / (0.8 * total * n))
+    norms = releases.histogram("scores", Score(at), LOOK)
+    longest = tail_quantile(*norms, 3.0 * tail_of_scores(n), n)
+    tail = min(0.003, 0.3 * error / math.sqrt(n))
+    looked_at: Histogram
+    if along_axes:
+        looked_at = releases.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
+    else:
+        looked_at = _projections(releases, at)
+    # no projection is longer than its score
+    found = tail_quantile(*looked_at, tail, n), tail_quantile(*norms, tail, n)
+    left = 1.0 - bulk.spent - LOOK - LONG_LOOK
+    if not bulk.arrived or not longest:
+        # scores of a prior's width are about this long if n records add up to its precision
+        guess = {"gradient": SCORE * math.sqrt(d / n), "log_ratio": PROJECTION / math.sqrt(n)}
+        return Scaled(start, guess, left * total, False)
+    share = min((sensitivity * longest / CENTRE) ** 2 / total, MOST)
+    if share < LEAST or not centred:  # the last score of the search was as good
+        share = 0.0
+    clipping = Clipping(longest)
+    if consistent and share:
+        price = d * sensitivity**2 / (NEWTON[-1] * share * total)
+        clipping = Clipping.consistent(norms, price, longest, n) or clipping
+    budget = Shares(releases, structure)
+    for k, part in enumerate(NEWTON if share else (), start=1):
+        spec = clipping.score(at)
+        score, _ = budget.score(f"centre {k}", spec, clipping.bound, part * share)
+        at = Coordinates(at.theta(score + public.score(at)), at.scaling)
+    shortest = min((bound for bound in found if bound), default=longest)
+    clip_norms = {"gradient": longest, "log_ratio": shortest}
+    return Scaled(at, clip_norms, (left - share) * total, True)
+
+
+def learn_coordinates(
+    preparing: Preparing, centred: bool = True, along_axes: bool = False
+) -> tuple[Scaled, Design]:
+    """A design in coordinates that are learned privately; see `prepare_scaled`."""
+    parts = preparing.parts
+    start, engine = parts.start, parts.engine
+    compile_rows(engine, preparing.progressbar)
+
+    def ask(releases: Shown) -> Scaled:
+        return prepare_scaled(
+            releases,
+            parts.terms,
+            start,
+            engine,
+            sensitivity=parts.budget.sensitivity,
+            flat=piecewise_linear(engine),
+            centred=centred,
+            along_axes=along_axes,
+            consistent=not law_unknown(engine),
+        )
+
+    needed = 1.0 if centred else FIRST_PART
+    found = preparing.prepared(ask, {"along_axes": along_axes}, needed=needed)
+    if not found.trusted:
+        preparing.warn_untrusted()
+    design = parts.design(found.coordinates, {}, {"trusted": found.trusted})
+    preparing.tell_threads(design.engine)
+    return found, design
+
+
+def _projections(releases: Shown, at: Coordinates) -> Histogram:
+    """Mean histogram of the scores along a few random directions; as noisy as a single one."""
+    d = len(at.location)
+    k = min(d, DIRECTIONS)
+    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((d, d)))[0]  # public
+    turned = Coordinates(at.location, at.scaling @ basis)
+    looks = [
+        releases.histogram(f"scores along {j + 1}", Score(turned, np.array([j])), LONG_LOOK / k)
+        for j in range(k)
+    ]
+    edges, _, noise_sd = looks[0]
+    return edges, np.mean([counts for _, counts, _ in looks], axis=0), noise_sd / math.sqrt(k)
+
+
+def random_walk(d: int, iterations: int, noise: float) -> float:
+    """Proposal sd, per coordinate, of a random walk on N(0, I) with a noisy accept test.
+
+    `iterations` are those of all chains together.  `noise` is the noise sd of a log-likelihood
+    ratio per unit of distance, if one iteration had the whole budget.
+
+    Notes
+    -----
+    The log ratio of a move of length r has variance r^2 of its own and K noise^2 r^2 of noise, if K
+    iterations share the budget, and half of both as its mean, so that a fraction 2 Phi(-v^(1/2)/2)
+    is accepted, v = r^2 (1 + K noise^2).  Mean squared jumps are longest at v = 2.38^2.  The
+    effective draws, K r^2 / (4 d) times the fraction accepted, are then 0.33 K N / (d (K + N)) with
+    N = 1 / noise^2: chains much longer than N gain nothing from more iterations, and lose nothing.
+    """
+    return LOUDEST / math.sqrt(d * (1.0 + iterations * noise**2))
+
+
+def trajectory(
+    d: int,
+    iterations: int,
+    gradient_noise: float,
+    ratio_noise: float,
+    weight: Callable[[int], float],
+    *,
+    n_steps: int | None = None,
+    step_size: float | None = None,
+    gradient_share: float | None = None,
+) -> Trajectory:
+    """Steps of noisy Hamiltonian trajectories on N(0, I), and what to spend on gradients.
+
+    Parameters
+    ----------
+    iterations : int
+        Of all chains together.
+    gradient_noise : float
+        Noise sd of one released score, if it had the whole budget.
+    ratio_noise : float
+        The same for a log-likelihood ratio, per unit of distance.
+    weight : callable
+        n_steps -> number of gradients times the sum of squared kick coefficients, over n_steps^2:
+        the noise of all kicks relative to that of one.
+    n_steps, step_size, gradient_share
+        Kept where given.
+
+    Notes
+    -----
+    A trajectory of length T = L h moves by about T d^(1/2).  With the share w of the budget for
+    gradients, and K iterations, their noise adds T^2 d K gradient_noise^2 weight / w to the
+    variance of the log acceptance ratio, however many steps T is cut into, and that of the ratio
+    T^2 d K ratio_noise^2 / (1 - w).  The sum is least where w is proportional to
+    gradient_noise weight^(1/2), and the mean squared jump is longest where it is 2.38^2, or at the
+    quarter turn T = pi/2, after which the start is forgotten.  Steps only have to be short enough
+    for their own energy error.
+    """
+    longest = STEP * d**-0.25
+
+    def turn(steps: int) -> tuple[float, float]:
+        kicks = gradient_noise * math.sqrt(weight(steps))
+        share = kicks / (kicks + ratio_noise) if gradient_share is None else gradient_share
+        noise = math.sqrt(kicks**2 / share + ratio_noise**2 / (1.0 - share))
+        return min(math.pi / 2.0, LOUDEST / (noise * math.sqrt(d * iterations))), share
+
+    if n_steps is None and step_size is not None:
+        n_steps = min(max(round(turn(1)[0] / step_size), 1), MANY)
+    if n_steps is None:
+        n_steps = 1
+        while turn(n_steps)[0] > n_steps * longest:
+            n_steps += 1
+    length, share = turn(n_steps)
+    return Trajectory(n_steps, step_size or min(length / n_steps, longest), share)
+
+
+# -- exponential families -------------------------------------------------------------------------
+
+
+class Natural(Protocol):
+    """Natural parameters and minus the log-normaliser, in unconstrained parameters."""
+
+    def natural(self, theta: np.ndarray) -> np.ndarray:
+        """(m + 1,)"""
+
+    def jacobian(self, theta: np.ndarray) -> np.ndarray:
+        """(m + 1, d)"""
+
+
+@dataclass(frozen=True)
+class Start:
+    """About where the posterior is.
+
+    `coordinates`: the posterior is about N(0, I) in these.  `noise` is the noise sd of a
+    log-likelihood ratio per unit of distance, if one release had the whole budget; the root mean
+    square over directions.  `spent` is a part of the budget.  `trusted` is False where no mode was
+    found: these are then the prior's coordinates.
+    """
+
+    coordinates: Coordinates
+    noise: float
+    spent: float
+    trusted: bool
+
+
+class _Noisy:
+    """The posterior of a noisy statistic, taken for the true one; in coordinates z."""
+
+    def __init__(
+        self, model: Natural, prior: Target, value: np.ndarray, at: Coordinates, restraint: float
+    ) -> None:
+        self._model, self._prior, self._value, self._at = model, prior, value, at
+        self._restraint = restraint
+        self._centre = model.natural(at.location)[:-1]
+
+    def log_density(self, z: np.ndarray) -> float:
+        theta = self._at.theta(z)
+        natural = self._model.natural(theta)
+        away = natural[:-1] - self._centre
+        return float(
+            natural @ self._value
+            + self._prior.log_density(theta)
+            - 0.5 * self._restraint * (away @ away)
+        )
+
+    def gradient(self, z: np.ndarray) -> np.ndarray:
+        theta = self._at.theta(z)
+        slope = self._value.copy()
+        slope[:-1] -= self._restraint * (self._model.natural(theta)[:-1] - self._centre)
+        found = self._model.jacobian(theta).T @ slope + self._prior.gradient(theta)
+        return np.asarray(self._at.scaling.T @ found)
+
+
+def prepare_statistic(
+    release: Callable[[str, float], tuple[np.ndarray, float]],
+    model: Natural,
+    prior: Target,
+    start: Coordinates,
+    n: float,
+) -> Start:
+    """Normal approximation of the posterior of a noisy statistic, by plain optimisation.
+
+    `release` maps ``(label, share)`` to ``((m,) noisy sums, noise_sd)``.  `prior` is in
+    unconstrained parameters; `start` holds the location and spread of the prior.  `n` is the public
+    number of records, the multiple of the log-normaliser; 0 if it is among the entries.
+
+    Notes
+    -----
+    All of it is post-processing of the releases.  The first costs 5 % of the budget; if its noise
+    moves the mode by more than half a posterior standard deviation per parameter, a second one
+    makes up for that, as far as a quarter of the budget does.
+
+    Noise may bring the sums to where no parameter puts them (a negative variance), and the mode to
+    infinity.  The search is then repeated with half the variance that the noise gives a log ratio
+    to the prior's location taken off, as in the accept test of the chains, which keeps it finite.
+    """
+    value, sd = release("statistic 1", STATISTIC)
+    spent = STATISTIC
+    at, trusted = _mode(model, prior, start, np.append(value, n), sd)
+    loud = _noise(model, at) * sd * math.sqrt(STATISTIC)
+    share = min((loud / CENTRE) ** 2, MOST) - STATISTIC
+    if share >= STATISTIC:
+        again, other = release("statistic 2", share)
+        weights = sd**-2, other**-2
+        value = (weights[0] * value + weights[1] * again) / sum(weights)
+        sd = sum(weights) ** -0.5
+        spent += share
+        at, trusted = _mode(model, prior, start, np.append(value, n), sd)
+    return Start(at, _noise(model, at) * sd * math.sqrt(spent), spent, trusted)
+
+
+def _noise(model: Natural, at: Coordinates) -> float:
+    """Root mean square over directions of the change of phi per unit of distance."""
+    change = model.jacobian(at.location)[:-1] @ at.scaling
+    return float(np.linalg.norm(change)) / math.sqrt(len(at.location))
+
+
+@np.errstate(all="ignore")
+def _mode(
+    model: Natural, prior: Target, start: Coordinates, value: np.ndarray, sd: float
+) -> tuple[Coordinates, bool]:
+    for restraint in (0.0, sd**2):
+        target = _Noisy(model, prior, value, start, restraint)
+        try:
+            z, precision = find_mode(target, np.eye(len(start.location)))
+            hessian = minus_hessian(target.gradient, z, np.full(len(z), 1e-4))
+            slope = target.gradient(z)
+            left = float(slope @ np.linalg.solve(precision, slope))
+            found = np.linalg.eigvalsh(hessian)[0] > 0.0 and left < 0.01
+            scaling = start.scaling @ root(np.linalg.inv(precision))
+        except np.linalg.LinAlgError:
+            continue
+        if found and np.isfinite(scaling).all():
+            return Coordinates(start.theta(z), scaling), True
+    return start, False

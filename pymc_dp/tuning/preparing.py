@@ -1,0 +1,514 @@
+"""The life of a private preparation: begun, shown, resumed where it was interrupted, ended."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from types import TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+from pymc.model import Model
+from pytensor.graph.basic import Constant
+from pytensor.graph.traversal import ancestors
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from pymc_dp.base import threads
+from pymc_dp.base.checks import warn
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.errors import BudgetExceeded, LedgerError
+from pymc_dp.privacy.events import MU2_UNIT
+from pymc_dp.privacy.forecast import SAMPLERS, Forecast
+from pymc_dp.privacy.ledger import PREPARATION
+from pymc_dp.privacy.preparation import Histogram, Preparation, Unpayable
+from pymc_dp.records.ancestry import is_data
+from pymc_dp.records.units import private_observed
+from pymc_dp.rows.contributions import Contribution, made_up_norms
+from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.tuning.model_parts import ModelParts
+
+PREPARES = " preparation"
+"""Ending of the names of plans of preparations."""
+#: Shown among the messages of PyMC.
+_log = logging.getLogger("pymc.pymc_dp")
+#: Parts of what a preparation left for the chains that may be gone when it is resumed: more than
+#: the first is a warning, more than the second a refusal.
+_GONE, _TOO_MUCH_GONE = 0.05, 0.9
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """Data and priors as they were at some time.
+
+    Whether private data are still the same is told by what was done, and not by their values: a
+    result shows whether a preparation was resumed, and could tell whether a record was changed
+    in between.  ``pm.set_data`` makes another version, whatever it sets.
+
+    `public` is a digest of public data and priors.  Each function in `private` gives a private
+    array, as long as anybody holds it.
+    """
+
+    public: bytes
+    private: list[Callable[[], Any]]
+
+    def is_that_of(self, other: Version) -> bool:
+        """Whether data and priors are the same."""
+        if self.public != other.public or len(self.private) != len(other.private):
+            return False
+        pairs = zip(self.private, other.private, strict=True)
+        return all(a() is not None and a() is b() for a, b in pairs)
+
+
+def private_arrays(model: Model, public: Iterable[str]) -> list[Callable[[], Any]]:
+    """References to the arrays behind the private observed variables, in a fixed order."""
+    public = set(public)
+    observed = private_observed(model, public)
+    roots = [*observed, *(model.rvs_to_values[rv] for rv in observed)]
+    lengths = set(model.dim_lengths.values())  # new labels are no new data
+    found: dict[int, Any] = {}
+    for source in ancestors(roots):
+        if isinstance(source, Constant):
+            array = source.data
+        elif is_data(source) and source.name not in public and source not in lengths:
+            array = source.container.storage[0]
+        else:
+            continue
+        found.setdefault(id(array), array)
+    return [_reference(array) for array in found.values() if array is not None]
+
+
+def _reference(array: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(array)
+    except TypeError:  # a number
+        return lambda: array
+
+
+def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, Any]]]:
+    """Plan ids and payloads of the preparations that were not finished, newest first."""
+    ledger = budget.ledger
+    mine = [e for e in ledger.entries() if e.account == budget.account]
+    finished = {e.plan for e in mine if e.kind == "finish"}
+    return [
+        (e.plan, e.payload)
+        for e in reversed(mine)
+        if e.kind == "plan"
+        and e.plan is not None
+        and e.plan not in finished
+        and e.payload.get("kind") == PREPARATION
+        and e.payload.get("sampler", "").endswith(PREPARES)
+    ]
+
+
+def settle(end: Callable[[], None]) -> None:
+    """Call `end`, which tells the ledger that a run or its preparation has ended.
+
+    If that fails or is interrupted it warns: this is no reason to lose a result.
+    """
+    try:
+        end()
+    except (LedgerError, KeyboardInterrupt) as error:
+        why = str(error) or "interrupted"
+        warn(
+            f"The ledger was not told that a run has ended: {why}. Nothing is lost but what was "
+            "charged and not used."
+        )
+
+
+def can_pay(paths: int, mu2: float) -> bool:
+    """Whether a budget has a few ledger units for every path: two releases, of part of it."""
+    return 4 * paths <= mu2 * MU2_UNIT
+
+
+def too_small(where: str) -> str:
+    """What a statement says of draws for which nothing was learned."""
+    return (
+        "THE BUDGET WAS TOO SMALL: the records could not be told from the privacy noise, and "
+        f"these are draws {where}."
+    )
+
+
+def improper_prior(facts: Mapping[str, Any]) -> list[str]:
+    """Which variables have no proper prior to be left to, for a statement."""
+    if not facts["improper"]:
+        return []
+    return [
+        f"IMPROPER PRIOR OF {', '.join(facts['improper'])}: what the privacy noise hides of the "
+        "records has no posterior, and intervals mean nothing there."
+    ]
+
+
+class Shown:
+    """A preparation whose releases are shown as they are made; a context manager."""
+
+    def __init__(self, preparation: Preparation, progressbar: bool) -> None:
+        self.preparation = preparation
+        #: Public number of units, and the squared mu of which shares are parts.
+        self.n_public, self.units_mu2 = preparation.n_public, preparation.units_mu2
+        self._bar = Progress(
+            TextColumn("Private preparation"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} % of the budget"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            disable=not progressbar,
+        )
+        self._task = self._bar.add_task("", total=1.0)
+
+    def __enter__(self) -> Shown:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def _show(self, release: Callable[..., _T], label: str, share: float, *asked: Any) -> _T:
+        self._bar.update(self._task, description=label)
+        answer = release(label, *asked, share)
+        self._bar.advance(self._task, share)
+        return answer
+
+    def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
+        """As `Preparation.histogram`."""
+        return self._show(self.preparation.histogram, label, share, spec)
+
+    def vector_sum(
+        self, label: str, spec: Contribution, clip_norm: float, share: float
+    ) -> tuple[np.ndarray, float]:
+        """As `Preparation.vector_sum`."""
+        return self._show(self.preparation.vector_sum, label, share, spec, clip_norm)
+
+
+class Preparing:
+    """Releases for the settings of a step, from what is left of a budget.
+
+    Raises BudgetExceeded before anything is spent.
+    """
+
+    def __init__(
+        self,
+        parts: ModelParts,
+        sampler: str,
+        counts: Mapping[str, int],
+        progressbar: bool,
+        set_aside: int = 0,
+    ) -> None:
+        self.parts, self.budget, self.sampler = parts, parts.budget, sampler
+        self.counts, self.progressbar = dict(counts), progressbar
+        #: Ledger units that were charged already for what the chains will release.
+        self.set_aside = set_aside
+        self._preparation: Preparation | None = None
+        if all(  # no preparation waits to be resumed; equal steps on batches share theirs
+            plan["settings"]["set_aside"] for _, plan in unfinished_preparations(self.budget)
+        ):
+            self.refuse_if_used_up()
+        # compiled, or refused, before anything is spent
+        self.terms, self.engine = parts.terms, parts.engine
+
+    @property
+    def paths(self) -> int:
+        """Iterations of all chains and runs."""
+        iterations = self.counts["draws"] + self.counts["tune"]
+        return self.counts["runs"] * self.counts["chains"] * iterations
+
+    def remaining(self) -> int:
+        """Ledger units of which shares are parts: those that are left, and those set aside."""
+        return self.budget.ledger.remaining(self.budget.account) + self.set_aside
+
+    def refuse_if_used_up(self, hint: bool = True) -> None:
+        """Raise `BudgetExceeded` unless something is left; hint at what can be resumed."""
+        budget = self.budget
+        if budget.ledger.account_info(budget.account).closed:
+            raise BudgetExceeded(
+                f"The account of this privacy budget (epsilon={budget.epsilon:g}) was closed, and "
+                "what it had left was released; no record was read. A new analysis of these data "
+                "needs a new budget, decided by whoever answers for the data."
+            )
+        if self._used_up():
+            ledger, account = budget.ledger, budget.account
+            left = ledger.remaining(account)
+            waits = hint and any(
+                plan["units"] - ledger.charged(account, of) <= left
+                for of, plan in unfinished_preparations(budget)
+            )
+            resumed = (
+                " A preparation that was interrupted goes on, at no more than it planned, when "
+                "what was called then is called again with the same settings."
+            )
+            raise BudgetExceeded(
+                f"The privacy budget (epsilon={budget.epsilon:g}) is used up; no record was read. "
+                "Draws made before can still be released. A new analysis of these data needs a new "
+                "budget, decided by whoever answers for the data."
+                f"{resumed if waits else ''}"
+            )
+
+    def _used_up(self) -> bool:
+        account = self.budget.ledger.account_info(self.budget.account)
+        return self.remaining() <= account.cap >> 20  # what the integers of a used plan leave over
+
+    def prepared(
+        self,
+        ask: Callable[[Shown], _T],
+        settings: Mapping[str, Any],
+        share: float = 1.0,
+        engine: RowEngine | None = None,
+        needed: float = 1.0,
+    ) -> _T:
+        """What `ask` makes of the releases of a new preparation, or of one that was interrupted.
+
+        `ask` is called twice where the rest of an interrupted preparation cannot be paid, since
+        something else was: what is left then pays for a new one.  `settings` are the public ones on
+        which the requests depend.  `share` is the part of what is left of the budget that shares
+        are parts of, and `needed` the part of that which the requests cost at most.  `engine` has
+        the records to ask about; default: in unconstrained parameters.
+
+        Raises BudgetExceeded if nothing is left for a new preparation, and ValueError if no part of
+        the budget could pay for the chains afterwards; nothing was spent then.
+        """
+        asked = (settings, share, engine, needed)
+        try:
+            with self._preparing(*asked) as releases:
+                found = ask(releases)
+        except Unpayable:
+            with self._preparing(*asked, again=True) as releases:
+                found = ask(releases)
+        return found
+
+    def compare_rest(self) -> None:
+        """Warn if chains get less than their preparation was made for.
+
+        Raises BudgetExceeded if next to nothing is left for them.
+        """
+        preparation = self._preparation
+        if preparation is None or not preparation.resumed:
+            return
+        planned = preparation.units - preparation.spent
+        left = self.budget.ledger.remaining(self.budget.account)
+        gone = 1.0 - left / planned if planned > 0 else 1.0
+        if gone <= _GONE:
+            return
+        if self._used_up():
+            self.refuse_if_used_up(hint=False)
+        what = (
+            f"Since this preparation was made, {gone:.0%} of what it left for the chains was paid "
+            "for something else"
+        )
+        if gone > _TOO_MUCH_GONE:
+            raise BudgetExceeded(
+                f"{what}: their noise would bear no relation to it. Build a step with other draws "
+                "or chains, which prepares again with what is left."
+            )
+        warn(f"{what}: their noise is larger, and they move worse than planned.")
+
+    def _preparing(
+        self,
+        settings: Mapping[str, Any],
+        share: float,
+        engine: RowEngine | None,
+        needed: float,
+        again: bool = False,
+    ) -> Shown:
+        """As :meth:`prepared`; `again` asks for a new preparation."""
+        given = (engine or self.engine, self.budget.ledger, self.budget.account)
+        asked: dict[str, Any] = {
+            "sampler": self.sampler + PREPARES,
+            "settings": {**self.counts, "set_aside": self.set_aside, **settings},
+            "n_public": self.budget.n_public,
+        }
+        before = Preparation.resume(*given, **asked)
+        lost = 0 if before is None else before.lost
+        if before is None or again or self._is_stale(before.plan_id):
+            form = settings.get("form", "chains")
+            units = self._units(share, form, hint=before is None)
+            if before is not None:
+                self._warn_if_given_up(before, units)
+            preparation = Preparation.begin(
+                *given, **asked, units=units, needed=math.ceil(Fraction(needed) * units)
+            )
+            if before is not None:
+                before.finish()
+            self.budget.ledger.versions[preparation.plan_id] = self._version()
+            _log.info(
+                "%s prepares: private releases from what is left of the budget, %s, shown one by "
+                "one in budget.table().",
+                self.sampler,
+                self.budget.describe(max(units - self.set_aside, 0)),
+            )
+        else:
+            preparation = before
+            if not self.set_aside:  # what equal steps on batches share may cost less
+                preparation.required = math.ceil(Fraction(needed) * preparation.units) + lost
+            _log.info(
+                "%s resumes a preparation that was begun before: what was released is not "
+                "paid again.",
+                self.sampler,
+            )
+        self._preparation = preparation
+        return Shown(preparation, self.progressbar)
+
+    def _units(self, share: float, form: str | None, hint: bool) -> int:
+        """Ledger units that a new preparation plans with; warns, or refuses, if these are too few.
+
+        `hint` says that there is no preparation of the same settings.
+        """
+        self.refuse_if_used_up(hint)
+        units = math.floor(Fraction(share) * self.remaining())
+        expected = self._forecast(units)
+        if (form or expected.form) != "quadratic" and not can_pay(self.paths, units / MU2_UNIT):
+            raise ValueError(
+                f"the budget cannot pay for {self.paths} iterations: each would get less than the "
+                "smallest charge (2^-40 of squared mu). Plan fewer draws or chains, or use a "
+                "larger epsilon."
+            )
+        self._warn_if_another_waits()
+        if hint:
+            self._warn_if_paid_for()
+        self._warn_if_improper()
+        if not expected.enough or expected.diagonal:
+            warn(f"{expected.advice} Nothing has been spent.")
+        return units
+
+    def _is_stale(self, plan_id: int) -> bool:
+        """Whether data or priors were replaced since a preparation began."""
+        version = self._version()
+        return not version.is_that_of(self.budget.ledger.versions.setdefault(plan_id, version))
+
+    def _warn_if_given_up(self, before: Preparation, units: int) -> None:
+        """Warn that a preparation that cannot be resumed was paid for all the same."""
+        account = self.budget.ledger.account_info(self.budget.account)
+        warn(
+            f"A preparation that has cost {before.spent / account.cap:.0%} of the budget cannot "
+            "be resumed (data or priors were replaced since, a release was charged by a "
+            "process that was killed, or what is left does not pay for the rest). A new one is "
+            f"made with {units / account.cap:.0%} of the budget."
+        )
+
+    @property
+    def unfinished(self) -> int | None:
+        """Plan of the preparation that an equal step resumes, until it is finished.
+
+        None on batches: equal steps share their preparation for good, as there is no budget for
+        another.
+        """
+        if self._preparation is None or self.set_aside:
+            return None
+        return self._preparation.plan_id
+
+    @property
+    def secure(self) -> bool:
+        """Whether all noise of the preparation was secure."""
+        return self._preparation is None or self._preparation.secure
+
+    def _version(self) -> Version:
+        digest = hashlib.blake2b()
+        model, public = self.parts.model, self.budget.public
+        named = [model[name] for name in public if name in model.named_vars]
+        arrays = [v.get_value() for v in named if hasattr(v, "get_value")]
+        start = self.parts.records.initial
+        for array in (*arrays, start, self.terms.gradient(start)):
+            digest.update(np.ascontiguousarray(array).tobytes())
+        return Version(digest.digest(), private_arrays(model, public))
+
+    def _forecast(self, units: int) -> Forecast:
+        """Forecast, before anything is spent, whether the result will be mostly noise."""
+        sampler, start = self.sampler, self.parts.records.initial
+        once = sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
+        like = "DPLangevin" if once else "DPPenalty"
+        langevin = once or sampler == "DPLangevin"
+        return self.budget.forecast(
+            sampler if sampler in SAMPLERS else like,
+            1000 if once else self.counts["draws"],
+            self.counts["tune"],
+            self.counts["chains"] * self.counts["runs"],
+            d=self.parts.records.parameters.size,
+            mu2=units / MU2_UNIT,
+            norms=made_up_norms(self.engine, start) if langevin else None,
+        )
+
+    def _warn_if_improper(self) -> None:
+        if self.parts.improper:
+            warn(
+                f"The prior of {', '.join(self.parts.improper)} is improper (pm.Flat, pm.HalfFlat, "
+                "or a density that does not fall). What the privacy noise hides of the records is "
+                "left to the prior, and there is no posterior then; a search begins at the initial "
+                "point and may not arrive. Give a proper prior, as wide as public knowledge asks "
+                "for. Nothing has been spent."
+            )
+
+    def _warn_if_another_waits(self) -> None:
+        """Warn that a preparation plans with all that is left, chains of earlier steps included."""
+        mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        begun = Counter(e.plan for e in mine if e.kind == "run")
+        waiting = [e for e in mine if e.kind == "plan" and e.payload.get("events")]
+        if any(begun[e.plan] < e.payload.get("runs", 1) for e in waiting):
+            warn(
+                f"{self.sampler} is about to use all that is left of the budget, but another step "
+                "was built on it that has not made all of its runs, and will not be paid. Run that "
+                "one first, or build each step on its own budget, on one ledger."
+            )
+
+    def _warn_if_paid_for(self) -> None:
+        """Warn that a call with other settings does not use what an earlier one has paid for."""
+        entries = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        newest = max((e.seq for e in entries if e.kind == "run"), default=0)
+        began = {e.plan: e.seq for e in entries if e.kind == "plan"}
+        for plan_id, plan in unfinished_preparations(self.budget):
+            spent = self.budget.ledger.charged(self.budget.account, plan_id)
+            if began[plan_id] > newest and spent and not plan["settings"]["set_aside"]:
+                name, counts = plan["sampler"].removesuffix(PREPARES), plan["settings"]
+                warn(
+                    f"What was paid for a preparation of {name} ({counts['draws']} draws, "
+                    f"{counts['chains']} chains) is not used: {self.sampler} prepares again, with "
+                    "what is left of the budget. The same call as before would resume it."
+                )
+                return
+
+    def tell_threads(self, engine: Engine) -> None:
+        """Log how records are shared among processors, by public numbers."""
+        if not engine.divisible:
+            return
+        numbers, chains = self.budget.n_public * engine.d, self.counts["chains"]
+        first = threads.pieces(numbers, threads.available())
+        if first > 1:
+            _log.info(
+                "Records are read by %d threads if chains run one after the other, by %d in each "
+                "of %d chains at once. NUMBA_NUM_THREADS sets a limit.",
+                first,
+                threads.pieces(numbers, threads.of_each(chains)),
+                chains,
+            )
+
+    def warn_heavy(self) -> None:
+        """Warn that clipping may matter; decided from a released histogram."""
+        warn(
+            f"{self.sampler} found heavy tails in the scores of the records: some records hold "
+            "much of the information, and clipping them may bias the posterior by more than its "
+            "intervals say. A likelihood with heavier tails (StudentT instead of Normal), or "
+            "public bounds of the data (dp.bounds), would help."
+        )
+
+    def warn_untrusted(self) -> None:
+        """Warn that the preparation found nothing."""
+        follows = "what follows is about the prior"
+        if self.parts.improper:
+            names = ", ".join(self.parts.improper)
+            follows += f". That of {names} is improper: this is no posterior, and says nothing"
+        warn(
+            f"The budget (epsilon={self.budget.epsilon:g}) is too small for these data and this "
+            f"model: the preparation of {self.sampler} could not tell the records from the "
+            f"privacy noise, and {follows}. A larger epsilon, more records, fewer parameters or a "
+            "narrower prior would help."
+        )
