@@ -51,7 +51,6 @@ def measure(n: int, iterations: int) -> dict[str, Any]:
             step.plan.plan_id,
             max_runs=1,
             run_cost=step.plan.run_cost,
-            describe=budget.describe,
         )
         point = model.initial_point()
         seconds = []

@@ -7,6 +7,7 @@
 
 Lines of code are those that hold more than comments and docstrings.  Budgets, private answers and
 publication decide epsilon, with all that they import.  ``--quick`` leaves out the run.
+``--write`` brings the list of these files in ``docs/guarantee.md`` up to date.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import ast
 import io
 import json
+import re
 import sys
 import tokenize
 from collections.abc import Callable, Iterable
@@ -31,7 +33,9 @@ __all__ = [
     "imports_of",
     "lines_of_code",
     "of_a_run",
+    "reading_list",
     "sizes",
+    "with_reading_list",
 ]
 
 PACKAGE = Path(__file__).parents[1] / "pymc_dp"
@@ -44,6 +48,15 @@ MODULES = {
 GUESTS = ("published", "subsampling", "report", "audit")
 #: Where epsilon is promised, paid for and published.
 _PROMISE = ("budget", "privacy", "publication.publish")
+#: In which order to read what decides epsilon: what is named first comes first.
+_READING = (
+    ("privacy.answer", "privacy.noise", "privacy.queries", "privacy.holder", "privacy.meter"),
+    ("privacy.journal", "privacy.ledger", "privacy.chains", "privacy.preparation"),
+    ("privacy", "records", "rows", "budget", "publication", "base", "errors"),
+)
+#: The list stands between these lines of a page.
+_BEGIN, _END = "<!-- files that decide epsilon -->\n", "<!-- end of the list -->\n"
+GUARANTEE = PACKAGE.parent / "docs" / "guarantee.md"
 _QUIET = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 
@@ -98,6 +111,30 @@ def decides_epsilon() -> list[str]:
     """Modules that budgets, private answers and publication import, directly or not."""
     promise = {m for m in MODULES for part in _PROMISE if m == part or m.startswith(f"{part}.")}
     return sorted(promise.union(*map(behind, promise)))
+
+
+def reading_list() -> str:
+    """What decides epsilon as a table in Markdown: file, lines of code, what is in it."""
+    order = [name for line in _READING for name in line]
+
+    def place(module: str) -> tuple[int, str]:
+        named = [module == name or module.startswith(f"{name}.") for name in order]
+        return named.index(True), module
+
+    rows = ["| File | Lines of code | |", "|---|---:|---|"]
+    for module in sorted(decides_epsilon(), key=place):
+        path, code = MODULES[module], lines_of_code(MODULES[module])
+        if code:
+            says = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+            what = re.sub(r":mod:`pymc_dp\.([\w.]+)`", r"`\1`", says.splitlines()[0])
+            rows.append(f"| `{path.relative_to(PACKAGE)}` | {code} | {what} |")
+    return "\n".join(rows) + "\n"
+
+
+def with_reading_list(page: str) -> str:
+    """The page with its list up to date."""
+    before, rest = page.split(_BEGIN)
+    return f"{before}{_BEGIN}{reading_list()}{_END}{rest.split(_END)[1]}"
 
 
 def sizes() -> dict[str, int]:
@@ -174,7 +211,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="without a run")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", action="store_true", help="the list in docs/guarantee.md")
     given = parser.parse_args()
+    if given.write:
+        page = GUARANTEE.read_text(encoding="utf-8")
+        GUARANTEE.write_text(with_reading_list(page), encoding="utf-8")
+        return
     found = sizes() if given.quick else sizes() | of_a_run()
     for name, value in found.items():
         print(f"{value:8,d}  {name}")

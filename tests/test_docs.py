@@ -151,6 +151,19 @@ def test_every_page_is_reached_from_another() -> None:
         assert re.search(rf"\b{page.stem}\b", others), f"{page.name} is linked from nowhere"
 
 
+@needs_sources
+def test_files_and_names_that_pages_point_at_exist() -> None:
+    """``privacy/answer.py``, and ``privacy/meter.py`, `pay``: a function or class of that file."""
+    package = Path(dp.__file__).parent
+    for page in DOCS.glob("*.md"):
+        text = page.read_text(encoding="utf-8")
+        for file, name in re.findall(r"`(\w+/\w+\.py)`(?:, `(?:\w+\.)?(\w+)`)?", text):
+            if (DOCS.parent / file).exists():
+                continue
+            code = (package / file).read_text(encoding="utf-8")
+            assert not name or re.search(rf"(def|class) {name}\b", code), f"{page.name}: {name}"
+
+
 def load(path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None

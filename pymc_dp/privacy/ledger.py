@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, ClassVar, Literal, NamedTuple, cast
 
 from pymc_dp.base.checks import (
     check_budget,
@@ -113,16 +113,19 @@ class Ledger:
     hash of a published statement shows it.
     """
 
+    _of_process: ClassVar[dict[str, tuple[dict[Any, Any], dict[int, Any]]]] = {}
+
     def __init__(self, path: _Path, temporary: bool = False) -> None:
         # One spelling per file, so that every process locks the same lock, wherever it runs.
         self.path = str(_file(path).resolve())
         self.is_temporary = temporary
         self._journal = Journal(self.path, durable=not temporary)
-        # What this process alone knows: no pickle has it, nor another `Ledger` of the same file.
+        # Shared by all ledgers of one file in this process, copies included; no pickle has it.
         #: Releases that were charged and not kept, by plan and number: an error came in between.
-        self.pending: dict[tuple[int, int], Any] = {}
+        self.pending: dict[tuple[int, int], Any]
         #: Versions of the data that plans are about, by plan.
-        self.versions: dict[int, Any] = {}
+        self.versions: dict[int, Any]
+        self.pending, self.versions = self._of_process.setdefault(self.path, ({}, {}))
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[str, bool]]:
         return type(self), (self.path, self.is_temporary)

@@ -66,13 +66,16 @@ class _Pending:
     receipt: Receipt
     values: dict[str, Any] | None = None
 
+    @property
+    def pays(self) -> bool:
+        """Whether a value is there, or can be made."""
+        event = self.event
+        return self.values is not None or self.receipt.pays(event.mechanism, event.noise_multiplier)
+
     def pays_for(self, event: GaussianEvent, request: Mapping[str, Any]) -> bool:
         """Whether it was charged for this, and not made for something else."""
-        if self.values is None:
-            paid = self.receipt.pays(event.mechanism, event.noise_multiplier)
-        else:
-            paid = self.values["request"] == request
-        return self.event == event and paid
+        made = None if self.values is None else self.values["request"]
+        return self.pays and self.event == event and made in (None, request)
 
 
 class Preparation:
@@ -193,7 +196,7 @@ class Preparation:
         """Ledger units charged for releases that were interrupted, and are charged again."""
         number = len(self.ledger.kept(self.account, self.plan_id))
         pending = self.ledger.pending.get((self.plan_id, number))
-        paid = 0 if pending is None else pending.event.cost
+        paid = 0 if pending is None or not pending.pays else pending.event.cost
         return self.ledger.unkept(self.account, self.plan_id) - paid
 
     # -- requests -------------------------------------------------------------------------------

@@ -286,8 +286,8 @@ def release(
         published["posterior"], correction = account_for_noise(
             model, budget, plan["settings"], posterior, names, plan_id, progressbar
         )
-        clipped = plan["settings"]["anchor"]["clipped"]
-        correction["sentences"] = [in_words(correction), clipped]
+        clipped = plan["settings"]["anchor"].get("clipped")  # not of plans of earlier versions
+        correction["sentences"] = [in_words(correction), *([clipped] if clipped else [])]
         if "unreliable" in correction:
             warn(f"These draws are unreliable: {correction['unreliable']}.")
         elif correction["method"] == "none":

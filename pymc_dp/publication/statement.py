@@ -22,6 +22,9 @@ STATEMENT = "pymc_dp_statement"
 FAR = 0.1
 #: Settings that are long arrays, or stated otherwise.
 _UNSTATED = ("anchor", "location", "scaling", "secure", "sentences")
+_EARLIER = [
+    "An earlier version planned these draws: only that version can say how far they are exact."
+]
 
 
 def refuse_other_types(idata: Any) -> None:
@@ -94,7 +97,7 @@ def make_statement(
             for key, value in plan["settings"].items()
             if key not in _UNSTATED and value is not None
         },
-        "draws_are": plan["settings"].get("sentences", []),
+        "draws_are": plan["settings"].get("sentences", _EARLIER),
         "preparation": {
             "releases": len(one_off),
             "gdp_mu2": sum(one_off) / MU2_UNIT,
@@ -197,7 +200,7 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
             "Everything that the budgets on this ledger so far may release, together: epsilon = "
             f"{total['epsilon']:.4g} at the same delta{besides}.",
         ),
-        (True, facts["draws_are"]),
+        (True, facts.get("draws_are", _EARLIER)),
         (True, f"Ledger head {facts['ledger_head'][:16]}; pymc_dp {facts['pymc_dp_version']}."),
         (
             True,

@@ -652,7 +652,7 @@ def _release(
     dist: Callable[[Variable], Variable] | None,
     **kwargs: Any,
 ) -> Variable:
-    """What was published about a sum of rows; `dist` draws it anew, if it can be drawn."""
+    """What was published about a sum of rows; `dist` draws it again, if it can be drawn."""
     published = _numbers(observed)
     core = "(k)" if published.ndim else "()"
     blank = pt.zeros(published.shape)  # tells PyMC the length of what is published

@@ -264,7 +264,11 @@ def _elemwise(lifter: Lifter, v: Variable, axis: int) -> Variable:
 
 
 def _dimshuffle(lifter: Lifter, v: Variable, axis: int) -> Variable:
-    order = v.owner.op.new_order  # never "x" at this axis: see lift_or_share
+    order = v.owner.op.new_order
+    if order[axis] == "x":  # the log-likelihood is one number, made an array of one
+        raise lifter.refuse(
+            "an axis of size one is used as the record axis", "Keep one term per record."
+        )
     return lifter.lift(v.owner.inputs[0], order[axis]).dimshuffle(order)
 
 

@@ -373,7 +373,7 @@ def _norms(directions: np.ndarray) -> np.ndarray:
 _ROWS = 1000
 #: Where more laws of outcomes are not found, and from this condition number of the curvature on,
 #: the place says little; more parameters take too long.
-_NOT_FOUND, _CONDITION, _LARGEST = 0.05, 1e8, 60
+_NOT_FOUND, _CONDITION, _MOST_PARAMETERS = 0.05, 1e8, 60
 
 Norms = tuple[np.ndarray, np.ndarray]
 
@@ -392,7 +392,7 @@ def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
     not known, or the point is no guide.
     """
     d = engine.d
-    if d > _LARGEST or law_unknown(engine) or engine.index_blocks(theta):
+    if d > _MOST_PARAMETERS or law_unknown(engine) or engine.index_blocks(theta):
         return None
     if not engine.one_row_per_unit:  # how many rows a unit has is private
         return None

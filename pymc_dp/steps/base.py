@@ -29,6 +29,7 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.chains import BatchQueries, Queries
 from pymc_dp.privacy.events import BATCHES
+from pymc_dp.privacy.forecast import SAMPLERS
 from pymc_dp.privacy.journal import SPENDING
 from pymc_dp.privacy.meter import Meter, noise_is_secure
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
@@ -172,7 +173,9 @@ class PrivateStep(BlockedStep):
         set_aside = 0 if mine is None else mine["reserved"]
         self._version = Version(b"", private_arrays(model, ()))
         parts = ModelParts(model, self.budget, compile_kwargs)
-        preparing = Preparing(parts, sampler, counts, progressbar, set_aside)
+        kinds = [kind.__name__ for kind in type(self).__mro__]
+        like = next((kind for kind in kinds if kind in SAMPLERS), "DPPenalty")
+        preparing = Preparing(parts, sampler, counts, progressbar, set_aside, like)
         self.parameters = parts.records.parameters
         _check_step_sizes(getattr(self, "step_size", None), self.parameters.size)
         self.initial = parts.records.initial

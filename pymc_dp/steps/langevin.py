@@ -132,7 +132,7 @@ class DPLangevin(PrivateStep):
         energy_share: float = 0.15,
         **kwargs: Any,
     ) -> None:
-        if form != "auto" and form not in FORMS:
+        if form not in ("auto", *FORMS):
             raise ValueError(
                 f"form must be 'auto', 'anchored', 'plain' or 'quadratic', got {form!r}."
             )

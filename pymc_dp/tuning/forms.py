@@ -138,7 +138,7 @@ class Form:
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says of the draws, with the facts that the ledger keeps."""
-        raise NotImplementedError
+        return improper_prior(facts)
 
 
 class Anchored(Form):
@@ -231,7 +231,7 @@ class Anchored(Form):
         return [
             "Changes of scores and energy errors were clipped at bounds learned from noisy "
             "histograms; the chains are exact as far as no energy error was clipped.",
-            *improper_prior(facts),
+            *super().sentences(facts),
         ]
 
 

@@ -24,7 +24,7 @@ from pymc_dp.base.checks import warn
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded, LedgerError
 from pymc_dp.privacy.events import MU2_UNIT
-from pymc_dp.privacy.forecast import SAMPLERS, Forecast
+from pymc_dp.privacy.forecast import Forecast
 from pymc_dp.privacy.ledger import PREPARATION
 from pymc_dp.privacy.preparation import Histogram, Preparation, Unpayable
 from pymc_dp.records.ancestry import is_data
@@ -205,7 +205,9 @@ class Preparing:
         counts: Mapping[str, int],
         progressbar: bool,
         set_aside: int = 0,
+        like: str = "DPLangevin",
     ) -> None:
+        self.like = like  # whose forecast is this one's
         self.parts, self.budget, self.sampler = parts, parts.budget, sampler
         self.counts, self.progressbar = dict(counts), progressbar
         #: Ledger units that were charged already for what the chains will release.
@@ -424,18 +426,16 @@ class Preparing:
 
     def _forecast(self, units: int) -> Forecast:
         """Forecast, before anything is spent, whether the result will be mostly noise."""
-        sampler, start = self.sampler, self.parts.records.initial
-        once = sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
-        like = "DPLangevin" if once else "DPPenalty"
-        langevin = once or sampler == "DPLangevin"
+        once = self.sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
+        start = self.parts.records.initial
         return self.budget.forecast(
-            sampler if sampler in SAMPLERS else like,
+            self.like,
             1000 if once else self.counts["draws"],
             self.counts["tune"],
             self.counts["chains"] * self.counts["runs"],
             d=self.parts.records.parameters.size,
             mu2=units / MU2_UNIT,
-            norms=made_up_norms(self.engine, start) if langevin else None,
+            norms=made_up_norms(self.engine, start) if self.like == "DPLangevin" else None,
         )
 
     def _warn_if_improper(self) -> None:

@@ -25,7 +25,7 @@ from pymc_dp.rows.engine import Engine
 from pymc_dp.tuning.bulk import prior_curvature
 from pymc_dp.tuning.forms import Form, Target, pooled
 from pymc_dp.tuning.model_parts import ModelParts
-from pymc_dp.tuning.preparing import Preparing, improper_prior, too_small
+from pymc_dp.tuning.preparing import Preparing, too_small
 from pymc_dp.tuning.public import Public, unseen
 from pymc_dp.tuning.releases import CurvatureNoise, Shares
 
@@ -355,7 +355,7 @@ class Quadratic(Form):
             "released scores and curvatures, whose noise the intervals account for; the prior is "
             f"exact. Approximate where that likelihood is not near normal. {self.caveats(facts)}",
             *unreliable(facts),
-            *improper_prior(facts),
+            *super().sentences(facts),
         ]
 
     def caveats(self, facts: dict[str, Any]) -> str:
@@ -406,7 +406,7 @@ class PriorOnly(Form):
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says."""
-        return [too_small("from the prior, or about it"), *improper_prior(facts)]
+        return [too_small("from the prior, or about it"), *super().sentences(facts)]
 
 
 def unreliable(facts: dict[str, Any]) -> list[str]:

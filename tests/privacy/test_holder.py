@@ -11,8 +11,7 @@ from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy.answer import Grid, IntervalSum, Query, VectorSum
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.queries import EnergyError, Kick
-
-from .toy import LinearRecords
+from tests.privacy.toy import LinearRecords
 
 GRID = Grid.finest(1.0, 3)
 START, END = np.zeros(2), np.array([0.3, -0.2])

@@ -24,8 +24,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.errors import PrivacyError, UnsafeRelease
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.publication.publish import releasable
-
-from .toy import DELTA, SETTINGS, logistic_model, make_step, sample
+from tests.privacy.toy import DELTA, SETTINGS, logistic_model, make_step, sample
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The gradients of this plan:UserWarning",

@@ -13,8 +13,8 @@ from pymc_dp.errors import BudgetExceeded, PlanMismatch, UnsafeModel
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.engine import RowEngine
-
-from .toy import SETTINGS, logistic_model, make_step, sample
+from pymc_dp.rows.groups import RowGroup
+from tests.privacy.toy import SETTINGS, logistic_model, make_step, sample
 
 pytestmark = pytest.mark.filterwarnings("ignore:The gradients of this plan:UserWarning")
 
@@ -26,7 +26,8 @@ class Looks:
         self.count = 0
         for cls, names in (
             (RecordStore, ["read"]),
-            (RowEngine, ["columns", "log_likelihood", "scores", "vectors", "work"]),
+            (RowGroup, ["columns"]),
+            (RowEngine, ["log_likelihood", "scores", "vectors", "work"]),
         ):
             for name in names:
                 monkeypatch.setattr(cls, name, self._counting(getattr(cls, name)))

@@ -35,9 +35,8 @@ from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.privacy.queries import ScoreAt
+from tests.privacy.toy import DELTA, FreeMeter, LinearRecords, NormalPrior, make_queries
 from tests.selection import marked
-
-from .toy import DELTA, FreeMeter, LinearRecords, NormalPrior, make_queries
 
 pytestmark = [pytest.mark.compiled, pytest.mark.audit]
 

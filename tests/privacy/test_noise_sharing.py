@@ -17,8 +17,7 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.privacy import answer
 from pymc_dp.privacy.noise import insecure_noise
-
-from .toy import SETTINGS, logistic_model, sample
+from tests.privacy.toy import SETTINGS, logistic_model, sample
 
 pytestmark = [
     pytest.mark.compiled,

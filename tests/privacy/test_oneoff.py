@@ -37,8 +37,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Statistic, blocks
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-
-from .toy import DELTA, Rows, VectorRecords, logistic_model, vector_blocks
+from tests.privacy.toy import DELTA, Rows, VectorRecords, logistic_model, vector_blocks
 
 RELATIONS = ("replace_one", "add_or_remove_one")
 NASTY = [0.0, -0.0, 5e-324, -2e-308, 1e-160, 1e160, 1.7e308, math.inf, -math.inf, math.nan]

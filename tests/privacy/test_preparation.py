@@ -30,8 +30,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Change, Curvature, PathError, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-
-from .toy import Rows, VectorRecords, logistic_model, make_step, sample, vector_blocks
+from tests.privacy.toy import Rows, VectorRecords, logistic_model, make_step, sample, vector_blocks
 
 FORK = multiprocessing.get_context("fork")
 UNITS = 2**40

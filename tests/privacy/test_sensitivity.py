@@ -55,8 +55,7 @@ from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.sparse import SparseBlock
-
-from .toy import LinearRecords, make_queries
+from tests.privacy.toy import LinearRecords, make_queries
 
 pytestmark = pytest.mark.compiled
 

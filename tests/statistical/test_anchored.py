@@ -28,9 +28,8 @@ from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-
-from ..privacy.toy import make_queries
-from .harness import Z_LIMIT, Target
+from tests.privacy.toy import make_queries
+from tests.statistical.harness import Z_LIMIT, Target
 
 pytestmark = pytest.mark.compiled
 

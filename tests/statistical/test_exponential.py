@@ -19,9 +19,8 @@ from scipy import stats
 import pymc_dp as dp
 from pymc_dp.kernels import exponential, penalty
 from pymc_dp.kernels.proposals import GaussianProposal
-
-from ..selection import marked
-from .harness import Z_LIMIT, Target, run
+from tests.selection import marked
+from tests.statistical.harness import Z_LIMIT, Target, run
 
 pytestmark = pytest.mark.compiled
 

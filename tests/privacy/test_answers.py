@@ -15,10 +15,9 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.bulk import clip_scaling
 from pymc_dp.tuning.quadratic import _visible
 from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares
-
-from .models import EXAMPLES
-from .selection import marked
-from .test_records import quick, records_of
+from tests.models import EXAMPLES
+from tests.records.test_records import quick, records_of
+from tests.selection import marked
 
 GENERAL = ("mv_normal_lkj", "neural_network", "mixture_shared", "censored", "truncated")
 N, GROUPS = 400, 5

@@ -21,8 +21,7 @@ from pymc_dp.privacy.meter import Meter
 from pymc_dp.publication.publish import releasable
 from pymc_dp.publication.results import check_fits, largest_rectangle
 from pymc_dp.steps.base import PrivateStep
-
-from .test_automatic import charged, check_all_spent
+from tests.steps.test_automatic import charged, check_all_spent
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),

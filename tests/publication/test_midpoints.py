@@ -10,8 +10,7 @@ from pymc_dp.kernels import langevin
 from pymc_dp.kernels.intervals import ConstantInterval
 from pymc_dp.publication.midpoints import _standard_error, newton_estimate
 from pymc_dp.records.extraction import extract
-
-from .anchored import anchored_result, budgeted, coordinates, flat, settings_of, transformed
+from tests.anchored import anchored_result, budgeted, coordinates, flat, settings_of, transformed
 
 PRECISION = np.array([[1.5, 0.4], [0.4, 0.8]])
 MEAN = np.array([0.7, -1.3])

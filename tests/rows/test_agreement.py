@@ -35,9 +35,7 @@ from pymc_dp.rows.engine import Engine, RowEngine
 from pymc_dp.rows.groups import BLOCK, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
-from tests.selection import marked, others
-
-from .random_models import (
+from tests.random_models import (
     FAMILIES,
     Case,
     Structure,
@@ -48,7 +46,8 @@ from .random_models import (
     recognisable,
     structures,
 )
-from .test_records import evaluate, same_bits
+from tests.records.test_records import evaluate, same_bits
+from tests.selection import marked, others
 
 #: Of the sum of absolute values of what is added up, and of 1.
 TOLERANCE = 1e-9

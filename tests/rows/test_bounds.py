@@ -26,9 +26,8 @@ from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.intervals import NoEnclosure, enclose
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
-
-from .models import GROUPS, Data, coefficients
-from .test_records import QUICK
+from tests.models import GROUPS, Data, coefficients
+from tests.records.test_records import QUICK
 
 DATA = Data()
 # each budget here is on the same made-up data, under a ledger of its own

@@ -7,9 +7,8 @@ import pytest
 
 from pymc_dp.rows import groups, sparse
 from pymc_dp.rows.engine import RowEngine, TiltedEngine
-
-from .test_contributions import coordinates
-from .test_records import compiled, evaluate, quick, same_bits, with_data
+from tests.records.test_records import compiled, evaluate, quick, same_bits, with_data
+from tests.rows.test_contributions import coordinates
 
 #: Constant maps, varying maps, both in one model, several rows per unit, several groups.
 NAMES = ["logistic", "random_slopes", "neural_network", "non_centred_groups", "persons"]

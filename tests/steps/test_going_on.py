@@ -24,10 +24,16 @@ from pymc_dp.privacy.events import MU2_UNIT
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.tuning.model_parts import ModelParts
-
-from .selection import marked
-from .test_automatic import automatic, build, charged, check_all_spent, check_result, interrupt
-from .test_conformance import pm_sample
+from tests.selection import marked
+from tests.steps.test_automatic import (
+    automatic,
+    build,
+    charged,
+    check_all_spent,
+    check_result,
+    interrupt,
+)
+from tests.steps.test_conformance import pm_sample
 
 laplace_module = sys.modules["pymc_dp.steps.laplace"]  # hidden by the function
 

@@ -22,11 +22,18 @@ from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from pymc_dp.rows.loops import row_blocks
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
-
-from .models import EXAMPLES, Data
-from .selection import marked, others
-from .test_contributions import every_kind, long_arrays, values
-from .test_records import FURTHER, QUICK, compiled, evaluate, quick, same_bits, with_data
+from tests.models import EXAMPLES, Data
+from tests.records.test_records import (
+    FURTHER,
+    QUICK,
+    compiled,
+    evaluate,
+    quick,
+    same_bits,
+    with_data,
+)
+from tests.rows.test_contributions import every_kind, long_arrays, values
+from tests.selection import marked, others
 
 #: Examples of tests/models.py that have one linear predictor per row, and a concave family.
 RECOGNISED = {

@@ -18,8 +18,7 @@ from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.sparse import Layout
-
-from .test_records import QUICK, point, quick, records_of
+from tests.records.test_records import QUICK, point, quick, records_of
 
 #: One index, shared maps, nested and crossed indices, several numbers for each label, users.
 INDEXED = ["poisson_groups", "nested_groups", "two_indices", "index_and_constant"]

@@ -9,10 +9,16 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.kernels import sgmcmc
+from tests.kernels.test_sgmcmc import CHAINS, D, Flat, Gaussian, variance
 from tests.selection import marked
-
-from .test_ecs_step import agree, budgeted, latents, logistic_run, regression, sample
-from .test_sgmcmc import CHAINS, D, Flat, Gaussian, variance
+from tests.subsampling.test_ecs_step import (
+    agree,
+    budgeted,
+    latents,
+    logistic_run,
+    regression,
+    sample,
+)
 
 pytestmark = pytest.mark.compiled
 

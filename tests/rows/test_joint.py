@@ -30,11 +30,10 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.groups import RowGroup
-
-from .selection import marked
-from .test_consistent import every_kind
-from .test_contributions import values
-from .test_records import same_bits
+from tests.records.test_records import same_bits
+from tests.rows.test_consistent import every_kind
+from tests.rows.test_contributions import values
+from tests.selection import marked
 
 CLIP = 0.9
 #: Of a sum of scores of independent units: exceeded by chance once in 10^7 runs.

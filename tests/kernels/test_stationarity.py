@@ -25,8 +25,7 @@ from pymc_dp.kernels.proposals import (
 )
 from pymc_dp.kernels.tilts import NoRecords, Quadratic, Tilted
 from tests.selection import marked
-
-from .harness import (
+from tests.statistical.harness import (
     Z_LIMIT,
     Anchored,
     Ball,

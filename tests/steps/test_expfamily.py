@@ -237,7 +237,6 @@ def test_noise_of_a_sum_is_what_it_says() -> None:
         step.plan.plan_id,
         max_runs=1,
         run_cost=step.plan.run_cost,
-        describe=step.budget.describe,
     )
     queries = step.queries
     queries.begin_chain()

@@ -36,9 +36,8 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.groups import RowGroup
-
-from .models import EXAMPLES, GROUPS, Data, build
-from .selection import marked
+from tests.models import EXAMPLES, GROUPS, Data, build
+from tests.selection import marked
 
 QUICK = {"mode": INTERPRETED}
 #: Examples compiled as in production: every kind of cut, per-row linear algebra, special functions.
@@ -699,6 +698,14 @@ def total_size() -> None:
 def minibatch() -> None:
     x, y = pm.Minibatch(DATA.x, DATA.real, batch_size=10)
     pm.Normal("y", pm.Normal("b") * x, 1.0, observed=y)
+
+
+@refused("`y`.*axis of size one is used as the record axis.*one term per record")
+def sum_made_an_array_of_one() -> None:
+    def logp(value: Any, mu: Any) -> Any:
+        return pt.sum(-0.5 * (value - mu) ** 2)[None]
+
+    pm.CustomDist("y", pm.Normal("b"), logp=logp, observed=DATA.real)
 
 
 @refused("pm.Potential \\(`penalty`\\).*pm.CustomDist")

@@ -22,8 +22,7 @@ from pymc_dp.publication import noise_aware
 from pymc_dp.publication.explore import Explored
 from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.extraction import extract
-
-from .anchored import (
+from tests.anchored import (
     CHAINS,
     DRAWS,
     X,
@@ -37,7 +36,7 @@ from .anchored import (
     settings_of,
     transformed,
 )
-from .test_noise_aware import Funnel
+from tests.publication.test_noise_aware import Funnel
 
 pytestmark = pytest.mark.compiled
 

@@ -26,9 +26,8 @@ from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from pymc_dp.rows.groups import Columns, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
+from tests.records.test_records import compiled, evaluate, quick, records_of, same_bits, with_data
 from tests.selection import marked
-
-from .test_records import compiled, evaluate, quick, records_of, same_bits, with_data
 
 pytestmark = pytest.mark.compiled
 
@@ -292,6 +291,13 @@ def test_a_changed_record_changes_its_own_contribution_alone(name: str, bad: flo
 
 
 # -- cost and caches ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Score, Curvature, Change])
+def test_rows_are_read_in_large_blocks(kind: Callable[..., Contribution]) -> None:
+    engine, at = compiled("logistic"), coordinates("logistic")
+    spec = Change(at, np.ones(engine.d)) if kind is Change else kind(at)
+    assert len(list(blocks(engine, spec))) == 1
 
 
 @pytest.mark.slow

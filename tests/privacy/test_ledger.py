@@ -965,6 +965,10 @@ def in_child(function):
 
 
 class TestProcesses:
+    def test_what_a_process_knows_is_shared_by_all_ledgers_of_a_file(self, ledger):
+        for other in (pickle.loads(pickle.dumps(ledger)), Ledger(ledger.path)):
+            assert other.pending is ledger.pending and other.versions is ledger.versions
+
     def test_a_pickle_holds_a_path_and_no_handle(self, ledger):
         assert Path(ledger.path).name.encode() in pickle.dumps(ledger)
         assert ledger.__reduce__() == (Ledger, (ledger.path, False))
