@@ -33,9 +33,8 @@ from benchmarks.machine import description
 from benchmarks.runs import quiet
 from pymc_dp.base.compat import effective_draws
 from pymc_dp.subsampling.linear import linear_rows
-from pymc_dp.subsampling.mode import Posterior
-from pymc_dp.subsampling.prior import PriorTerm
-from pymc_dp.subsampling.reading import read
+from pymc_dp.subsampling.preparation import Posterior
+from pymc_dp.subsampling.reading import PriorTerm, read
 
 #: Paper, Tables 2 and 4: perturbed and signed.
 PAPER = {
@@ -455,7 +454,7 @@ def scaling(dimensions: list[int]) -> dict[int, list[float]]:
             step.set_rng(np.random.default_rng(0))
             for _ in range(400):
                 step.step(model.initial_point())
-            sizes.append(step._averaging.mean)
+            sizes.append(step._averaging.current(tune=False))
     return found
 
 

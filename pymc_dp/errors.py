@@ -15,7 +15,15 @@ class LedgerError(PrivacyError):
     """A ledger file is missing, damaged, or disagrees with the budget that uses it."""
 
 
-class NotFactorizable(PrivacyError, ValueError):
+class _RefusedModel(PrivacyError, ValueError):
+    """A model is refused; `nonprivate` is the message where nothing has to be private."""
+
+    def __init__(self, message: str, nonprivate: str | None = None) -> None:
+        super().__init__(message)
+        self.nonprivate = nonprivate or message
+
+
+class NotFactorizable(_RefusedModel):
     """The likelihood is not a sum of one term per record, so no sensitivity can be stated."""
 
 
@@ -23,7 +31,7 @@ class PlanMismatch(PrivacyError, ValueError):
     """``pm.sample`` was called with other draws, tune or chains than the step was planned for."""
 
 
-class UnsafeModel(PrivacyError, ValueError):
+class UnsafeModel(_RefusedModel):
     """A budgeted model would be sampled or evaluated in a way that is not private."""
 
 

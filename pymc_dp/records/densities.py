@@ -147,10 +147,11 @@ def _rebuilt(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variabl
                 raise TypeError
             made = node.op.make_node(*now)
         except (AssertionError, TypeError, ValueError) as error:
+            what = f"{node.op} cannot be computed without the lengths of its arrays, which may be "
             raise NotFactorizable(
-                f"{node.op} cannot be computed without the lengths of its arrays, which may be "
-                "the number of rows; that is private under neighboring='add_or_remove_one' and "
-                "with a privacy_unit. Write it with other operations."
+                f"{what}the number of rows; that is private under neighboring='add_or_remove_one' "
+                "and with a privacy_unit. Write it with other operations.",
+                f"{what}the number of rows. Write it with other operations.",
             ) from error
         for before, after in zip(node.outputs, made.outputs, strict=True):
             after.name = before.name

@@ -56,6 +56,9 @@ from pymc_dp.records.units import (
     row_counts,
 )
 
+#: In messages about rows.
+_NOT_SHOWN = "(which rows are concerned is not shown here: it is private)"
+
 
 @dataclass(frozen=True, eq=False)
 class Records:
@@ -297,13 +300,17 @@ def _refuse_ends(
     found = ends_of_support(graph, observed, shapes, start)
     if found:
         ends = ", ".join(f"`{model.values_to_rvs[value].name}`" for value in found)
-        raise UnsafeModel(
+        what = (
             f"The support of `{name}` ends at a value that depends on {ends}: beyond it the "
-            "density is zero. Only the most extreme records tell where it ends, and the scores "
-            "that would be released do not show it, so no budget is large enough. Fix the end at a "
-            "public value, choose a distribution whose support does not depend on parameters, or "
-            "publish noisy counts of the data in public intervals and sample from these with "
-            "dp.PrivacyAwareGibbs."
+            "density is zero. Only the most extreme records tell where it ends, and"
+        )
+        other = "choose a distribution whose support does not depend on parameters, or"
+        raise UnsafeModel(
+            f"{what} the scores that would be released do not show it, so no budget is large "
+            f"enough. Fix the end at a public value, {other} publish noisy counts of the data in "
+            "public intervals and sample from these with dp.PrivacyAwareGibbs.",
+            f"{what} most samples of records do not hold them. Fix the end at a constant, {other} "
+            "use NUTS.",
         )
 
 
@@ -349,12 +356,12 @@ def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
     for labels, (_, size) in zip(function(*arrays), graph.lookups, strict=True):
         least = 0 if np.ndim(labels) else -size  # one number, as in a[group, -1], is no label
         if np.size(labels) and not (least <= np.min(labels) and np.max(labels) < size):
-            raise UnsafeModel(
+            what = (
                 f"Some labels in the likelihood of {graph.quoted} are outside 0..{size - 1}, where "
                 f"{size} groups are declared; pandas codes a missing category as -1. Recode or "
-                "drop these rows before the model is built (which rows are concerned is not shown "
-                "here: it is private)."
+                "drop these rows before the model is built"
             )
+            raise UnsafeModel(f"{what} {_NOT_SHOWN}.", f"{what}.")
 
 
 def _refuse_non_finite(data: np.ndarray, name: str, *, infinite: bool) -> None:
@@ -363,10 +370,9 @@ def _refuse_non_finite(data: np.ndarray, name: str, *, infinite: bool) -> None:
         return
     columns = np.flatnonzero(~usable.reshape(len(data), -1).all(axis=0))
     where = f"column {', '.join(map(str, columns))} of {name}" if data.ndim > 1 else name
-    raise UnsafeModel(
-        f"{where} holds NaN{'' if infinite else ' or infinite values'}. Clean the data before the "
-        "model is built (which rows are concerned is not shown here: it is private)."
-    )
+    values = "NaN" if infinite else "NaN or infinite values"
+    what = f"{where} holds {values}. Clean the data before the model is built"
+    raise UnsafeModel(f"{what} {_NOT_SHOWN}.", f"{what}.")
 
 
 def refuse_private(
@@ -390,7 +396,9 @@ def refuse_private(
     if label is not None:
         raise UnsafeModel(
             f"{what} depends on {label}, which is private or may hold private data. Choose it from "
-            "public knowledge, or declare the data in PrivacyBudget(public=...)."
+            "public knowledge, or declare the data in PrivacyBudget(public=...).",
+            f"{what} depends on {label}, which holds data of the records, or may. Compute what it "
+            "needs before the model is built.",
         )
 
 

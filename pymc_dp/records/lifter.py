@@ -79,11 +79,13 @@ class Lifter:
 
     # -- messages -------------------------------------------------------------------------------
 
-    def refuse(self, what: str, remedy: str) -> NotFactorizable:
-        """The error that names the observed variable, what is wrong with it, and a remedy."""
-        return NotFactorizable(
-            f"The likelihood of `{self.name}` is not a sum of one term per record: {what}. {remedy}"
-        )
+    def refuse(self, what: str, remedy: str, nonprivate: str | None = None) -> NotFactorizable:
+        """The error that names the observed variable, what is wrong with it, and a remedy.
+
+        `nonprivate` is the remedy where nothing has to be private.
+        """
+        start = f"The likelihood of `{self.name}` is not a sum of one term per record: {what}."
+        return NotFactorizable(f"{start} {remedy}", f"{start} {nonprivate or remedy}")
 
     # -- shared values --------------------------------------------------------------------------
 
@@ -177,8 +179,8 @@ class Lifter:
             f"operation {op} acts on the record axis and is not on the list of operations known to "
             "keep records apart",
             "Write the likelihood with elementwise operations, linear predictors (X @ beta) and "
-            "group indices (alpha[g]); sums, sorts, scans and recursions over records are not "
-            "private per record.",
+            "group indices (alpha[g]); sums, sorts, scans and recursions over records are no sum "
+            "over records.",
         )
 
     def _leaf(self, variable: Variable, axis: int) -> Variable:
@@ -187,6 +189,8 @@ class Lifter:
                 f"parameter {describe(variable)} has one entry per record",
                 "Per-record latent variables cannot be released; integrate them out, or index "
                 "them by a public group.",
+                "Most of them would have no record in a sample: integrate them out, or index them "
+                "by a group.",
             )
         if not isinstance(variable, Constant | SharedVariable):
             raise self.refuse(
@@ -375,7 +379,9 @@ def _take(lifter: Lifter, v: Variable, axis: int) -> Variable:
         )
     if any(entry.type.dtype == "bool" for entry in entries):
         raise lifter.refuse(
-            "it is indexed by a mask", "Use integer labels: the number of rows kept is private."
+            "it is indexed by a mask",
+            "Use integer labels: the number of rows kept is private.",
+            "Use integer labels instead.",
         )
     depth = max(entry.type.ndim for entry in entries)
     if any(entry.type.ndim not in (0, depth) for entry in entries):

@@ -149,17 +149,21 @@ def _check_shared(lifter: Lifter) -> None:
                 f"rows of {describe(variable)} reach other records (for instance through a mean, "
                 "a maximum or a standardisation inside the model)",
                 "Standardise with public constants, before the model is built.",
+                "Standardise with constants, before the model is built.",
             )
         if isinstance(variable, SharedVariable):
             raise lifter.refuse(
                 f"pm.Data {describe(variable)} reaches every record",
                 f"If it is not private, declare it: PrivacyBudget(public=[{variable.name!r}]).",
+                "It has as many entries as there are records, of which a sample takes a part: "
+                "compute what is needed of it before the model is built.",
             )
         if is_long_constant(variable, lifter.private_length):
             raise lifter.refuse(
                 "a constant array as long as the data reaches other records",
                 "Standardise with public constants before the model is built; if the array is "
                 "public, pass it as pm.Data and declare it in PrivacyBudget(public=...).",
+                "Standardise with constants before the model is built.",
             )
 
 

@@ -80,9 +80,11 @@ def _n_rows(model: Model, rv: Variable) -> int:
             "entry per record."
         )
     if shape[0] < 2:
+        what = f"`{rv.name}` has fewer than two records on its first axis;"
+        remedy = "Put records on the first axis, one row each."
         raise NotFactorizable(
-            f"`{rv.name}` has fewer than two records on its first axis; nothing can be hidden "
-            "among so few. Put records on the first axis, one row each."
+            f"{what} nothing can be hidden among so few. {remedy}",
+            f"{what} there is nothing to take a sample of. {remedy}",
         )
     return int(shape[0])
 
@@ -209,10 +211,15 @@ def refuse_captured_rows(groups: Sequence[Group]) -> None:
             if isinstance(variable, Constant) and any(
                 share_memory(variable.data, array) for array in arrays
             ):
-                raise NotFactorizable(
+                what = (
                     f"The likelihood of {graph.quoted} is not a sum of one term per record: a part "
-                    "of an array that holds records reaches all of them. Standardise with public "
-                    "constants before the model is built, or give it a copy if it is public."
+                    "of an array that holds records reaches all of them."
+                )
+                raise NotFactorizable(
+                    f"{what} Standardise with public constants before the model is built, or give "
+                    "it a copy if it is public.",
+                    f"{what} Standardise with constants before the model is built, or give it a "
+                    "copy.",
                 )
 
 

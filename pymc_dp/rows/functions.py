@@ -20,6 +20,7 @@ from pytensor.gradient import jacobian
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.utils import rewrite_graph
+from pytensor.tensor.rewriting.elemwise import FusionOptimizer
 
 from pymc_dp.base.threads import INTERPRETED, code_of, exact
 from pymc_dp.records.ancestry import ancestors_without_shapes
@@ -43,6 +44,21 @@ _GATHERING = (
 )
 
 
+class _Fusion(FusionOptimizer):
+    """PyTensor's fusion of loops, also where a loop has more than 32 operands.
+
+    NumPy cannot have more, and without a C++ compiler PyTensor expects NumPy. Numba can.
+    """
+
+    def apply(self, fgraph: Any) -> Any:
+        with pytensor.config.change_flags(cxx=pytensor.config.cxx or "none"):
+            return super().apply(fgraph)
+
+
+#: Shortly before PyTensor's own.
+_FUSION = (_Fusion(), 48.6)
+
+
 def compile_function(
     inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
 ) -> Any:
@@ -53,6 +69,8 @@ def compile_function(
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
     kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING).register(JOIN_PRODUCTS)
+    if not interpreted:
+        kwargs["mode"] = kwargs["mode"].register(_FUSION)
     if isinstance(outputs, Variable):
         [outputs] = without_errors([outputs], interpreted=interpreted)
     else:

@@ -120,7 +120,7 @@ def _log_phi_slope(t: float) -> float:
 
 
 @compiled(error_model="numpy", inline="always")
-def _value_and_slope(family: int, v: float, a: float, b: float) -> tuple[float, float]:
+def value_and_slope(family: int, v: float, a: float, b: float) -> tuple[float, float]:
     """l(v) up to a constant, and l'(v); without branches for the first three families."""
     if family == _LOGIT:
         # a v - b log(1 + exp(v)), without cancellation where a is 0 or b
@@ -143,13 +143,13 @@ def _value_and_slope(family: int, v: float, a: float, b: float) -> tuple[float, 
 @compiled(error_model="numpy", inline="always")
 def _concave_terms(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
     for i in range(v.shape[0]):
-        v[i] = _value_and_slope(family, v[i], a[i], b[i])[0]
+        v[i] = value_and_slope(family, v[i], a[i], b[i])[0]
 
 
 @compiled(error_model="numpy", inline="always")
 def _concave_slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
     for i in range(v.shape[0]):
-        slope = _value_and_slope(family, v[i], a[i], b[i])[1]
+        slope = value_and_slope(family, v[i], a[i], b[i])[1]
         v[i] = slope if math.fabs(slope) < math.inf else 0.0
 
 
@@ -190,15 +190,15 @@ def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
     for i in range(v.shape[0]):
         x = v[i]
         if family == _LOGIT:
-            successes = -_value_and_slope(family, x, 0.0, b[i])[1]
-            failures = _value_and_slope(family, x, b[i], b[i])[1]
+            successes = -value_and_slope(family, x, 0.0, b[i])[1]
+            failures = value_and_slope(family, x, b[i], b[i])[1]
             v[i] = max(successes, failures)
         elif family == _LOG:
-            mean = -_value_and_slope(family, x, 0.0, b[i])[1]
+            mean = -value_and_slope(family, x, 0.0, b[i])[1]
             v[i] = max(mean, 1.0 - mean)
         elif family == _PROBIT:
-            one = _value_and_slope(family, x, a[i], b[i])[1]
-            other = _value_and_slope(family, x, -a[i], b[i])[1]
+            one = value_and_slope(family, x, a[i], b[i])[1]
+            other = value_and_slope(family, x, -a[i], b[i])[1]
             v[i] = max(math.fabs(one), math.fabs(other))
         else:
             v[i] = 0.0

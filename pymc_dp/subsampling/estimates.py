@@ -1,34 +1,212 @@
-"""The log-posterior that a sample of records sees, its gradient, and trajectories along it.
+"""What a sample of records says of the log-posterior, and trajectories along it: compiled loops.
 
-Three numbers describe an estimate:
+d_k is what control variates leave of the log-likelihood of record k. Three numbers describe an
+estimate of the sum of all d_k:
 
 - scale: n / m, with m records in the sample, or in a mini-batch of it;
 - shift: a of the block-Poisson estimator (eq. 5.1);
-- batch: records of a mini-batch of the block-Poisson estimator, whose absolute value is taken; 0
-  for the perturbed one (eq. 4.5); -1 for the plain mean, of stochastic gradients.
+- batch: records of a mini-batch of the block-Poisson estimator, whose absolute value is taken;
+  `PERTURBED` for eq. 4.5, `MEAN` for stochastic gradients.
 
-`kernel` says how records are evaluated: None for those of one linear predictor
-(:mod:`pymc_dp.subsampling.linear`), a plan and addresses for those that see few numbers
-(:mod:`pymc_dp.subsampling.compact`), constants and an address for others
-(:mod:`pymc_dp.subsampling.general`). `prior` is the address of a function compiled from a graph, or
-None for a prior that is part of the expansion.
+Records of one linear predictor have loops of their own. Others have a kernel, compiled from the
+graph of the model, which these loops call through its address: a function among the arguments of a
+loop costs half a millisecond in each call from Python, and the type of the loop depends on it. An
+address is a number, so the loops are compiled once, and cached, for all models.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import types
-from numba.extending import overload
+from llvmlite import ir
+from numba import cfunc, types
+from numba.core import cgutils
+from numba.extending import intrinsic
 from numpy import ndarray
+from pytensor.graph.basic import Variable
 
 from pymc_dp.base.jit import compiled
-from pymc_dp.subsampling.calls import call_address
-from pymc_dp.subsampling.compact import compact_estimate
-from pymc_dp.subsampling.expansion import Expansion, quadratic
-from pymc_dp.subsampling.gather import Sample
-from pymc_dp.subsampling.linear import linear_estimate
+from pymc_dp.rows.functions import compile_function
+from pymc_dp.rows.linear import value_and_slope
+from pymc_dp.rows.predictor import FAMILIES
+
+#: Sizes of a mini-batch that stand for estimators without mini-batches.
+PERTURBED, MEAN = 0, -1
+_LOGIT, _LOG, _NORMAL = (FAMILIES.index(name) for name in ("logit", "log", "normal"))
+#: Flags that let sums be reordered, and keep numbers that are not finite.
+_REORDERED = {"reassoc", "contract", "nsz"}
+
+# -- samples of records ---------------------------------------------------------------------------
+
+#: (m, p) designs and (k, m) other numbers of m records.
+Sample = tuple[ndarray, ndarray]
+#: Rows that are filled at once.
+_BLOCK = 2**14
+
+
+def packed(arrays: Sequence[ndarray]) -> ndarray:
+    """(n, k) float64 matrix of (n, ...) arrays side by side."""
+    n = len(arrays[0])
+    flat = [x.reshape(n, -1) for x in arrays]
+    rows = np.empty((n, sum(x.shape[1] for x in flat)))
+    for first in range(0, n, _BLOCK):  # all columns of a row while it is in a cache
+        here, start = slice(first, first + _BLOCK), 0
+        for x in flat:
+            rows[here, start : start + x.shape[1]] = x[here]
+            start += x.shape[1]
+    return rows
+
+
+def empty_sample(rows: ndarray, width: int, size: int) -> Sample:
+    """Room for `size` records whose designs have `width` numbers."""
+    return np.zeros((size, width)), np.zeros((rows.shape[1] - width, size))
+
+
+def drawn(rows: ndarray, width: int, index: ndarray) -> Sample:
+    """The records of an index."""
+    sample = empty_sample(rows, width, len(index))
+    gather(rows, index, sample)
+    return sample
+
+
+@compiled(error_model="numpy")
+def gather(rows: ndarray, index: ndarray, sample: Sample) -> None:
+    """Copy the records of an index to the first places of a sample."""
+    design, numbers = sample
+    width = design.shape[1]
+    for i in range(index.shape[0]):
+        row = rows[index[i]]
+        for j in range(width):
+            design[i, j] = row[j]
+        for j in range(numbers.shape[0]):
+            numbers[j, i] = row[width + j]
+
+
+@compiled(error_model="numpy")
+def move(source: Sample, first: int, count: int, target: Sample, start: int) -> None:
+    """Copy `count` records of a sample, from `first` on, to `start` and on of another."""
+    for i in range(count):
+        for j in range(source[0].shape[1]):
+            target[0][start + i, j] = source[0][first + i, j]
+    for j in range(source[1].shape[0]):
+        for i in range(count):
+            target[1][j, start + i] = source[1][j, first + i]
+
+
+@compiled(error_model="numpy")
+def first_records(sample: Sample, stop: int) -> Sample:
+    """The first records of a sample."""
+    return sample[0][:stop], np.ascontiguousarray(sample[1][:, :stop])
+
+
+# -- the sum of all control variates --------------------------------------------------------------
+
+
+class Expansion(NamedTuple):
+    """constant + A . delta + delta' B delta / 2, with delta = theta - centre."""
+
+    centre: ndarray  # (d,) theta*
+    constant: float
+    A: ndarray  # (d,) sum of the records' gradients at the centre
+    B: ndarray  # (d, d) sum of their Hessians
+
+    def plus(self, constant: float, slope: ndarray, curvature: ndarray) -> Expansion:
+        """The sum with another quadratic function about the same centre."""
+        return Expansion(self.centre, self.constant + constant, self.A + slope, self.B + curvature)
+
+
+def expand(
+    centre: ndarray, value: float, gradient: ndarray, hessian: ndarray, order: int
+) -> Expansion:
+    """The Taylor polynomial of an order."""
+    return Expansion(
+        np.ascontiguousarray(centre, dtype="float64"),
+        float(value),
+        gradient * float(order >= 1),
+        np.ascontiguousarray(hessian * float(order >= 2)),
+    )
+
+
+@compiled(error_model="numpy")
+def quadratic(expansion: Expansion, theta: ndarray, gradient: ndarray) -> float:
+    """The value at theta; its gradient is written."""
+    d = theta.shape[0]
+    value = expansion.constant
+    for j in range(d):
+        bent = 0.0
+        row = expansion.B[j]
+        for k in range(d):
+            bent += row[k] * (theta[k] - expansion.centre[k])
+        value += (theta[j] - expansion.centre[j]) * (expansion.A[j] + 0.5 * bent)
+        gradient[j] = expansion.A[j] + bent
+    return value
+
+
+# -- functions compiled from graphs ---------------------------------------------------------------
+
+
+@intrinsic
+def call_address(typingctx: Any, address: Any, arguments: Any) -> Any:
+    """Result, a float64, of the ``numba.cfunc`` at an address, from a tuple of its arguments."""
+
+    def call(context: Any, builder: Any, signature: Any, values: Any) -> Any:
+        kinds = [context.get_value_type(kind) for kind in arguments.types]
+        result = context.get_value_type(types.float64)
+        pointer = builder.inttoptr(values[0], ir.FunctionType(result, kinds).as_pointer())
+        return builder.call(pointer, cgutils.unpack_tuple(builder, values[1]))
+
+    return types.float64(types.int64, arguments), call
+
+
+KernelGraph = tuple[list[Variable], list[Variable]]
+_VECTOR, _MATRIX = types.float64[::1], types.float64[:, ::1]
+
+# Where a function raises (the inverse of a singular matrix), its results are not numbers: an error
+# would not leave an address, which would return 0. Numba takes seconds to compile an assigned
+# slice, so results are copied by loops.
+
+
+def callable_kernel(graph: KernelGraph) -> Any:
+    """The whole estimate of a sample: d and the gradient are written."""
+    function = compile_function(*graph).vm.jit_fn
+
+    def estimate(theta, centre, numbers, d, gradient, design, others):  # type: ignore[no-untyped-def]
+        try:
+            value, found, slope = function(theta, centre, numbers, design, others)
+        except Exception:
+            d.fill(np.nan)
+            gradient.fill(np.nan)
+            return np.nan
+        for i in range(d.shape[0]):
+            d[i] = found[i]
+        for k in range(gradient.shape[0]):
+            gradient[k] = slope[k]
+        return value[0]
+
+    signature = types.float64(_VECTOR, _VECTOR, _VECTOR, _VECTOR, _VECTOR, _MATRIX, _MATRIX)
+    return cfunc(signature)(estimate)
+
+
+def callable_prior(graph: KernelGraph) -> Any:
+    """The log-prior: takes theta and room for its gradient."""
+    function = compile_function(*graph).vm.jit_fn
+
+    def log_prior(theta, gradient):  # type: ignore[no-untyped-def]
+        try:
+            value, slope = function(theta)
+        except Exception:
+            gradient.fill(np.nan)
+            return np.nan
+        for k in range(gradient.shape[0]):
+            gradient[k] = slope[k]
+        return value[0]
+
+    return cfunc(types.float64(_VECTOR, _VECTOR))(log_prior)
+
+
+# -- estimates ------------------------------------------------------------------------------------
 
 
 class Sampled(NamedTuple):
@@ -45,43 +223,106 @@ class Sampled(NamedTuple):
     batch: int
 
 
-def _estimate(
-    kernel: Any, at: Sampled, sample: Sample, theta: ndarray, d: ndarray, gradient: ndarray
+@compiled(error_model="numpy")
+def _weigh(d: ndarray, scale: float, shift: float, batch: int, weights: ndarray) -> float:
+    """The estimate; its derivative by each d_k is written to `weights`."""
+    m = d.shape[0]
+    if batch > 0:  # eq. 5.1, but for its constants
+        value = 0.0
+        for first in range(0, m, batch):
+            term = scale * d[first : first + batch].sum() - shift
+            value += np.log(abs(term))
+            weights[first : first + batch] = scale / term
+        return value
+    total = d.sum()
+    if batch == MEAN:
+        weights[:] = scale
+        return scale * total
+    # eq. 4.5
+    mean, square = total / m, 0.0
+    for i in range(m):
+        away = d[i] - mean
+        square += away * away
+        weights[i] = scale - scale * scale * away
+    return scale * total - 0.5 * scale * scale * square
+
+
+@compiled(error_model="numpy", fastmath=_REORDERED)
+def _products(design: ndarray, delta: ndarray, out: ndarray) -> None:
+    """Product of every row of a design with `delta`."""
+    for i in range(design.shape[0]):
+        x, total = design[i], 0.0
+        for j in range(delta.shape[0]):
+            total += x[j] * delta[j]
+        out[i] = total
+
+
+@compiled(error_model="numpy", fastmath=_REORDERED)
+def _add_rows(design: ndarray, weights: ndarray, out: ndarray) -> None:
+    """Add the weighted sum of the rows of a design."""
+    for i in range(design.shape[0]):
+        x, w = design[i], weights[i]
+        for j in range(out.shape[0]):
+            out[j] += w * x[j]
+
+
+@compiled(error_model="numpy", inline="always")
+def _concave(family: int, b: ndarray, v: ndarray, value: ndarray, slope: ndarray) -> None:
+    for i in range(v.shape[0]):
+        value[i], slope[i] = value_and_slope(family, v[i], 0.0, b[i])
+
+
+@compiled(error_model="numpy")
+def concave(family: int, b: ndarray, v: ndarray, value: ndarray, slope: ndarray) -> None:
+    """value[i] <- -b K(v[i]), and slope[i] <- -b K'(v[i])."""
+    # a constant in each call, so that every loop has the formulas of one family only
+    if family == _LOGIT:
+        _concave(_LOGIT, b, v, value, slope)
+    elif family == _LOG:
+        _concave(_LOG, b, v, value, slope)
+    else:
+        _concave(_NORMAL, b, v, value, slope)
+
+
+@compiled(error_model="numpy")
+def _of_predictor(
+    at: Sampled, sample: Sample, theta: ndarray, d: ndarray, gradient: ndarray
 ) -> float:
-    """As :func:`estimate`, which is compiled."""
-    raise TypeError("An estimate is made by compiled loops only.")
-
-
-@overload(_estimate)
-def _choose(kernel: Any, at: Any, sample: Any, theta: Any, d: Any, gradient: Any) -> Any:
-    def linear(kernel: Any, at: Any, sample: Any, theta: Any, d: Any, gradient: Any) -> Any:
-        delta = theta - at.expansion.centre
-        return linear_estimate(at.family, sample, delta, at.scale, at.shift, at.batch, d, gradient)
-
-    def compact(kernel: Any, at: Any, sample: Any, theta: Any, d: Any, gradient: Any) -> Any:
-        centre, numbers = at.expansion.centre, (at.scale, at.shift, at.batch)
-        return compact_estimate(kernel[0], kernel[1], sample, theta, centre, numbers, d, gradient)
-
-    def graph(kernel: Any, at: Any, sample: Any, theta: Any, d: Any, gradient: Any) -> Any:
-        constants, functions = kernel
-        numbers = np.concatenate((np.array([at.scale, at.shift, float(at.batch)]), constants))
-        arguments = (theta, at.expansion.centre, numbers, d, gradient, sample[0], sample[1])
-        return call_address(functions[0], arguments)
-
-    if isinstance(kernel, types.NoneType):
-        return linear
-    return compact if isinstance(kernel[0], types.BaseNamedTuple) else graph
+    """The estimate from records of one linear predictor (:mod:`pymc_dp.subsampling.linear`)."""
+    design, numbers = sample
+    m = design.shape[0]
+    ways, slopes, weights = np.empty(m), np.empty(m), np.empty(m)
+    _products(design, theta - at.expansion.centre, ways)
+    v, value, b, linear, bent = numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]
+    concave(at.family, b, v + ways, d, slopes)
+    for i in range(m):
+        way = ways[i]
+        d[i] += way * (linear[i] + 0.5 * bent[i] * way) - value[i]
+        slopes[i] += linear[i] + bent[i] * way
+    total = _weigh(d, at.scale, at.shift, at.batch, weights)
+    weights *= slopes
+    gradient[:] = 0.0
+    _add_rows(design, weights, gradient)
+    return total
 
 
 @compiled(error_model="numpy")
 def estimate(
     kernel: Any, at: Sampled, sample: Sample, theta: ndarray, d: ndarray, gradient: ndarray
 ) -> float:
-    """What a sample says of the sum of d_k; d_k and the gradient are written."""
+    """What a sample says of the sum of d_k; d_k and the gradient are written.
+
+    `kernel` is None for records of one linear predictor; else an address and constants.
+    """
     if d.shape[0] == 0:
         gradient[:] = 0.0
         return 0.0
-    return _estimate(kernel, at, sample, theta, d, gradient)
+    if kernel is None:
+        return _of_predictor(at, sample, theta, d, gradient)
+    address, constants = kernel
+    numbers = np.concatenate((np.array([at.scale, at.shift, float(at.batch)]), constants))
+    centre = at.expansion.centre
+    return call_address(address, (theta, centre, numbers, d, gradient, sample[0], sample[1]))
 
 
 @compiled(error_model="numpy")
@@ -94,7 +335,10 @@ def density(
     d: ndarray,
     gradient: ndarray,
 ) -> float:
-    """Estimated log-posterior at theta, up to a constant; d_k and the gradient are written."""
+    """Estimated log-posterior at theta, up to a constant; d_k and the gradient are written.
+
+    `prior` is an address, or None for a prior that is part of the expansion.
+    """
     value = estimate(kernel, at, sample, theta, d, gradient)
     part = np.empty_like(gradient)
     value += quadratic(at.expansion, theta, part)
@@ -169,13 +413,3 @@ def trajectory(
         d[:] = at_end
         value = end
     return accept, error, value
-
-
-@compiled(error_model="numpy")
-def negative(d: ndarray, scale: float, shift: float, batch: int) -> bool:
-    """Whether a product of the mini-batches' factors is negative."""
-    found = False
-    for first in range(0, d.shape[0], batch):
-        if scale * d[first : first + batch].sum() < shift:
-            found = not found
-    return found

@@ -1,11 +1,21 @@
-"""Records that see many numbers of theta: the whole estimate is compiled from the graph."""
+"""Records of any model: control variates and the estimate of a sample, compiled from its graph.
+
+q_k expands the log-likelihood of record k in theta about a centre, and d_k = l_k - q_k is what a
+sample of records has to estimate (Dang et al. 2019, eq. 4.1, 4.4). The record sees theta through a
+few numbers eta (:mod:`pymc_dp.records.graph`), so with eta' and eta'' the first and second
+derivatives of eta along delta = theta - centre,
+
+    q_k = l_k(eta*) + grad l_k . eta' + (eta' . H_k eta' + grad l_k . eta'') / 2.
+
+Rows are separate, so the gradient of a *sum* over rows holds the gradient of every row. One more
+gradient, of ``sum_k grad l_k . eta'`` with eta' held fixed, holds all products H_k eta'. No Hessian
+of a record is formed, and the cost does not depend on the number of parameters.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pytensor
@@ -14,31 +24,22 @@ from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 
-from pymc_dp.errors import NotFactorizable
+from pymc_dp.base.compat import pushforward
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.ancestry import ancestors_without_shapes
-from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
-from pymc_dp.rows.functions import compile_function, prepared_loglik
-from pymc_dp.subsampling.columns import columns_of
-from pymc_dp.subsampling.compiling import Kernel, KernelGraph, callable_kernel
-from pymc_dp.subsampling.gather import packed
-from pymc_dp.subsampling.variates import FEW, SharedValues, entries, numbers_seen, remainder
+from pymc_dp.records.graph import ParameterVector, RowGraph
+from pymc_dp.rows.functions import compile_function, jacobian_of, prepared_loglik
+from pymc_dp.rows.predictor import has_kinks
+from pymc_dp.rows.simplify import hoisted
+from pymc_dp.subsampling.estimates import KernelGraph, packed
+from pymc_dp.subsampling.reading import columns_of
 
+#: Numbers of a second derivative that are kept in a compiled function.
+_NUMBERS = 2**14
 #: For functions called once for every row, one array operation after the other.
 _ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
 #: Rows that are evaluated at once, so that what is between stays in a cache.
 _BLOCK = 4096
-
-
-@dataclass(frozen=True, eq=False)
-class WholeGraph:
-    """The estimate of a sample, before it is compiled, and numbers that it reads."""
-
-    graph: KernelGraph
-    constants: np.ndarray
-
-    def compiled(self) -> Kernel:
-        """The kernel of an estimate."""
-        return Kernel(self.constants, [callable_kernel(self.graph)])
 
 
 class GeneralRows:
@@ -50,184 +51,215 @@ class GeneralRows:
     def __init__(
         self, graph: RowGraph, parameters: ParameterVector, data: Sequence[np.ndarray]
     ) -> None:
-        self.graph = graph
-        self.parameters = parameters
-        self._loglik = prepared_loglik(graph)
-        self._place_columns(data)
-        used = ancestors_without_shapes([self._loglik])
-        for leaf, array in zip(graph.leaves, data, strict=True):
-            if leaf.block in used:
-                self.inputs.append(leaf.block)
-                self.arrays.append(np.ascontiguousarray(array))
-        self.n = graph.n_rows
-        self.d = parameters.size
-        real = [cut for cut in graph.cuts if cut.phi.type.dtype.startswith("float")]
-        self._others = [cut for cut in graph.cuts if cut not in real]
-        self._cuts = real
-        self._shared = SharedValues.of(real, parameters)
-        self._other_values = parameters.substitute([cut.phi for cut in self._others])
-        self._derivatives: Callable[..., Any] | None = None
-
-    def _place_columns(self, data: Sequence[np.ndarray]) -> None:
-        columns = columns_of(self.graph, data)
-        self._input_of = {
+        self.graph, self.n, self.d = graph, graph.n_rows, parameters.size
+        self.theta, self._loglik = parameters.theta, prepared_loglik(graph)
+        columns = columns_of(graph, data)
+        self._column_of = {
             expression: pt.TensorType(str(array.dtype), (None, *expression.type.shape[1:]))()
             for expression, array in columns.items()
         }
-        self.inputs: list[Variable] = list(self._input_of.values())
-        self.arrays: list[np.ndarray] = list(columns.values())
+        used = ancestors_without_shapes([self._loglik])
+        leaves = zip([leaf.block for leaf in graph.leaves], data, strict=True)
+        self._data = {v: np.ascontiguousarray(x) for v, x in leaves if v in used}
+        #: What rows read, rows first.
+        self.arrays = dict(zip(self._column_of.values(), columns.values(), strict=True))
+        self.arrays |= self._data
+        # what conditions choose by, and other integers, is not expanded
+        self._real = [cut for cut in graph.cuts if cut.phi.type.dtype.startswith("float")]
+        self._cuts = [*self._real, *(cut for cut in graph.cuts if cut not in self._real)]
+        self._shared = parameters.substitute([cut.phi for cut in self._cuts])
+        etas = dict(zip(self._etas(), self._seen(self._shared), strict=True))
+        [rows] = clone_replace([self._loglik], etas, rebuild_strict=False)
+        value, direction = rows.sum(), self.theta.type()
+        slope = pytensor.grad(value, self.theta, disconnected_inputs="ignore")
+        product = pytensor.grad((slope * direction).sum(), self.theta, disconnected_inputs="ignore")
+        self._total = compile_function([self.theta, *self.arrays], [value, slope])
+        self._product = compile_function([self.theta, direction, *self.arrays], product)
 
-    # -- the whole log-likelihood ---------------------------------------------------------------
+    def total(self, theta: np.ndarray, rows: np.ndarray | None = None) -> tuple[float, np.ndarray]:
+        """Log-likelihood of all records, or of some of them, and its (d,) gradient."""
+        value, gradient = 0.0, np.zeros(self.d)
+        for block in self._blocks(rows):
+            part, slope = self._total(theta, *block)
+            value += float(part)
+            gradient += slope
+        return value, gradient
 
-    def _seen(self, cuts: Sequence[Cut], values: Sequence[Variable]) -> list[Variable]:
+    def hessian(self, theta: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
+        """(d, d) sum of the Hessians of all records, or of some of them."""
+        found = np.zeros((self.d, self.d))
+        for block in self._blocks(rows):
+            found += [self._product(theta, unit, *block) for unit in np.eye(self.d)]
+        return (found + found.T) / 2.0
+
+    def _blocks(self, rows: np.ndarray | None) -> Iterator[list[np.ndarray]]:
+        arrays = [x if rows is None else x[rows] for x in self.arrays.values()]
+        for start in range(0, len(arrays[0]), _BLOCK):
+            yield [x[start : start + _BLOCK] for x in arrays]
+
+    def _etas(self) -> list[Variable]:
+        return [cut.eta for cut in self._cuts]
+
+    def _seen(self, values: Sequence[Variable]) -> list[Variable]:
         """What a block of rows sees of shared values, per cut."""
-        n_block = self.inputs[0].shape[0]
+        n_block = next(iter(self.arrays)).shape[0]
         found = []
-        for cut, phi in zip(cuts, values, strict=True):
+        for cut, phi in zip(self._cuts, values, strict=False):
             if cut.kind == "dot":
-                eta = pt.dot(self._input_of[cut.row_data], phi)
+                eta = pt.dot(self._column_of[cut.row_data], phi)
             elif cut.kind == "index":
-                eta = phi[self._input_of[cut.row_data]]
+                eta = phi[self._column_of[cut.row_data]]
             else:
                 eta = pt.alloc(phi, n_block, *phi.shape)
             found.append(eta.astype(cut.eta.type.dtype))
         return found
 
-    def _sum(self) -> Variable:
-        cuts, values = [*self._cuts, *self._others], [*self._shared.value, *self._other_values]
-        etas = dict(zip([cut.eta for cut in cuts], self._seen(cuts, values), strict=True))
-        [rows] = clone_replace([self._loglik], etas, rebuild_strict=False)
-        return rows.sum()
-
-    def total(self, theta: np.ndarray, rows: np.ndarray | None = None) -> tuple[float, np.ndarray]:
-        """Log-likelihood of all records, or of some of them, and its (d,) gradient."""
-        value, gradient, _ = self._sums(theta, rows, second=False)
-        return value, gradient
-
-    def hessian(self, theta: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """(d, d) sum of the Hessians of all records, or of some of them."""
-        found = self._sums(theta, rows, second=True)[2]
-        return (found + found.T) / 2.0
-
-    def _sums(
-        self, theta: np.ndarray, rows: np.ndarray | None, *, second: bool
-    ) -> tuple[float, np.ndarray, np.ndarray]:
-        value, gradient, hessian = 0.0, np.zeros(self.d), np.zeros((self.d, self.d))
-        if self._derivatives is None:
-            self._derivatives = self._compile_sums()
-        for block in self._blocks(rows):
-            part, slope, bent = self._derivatives(theta, block, second)
-            value += part
-            gradient += slope
-            hessian += bent
-        return value, gradient, hessian
-
-    def _compile_sums(self) -> Callable[..., tuple[float, np.ndarray, np.ndarray]]:
-        """Log-likelihood, gradient and Hessian of a block of rows."""
-        shared = self._shared
-        wrt, value = self.parameters.theta, self._sum()
-        slope = pytensor.grad(value, wrt, disconnected_inputs="ignore")
-        product = pytensor.grad((slope * shared.direction).sum(), wrt, disconnected_inputs="ignore")
-        total = compile_function([wrt, *self.inputs], [value, slope])
-        along = compile_function([wrt, shared.direction, *self.inputs], product)
-
-        def by_parameters(theta: np.ndarray, block: list[np.ndarray], second: bool) -> Any:
-            units = np.eye(len(theta) if second else 0)
-            bent = np.array([along(theta, unit, *block) for unit in units])
-            part, gradient = total(theta, *block)
-            return float(part), gradient, bent if second else 0.0
-
-        return by_parameters
-
-    def _blocks(self, rows: np.ndarray | None) -> Iterator[list[np.ndarray]]:
-        arrays = self.arrays if rows is None else [x[rows] for x in self.arrays]
-        for start in range(0, len(arrays[0]), _BLOCK):
-            yield [x[start : start + _BLOCK] for x in arrays]
-
     # -- what a sample estimates ----------------------------------------------------------------
 
     def remainders(
-        self, centre: np.ndarray, order: int, estimator: str
-    ) -> tuple[WholeGraph, np.ndarray, int]:
+        self, at: np.ndarray, order: int, estimator: str
+    ) -> tuple[KernelGraph, np.ndarray, np.ndarray, int]:
         """The estimate from a sample of records, and what it reads of every record.
 
-        `order` is that of the control variates; `estimator` is "perturbed", "signed" or "mean".
-
-        Returns the kernel, the rows (n, k), and the width of the designs, which come first in the
-        rows. From theta, centre, (scale, shift, size of a mini-batch, constants) and a sample, the
-        kernel gives the (1,) estimate, the (rows,) d_k, and the (d,) gradient of the estimate by
-        theta.
+        Control variates of this order are about the point `at`; `estimator` is "perturbed",
+        "signed" or "mean". Returns the kernel's graph, its constants, the rows (n, k), and the
+        width of the designs, which come first in the rows. From theta, centre, (scale, shift, size
+        of a mini-batch, constants) and a sample, the kernel gives the (1,) estimate, the (rows,)
+        d_k, and the (d,) gradient of the estimate by theta.
         """
-        shared, cuts = self._shared, self._cuts
-        data = [x for x in self.inputs if x not in self._input_of.values()]
-        if self._others and numbers_seen([cut.eta for cut in cuts]) > FEW:
-            names = ", ".join(f"`{name}`" for name in self.graph.names)
-            raise NotFactorizable(
-                f"{names}: records see more than {FEW} numbers of parameters, and a condition on "
-                "them, which an expansion cannot follow. Write it without the condition, or use "
-                "NUTS."
-            )
-        found = remainder(self._loglik, cuts, data, shared.affine, order)
-        theta = self.parameters.theta
-        along = shared.along(theta, range(len(cuts)), order)
-        firsts, seconds = along.firsts, along.seconds
-        stars = dict(zip(found.stars, self._seen(cuts, shared.at_centre), strict=True))
-        seen = dict(zip(found.etas, self._seen(cuts, shared.value), strict=True))
-        seen |= dict(zip(found.firsts, self._seen(cuts, firsts), strict=True))
-        seen |= dict(zip(found.seconds, self._seen(cuts, seconds), strict=True))
-        # others, of conditions for example: those at theta here, those at the centre in columns
-        others = [cut.eta for cut in self._others]
-        seen |= dict(zip(others, self._seen(self._others, self._other_values), strict=True))
-        at_centre = clone_replace(self._other_values, {theta: shared.centre})
-        stars |= dict(zip(others, self._seen(self._others, at_centre), strict=True))
+        theta, centre, constants = self.theta, self.theta.type("centre"), pt.dvector("constants")
+        at_centre = clone_replace(self._shared, {theta: centre}) if self._shared else []
+        firsts, seconds, tables = self._moves(at_centre, centre, constants)
+        # row inputs for eta at the centre, and for its first and second derivative along delta
+        stars = [eta.type() for eta in self._etas()]
+        ways, bends = ([cut.eta.type() for cut in self._real] for _ in range(2))
+        [at_star] = clone_replace([self._loglik], dict(zip(self._etas(), stars, strict=True)))
+        moved = {
+            cut.eta: star + way
+            for cut, star, way, second in zip(self._real, stars, ways, seconds, strict=False)
+            if second is None
+        }
+        [here] = clone_replace([self._loglik], moved, rebuild_strict=False)
+        bent = [k for k, second in enumerate(seconds) if second is not None]
+        expansion = _expansion(at_star, stars[: len(ways)], ways, bends, bent, order)
+        [value], stored, columns = hoisted([here - expansion], [*self._data, *stars])
+        seen = dict(zip(self._etas(), self._seen(self._shared), strict=True))
+        seen |= dict(zip(ways, self._seen(firsts), strict=True))
+        flat = [
+            first if second is None else second
+            for first, second in zip(firsts, seconds, strict=True)
+        ]
+        seen |= dict(zip(bends, self._seen(flat), strict=True))
+        star_of = dict(zip(stars, self._seen(at_centre), strict=True))
         # what a linear predictor is at the centre is stored; other shared values are at hand
-        stored, columns = list(found.stored), list(found.columns)
-        used = ancestors_without_shapes([found.value])
-        for cut, star in zip(cuts, found.stars, strict=True):
+        used = ancestors_without_shapes([value])
+        for cut, star in zip(self._cuts, stars, strict=True):
             if cut.kind == "dot" and star in used:
-                stored.append(star)
-                columns.append(star)
+                stored, columns = [*stored, star], [*columns, star]
             else:
-                seen[star] = stars[star]
-        [d] = clone_replace([found.value], seen, rebuild_strict=False)
+                seen[star] = star_of[star]
+        [d] = clone_replace([value], seen, rebuild_strict=False)
         numbers = pt.dvector("numbers")
         value = _estimate(d, numbers, estimator)
         gradient = pytensor.grad(value, theta, disconnected_inputs="ignore")
         read = ancestors_without_shapes([value, gradient])
-        designs = {cut.row_data for cut in self.graph.cuts if cut.kind == "dot"}
-        designs = {self._input_of[expression] for expression in designs}
-        held = dict(zip(self.inputs, self.arrays, strict=True))
-        first = {v: x for v, x in held.items() if v in read and v in designs}
-        other = {v: x for v, x in held.items() if v in read and v not in designs}
-        other |= dict(zip(stored, self._stored(columns, stars, centre), strict=True))
-        inputs, design, others = {}, pt.dmatrix("design"), pt.dmatrix("others")
-        width = 0
+        designs = {self._column_of[cut.row_data] for cut in self._cuts if cut.kind == "dot"}
+        first = {v: x for v, x in self.arrays.items() if v in read and v in designs}
+        other = {v: x for v, x in self.arrays.items() if v in read and v not in designs}
+        if columns:
+            columns = clone_replace(columns, star_of, rebuild_strict=False)
+            inputs = [centre, *self.arrays]
+            function = pytensor.function(inputs, columns, mode=_ONCE, on_unused_input="ignore")
+            blocks = [function(at, *block) for block in self._blocks(None)]
+            found = [np.concatenate(part) for part in zip(*blocks, strict=True)]
+            other |= dict(zip(stored, found, strict=True))
+        design, others, width, place = pt.dmatrix("design"), pt.dmatrix("others"), 0, 0
+        replaced = {constants: numbers[3:]}
         for v, x in first.items():
-            inputs[v] = design[:, width : width + x.shape[1]]
+            replaced[v] = design[:, width : width + x.shape[1]]
             width += x.shape[1]
-        place = 0
         for v, x in other.items():
-            inputs[v] = entries(others, place, x.shape[1:], v.type.dtype)
+            replaced[v] = _entries(others, place, x.shape[1:], v.type.dtype)
             place += math.prod(x.shape[1:])
-        for v in self.inputs:  # of others the shape alone may be read
-            inputs.setdefault(v, pt.zeros((design.shape[0], *v.type.shape[1:]), v.type.dtype))
-        inputs[along.constants] = numbers[3:]
-        outputs = clone_replace([value.reshape((1,)), d, gradient], inputs, rebuild_strict=False)
+        for v, x in self.arrays.items():  # of others the shape alone may be read
+            replaced.setdefault(v, pt.zeros((design.shape[0], *x.shape[1:]), v.type.dtype))
+        outputs = clone_replace([value.reshape((1,)), d, gradient], replaced, rebuild_strict=False)
         rows = packed([*first.values(), *other.values()])
-        graph = ([theta, shared.centre, numbers, design, others], outputs)
-        return WholeGraph(graph, along.at(centre)), rows, width
+        return ([theta, centre, numbers, design, others], outputs), tables(at), rows, width
 
-    def _stored(
-        self, columns: list[Variable], stars: dict[Variable, Variable], centre: np.ndarray
-    ) -> list[np.ndarray]:
-        """What is stored of every record: functions of the data and of the centre."""
-        if not columns:
-            return []
-        values = clone_replace(columns, stars, rebuild_strict=False)
-        inputs = [self._shared.centre, *self.inputs]
-        function = pytensor.function(inputs, values, mode=_ONCE, on_unused_input="ignore")
-        blocks = [function(centre, *block) for block in self._blocks(None)]
-        return [np.concatenate(part) for part in zip(*blocks, strict=True)]
+    def _moves(
+        self, at_centre: Sequence[Variable], centre: Variable, constants: Variable
+    ) -> tuple[list[Variable], list[Variable | None], Callable[[np.ndarray], np.ndarray]]:
+        """First and second derivatives of shared values along theta - centre; None for affine ones.
+
+        Derivatives of values that are not affine are read from `constants`, where they are few: the
+        function gives them for a centre.
+        """
+        theta, direction, way = self.theta, self.theta.type("direction"), self.theta - centre
+        firsts: list[Variable] = []
+        seconds: list[Variable | None] = []
+        tables, start = [], 0
+        for value, star in zip(self._shared[: len(self._real)], at_centre, strict=False):
+            jacobian = jacobian_of(star, centre)
+            moves = [pushforward(star, centre, direction, disconnected_outputs="ignore")]
+            if centre in ancestors_without_shapes([jacobian]) or has_kinks([value], theta):
+                moves += [pushforward(moves[0], centre, direction, disconnected_outputs="ignore")]
+            moves = clone_replace(moves, {direction: way}, rebuild_strict=False)
+            shape = star.type.shape
+            size = math.prod(s or 0 for s in shape)
+            if len(moves) == 2 and None not in shape and size * self.d**2 <= _NUMBERS:
+                tables += [jacobian.flatten(), jacobian_of(jacobian, centre).flatten()]
+                middle, end = start + size * self.d, start + size * self.d * (1 + self.d)
+                matrix = constants[start:middle].reshape((size, self.d))
+                cube = constants[middle:end].reshape((size * self.d, self.d))
+                start, along = end, pt.dot(cube, way).reshape((size, self.d))
+                moves = [pt.dot(matrix, way).reshape(shape), pt.dot(along, way).reshape(shape)]
+            firsts.append(moves[0])
+            seconds.append(moves[1] if len(moves) == 2 else None)
+        whole = pt.concatenate(tables) if tables else pt.zeros(0)
+        at = pytensor.function([centre], whole, mode=INTERPRETED, on_unused_input="ignore")
+        return firsts, seconds, at
+
+
+def _entries(matrix: Variable, first: int, shape: tuple[int, ...], dtype: str) -> Variable:
+    """(rows, *shape) values that are held as rows of a matrix, an array over the records each."""
+    size = math.prod(shape)
+    found = matrix[first] if shape == () else matrix[first : first + size].T
+    if len(shape) > 1:
+        found = found.reshape((found.shape[0], *shape))
+    return pt.neq(found, 0.0) if dtype == "bool" else found.astype(dtype)
+
+
+def _slopes(value: Variable, wrt: Sequence[Variable]) -> list[Variable]:
+    """Gradients of (rows,) values, each with respect to its own row of the inputs."""
+    return pytensor.grad(value.sum(), wrt, disconnected_inputs="ignore")
+
+
+def _expansion(
+    at_star: Variable,
+    stars: list[Variable],
+    ways: list[Variable],
+    bends: list[Variable],
+    bent: list[int],
+    order: int,
+) -> Variable:
+    """(rows,) q_k; values seen that are not affine in theta are `bent`."""
+    value = at_star
+    if order >= 1:
+        slopes = _slopes(at_star, stars)
+        linear = _products(slopes, ways)
+        value = value + linear
+    if order == 2:
+        value = value + 0.5 * _products(_slopes(linear, stars), ways)
+        if bent:
+            value = value + 0.5 * _products([slopes[k] for k in bent], [bends[k] for k in bent])
+    return value
+
+
+def _products(xs: Sequence[Variable], ys: Sequence[Variable]) -> Variable:
+    """(rows,) sum over all entries of a row of the products of pairs of arrays."""
+    products = [x * y for x, y in zip(xs, ys, strict=True)]
+    return sum(p.sum(axis=tuple(range(1, p.ndim))) if p.ndim > 1 else p for p in products)
 
 
 def _estimate(d: Variable, numbers: Variable, how: str) -> Variable:

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import numpy as np
+import pymc as pm
 from pymc.model import Model
+from scipy.linalg import eigh
+from scipy.optimize import minimize
 
-from pymc_dp.records.graph import ParameterVector, RowGraph
-from pymc_dp.subsampling.compiling import Kernel, KernelGraph, callable_prior
-from pymc_dp.subsampling.estimates import Sampled, density, estimate
-from pymc_dp.subsampling.expansion import Expansion, expand
-from pymc_dp.subsampling.few import CompactGraph, FewNumbers, few_numbers
-from pymc_dp.subsampling.gather import Sample, drawn
-from pymc_dp.subsampling.general import GeneralRows, WholeGraph
-from pymc_dp.subsampling.guard import refuse_another_density
+from pymc_dp.base.compat import working
+from pymc_dp.records.graph import ParameterVector
+from pymc_dp.subsampling.estimates import (
+    MEAN,
+    Expansion,
+    KernelGraph,
+    Sample,
+    Sampled,
+    callable_kernel,
+    callable_prior,
+    density,
+    drawn,
+    estimate,
+    expand,
+)
+from pymc_dp.subsampling.general import GeneralRows
 from pymc_dp.subsampling.linear import LinearRows, linear_rows
-from pymc_dp.subsampling.mode import Curved, Posterior, find_mode
-from pymc_dp.subsampling.prior import PriorTerm
-from pymc_dp.subsampling.reading import read
-from pymc_dp.subsampling.weights import MEAN
+from pymc_dp.subsampling.reading import (
+    Data,
+    PriorTerm,
+    read,
+    refuse_another_density,
+    refuse_budget,
+    refuse_partial,
+)
 
 #: Records that are evaluated at once.
 _RECORDS = 20_000
@@ -29,14 +46,18 @@ _RECORDS = 20_000
 _POINTS, _WORST, _OTHERS, _PLACES = 8, 2_000, 5_000, 100
 
 
+Source = LinearRows | GeneralRows
+
+
 class Variates:
     """Control variates of all records, ready for compiled loops.
 
     `curved` is the log-posterior about the centre. `expansion` is the sum of the control variates;
     with the prior, if that is quadratic. `family` is that of the linear predictor; -1 without one.
     `rows` (n, k) is what an estimate reads of every record: first the design, `width` numbers.
-    Trajectories call `kernel_graph` and `prior_graph`; these are None where loops of our own, or
-    the expansion, do.
+    `data` are the arrays of the model that were read.
+    `kernel_graph` and `prior_graph` are None where loops of our own, or the expansion, take their
+    place; `constants` are those of the kernel.
     """
 
     def __init__(
@@ -47,31 +68,31 @@ class Variates:
         family: int,
         rows: np.ndarray,
         width: int,
-        kernel_graph: CompactGraph | WholeGraph | None,
+        kernel_graph: KernelGraph | None,
+        constants: np.ndarray,
         prior_graph: KernelGraph | None,
-        functions: Kernel | None = None,
+        data: Data,
     ) -> None:
         self.parameters, self.curved, self.expansion = parameters, curved, expansion
         self.family, self.rows, self.width = family, rows, width
-        self.kernel_graph, self.prior_graph = kernel_graph, prior_graph
+        self.kernel_graph, self.constants, self.prior_graph = kernel_graph, constants, prior_graph
+        self.data = data
+        self.compile()
+
+    def compile(self) -> None:
+        """Make the compiled functions, which do not leave a process."""
         self.kernel: Any = None
         self.prior: Any = None
-        self._kept: list[Any] = []
-        self.compile(functions)
-
-    def compile(self, functions: Kernel | None = None) -> None:
-        """Make the compiled functions, unless they are given: they do not leave a process."""
+        self._functions: list[Any] = []  # their addresses are good for as long as they live
         if self.kernel_graph is not None:
-            functions = functions or self.kernel_graph.compiled()
-            self.kernel = functions.arguments
-            self._kept.append(functions)
+            self._functions.append(callable_kernel(self.kernel_graph))
+            self.kernel = self._functions[-1].address, self.constants
         if self.prior_graph is not None:
-            prior = callable_prior(self.prior_graph)
-            self.prior = prior.address
-            self._kept.append(prior)
+            self._functions.append(callable_prior(self.prior_graph))
+            self.prior = self._functions[-1].address
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "kernel": None, "prior": None, "_kept": []}
+        return {**self.__dict__, "kernel": None, "prior": None, "_functions": []}
 
     @property
     def n(self) -> int:
@@ -155,15 +176,128 @@ class Pilot:
         return self.third / (3.0 * float(size) ** 2)
 
 
+#: The search begins with at least so many records, and with so many for each parameter.
+_FIRST, _PER_PARAMETER = 5000, 50
+#: Newton decrement, in posterior standard deviations, that counts as the mode.
+_NEAR = 0.03
+#: Newton steps, at most.
+_LONGEST = 100
+
+
+class Posterior:
+    """The log-posterior, on all records or extrapolated from some."""
+
+    def __init__(self, source: Source, prior: PriorTerm, rows: np.ndarray | None = None) -> None:
+        self.source, self.prior, self.rows = source, prior, rows
+        self.weight = 1.0 if rows is None else source.n / len(rows)
+
+    def total(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
+        """Value and gradient."""
+        value, gradient = self.source.total(theta, self.rows)
+        log_prior, slope = self.prior.total(theta)
+        return self.weight * value + log_prior, self.weight * gradient + slope
+
+    def curved(self, theta: np.ndarray) -> Curved:
+        """The quadratic approximation at theta."""
+        likelihood = self.source.hessian(theta, self.rows)
+        value, gradient = self.total(theta)
+        precision = -self.weight * likelihood - self.prior.hessian(theta)
+        return Curved(theta, value, gradient, likelihood, *_inverse(precision))
+
+
+@dataclass(frozen=True, eq=False)
+class Curved:
+    """A quadratic approximation of the log-posterior at theta.
+
+    `hessian` (d, d) is that of the log-likelihood. `covariance`, `root` and `inverse_root` (d, d)
+    are the inverse of minus the Hessian of the log-posterior, a square root of it, and the inverse
+    of that; with the absolute values of curvatures, where the log-posterior is not concave.
+    """
+
+    theta: np.ndarray
+    value: float
+    gradient: np.ndarray
+    hessian: np.ndarray
+    covariance: np.ndarray
+    root: np.ndarray
+    inverse_root: np.ndarray
+    concave: bool
+
+    @property
+    def mode(self) -> np.ndarray:
+        """(d,) where the approximation has its maximum."""
+        return self.theta + self.covariance @ self.gradient
+
+    @property
+    def distance(self) -> float:
+        """From theta to `mode`, in posterior standard deviations."""
+        return float(np.sqrt(max(0.0, self.gradient @ self.covariance @ self.gradient)))
+
+
+def _inverse(precision: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, bool]:
+    if not np.isfinite(precision).all():
+        raise ValueError(
+            "The log-posterior has no finite curvature where control variates are to be expanded. "
+            "Give a point of high posterior density as `reference`."
+        )
+    sizes = np.sqrt(np.maximum(np.abs(np.diag(precision)), 1e-300))
+    values, vectors = eigh(precision / np.outer(sizes, sizes))
+    concave = bool(values[0] > 1e-10)
+    values = np.maximum(np.abs(values), 1e-10)
+    root = (vectors / np.sqrt(values)) / sizes[:, None]
+    inverse_root = (vectors * np.sqrt(values)).T * sizes
+    return root @ root.T, root, inverse_root, concave
+
+
+def find_mode(
+    source: Source, prior: PriorTerm, start: np.ndarray, rng: np.random.Generator
+) -> Curved:
+    """The posterior mode, and the curvature there.
+
+    Newton's method on some records, which costs little; `rng` chooses them. Then a quasi-Newton
+    method on all of them, in coordinates in which the posterior of the few has unit covariance;
+    then Newton's method, of which one step is the rule.
+    """
+    size, everything = max(_FIRST, _PER_PARAMETER * source.d), Posterior(source, prior)
+    if size >= source.n:
+        return _newton(everything, start, _NEAR)
+    few = Posterior(source, prior, rng.choice(source.n, size, replace=False))
+    found = _newton(few, start, 0.1)
+
+    def negative(z: np.ndarray) -> tuple[float, np.ndarray]:
+        value, gradient = everything.total(found.theta + found.root @ z)
+        return -value, -(found.root.T @ gradient)
+
+    options = {"gtol": 0.1 * _NEAR, "ftol": 1e-14, "maxiter": 200}
+    best = minimize(negative, np.zeros(source.d), jac=True, method="L-BFGS-B", options=options)
+    return _newton(everything, found.theta + found.root @ best.x, _NEAR)
+
+
+def _newton(posterior: Posterior, theta: np.ndarray, near: float) -> Curved:
+    """Newton's method with step halving, until the next step would be shorter than `near`."""
+    at = posterior.curved(theta)
+    for _ in range(_LONGEST):
+        if at.distance < near and at.concave:
+            break
+        way, factor = at.mode - at.theta, 1.0
+        while not posterior.total(at.theta + factor * way)[0] > at.value:
+            factor /= 2.0
+            if factor < 1e-8:  # rounding hides any further gain
+                return at
+        at = posterior.curved(at.theta + factor * way)
+    return at
+
+
 def prepare(
-    model: Model,
+    model: Model | None,
     sampler: str,
     *,
+    vars: Any = None,
     order: int,
+    blocked: bool = True,
     estimator: str,
-    reference: Mapping[str, Any] | None,
-    rng: np.random.Generator,
-    progressbar: bool,
+    reference: Mapping[str, Any] | None = None,
+    progressbar: bool = False,
     general: bool = False,
 ) -> Variates:
     """Read a model, find its mode, and expand the records about it.
@@ -174,13 +308,23 @@ def prepare(
 
     Raises RuntimeError if what was derived is not the density of the model.
     """
+    model = pm.modelcontext(model)
+    refuse_budget(model, sampler)
+    refuse_partial(vars, model, sampler)
+    if not (isinstance(order, Integral) and not isinstance(order, bool) and order in (0, 1, 2)):
+        raise ValueError(f"order must be 0, 1 or 2, not {order!r}.")
+    if not blocked:
+        raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
+    rng = np.random.default_rng(0)  # the same, whatever the seed of the chains
     records = read(model, sampler)
     [group] = records.groups
     data = group.store.read()
     parameters, prior = records.parameters, PriorTerm(records)
-    source = _source(group.graph, parameters, data, order, general)
+    source: Source | None = None if general else linear_rows(group.graph, parameters, data)
+    source = source or GeneralRows(group.graph, parameters, data)
     if reference is None:
-        curved = find_mode(source, prior, records.initial, rng, progressbar)
+        with working("Posterior mode", progressbar), np.errstate(all="ignore"):
+            curved = find_mode(source, prior, records.initial, rng)
     else:
         curved = Posterior(source, prior).curved(_at(model, parameters, reference))
     centre = curved.theta
@@ -190,39 +334,27 @@ def prepare(
     if prior.is_quadratic:
         expansion = expansion.plus(*prior.total(centre), prior.hessian(centre))
         prior_graph = None
-    family = -1
-    graph: CompactGraph | WholeGraph | None = None
+    family, graph, constants = -1, None, np.zeros(0)
     if isinstance(source, LinearRows):
         family = source.family
         rows, width = source.remainders(centre, order)
-    elif isinstance(source, FewNumbers):
-        source.expand(centre)
-        graph, rows, width = source.graph, source.rows, source.width
     else:
-        graph, rows, width = source.remainders(centre, order, estimator)
-    kernel = source.kernel if isinstance(source, FewNumbers) else None
+        graph, constants, rows, width = source.remainders(centre, order, estimator)
     variates = Variates(
-        parameters, curved, expansion, family, rows, width, graph, prior_graph, kernel
+        parameters,
+        curved,
+        expansion,
+        family,
+        rows,
+        width,
+        graph,
+        constants,
+        prior_graph,
+        Data(model),
     )
     places = [centre, variates.typical(rng), variates.typical(rng)]
     refuse_another_density(model, parameters, variates.total, places)
     return variates
-
-
-def _source(
-    graph: RowGraph,
-    parameters: ParameterVector,
-    data: Sequence[np.ndarray],
-    order: int,
-    general: bool,
-) -> LinearRows | FewNumbers | GeneralRows:
-    """The records, in the form that is fastest."""
-    linear = None if general else linear_rows(graph, parameters, data)
-    return (
-        linear
-        or few_numbers(graph, parameters, data, order)
-        or GeneralRows(graph, parameters, data)
-    )
 
 
 def _at(model: Model, parameters: ParameterVector, reference: Mapping[str, Any]) -> np.ndarray:

@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
-import pymc as pm
 from pymc.model import Model
 from pymc.util import get_random_generator
 
 from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.base.compat import CompiledStep, full_signature
 from pymc_dp.kernels import sgmcmc
-from pymc_dp.subsampling.estimates import Sampled, density
+from pymc_dp.subsampling.estimates import MEAN, Sampled, density
+from pymc_dp.subsampling.hmcecs import STARTS
 from pymc_dp.subsampling.preparation import Variates, prepare
-from pymc_dp.subsampling.reading import Data, check_order, refuse_budget, refuse_partial
-from pymc_dp.subsampling.weights import MEAN
 
 StepSize = float | Callable[[int], float]
 #: Smallest step size.
 _SHORTEST = 1e-4
-#: A chain tries to begin at so many draws, until one is in the support; else at the centre.
-_STARTS = 100
 
 
 class _Scores:
@@ -75,6 +70,10 @@ class _Stochastic(CompiledStep):
     """What the samplers have in common: a preparation, and steps without an accept test."""
 
     _longest: float
+    #: The dynamics, their first state, and settings beside the step size.
+    _kernel: Callable[..., tuple[Any, Any]]
+    _initial: Callable[[np.ndarray], Any]
+    _settings: Mapping[str, float] = {}
     stats_dtypes_shapes: dict[str, Any] = {  # noqa: RUF012 - PyMC reads it from the class
         "step_size": (np.float64, []),
         "tune": (bool, []),
@@ -102,13 +101,6 @@ class _Stochastic(CompiledStep):
         blocked: bool = True,
         progressbar: bool = True,
     ) -> None:
-        sampler = type(self).__name__
-        model = pm.modelcontext(model)
-        refuse_budget(model, sampler)
-        self.vars = refuse_partial(vars, model, sampler)
-        order = check_order(order)
-        if not blocked:
-            raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
         self.subsample_size = check_integer("subsample_size", subsample_size, minimum=1)
         self.step_size: StepSize = self._longest if step_size is None else step_size
         first = self._step_at(0)
@@ -118,14 +110,15 @@ class _Stochastic(CompiledStep):
         self.rng = get_random_generator(rng)
         self.variates = prepare(
             model,
-            sampler,
+            type(self).__name__,
+            vars=vars,
             order=order,
+            blocked=blocked,
             estimator="mean",
             reference=reference,
-            rng=np.random.default_rng(0),
             progressbar=progressbar,
         )
-        self._data = Data(model)
+        self.vars = list(self.variates.parameters.values)
         self._begin()
 
     def _enough(self, step_size: float) -> int:
@@ -147,7 +140,7 @@ class _Stochastic(CompiledStep):
         self._begin()
 
     def _begin(self) -> None:
-        self._data.refuse_changed()
+        self.variates.data.refuse_changed()
         self.tune = True
         self._iteration = 0
         self._scores = _Scores(self.variates, self.subsample_size, self.rng)
@@ -172,24 +165,23 @@ class _Stochastic(CompiledStep):
         """
         curved = self.variates.curved
         if self._state is None:
-            draws = (self.variates.typical(self.rng) - curved.theta for _ in range(_STARTS))
+            draws = (self.variates.typical(self.rng) - curved.theta for _ in range(STARTS))
             starts = (curved.inverse_root @ draw for draw in draws)
             inside = (z for z in starts if self._scores.possible(z))
             self._state = self._initial(next(inside, np.zeros(len(curved.theta))))
         step_size = self._step_at(self._iteration)
         for _ in range(self.n_steps):
-            self._state = self._move(step_size)
+            self._state, _ = self._kernel(
+                self.rng,
+                self._state,
+                self._scores,
+                self._support,
+                step_size=step_size,
+                **self._settings,
+            )
         self._iteration += 1
         moved = self.variates.parameters.point(self._scores.theta(self._state.z))
         return {**point, **moved}, [{"step_size": step_size, "tune": self.tune}]
-
-    @abstractmethod
-    def _initial(self, z: np.ndarray) -> Any:
-        """The state of the dynamics at z."""
-
-    @abstractmethod
-    def _move(self, step_size: float) -> Any:
-        """The state after one step."""
 
 
 class SGLD(_Stochastic):
@@ -238,14 +230,10 @@ class SGLD(_Stochastic):
     name = "sgld"
     _longest = 0.1
 
+    _kernel = staticmethod(sgmcmc.langevin)
+
     def _initial(self, z: np.ndarray) -> sgmcmc.SGLDState:
         return sgmcmc.initial_langevin(z)
-
-    def _move(self, step_size: float) -> sgmcmc.SGLDState:
-        found, _ = sgmcmc.langevin(
-            self.rng, self._state, self._scores, self._support, step_size=step_size
-        )
-        return found
 
 
 class _WithMomentum(_Stochastic):
@@ -259,6 +247,7 @@ class _WithMomentum(_Stochastic):
             raise ValueError(
                 f"friction must be positive, got {friction}: without it, energy is not exchanged."
             )
+        self._settings = {"friction": self.friction}
         super().__init__(vars, **kwargs)
 
     def _enough(self, step_size: float) -> int:
@@ -302,19 +291,10 @@ class SGHMC(_WithMomentum):
 
     name = "sghmc"
 
+    _kernel = staticmethod(sgmcmc.hamiltonian)
+
     def _initial(self, z: np.ndarray) -> sgmcmc.SGHMCState:
         return sgmcmc.initial_hamiltonian(self.rng, z)
-
-    def _move(self, step_size: float) -> sgmcmc.SGHMCState:
-        found, _ = sgmcmc.hamiltonian(
-            self.rng,
-            self._state,
-            self._scores,
-            self._support,
-            step_size=step_size,
-            friction=self.friction,
-        )
-        return found
 
 
 class SGNHT(_WithMomentum):
@@ -354,16 +334,7 @@ class SGNHT(_WithMomentum):
 
     name = "sgnht"
 
+    _kernel = staticmethod(sgmcmc.thermostat)
+
     def _initial(self, z: np.ndarray) -> sgmcmc.SGNHTState:
         return sgmcmc.initial_thermostat(self.rng, z, self.friction)
-
-    def _move(self, step_size: float) -> sgmcmc.SGNHTState:
-        found, _ = sgmcmc.thermostat(
-            self.rng,
-            self._state,
-            self._scores,
-            self._support,
-            step_size=step_size,
-            friction=self.friction,
-        )
-        return found

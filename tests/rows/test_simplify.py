@@ -20,6 +20,7 @@ from scipy.special import expit, gammaln, log_expit
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.functions import compile_function
 from pymc_dp.rows.simplify import hoisted, simplified
 
 N = 1013
@@ -158,3 +159,13 @@ def test_rows_have_the_same_bits_wherever_they_stand(declare) -> None:
     whole = rows.log_likelihood(z)
     for where in (slice(1, N), slice(3, 8), slice(N - 1, N)):
         assert np.array_equal(rows.part(where).log_likelihood(z), whole[where])
+
+
+def test_operations_on_more_arrays_than_numpy_can_take_are_one_loop() -> None:
+    columns = [pt.dvector() for _ in range(40)]
+    with pytensor.config.change_flags(cxx=""):
+        function = compile_function(columns, pt.exp(sum(columns)))
+    nodes = function.maker.fgraph.apply_nodes
+    assert [type(node.op.scalar_op) for node in nodes] == [Composite]
+    data = RNG.normal(size=(40, 7))
+    np.testing.assert_allclose(function(*data), np.exp(data.sum(axis=0)))

@@ -13,17 +13,27 @@ from scipy.special import expit
 
 from pymc_dp.rows.predictor import FAMILIES
 from pymc_dp.subsampling import estimates as estimates_module
-from pymc_dp.subsampling import perturbed as perturbed_module
-from pymc_dp.subsampling import signed as signed_module
-from pymc_dp.subsampling.chances import Chances, perturbed_chances, signed_chances
-from pymc_dp.subsampling.estimates import Sampled, density
-from pymc_dp.subsampling.expansion import expand, quadratic
-from pymc_dp.subsampling.gather import drawn, first_records
+from pymc_dp.subsampling import transitions as transitions_module
+from pymc_dp.subsampling.estimates import (
+    MEAN,
+    PERTURBED,
+    Sampled,
+    density,
+    drawn,
+    expand,
+    first_records,
+    quadratic,
+)
 from pymc_dp.subsampling.linear import LinearRows
-from pymc_dp.subsampling.perturbed import start_perturbed
 from pymc_dp.subsampling.preparation import Variates, prepare
-from pymc_dp.subsampling.signed import log_constants, start_signed
-from pymc_dp.subsampling.weights import MEAN, PERTURBED
+from pymc_dp.subsampling.transitions import (
+    Drawn,
+    log_constants,
+    perturbed_numbers,
+    signed_numbers,
+    start_perturbed,
+    start_signed,
+)
 
 pytestmark = pytest.mark.compiled
 
@@ -44,16 +54,7 @@ def prepared(
 ) -> Variates:
     with pm.Model() as model:
         declare()
-    return prepare(
-        model,
-        "HMCECS",
-        order=order,
-        estimator=estimator,
-        reference=None,
-        rng=np.random.default_rng(0),
-        progressbar=False,
-        general=general,
-    )
+    return prepare(model, "HMCECS", order=order, estimator=estimator, general=general)
 
 
 def logistic() -> None:
@@ -249,9 +250,9 @@ class Few:
         )
 
     def differences(self, theta: float) -> np.ndarray:
-        design, v, k, b, linear, bent = self.rows.T
+        design, v, value, b, linear, bent = self.rows.T
         t = design * (theta - 0.1)
-        return linear * t + 0.5 * bent * t**2 - b * (np.logaddexp(0, v + t) - k)
+        return linear * t + 0.5 * bent * t**2 - b * np.logaddexp(0, v + t) - value
 
     def moments(self, log_density: np.ndarray) -> np.ndarray:
         """Mean, variance about 0 and probability of (0, inf) on the grid."""
@@ -286,7 +287,7 @@ def run(
     at: Sampled,
     rows: Any,
     chain: Any,
-    chances: Callable[[np.random.Generator], Chances],
+    chances: Callable[[np.random.Generator], Drawn],
     draws: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(3)
@@ -304,8 +305,8 @@ def perturbed_errors(
     at = Sampled(FAMILIES.index("logit"), few.expansion, 4 / m, 0.0, PERTURBED)
     chain = start_perturbed(np.random.default_rng(2), np.zeros(1), few.rows, few.width, m, m)
 
-    def chances(rng: np.random.Generator) -> Chances:
-        return perturbed_chances(rng, np.eye(1), 4, m, 1)
+    def chances(rng: np.random.Generator) -> Drawn:
+        return perturbed_numbers(rng, np.eye(1), 4, m, 1)
 
     theta, _ = run(transition, at, few.rows, chain, chances, draws)
     target = few.moments(few.perturbed(m))
@@ -315,19 +316,19 @@ def perturbed_errors(
 
 @pytest.mark.slow
 def test_perturbed_chains_have_the_perturbed_target() -> None:
-    found = perturbed_errors(perturbed_module.perturbed, 100_000)
+    found = perturbed_errors(transitions_module.perturbed, 100_000)
     assert np.abs(found).max() < Z
 
 
 #: The same transition without the compiler, so that parts of it can be replaced.
-interpreted = perturbed_module.perturbed.py_func
+interpreted = transitions_module.perturbed.py_func
 
 
 @pytest.mark.slow
 def test_a_forgotten_variance_is_found() -> None:
     def without(kernel: Any, prior: Any, at: Sampled, *rest: Any) -> tuple[float, ...]:
         """Trajectories and their accept test see the mean alone, the sample's update does not."""
-        return perturbed_module.perturbed(kernel, prior, at._replace(batch=MEAN), *rest)
+        return transitions_module.perturbed(kernel, prior, at._replace(batch=MEAN), *rest)
 
     assert np.abs(perturbed_errors(without, 100_000)).max() > 1.5 * Z
 
@@ -342,7 +343,7 @@ def test_dynamics_with_another_sample_are_found(monkeypatch: pytest.MonkeyPatch)
         return original(kernel, prior, at, other, *rest)
 
     monkeypatch.setattr(estimates_module, "leapfrog", leapfrog)
-    monkeypatch.setattr(perturbed_module, "trajectory", estimates_module.trajectory.py_func)
+    monkeypatch.setattr(transitions_module, "trajectory", estimates_module.trajectory.py_func)
     assert np.abs(perturbed_errors(interpreted, 20_000)).max() > 1.5 * Z
 
 
@@ -372,7 +373,7 @@ def test_the_block_poisson_estimate_is_unbiased() -> None:
         sample, d = first_records(chain.sample, m), chain.d[:m]
         value = density(None, None, at, sample, chain.theta, d, gradient)
         value += log_constants(at.shift, chain.counts[1], chain.counts[0])
-        sign = -1.0 if signed_module.negative(d, at.scale, at.shift, at.batch) else 1.0
+        sign = -1.0 if transitions_module.negative(d, at.scale, at.shift, at.batch) else 1.0
         values[k] = sign * np.exp(value)
     v = 1.2 * few.x
     exact = np.exp((few.y * v - np.logaddexp(0, v)).sum() - 0.72)
@@ -385,10 +386,10 @@ def test_signed_chains_have_the_posterior_itself() -> None:
     few, at, start = signed_setting()
     chain = start(np.random.default_rng(2))
 
-    def chances(rng: np.random.Generator) -> Chances:
-        return signed_chances(rng, np.eye(1), 4, int(chain.counts[1]), at.batch)
+    def chances(rng: np.random.Generator) -> Drawn:
+        return signed_numbers(rng, np.eye(1), 4, int(chain.counts[1]), at.batch)
 
-    theta, sign = run(signed_module.signed, at, few.rows, chain, chances, 150_000)
+    theta, sign = run(transitions_module.signed, at, few.rows, chain, chances, 150_000)
     assert 0.05 < (sign < 0).mean() < 0.4
     expected = few.moments(few.loglik)
     assert np.abs(errors(few.functions(theta), sign, expected)).max() < Z

@@ -17,10 +17,9 @@ from pymc.model import Model
 import pymc_dp as dp
 from pymc_dp.rows import predictor
 from pymc_dp.rows.predictor import has_kinks
-from pymc_dp.subsampling.calls import call_address
-from pymc_dp.subsampling.compiling import callable_prior
-from pymc_dp.subsampling.degree import degree_of
+from pymc_dp.subsampling.estimates import call_address, callable_prior
 from pymc_dp.subsampling.preparation import Variates, prepare
+from pymc_dp.subsampling.reading import degree_of
 
 N = 120
 _rng = np.random.default_rng(4)
@@ -125,24 +124,28 @@ def unit_vector() -> None:
     pm.Normal("y", X @ (v / pt.sqrt((v**2).sum())), 1.0, observed=V)
 
 
+def condition() -> None:
+    """A condition on parameters chooses what records see, beside many numbers."""
+    b, tau = pm.Normal("b", shape=8), pm.Normal("tau", initval=0.5)
+    rows = pt.switch(tau > 0, (b * np.ones((N, 8))).sum(axis=1), 0.0)
+    mixed = sum(pt.exp(-((V - b[k]) ** 2)) for k in range(8))
+
+    def logp(value: Any, rows: Any, mixed: Any) -> Any:
+        return -((value - rows) ** 2) + mixed
+
+    pm.CustomDist("y", rows, mixed, logp=logp, observed=V)
+
+
 def made(declare: Callable[[], None]) -> tuple[Model, Variates]:
     with pm.Model() as model:
         declare()
-    variates = prepare(
-        model,
-        "HMCECS",
-        order=2,
-        estimator="mean",
-        reference=None,
-        rng=np.random.default_rng(0),
-        progressbar=False,
-    )
+    variates = prepare(model, "HMCECS", order=2, estimator="mean")
     return model, variates
 
 
 LONG = (pytest.mark.slow, pytest.mark.compiled)
 SLOW, FURTHER = (
-    [groups, negative_weights],
+    [groups, negative_weights, condition],
     [jumping, unit_vector, categorical, mixture, several, many_classes, zero_inflated, censored],
 )
 
@@ -269,22 +272,6 @@ def test_degrees_are_never_too_low() -> None:
         (theta.shape[0] * 1.0, 0.0),
     ):
         assert degree_of(value, theta) == degree
-
-
-@pytest.mark.slow
-def test_a_condition_among_many_numbers_is_refused() -> None:
-    with pm.Model():
-        b = pm.Normal("b", shape=8)
-        tau = pm.Normal("tau")
-        rows = pt.switch(tau > 0, (b * np.ones((N, 8))).sum(axis=1), 0.0)
-        mixed = sum(pt.exp(-((V - b[k]) ** 2)) for k in range(8))
-
-        def logp(value: Any, rows: Any, mixed: Any) -> Any:
-            return -((value - rows) ** 2) + mixed
-
-        pm.CustomDist("y", rows, mixed, logp=logp, observed=V)
-        with pytest.raises(dp.NotFactorizable):
-            dp.HMCECS(progressbar=False)
 
 
 @pytest.mark.parametrize("cls", [dp.HMCECS, dp.SGLD])

@@ -17,7 +17,7 @@ from scipy.stats import binom
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.subsampling import step as step_module
+from pymc_dp.subsampling import hmcecs as hmcecs_module
 from pymc_dp.subsampling.preparation import Pilot
 from tests.selection import marked
 
@@ -167,7 +167,7 @@ def test_given_steps_are_used_as_they_are() -> None:
 
 
 def test_trajectories_that_stay_too_short_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(step_module, "_MOST_STEPS", 2)
+    monkeypatch.setattr(hmcecs_module, "_MOST_STEPS", 2)
     model = regression("logistic")
     step = dp.HMCECS(target_accept=0.999, model=model, progressbar=False)
     assert re.search(r"of 2 steps .* instead of path_length=1\.6", step_warning(model, step))

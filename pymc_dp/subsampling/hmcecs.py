@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pymc as pm
 from pymc.model import Model
 from pymc.stats.convergence import SamplerWarning, WarningType
+from pymc.step_methods.step_sizes import DualAverageAdaptation
 from pymc.util import get_random_generator
 from rich.progress import TextColumn
 from rich.table import Column
@@ -18,16 +18,17 @@ from rich.table import Column
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.base.compat import CompiledStep
-from pymc_dp.subsampling.adaptation import DualAveraging
-from pymc_dp.subsampling.chances import perturbed_chances, signed_chances
-from pymc_dp.subsampling.estimates import Sampled
-from pymc_dp.subsampling.gather import first_records
-from pymc_dp.subsampling.perturbed import perturbed, start_perturbed
-from pymc_dp.subsampling.preparation import Pilot, Variates, prepare
-from pymc_dp.subsampling.reading import Data, check_order, refuse_budget, refuse_partial
-from pymc_dp.subsampling.signed import signed, start_signed
+from pymc_dp.subsampling.estimates import PERTURBED, Sampled, first_records
+from pymc_dp.subsampling.preparation import Pilot, prepare
 from pymc_dp.subsampling.signs import MIN_POSITIVE
-from pymc_dp.subsampling.weights import PERTURBED
+from pymc_dp.subsampling.transitions import (
+    perturbed,
+    perturbed_numbers,
+    signed,
+    signed_numbers,
+    start_perturbed,
+    start_signed,
+)
 
 #: Variance of the estimated log-likelihood that subsample sizes are chosen for.
 _VARIANCE = 0.5
@@ -48,10 +49,12 @@ _BIASED = 0.15
 _DIVERGENT = 1000.0
 #: Records of a sample, at least: from fewer, the tails of the posterior cannot be told.
 _LEAST = 10
-#: A chain tries to begin at so many draws, until one has a finite density.
-_STARTS = 100
 #: Leapfrog steps of an iteration, at most.
 _MOST_STEPS = 1000
+#: Longest step that is tried, in posterior standard deviations: longer ones are unstable.
+_LONGEST = 2.0
+#: A chain tries to begin at so many draws, until one has a finite density.
+STARTS = 100
 
 
 class HMCECS(CompiledStep):
@@ -176,15 +179,9 @@ class HMCECS(CompiledStep):
         blocked: bool = True,
         progressbar: bool = True,
     ) -> None:
-        model = pm.modelcontext(model)
-        refuse_budget(model, "HMCECS")
-        self.vars = refuse_partial(vars, model, "HMCECS")
         if estimator not in ("perturbed", "signed"):
             raise ValueError(f"estimator must be 'perturbed' or 'signed', not {estimator!r}.")
-        order = check_order(order)
-        if not blocked:
-            raise ValueError("HMCECS moves all variables together; leave `blocked` at True.")
-        self.estimator, self.order = estimator, order
+        self.estimator = estimator
         self.blocks = check_integer("blocks", blocks, minimum=1)
         if estimator == "signed" and self.blocks < _FEW_BLOCKS:
             warnings.warn(
@@ -213,18 +210,19 @@ class HMCECS(CompiledStep):
         if subsample_size is not None:
             subsample_size = check_integer("subsample_size", subsample_size, minimum=_LEAST)
         self.rng = get_random_generator(rng)
-        own = np.random.default_rng(0)  # the same pilot, whatever the seed of the chains
-        self.variates: Variates = prepare(
+        self.variates = prepare(
             model,
             "HMCECS",
-            order=self.order,
+            vars=vars,
+            order=order,
+            blocked=blocked,
             estimator=estimator,
             reference=reference,
-            rng=own,
             progressbar=progressbar,
         )
-        self._choose(Pilot(self.variates, own), subsample_size)
-        self._data = Data(model)
+        self.vars, self.order = list(self.variates.parameters.values), order
+        pilot = Pilot(self.variates, np.random.default_rng(0))  # whatever the seed of the chains
+        self._choose(pilot, subsample_size)
         self._begin()
         self._compile_transition()
 
@@ -297,23 +295,25 @@ class HMCECS(CompiledStep):
         self._begin()
 
     def _begin(self) -> None:
-        self._data.refuse_changed()
+        self.variates.data.refuse_changed()
         self.tune = True
         self._chain: Any = None
-        self._averaging = DualAveraging(0.5 * self.path_length, self.target_accept, 2.0)
-        self._set_step(self._given_step or self._averaging.current)
+        # Hoffman & Gelman (2014), Section 3.2, which shrinks log step sizes towards log path_length
+        start, target = 0.1 * self.path_length, self.target_accept
+        self._averaging = DualAverageAdaptation(start, target, gamma=0.05, k=0.75, t0=10)
+        self._set_step(self._given_step or 0.5 * self.path_length)
         self._iterations = self._kept = 0
         self._sigma2_sum = self._sign_sum = self._accept_sum = self._accept_u_sum = 0.0
 
     def _set_step(self, step_size: float) -> None:
-        self.step_size = step_size
-        steps = math.ceil(self.path_length / step_size - 1e-9)
-        self.n_steps = min(max(1, steps), _MOST_STEPS)
+        self.step_size = float(min(step_size, _LONGEST))
+        steps = self.path_length / self.step_size - 1e-9
+        self.n_steps = max(1, math.ceil(min(steps, _MOST_STEPS)))
 
     def stop_tuning(self) -> None:
         """Keep the step size from here on."""
         if self.tune and self._given_step is None and self._iterations:
-            self._set_step(self._averaging.mean)
+            self._set_step(self._averaging.current(tune=False))
             # shorter, so that the trajectory has the length that was asked for
             self.step_size = min(self.step_size, self.path_length / self.n_steps)
         self.tune = False
@@ -328,7 +328,7 @@ class HMCECS(CompiledStep):
         records = (variates.rows, variates.width)
         theta = variates.typical(self.rng)
         chain: Any
-        for _ in range(_STARTS):
+        for _ in range(STARTS):
             if self.estimator == "signed":
                 chain = start_signed(self.rng, theta, *records, at.batch, self.blocks)
                 sample = first_records(chain.sample, chain.counts[0] * at.batch)
@@ -347,7 +347,7 @@ class HMCECS(CompiledStep):
             if not math.isfinite(variates.log_density(at, sample, alone)):
                 names.append(f"`{value.name}`")
         raise ValueError(
-            f"The density is not finite at {_STARTS} draws from the normal approximation about "
+            f"The density is not finite at {STARTS} draws from the normal approximation about "
             f"the mode, for {', '.join(names) or 'values of several variables together'}. The "
             "mode lies at a bound of the support, or the posterior is not finite about it: use "
             "the default transform, another parameterisation, or NUTS."
@@ -366,12 +366,11 @@ class HMCECS(CompiledStep):
         settings = (curved.covariance, self.step_size, self.n_steps)
         if self.estimator == "signed":
             some = (self.blocks, self.sampled.batch)
-            return signed(
-                *state, *settings, signed_chances(self.rng, curved.inverse_root.T, n, *some)
-            )
+            numbers = signed_numbers(self.rng, curved.inverse_root.T, n, *some)
+            return signed(*state, *settings, numbers)
         some = (self.blocks, self.subsample_size // self.blocks)
-        chances = perturbed_chances(self.rng, curved.inverse_root.T, n, *some)
-        return (*perturbed(*state, *settings, chances), 1.0)
+        numbers = perturbed_numbers(self.rng, curved.inverse_root.T, n, *some)
+        return (*perturbed(*state, *settings, numbers), 1.0)
 
     def step(self, point: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], list[Any]]:
         """One iteration: a block of the sample, then a trajectory.
@@ -412,8 +411,8 @@ class HMCECS(CompiledStep):
             if self._iterations == self._planned:
                 stats["warning"] = self._warning()
         elif self._given_step is None:
-            self._averaging.update(accept)
-            self._set_step(self._averaging.current)
+            self._averaging.update(accept, tune=True)
+            self._set_step(self._averaging.current(tune=True))
         moved = self.variates.parameters.point(self._chain.theta.copy())
         return {**point, **moved}, [stats]
 
@@ -428,39 +427,33 @@ class HMCECS(CompiledStep):
             remedy += ", use order=2"
         if self.variates.curved.distance > 1.0:
             remedy += ", leave out `reference` to expand about the mode"
-        if positive < MIN_POSITIVE:
-            return SamplerWarning(
-                WarningType.CONVERGENCE,
-                f"Only {positive:.2f} of the likelihood estimates are positive: expectations are "
-                f"differences of nearly equal sums, and dp.signed_expectation refuses. {remedy}.",
-                "error",
-            )
-        if not sigma2 <= _TOO_LARGE:
-            return SamplerWarning(
-                WarningType.CONVERGENCE,
-                f"The estimated log-likelihood has a variance of {sigma2:.3g} on average (sigma2), "
-                f"above 1: the chain may be stuck, and the posterior off. {remedy}.",
-                "warn",
-            )
+        message, level = "", "warn"
         least = min(self._accept_sum, self._accept_u_sum) / self._kept
-        if least < _HARDLY_MOVED:
-            return SamplerWarning(
-                WarningType.CONVERGENCE,
+        length = self.n_steps * self.step_size
+        if positive < MIN_POSITIVE:
+            level = "error"
+            message = (
+                f"Only {positive:.2f} of the likelihood estimates are positive: expectations are "
+                f"differences of nearly equal sums, and dp.signed_expectation refuses. {remedy}."
+            )
+        elif not sigma2 <= _TOO_LARGE:
+            message = (
+                f"The estimated log-likelihood has a variance of {sigma2:.3g} on average (sigma2), "
+                f"above 1: the chain may be stuck, and the posterior off. {remedy}."
+            )
+        elif least < _HARDLY_MOVED:
+            message = (
                 f"Only {least:.1%} of the moves of theta or of the sample were accepted: the chain "
                 "hardly moved, and may have left the posterior for a place where the expansion "
-                f"about the mode is meaningless. {remedy}, or use NUTS.",
-                "warn",
+                f"about the mode is meaningless. {remedy}, or use NUTS."
             )
-        length = self.n_steps * self.step_size
-        if length < 0.99 * self.path_length:
-            return SamplerWarning(
-                WarningType.CONVERGENCE,
+        elif length < 0.99 * self.path_length:
+            message = (
                 f"Trajectories of {self.n_steps} steps of {self.step_size:.2g} are {length:.2g} "
                 f"long instead of path_length={self.path_length:.2g}, so draws are strongly "
-                "correlated. Use another parameterisation, lower target_accept, or NUTS.",
-                "warn",
+                "correlated. Use another parameterisation, lower target_accept, or NUTS."
             )
-        return None
+        return SamplerWarning(WarningType.CONVERGENCE, message, level) if message else None
 
     def _progressbar_config(
         self, n_chains: int = 1
