@@ -17,8 +17,8 @@ from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.publication.midpoints import posterior_mean
 from pymc_dp.publication.publish import release
 from pymc_dp.publication.statement import privacy_statement
-from pymc_dp.published import (
-    ConjugateNormal,
+from pymc_dp.published.making import PublishedStatistic, release_statistic
+from pymc_dp.published.releases import (
     DiscreteGaussianRelease,
     ExponentialMechanismRelease,
     GaussianRelease,
@@ -26,24 +26,20 @@ from pymc_dp.published import (
     KNormGradientRelease,
     LaplaceRelease,
     ObjectivePerturbationRelease,
-    PrivacyAwareGibbs,
-    PublishedStatistic,
     RandomizedResponse,
     Release,
     clamp,
     present,
-    release_statistic,
 )
+from pymc_dp.published.step import ConjugateNormal, PrivacyAwareGibbs
 from pymc_dp.records.bounds import bounds
 from pymc_dp.report.advice import clip_advice
 from pymc_dp.report.comparison import compare_accountants
 from pymc_dp.report.diagnostics import clipping_report, inefficiency, mmd
-from pymc_dp.report.plots import (
+from pymc_dp.report.plots.budgets import plot_budget, plot_epsilon_delta
+from pymc_dp.report.plots.planning import plot_clip_advice, plot_effective_draws
+from pymc_dp.report.plots.results import (
     plot_acceptance,
-    plot_budget,
-    plot_clip_advice,
-    plot_effective_draws,
-    plot_epsilon_delta,
     plot_gibbs_acceptance,
     plot_posterior_comparison,
 )

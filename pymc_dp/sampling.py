@@ -34,7 +34,7 @@ from pymc_dp.publication.publish import (
 )
 from pymc_dp.publication.results import PaidDraws, check_fits, computing
 from pymc_dp.publication.statement import STATEMENT
-from pymc_dp.published import PrivacyAwareGibbs
+from pymc_dp.published.step import PrivacyAwareGibbs
 from pymc_dp.records.ancestry import hides_code
 from pymc_dp.records.units import private_observed
 from pymc_dp.steps import (

@@ -33,12 +33,12 @@ LAYERS = (
     {"tuning"},
     {"steps"},
     {"published", "subsampling"},
-    {"report", "sampling"},
-    {"audit"},
+    {"audit", "report", "sampling"},
     {"__init__"},
 )
 #: What an auditor, or a reader of the algorithms, can read without knowing PyMC.
 PURE = {
+    "audit",
     "base.checks",
     "base.jit",
     "base.matrices",
@@ -55,7 +55,6 @@ PURE = {
     "privacy.plan",
     "privacy.subsampled",
     "publication.noise_aware",
-    "report.audit_bounds",
     "rows.coordinates",
     "rows.joint",
     "rows.linear",
@@ -67,7 +66,7 @@ FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
 
 #: Rooms that nothing but the public face imports (`dp.sample` runs `PrivacyAwareGibbs` as well).
 GUESTS = {"published", "subsampling", "report", "audit"}
-FACE = {"__init__": GUESTS, "sampling": {"published"}, "audit": {"report"}}
+FACE = {"__init__": GUESTS, "sampling": {"published"}}
 
 
 def room_of(module: str) -> str:

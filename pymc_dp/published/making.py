@@ -107,12 +107,12 @@ class PublishedStatistic:
         length = rows.type.shape[0]
         if self.n is not None and length not in (None, self.n):
             raise ValueError(f"{self.n} records were published; the statistic has {length} rows.")
-        axes = (slice(None), *[None] * (rows.type.ndim - 1))
-        finite = pt.abs(rows) < np.inf
-        rows = pt.switch(finite if self.scalar else finite.all(axis=1)[axes], rows, 0)
-        rows = self._clamped(rows)
+        rows = rows[:, None] if self.scalar else rows
+        finite = (pt.abs(rows) < np.inf).all(axis=1, keepdims=True)
+        rows = self._clamped(pt.switch(finite, rows, 0))
         if present is not None:
-            rows = rows * pt.as_tensor_variable(present)[axes]
+            rows = rows * pt.as_tensor_variable(present)[:, None]
+        rows = rows[:, 0] if self.scalar else rows
         whole = self.mechanism == "geometric"
         observed = np.array(self.observed, dtype="int64" if whole else "float64")
         scale = np.array(self.scale)
@@ -125,19 +125,14 @@ class PublishedStatistic:
         )
 
     def _clamped(self, rows: Variable) -> Variable:
-        """What the mechanism made of each row."""
+        """What the mechanism made of (n, m) rows."""
         if self.lower is not None and self.upper is not None:
-            low, high = np.array(self.lower), np.array(self.upper)
-            return pt.clip(rows, low[0] if self.scalar else low, high[0] if self.scalar else high)
+            return pt.clip(rows, np.array(self.lower), np.array(self.upper))
         assert self.row_norm is not None
-        matrix = rows[:, None] if self.scalar else rows
-        matrix = matrix.astype("float64")  # integers could wrap
-        norms = pt.linalg.norm(matrix, 2 if self.mechanism == "gaussian" else 1, axis=1)
-        factor = pt.minimum(1.0, self.row_norm / pt.maximum(norms, 1e-300))
-        clipped = matrix * factor[:, None]
-        if self.mechanism == "geometric":
-            clipped = pt.trunc(clipped)
-        return clipped[:, 0] if self.scalar else clipped
+        rows = rows.astype("float64")  # integers could wrap
+        norms = pt.linalg.norm(rows, 2 if self.mechanism == "gaussian" else 1, axis=1)
+        clipped = rows * pt.minimum(1.0, self.row_norm / pt.maximum(norms, 1e-300))[:, None]
+        return pt.trunc(clipped) if self.mechanism == "geometric" else clipped
 
     def to_json(self) -> str:
         """All of it as JSON, to be published.

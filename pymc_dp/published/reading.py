@@ -203,20 +203,17 @@ class Reading:
         return list(dict.fromkeys([*self.latents, *records_of(self.model)]))
 
     @cached_property
-    def _fixed(self) -> list[Variable]:
+    def fixed(self) -> list[tuple[Variable, np.ndarray]]:
+        """All ``pm.Data``, and lengths of ``dims``, that were not observed, and copies of them."""
         behind = ancestors([*self.latents, *self.model.logp(sum=False)])
         observed = [self.model.rvs_to_values[rv] for rv in self.model.observed_RVs]
         changing = set(ancestors(observed))
-        return [v for v in dict.fromkeys(behind) if is_data(v) and v not in changing]
-
-    def fixed(self) -> list[tuple[str, np.ndarray]]:
-        """Names and copies of all ``pm.Data``, and lengths of ``dims``, that were not observed."""
-        return [(str(v.name or "a shared array"), np.array(array_of(v))) for v in self._fixed]
+        data = [v for v in dict.fromkeys(behind) if is_data(v) and v not in changing]
+        return [(v, np.array(array_of(v))) for v in data]
 
     def published(self) -> np.ndarray:
         """(P,) numbers that were published, as they are now."""
-        parts = [np.ravel(v).astype(float) for v in _numbers(self.observed)]
-        return np.concatenate([np.zeros(0), *parts])
+        return np.concatenate([[], *map(np.ravel, _numbers(self.observed))]).astype(float)
 
     @cached_property
     def values(self) -> list[Variable]:
@@ -346,7 +343,13 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
     touched = ancestors_without_shapes([rows])
     for rv in model.free_RVs:
         if model.rvs_to_values[rv] in touched - hidden - counts:
-            bounded = [v for v in latents if rv in _behind_transform(model, v)]
+            transforms = {v: model.rvs_to_transforms[v] for v in latents}
+            bounded = [
+                v
+                for v, transform in transforms.items()
+                if transform is not None
+                and rv in ancestors([transform.backward(model.rvs_to_values[v], *v.owner.inputs)])
+            ]
             if bounded:
                 raise NotFactorizable(
                     f"The bounds of {names(bounded)} depend on `{rv.name}`, and so does the "
@@ -409,15 +412,6 @@ def _exist(v: Variable, count: Variable) -> bool:
         if w.owner is not None or w.type.ndim == 1
     )
     return v.type.ndim == 1 and in_order and count in ancestors([number])
-
-
-def _behind_transform(model: Model, rv: Variable) -> set[Variable]:
-    """Free random variables on which the transform of another one depends."""
-    transform = model.rvs_to_transforms[rv]
-    if transform is None:
-        return set()
-    here = transform.backward(model.rvs_to_values[rv], *rv.owner.inputs)
-    return set(ancestors([here])) & set(model.free_RVs)
 
 
 def names(variables: Iterable[Variable]) -> str:

@@ -137,7 +137,8 @@ def LaplaceRelease(
     probability of :class:`pymc_dp.PrivacyAwareGibbs` never falls below exp(-epsilon) (Ju et al.
     2022, Proposition 3.1).
     """
-    b = _pure_scale("LaplaceRelease", scale, sensitivity, epsilon)
+    levels = [] if epsilon is None else [check_epsilon(epsilon)]
+    b = _scale("LaplaceRelease", scale, sensitivity, levels, "epsilon")
     rows, value = _sum(f"LaplaceRelease `{name}`", statistic, b, observed)
     return pm.Laplace(name, rows.sum(axis=0), b, observed=value, **kwargs)
 
@@ -240,7 +241,8 @@ def GeometricRelease(
     Ghosh, Roughgarden & Sundararajan (2009).
     """
     kind = "GeometricRelease"
-    b = _pure_scale(kind, scale, sensitivity, epsilon)
+    levels = [] if epsilon is None else [check_epsilon(epsilon)]
+    b = _scale(kind, scale, sensitivity, levels, "epsilon")
     rows, value = _sum(f"{kind} `{name}`", statistic, b, observed, whole=True)
 
     def log_density(value: Variable, total: Variable) -> Variable:
@@ -352,11 +354,10 @@ def Release(
     ValueError
         If an argument is not usable.
     """
-    published = _numbers(observed)
-    if published.ndim > 1:
+    if np.ndim(_numbers(observed)) > 1:
         raise ValueError(f"Release `{name}`: observed must be a number or a vector.")
-    rows, value = _rows(f"Release `{name}`", statistic), _as_given(observed, published)
-    return _release("Release", name, rows, value, log_density, dist, **kwargs)
+    rows = _rows(f"Release `{name}`", statistic)
+    return _release("Release", name, rows, observed, log_density, dist, **kwargs)
 
 
 # -- one answer per record ------------------------------------------------------------------------
@@ -421,7 +422,7 @@ def RandomizedResponse(
     reported = _numbers(observed)
     if reported.dtype.kind not in "iub" or not ((reported >= 0) & (reported < k)).all():
         raise ValueError(f"{what}: observed must be integers 0 to {k - 1}.")
-    _check_shape(what, _shape(answers), reported)
+    value = _published(what, observed, _shape(answers), "int64")
 
     def draw(answers: Variable, size: Any) -> Variable:
         same = pt.eq(pt.arange(k), answers[..., None])
@@ -436,7 +437,7 @@ def RandomizedResponse(
         dist=draw,
         logp=logp,
         signature="()->()",
-        observed=_as_given(observed, reported.astype("int64")),
+        observed=value,
         class_name="RandomizedResponse",
         **kwargs,
     )
@@ -587,11 +588,10 @@ def ObjectivePerturbationRelease(
     ``|det(sum hessian + gamma I)|``.
     """
     size, ridge = _positive("scale", scale), check_number("regularization", regularization)
-    published = np.asarray(observed, dtype=float)
     what = f"ObjectivePerturbationRelease `{name}`"
     first, second = _rows(what, gradient, ndim=(2,)), _rows(what, hessian, ndim=(3,))
     p = _shape(first)[1]
-    _check_shape(what, (p,), published)
+    value = _published(what, observed, (p,), "float64")
     if _shape(second)[1:] != (p, p):
         raise ValueError(f"{what}: hessian must be (n, {p}, {p}).")
     if noise == "gaussian":
@@ -618,7 +618,7 @@ def ObjectivePerturbationRelease(
         second,
         logp=logp,
         signature="(n,p),(n,p,p)->(p)",
-        observed=published,
+        observed=value,
         class_name="ObjectivePerturbationRelease",
         **kwargs,
     )
@@ -631,16 +631,33 @@ def _sum(
     what: str, statistic: Any, scale: np.ndarray, observed: Any, whole: bool = False
 ) -> tuple[Variable, Any]:
     """Rows of a sum, and what was published about it: integers if `whole`."""
-    rows, published = _rows(what, statistic), _numbers(observed)
-    expected = _shape(rows)[1:]
+    rows = _rows(what, statistic)
     if whole:
         _check_integers(what, rows)
-    _check_shape(what, expected, published)
-    if whole and not (published.dtype.kind in "iub" or (published == np.rint(published)).all()):
-        raise ValueError(f"{what}: observed must be integers.")
+    expected = _shape(rows)[1:]
+    value = _published(what, observed, expected, "int64" if whole else "float64")
     if scale.ndim and scale.shape != expected:
         raise ValueError(f"{what}: scale has shape {scale.shape}, the published sum {expected}.")
-    return rows, _as_given(observed, published.astype("int64" if whole else "float64"))
+    return rows, value
+
+
+def _published(what: str, observed: Any, expected: tuple[int, ...], dtype: str) -> Any:
+    """What was published as an array of this type; ``pm.Data`` stay as they are."""
+    array = _numbers(observed)
+    if array.shape != expected:
+        raise ValueError(
+            f"{what}: observed has shape {array.shape}, but the statistic gives {expected}."
+        )
+    if not np.isfinite(array.astype(float)).all():
+        raise ValueError(f"{what}: observed must be finite.")
+    if dtype == "int64" and array.dtype.kind == "f" and not (array == np.rint(array)).all():
+        raise ValueError(f"{what}: observed must be integers.")
+    return observed if hasattr(observed, "get_value") else array.astype(dtype)
+
+
+def _numbers(observed: Any) -> np.ndarray:
+    """The values of an array or of ``pm.Data``."""
+    return np.asarray(observed.get_value() if hasattr(observed, "get_value") else observed)
 
 
 def _release(
@@ -670,7 +687,7 @@ def _release(
         blank,
         logp=logp,
         signature=f"{('(n)', '(n,m)', '(n,m,p)')[rows.type.ndim - 1]},{core}->{core}",
-        observed=observed,
+        observed=observed if hasattr(observed, "get_value") else published,
         class_name=kind,
         **({"dtype": published.dtype.name} if dist is None else {"dist": draw}),
         **kwargs,
@@ -698,15 +715,6 @@ def _choice(
         return pm.Categorical.dist(logit_p=logits(total))
 
     return _release(kind, name, rows, chosen, log_density, draw, **kwargs)
-
-
-def _numbers(observed: Any) -> np.ndarray:
-    """What was published, from an array or from ``pm.Data``."""
-    return np.asarray(observed.get_value() if hasattr(observed, "get_value") else observed)
-
-
-def _as_given(observed: Any, array: np.ndarray) -> Any:
-    return observed if hasattr(observed, "get_value") else array
 
 
 def _rows(what: str, statistic: Any, ndim: tuple[int, ...] = (1, 2)) -> Variable:
@@ -737,27 +745,11 @@ def _shape(rows: Variable) -> tuple[int, ...]:
     return rows.type.shape
 
 
-def _check_shape(what: str, expected: tuple[int, ...], observed: np.ndarray) -> None:
-    if expected != observed.shape:
-        raise ValueError(
-            f"{what}: observed has shape {observed.shape}, but the statistic gives {expected}."
-        )
-    if not np.isfinite(observed.astype(float)).all():
-        raise ValueError(f"{what}: observed must be finite.")
-
-
 def _positive(name: str, value: Any) -> float:
     number = check_number(name, value)
     if number <= 0:
         raise ValueError(f"{name} must be positive, not {number}.")
     return number
-
-
-def _pure_scale(
-    kind: str, scale: Any, sensitivity: float | None, epsilon: float | None
-) -> np.ndarray:
-    levels = [] if epsilon is None else [check_epsilon(epsilon)]
-    return _scale(kind, scale, sensitivity, levels, "epsilon")
 
 
 def _scale(

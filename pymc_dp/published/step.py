@@ -25,7 +25,16 @@ from pymc_dp.base.compat import CompiledStep
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.published.innovations import NonCentred
-from pymc_dp.published.proposals import Crank, Enumerate, Offers, Prior, Proposal, Soma, Written
+from pymc_dp.published.proposals import (
+    Crank,
+    Enumerate,
+    Offers,
+    Prior,
+    Proposal,
+    Soma,
+    Written,
+    births_and_deaths,
+)
 from pymc_dp.published.reading import (
     Function,
     Reading,
@@ -36,6 +45,7 @@ from pymc_dp.published.reading import (
     read,
     records_of,
 )
+from pymc_dp.records.ancestry import array_of
 from pymc_dp.records.graph import ParameterVector
 
 _PROPOSALS: dict[str, Callable[[Reading], Offers]] = {
@@ -178,14 +188,11 @@ class PrivacyAwareGibbs(CompiledStep):
         self._noncentered = _moved_along(noncentered, self.reading.all_records)
         self.store_records = store_records
         self.moves = check_integer("moves", moves, minimum=1)
-        self._n_records = len(
-            self.reading.latents
-        )  # variables of the records, which come first in a state
+        self._n_records = len(self.reading.latents)  # they come first in a state
         self.vars = [*self.reading.values]
         if count is not None:
             self.vars.append(model.rvs_to_values[count])
         self.rng = get_random_generator(rng)
-        self._fixed = self.reading.fixed()
         self._compile()
 
     def _compile(self) -> None:
@@ -215,11 +222,11 @@ class PrivacyAwareGibbs(CompiledStep):
     # -- the life of a chain --------------------------------------------------------------------
 
     def _begin(self) -> None:
-        for (name, before), (_, now) in zip(self._fixed, self.reading.fixed(), strict=True):
-            if not np.array_equal(now, before):
+        for v, before in self.reading.fixed:
+            if not np.array_equal(array_of(v), before):
                 raise ValueError(
-                    f"`{name}` was changed after the step was made. Only what was observed may "
-                    "change: make the step again."
+                    f"`{v.name or 'a shared array'}` was changed after the step was made. Only "
+                    "what was observed may change: make the step again."
                 )
         self.tune = True
         self._state: State | None = None
@@ -273,32 +280,26 @@ class PrivacyAwareGibbs(CompiledStep):
         values = [np.asarray(point[v.name]) for v in self.reading.inputs]
         n_present, r = self.reading.n, self._n_records
         if self.reading.count is not None:
-            n_present = min(max(int(point[self.vars[-1].name]), 0), n_present)
+            n_present = int(np.clip(point[self.vars[-1].name], 0, n_present))
         mine = self._state
         if mine is not None and self.reading.local is None and mine.n_present == n_present:
             if all(map(np.array_equal, mine.point[:r], values[:r])):
                 mine.point[r:] = values[r:]
                 return mine
         state = self.offers.state(values, n_present)
-        if mine is None and not self._is_possible(state):
-            state = self._start_elsewhere(state)
-        return state
+        return self._possible(state) if mine is None else state
 
-    def _is_possible(self, state: State) -> bool:
-        density = self.offers.loops.density(state.total)
-        return math.isfinite(density) and bool(np.isfinite(state.local).all())
-
-    def _start_elsewhere(self, state: State) -> State:
-        """Records from the model under which what was published is possible."""
-        prior = self.offers
-        if not isinstance(prior, Prior):
-            prior = Prior(self.reading)
-            prior.begin(self.rng)
-        for _ in range(_STARTS):
+    def _possible(self, state: State) -> State:
+        """The state, or else records from the model under which what was published is possible."""
+        prior, found = self.offers, state
+        for _ in range(1 + _STARTS):
+            if math.isfinite(self.offers.density(found.total)) and np.isfinite(found.local).all():
+                return found
+            if not isinstance(prior, Prior):
+                prior = Prior(self.reading)
+                prior.begin(self.rng)
             values, _, _ = prior.draw(state, self.rng)
             found = self.offers.state([*values, *state.point[len(values) :]], state.n_present)
-            if self._is_possible(found):
-                return found
         raise ValueError(
             f"What was published is impossible under {_STARTS} sets of records drawn from the "
             "model at the start. Check the observed values and the noise of the releases, or give "
@@ -311,7 +312,8 @@ class PrivacyAwareGibbs(CompiledStep):
         order = np.arange(n)
         assert self._log_counts is not None
         state.n_present = int(
-            self.offers.loops.births_and_deaths(
+            births_and_deaths(
+                self.offers.density,
                 state.rows,
                 state.total,
                 np.ascontiguousarray(self._log_counts(*state.point)[0], dtype=float),
@@ -350,12 +352,11 @@ class PrivacyAwareGibbs(CompiledStep):
                 f"not made in {self._far} of {self._planned} iterations, and mixing depends on "
                 "the rest. A distribution of the records with heavier tails may fit better."
             )
-        kept = np.array(self._seen[len(self._seen) // 2 :], dtype=float)[None]
-        if kept.size == 0 or kept.shape[1] < 50:
+        if len(self._seen) < 100:
             return None
+        kept = np.array(self._seen[len(self._seen) // 2 :], dtype=float)[None]
         moving = kept.std(axis=(0, 1)) > 0
-        effective = _compat.effective_draws(kept[:, :, moving])
-        fewest = float(np.min(effective, initial=np.inf))
+        fewest = float(np.min(_compat.effective_draws(kept[:, :, moving]), initial=np.inf))
         if fewest * 2 * 1000 / self._planned >= _FEW_DRAWS:
             return None
         return (
@@ -383,8 +384,8 @@ class PrivacyAwareGibbs(CompiledStep):
     def _warn_of_storage(self, call: _compat.SampleCall) -> None:
         stored = {getattr(v, "name", v) for v in call.var_names or ()}
         sizes = {
-            rv.name: self.reading.start[value.name].nbytes
-            for rv, value in zip(self.reading.latents, self.reading.values, strict=True)
+            rv.name: x.nbytes
+            for rv, x in zip(self.reading.latents, self.reading.at_the_start, strict=False)
             if call.var_names is None or rv.name in stored
         }
         size = sum(sizes.values()) * (call.draws + call.tune) * call.chains
@@ -517,12 +518,8 @@ class ConjugateNormal(CompiledStep):
         rng = np.random.default_rng(11)
         for _ in range(_TRIALS):
             rest = [np.asarray(start[v.name]) for v in self.rest]
-            self._check(
-                [
-                    x + rng.standard_normal(x.shape).astype(x.dtype) if x.dtype.kind == "f" else x
-                    for x in rest
-                ]
-            )
+            moved = [rng.standard_normal(x.shape) * (x.dtype.kind == "f") for x in rest]
+            self._check([(x + m).astype(x.dtype) for x, m in zip(rest, moved, strict=True)])
 
     def _compile(self) -> None:
         self._function = Function([self.vector.theta, *self.rest], self._graphs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,8 @@ from pymc_dp.records.ancestry import (
     is_data,
     is_long_constant,
 )
-from pymc_dp.records.bounds import Interval, clamp, source_limits
+from pymc_dp.records.bounds import clamp, source_limits
 from pymc_dp.records.extraction import Records, extract
-from pymc_dp.records.graph import RowLeaf
 from pymc_dp.records.units import RecordStore, longest_unnamed, private_observed, public_inputs
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
@@ -47,47 +46,33 @@ ROWS = 100
 MODE = Mode(linker="py", optimizer="fast_run")
 
 
-def draw_prior(model: Model, draws: int, rng: np.random.Generator) -> xr.Dataset:
-    """Draws of the free variables, as one chain."""
-    seed = int(rng.integers(2**31))
-    try:
-        values = pm.draw(model.free_RVs, draws=draws, random_seed=seed, mode=MODE)
-    except NotImplementedError:
-        raise ValueError(
-            "The prior is improper (pm.Flat, ...), so there is no prior predictive distribution. "
-            "Give every parameter a proper prior."
-        ) from None
-    return xr.Dataset(
-        {
-            rv.name: (("chain", "draw", *[f"{rv.name}_{k}" for k in range(rv.ndim)]), value[None])
-            for rv, value in zip(model.free_RVs, values, strict=True)
-        }
-    )
+class Simulation:
+    """`ROWS` simulated records in place of those of the model, records on the first axis.
 
-
-# -- features -------------------------------------------------------------------------------------
-
-
-class Features:
-    """Simulated arrays in place of those of the model, records on the first axis."""
+    Unnamed arrays with `length` entries or more may be private.
+    """
 
     def __init__(
-        self, model: Model, records: Records, public: Sequence[str], given: dict[str, Any]
+        self,
+        model: Model,
+        records: Records,
+        public: Sequence[str],
+        length: int,
+        given: Mapping[str, Any],
+        rng: np.random.Generator,
     ) -> None:
-        self.limits = source_limits(model)
-        self.leaves: dict[Variable, RowLeaf] = {}
-        self.sizes: dict[Variable, int] = {}
-        for group in records.groups:
-            self.leaves.update({leaf.source: leaf for leaf in group.graph.leaves})
-            blocks = {leaf.block: leaf.source for leaf in group.graph.leaves}
-            self.sizes.update(
-                {blocks[label]: size for label, size in group.graph.lookups if label in blocks}
-            )
-        values = (data_behind(model.rvs_to_values[rv]) for rv in private_observed(model, public))
-        self.observed = {source for source in values if source is not None}
+        self.rng, self.limits = rng, source_limits(model)
+        graphs = [group.graph for group in records.groups]
+        self.leaves = {leaf.source: leaf for graph in graphs for leaf in graph.leaves}
+        blocks = {leaf.block: leaf.source for graph in graphs for leaf in graph.leaves}
+        lookups = [lookup for graph in graphs for lookup in graph.lookups]
+        #: Numbers of groups, by their labels.
+        self.sizes = {blocks[label]: size for label, size in lookups if label in blocks}
+        private = private_observed(model, public)
+        observed = {rv: data_behind(model.rvs_to_values[rv]) for rv in private}
         named = public_inputs(model, public)
-        examples = {source: array_of(source) for source in self.leaves if source in named}
         names = {source.name: source for source in self.leaves if is_data(source)}
+        examples = {source: array_of(source) for source in self.leaves if source in named}
         for name, array in given.items():
             if name not in names:
                 raise ValueError(
@@ -96,56 +81,95 @@ class Features:
                 )
             examples[names[name]] = _example(name, array, names[name])
         self.examples = {
-            source: np.moveaxis(np.asarray(array), self.leaves[source].axis, 0)
+            source: np.moveaxis(array, self.leaves[source].axis, 0)
             for source, array in examples.items()
         }
         for source in self.leaves:
-            self._check(source)
+            known = source in self.examples or source in observed.values() or source in self.sizes
+            if not known and not self._is_bounded(source):
+                raise _not_public(source)
+        self._compile(model, observed, named, length)
 
-    def _row(self, source: Variable) -> tuple[int, ...]:
-        shape = list(np.shape(array_of(source)))
-        del shape[self.leaves[source].axis]
-        return tuple(shape)
+    def _is_bounded(self, source: Variable) -> bool:
+        return source in self.limits and bool(np.isfinite(self.limits[source]).all())
 
-    def _check(self, source: Variable) -> None:
-        known = source in self.examples or source in self.observed or source in self.sizes
-        limits = self.limits.get(source)
-        if known or (limits is not None and np.isfinite(limits).all()):
-            return
-        if not is_data(source):
-            raise UnsafeModel(
-                "An unnamed array in the likelihood may be private, so clip_advice does not read "
-                "it. Pass features as pm.Data('X', ...), then clip_advice(data={'X': a public "
-                "example}) or dp.bounds(X=(lower, upper))."
-            )
-        raise UnsafeModel(
-            f"`{source.name}` is private, so clip_advice does not read it. Pass a public example, "
-            f"data={{{source.name!r}: array}}, or declare finite bounds of it, "
-            f"dp.bounds({source.name}=(lower, upper)), before the budget."
-        )
+    def _compile(
+        self,
+        model: Model,
+        observed: Mapping[Variable, Variable | None],
+        named: set[Variable],
+        length: int,
+    ) -> None:
+        """For each observed variable, a function of parameters, earlier ones, and all arrays."""
+        values = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
+        published = {rv: value for rv, value in values.items() if rv not in observed}
+        known = {rv: rv.type() for rv in model.free_RVs}
+        arrays = {
+            source: TensorType(source.type.dtype, (None,) * source.type.ndim)()
+            for source in self.leaves
+        }
+        self._outcomes: list[tuple[Variable, Variable | None, Callable[..., np.ndarray]]] = []
+        for rv, value in observed.items():
+            [clone] = clone_replace([rv], {**published, **known, **arrays}, rebuild_strict=False)
+            batch = clone.type.ndim - getattr(clone.owner.op, "ndim_supp", 0)
+            rows = np.shape(array_of(value))[1:batch] if value is not None else ()
+            try:
+                clone = change_dist_size(clone, (ROWS, *rows))
+                for left in ancestors_without_shapes([clone]) - named - set(arrays):
+                    if is_data(left) or is_long_constant(left, length):
+                        label = f"`{left.name}`" if left.name else "An unnamed array"
+                        raise UnsafeModel(
+                            f"{label} behind `{rv.name}` may be private, so clip_advice does not "
+                            "read it. Pass it as pm.Data with a public example (data=...) or with "
+                            "bounds."
+                        )
+                function = compile_random(
+                    [*known.values(), *arrays.values()],
+                    clone,
+                    random_seed=int(self.rng.integers(2**31)),
+                    mode=MODE,
+                    on_unused_input="ignore",
+                )
+            except NotImplementedError:
+                raise _not_simulated(rv) from None
+            self._outcomes.append((rv, value, function))
+            # its length is another one here than in the model
+            known[rv] = TensorType(rv.type.dtype, (None,) * rv.type.ndim)()
 
-    def draw(self, rng: np.random.Generator) -> dict[Variable, np.ndarray]:
-        """`ROWS` rows of every array; zeros in those that are observed."""
-        rows: dict[int, np.ndarray] = {}
+    def draw(self, parameters: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:
+        """Records at values of the free variables, by the arrays in whose place they are."""
+        places: dict[int, np.ndarray] = {}  # rows of examples, by length
         arrays = {}
-        for source in self.leaves:
-            shape, dtype = (ROWS, *self._row(source)), np.dtype(source.type.dtype)
+        for source, leaf in self.leaves.items():
+            row = np.delete(np.shape(array_of(source)), leaf.axis)
+            shape, whole = (ROWS, *row.tolist()), source.type.dtype.startswith(("int", "uint"))
             if source in self.examples:
-                example = self.examples[source]
-                at = rows.setdefault(len(example), rng.integers(0, len(example), ROWS))
-                array = example[at].astype(dtype)
-            elif source in self.observed:
-                array = np.zeros(shape, dtype)
-            elif source in self.limits and np.isfinite(self.limits[source]).all():
-                array = _uniform(rng, self.limits[source], shape, dtype)
+                n = len(self.examples[source])
+                places.setdefault(n, self.rng.integers(0, n, ROWS))
+                array = self.examples[source][places[n]]
+            elif any(source is value for _, value, _ in self._outcomes):
+                array = np.zeros(shape)  # until it is drawn
+            elif self._is_bounded(source):
+                lower, upper = (np.broadcast_to(end, shape) for end in self.limits[source])
+                array = self.rng.uniform(lower, upper + whole)
+                array = np.floor(array) if whole else array
             else:
-                array = rng.integers(0, self.sizes[source], shape).astype(dtype)
-            arrays[source] = self.clamped(source, array)
+                array = self.rng.integers(0, self.sizes[source], shape)
+            arrays[source] = self._clamped(source, array)
+        known = list(parameters)
+        for rv, value, function in self._outcomes:
+            placed = [np.moveaxis(x, 0, self.leaves[source].axis) for source, x in arrays.items()]
+            try:
+                known.append(function(*known, *placed))
+            except (NotImplementedError, ValueError):
+                raise _not_simulated(rv) from None
+            if value in arrays:
+                arrays[value] = self._clamped(value, known[-1])
         return arrays
 
-    def clamped(self, source: Variable, array: np.ndarray) -> np.ndarray:
-        """The array clamped to the bounds, as the data will be."""
-        limits = self.limits.get(source)
+    def _clamped(self, source: Variable, array: np.ndarray) -> np.ndarray:
+        """Of the type of the source and clamped to its bounds, as the data will be."""
+        array, limits = np.asarray(array).astype(source.type.dtype), self.limits.get(source)
         return np.ascontiguousarray(array if limits is None else clamp(array, limits))
 
 
@@ -161,79 +185,18 @@ def _example(name: str, given: Any, source: Variable) -> np.ndarray:
     return array
 
 
-def _uniform(
-    rng: np.random.Generator, limits: Interval, shape: tuple[int, ...], dtype: np.dtype
-) -> np.ndarray:
-    lower, upper = (np.broadcast_to(end, shape) for end in limits)
-    if dtype.kind in "iu":
-        return np.floor(rng.uniform(lower, upper + 1.0)).astype(dtype)
-    return rng.uniform(lower, upper).astype(dtype)
-
-
-# -- observed variables ---------------------------------------------------------------------------
-
-
-def simulator(
-    model: Model,
-    rv: Variable,
-    features: Features,
-    public: Sequence[str],
-    length: int,
-    rng: np.random.Generator,
-) -> Any:
-    """A function that draws one observed variable, `ROWS` records of it.
-
-    It takes the known variables by name and the arrays, and puts what it draws into both.
-    Unnamed arrays with `length` entries or more may be private.
-    """
-    value = data_behind(model.rvs_to_values[rv])
-    names = {}
-    for other in (*model.free_RVs, *private_observed(model, public)):
-        if other is not rv:
-            names[other] = other.type(name=other.name)
-        else:
-            break
-    arrays = {
-        source: TensorType(source.type.dtype, (None,) * source.type.ndim)()
-        for source in features.leaves
-    }
-    published = {
-        other: model.rvs_to_values[other] for other in model.observed_RVs if other.name in public
-    }
-    # earlier observed variables have other lengths here than in the model
-    inputs = {
-        other: x if other in model.free_RVs else TensorType(x.type.dtype, (None,) * x.type.ndim)()
-        for other, x in names.items()
-    }
-    [clone] = clone_replace([rv], {**published, **inputs, **arrays}, rebuild_strict=False)
-    op = clone.owner.op
-    batch = clone.type.ndim - getattr(op, "ndim_supp", 0)
-    rows = np.shape(array_of(value))[1:batch] if value is not None else ()
-    try:
-        clone = change_dist_size(clone, (ROWS, *rows))
-        _refuse_private_left(model, rv, clone, arrays, public, length)
-        function = compile_random(
-            [*inputs.values(), *arrays.values()],
-            clone,
-            random_seed=int(rng.integers(2**31)),
-            mode=MODE,
-            on_unused_input="ignore",
+def _not_public(source: Variable) -> UnsafeModel:
+    if not is_data(source):
+        return UnsafeModel(
+            "An unnamed array in the likelihood may be private, so clip_advice does not read it. "
+            "Pass features as pm.Data('X', ...), then clip_advice(data={'X': a public example}) or "
+            "dp.bounds(X=(lower, upper))."
         )
-    except NotImplementedError:
-        raise _not_simulated(rv) from None
-
-    def simulate(known: dict[str, np.ndarray], drawn: dict[Variable, np.ndarray]) -> None:
-        placed = [np.moveaxis(drawn[source], 0, features.leaves[source].axis) for source in arrays]
-        try:
-            found = function(*[known[other.name] for other in inputs], *placed)
-        except (NotImplementedError, ValueError):
-            raise _not_simulated(rv) from None
-        known[rv.name] = found
-        if value is not None and value in drawn:
-            cast = np.asarray(found).astype(value.type.dtype)
-            drawn[value] = features.clamped(value, cast)
-
-    return simulate
+    return UnsafeModel(
+        f"`{source.name}` is private, so clip_advice does not read it. Pass a public example, "
+        f"data={{{source.name!r}: array}}, or declare finite bounds of it, "
+        f"dp.bounds({source.name}=(lower, upper)), before the budget."
+    )
 
 
 def _not_simulated(rv: Variable) -> ValueError:
@@ -241,25 +204,6 @@ def _not_simulated(rv: Variable) -> ValueError:
         f"`{rv.name}` cannot be simulated: its distribution has no way to draw from it, or its "
         f"formula holds a fixed number of rows. Find a clip norm in another way."
     )
-
-
-def _refuse_private_left(
-    model: Model,
-    rv: Variable,
-    clone: Variable,
-    arrays: Mapping[Variable, Variable],
-    public: Sequence[str],
-    length: int,
-) -> None:
-    """Refuse a graph in which something that may hold private data was not replaced."""
-    named = public_inputs(model, public)
-    for variable in ancestors_without_shapes([clone]) - named - set(arrays):
-        if is_data(variable) or is_long_constant(variable, length):
-            label = f"`{variable.name}`" if variable.name else "An unnamed array"
-            raise UnsafeModel(
-                f"{label} behind `{rv.name}` may be private, so clip_advice does not read it. "
-                "Pass it as pm.Data with a public example (data=...) or with bounds."
-            )
 
 
 # -- the clip norm that is about right for them ---------------------------------------------------
@@ -373,15 +317,21 @@ def score_norms(
     records = extract(model, **secrecy, check=False, read=False)
     matrix = scaling_matrix(scaling, records.parameters, model)
     rng = np.random.default_rng(random_seed)
-    features = Features(model, records, public, dict(data or {}))
     length = longest_unnamed(records.n_units, None) if budget is None else budget.longest_unnamed
-    simulators = [
-        simulator(model, rv, features, public, length, rng)
-        for rv in private_observed(model, public)
-    ]
-    names = [rv.name for rv in model.free_RVs]
-    prior = draw_prior(model, draws, rng)
-    theta = unconstrain(model, records.parameters, prior)[0]
+    simulation = Simulation(model, records, public, length, data or {}, rng)
+    seed = int(rng.integers(2**31))
+    try:
+        drawn = pm.draw(model.free_RVs, draws=draws, random_seed=seed, mode=MODE)
+    except NotImplementedError:
+        raise ValueError(
+            "The prior is improper (pm.Flat, ...), so there is no prior predictive distribution. "
+            "Give every parameter a proper prior."
+        ) from None
+    prior = {
+        rv.name: (("chain", "draw", *[f"{rv.name}_{k}" for k in range(rv.ndim)]), values[None])
+        for rv, values in zip(model.free_RVs, drawn, strict=True)
+    }
+    theta = unconstrain(model, records.parameters, xr.Dataset(prior))[0]
     groups = [
         (group.graph.leaves, RowFunctions(group.graph, records.parameters, {"mode": MODE}))
         for group in records.groups
@@ -390,10 +340,7 @@ def score_norms(
     for k in range(draws):
         if not np.isfinite(theta[k]).all():  # rounded to the boundary of its support
             continue
-        known = {name: prior[name].values[0, k] for name in names}
-        arrays = features.draw(rng)
-        for simulate in simulators:
-            simulate(known, arrays)
+        arrays = simulation.draw([values[k] for values in drawn])
         engine = RowEngine(
             [
                 RowGroup(functions, RecordStore([arrays[leaf.source] for leaf in leaves]), None)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -98,47 +97,28 @@ def compare_accountants(
     q = check_probability("sampling_probability", sampling_probability)
     neighboring = check_neighboring(neighboring)
     rho = releases / (2.0 * tau**2)
+    exact = epsilon_from_mu(math.sqrt(2.0 * rho), delta)
+    classical = rho + 2.0 * math.sqrt(-rho * math.log(delta))  # Proposition 1.3
+    advanced = advanced_epsilon(tau, releases, delta)
     rows = [
-        _Row(
-            "Gaussian DP (exact)", epsilon_from_mu(math.sqrt(2.0 * rho), delta), "Dong et al. 2022"
-        ),
-        _Row("zCDP, tighter", zcdp_epsilon(rho, delta), "Canonne, Kamath & Steinke 2020"),
-        _Row("zCDP", classical_zcdp_epsilon(rho, delta), "Bun & Steinke 2016"),
-        _Row("RDP", rdp_epsilon(rho, delta), "Mironov 2017"),
-        _Row("advanced composition", advanced_epsilon(tau, releases, delta), "Dwork & Roth 2014"),
+        ("Gaussian DP (exact)", exact, False, "Dong et al. 2022"),
+        ("zCDP, tighter", zcdp_epsilon(rho, delta), False, "Canonne, Kamath & Steinke 2020"),
+        ("zCDP", classical, False, "Bun & Steinke 2016"),
+        ("RDP", rdp_epsilon(rho, delta), False, "Mironov 2017"),
+        ("advanced composition", advanced, False, "Dwork & Roth 2014"),
     ]
     if q < 1:
         s = 2.0 * tau if neighboring == "replace_one" else tau
         plan = SubsampledGaussianEvent("plan", s, q), releases
         poisson = epsilon_of([plan], 0, delta, neighboring)
-        rows.insert(0, _Row("PLD", poisson, "Doroshenko et al. 2022", amplified=True))
+        rows.insert(0, ("PLD", poisson, True, "Doroshenko et al. 2022"))
         if neighboring == "add_or_remove_one":
-            source = "Mironov, Talwar & Zhang 2019"
-            rows[4] = _Row("RDP", sampled_rdp_epsilon(s, q, releases, delta), source, True)
-    return pd.DataFrame(
-        {
-            "epsilon": [row.epsilon for row in rows],
-            "ratio": [
-                row.epsilon / rows[0].epsilon if rows[0].epsilon else math.nan for row in rows
-            ],
-            "amplified": [row.amplified for row in rows],
-            "source": [row.source for row in rows],
-        },
-        index=pd.Index([row.accountant for row in rows], name="accountant"),
-    )
-
-
-@dataclass(frozen=True)
-class _Row:
-    accountant: str
-    epsilon: float
-    source: str
-    amplified: bool = False
-
-
-def classical_zcdp_epsilon(rho: float, delta: float) -> float:
-    """Bun & Steinke 2016, Proposition 1.3: rho + 2 sqrt(rho log(1/delta))."""
-    return rho + 2.0 * math.sqrt(-rho * math.log(delta))
+            sampled = sampled_rdp_epsilon(s, q, releases, delta)
+            rows[4] = ("RDP", sampled, True, "Mironov, Talwar & Zhang 2019")
+    table = pd.DataFrame(rows, columns=["accountant", "epsilon", "amplified", "source"])
+    first = rows[0][1]
+    table.insert(2, "ratio", table["epsilon"] / first if first else math.nan)
+    return table.set_index("accountant")
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:

@@ -16,6 +16,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_epsilon
 from pymc_dp.budget import get_budget
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
+from pymc_dp.privacy.answer import EDGES
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.extraction import Records, extract
@@ -28,7 +29,12 @@ from pymc_dp.steps.settings import positive, scaling_matrix
 # -- draws in any form ----------------------------------------------------------------------------
 
 
-def dataset_of(name: str, draws: Any, groups: Sequence[str]) -> xr.Dataset:
+def is_labelled(draws: Any) -> bool:
+    """Whether draws have names: a result of ``pm.sample``, or a data set."""
+    return isinstance(draws, xr.Dataset) or _compat.is_result(draws)
+
+
+def dataset_of(name: str, draws: Any, groups: Sequence[str] = ("posterior",)) -> xr.Dataset:
     """The first of `groups` that a result has, or the data set itself."""
     if isinstance(draws, xr.Dataset):
         return draws
@@ -38,26 +44,40 @@ def dataset_of(name: str, draws: Any, groups: Sequence[str]) -> xr.Dataset:
     raise ValueError(f"{name} has none of the groups {list(groups)}.")
 
 
-def is_labelled(draws: Any) -> bool:
-    """Whether draws have names: a result of ``pm.sample``, or a data set."""
-    return isinstance(draws, xr.Dataset) or _compat.is_result(draws)
-
-
-def variables(name: str, dataset: xr.Dataset, var_names: Sequence[str]) -> Iterator[np.ndarray]:
-    """(chains, draws, ...) values of each variable."""
-    for variable in var_names:
+def draws_of(
+    name: str,
+    draws: Any,
+    var_names: str | Sequence[str] | None,
+    groups: Sequence[str] = ("posterior",),
+) -> dict[str, xr.DataArray]:
+    """(chains, draws, ...) values of each variable, by default of all; an array is called x."""
+    if not is_labelled(draws):
+        if var_names is not None:
+            raise ValueError(f"var_names are for labelled draws; {name} is an array.")
+        values = numbers(name, draws)
+        if values.ndim not in (2, 3):
+            raise ValueError(
+                f"{name} must have shape (chains, draws) or (chains, draws, d); got {values.shape}."
+            )
+        return {"x": xr.DataArray(values, dims=("chain", "draw", "entry")[: values.ndim], name="x")}
+    dataset = dataset_of(name, draws, groups)
+    var_names = [var_names] if isinstance(var_names, str) else var_names
+    found = {}
+    for variable in list(dataset) if var_names is None else var_names:
         if variable not in dataset:
             raise ValueError(f"{name} has no variable {variable!r}; it has {list(dataset)}.")
         if not {"chain", "draw"} <= set(dataset[variable].dims):
             raise ValueError(f"{name}: {variable!r} lacks the dims 'chain' and 'draw'.")
-        yield np.asarray(dataset[variable].transpose("chain", "draw", ...).values)
+        found[variable] = dataset[variable].transpose("chain", "draw", ...)
+    return found
 
 
-def names_of(var_names: str | Sequence[str] | None, otherwise: Sequence[str]) -> list[str]:
-    """`var_names` as a list, or all others."""
-    if var_names is None:
-        return list(otherwise)
-    return [var_names] if isinstance(var_names, str) else list(var_names)
+def entries(array: xr.DataArray) -> Iterator[tuple[str, np.ndarray]]:
+    """Name, as ArviZ calls it, and (chains, draws) values of each entry of a variable."""
+    values, axes = array.values.astype("float64"), [array[dim].values for dim in array.dims[2:]]
+    for where in np.ndindex(values.shape[2:]):
+        place = ", ".join(str(axis[k]) for axis, k in zip(axes, where, strict=True))
+        yield f"{array.name}[{place}]" if where else str(array.name), values[(..., *where)]
 
 
 def numbers(name: str, draws: Any) -> np.ndarray:
@@ -125,48 +145,27 @@ def inefficiency(
     >>> bool(abs(dp.inefficiency(x).inefficiency["x"] - 1.0) < 0.2)
     True
     """
-    if is_labelled(draws):
-        dataset = dataset_of("draws", draws, ["posterior_raw", "posterior"])
-        names = names_of(var_names, list(dataset))
-        columns = dict(zip(names, variables("draws", dataset, names), strict=True))
-    else:
-        if var_names is not None:
-            raise ValueError("var_names are for labelled draws; draws is an array.")
-        values = numbers("draws", draws)
-        if values.ndim not in (2, 3):
-            raise ValueError(
-                f"draws must have shape (chains, draws) or (chains, draws, d); got {values.shape}."
-            )
-        columns = {"x": values}
+    variables = draws_of("draws", draws, var_names, ("posterior_raw", "posterior"))
+    columns = dict(entry for array in variables.values() for entry in entries(array))
     if not columns:
         raise ValueError("draws has no variables.")
-    index = [label for name, x in columns.items() for label in _labels(name, x.shape[2:])]
-    flat = [x.reshape(*x.shape[:2], -1).astype("float64") for x in columns.values()]
-    ess = np.concatenate([_compat.effective_draws(x) for x in flat])
-    size = flat[0].shape[0] * flat[0].shape[1]
-    table = pd.DataFrame({"ess": ess, "inefficiency": size / ess}, index=index)
+    values = np.stack(list(columns.values()), axis=-1)
+    ess, size = _compat.effective_draws(values), values.shape[0] * values.shape[1]
+    table = pd.DataFrame({"ess": ess, "inefficiency": size / ess}, index=list(columns))
     if evaluations is not None:
         cost = positive("evaluations", evaluations)
-        table["computational_time"] = table["inefficiency"] * cost / _sign_loss(signs, flat[0])
+        loss = 1.0 if signs is None else _sign_loss(signs, values.shape[:2])
+        table["computational_time"] = table["inefficiency"] * cost / loss
     elif signs is not None:
         raise ValueError("signs change the computational time alone: pass evaluations as well.")
     return table
 
 
-def _labels(name: str, shape: tuple[int, ...]) -> list[str]:
-    """beta[0], beta[1], ..., as ArviZ calls the entries of a variable."""
-    if not shape:
-        return [name]
-    return [f"{name}[{', '.join(map(str, where))}]" for where in np.ndindex(shape)]
-
-
-def _sign_loss(signs: Any, draws: np.ndarray) -> float:
+def _sign_loss(signs: Any, shape: tuple[int, ...]) -> float:
     """(2 tau - 1)², with tau the share of positive signs."""
-    if signs is None:
-        return 1.0
     values = numbers("signs", signs)
-    if values.shape != draws.shape[:2] or not np.isin(values, (-1.0, 1.0)).all():
-        raise ValueError(f"signs must be 1 or -1, of shape {draws.shape[:2]}.")
+    if values.shape != shape or not np.isin(values, (-1.0, 1.0)).all():
+        raise ValueError(f"signs must be 1 or -1, of shape {shape}.")
     loss = (2.0 * float(np.mean(values > 0)) - 1.0) ** 2
     if loss == 0:
         raise ValueError("As many signs are negative as positive: no mean can be estimated.")
@@ -231,15 +230,11 @@ def mmd(
     >>> dp.mmd(x, y) < 0.05, dp.mmd(x, y + 1.0) > 0.4
     (True, True)
     """
-    names: list[str] = []
-    for name, draws in (("sample", sample), ("reference", reference)):
-        if is_labelled(draws):
-            names = names_of(var_names, list(dataset_of(name, draws, ["posterior"])))
-            break
-    else:
-        if var_names is not None:
-            raise ValueError("var_names are for labelled draws; sample and reference are arrays.")
-    one, two = _rows("sample", sample, names), _rows("reference", reference, names)
+    if not is_labelled(sample) and not is_labelled(reference) and var_names is not None:
+        raise ValueError("var_names are for labelled draws; sample and reference are arrays.")
+    if var_names is None and is_labelled(sample):
+        var_names = list(dataset_of("sample", sample))
+    one, two = _rows("sample", sample, var_names), _rows("reference", reference, var_names)
     if one.shape[1] != two.shape[1]:
         raise ValueError(
             f"sample has {one.shape[1]} columns and reference {two.shape[1]}: pass the same "
@@ -248,12 +243,11 @@ def mmd(
     return _discrepancy(one, two, np.random.default_rng(random_seed))
 
 
-def _rows(name: str, draws: Any, var_names: Sequence[str]) -> np.ndarray:
+def _rows(name: str, draws: Any, var_names: str | Sequence[str] | None) -> np.ndarray:
     """(k, d) draws of all chains."""
     if is_labelled(draws):
-        dataset = dataset_of(name, draws, ["posterior"])
-        flat = [x.reshape(x.shape[0] * x.shape[1], -1) for x in variables(name, dataset, var_names)]
-        values = np.concatenate(flat, axis=1).astype("float64")
+        variables = draws_of(name, draws, var_names).values()
+        values = np.stack([x.ravel() for array in variables for _, x in entries(array)], axis=1)
     else:
         values = numbers(name, draws)
         if not 1 <= values.ndim <= 3:
@@ -283,10 +277,6 @@ def _discrepancy(one: np.ndarray, two: np.ndarray, rng: np.random.Generator) -> 
 
 
 # -- how many records are clipped -----------------------------------------------------------------
-
-
-#: The last bin of a histogram of norms begins here (`pymc_dp.privacy.answer.EDGES`).
-_LAST_EDGE = 2.0**60
 
 
 def clipping_report(
@@ -398,7 +388,7 @@ def _bought(
     try:
         for c in norms:
             # scores so long that the last bin, and no other, holds those above the clip norm
-            spec = Score(Coordinates(location, matrix * (_LAST_EDGE / c)))
+            spec = Score(Coordinates(location, matrix * (EDGES[-2] / c)))
             found = preparation.histogram(f"records above {c:g}", spec, 1.0 / len(norms))
             n = budget.n_public
             rows.append({"clipped": found.counts[-1] / n, "noise_sd": found.noise_sd / n})

@@ -19,10 +19,10 @@ from pymc_dp.audit import (
     gaussian_score,
     gaussian_separation,
     runs_needed,
+    t_bound,
 )
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget
 from pymc_dp.privacy.noise import insecure_noise, rounded_normal
-from pymc_dp.report.audit_bounds import t_bound
 
 pytestmark = pytest.mark.audit
 

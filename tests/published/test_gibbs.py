@@ -17,6 +17,7 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
+from pymc_dp.published import proposals
 from pymc_dp.published.reading import read
 from tests import naive_bayes
 from tests.selection import marked
@@ -147,22 +148,22 @@ def test_planted_faults_are_found(
     model, records = naive_bayes.model(noisy, scale)
     with model:
         step = dp.PrivacyAwareGibbs(records, noncentered=False)
-    honest = step.offers.loops.replace_one_by_one
+    honest = proposals.replace_one_by_one
     if fault == "always accepted":
 
-        def faulty(rows: Any, new: Any, ratio: Any, total: Any, log_u: Any, *rest: Any) -> Any:
-            return honest(rows, new, ratio, total, log_u - np.inf, *rest)
+        def faulty(g: Any, rows: Any, new: Any, ratio: Any, total: Any, log_u: Any, *a: Any) -> Any:
+            return honest(g, rows, new, ratio, total, log_u - np.inf, *a)
 
     else:
 
-        def faulty(rows: Any, new: Any, ratio: Any, total: Any, *rest: Any) -> Any:
+        def faulty(g: Any, rows: Any, new: Any, ratio: Any, total: Any, *rest: Any) -> Any:
             before = rows[:3].copy()
-            found = honest(rows, new, ratio, total, *rest)
+            found = honest(g, rows, new, ratio, total, *rest)
             total[: rows.shape[1]] -= (rows[:3] - before).sum(axis=0)
             rows[:3] = before
             return found
 
-    monkeypatch.setattr(step.offers.loops, "replace_one_by_one", faulty)
+    monkeypatch.setattr(proposals, "replace_one_by_one", faulty)
     monkeypatch.setattr("pymc_dp.published.step._REFRESH", 10**9)
     values, _ = run(model, step, naive_bayes.draw_parameters, lambda point: float(point["p"]), 8000)
     assert deviation(values, naive_bayes.exact_mean(noisy, scale)) > Z

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import xarray as xr
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_delta
@@ -25,7 +23,8 @@ from pymc_dp.privacy.events import (
 )
 from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import facts_of
-from pymc_dp.report.plots.drawing import (
+from pymc_dp.report.diagnostics import is_labelled
+from pymc_dp.report.plots import (
     COLOURS,
     LIMIT,
     REFERENCE,
@@ -44,27 +43,17 @@ if TYPE_CHECKING:
 # -- what was spent -------------------------------------------------------------------------------
 
 
-#: A mechanism of the search for the posterior, in the tables of budgets.
-_ROUND = re.compile(r"round (\d+): ")
-
-
 @dataclass(frozen=True)
 class Charges:
-    """What was spent, and of what.
+    """What was spent, and under which budget, where there is one."""
 
-    `units` is the squared mu, in ledger units, of releases on all units; `cap` is the budget in the
-    same units.  `batches` are releases on batches of records, with their numbers.  `epsilon` and
-    `delta` are the budget as stated, where there is one.  `secure` is False for draws that were
-    made with insecure test noise.
-    """
-
-    units: int
-    batches: tuple[tuple[BatchEvent, int], ...] = ()
+    units: int  #: Squared mu of releases on all units, in ledger units.
+    batches: tuple[tuple[BatchEvent, int], ...] = ()  #: Releases on batches, and their numbers.
     neighboring: str = "replace_one"
-    epsilon: float | None = None
+    epsilon: float | None = None  #: As the budget was stated.
     delta: float | None = None
-    cap: int | None = None
-    secure: bool = True
+    cap: int | None = None  #: The budget in ledger units.
+    secure: bool = True  #: False for draws that were made with insecure test noise.
 
     @property
     def stated(self) -> str:
@@ -81,8 +70,7 @@ class Charges:
         return epsilon_of(self.batches, self.units, delta, self.neighboring)
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """A part of the budget: who spent it, on what, and how large it is."""
 
     sampler: str
@@ -90,91 +78,62 @@ class Part:
     share: float
 
 
-def charges_of(spent: Any, name: str) -> Charges:
-    """What was spent under a budget, for a released result, or by a list of events.
-
-    Raises UnsafeRelease if a result carries no statement, and ValueError, which names the argument,
-    for anything else.
-    """
+def charges_of(spent: Any) -> Charges:
+    """What was spent under a budget, for a released result, or by a list of events."""
+    found: dict[str, Any] | None
     if isinstance(spent, PrivacyBudget):
-        found = spent.batches()
-        reserved = 0 if found is None else found["reserved"]
-        return Charges(
-            spent.ledger.spent(spent.account) - reserved,
-            () if found is None else ((batch_event(found["event"]), found["releases"]),),
-            spent.neighboring,
-            spent.epsilon,
-            spent.delta,
-            spent.ledger.account_info(spent.account).cap,
-        )
-    if isinstance(spent, xr.Dataset) or _compat.is_result(spent):
-        facts = facts_of(spent)
-        found = facts["batches"]
-        units = round(facts["spent"]["gdp_mu2"] * MU2_UNIT)
-        return Charges(
-            max(units - (found["reserved"] if found else 0), 0),  # a float has 53 bits
-            ((batch_event(found["event"]), found["releases"]),) if found else (),
-            facts["neighboring"],
-            facts["epsilon"],
-            facts["delta"],
-            round(facts["preparation"]["budget_mu2"] * MU2_UNIT),
-            facts["privacy_guarantee"] != "none",
-        )
-    return _of_events(spent, name)
+        found, stated, secure = spent.batches(), vars(spent), True
+        units = spent.ledger.spent(spent.account)
+        cap = spent.ledger.account_info(spent.account).cap
+    elif is_labelled(spent):
+        stated = facts_of(spent)
+        found, secure = stated["batches"], stated["privacy_guarantee"] != "none"
+        units = round(stated["spent"]["gdp_mu2"] * MU2_UNIT)
+        cap = round(stated["preparation"]["budget_mu2"] * MU2_UNIT)
+    else:
+        return _of_events(spent)
+    return Charges(
+        max(units - (found["reserved"] if found else 0), 0),  # a float has 53 bits
+        ((batch_event(found["event"]), found["releases"]),) if found else (),
+        stated["neighboring"],
+        stated["epsilon"],
+        stated["delta"],
+        cap,
+        secure,
+    )
 
 
-def _of_events(spent: Any, name: str) -> Charges:
+def _of_events(spent: Any) -> Charges:
+    batched = (SubsampledGaussianEvent, FixedBatchGaussianEvent)
     if isinstance(spent, GaussianEvent | SubsampledGaussianEvent | FixedBatchGaussianEvent):
         spent = [spent]
     units, batches = 0, []
-    for entry in spent if isinstance(spent, Iterable) and not isinstance(spent, str) else [None]:
-        event, count = entry if isinstance(entry, tuple) and len(entry) == 2 else (entry, 1)
+    for entry in spent if isinstance(spent, list | tuple) else [None]:
+        event, count = entry if isinstance(entry, tuple) else (entry, 1)
         if isinstance(event, GaussianEvent):
             units += count * event.cost
-        elif isinstance(event, SubsampledGaussianEvent | FixedBatchGaussianEvent):
+        elif isinstance(event, batched):
             batches.append((event, count))
         else:
             raise ValueError(
-                f"{name} must be a PrivacyBudget, a released result, or privacy events such as "
+                "spent must be a PrivacyBudget, a released result, or privacy events such as "
                 f"[(GaussianEvent('sum', 20.0), 100)]; got {type(spent).__name__}."
             )
     if not units and not batches:
-        raise ValueError(f"{name} holds no event.")
+        raise ValueError("spent holds no event.")
     return Charges(units, tuple(batches))
-
-
-def parts_of(spent: Any, name: str) -> list[Part]:
-    """Shares of the budget, of its squared mu, oldest first; they add up to what was spent.
-
-    Raises as `charges_of`.
-    """
-    if isinstance(spent, PrivacyBudget):
-        return _parts_of_budget(spent)
-    if isinstance(spent, xr.Dataset) or _compat.is_result(spent):
-        return _parts_of_statement(facts_of(spent))
-    raise ValueError(
-        f"{name} must be a PrivacyBudget or a released result, not {type(spent).__name__}."
-    )
 
 
 def _parts_of_budget(budget: PrivacyBudget) -> list[Part]:
     """Parts from its table, with all rounds of a search for the posterior in one part."""
     table = budget.table()
-    shares: dict[tuple[str, str], float] = {}
-    rounds: dict[str, list[int]] = {}
-    for row in table[table["mechanism"] != ""].itertuples():
-        found = _ROUND.match(row.mechanism)
-        if found:
-            rounds.setdefault(row.sampler, []).append(int(found[1]))
-        key = (row.sampler or "releases on batches", "" if found else row.mechanism)
-        shares[key] = shares.get(key, 0.0) + row.share
-    parts = []
-    for (sampler, mechanism), share in shares.items():
-        if not mechanism:
-            last = max(rounds[sampler])
-            mechanism = "round 1" if last == 1 else f"rounds 1 to {last}"
-        parts.append(Part(sampler, mechanism, share))
-    return parts
+    table = table[table["mechanism"] != ""]
+    sampler = table["sampler"].replace("", "releases on batches")
+    rounds = table["mechanism"].str.extract(r"^round (\d+): ", expand=False).astype(float)
+    last = rounds.groupby(sampler).transform("max").map("rounds 1 to {:.0f}".format)
+    named = table["mechanism"].where(rounds.isna(), last)
+    shares = table.groupby([sampler, named.replace("rounds 1 to 1", "round 1")], sort=False)
+    return [Part(who, what, share) for (who, what), share in shares["share"].sum().items()]
 
 
 def _parts_of_statement(facts: dict[str, Any]) -> list[Part]:
@@ -252,8 +211,15 @@ def plot_budget(spent: Any, kind: str = "mechanism", *, ax: Axes | None = None) 
     >>> dp.plot_budget(released, kind="time")  # doctest: +SKIP
     """
     check_choice("kind", kind, ("mechanism", "time"))
-    parts = parts_of(spent, "spent")
-    charges = charges_of(spent, "spent")
+    if isinstance(spent, PrivacyBudget):
+        parts = _parts_of_budget(spent)
+    elif is_labelled(spent):
+        parts = _parts_of_statement(facts_of(spent))
+    else:
+        raise ValueError(
+            f"spent must be a PrivacyBudget or a released result, not {type(spent).__name__}."
+        )
+    charges = charges_of(spent)
     if not parts:
         raise ValueError("spent is a budget of which nothing was spent yet: sample first.")
     if kind == "time":
@@ -271,26 +237,24 @@ def _by_mechanism(parts: Sequence[Part], charges: Charges, ax: Axes | None) -> A
     begin = 0.0
     for row, part in enumerate(parts):
         end = begin + part.share
+        colour = COLOURS[samplers.index(part.sampler) % len(COLOURS)]
         new = part.sampler not in ax.get_legend_handles_labels()[1]
-        ax.barh(
-            row,
-            part.share,
-            left=begin,
-            color=COLOURS[samplers.index(part.sampler) % len(COLOURS)],
-            height=0.75,
-            label=part.sampler if new else None,
-        )
+        label = part.sampler if new else None
+        ax.barh(row, part.share, 0.75, begin, color=colour, label=label)
         # beside the bar where there is room, within it where there is none
-        x, align, shift = (end, "left", 4) if end < 0.85 else (begin, "right", -4)
-        within = part.share > 0.85
+        x, shift, align, ink = (end, 4, "left", "black")
+        if part.share > 0.85:
+            x, shift, align, ink = (0.5 * (begin + end), 0, "center", "white")
+        elif end >= 0.85:
+            x, shift, align, ink = (begin, -4, "right", "black")
         ax.annotate(
             f"{part.share:.1%}",
-            (0.5 * (begin + end), row) if within else (x, row),
-            xytext=(0, 0) if within else (shift, 0),
+            (x, row),
+            (shift, 0),
             textcoords="offset points",
-            ha="center" if within else align,
+            ha=align,
             va="center",
-            color="white" if within else "black",
+            color=ink,
             fontsize="small",
         )
         begin = end
@@ -341,22 +305,19 @@ def _over_time(spent: Any, charges: Charges, ax: Axes | None) -> Axes:
 
 def _history(budget: PrivacyBudget) -> list[tuple[str, np.ndarray, np.ndarray]]:
     """By sampler, numbers of releases and epsilon of all up to there, oldest first."""
-    steps: list[list[Any]] = []  # plan, sampler, event, number
+    steps: list[list[Any]] = []  # plan, event, sampler, number
     for plan_id, plan, event, count in budget.releases():
-        place = len(steps)
-        while count < 0:  # the unused part of a lease: it comes off the newest charges
-            place -= 1
-            if steps[place][0] == plan_id and steps[place][2] == event:
-                taken = min(steps[place][3], -count)
-                steps[place][3] -= taken
+        for step in reversed(steps if count < 0 else []):  # unused leases: off the newest charges
+            if step[:2] == [plan_id, event]:
+                taken = min(step[3], -count)
+                step[3] -= taken
                 count += taken
-        if count:
-            steps.append([plan_id, plan["sampler"], event, count])
+        steps.append([plan_id, event, plan["sampler"], max(count, 0)])
     steps = [step for step in steps if step[3]]
     found = budget.batches()
     first = 0 if found is None else found["releases"]
-    numbers = first + np.cumsum([step[3] for step in steps], dtype=int)
-    units = np.cumsum([step[3] * step[2].cost for step in steps], dtype=object)
+    numbers = first + np.cumsum([count for *_, count in steps], dtype=int)
+    units = np.cumsum([count * event.cost for _, event, _, count in steps], dtype=object)
     curves = []
     if found is not None:  # charged as a whole, before the others
         epsilon = budget.epsilon_beside_batches(0, found)
@@ -364,9 +325,9 @@ def _history(budget: PrivacyBudget) -> list[tuple[str, np.ndarray, np.ndarray]]:
     stride = -(-len(steps) // (_POINTS if found is None else _FEW_POINTS))
     begin = max(first, 1)
     before = budget.epsilon_beside_batches(int(units[0]), found) if steps else 0.0
-    for sampler, entries in groupby(range(len(steps)), key=lambda k: steps[k][1]):
-        places = list(entries)
-        kept = sorted({*places[stride - 1 :: stride], places[-1]})
+    for sampler, places in groupby(range(len(steps)), key=lambda k: steps[k][2]):
+        every = list(places)
+        kept = sorted({*every[stride - 1 :: stride], every[-1]})
         values = [budget.epsilon_beside_batches(int(units[k]), found) for k in kept]
         curves.append((sampler, np.array([begin, *numbers[kept]]), np.array([before, *values])))
         begin, before = numbers[kept[-1]], values[-1]
@@ -375,7 +336,7 @@ def _history(budget: PrivacyBudget) -> list[tuple[str, np.ndarray, np.ndarray]]:
 
 def _recorded(released: Any) -> tuple[str, np.ndarray, np.ndarray]:
     """Sampler, draws, and the epsilon that its chains noted."""
-    groups = [] if not _compat.is_result(released) else _compat.group_names(released)
+    groups = _compat.group_names(released) if _compat.is_result(released) else []
     stats = _compat.group(released, "sample_stats") if "sample_stats" in groups else {}
     if "dp_epsilon" not in stats:
         raise ValueError(
@@ -432,7 +393,7 @@ def plot_epsilon_delta(
     >>> from pymc_dp.privacy.events import GaussianEvent
     >>> ax = dp.plot_epsilon_delta([(GaussianEvent("sum", 20.0), 100)])  # doctest: +SKIP
     """
-    charges = charges_of(spent, "spent")
+    charges = charges_of(spent)
     grid = _deltas(deltas, charges)
     ax = axes_for(ax, (6.4, 4.0))
     if charges.cap is not None and not charges.batches:
@@ -446,16 +407,8 @@ def plot_epsilon_delta(
     found = [charges.epsilon_at(delta) for delta in grid]
     ax.plot(found, grid, color=COLOURS[0], linewidth=2.0, label=label)
     if charges.epsilon is not None and charges.delta is not None:
-        label = charges.stated
-        ax.plot(
-            [charges.epsilon],
-            [charges.delta],
-            "o",
-            color=LIMIT,
-            markersize=7,
-            label=label,
-            zorder=3,
-        )
+        stated, at = [charges.epsilon], [charges.delta]
+        ax.plot(stated, at, "o", color=LIMIT, markersize=7, label=charges.stated, zorder=3)
     ax.set_yscale("log")
     ax.set_xlim(left=0.0)
     ax.set_xlabel("ε")

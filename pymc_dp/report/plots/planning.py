@@ -13,7 +13,7 @@ from pymc_dp.base.checks import check_epsilon
 from pymc_dp.budget import MODELS, PrivacyBudget, get_budget, name_of, require_budget
 from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.report.advice import ClipAdvice
-from pymc_dp.report.plots.drawing import COLOURS, LIMIT, axes_for, legend_above, log_x_axis, tidy
+from pymc_dp.report.plots import COLOURS, LIMIT, axes_for, legend_above, log_x_axis, tidy
 from pymc_dp.rows.contributions import score_norms
 
 if TYPE_CHECKING:
@@ -89,20 +89,18 @@ def plot_effective_draws(
     ]
     ax = axes_for(ax, (6.4, 4.0))
     for colour, found in zip(cycle(COLOURS), plans, strict=False):
-        sampler, effective = found[0].sampler, np.array([plan.effective_draws for plan in found])
+        effective = np.array([plan.effective_draws for plan in found])
         chosen = np.array([plan.form == "quadratic" for plan in found])
-        label = f"{sampler}: effective draws"
-        if not chosen.all():
-            own = np.where(chosen, np.nan, effective)
-            ax.plot(grid, own, color=colour, linewidth=2.0, label=label)
-        if chosen.any():
-            own = np.where(chosen, effective, np.nan)
-            label = f"{sampler}: of a normal approximation"
-            ax.plot(grid, own, color=colour, linestyle=":", linewidth=2.0, label=label)
-        if any(plan.noise_sd > 0 for plan in found):
-            worth = np.array([plan.error**-2.0 for plan in found])
-            label = f"{sampler}: worth, privacy noise included"
-            ax.plot(grid, worth, color=colour, linestyle="--", label=label)
+        noisy = any(plan.noise_sd > 0 for plan in found)
+        worth = np.array([plan.error**-2.0 if noisy else np.nan for plan in found])
+        for values, style, width, what in (
+            (np.where(chosen, np.nan, effective), "-", 2.0, "effective draws"),
+            (np.where(chosen, effective, np.nan), ":", 2.0, "of a normal approximation"),
+            (worth, "--", 1.5, "worth, privacy noise included"),
+        ):
+            if not np.isnan(values).all():
+                label = f"{found[0].sampler}: {what}"
+                ax.plot(grid, values, style, color=colour, linewidth=width, label=label)
     drawn = np.concatenate([np.asarray(line.get_ydata()) for line in ax.get_lines()])
     low, high = 0.7 * np.nanmin(drawn), 1.3 * np.nanmax(drawn)
     label = f"budget: ε = {budget.epsilon:g}, δ = {budget.delta:g}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,8 +12,8 @@ import xarray as xr
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_epsilon, check_integer, check_neighboring
 from pymc_dp.publication.statement import STATEMENT
-from pymc_dp.report.diagnostics import dataset_of, is_labelled, names_of, numbers, variables
-from pymc_dp.report.plots.drawing import (
+from pymc_dp.report.diagnostics import dataset_of, draws_of, entries, is_labelled
+from pymc_dp.report.plots import (
     COLOURS,
     LIMIT,
     REFERENCE,
@@ -128,86 +128,45 @@ def plot_posterior_comparison(
 
 
 def _pairs(private: Any, reference: Any, var_names: str | Sequence[str] | None) -> list[_Pair]:
-    if is_labelled(private) != is_labelled(reference):
+    labelled = is_labelled(private)
+    if labelled != is_labelled(reference):
         raise ValueError(
             "private and reference must both be labelled (results or data sets), or both be arrays."
         )
-    if not is_labelled(private):
-        if var_names is not None:
-            raise ValueError("var_names are for labelled draws; private and reference are arrays.")
-        private, reference = _dataset("private", private), _dataset("reference", reference)
-    one = dataset_of("private", private, ["posterior"])
-    two = dataset_of("reference", reference, ["posterior"])
-    names = names_of(var_names, list(one.data_vars))
-    if not names:
+    one = draws_of("private", private, var_names)
+    if not one:
         raise ValueError("var_names is empty: name at least one variable.")
+    two = draws_of("reference", reference, list(one) if labelled else None)
     pairs = []
-    for name, x, y in zip(
-        names, variables("private", one, names), variables("reference", two, names), strict=True
-    ):
-        if x.shape[2:] != y.shape[2:]:
+    for name, x in one.items():
+        if x.shape[2:] != two[name].shape[2:]:
             raise ValueError(
-                f"{name!r} has shape {x.shape[2:]} in private and {y.shape[2:]} in reference: "
-                "pass posteriors of the same model, or choose with var_names."
+                f"{name!r} has shape {x.shape[2:]} in private and {two[name].shape[2:]} in "
+                "reference: pass posteriors of the same model, or choose with var_names."
             )
-        y = _matched(name, one[name], two[name], y)
-        labels = _entries(name, one[name])
-        x, y = (a.reshape(a.shape[0] * a.shape[1], -1).astype("float64") for a in (x, y))
-        for k, label in enumerate(labels):
-            for of, draws in (("private", x[:, k]), ("reference", y[:, k])):
-                if len(draws) < 2 or not np.isfinite(draws).all():
+        y = _matched(x, two[name])
+        for (label, mine), (_, other) in zip(entries(x), entries(y), strict=True):
+            for of, draws in (("private", mine), ("reference", other)):
+                if draws.size < 2 or not np.isfinite(draws).all():
                     raise ValueError(f"{of} must have two finite draws or more of {label}.")
-            pairs.append(_Pair(label, x[:, k], y[:, k]))
+            pairs.append(_Pair(label, mine.ravel(), other.ravel()))
     return pairs
 
 
-def _dataset(name: str, draws: Any) -> xr.Dataset:
-    values = numbers(name, draws)
-    if values.ndim not in (2, 3):
-        raise ValueError(
-            f"{name} must have shape (chains, draws) or (chains, draws, d); got {values.shape}."
-        )
-    dims = ("chain", "draw", "entry")[: values.ndim]
-    return xr.Dataset({"x": (dims, values)})
-
-
-def _coordinates(array: xr.DataArray) -> list[np.ndarray | None]:
-    """Coordinates of each axis behind chain and draw; None where they are only numbers from 0."""
-    found = []
-    for dim in array.transpose("chain", "draw", ...).dims[2:]:
-        values = array.coords[dim].values if dim in array.coords else np.arange(array.sizes[dim])
-        found.append(None if np.array_equal(values, np.arange(len(values))) else values)
-    return found
-
-
-def _matched(name: str, one: xr.DataArray, two: xr.DataArray, values: np.ndarray) -> np.ndarray:
-    """`values` of `two` in the order in which `one` has them."""
-    for axis, (mine, other) in enumerate(zip(_coordinates(one), _coordinates(two), strict=True)):
-        if mine is None or other is None:
+def _matched(one: xr.DataArray, two: xr.DataArray) -> xr.DataArray:
+    """`two` with its entries in the order of `one`, along axes where both have names for them."""
+    for dim, other in zip(one.dims[2:], two.dims[2:], strict=True):
+        mine, numbered = one[dim].values, np.arange(one.sizes[dim])
+        if any(np.array_equal(names, numbered) for names in (mine, two[other].values)):
             continue
-        places = {label: k for k, label in enumerate(other.tolist())}
-        if set(mine.tolist()) != set(places):
+        try:
+            two = two.sel({other: mine})
+        except KeyError:
             raise ValueError(
-                f"{name!r} has other coordinates in private than in reference: give both the same "
-                "names, or none."
-            )
-        values = np.take(values, [places[label] for label in mine.tolist()], axis=axis + 2)
-    return values
-
-
-def _entries(name: str, array: xr.DataArray) -> list[str]:
-    """beta[veteran], beta[age], ..., as ArviZ calls the entries of a variable."""
-    sizes = array.transpose("chain", "draw", ...).shape[2:]
-    if not sizes:
-        return [name]
-    names = [
-        np.arange(size) if values is None else values
-        for size, values in zip(sizes, _coordinates(array), strict=True)
-    ]
-    return [
-        f"{name}[{', '.join(str(axis[k]) for axis, k in zip(names, where, strict=True))}]"
-        for where in np.ndindex(sizes)
-    ]
+                f"{one.name!r} has other coordinates in private than in reference: give both the "
+                "same names, or none."
+            ) from None
+    return two
 
 
 def _label(draws: Any, array: str, otherwise: str) -> str:
@@ -235,13 +194,11 @@ def _panels(axes: Any, pairs: list[_Pair], kind: str) -> np.ndarray:
         return found[:wanted]
     from matplotlib import pyplot as plt
 
-    if kind == "forest":
-        size = (6.4, 1.2 + 0.3 * len(pairs))
-        return np.array([plt.subplots(figsize=size, layout="constrained")[1]])
     columns = min(_COLUMNS, wanted)
     rows = -(-wanted // columns)
+    height = 1.2 + 0.3 * len(pairs) if kind == "forest" else 0.5 + 2.0 * rows
     figure, grid = plt.subplots(
-        rows, columns, figsize=(6.4, 0.5 + 2.0 * rows), layout="constrained", squeeze=False
+        rows, columns, figsize=(6.4, height), layout="constrained", squeeze=False
     )
     for ax in grid.ravel()[wanted:]:
         figure.delaxes(ax)
@@ -342,7 +299,7 @@ def plot_acceptance(idata: Any, *, window: int | None = None, ax: Axes | None = 
     >>> dp.plot_acceptance(released)  # doctest: +SKIP
     """
     stats = _statistics(idata, "dp_accepted", "another sampler made it, or plot_gibbs_acceptance")
-    chains = list(_accepted(stats))
+    chains = _accepted(stats)
     shortest = min(len(accepted) for accepted in chains)
     if window is None:
         window = min(max(10, shortest // 10), shortest)
@@ -386,27 +343,24 @@ def longest_stay(accepted: np.ndarray) -> tuple[int, int]:
 
 def _statistics(idata: Any, name: str, otherwise: str) -> xr.Dataset:
     """The statistics of a run, among them the one named."""
-    if not isinstance(idata, xr.Dataset) and not _compat.is_result(idata):
+    if not is_labelled(idata):
         raise ValueError(
             f"idata must be a result of sampling, or its sample_stats; not {type(idata).__name__}."
         )
-    stats = dataset_of("idata", idata, ["sample_stats"])
+    stats = dataset_of("idata", idata, ("sample_stats",))
     if name not in stats:
         raise ValueError(f"idata has no {name} among its sample_stats: {otherwise}.")
     return stats
 
 
-def _accepted(stats: xr.Dataset) -> Iterator[np.ndarray]:
-    """(draws,) accept decisions of each chain, without frozen draws."""
-    accepted = stats["dp_accepted"].transpose("chain", "draw").values.astype(bool)
-    frozen = np.zeros_like(accepted)
-    if "dp_frozen" in stats:
-        frozen = stats["dp_frozen"].transpose("chain", "draw").values.astype(bool)
-    for one, stopped in zip(accepted, frozen, strict=True):
-        if not stopped.all():
-            yield one[~stopped]
-    if frozen.all():
+def _accepted(stats: xr.Dataset) -> list[np.ndarray]:
+    """(draws,) accept decisions of each chain that has any, without frozen draws."""
+    accepted = stats["dp_accepted"].transpose("chain", "draw").astype(bool)
+    made = ~stats.get("dp_frozen", xr.zeros_like(accepted)).transpose("chain", "draw").astype(bool)
+    chains = [x[kept] for x, kept in zip(accepted.values, made.values, strict=True) if kept.any()]
+    if not chains:
         raise ValueError("idata has no draw that was made before the budget was used up.")
+    return chains
 
 
 def plot_gibbs_acceptance(
