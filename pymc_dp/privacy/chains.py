@@ -14,6 +14,7 @@ import numpy as np
 
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import noise
+from pymc_dp.privacy.accounting import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
 from pymc_dp.privacy.answer import (
     Grid,
     IntervalSum,
@@ -24,7 +25,6 @@ from pymc_dp.privacy.answer import (
     answer,
     told,
 )
-from pymc_dp.privacy.events import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
 from pymc_dp.privacy.holder import COINS, Holder
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.queries import (

@@ -37,7 +37,7 @@ from typing import Any
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from pymc_dp.errors import LedgerError
-from pymc_dp.privacy.events import BATCHES
+from pymc_dp.privacy.accounting import BATCHES
 
 SPENDING = ("lease", "return", "charge", BATCHES)
 """Kinds whose amounts make up what an account has spent."""

@@ -43,16 +43,14 @@ from pymc_dp.base.checks import (
     check_neighboring,
 )
 from pymc_dp.privacy.accounting import (
-    epsilon_from_mu,
-    mu_from_budget,
-    mu_from_units,
-    units_from_mu,
-)
-from pymc_dp.privacy.events import (
     MU2_UNIT,
     BatchEvent,
     FixedBatchGaussianEvent,
     SubsampledGaussianEvent,
+    epsilon_from_mu,
+    mu_from_budget,
+    mu_from_units,
+    units_from_mu,
 )
 
 #: A plan: the event of one release, and how many there are.

@@ -321,10 +321,10 @@ def _plan_of(stats: xr.Dataset, budget: PrivacyBudget) -> tuple[int, dict[str, A
     ids = np.unique(stats["dp_plan_id"].values)
     if len(ids) != 1:
         raise UnsafeRelease("The draws come from several plans; release each result by itself.")
-    mine = (e for e in budget.ledger.entries() if e.account == budget.account)
-    if not any(e.kind == "plan" and e.plan == ids[0] for e in mine):
+    plans = {e.plan: e.payload for e in budget.account.entries() if e.kind == "plan"}
+    if ids[0] not in plans:
         raise UnsafeRelease(
             "The draws were made under another budget than that of the model. Pass the model they "
             "were sampled from."
         )
-    return int(ids[0]), budget.ledger.plan(budget.account, int(ids[0]))
+    return int(ids[0]), plans[int(ids[0])]

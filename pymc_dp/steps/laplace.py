@@ -128,7 +128,7 @@ class _Normal:
             secure=not noise.is_insecure() and self.preparing.secure,
             sentences=[*sentences, *improper_prior(facts)],
         )
-        self.budget.ledger.record_plan(self.budget.account, plan.plan_id, payload)
+        self.budget.account.record_plan(plan.plan_id, payload)
         self.plan_id = plan.plan_id
         self.facts = make_statement(self.budget, plan.plan_id, payload, [])
 
@@ -157,7 +157,7 @@ class _Normal:
     def finish(self) -> None:
         """Nothing is lost any more: an equal call prepares again."""
         if (plan_id := self.preparing.unfinished) is not None:
-            self.budget.ledger.finish_plan(self.budget.account, plan_id)
+            self.budget.account.finish_plan(plan_id)
 
     def draw(self, rng: np.random.Generator, chains: int, draws: int) -> np.ndarray:
         """(chains, draws, d) unconstrained draws."""

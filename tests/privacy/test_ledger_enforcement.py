@@ -10,6 +10,7 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, PlanMismatch, UnsafeModel
+from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.engine import RowEngine
@@ -48,13 +49,13 @@ def looks(monkeypatch):
 def spend(model, units=None):
     """Charge the account from elsewhere, by `units` or to its end."""
     budget = get_budget(model)
-    units = budget.ledger.remaining(budget.account) if units is None else units
-    assert budget.ledger.lease(budget.account, 1, units, 1) == 1
+    units = budget.account.read().remaining if units is None else units
+    assert budget.account.lease(1, units, 1) == 1
 
 
 def mu2(model):
     budget = get_budget(model)
-    return budget.ledger.spent(budget.account)
+    return budget.account.read().spent
 
 
 def posterior(idata):
@@ -280,7 +281,7 @@ def test_draws_that_another_step_has_moved_stop_the_chain():
         )
     point = model.initial_point()
     fresh = make_step(logistic_model(), draws=5)
-    fresh.budget.ledger.begin_run(1, fresh.plan.plan_id, max_runs=1, run_cost=0)
+    Account(fresh.budget.ledger, 1).begin_run(fresh.plan.plan_id, max_runs=1, run_cost=0)
     moved, _ = fresh.step(point)
     with pytest.raises(UnsafeModel, match="Another step method has moved"):
         fresh.step({**moved, "b": moved["b"] + 1.0})
@@ -303,5 +304,5 @@ def test_two_budgets_on_one_ledger_share_its_cap(tmp_path):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_an_account_may_spend_what_was_promised_and_no_more(epsilon):
     budget = get_budget(logistic_model(epsilon))
-    cap = budget.ledger.cap(budget.account)
+    cap = budget.account.read().cap
     assert 0.999999 * epsilon < epsilon_from_mu(mu_from_units(cap), budget.delta) <= epsilon

@@ -14,14 +14,15 @@ import xarray as xr
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_delta
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
-from pymc_dp.privacy.events import (
+from pymc_dp.privacy.accounting import (
     MU2_UNIT,
     BatchEvent,
     FixedBatchGaussianEvent,
     GaussianEvent,
     SubsampledGaussianEvent,
     batch_event,
+    epsilon_from_mu,
+    mu_from_units,
 )
 from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import facts_of
@@ -100,12 +101,12 @@ def charges_of(spent: Any, name: str) -> Charges:
         found = spent.batches()
         reserved = 0 if found is None else found["reserved"]
         return Charges(
-            spent.ledger.spent(spent.account) - reserved,
+            spent.account.read().spent - reserved,
             () if found is None else ((batch_event(found["event"]), found["releases"]),),
             spent.neighboring,
             spent.epsilon,
             spent.delta,
-            spent.ledger.account_info(spent.account).cap,
+            spent.account.read().cap,
         )
     if isinstance(spent, xr.Dataset) or _compat.is_result(spent):
         facts = facts_of(spent)
@@ -398,7 +399,7 @@ def plot_epsilon_delta(
     ----------
     spent : PrivacyBudget, InferenceData, DataTree, or events
         A budget; a released result, of which the statement is drawn; or an event of
-        ``pymc_dp.privacy.events``, a list of them, or a list of pairs (event, number of releases).
+        ``pymc_dp.privacy.accounting``, a list of them, or a list of pairs (event, number of releases).
         Events are taken to be under ``replace_one``, which matters for batches alone.
     deltas : sequence of float, optional
         Where to compute epsilon, each strictly between 0 and 1.  Default: 60 values from 10^-4
@@ -429,7 +430,7 @@ def plot_epsilon_delta(
 
     Examples
     --------
-    >>> from pymc_dp.privacy.events import GaussianEvent
+    >>> from pymc_dp.privacy.accounting import GaussianEvent
     >>> ax = dp.plot_epsilon_delta([(GaussianEvent("sum", 20.0), 100)])  # doctest: +SKIP
     """
     charges = charges_of(spent, "spent")
