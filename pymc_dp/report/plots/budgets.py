@@ -399,8 +399,8 @@ def plot_epsilon_delta(
     ----------
     spent : PrivacyBudget, InferenceData, DataTree, or events
         A budget; a released result, of which the statement is drawn; or an event of
-        ``pymc_dp.privacy.accounting``, a list of them, or a list of pairs (event, number of releases).
-        Events are taken to be under ``replace_one``, which matters for batches alone.
+        ``pymc_dp.privacy.accounting``, a list of them, or a list of pairs (event, number of
+        releases). Events are taken to be under ``replace_one``, which matters for batches alone.
     deltas : sequence of float, optional
         Where to compute epsilon, each strictly between 0 and 1.  Default: 60 values from 10^-4
         times the stated delta to 0.1.  For releases on batches of records, which take about a
