@@ -18,7 +18,7 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp.base.checks import check_budget, check_integer
+from pymc_dp.base.checks import check_budget, check_integer, check_neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.privacy import subsampled
 from pymc_dp.privacy.account import Account
@@ -31,7 +31,6 @@ from pymc_dp.privacy.accounting import (
     mu_from_units,
     units_from_mu,
 )
-from pymc_dp.privacy.answer import Neighboring
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.records.bounds import check_public, seal, stated
 from pymc_dp.records.extraction import Records, extract
@@ -131,10 +130,7 @@ class PrivacyBudget:
     ) -> None:
         _refuse_in_a_worker()
         self.epsilon, self.delta = check_budget(epsilon, delta)
-        if neighboring not in ("replace_one", "add_or_remove_one"):
-            raise ValueError(
-                f"neighboring must be 'replace_one' or 'add_or_remove_one', got {neighboring!r}."
-            )
+        self.neighboring = check_neighboring(neighboring)
         if isinstance(public, str):
             raise ValueError(f"public must be a list of names; write public=[{public!r}].")
         public = tuple(public) if isinstance(public, Iterable) else (public,)
@@ -142,7 +138,6 @@ class PrivacyBudget:
             raise ValueError("public must be a list of names (strings).")
         if dataset is not None and not isinstance(dataset, str):
             raise ValueError("dataset must be a label (a string), never the data themselves.")
-        self.neighboring: Neighboring = neighboring  # type: ignore[assignment]
         self.public = public
         self.privacy_unit = privacy_unit
         self.dataset = dataset
@@ -171,7 +166,9 @@ class PrivacyBudget:
                 "publishing somebody's record outright. Choose delta well below 1/n."
             )
         cap = units_from_mu(mu_from_budget(self.epsilon, self.delta))
-        self.ledger = _open_ledger(ledger, self.neighboring)
+        if ledger is None:
+            ledger = Ledger.temporary(self.neighboring)
+        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
         if self.ledger.is_temporary:
             self._warn_if_counted_elsewhere(model)
         self.account = Account.open(
@@ -515,14 +512,6 @@ def _counts_of(plan: dict[str, Any], cost: int) -> dict[str, int]:
         if counts and sum(costs[name] * count for name, count in counts.items()) == cost:
             return counts
     return {}
-
-
-def _open_ledger(
-    ledger: str | bytes | os.PathLike[str] | Ledger | None, neighboring: Neighboring
-) -> Ledger:
-    if ledger is None:
-        return Ledger.temporary(neighboring)
-    return ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
 
 
 def _refuse_unsuitable(model: Model, ledger: object) -> None:

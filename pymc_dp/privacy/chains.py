@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp.base.checks import Neighboring
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
 from pymc_dp.privacy.answer import (
     Grid,
     IntervalSum,
-    Neighboring,
     Query,
     Receipt,
     VectorSum,

@@ -11,14 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, cast
 
-from pymc_dp.base.checks import check_budget, check_neighboring
+from pymc_dp.base.checks import Neighboring, check_budget, check_neighboring
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.journal import GENESIS, SPENDING, Entry, Journal, Transaction
-
-Neighboring = Literal["replace_one", "add_or_remove_one"]
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 _FORMAT = 2

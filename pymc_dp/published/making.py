@@ -15,7 +15,7 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from pymc_dp.base.checks import check_delta, check_epsilon, check_number
+from pymc_dp.base.checks import Neighboring, check_delta, check_epsilon, check_number
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
 from pymc_dp.privacy.account import PREPARATION, STATISTIC, Account
@@ -25,7 +25,7 @@ from pymc_dp.privacy.accounting import (
     smallest_noise_multiplier,
     units_from_mu,
 )
-from pymc_dp.privacy.answer import Grid, LaplaceSum, Neighboring, Query, VectorSum, answer, told
+from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, VectorSum, answer, told
 from pymc_dp.privacy.holder import Table
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay

@@ -19,7 +19,6 @@ from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import tilts
-from pymc_dp.privacy import noise
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.publication.explore import Explored
 from pymc_dp.publication.publish import public_coords, releasable
@@ -125,7 +124,7 @@ class _Normal:
             **found.clipping.facts(),
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
-            secure=not noise.is_insecure() and self.preparing.secure,
+            secure=self.preparing.secure,
             sentences=[*sentences, *improper_prior(facts)],
         )
         self.budget.account.record_plan(plan.plan_id, payload)
