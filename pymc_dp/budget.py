@@ -307,33 +307,25 @@ class PrivacyBudget:
         """Number of privacy units; private under ``add_or_remove_one``."""
         return self._n_units
 
-    def epsilon_of(self, units: int) -> float:
-        """Epsilon, at the budget's delta, of a cost in ledger units.
+    def epsilon_of(self, units: int, batches: dict[str, Any] | None = None) -> float:
+        """Epsilon, at the budget's delta, of a cost in ledger units, and of releases on batches.
 
         Parameters
         ----------
         units : int
-            Ledger units, 2^-40 of squared mu.
+            Ledger units, 2^-40 of squared mu, beside the releases on batches.
+        batches : dict, optional
+            What :meth:`batches` says.  Default: there are none.
 
         Returns
         -------
         float
         """
-        return epsilon_from_mu(mu_from_units(units), self.delta) if units else 0.0
-
-    def describe(self, units: int) -> str:
-        """A cost in words.
-
-        Parameters
-        ----------
-        units : int
-            Ledger units, 2^-40 of squared mu.
-
-        Returns
-        -------
-        str
-        """
-        return f"epsilon = {self.epsilon_of(units):.4g} (mu^2 = {units / MU2_UNIT:.4g})"
+        if batches is None:
+            return epsilon_from_mu(mu_from_units(units), self.delta) if units else 0.0
+        plan = (batch_event(batches["event"]), batches["releases"])
+        # the room is rounded down, so this may pass the budget's epsilon by a rounding error
+        return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
 
     def spent(self) -> Spending:
         """What has been charged so far, unused parts of open leases included.
@@ -346,7 +338,7 @@ class PrivacyBudget:
         units = self.account.read().spent
         found = self.batches()
         beside = units if found is None else units - found["reserved"]
-        return Spending(self.epsilon_beside_batches(beside, found), units / MU2_UNIT)
+        return Spending(self.epsilon_of(beside, found), units / MU2_UNIT)
 
     def remaining(self) -> Spending:
         """What may still be charged.
@@ -429,7 +421,7 @@ class PrivacyBudget:
                     f"{batches.mechanism}, {batches.batch}",
                     batches.noise_multiplier,
                     found["releases"],
-                    self.epsilon_beside_batches(0, found),
+                    self.epsilon_of(0, found),
                     units / cap,
                 ]
             )
@@ -451,26 +443,6 @@ class PrivacyBudget:
         dict or None
         """
         return self.account.batches()
-
-    def epsilon_beside_batches(self, units: int, batches: dict[str, Any] | None) -> float:
-        """Epsilon, at the budget's delta, of releases on batches, if any, and `units` beside.
-
-        Parameters
-        ----------
-        units : int
-            Ledger units, 2^-40 of squared mu.
-        batches : dict or None
-            What :meth:`batches` says.
-
-        Returns
-        -------
-        float
-        """
-        if batches is None:
-            return self.epsilon_of(units)
-        plan = (batch_event(batches["event"]), batches["releases"])
-        # the room is rounded down, so this may pass the budget's epsilon by a rounding error
-        return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
 
     def releases(self) -> Iterator[tuple[int, dict[str, Any], GaussianEvent, int]]:
         """Id and payload of the plan, event and number of every charge, oldest first.

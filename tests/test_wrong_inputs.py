@@ -669,7 +669,7 @@ class TestPmSample:
             assert (
                 group(sample(model, draws=5, chains=1, step=step), "posterior").sizes["draw"] == 5
             )
-            assert dp.get_budget(model).ledger.spent(1) == step.plan.run_cost
+            assert dp.get_budget(model).account.read().spent == step.plan.run_cost
 
 
 class TestRunAgain:

@@ -6,7 +6,7 @@ import math
 import numbers
 import sys
 import warnings
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias
 
 Neighboring: TypeAlias = Literal["replace_one", "add_or_remove_one"]
 
@@ -82,7 +82,7 @@ def check_neighboring(value: object) -> Neighboring:
     """Return `value`; raise ValueError unless it names a neighbouring relation."""
     if value not in ("replace_one", "add_or_remove_one"):
         raise ValueError(f"neighboring must be 'replace_one' or 'add_or_remove_one', not {value!r}")
-    return cast("Neighboring", value)
+    return value
 
 
 def warn(text: str) -> None:

@@ -523,7 +523,7 @@ class PrivateStep(BlockedStep):
             units = self._spent_before + self._run * plan.run_cost + plan.chains * per_chain
             beside = 0 if batches is None else batches["reserved"]
             units = min(units, self._cap - beside)
-            epsilon = budget.epsilon_beside_batches(units, batches)
+            epsilon = budget.epsilon_of(units, batches)
             self._epsilon_at = ((self._run, done), epsilon)
         return self._epsilon_at[1]
 

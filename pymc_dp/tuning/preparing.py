@@ -342,11 +342,13 @@ class Preparing:
             if before is not None:
                 before.finish()
             self.budget.ledger.versions[preparation.plan_id] = self._version()
+            left = max(units - self.set_aside, 0)
             _log.info(
-                "%s prepares: private releases from what is left of the budget, %s, shown one by "
-                "one in budget.table().",
+                "%s prepares: private releases from what is left of the budget, epsilon = %.4g "
+                "(mu^2 = %.4g), shown one by one in budget.table().",
                 self.sampler,
-                self.budget.describe(max(units - self.set_aside, 0)),
+                self.budget.epsilon_of(left),
+                left / MU2_UNIT,
             )
         else:
             preparation = before

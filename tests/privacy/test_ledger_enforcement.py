@@ -10,7 +10,6 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, PlanMismatch, UnsafeModel
-from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.engine import RowEngine
@@ -130,7 +129,7 @@ def test_a_budget_that_is_eaten_meanwhile_freezes_the_chains(cores, caplog):
         first = int(np.argmax(flags)) if flags.any() else draws
         assert flags[first:].all()  # for good
         assert np.all(chain[first:] == chain[first - 1])
-    assert mu2(model) <= get_budget(model).ledger.cap(1)
+    assert mu2(model) <= get_budget(model).account.read().cap
     assert caplog.text.count("used up") == frozen.any(axis=1).sum()
     safe = dp.release(idata, model)
     lengths = (~frozen).sum(axis=1)
@@ -234,7 +233,7 @@ def test_a_step_samples_as_often_as_planned_and_not_once_more(runs, looks):
     with pytest.raises(BudgetExceeded, match=r"all planned runs .* have been used"):
         sample(model, step)
     assert looks.count == 0
-    assert mu2(model) == runs * step.plan.run_cost <= get_budget(model).ledger.cap(1)
+    assert mu2(model) == runs * step.plan.run_cost <= get_budget(model).account.read().cap
 
 
 def test_a_step_that_pm_sample_did_not_start_does_not_move(looks):
@@ -281,7 +280,7 @@ def test_draws_that_another_step_has_moved_stop_the_chain():
         )
     point = model.initial_point()
     fresh = make_step(logistic_model(), draws=5)
-    Account(fresh.budget.ledger, 1).begin_run(fresh.plan.plan_id, max_runs=1, run_cost=0)
+    fresh.budget.account.begin_run(fresh.plan.plan_id, max_runs=1, run_cost=0)
     moved, _ = fresh.step(point)
     with pytest.raises(UnsafeModel, match="Another step method has moved"):
         fresh.step({**moved, "b": moved["b"] + 1.0})

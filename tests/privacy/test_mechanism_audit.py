@@ -517,7 +517,7 @@ def test_the_ledger_is_charged_before_a_record_is_read(name):
         def look(self):
             nonlocal looks
             looks += 1
-            spent = Ledger(ledger.path).spent(account)
+            spent = Account(Ledger(ledger.path), account.number).read().spent
             assert spent >= plan.start_cost + begun * plan.iteration_cost
             assert spent > 0
 

@@ -360,15 +360,15 @@ def _history(budget: PrivacyBudget) -> list[tuple[str, np.ndarray, np.ndarray]]:
     units = np.cumsum([step[3] * step[2].cost for step in steps], dtype=object)
     curves = []
     if found is not None:  # charged as a whole, before the others
-        epsilon = budget.epsilon_beside_batches(0, found)
+        epsilon = budget.epsilon_of(0, found)
         curves.append(("releases on batches", np.array([1, first]), np.full(2, epsilon)))
     stride = -(-len(steps) // (_POINTS if found is None else _FEW_POINTS))
     begin = max(first, 1)
-    before = budget.epsilon_beside_batches(int(units[0]), found) if steps else 0.0
+    before = budget.epsilon_of(int(units[0]), found) if steps else 0.0
     for sampler, entries in groupby(range(len(steps)), key=lambda k: steps[k][1]):
         places = list(entries)
         kept = sorted({*places[stride - 1 :: stride], places[-1]})
-        values = [budget.epsilon_beside_batches(int(units[k]), found) for k in kept]
+        values = [budget.epsilon_of(int(units[k]), found) for k in kept]
         curves.append((sampler, np.array([begin, *numbers[kept]]), np.array([before, *values])))
         begin, before = numbers[kept[-1]], values[-1]
     return curves
