@@ -234,14 +234,12 @@ def law_at_mean(
 class Normality:
     """How far draws are from normal, along standardised axes and their principal directions.
 
-    Skewness and excess kurtosis are (2d,); their errors are Monte-Carlo standard errors for normal
-    draws. `near_normal`: none of them is both large enough to matter and significant.
+    Skewness and excess kurtosis are (2d,). `near_normal`: none of them is both large enough to
+    matter and significant.
     """
 
     skewness: np.ndarray
     excess_kurtosis: np.ndarray
-    skewness_error: float
-    kurtosis_error: float
     near_normal: bool
 
 
@@ -257,11 +255,11 @@ def normality(draws: np.ndarray, ess: float) -> Normality:
     projected = np.hstack([standardised, projected / projected.std(axis=0)])
     skewness = (projected**3).mean(axis=0)
     kurtosis = (projected**4).mean(axis=0) - 3.0
-    skewness_error, kurtosis_error = np.sqrt(6.0 / ess), np.sqrt(24.0 / ess)
-    near = np.all(np.abs(skewness) <= np.maximum(SKEWNESS, ERRORS * skewness_error)) and np.all(
-        np.abs(kurtosis) <= np.maximum(KURTOSIS, ERRORS * kurtosis_error)
+    # with their Monte-Carlo standard errors for normal draws
+    near = np.all(np.abs(skewness) <= np.maximum(SKEWNESS, ERRORS * np.sqrt(6.0 / ess))) and np.all(
+        np.abs(kurtosis) <= np.maximum(KURTOSIS, ERRORS * np.sqrt(24.0 / ess))
     )
-    return Normality(skewness, kurtosis, float(skewness_error), float(kurtosis_error), bool(near))
+    return Normality(skewness, kurtosis, bool(near))
 
 
 Explore = Callable[[Likelihood], np.ndarray | None]
