@@ -398,8 +398,8 @@ class PrivacyBudget:
         for plan_id, plan, event, count in self.releases():
             samplers[plan_id] = plan["sampler"]
             charged[plan_id, event] = charged.get((plan_id, event), 0) + count
-        cap = self.account.read().cap
-        rows = []
+        info = self.account.read()
+        cap, rows = info.cap, []
         for (plan_id, event), count in charged.items():
             units = count * event.cost
             rows.append(
@@ -425,9 +425,8 @@ class PrivacyBudget:
                     units / cap,
                 ]
             )
-        spent = self.account.read().spent
-        rows.append(["spent", "", np.nan, "", self.spent().epsilon, spent / cap])
-        left = cap - spent
+        rows.append(["spent", "", np.nan, "", self.spent().epsilon, info.spent / cap])
+        left = info.remaining
         rows.append(["remaining", "", np.nan, "", self.epsilon_of(left), left / cap])
         rows.append(["budget", "", np.nan, "", self.epsilon, 1.0])
         return pd.DataFrame(

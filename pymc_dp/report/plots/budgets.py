@@ -100,13 +100,14 @@ def charges_of(spent: Any, name: str) -> Charges:
     if isinstance(spent, PrivacyBudget):
         found = spent.batches()
         reserved = 0 if found is None else found["reserved"]
+        account = spent.account.read()
         return Charges(
-            spent.account.read().spent - reserved,
+            account.spent - reserved,
             () if found is None else ((batch_event(found["event"]), found["releases"]),),
             spent.neighboring,
             spent.epsilon,
             spent.delta,
-            spent.account.read().cap,
+            account.cap,
         )
     if isinstance(spent, xr.Dataset) or _compat.is_result(spent):
         facts = facts_of(spent)
