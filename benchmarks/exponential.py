@@ -46,8 +46,7 @@ def measure(n: int, iterations: int) -> dict[str, Any]:
             step_size=0.3,
         )
         build = time.perf_counter() - begin
-        budget.ledger.begin_run(
-            budget.account,
+        budget.account.begin_run(
             step.plan.plan_id,
             max_runs=1,
             run_cost=step.plan.run_cost,

@@ -116,7 +116,7 @@ def private_run(
     groups = _compat.group_names(released)
     raw = _compat.group(released, "posterior_raw") if "posterior_raw" in groups else posterior
     if step is not None:
-        settings = budget.ledger.plan(budget.account, step.plan.plan_id)["settings"]
+        settings = budget.account.plan(step.plan.plan_id)["settings"]
         accepted = _compat.group(released, "sample_stats")["dp_accepted"].values.mean()
     parameters = extract(model, privacy_unit=data.arrays.get("unit"), check=False).parameters
     table = budget.table()

@@ -51,7 +51,8 @@ _PROMISE = ("budget", "privacy", "publication.publish")
 #: In which order to read what decides epsilon: what is named first comes first.
 _READING = (
     ("privacy.answer", "privacy.noise", "privacy.queries", "privacy.holder", "privacy.meter"),
-    ("privacy.journal", "privacy.ledger", "privacy.chains", "privacy.preparation"),
+    ("privacy.journal", "privacy.ledger", "privacy.account"),
+    ("privacy.chains", "privacy.preparation"),
     ("privacy", "records", "rows", "budget", "publication", "base", "errors"),
 )
 #: The list stands between these lines of a page.

@@ -7,8 +7,8 @@ import multiprocessing
 import os
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -18,23 +18,23 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.traversal import ancestors
 
-from pymc_dp.base.checks import check_budget, check_integer
+from pymc_dp.base.checks import check_budget, check_integer, check_neighboring
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.privacy import subsampled
+from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import (
+    MU2_UNIT,
+    GaussianEvent,
+    batch_event,
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
     units_from_mu,
 )
-from pymc_dp.privacy.answer import Neighboring
-from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent, batch_event
-from pymc_dp.privacy.forecast import Forecast, Norms, forecast
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.records.bounds import check_public, seal, stated
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import count_units, longest_unnamed, private_observed, row_counts
-from pymc_dp.rows.contributions import score_norms
 
 #: An array as long as there are units may be private, and those of one or two entries cannot be
 #: told from shapes.
@@ -111,6 +111,10 @@ class PrivacyBudget:
     *Weaknesses.*  Time and memory use are not protected.
     """
 
+    #: What the rest of the budget will buy: a method that `pymc_dp.tuning.forecast` defines, as a
+    #: forecast decides no epsilon.
+    plan: ClassVar[Callable[..., Any]]
+
     def __init__(
         self,
         epsilon: float,
@@ -126,10 +130,7 @@ class PrivacyBudget:
     ) -> None:
         _refuse_in_a_worker()
         self.epsilon, self.delta = check_budget(epsilon, delta)
-        if neighboring not in ("replace_one", "add_or_remove_one"):
-            raise ValueError(
-                f"neighboring must be 'replace_one' or 'add_or_remove_one', got {neighboring!r}."
-            )
+        self.neighboring = check_neighboring(neighboring)
         if isinstance(public, str):
             raise ValueError(f"public must be a list of names; write public=[{public!r}].")
         public = tuple(public) if isinstance(public, Iterable) else (public,)
@@ -137,7 +138,6 @@ class PrivacyBudget:
             raise ValueError("public must be a list of names (strings).")
         if dataset is not None and not isinstance(dataset, str):
             raise ValueError("dataset must be a label (a string), never the data themselves.")
-        self.neighboring: Neighboring = neighboring  # type: ignore[assignment]
         self.public = public
         self.privacy_unit = privacy_unit
         self.dataset = dataset
@@ -166,10 +166,13 @@ class PrivacyBudget:
                 "publishing somebody's record outright. Choose delta well below 1/n."
             )
         cap = units_from_mu(mu_from_budget(self.epsilon, self.delta))
-        self.ledger = _open_ledger(ledger, self.neighboring)
+        if ledger is None:
+            ledger = Ledger.temporary(self.neighboring)
+        self.ledger = ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
         if self.ledger.is_temporary:
             self._warn_if_counted_elsewhere(model)
-        self.account = self.ledger.open_account(
+        self.account = Account.open(
+            self.ledger,
             cap,
             epsilon=self.epsilon,
             delta=self.delta,
@@ -216,7 +219,7 @@ class PrivacyBudget:
         setattr(model, _ATTRIBUTE, self)
         seal(model)
         for rv in model.basic_RVs:  # survives copies of the model, which lose its attributes
-            setattr(rv.tag, _TAG, self.account)
+            setattr(rv.tag, _TAG, self.account.number)
         MODELS.add(model)
 
     def _warn_if_counted_elsewhere(self, model: Model) -> None:
@@ -304,33 +307,25 @@ class PrivacyBudget:
         """Number of privacy units; private under ``add_or_remove_one``."""
         return self._n_units
 
-    def epsilon_of(self, units: int) -> float:
-        """Epsilon, at the budget's delta, of a cost in ledger units.
+    def epsilon_of(self, units: int, batches: dict[str, Any] | None = None) -> float:
+        """Epsilon, at the budget's delta, of a cost in ledger units, and of releases on batches.
 
         Parameters
         ----------
         units : int
-            Ledger units, 2^-40 of squared mu.
+            Ledger units, 2^-40 of squared mu, beside the releases on batches.
+        batches : dict, optional
+            What :meth:`batches` says.  Default: there are none.
 
         Returns
         -------
         float
         """
-        return epsilon_from_mu(mu_from_units(units), self.delta) if units else 0.0
-
-    def describe(self, units: int) -> str:
-        """A cost in words.
-
-        Parameters
-        ----------
-        units : int
-            Ledger units, 2^-40 of squared mu.
-
-        Returns
-        -------
-        str
-        """
-        return f"epsilon = {self.epsilon_of(units):.4g} (mu^2 = {units / MU2_UNIT:.4g})"
+        if batches is None:
+            return epsilon_from_mu(mu_from_units(units), self.delta) if units else 0.0
+        plan = (batch_event(batches["event"]), batches["releases"])
+        # the room is rounded down, so this may pass the budget's epsilon by a rounding error
+        return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
 
     def spent(self) -> Spending:
         """What has been charged so far, unused parts of open leases included.
@@ -340,10 +335,10 @@ class PrivacyBudget:
         Spending
             Its ``epsilon`` at the budget's delta, and ``gdp_mu2``, squared Gaussian-DP mu.
         """
-        units = self.ledger.spent(self.account)
+        units = self.account.read().spent
         found = self.batches()
         beside = units if found is None else units - found["reserved"]
-        return Spending(self.epsilon_beside_batches(beside, found), units / MU2_UNIT)
+        return Spending(self.epsilon_of(beside, found), units / MU2_UNIT)
 
     def remaining(self) -> Spending:
         """What may still be charged.
@@ -355,67 +350,8 @@ class PrivacyBudget:
         -------
         Spending
         """
-        units = self.ledger.remaining(self.account)
+        units = self.account.read().remaining
         return Spending(self.epsilon_of(units), units / MU2_UNIT)
-
-    def plan(
-        self,
-        model: Model | None = None,
-        draws: int | Literal["auto"] = 1000,
-        tune: int = 0,
-        chains: int = 4,
-        step: Any = "DPLangevin",
-        *,
-        epsilon: float | None = None,
-    ) -> Forecast:
-        """What the rest of the budget will buy; nothing is spent and no record is read.
-
-        A model that cannot be sampled privately is refused with the errors of
-        :func:`pymc_dp.sample`.
-
-        Parameters
-        ----------
-        model : pymc.Model, optional
-            Default: the model of the context.
-        draws : int or "auto"
-            "auto" chooses how many iterations the budget should be cut into.
-        tune, chains : int
-        step : class or name, default "DPLangevin"
-            A private step method.
-        epsilon : float, optional
-            What this much, at the budget's delta, would buy instead.
-
-        Returns
-        -------
-        Forecast
-            Prints what to expect: noise multipliers, privacy noise in the posterior mean,
-            effective draws, and what would help if the budget is too small.
-
-        Raises
-        ------
-        ValueError, UnsafeModel, NotFactorizable
-
-        Notes
-        -----
-        Rules of thumb for a near-normal posterior with learned settings, from public things alone:
-        n, the budget and the model. The norms of scores are simulated with made-up records, with
-        normal features, at the initial point. Other models (several rows or outcomes of a record,
-        group effects, more than 60 parameters) are taken to have scores of a light tail.
-        """
-        model = model_of(model)
-        if get_budget(model) is not self:
-            raise UnsafeModel("The budget belongs to another model than the one given.")
-        self.check_model(model)
-        self.check_data(model)
-        # what the graph proves needs no numbers to check it, nor a private value
-        records = self.records_of(model, check=False, read=False)
-        if epsilon is None:
-            mu2 = max(self.remaining().gdp_mu2, 2.0**-30)
-        else:
-            mu2 = mu_from_budget(epsilon, self.delta) ** 2
-        d, sampler = records.parameters.size, name_of(step)
-        norms = score_norms(records) if sampler == "DPLangevin" else None
-        return self.forecast(sampler, draws, tune, chains, d=d, mu2=mu2, norms=norms)
 
     def records_of(self, model: Model, *, check: bool = True, read: bool = True) -> Records:
         """The records of a model that can be sampled privately; nothing is spent.
@@ -447,48 +383,6 @@ class PrivacyBudget:
                 )
         return records
 
-    def forecast(
-        self,
-        sampler: str,
-        draws: int | str,
-        tune: int,
-        chains: int,
-        *,
-        d: int,
-        mu2: float,
-        norms: Norms | None = None,
-    ) -> Forecast:
-        """What a part of the budget would buy: arithmetic on public numbers.
-
-        Parameters
-        ----------
-        sampler : str
-        draws : int or "auto"
-        tune, chains : int
-        d : int
-            Number of parameters.
-        mu2 : float
-            Squared GDP mu.
-        norms : Norms, optional
-            Of the scores of made-up rows, over outcomes of the model itself.
-
-        Returns
-        -------
-        Forecast
-        """
-        return forecast(
-            sampler,
-            draws=draws,
-            tune=tune,
-            chains=chains,
-            n=self.n_public,
-            d=d,
-            mu2=mu2,
-            delta=self.delta,
-            sensitivity=self.sensitivity,
-            norms=norms,
-        )
-
     def table(self) -> pd.DataFrame:
         """What was charged for what.
 
@@ -504,8 +398,8 @@ class PrivacyBudget:
         for plan_id, plan, event, count in self.releases():
             samplers[plan_id] = plan["sampler"]
             charged[plan_id, event] = charged.get((plan_id, event), 0) + count
-        cap = self.ledger.account_info(self.account).cap
-        rows = []
+        info = self.account.read()
+        cap, rows = info.cap, []
         for (plan_id, event), count in charged.items():
             units = count * event.cost
             rows.append(
@@ -527,13 +421,12 @@ class PrivacyBudget:
                     f"{batches.mechanism}, {batches.batch}",
                     batches.noise_multiplier,
                     found["releases"],
-                    self.epsilon_beside_batches(0, found),
+                    self.epsilon_of(0, found),
                     units / cap,
                 ]
             )
-        spent = self.ledger.spent(self.account)
-        rows.append(["spent", "", np.nan, "", self.spent().epsilon, spent / cap])
-        left = cap - spent
+        rows.append(["spent", "", np.nan, "", self.spent().epsilon, info.spent / cap])
+        left = info.remaining
         rows.append(["remaining", "", np.nan, "", self.epsilon_of(left), left / cap])
         rows.append(["budget", "", np.nan, "", self.epsilon, 1.0])
         return pd.DataFrame(
@@ -548,27 +441,7 @@ class PrivacyBudget:
         -------
         dict or None
         """
-        return self.ledger.batches(self.account)
-
-    def epsilon_beside_batches(self, units: int, batches: dict[str, Any] | None) -> float:
-        """Epsilon, at the budget's delta, of releases on batches, if any, and `units` beside.
-
-        Parameters
-        ----------
-        units : int
-            Ledger units, 2^-40 of squared mu.
-        batches : dict or None
-            What :meth:`batches` says.
-
-        Returns
-        -------
-        float
-        """
-        if batches is None:
-            return self.epsilon_of(units)
-        plan = (batch_event(batches["event"]), batches["releases"])
-        # the room is rounded down, so this may pass the budget's epsilon by a rounding error
-        return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
+        return self.account.batches()
 
     def releases(self) -> Iterator[tuple[int, dict[str, Any], GaussianEvent, int]]:
         """Id and payload of the plan, event and number of every charge, oldest first.
@@ -580,8 +453,8 @@ class PrivacyBudget:
             batches are not among them: see `batches`.
         """
         plans: dict[int, dict[str, Any]] = {}
-        for entry in self.ledger.entries():
-            if entry.account != self.account or entry.plan is None:
+        for entry in self.account.entries():
+            if entry.plan is None:
                 continue
             if entry.kind == "plan":
                 plans[entry.plan] = entry.payload
@@ -610,14 +483,6 @@ def _counts_of(plan: dict[str, Any], cost: int) -> dict[str, int]:
         if counts and sum(costs[name] * count for name, count in counts.items()) == cost:
             return counts
     return {}
-
-
-def _open_ledger(
-    ledger: str | bytes | os.PathLike[str] | Ledger | None, neighboring: Neighboring
-) -> Ledger:
-    if ledger is None:
-        return Ledger.temporary(neighboring)
-    return ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
 
 
 def _refuse_unsuitable(model: Model, ledger: object) -> None:

@@ -68,8 +68,7 @@ def anchored_result(
     newton: np.ndarray | None = None,
 ) -> Any:
     """What sampling with an anchored step would give, and its plan in the ledger."""
-    budget.ledger.record_plan(
-        budget.account,
+    budget.account.record_plan(
         plan_id,
         {
             "sampler": "DPLangevin",

@@ -46,7 +46,7 @@ SETTINGS = {"step_size": 0.5, "clip_norm": 0.45, "curvature": 0.05, "scaling": 0
 def spending() -> dict[tuple[str, int], int]:
     """Ledger units charged to every budget that is alive."""
     budgets = [dp.get_budget(model) for model in list(MODELS)]
-    return {(b.ledger.path, b.account): b.ledger.spent(b.account) for b in budgets if b}
+    return {(b.ledger.path, b.account.number): b.account.read().spent for b in budgets if b}
 
 
 def texts(error: BaseException | None) -> Iterator[str]:
@@ -669,7 +669,7 @@ class TestPmSample:
             assert (
                 group(sample(model, draws=5, chains=1, step=step), "posterior").sizes["draw"] == 5
             )
-            assert dp.get_budget(model).ledger.spent(1) == step.plan.run_cost
+            assert dp.get_budget(model).account.read().spent == step.plan.run_cost
 
 
 class TestRunAgain:

@@ -6,6 +6,9 @@ import math
 import numbers
 import sys
 import warnings
+from typing import Literal, TypeAlias
+
+Neighboring: TypeAlias = Literal["replace_one", "add_or_remove_one"]
 
 #: Least and largest epsilon, and delta, of a budget.
 _EPSILONS, _DELTAS = (1e-3, 1e6), (1e-300, 0.5)
@@ -75,11 +78,11 @@ def check_probability(name: str, value: object) -> float:
     return probability
 
 
-def check_neighboring(value: object) -> str:
+def check_neighboring(value: object) -> Neighboring:
     """Return `value`; raise ValueError unless it names a neighbouring relation."""
     if value not in ("replace_one", "add_or_remove_one"):
         raise ValueError(f"neighboring must be 'replace_one' or 'add_or_remove_one', not {value!r}")
-    return str(value)
+    return value
 
 
 def warn(text: str) -> None:

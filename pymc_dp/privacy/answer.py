@@ -27,10 +27,11 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from pymc_dp.base.checks import Neighboring
 from pymc_dp.base.jit import compiled
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy.accounting import mu_from_pure
@@ -39,7 +40,6 @@ from pymc_dp.rows.linear import LinearRows, Moves, slopes
 from pymc_dp.rows.sparse import SparseBlock
 
 Array: TypeAlias = np.ndarray
-Neighboring: TypeAlias = Literal["replace_one", "add_or_remove_one"]
 
 #: Range of m, where one standard deviation of the noise is 2^m grid units.
 FINEST, COARSEST = 36, 20
@@ -60,13 +60,8 @@ _SLACK = 1.0 - 2.0**-50
 class Grid:
     """The integer grid of one release.
 
-    Attributes
-    ----------
-    log2_sigma : int
-        The noise has standard deviation ``2**log2_sigma`` units: a power of two, so that the
-        noise sampler works on integers alone.
-    noise_multiplier : float
-        tau = standard deviation of the noise / l2 sensitivity.
+    The noise has standard deviation ``2**log2_sigma`` units: a power of two, so that the noise
+    sampler works on integers alone.  `noise_multiplier` is tau, that over the l2 sensitivity.
     """
 
     log2_sigma: int
@@ -76,10 +71,7 @@ class Grid:
     def finest(cls, noise_multiplier: float, n: int) -> Grid:
         """The finest grid on which contributions of `n` units and the noise fit into 64 bits.
 
-        Raises
-        ------
-        PrivacyError
-            If even the coarsest grid (2^20 units per standard deviation) is too fine.
+        PrivacyError if even the coarsest one (2^20 units per standard deviation) is too fine.
         """
         for log2_sigma in range(FINEST, COARSEST - 1, -1):
             # a contribution is at most the sensitivity, sigma / tau
@@ -109,12 +101,7 @@ class Grid:
 
         Each record counts once in one bin.  Replacing it changes two counts by one, an l2 distance
         of sqrt(2); adding or removing it changes one.  The largest integer w with
-        ``w * distance <= 2^m / tau`` is found in exact arithmetic.
-
-        Raises
-        ------
-        PrivacyError
-            If the noise is so large that a count is less than one unit.
+        ``w * distance <= 2^m / tau`` is found in exact arithmetic; PrivacyError if it is 0.
         """
         squared = Fraction(4**self.log2_sigma) / Fraction(self.noise_multiplier) ** 2
         size = math.isqrt(math.floor(squared / (2 if neighboring == "replace_one" else 1)))
@@ -131,12 +118,7 @@ def vector_bound(norm_bound: float, d: int) -> float:
 
     Rounding moves each entry by at most 1/2, hence the norm by at most sqrt(d)/2; the relative
     slack (d + 8) 2^-53 covers the rounding errors of the norm (d/2 + 2 units in the last place), of
-    the quotient and of the products with it.
-
-    Raises
-    ------
-    PrivacyError
-        If the grid is so coarse that nothing is left of the bound.
+    the quotient and of the products with it.  PrivacyError if nothing is left of the bound.
     """
     bound = (norm_bound - math.sqrt(d) / 2.0) * (1.0 - (d + 8) * 2.0**-53)
     if not bound > 0.0:
@@ -207,17 +189,9 @@ def clip_multiples(
 ) -> None:
     """The same for multiples f_i u_i of vectors whose lengths are known: they are never made.
 
-    Parameters
-    ----------
-    moves : Moves
-        The vectors u_i, in float64 or float32; products are in float64.
-    first : int
-        The contributions are those of the vectors first, ..., first + n - 1.
-    factors : (n,) float64
-        f_i, in natural units.
+    The contributions are those of the vectors first, ..., first + n - 1, in float64 or float32;
+    the factors (n,), in natural units, and products are in float64.
 
-    Notes
-    -----
     Sensitivity: with w = f_i / unit and N = |w| lengths_i, in floating point, a vector is
     multiplied by |w| min(1, bound / N).  The four roundings there, and one of each entry, are
     relative; the slack of :func:`vector_bound` covers them, as it covers those of
@@ -454,18 +428,10 @@ class LaplaceSum:
     most `distance` in l1 norm, and the noise, drawn without rounding, has the scale distance /
     epsilon.  Its `noise_multiplier` is that of normal noise which protects no better.
 
-    Attributes
-    ----------
-    size : int
-    bound : int
-        On the l1 norm of a unit's vector, in units of the grid.
-    unit : float
-        Size of one unit of the grid; the integer 1 for geometric noise, whose values are integers.
-    epsilon : float
-    neighboring : {"replace_one", "add_or_remove_one"}
-    one_sided : bool
-        Whether vectors have no negative entries, and none above bounds that add up to `bound`: two
-        of them then differ by no more than one of them.
+    `bound` is that on the l1 norm of a unit's vector, in units of the grid; `unit` the size of one,
+    the integer 1 for geometric noise, whose values are integers.  `one_sided` vectors have no
+    negative entries, and none above bounds that add up to `bound`: two of them then differ by no
+    more than one of them.
     """
 
     size: int
@@ -506,14 +472,9 @@ class LaplaceSum:
 class Query:
     """A question about records: public, or a function of earlier answers.
 
-    Attributes
-    ----------
-    mechanism : str
-        For which the ledger was charged.
-    of : object
-        What each unit adds, of :mod:`pymc_dp.rows.contributions` or :mod:`pymc_dp.privacy.queries`.
-    sum : Sum or LaplaceSum
-        How it is clipped and added, and the noise.
+    The ledger was charged for `mechanism`; `of` is what each unit adds, of
+    :mod:`pymc_dp.rows.contributions` or :mod:`pymc_dp.privacy.queries`; `sum` is how it is clipped
+    and added, and the noise.
     """
 
     mechanism: str
@@ -524,12 +485,8 @@ class Query:
 class Receipt:
     """Answers that a charge has paid for, which is committed to the ledger.
 
-    Made by :mod:`pymc_dp.privacy.meter` alone, and of no use in another process.
-
-    Parameters
-    ----------
-    paid : iterable of (str, float, int)
-        Mechanism, noise multiplier and number of answers.
+    `paid` has their mechanisms, noise multipliers and numbers.  Made by
+    :mod:`pymc_dp.privacy.meter` alone, and of no use in another process.
     """
 
     def __init__(self, paid: Iterable[tuple[str, float, int]] = ()) -> None:
@@ -569,21 +526,11 @@ def told(sum_: Sum | LaplaceSum) -> float | None:
 
 @np.errstate(all="ignore")  # a floating-point warning would tell of an extreme record
 def answer(query: Query, total: Callable[[Query], Array], receipt: Receipt) -> Array:
-    """The released value of a query.
+    """The released value of a query: the (size,) sum in natural units, plus noise.
 
-    Parameters
-    ----------
-    query : Query
-    total : callable
-        ``total(query)``: the exact int64 sum over all units; private.
-    receipt : Receipt
-        Checked before a record is touched, and used up by the value.  Where something fails in
-        between, nobody has seen a value, and the receipt is as it was.
-
-    Returns
-    -------
-    (size,) ndarray
-        The sum in natural units, plus noise.  What does not fit into 64 bits wraps.
+    ``total(query)`` is the exact int64 sum over all units, which is private; what does not fit into
+    64 bits wraps.  The receipt is checked before a record is touched, and used up by the value.
+    Where something fails in between, nobody has seen a value, and the receipt is as it was.
     """
     receipt.check(query.mechanism, query.sum.noise_multiplier)
     if (value := told(query.sum)) is not None:

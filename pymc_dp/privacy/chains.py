@@ -12,19 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp.base.checks import Neighboring
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import noise
+from pymc_dp.privacy.accounting import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
 from pymc_dp.privacy.answer import (
     Grid,
     IntervalSum,
-    Neighboring,
     Query,
     Receipt,
     VectorSum,
     answer,
     told,
 )
-from pymc_dp.privacy.events import BatchEvent, FixedBatchGaussianEvent, GaussianEvent
 from pymc_dp.privacy.holder import COINS, Holder
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.queries import (

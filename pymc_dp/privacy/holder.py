@@ -14,8 +14,8 @@ import numpy as np
 from pymc_dp.base.threads import over
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import noise
+from pymc_dp.privacy.accounting import BatchEvent, FixedBatchGaussianEvent
 from pymc_dp.privacy.answer import Query, VectorSum, clip_linear
-from pymc_dp.privacy.events import BatchEvent, FixedBatchGaussianEvent
 from pymc_dp.privacy.queries import (
     EnergyError,
     Kick,

@@ -37,7 +37,7 @@ from typing import Any
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from pymc_dp.errors import LedgerError
-from pymc_dp.privacy.events import BATCHES
+from pymc_dp.privacy.accounting import BATCHES
 
 SPENDING = ("lease", "return", "charge", BATCHES)
 """Kinds whose amounts make up what an account has spent."""
@@ -56,25 +56,25 @@ os.register_at_fork(
     after_in_child=_FORK_GUARD.release,
 )
 
-_SCHEMA = """
-CREATE TABLE entries (
-    seq INTEGER PRIMARY KEY,
-    account INTEGER NOT NULL,
-    plan INTEGER,
-    kind TEXT NOT NULL,
-    amount INTEGER NOT NULL,
-    balance INTEGER NOT NULL,
-    payload TEXT NOT NULL,
-    previous TEXT NOT NULL,
-    hash TEXT NOT NULL
-);
-CREATE INDEX by_account ON entries (account);
-CREATE INDEX by_kind ON entries (kind, account, plan, amount);
-CREATE TRIGGER no_update BEFORE UPDATE ON entries
-    BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END;
-CREATE TRIGGER no_delete BEFORE DELETE ON entries
-    BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END;
-"""
+_SCHEMA = (  # one by one: `executescript` would commit in between
+    """CREATE TABLE entries (
+        seq INTEGER PRIMARY KEY,
+        account INTEGER NOT NULL,
+        plan INTEGER,
+        kind TEXT NOT NULL,
+        amount INTEGER NOT NULL,
+        balance INTEGER NOT NULL,
+        payload TEXT NOT NULL,
+        previous TEXT NOT NULL,
+        hash TEXT NOT NULL
+    )""",
+    "CREATE INDEX by_account ON entries (account)",
+    "CREATE INDEX by_kind ON entries (kind, account, plan, amount)",
+    """CREATE TRIGGER no_update BEFORE UPDATE ON entries
+        BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END""",
+    """CREATE TRIGGER no_delete BEFORE DELETE ON entries
+        BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END""",
+)
 
 
 def _canonical(value: object) -> str:
@@ -135,12 +135,6 @@ def decode(row: tuple[Any, ...]) -> Entry:
     return Entry(seq, account, plan, kind, amount, balance, values, previous, digest)
 
 
-def encode(entry: Entry) -> tuple[Any, ...]:
-    """Return the values of a row in the order of `_COLUMNS`."""
-    facts = (entry.seq, entry.account, entry.plan, entry.kind, entry.amount, entry.balance)
-    return (*facts, _canonical(entry.payload), entry.previous, entry.hash)
-
-
 class Transaction:
     """Rows read and appended under one lock; see `Journal.transaction`."""
 
@@ -195,8 +189,10 @@ class Transaction:
         seq, previous = (head.seq + 1, head.hash) if head else (1, GENESIS)
         entry = Entry(seq, account, plan, kind, amount, balance, as_stored(payload), previous, "")
         entry = replace(entry, hash=entry.expected_hash())
+        facts = (seq, account, plan, kind, amount, balance, _canonical(entry.payload))
         marks = ", ".join("?" * 9)
-        self._connection.execute(f"INSERT INTO entries VALUES ({marks})", encode(entry))
+        values = (*facts, previous, entry.hash)
+        self._connection.execute(f"INSERT INTO entries VALUES ({marks})", values)
         return entry
 
 
@@ -234,7 +230,7 @@ class Journal:
             ) from None
         try:
             with self.transaction() as transaction:
-                for statement in _statements(_SCHEMA):
+                for statement in _SCHEMA:
                     transaction._connection.execute(statement)
                 transaction.append("ledger", 0, 0, payload)
         except BaseException:
@@ -349,13 +345,3 @@ class Journal:
         else:
             reason = text
         return f"the ledger {self.path} cannot be used: {reason}. No record is read uncharged"
-
-
-def _statements(script: str) -> Iterator[str]:
-    """Split a script into statements (`executescript` would commit in between)."""
-    statement = ""
-    for line in script.splitlines():
-        statement += line + "\n"
-        if sqlite3.complete_statement(statement):
-            yield statement
-            statement = ""

@@ -14,8 +14,9 @@ from typing import Any, TypeAlias
 from pymc_dp.base.checks import check_integer
 from pymc_dp.errors import PlanMismatch, PrivacyError
 from pymc_dp.privacy import noise
+from pymc_dp.privacy.account import Account
+from pymc_dp.privacy.accounting import BatchEvent, GaussianEvent
 from pymc_dp.privacy.answer import Receipt
-from pymc_dp.privacy.events import BatchEvent, GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
 
 SMALLEST_LEASE = 64  # iterations
@@ -60,9 +61,9 @@ def interrupts_wait() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-def pay(ledger: Ledger, account: int, plan_id: int, event: GaussianEvent) -> Receipt:
+def pay(account: Account, plan_id: int, event: GaussianEvent) -> Receipt:
     """Charge one release of a recorded plan."""
-    ledger.charge(account, plan_id, event)
+    account.charge(plan_id, event)
     return _receipt({event: 1})
 
 
@@ -103,15 +104,13 @@ class Meter:
 
     def __init__(
         self,
-        ledger: Ledger,
-        account: int,
+        account: Account,
         plan_id: int,
         per_iteration: Answers,
         at_start: Answers,
         iterations: int,
         prepaid: bool = False,
     ) -> None:
-        self.ledger = ledger
         self.account = account
         self.plan_id = plan_id
         self.per_iteration, self.at_start = dict(per_iteration), dict(at_start)
@@ -168,9 +167,9 @@ class Meter:
             self.refuse_other_threads()
             self.close()
             self._reset()
-            self.ledger.begin_chain(self.account, self.plan_id)
+            self.account.begin_chain(self.plan_id)
             if self.start_cost > 0:
-                paid = self.ledger.lease(self.account, self.plan_id, self.start_cost, 1)
+                paid = self.account.lease(self.plan_id, self.start_cost, 1)
                 self._frozen = paid == 0
             self._process = os.getpid()
         return _receipt({} if self._frozen else self.at_start)
@@ -201,7 +200,7 @@ class Meter:
         # Forget the block first: if giving it back fails, it stays charged but cannot be used.
         self._process, self._paid = None, 0
         if unused > 0 and self.iteration_cost > 0:
-            self.ledger.give_back(self.account, self.plan_id, self.iteration_cost, unused)
+            self.account.give_back(self.plan_id, self.iteration_cost, unused)
 
     def _is_mine(self) -> bool:
         here = self._thread is threading.current_thread() or not self._thread.is_alive()
@@ -221,7 +220,7 @@ class Meter:
             self._frozen = True
             return False
         begin = time.perf_counter()
-        granted = self.ledger.lease(self.account, self.plan_id, self.iteration_cost, want)
+        granted = self.account.lease(self.plan_id, self.iteration_cost, want)
         self._block_start = time.perf_counter()
         self._commit_seconds = self._block_start - begin
         self._block = self._paid = granted

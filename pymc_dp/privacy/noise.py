@@ -290,34 +290,21 @@ def fill(
 ) -> tuple[int, int]:
     """Write draws as far as the words reach, and erase the words that were used.
 
-    Parameters
-    ----------
-    draws : ndarray of int64, shape (size,)
-        Entries from ``done`` on are overwritten by ``round(2**log2_sigma * N(0, 1))``.
-    log2_sigma : int
-        Between 0 and 40 (not checked).
-    words : ndarray of uint32
-        The tape: independent uniform words. Those used up are set to zero.
-    position : int
-        First unused word.
+    Draws from ``done`` on are overwritten by ``round(2**log2_sigma * N(0, 1))``; the exponent, from
+    0 to 40, is not checked. Of the tape, words from ``position`` on are unused, and those used up
+    are set to zero.
 
-    Returns
-    -------
-    done, position : int
-        After the last finished draw. A draw for which the words do not suffice has used none: call
-        again with the same words and more behind them. The draws are thus a function of one endless
-        tape, wherever it was cut; to drop the unfinished draw instead would favour draws that need
-        few words.
+    Returned are ``done`` and ``position`` after the last finished draw. A draw for which the words
+    do not suffice has used none: call again with the same words and more behind them. The draws are
+    thus a function of one endless tape, wherever it was cut; to drop the unfinished draw instead
+    would favour draws that need few words.
 
-    Notes
-    -----
-    Guarantee
-        The distribution is exact but for comparisons that are undecided after 256 bits, which count
-        as "not less". In each comparison one deviate is fresh, hence independent of the other and
-        equal to it in 256 bits with probability 2^-256. A draw makes fewer than 2^5 comparisons on
-        average (it uses 18.5 words, and each comparison needs a new one), so by the union bound the
-        total variation distance is below 2^-250 per draw. The rounding looks at the first 41 bits
-        of the fraction at most and is exact.
+    *Guarantee.*  The distribution is exact but for comparisons that are undecided after 256 bits,
+    which count as "not less". In each comparison one deviate is fresh, hence independent of the
+    other and equal to it in 256 bits with probability 2^-256. A draw makes fewer than 2^5
+    comparisons on average (it uses 18.5 words, and each comparison needs a new one), so by the
+    union bound the total variation distance is below 2^-250 per draw. The rounding looks at the
+    first 41 bits of the fraction at most and is exact.
     """
     digits = np.empty((4, DIGITS), np.uint32)
     state = np.zeros(5, np.int64)
@@ -340,25 +327,20 @@ def rounded_normal(size: int, log2_sigma: int) -> NDArray[np.int64]:
 
     They are ``round(2**log2_sigma * N(0, 1))``. The standard deviation before rounding is
     ``2**log2_sigma`` grid units, from 2^0 to 2^40 (else ValueError). With a power of two, rounding
-    is a matter of bits. Karney (2016), arXiv:1303.6257.
+    is a matter of bits.
 
-    Notes
-    -----
-    Guarantee
-        Given independent uniform words, the distribution is within 2^-250 of the exact one in total
-        variation (the argument is in `fill`). No word serves two draws: not in two
-        calls, threads or processes, not after a fork, nor after a ``KeyboardInterrupt`` at any
-        moment (the words in use are lost). The state of ``numpy.random`` and the ``random_seed`` of
-        PyMC have no influence.
+    *Guarantee.*  Given independent uniform words, the distribution is within 2^-250 of the exact
+    one in total variation (the argument is in `fill`). No word serves two draws: not in two calls,
+    threads or processes, not after a fork, nor after a ``KeyboardInterrupt`` at any moment (the
+    words in use are lost). The state of ``numpy.random`` and the ``random_seed`` of PyMC have no
+    influence.
 
-    Assumptions
-        ``os.urandom`` is indistinguishable from random, and the memory of this process is private.
-        Used words are overwritten in the pool, but the bytes object in which ``os.urandom``
-        delivered them is freed without being erased.
+    *Assumptions.*  ``os.urandom`` is indistinguishable from random, and the memory of this process
+    is private. Used words are overwritten in the pool, but the bytes object in which ``os.urandom``
+    delivered them is freed without being erased.
 
-    Weaknesses
-        The running time depends on the draws. A machine image restored twice (a virtual machine
-        snapshot, CRIU) repeats the words then in the pool, 128 KiB per thread at most.
+    *Weaknesses.*  The running time depends on the draws. A machine image restored twice (a virtual
+    machine snapshot, CRIU) repeats the words then in the pool, 128 KiB per thread at most.
     """
     size = operator.index(size)
     log2_sigma = operator.index(log2_sigma)

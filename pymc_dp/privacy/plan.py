@@ -13,8 +13,7 @@ from typing import Any
 
 from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.errors import BudgetExceeded
-from pymc_dp.privacy.accounting import calibrate
-from pymc_dp.privacy.events import BatchEvent, GaussianEvent
+from pymc_dp.privacy.accounting import BatchEvent, GaussianEvent, calibrate
 from pymc_dp.privacy.subsampled import room_beside, smallest_noise_multiplier
 
 #: Ledger units by which the room beside releases on batches may be rounded down.

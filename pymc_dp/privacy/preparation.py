@@ -15,7 +15,8 @@ import numpy as np
 from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.errors import BudgetExceeded, PrivacyError
 from pymc_dp.privacy import noise
-from pymc_dp.privacy.accounting import smallest_noise_multiplier
+from pymc_dp.privacy.account import PREPARATION, Account
+from pymc_dp.privacy.accounting import MU2_UNIT, GaussianEvent, smallest_noise_multiplier
 from pymc_dp.privacy.answer import (
     EDGES,
     Grid,
@@ -26,9 +27,7 @@ from pymc_dp.privacy.answer import (
     answer,
     told,
 )
-from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.holder import Holder
-from pymc_dp.privacy.ledger import PREPARATION, Ledger
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.rows.contributions import Contribution, Statistic
 from pymc_dp.rows.engine import Engine
@@ -89,7 +88,7 @@ class Preparation:
     *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, or 1,
     given everything released before, and its charge is committed before a record is touched.  All
     together cost at most `units`.  A release that was interrupted between its charge and
-    `Ledger.keep` showed no value to anybody.  Within the process, where its value was in memory at
+    `Account.keep` showed no value to anybody.  Within the process, where its value was in memory at
     most, it is made, or kept, for the same charge. After a process was killed it is charged again,
     if what remains pays for it, as the file may hold traces of a value that was about to be kept.
 
@@ -102,18 +101,17 @@ class Preparation:
     def __init__(
         self,
         engine: Engine,
-        ledger: Ledger,
-        account: int,
+        account: Account,
         plan_id: int,
         units: int,
         n_public: int,
     ) -> None:
         self.engine = engine
-        self.ledger = ledger
         self.account = account
+        self.ledger = account.ledger
         self.plan_id = plan_id
         self.units = check_integer("units", units, minimum=1)
-        self.neighboring = ledger.neighboring
+        self.neighboring = account.ledger.neighboring
         self.n_public = n_public
         self.resumed = 0  # requests answered from the ledger
         #: Of one that is resumed: what all of its requests may cost, in ledger units.
@@ -132,8 +130,7 @@ class Preparation:
     def resume(
         cls,
         engine: Engine,
-        ledger: Ledger,
-        account: int,
+        account: Account,
         *,
         sampler: str,
         settings: Mapping[str, Any],
@@ -144,18 +141,17 @@ class Preparation:
         `sampler` is who prepares. `settings` are the public settings, JSON values only, on which
         the requests depend.
         """
-        plan_id = ledger.find_plan(account, _facts(sampler, settings))
+        plan_id = account.find_plan(_facts(sampler, settings))
         if plan_id is None:
             return None
-        units = ledger.plan(account, plan_id)["units"]
-        return cls(engine, ledger, account, plan_id, units, n_public)
+        units = account.plan(plan_id)["units"]
+        return cls(engine, account, plan_id, units, n_public)
 
     @classmethod
     def begin(
         cls,
         engine: Engine,
-        ledger: Ledger,
-        account: int,
+        account: Account,
         *,
         sampler: str,
         settings: Mapping[str, Any],
@@ -168,18 +164,18 @@ class Preparation:
         `needed` is how many of `units` will be charged at most; default: all. BudgetExceeded if it
         could not be paid to its end.
         """
-        if (units if needed is None else needed) > ledger.remaining(account):
+        if (units if needed is None else needed) > account.read().remaining:
             raise BudgetExceeded(
                 "The preparation would cost more than what remains of the budget; no record was "
                 "read for it. Give it a smaller part, or use a larger budget."
             )
         plan_id = secrets.randbits(53)
-        ledger.record_plan(account, plan_id, {**_facts(sampler, settings), "units": units})
-        return cls(engine, ledger, account, plan_id, units, n_public)
+        account.record_plan(plan_id, {**_facts(sampler, settings), "units": units})
+        return cls(engine, account, plan_id, units, n_public)
 
     def finish(self) -> None:
         """Record that no release follows: :meth:`resume` does not find it again."""
-        self.ledger.finish_plan(self.account, self.plan_id)
+        self.account.finish_plan(self.plan_id)
 
     @property
     def units_mu2(self) -> float:
@@ -189,15 +185,15 @@ class Preparation:
     @property
     def spent(self) -> int:
         """Ledger units charged for the plan so far, in all processes."""
-        return self.ledger.charged(self.account, self.plan_id)
+        return self.account.charged(self.plan_id)
 
     @property
     def lost(self) -> int:
         """Ledger units charged for releases that were interrupted, and are charged again."""
-        number = len(self.ledger.kept(self.account, self.plan_id))
+        number = len(self.account.kept(self.plan_id))
         pending = self.ledger.pending.get((self.plan_id, number))
         paid = 0 if pending is None or not pending.pays else pending.event.cost
-        return self.ledger.unkept(self.account, self.plan_id) - paid
+        return self.account.unkept(self.plan_id) - paid
 
     # -- requests -------------------------------------------------------------------------------
 
@@ -251,7 +247,7 @@ class Preparation:
                 "A preparation was used in another process than the one that began it. Build the "
                 "step in the main process, before the chains are started."
             )
-        kept = self.ledger.kept(self.account, self.plan_id)
+        kept = self.account.kept(self.plan_id)
         before = kept[self._answered] if self._answered < len(kept) else None
         if before is not None and _alike(share, before.values["request"].get("share")):
             share = before.values["request"]["share"]
@@ -278,7 +274,7 @@ class Preparation:
         """Refuse to pay for a part of what cannot be paid to its end."""
         if self.required is not None:
             missing = self.required - self.spent
-            if missing > self.ledger.remaining(self.account):
+            if missing > self.account.read().remaining:
                 raise Unpayable(
                     "What remains of the budget does not pay for the rest of the preparation that "
                     "was interrupted."
@@ -314,7 +310,7 @@ class Preparation:
         with interrupts_wait():
             pending = self.ledger.pending.pop(place, None)
             if pending is None or not pending.pays_for(event, request):
-                receipt = pay(self.ledger, self.account, self.plan_id, event)
+                receipt = pay(self.account, self.plan_id, event)
                 pending = _Pending(event, receipt)
             try:
                 if pending.values is None:
@@ -326,7 +322,7 @@ class Preparation:
                         "secure": noise_is_secure(self.ledger) and secure,
                     }
                 values = pending.values
-                self.ledger.keep(self.account, self.plan_id, event.mechanism, values, place[1])
+                self.account.keep(self.plan_id, event.mechanism, values, place[1])
             except BaseException:
                 self.ledger.pending[place] = pending
                 raise

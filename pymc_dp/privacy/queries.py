@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.privacy.events import BatchEvent
+from pymc_dp.privacy.accounting import BatchEvent
 
 
 @dataclass(frozen=True, eq=False)

@@ -43,16 +43,14 @@ from pymc_dp.base.checks import (
     check_neighboring,
 )
 from pymc_dp.privacy.accounting import (
-    epsilon_from_mu,
-    mu_from_budget,
-    mu_from_units,
-    units_from_mu,
-)
-from pymc_dp.privacy.events import (
     MU2_UNIT,
     BatchEvent,
     FixedBatchGaussianEvent,
     SubsampledGaussianEvent,
+    epsilon_from_mu,
+    mu_from_budget,
+    mu_from_units,
+    units_from_mu,
 )
 
 #: A plan: the event of one release, and how many there are.
@@ -403,42 +401,28 @@ def room_beside(
     high = min(cap, units_from_mu(mu_from_budget(epsilon, delta)))
     if not plans:
         return high
-    large = _told_excess if epsilon > _LARGE else _loss_excess
-    beside = _renyi_excess if _fixed(plans) else large
-    excess = beside(plans, epsilon, delta, neighboring)
-    if excess(0) > 0:  # by the chords of a curve
+    fixed = _fixed(plans)
+    if fixed or epsilon > _LARGE:
+
+        def excess(units: float) -> float:
+            if fixed:
+                return renyi_epsilon(fixed, math.floor(units), delta) - epsilon
+            return _told_epsilon(plans, math.floor(units), delta, neighboring) - epsilon
+
+        _check_alone(excess(0.0) <= 0, epsilon, delta)
+    else:
+        usable, losses = _usable(delta, plans), _composed(plans, neighboring)
+        _check_alone(losses.get_delta_for_epsilon(epsilon) <= usable, epsilon, delta)
+        curve = _Curve(losses, usable)
+
+        def excess(units: float) -> float:
+            return math.log(curve.beside(math.floor(units), epsilon) / usable)
+
+    if excess(0.0) > 0:  # by the chords of a curve
         return 0
     if excess(high) <= 0:
         return high
     return min(high, math.floor(_last_private(excess, 0.0, float(high), max(1.0, high * 1e-10))))
-
-
-def _loss_excess(
-    plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
-) -> Callable[[float], float]:
-    """Log of delta over what it may be, by ledger units beside plans on Poisson batches."""
-    usable = _usable(delta, plans)
-    losses = _composed(plans, neighboring)
-    _check_alone(losses.get_delta_for_epsilon(epsilon) <= usable, epsilon, delta)
-    curve = _Curve(losses, usable)
-    return lambda units: math.log(curve.beside(math.floor(units), epsilon) / usable)
-
-
-def _renyi_excess(
-    plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
-) -> Callable[[float], float]:
-    """Epsilon above what it may be, by ledger units beside plans on batches of fixed sizes."""
-    fixed = _fixed(plans)
-    _check_alone(renyi_epsilon(fixed, 0, delta) <= epsilon, epsilon, delta)
-    return lambda units: renyi_epsilon(fixed, math.floor(units), delta) - epsilon
-
-
-def _told_excess(
-    plans: Sequence[Plan], epsilon: float, delta: float, neighboring: str
-) -> Callable[[float], float]:
-    """Epsilon above the budget's, by ledger units beside plans on Poisson batches that are told."""
-    _check_alone(_told_epsilon(plans, 0, delta, neighboring) <= epsilon, epsilon, delta)
-    return lambda units: _told_epsilon(plans, math.floor(units), delta, neighboring) - epsilon
 
 
 def _check_alone(fit: bool, epsilon: float, delta: float) -> None:
@@ -468,28 +452,24 @@ def smallest_noise_multiplier(
     event_of: Callable[[float], BatchEvent],
     steps: int,
     neighboring: str = "replace_one",
-    plans: Iterable[Plan] = (),
     units: int = 0,
 ) -> float:
     """Smallest noise multiplier with which a plan keeps a budget, rounded up.
 
     s = σ/C, with C the largest norm of one unit's contribution; within 1e-5 of the smallest.
     `event_of` gives the event of one release by its noise multiplier, and `steps` their number.
-    `plans`, and `units` of GDP releases, are under the same budget. ImportError if dp-accounting is
-    not installed. ValueError if `plans` and `units` leave nothing of the budget, or an argument is
-    out of its range.
+    `units` of GDP releases are under the same budget. ImportError if dp-accounting is not
+    installed. ValueError if these leave nothing of the budget, or an argument is out of its range.
 
     Guarantee
     ---------
-    ``epsilon_of`` of all plans, this one last, was evaluated at the result and is at most
-    `epsilon`.
+    ``epsilon_of`` was evaluated at the result and is at most `epsilon`.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     steps = check_integer("steps", steps, minimum=1)
     neighboring = check_neighboring(neighboring)
-    plans = _check_plans([*plans, (event_of(1.0), steps)], neighboring)[:-1]
-    units = check_integer("units", units, minimum=0)
-    used = epsilon_of(plans, units, delta, neighboring)
+    _check_plans([(event_of(1.0), steps)], neighboring)
+    used = epsilon_of([], units, delta, neighboring)
     if used >= epsilon:
         raise ValueError(
             f"nothing is left of epsilon = {epsilon:g}: what else is planned or spent uses "
@@ -498,8 +478,8 @@ def smallest_noise_multiplier(
 
     def excess(log_s: float) -> float:
         event = event_of(math.exp(log_s))
-        found = epsilon_of([*plans, (event, steps)], units, delta, neighboring)
-        # Slack for the rounding of another order of composition; bounded for the root finder.
+        found = epsilon_of([(event, steps)], units, delta, neighboring)
+        # Slack for rounding; bounded for the root finder.
         return min(found - epsilon * (1.0 - 1e-9), 10.0 * epsilon)
 
     q = event_of(1.0).sampling_probability

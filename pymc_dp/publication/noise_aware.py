@@ -97,17 +97,9 @@ def noise_law(
     The gain K = V (V + H + H P0^-1 H)^-1 is how much of a surprising score is noise: 0 where the
     prior is flat, as nothing is surprising then.
 
-    Parameters
-    ----------
-    score : (d,) ndarray
-        G, noisy score of the likelihood at w = 0.
-    noise, curvature, prior_precision : (d, d) ndarray
-        V, H and P0, symmetric and positive semidefinite; each may be singular, unless V + H is.
-    prior_score : (d,) ndarray
-        P0 w_p, score of the prior at w = 0; w_p itself need not exist.
+    Arguments are G, V, H, P0 and P0 w_p, the score of the prior at w = 0; w_p itself need not
+    exist.  Matrices are positive semidefinite; each may be singular, unless V + H is.
 
-    Notes
-    -----
     P0 is never inverted.  Written with the noise-aware posterior N(mu, C), C = (P0 + H U H)^-1 and
     mu = C (H U G + P0 w_p): the mean is V U (G - H mu), the covariance is
     V - V U V + V U H C H U V, a sum of positive semidefinite terms.
@@ -242,14 +234,12 @@ def law_at_mean(
 class Normality:
     """How far draws are from normal, along standardised axes and their principal directions.
 
-    Skewness and excess kurtosis are (2d,); their errors are Monte-Carlo standard errors for normal
-    draws. `near_normal`: none of them is both large enough to matter and significant.
+    Skewness and excess kurtosis are (2d,). `near_normal`: none of them is both large enough to
+    matter and significant.
     """
 
     skewness: np.ndarray
     excess_kurtosis: np.ndarray
-    skewness_error: float
-    kurtosis_error: float
     near_normal: bool
 
 
@@ -265,11 +255,11 @@ def normality(draws: np.ndarray, ess: float) -> Normality:
     projected = np.hstack([standardised, projected / projected.std(axis=0)])
     skewness = (projected**3).mean(axis=0)
     kurtosis = (projected**4).mean(axis=0) - 3.0
-    skewness_error, kurtosis_error = np.sqrt(6.0 / ess), np.sqrt(24.0 / ess)
-    near = np.all(np.abs(skewness) <= np.maximum(SKEWNESS, ERRORS * skewness_error)) and np.all(
-        np.abs(kurtosis) <= np.maximum(KURTOSIS, ERRORS * kurtosis_error)
+    # with their Monte-Carlo standard errors for normal draws
+    near = np.all(np.abs(skewness) <= np.maximum(SKEWNESS, ERRORS * np.sqrt(6.0 / ess))) and np.all(
+        np.abs(kurtosis) <= np.maximum(KURTOSIS, ERRORS * np.sqrt(24.0 / ess))
     )
-    return Normality(skewness, kurtosis, float(skewness_error), float(kurtosis_error), bool(near))
+    return Normality(skewness, kurtosis, bool(near))
 
 
 Explore = Callable[[Likelihood], np.ndarray | None]
@@ -310,34 +300,14 @@ def noise_aware(
 ) -> NoiseAware:
     """Turn draws given a noisy score into draws given the law of its noise.
 
-    Parameters
-    ----------
-    rng : numpy.random.Generator
-        Public randomness.
-    draws : (chains, draws, d) ndarray
-        Raw draws w.  More than d of them, and not all in a plane.
-    noise : (d, d) ndarray
-        V, covariance of the noise in the released score, in the coordinates w.  Singular where
-        parameters reach no record.
-    prior : LinearPrior
-        The public log-density over the draws.
-    ess : float
-        Effective number of draws, over all chains.
-    axes : (d, d) ndarray, optional
-        The A of theta = m + A w with theta the parameters of the model, by which normality is
-        judged.  Default: w itself.
-    pairs : (d, d) bool ndarray, optional
-        Pairs of these parameters that a record may see together: the curvature of the likelihood is
-        0 elsewhere, and what draws show of it is chance.  Default: all.
-    explore : callable, optional
-        Draws of the prior as it is times a normal likelihood, for priors that are not normal over
-        the draws.
-    scores : callable, optional
-        Scores of the prior, (m, d) at (m, d) draws.  Default: `prior` holds wherever draws may be
-        moved to.
+    `draws`, (chains, draws, d), are raw draws w, more than d of them and not all in a plane, worth
+    `ess`.  `noise` is V in the coordinates w, singular where parameters reach no record.  The A of
+    theta = m + A w is `axes`, by which normality is judged (default: w itself), with theta the
+    parameters of the model. Of these, a record may see `pairs` (d, d) together: the curvature of
+    the likelihood is 0 elsewhere, and what draws show of it is chance.  `explore` makes draws where
+    the prior is not normal over the draws; `scores` gives its scores, (m, d) at (m, d) draws
+    (default: `prior` holds wherever draws may be moved to).
 
-    Notes
-    -----
     With Sigma the covariance of the raw draws and xi' from the law of the noise given what was
     released:
 

@@ -34,6 +34,8 @@ from pymc_dp.records.units import lengths_of_rows, private_observed, public_inpu
 _HARDLY_MOVED = 0.05
 #: Draws that `pymc_dp.sample` has made and not released, the newest last.
 _UNRELEASED: WeakKeyDictionary[Model, list[PaidDraws]] = WeakKeyDictionary()
+#: Groups of what is released.
+_RELEASED = {"posterior", "posterior_raw", "sample_stats"}
 #: Sampler statistics that are functions of released values and public settings.
 PUBLIC_STATS = ("dp_accepted", "dp_epsilon", "dp_newton", "dp_plan_id")
 
@@ -164,15 +166,6 @@ def public_coords(dataset: xr.Dataset, public: Iterable[str]) -> xr.Dataset:
     return xr.Dataset(values, coords={**kept, **numbered})
 
 
-def released(idata: Any) -> bool:
-    """True for a result that :func:`release` has made."""
-    return STATEMENT in _compat.attributes(idata) and set(_compat.group_names(idata)) <= {
-        "posterior",
-        "posterior_raw",
-        "sample_stats",
-    }
-
-
 def keep_unreleased(model: Model, paid: PaidDraws) -> None:
     """Keep draws of `pymc_dp.sample`, and their model, until they are released."""
     _UNRELEASED.setdefault(model, []).append(paid)
@@ -236,7 +229,8 @@ def release(
         forget_unreleased(model, paid)
         return result
     refuse_other_types(idata)
-    if released(idata):
+    groups = _compat.group_names(idata)
+    if STATEMENT in _compat.attributes(idata) and _RELEASED.issuperset(groups):
         return idata
     model = model_of(model)
     budget = get_budget(model)
@@ -245,7 +239,6 @@ def release(
             "The model has no PrivacyBudget, so nothing is known about the privacy of this result."
         )
     budget.check_model(model)
-    groups = _compat.group_names(idata)
     stats = _compat.group(idata, "sample_stats") if "sample_stats" in groups else xr.Dataset()
     if "posterior" not in groups or "dp_plan_id" not in stats:
         raise UnsafeRelease(
@@ -321,10 +314,10 @@ def _plan_of(stats: xr.Dataset, budget: PrivacyBudget) -> tuple[int, dict[str, A
     ids = np.unique(stats["dp_plan_id"].values)
     if len(ids) != 1:
         raise UnsafeRelease("The draws come from several plans; release each result by itself.")
-    mine = (e for e in budget.ledger.entries() if e.account == budget.account)
-    if not any(e.kind == "plan" and e.plan == ids[0] for e in mine):
+    plans = {e.plan: e.payload for e in budget.account.entries() if e.kind == "plan"}
+    if ids[0] not in plans:
         raise UnsafeRelease(
             "The draws were made under another budget than that of the model. Pass the model they "
             "were sampled from."
         )
-    return int(ids[0]), budget.ledger.plan(budget.account, int(ids[0]))
+    return int(ids[0]), plans[int(ids[0])]

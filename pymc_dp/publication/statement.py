@@ -12,9 +12,14 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.privacy import noise
-from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
-from pymc_dp.privacy.events import MU2_UNIT, SubsampledGaussianEvent, batch_event
-from pymc_dp.privacy.ledger import STATISTIC
+from pymc_dp.privacy.account import STATISTIC
+from pymc_dp.privacy.accounting import (
+    MU2_UNIT,
+    SubsampledGaussianEvent,
+    batch_event,
+    epsilon_from_mu,
+    mu_from_units,
+)
 
 #: The attribute of a result that holds its statement.
 STATEMENT = "pymc_dp_statement"
@@ -53,10 +58,10 @@ def make_statement(
     from pymc_dp import __version__
 
     ledger = budget.ledger
-    info = ledger.account_info(budget.account)
+    info = budget.account.read()
     secure = plan["settings"].get("secure", False) and not noise.is_insecure()
     batches, entries = budget.batches(), list(ledger.entries())
-    mine = [e for e in entries if e.account == budget.account]
+    mine = [e for e in entries if e.account == budget.account.number]
     # whether a chain was begun of the run that makes the releases on batches
     on_batches = {e.plan for e in mine if e.kind == "run" and e.payload.get("batches")}
     made = any(e.kind == "chain" and e.plan in on_batches for e in mine)

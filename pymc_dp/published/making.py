@@ -15,14 +15,19 @@ import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from pymc_dp.base.checks import check_delta, check_epsilon, check_number
+from pymc_dp.base.checks import Neighboring, check_delta, check_epsilon, check_number
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
-from pymc_dp.privacy.accounting import mu_from_budget, smallest_noise_multiplier, units_from_mu
-from pymc_dp.privacy.answer import Grid, LaplaceSum, Neighboring, Query, VectorSum, answer, told
-from pymc_dp.privacy.events import GaussianEvent
+from pymc_dp.privacy.account import PREPARATION, STATISTIC, Account
+from pymc_dp.privacy.accounting import (
+    GaussianEvent,
+    mu_from_budget,
+    smallest_noise_multiplier,
+    units_from_mu,
+)
+from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, VectorSum, answer, told
 from pymc_dp.privacy.holder import Table
-from pymc_dp.privacy.ledger import PREPARATION, STATISTIC, Ledger
+from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.published.releases import GaussianRelease, GeometricRelease, LaplaceRelease
 from pymc_dp.rows.record_statistics import RowByRow, widened
@@ -262,7 +267,8 @@ def release_statistic(
     made_up.total(query)  # to compile, and to fail, before anything is charged
     secure = noise_is_secure(ledger)
     if account is None:
-        account = ledger.open_account(
+        account = Account.open(
+            ledger,
             event.cost,
             epsilon=promised[0],
             delta=promised[1],
@@ -278,7 +284,7 @@ def release_statistic(
         "secure": secure,
         "units": event.cost,
     }
-    ledger.record_plan(account, plan_id, public)
+    account.record_plan(plan_id, public)
     # a bar that comes with many records would tell their number
     shown = progressbar and neighboring == "replace_one"
 
@@ -286,13 +292,13 @@ def release_statistic(
         return scaling.scaled(rows.compute(list(arrays.values()), shown))
 
     with interrupts_wait():
-        noisy = answer(query, Table(n, contributions).total, pay(ledger, account, plan_id, event))
+        noisy = answer(query, Table(n, contributions).total, pay(account, plan_id, event))
         secure = noise_is_secure(ledger) and secure
         observed, scale = scaling.restored(noisy, sum_.noise_sd, n)
         values = {"value": observed.tolist(), "scale": scale.tolist()}
         try:
-            ledger.keep(account, plan_id, event.mechanism, values, 0)
-            ledger.finish_plan(account, plan_id)
+            account.keep(plan_id, event.mechanism, values, 0)
+            account.finish_plan(plan_id)
         except LedgerError as error:  # what was paid for is not lost
             warnings.warn(
                 f"This statistic was charged, but the ledger could not keep a copy of it: {error}.",
@@ -335,7 +341,7 @@ def _records(data: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
     return arrays, lengths.pop()
 
 
-def _payer(budget: Any, n: int) -> tuple[Ledger, int | None, Neighboring, int]:
+def _payer(budget: Any, n: int) -> tuple[Ledger, Account | None, Neighboring, int]:
     if isinstance(budget, PrivacyBudget):
         if budget.privacy_unit is not None:
             raise UnsafeModel(
@@ -364,7 +370,7 @@ def _price(
     epsilon: float | None,
     delta: float | None,
     ledger: Ledger,
-    account: int | None,
+    account: Account | None,
     n_public: int,
 ) -> tuple[int, tuple[float, float]]:
     """Ledger units of a Gaussian release, and what is promised about the release."""
@@ -374,7 +380,7 @@ def _price(
         # an account states a positive delta; the release does without
         return 0, (check_epsilon(epsilon), 1e-300)
     if epsilon is None and delta is None and account is not None:
-        info = ledger.account_info(account)
+        info = account.read()
         if info.remaining < 1:
             raise ValueError("Nothing is left of the budget.")
         return info.remaining, (info.epsilon, info.delta)

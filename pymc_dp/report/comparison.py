@@ -20,8 +20,7 @@ from pymc_dp.base.checks import (
     check_number,
     check_probability,
 )
-from pymc_dp.privacy.accounting import epsilon_from_mu
-from pymc_dp.privacy.events import SubsampledGaussianEvent
+from pymc_dp.privacy.accounting import SubsampledGaussianEvent, epsilon_from_mu
 from pymc_dp.privacy.subsampled import epsilon_of, library
 
 

@@ -377,7 +377,6 @@ def _bought(
     engine = RowEngine.of(records, Coordinates(location, matrix), None)
     preparation = Preparation.begin(
         engine,
-        budget.ledger,
         budget.account,
         sampler="clipping report",
         settings={"clip_norms": norms.tolist()},

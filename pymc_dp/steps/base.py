@@ -26,9 +26,8 @@ from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels.interfaces import Prior, start_log_prior
 from pymc_dp.privacy import noise
+from pymc_dp.privacy.accounting import BATCHES
 from pymc_dp.privacy.chains import BatchQueries, Queries
-from pymc_dp.privacy.events import BATCHES
-from pymc_dp.privacy.forecast import SAMPLERS
 from pymc_dp.privacy.journal import SPENDING
 from pymc_dp.privacy.meter import Meter, noise_is_secure
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
@@ -43,6 +42,7 @@ from pymc_dp.steps.settings import (
     required,
     scaling_matrix,
 )
+from pymc_dp.tuning.forecast import SAMPLERS
 from pymc_dp.tuning.model_parts import Design, ModelParts
 from pymc_dp.tuning.preparing import Preparing, Version, improper_prior, private_arrays, too_small
 
@@ -240,8 +240,7 @@ class PrivateStep(BlockedStep):
             "improper": preparing.parts.improper if self.automatic else [],
         }
         self.prior.gradient(np.zeros(self.parameters.size))
-        self.budget.ledger.record_plan(
-            self.budget.account,
+        self.budget.account.record_plan(
             self.plan.plan_id,
             self.plan.payload(
                 clip_norm=design.clip_norms,
@@ -260,7 +259,6 @@ class PrivateStep(BlockedStep):
     def _make_queries(self, engine: RowEngine, design: Design) -> Queries:
         plan, budget = self.plan, self.budget
         meter = Meter(
-            budget.ledger,
             budget.account,
             plan.plan_id,
             {plan.batches.event: 1} if plan.batches else plan.answers(plan.per_iteration),
@@ -399,13 +397,13 @@ class PrivateStep(BlockedStep):
         of the draws; where chains are charged, what they have left tells.
         """
         if self._unfinished is not None:
-            self.budget.ledger.finish_plan(self.budget.account, self._unfinished)
+            self.budget.account.finish_plan(self._unfinished)
 
     @property
     def waits(self) -> bool:
         """Whether an equal step resumes what was paid for this one: no chain was charged."""
-        ledger, account = self.budget.ledger, self.budget.account
-        return self._unfinished is not None and not ledger.charged(account, self.plan.plan_id)
+        charged = self.budget.account.charged
+        return self._unfinished is not None and not charged(self.plan.plan_id)
 
     def _start(self, d: int) -> np.ndarray:
         """Where a chain begins if the user gave no start: about the posterior, chains apart."""
@@ -424,11 +422,11 @@ class PrivateStep(BlockedStep):
         start_log_prior(z, self.prior)  # refuses a start outside of the support, uncharged
         threads.share(self.plan.chains)
         self.queries.begin_chain()
-        mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        mine = list(self.budget.account.entries())
         runs = sum(e.kind == "run" and e.plan == self.plan.plan_id for e in mine)
         self._run = runs - 1
         self._beside = self.budget.batches()  # final, since this run was begun
-        self._cap = self.budget.ledger.cap(self.budget.account)
+        self._cap = self.budget.account.read().cap
         self._spent_before = sum(
             e.amount
             for e in mine
@@ -524,7 +522,7 @@ class PrivateStep(BlockedStep):
             units = self._spent_before + self._run * plan.run_cost + plan.chains * per_chain
             beside = 0 if batches is None else batches["reserved"]
             units = min(units, self._cap - beside)
-            epsilon = budget.epsilon_beside_batches(units, batches)
+            epsilon = budget.epsilon_of(units, batches)
             self._epsilon_at = ((self._run, done), epsilon)
         return self._epsilon_at[1]
 
@@ -564,8 +562,7 @@ class PrivateStep(BlockedStep):
                 f"tune={call.tune}, chains={call.chains}. Nothing was spent. Call {expected}, or "
                 "build the step with the numbers you want."
             )
-        self.budget.ledger.begin_run(
-            self.budget.account,
+        self.budget.account.begin_run(
             plan.plan_id,
             max_runs=plan.runs,
             run_cost=plan.run_cost,

@@ -19,7 +19,6 @@ from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import targets
-from pymc_dp.privacy import noise
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.publication.explore import Explored
 from pymc_dp.publication.publish import public_coords, releasable
@@ -125,10 +124,10 @@ class _Normal:
             **found.clipping.facts(),
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
-            secure=not noise.is_insecure() and self.preparing.secure,
+            secure=self.preparing.secure,
             sentences=[*sentences, *improper_prior(facts)],
         )
-        self.budget.ledger.record_plan(self.budget.account, plan.plan_id, payload)
+        self.budget.account.record_plan(plan.plan_id, payload)
         self.plan_id = plan.plan_id
         self.facts = make_statement(self.budget, plan.plan_id, payload, [])
 
@@ -157,7 +156,7 @@ class _Normal:
     def finish(self) -> None:
         """Nothing is lost any more: an equal call prepares again."""
         if (plan_id := self.preparing.unfinished) is not None:
-            self.budget.ledger.finish_plan(self.budget.account, plan_id)
+            self.budget.account.finish_plan(plan_id)
 
     def draw(self, rng: np.random.Generator, chains: int, draws: int) -> np.ndarray:
         """(chains, draws, d) unconstrained draws."""

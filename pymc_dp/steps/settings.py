@@ -15,7 +15,7 @@ from pymc.model import Model
 from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError
-from pymc_dp.privacy.events import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
+from pymc_dp.privacy.accounting import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
 from pymc_dp.privacy.holder import COINS
 from pymc_dp.privacy.plan import Batches, plan_batches
 from pymc_dp.records.graph import ParameterVector
@@ -206,9 +206,9 @@ def fixed_batches(
     `noise_multiplier` the smallest one with which all fits is used.  `automatic` says that a
     preparation will need a part of the budget; `event_of` comes from `batch_events`.
     """
-    ledger, account = budget.ledger, budget.account
-    cap = ledger.cap(account)
-    before = ledger.batches(account)
+    account = budget.account
+    cap = account.read().cap
+    before = account.batches()
     found = plan_batches(
         event_of,
         draws=counts["draws"],
@@ -221,10 +221,10 @@ def fixed_batches(
         room=math.ceil(Fraction(FIRST_PART) * cap) if automatic else 0,
         noise_multiplier=noise_multiplier,
     )
-    ledger.fix_batches(account, found.to_dict())
+    account.fix_batches(found.to_dict())
     try:
         yield found
     except BaseException:
         with suppress(LedgerError):  # something was released: they stay
-            ledger.fix_batches(account, before)
+            account.fix_batches(before)
         raise

@@ -24,11 +24,11 @@ import numpy as np
 from scipy.linalg import sqrtm
 
 from pymc_dp.base.matrices import minus_hessian, positive_part, root, within
-from pymc_dp.privacy.forecast import whole_curvature
 from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.clip_norms import Clipping, tail_quantile
+from pymc_dp.tuning.forecast import whole_curvature
 from pymc_dp.tuning.preparing import Shown
 from pymc_dp.tuning.public import Public, unseen
 from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares

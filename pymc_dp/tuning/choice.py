@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_dp.base.matrices import root
-from pymc_dp.privacy.forecast import LEAST, SCORE, WIDE, WORTH
 from pymc_dp.records.bounds import known_limits
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.coordinates import Coordinates
@@ -26,6 +25,7 @@ from pymc_dp.rows.predictor import recognise
 from pymc_dp.tuning.bulk import find_bulk, scaling_of
 from pymc_dp.tuning.clip_norms import Clipping, harmless_tail, tail_of_scores
 from pymc_dp.tuning.effects import InEffects, effects_of
+from pymc_dp.tuning.forecast import LEAST, SCORE, WIDE, WORTH
 from pymc_dp.tuning.forms import LOOK, Anchored, Form, Plain
 from pymc_dp.tuning.model_parts import compile_rows, piecewise_linear
 from pymc_dp.tuning.preparing import Preparing, Shown, can_pay

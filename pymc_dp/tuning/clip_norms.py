@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from pymc_dp.base.matrices import positive_part
-from pymc_dp.privacy.forecast import ROOM, costs_of_clipping
 from pymc_dp.rows.contributions import ConsistentScore, Score
 from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.tuning.forecast import ROOM, costs_of_clipping
 
 #: Widths, in bins, of the windows in which norms are searched: the norms of one model's scores are
 #: spread over four octaves, or are a few values alone.
@@ -254,7 +254,7 @@ def cheapest_bound(
 ) -> float | None:
     """The clip norm that costs least where what it takes is given back on average.
 
-    It is the b that costs least by `pymc_dp.privacy.forecast.costs_of_clipping`; where nothing
+    It is the b that costs least by `pymc_dp.tuning.forecast.costs_of_clipping`; where nothing
     stands out, the result is as for :func:`tail_quantile`.  `price` is the variance of the noise,
     all entries of the sum together, for a bound of 1 on each; `most` is the part of the units that
     may lie above.

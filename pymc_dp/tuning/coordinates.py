@@ -14,7 +14,6 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.base.matrices import minus_hessian, root
-from pymc_dp.privacy.forecast import PROJECTION, SCORE
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
@@ -22,6 +21,7 @@ from pymc_dp.rows.expected import law_unknown
 from pymc_dp.tuning.bulk import find_bulk
 from pymc_dp.tuning.choice import WARM_UP
 from pymc_dp.tuning.clip_norms import Clipping, Histogram, tail_of_scores, tail_quantile
+from pymc_dp.tuning.forecast import PROJECTION, SCORE
 from pymc_dp.tuning.forms import LOOK
 from pymc_dp.tuning.model_parts import Design, compile_rows, piecewise_linear
 from pymc_dp.tuning.preparing import Preparing, Shown

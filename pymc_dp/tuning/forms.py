@@ -16,12 +16,12 @@ from scipy.linalg import pinvh
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.interfaces import PathQueries, Prior
 from pymc_dp.kernels.targets import InBasis, NoRecords, Tilted
-from pymc_dp.privacy.forecast import WORTH
 from pymc_dp.publication.noise_aware import Likelihood
 from pymc_dp.rows.contributions import Change, PathError
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import Engine, TiltedEngine
 from pymc_dp.tuning.clip_norms import Clipping
+from pymc_dp.tuning.forecast import WORTH
 from pymc_dp.tuning.preparing import Preparing, can_pay, improper_prior
 from pymc_dp.tuning.public import Public, seen_together
 from pymc_dp.tuning.releases import Shares

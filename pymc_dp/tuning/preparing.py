@@ -23,14 +23,14 @@ from pymc_dp.base import threads
 from pymc_dp.base.checks import warn
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded, LedgerError
-from pymc_dp.privacy.events import MU2_UNIT
-from pymc_dp.privacy.forecast import Forecast
-from pymc_dp.privacy.ledger import PREPARATION
+from pymc_dp.privacy.account import PREPARATION
+from pymc_dp.privacy.accounting import MU2_UNIT
 from pymc_dp.privacy.preparation import Histogram, Preparation, Unpayable
 from pymc_dp.records.ancestry import is_data
 from pymc_dp.records.units import private_observed
 from pymc_dp.rows.contributions import Contribution, made_up_norms
 from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.tuning.forecast import Forecast, forecast_of
 from pymc_dp.tuning.model_parts import ModelParts
 
 PREPARES = " preparation"
@@ -94,8 +94,7 @@ def _reference(array: Any) -> Callable[[], Any]:
 
 def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, Any]]]:
     """Plan ids and payloads of the preparations that were not finished, newest first."""
-    ledger = budget.ledger
-    mine = [e for e in ledger.entries() if e.account == budget.account]
+    mine = list(budget.account.entries())
     finished = {e.plan for e in mine if e.kind == "finish"}
     return [
         (e.plan, e.payload)
@@ -228,22 +227,22 @@ class Preparing:
 
     def remaining(self) -> int:
         """Ledger units of which shares are parts: those that are left, and those set aside."""
-        return self.budget.ledger.remaining(self.budget.account) + self.set_aside
+        return self.budget.account.read().remaining + self.set_aside
 
     def refuse_if_used_up(self, hint: bool = True) -> None:
         """Raise `BudgetExceeded` unless something is left; hint at what can be resumed."""
         budget = self.budget
-        if budget.ledger.account_info(budget.account).closed:
+        if budget.account.read().closed:
             raise BudgetExceeded(
                 f"The account of this privacy budget (epsilon={budget.epsilon:g}) was closed, and "
                 "what it had left was released; no record was read. A new analysis of these data "
                 "needs a new budget, decided by whoever answers for the data."
             )
         if self._used_up():
-            ledger, account = budget.ledger, budget.account
-            left = ledger.remaining(account)
+            account = budget.account
+            left = account.read().remaining
             waits = hint and any(
-                plan["units"] - ledger.charged(account, of) <= left
+                plan["units"] - account.charged(of) <= left
                 for of, plan in unfinished_preparations(budget)
             )
             resumed = (
@@ -258,7 +257,7 @@ class Preparing:
             )
 
     def _used_up(self) -> bool:
-        account = self.budget.ledger.account_info(self.budget.account)
+        account = self.budget.account.read()
         return self.remaining() <= account.cap >> 20  # what the integers of a used plan leave over
 
     def prepared(
@@ -298,7 +297,7 @@ class Preparing:
         if preparation is None or not preparation.resumed:
             return
         planned = preparation.units - preparation.spent
-        left = self.budget.ledger.remaining(self.budget.account)
+        left = self.budget.account.read().remaining
         gone = 1.0 - left / planned if planned > 0 else 1.0
         if gone <= _GONE:
             return
@@ -324,7 +323,7 @@ class Preparing:
         again: bool = False,
     ) -> Shown:
         """As :meth:`prepared`; `again` asks for a new preparation."""
-        given = (engine or self.engine, self.budget.ledger, self.budget.account)
+        given = (engine or self.engine, self.budget.account)
         asked: dict[str, Any] = {
             "sampler": self.sampler + PREPARES,
             "settings": {**self.counts, "set_aside": self.set_aside, **settings},
@@ -343,11 +342,13 @@ class Preparing:
             if before is not None:
                 before.finish()
             self.budget.ledger.versions[preparation.plan_id] = self._version()
+            left = max(units - self.set_aside, 0)
             _log.info(
-                "%s prepares: private releases from what is left of the budget, %s, shown one by "
-                "one in budget.table().",
+                "%s prepares: private releases from what is left of the budget, epsilon = %.4g "
+                "(mu^2 = %.4g), shown one by one in budget.table().",
                 self.sampler,
-                self.budget.describe(max(units - self.set_aside, 0)),
+                self.budget.epsilon_of(left),
+                left / MU2_UNIT,
             )
         else:
             preparation = before
@@ -390,7 +391,7 @@ class Preparing:
 
     def _warn_if_given_up(self, before: Preparation, units: int) -> None:
         """Warn that a preparation that cannot be resumed was paid for all the same."""
-        account = self.budget.ledger.account_info(self.budget.account)
+        account = self.budget.account.read()
         warn(
             f"A preparation that has cost {before.spent / account.cap:.0%} of the budget cannot "
             "be resumed (data or priors were replaced since, a release was charged by a "
@@ -428,7 +429,8 @@ class Preparing:
         """Forecast, before anything is spent, whether the result will be mostly noise."""
         once = self.sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
         start = self.parts.records.initial
-        return self.budget.forecast(
+        return forecast_of(
+            self.budget,
             self.like,
             1000 if once else self.counts["draws"],
             self.counts["tune"],
@@ -450,7 +452,7 @@ class Preparing:
 
     def _warn_if_another_waits(self) -> None:
         """Warn that a preparation plans with all that is left, chains of earlier steps included."""
-        mine = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        mine = list(self.budget.account.entries())
         begun = Counter(e.plan for e in mine if e.kind == "run")
         waiting = [e for e in mine if e.kind == "plan" and e.payload.get("events")]
         if any(begun[e.plan] < e.payload.get("runs", 1) for e in waiting):
@@ -462,11 +464,11 @@ class Preparing:
 
     def _warn_if_paid_for(self) -> None:
         """Warn that a call with other settings does not use what an earlier one has paid for."""
-        entries = [e for e in self.budget.ledger.entries() if e.account == self.budget.account]
+        entries = list(self.budget.account.entries())
         newest = max((e.seq for e in entries if e.kind == "run"), default=0)
         began = {e.plan: e.seq for e in entries if e.kind == "plan"}
         for plan_id, plan in unfinished_preparations(self.budget):
-            spent = self.budget.ledger.charged(self.budget.account, plan_id)
+            spent = self.budget.account.charged(plan_id)
             if began[plan_id] > newest and spent and not plan["settings"]["set_aside"]:
                 name, counts = plan["sampler"].removesuffix(PREPARES), plan["settings"]
                 warn(

@@ -22,14 +22,15 @@ from pymc_dp.kernels import penalty
 from pymc_dp.kernels.barker import BarkerTest
 from pymc_dp.kernels.penalty import GaussianProposal
 from pymc_dp.privacy import answer, holder, noise, subsampled
-from pymc_dp.privacy.chains import BatchQueries, MomentQueries
-from pymc_dp.privacy.events import (
+from pymc_dp.privacy.account import Account
+from pymc_dp.privacy.accounting import (
     MU2_UNIT,
     BatchEvent,
     FixedBatchGaussianEvent,
     GaussianEvent,
     SubsampledGaussianEvent,
 )
+from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.privacy.holder import COINS
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
@@ -176,7 +177,8 @@ def queries(
     **kwargs: Any,
 ) -> Any:
     ledger = Ledger.temporary()
-    account = ledger.open_account(
+    account = Account.open(
+        ledger,
         MU2_UNIT,
         epsilon=1.0,
         delta=1e-5,
@@ -184,9 +186,9 @@ def queries(
         unit="row",
         public_payload={},
     )
-    ledger.record_plan(account, 1, {"chains": 1})
-    ledger.begin_run(account, 1, max_runs=1, run_cost=0)
-    meter = Meter(ledger, account, 1, {event: 1}, {}, 10**6, prepaid=True)
+    account.record_plan(1, {"chains": 1})
+    account.begin_run(1, max_runs=1, run_cost=0)
+    meter = Meter(account, 1, {event: 1}, {}, 10**6, prepaid=True)
     found = kind(engine_of(False), meter, event, clip_norm, N, **kwargs)
     found.begin_chain()
     return found
@@ -490,12 +492,12 @@ def test_a_plan_that_does_not_fit_is_refused() -> None:
 def test_a_run_is_paid_for_before_a_record_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     model, budget = logistic()
     step = dp.DPSGLD(draws=5, chains=1, model=model, **SETTINGS)
-    assert budget.ledger.spent(budget.account) == step.plan.batches.reserved
+    assert budget.account.read().spent == step.plan.batches.reserved
     spent = []
     original = holder._batch
 
     def watched(*of: Any) -> Any:
-        spent.append(budget.ledger.spent(budget.account))
+        spent.append(budget.account.read().spent)
         return original(*of)
 
     monkeypatch.setattr(holder, "_batch", watched)
@@ -565,7 +567,7 @@ def test_steps_on_batches(cls: Any, kind: str, neighboring: Any) -> None:
     used = subsampled.epsilon_of([(batches.event, batches.releases)], 0, budget.delta, neighboring)
     assert 0.98 * epsilon < used <= epsilon
     assert budget.spent().epsilon == used
-    assert budget.ledger.spent(budget.account) == batches.reserved
+    assert budget.account.read().spent == batches.reserved
     assert batch in budget.table()["mechanism"].iloc[0]
     assert ("approximate" in statement) == tested
     assert ("three reasons" in statement) == (cls is dp.DPBarker)
@@ -613,7 +615,7 @@ def test_fixed_batches_need_a_public_number_of_units() -> None:
     model, budget = logistic(neighboring="add_or_remove_one", n_public=N)
     with pytest.raises(ValueError, match="neighboring='replace_one' only"):
         dp.DPSGLD(draws=10, chains=1, batches="fixed_size", model=model, **SETTINGS)
-    assert budget.ledger.spent(budget.account) == 0
+    assert budget.account.read().spent == 0
 
 
 def test_a_preparation_beside_fixed_batches() -> None:
@@ -623,7 +625,7 @@ def test_a_preparation_beside_fixed_batches() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step = dp.DPBarker(draws=20, chains=1, model=model, **given)
-    account = budget.ledger.account_info(budget.account)
+    account = budget.account.read()
     assert step.plan.batches.reserved < account.spent <= account.cap
     q = step.plan.batches.event.sampling_probability
     typical = 1.3 * np.sqrt(2) * float(step.step_size)  # of 2 coordinates
@@ -641,15 +643,15 @@ def test_another_release_on_the_same_budget_stays_within_the_room() -> None:
         draws=20, chains=1, model=model, noise_multiplier=15.0, **{**SETTINGS, "step_size": 0.005}
     )
     sample(model, step, draws=20)
-    account = budget.ledger.account_info(budget.account)
+    account = budget.account.read()
     batches = step.plan.batches
     pair = (batches.event, batches.releases)
     assert subsampled.epsilon_of([pair], account.remaining, budget.delta, "replace_one") <= 5.0
     event = GaussianEvent("all that is left", 1.0001 * (MU2_UNIT / account.remaining) ** 0.5)
-    budget.ledger.record_plan(budget.account, 5, {"kind": "preparation"})
-    budget.ledger.charge(budget.account, 5, event)
+    budget.account.record_plan(5, {"kind": "preparation"})
+    budget.account.charge(5, event)
     with pytest.raises(dp.BudgetExceeded):
-        budget.ledger.charge(budget.account, 5, event)
+        budget.account.charge(5, event)
 
 
 SHORT = {**SETTINGS, "step_size": 0.005, "noise_multiplier": 25.0}
@@ -658,8 +660,8 @@ OTHER = {**SHORT, "step_size": 0.001, "batch_size": 100}
 
 def charge(budget: dp.PrivacyBudget, multiplier: float) -> None:
     """A Gaussian release."""
-    budget.ledger.record_plan(budget.account, 5, {"kind": "preparation"})
-    budget.ledger.charge(budget.account, 5, GaussianEvent("a release", multiplier))
+    budget.account.record_plan(5, {"kind": "preparation"})
+    budget.account.charge(5, GaussianEvent("a release", multiplier))
 
 
 @pytest.mark.slow
@@ -669,7 +671,7 @@ def test_there_is_no_choice_of_a_plan_after_a_release() -> None:
     given: dict[str, Any] = {"draws": 20, "chains": 1, "model": model}
     dp.DPSGLD(**given, **OTHER)
     step = dp.DPSGLD(**given, **SHORT)  # nothing was released: another plan takes its place
-    assert budget.ledger.spent(budget.account) == step.plan.batches.reserved
+    assert budget.account.read().spent == step.plan.batches.reserved
     again = dp.DPSGLD(**given, **SHORT)
     sample(model, step, draws=20)
     with pytest.raises(dp.BudgetExceeded, match="have been made"):
@@ -702,18 +704,18 @@ def test_there_is_no_choice_between_batches_and_other_releases() -> None:
     """
     model, budget = logistic(epsilon=5.0)
     step = dp.DPSGLD(draws=20, chains=1, model=model, **SHORT)
-    room = budget.ledger.cap(budget.account) - step.plan.batches.reserved
-    assert budget.ledger.remaining(budget.account) == room
+    room = budget.account.read().cap - step.plan.batches.reserved
+    assert budget.account.read().remaining == room
     charge(budget, 1.001 * (MU2_UNIT / room) ** 0.5)
     with pytest.raises(dp.BudgetExceeded, match="needs epsilon"):
-        budget.ledger.charge(budget.account, 5, GaussianEvent("one more", 3.0))
+        budget.account.charge(5, GaussianEvent("one more", 3.0))
     with pytest.raises(dp.LedgerError):
-        budget.ledger.fix_batches(budget.account, None)
+        budget.account.fix_batches(None)
     gaussian = {"scaling": 0.1, "clip_norm": 0.3, "step_size": 0.05}
     other, budget = logistic(epsilon=5.0)
     dp.DPSGLD(draws=20, chains=1, model=other, **SHORT)
     beside = dp.DPPenalty(draws=20, chains=1, model=other, **gaussian)
-    assert beside.plan.run_cost <= budget.ledger.remaining(budget.account)
+    assert beside.plan.run_cost <= budget.account.read().remaining
 
 
 @pytest.mark.slow
@@ -730,7 +732,7 @@ def test_a_step_that_can_not_be_made_costs_nothing(
     monkeypatch.setattr(dp.DPSGLD, "_prepare", fails)
     with pytest.raises((ValueError, RuntimeError)):
         dp.DPSGLD(draws=5, chains=1, model=model, **settings)
-    assert budget.ledger.spent(budget.account) == 0 and budget.batches() is None
+    assert budget.account.read().spent == 0 and budget.batches() is None
     dp.DPPenalty(draws=5, chains=1, model=model, scaling=0.1, clip_norm=0.3, step_size=0.1)
 
 
@@ -755,7 +757,7 @@ def test_a_preparation_stays_within_its_room() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         step = dp.DPSGNHT(draws=20, chains=1, model=model)
-    account = budget.ledger.account_info(budget.account)
+    account = budget.account.read()
     assert step.plan.batches.reserved < account.spent <= account.cap
     sample(model, step, draws=20)
     assert budget.spent().epsilon <= 20.0
@@ -768,14 +770,14 @@ def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.Mon
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         first = dp.DPSGNHT(draws=20, chains=1, model=model)
-        spent = budget.ledger.spent(budget.account)
+        spent = budget.account.read().spent
         again = dp.DPSGNHT(draws=20, chains=1, model=model)
-        assert budget.ledger.spent(budget.account) == spent
+        assert budget.account.read().spent == spent
         assert again.coordinates.scaling.tolist() == first.coordinates.scaling.tolist()
         monkeypatch.setattr(Preparing, "_is_stale", lambda self, plan_id: True)
         with pytest.raises(dp.BudgetExceeded, match="no record was read for it"):
             dp.DPSGNHT(draws=20, chains=1, model=model)
-    assert budget.ledger.spent(budget.account) == spent
+    assert budget.account.read().spent == spent
     sample(model, again, draws=20)
 
 
@@ -798,7 +800,7 @@ def test_a_preparation_beside_batches_is_not_taken_up_by_another_step(
         warnings.simplefilter("ignore")
         with pytest.raises(KeyboardInterrupt):
             dp.DPPenalty(draws=20, chains=1, model=model, batch_size=200)
-        left = budget.ledger.remaining(budget.account)
+        left = budget.account.read().remaining
         dp.DPPenalty(draws=20, chains=1, model=model)
     assert asked[2] > left
     assert set(asked[3:]) == {left}
@@ -807,13 +809,13 @@ def test_a_preparation_beside_batches_is_not_taken_up_by_another_step(
 def test_the_ledger_is_read_a_few_times_for_a_chain(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = logistic()
     step = dp.DPPenalty(draws=60, chains=1, model=model, scaling=0.1, clip_norm=0.3, step_size=0.1)
-    original, read = Ledger.batches, []
+    original, read = Account.batches, []
 
-    def counted(self: Ledger, account: int) -> Any:
-        read.append(account)
-        return original(self, account)
+    def counted(self: Account) -> Any:
+        read.append(self)
+        return original(self)
 
-    monkeypatch.setattr(Ledger, "batches", counted)
+    monkeypatch.setattr(Account, "batches", counted)
     sample(model, step, draws=60)
     assert len(read) < 60
 

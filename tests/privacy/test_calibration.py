@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from pymc_dp.privacy.accounting import (
+    MU2_UNIT,
+    GaussianEvent,
     calibrate,
     mu_from_budget,
     smallest_noise_multiplier,
     units_from_mu,
 )
-from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.plan import make_plan
 
 

@@ -10,13 +10,13 @@ import pytest
 
 from pymc_dp.base.checks import check_delta, check_epsilon
 from pymc_dp.privacy.accounting import (
+    MU2_UNIT,
     delta_from_mu,
     epsilon_from_mu,
     mu_from_budget,
     mu_from_units,
     units_from_mu,
 )
-from pymc_dp.privacy.events import MU2_UNIT
 
 
 def exact_delta(epsilon, mu):

@@ -28,9 +28,8 @@ from pymc_dp.base.compat import group
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch, PrivacyError
 from pymc_dp.privacy import journal
 from pymc_dp.privacy import meter as metering
-from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
-from pymc_dp.privacy.events import GaussianEvent
-from pymc_dp.privacy.journal import encode
+from pymc_dp.privacy.account import Account
+from pymc_dp.privacy.accounting import GaussianEvent, mu_from_budget, units_from_mu
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 
@@ -38,15 +37,21 @@ FORK = multiprocessing.get_context("fork")
 
 
 def open_account(ledger, cap=1000, neighboring="replace_one"):
-    return ledger.open_account(
-        cap, epsilon=1.0, delta=1e-6, neighboring=neighboring, unit=None, public_payload={"x": 1}
+    return Account.open(
+        ledger,
+        cap,
+        epsilon=1.0,
+        delta=1e-6,
+        neighboring=neighboring,
+        unit=None,
+        public_payload={"x": 1},
     )
 
 
 def planned(ledger, cap=1000, chains=4):
     account = open_account(ledger, cap)
-    ledger.record_plan(account, 1, {"chains": chains})
-    ledger.begin_run(account, 1, max_runs=1, run_cost=0)
+    account.record_plan(1, {"chains": chains})
+    account.begin_run(1, max_runs=1, run_cost=0)
     return account
 
 
@@ -121,7 +126,7 @@ class TestFile:
     def test_a_truncated_file_is_damaged(self, ledger):
         account = planned(ledger)
         for _ in range(60):
-            ledger.lease(account, 1, 1, 1)
+            account.lease(1, 1, 1)
         content = Path(ledger.path).read_bytes()
         Path(ledger.path).write_bytes(content[: len(content) // 2])
         with pytest.raises(LedgerError):
@@ -139,7 +144,7 @@ class TestFile:
         account = planned(ledger)
         os.unlink(ledger.path)
         with pytest.raises(LedgerError, match="missing"):
-            ledger.lease(account, 1, 1, 1)
+            account.lease(1, 1, 1)
         assert not os.path.exists(ledger.path)
 
     def test_a_file_that_is_lost_after_it_was_seen_is_not_rebuilt(self, ledger, monkeypatch):
@@ -152,7 +157,7 @@ class TestFile:
 
         monkeypatch.setattr("pymc_dp.privacy.journal.sqlite3.connect", lost)
         with pytest.raises(LedgerError):
-            ledger.lease(account, 1, 1, 1)
+            account.lease(1, 1, 1)
         assert not os.path.exists(ledger.path)
 
     @pytest.mark.parametrize(
@@ -204,7 +209,7 @@ class TestFile:
             again = Ledger.open(path)
             assert type(again.path) is str
             assert again.path == made.path
-            assert again.cap(account) == 1000
+            assert account.read().cap == 1000
         assert pickle.loads(pickle.dumps(made)).head() == made.head()
 
     @pytest.mark.parametrize("code", [errno.ENOLCK, errno.EOPNOTSUPP, errno.EIO, errno.ENOSPC])
@@ -220,24 +225,24 @@ class TestFile:
         with monkeypatch.context() as patch:
             patch.setattr(fcntl, "flock", fail)
             with pytest.raises(LedgerError, match=r"no record was touched.*local disk with room"):
-                ledger.lease(account, 1, 1, 5)
+                account.lease(1, 1, 5)
             with pytest.raises(LedgerError, match="cannot be locked"):
                 Ledger.create(ledger.path + ".new")
         assert not os.path.exists(ledger.path + ".new")
-        assert ledger.spent(account) == 0
-        assert ledger.lease(account, 1, 1, 5) == 5
+        assert account.read().spent == 0
+        assert account.lease(1, 1, 5) == 5
 
     def test_a_directory_that_is_gone(self, ledger):
         """Nothing is made in its place, and work goes on when it is back."""
         account = planned(ledger)
         directory = Path(ledger.path).parent
         away = directory.rename(directory.with_name("away"))
-        for call in (ledger.head, lambda: ledger.lease(account, 1, 1, 1)):
+        for call in (ledger.head, lambda: account.lease(1, 1, 1)):
             with pytest.raises(LedgerError, match=r"missing.*back in its place"):
                 call()
         assert not directory.exists()
         away.rename(directory)
-        assert ledger.lease(account, 1, 1, 5) == ledger.spent(account) == 5
+        assert account.lease(1, 1, 5) == account.read().spent == 5
 
     def test_a_file_that_cannot_be_written(self, ledger, monkeypatch):
         """As on a disk that is read-only, by what SQLite says then."""
@@ -250,9 +255,9 @@ class TestFile:
         with monkeypatch.context() as patch:
             patch.setattr(sqlite3, "connect", read_only)
             with pytest.raises(LedgerError, match=r"cannot be written.*run again"):
-                ledger.lease(account, 1, 1, 5)
-        assert ledger.spent(account) == 0
-        assert ledger.lease(account, 1, 1, 5) == 5
+                account.lease(1, 1, 5)
+        assert account.read().spent == 0
+        assert account.lease(1, 1, 5) == 5
 
     def test_no_room_for_a_temporary_ledger(self, monkeypatch):
         def fail(**settings):
@@ -291,7 +296,7 @@ class TestFile:
         directory.chmod(0o500)
         try:
             with pytest.raises(LedgerError, match=r"can(not)? be written"):
-                ledger.lease(account, 1, 1, 1)
+                account.lease(1, 1, 1)
         finally:
             directory.chmod(0o700)
 
@@ -376,8 +381,8 @@ class TestDisk:
         event = GaussianEvent("a long name " * 10, 2.0**19)
         calls = {
             "account": lambda: 0 * open_account(ledger, cap=10**6),
-            "lease": lambda: ledger.lease(account, 7, 1, 7),
-            "charge": lambda: ledger.charge(account, 7, event),
+            "lease": lambda: account.lease(7, 1, 7),
+            "charge": lambda: account.charge(7, event),
         }
         failed, granted, accounts = [], 0, 1
         for name in np.random.default_rng(0).choice(list(calls), 150):
@@ -388,7 +393,7 @@ class TestDisk:
                 assert "make room and run again" in str(error)
                 failed.append(name)
                 disk.pages += 1
-            assert ledger.spent(account) == granted
+            assert account.read().spent == granted
             assert ledger.total_reserved() == accounts * 10**6
         assert set(failed) == set(calls)
         disk.pages = None
@@ -431,7 +436,7 @@ class TestDisk:
                     run()
             charged = {"charge", "lease", "return"}
             rows = [e.amount for e in ledger.entries() if e.kind in charged]
-            assert ledger.spent(account) == sum(rows)
+            assert account.read().spent == sum(rows)
             spent.append(sum(rows))
         assert spent[0] == spent[1] == 0 < spent[2] < spent[3] == spent[4] == spent[5]
         with monkeypatch.context() as patch:  # the result is whole all the same
@@ -439,7 +444,7 @@ class TestDisk:
             assert group(run(), "posterior").sizes["draw"] == 30
         kinds = [e.kind for e in ledger.entries()]
         assert kinds.count("charge") == kinds.count("release")
-        assert ledger.spent(account) <= ledger.cap(account)
+        assert account.read().spent <= account.read().cap
         assert ledger.verify() == len(kinds)
 
 
@@ -451,28 +456,28 @@ class TestAccounts:
         with pytest.raises(BudgetExceeded, match="overall cap of epsilon = 1 at delta 1e-06"):
             open_account(ledger, 11)
         second = open_account(ledger, 10)
-        assert (first, second) == (1, 2)
+        assert (first.number, second.number) == (1, 2)
         assert ledger.total_reserved() == total
 
     def test_closing_releases_what_was_not_spent(self, ledger):
         account = planned(ledger, cap=100)
-        ledger.lease(account, 1, 7, 3)
-        ledger.close_account(account)
-        ledger.close_account(account)
-        info = ledger.account_info(account)
+        account.lease(1, 7, 3)
+        account.close()
+        account.close()
+        info = account.read()
         assert (info.cap, info.spent, info.remaining, info.closed) == (21, 21, 0, True)
         assert ledger.total_reserved() == 21
-        assert ledger.lease(account, 1, 1, 1) == 0
+        assert account.lease(1, 1, 1) == 0
         for call in (
-            lambda: ledger.record_plan(account, 2, {"chains": 1}),
-            lambda: ledger.begin_run(account, 1, max_runs=9, run_cost=0),
+            lambda: account.record_plan(2, {"chains": 1}),
+            lambda: account.begin_run(1, max_runs=9, run_cost=0),
         ):
             with pytest.raises(LedgerError, match="closed"):
                 call()
         # A chain that was still running returns what it had leased: no charge can use it.
-        ledger.give_back(account, 1, 7, 1)
-        assert ledger.total_reserved() == ledger.cap(account) == 14
-        assert ledger.remaining(account) == 0
+        account.give_back(1, 7, 1)
+        assert ledger.total_reserved() == account.read().cap == 14
+        assert account.read().remaining == 0
 
     def test_relations_do_not_mix(self, ledger):
         with pytest.raises(LedgerError, match=r"'add_or_remove_one'.*'replace_one'"):
@@ -480,8 +485,8 @@ class TestAccounts:
 
     def test_account_info(self, ledger):
         account = open_account(ledger, cap=5)
-        info = ledger.account_info(account)
-        assert (info.number, info.cap, info.spent, info.remaining) == (1, 5, 0, 5)
+        info = account.read()
+        assert (account.number, info.cap, info.spent, info.remaining) == (1, 5, 0, 5)
         assert (info.epsilon, info.delta, info.unit, info.public) == (1.0, 1e-6, None, {"x": 1})
 
     @pytest.mark.parametrize("cap", [0, -1, 1.5, True, "7", 2**63])
@@ -490,103 +495,104 @@ class TestAccounts:
             open_account(ledger, cap)
 
     def test_unknown_accounts(self, ledger):
-        for call in (ledger.spent, ledger.cap, ledger.remaining, ledger.close_account):
+        account = Account(ledger, 3)
+        for call in (account.read, account.close, lambda: account.lease(1, 1, 1)):
             with pytest.raises(LedgerError, match="no account number 3"):
-                call(3)
+                call()
 
 
 class TestPlans:
     def test_plan_is_kept(self, ledger):
         account = open_account(ledger)
         payload = {"chains": 2, "noise": 0.1, "names": ("a", "é")}
-        ledger.record_plan(account, 7, payload)
-        ledger.record_plan(account, 7, payload)
-        assert ledger.plan(account, 7) == {"chains": 2, "noise": 0.1, "names": ["a", "é"]}
+        account.record_plan(7, payload)
+        account.record_plan(7, payload)
+        assert account.plan(7) == {"chains": 2, "noise": 0.1, "names": ["a", "é"]}
         assert ledger.verify() == 3
         assert [entry.kind for entry in ledger.entries()] == ["ledger", "account", "plan"]
         with pytest.raises(LedgerError, match="another plan number 7"):
-            ledger.record_plan(account, 7, {"chains": 3})
+            account.record_plan(7, {"chains": 3})
         with pytest.raises(LedgerError, match="no plan number 8"):
-            ledger.plan(account, 8)
+            account.plan(8)
 
     @pytest.mark.parametrize("payload", [{}, {"chains": 0}, {"chains": "2"}, {"chains": True}])
     def test_plan_needs_chains(self, ledger, payload):
         with pytest.raises(ValueError, match="chains"):
-            ledger.record_plan(open_account(ledger), 1, payload)
+            open_account(ledger).record_plan(1, payload)
 
     def test_payload_is_json(self, ledger):
         account = open_account(ledger)
         with pytest.raises((TypeError, ValueError)):
-            ledger.record_plan(account, 1, {"chains": 1, "x": float("nan")})
+            account.record_plan(1, {"chains": 1, "x": float("nan")})
         with pytest.raises(TypeError):
-            ledger.record_plan(account, 1, {"chains": 1, "x": object()})
+            account.record_plan(1, {"chains": 1, "x": object()})
         assert ledger.verify() == 2
 
     def test_runs_are_counted(self, ledger):
         account = open_account(ledger, cap=100)
-        ledger.record_plan(account, 1, {"chains": 1})
-        assert ledger.begin_run(account, 1, max_runs=2, run_cost=60) == 0
-        ledger.begin_chain(account, 1)
-        ledger.lease(account, 1, 1, 60)
+        account.record_plan(1, {"chains": 1})
+        assert account.begin_run(1, max_runs=2, run_cost=60) == 0
+        account.begin_chain(1)
+        account.lease(1, 1, 60)
         with pytest.raises(BudgetExceeded, match=r"needs epsilon = .*, but only epsilon = .* of"):
-            ledger.begin_run(account, 1, max_runs=2, run_cost=60)
-        assert ledger.begin_run(account, 1, max_runs=2, run_cost=40) == 1
+            account.begin_run(1, max_runs=2, run_cost=60)
+        assert account.begin_run(1, max_runs=2, run_cost=40) == 1
         # interrupted before a chain began: the same run again, and no other chains than its own
-        assert ledger.begin_run(account, 1, max_runs=2, run_cost=40) == 1
-        ledger.begin_chain(account, 1)
+        assert account.begin_run(1, max_runs=2, run_cost=40) == 1
+        account.begin_chain(1)
         with pytest.raises(PlanMismatch, match="1 chains"):
-            ledger.begin_chain(account, 1)
+            account.begin_chain(1)
         with pytest.raises(BudgetExceeded, match="build a new step"):
-            ledger.begin_run(account, 1, max_runs=2, run_cost=0)
+            account.begin_run(1, max_runs=2, run_cost=0)
         with pytest.raises(LedgerError, match="no plan number 2"):
-            ledger.begin_run(account, 2, max_runs=1, run_cost=0)
+            account.begin_run(2, max_runs=1, run_cost=0)
 
     def test_chains_are_counted_per_run(self, ledger):
         account = open_account(ledger)
-        ledger.record_plan(account, 1, {"chains": 2})
+        account.record_plan(1, {"chains": 2})
         with pytest.raises(PlanMismatch, match="no run was authorised"):
-            ledger.begin_chain(account, 1)
+            account.begin_chain(1)
         for _ in range(2):
-            ledger.begin_run(account, 1, max_runs=2, run_cost=0)
-            assert [ledger.begin_chain(account, 1) for _ in range(2)] == [0, 1]
+            account.begin_run(1, max_runs=2, run_cost=0)
+            assert [account.begin_chain(1) for _ in range(2)] == [0, 1]
             with pytest.raises(PlanMismatch, match="2 chains"):
-                ledger.begin_chain(account, 1)
+                account.begin_chain(1)
 
 
 class TestLeases:
     def test_whole_iterations_within_the_cap(self, ledger):
         account = planned(ledger, cap=100)
-        assert ledger.lease(account, 1, 30, 2) == 2
-        assert ledger.lease(account, 1, 30, 5) == 1
-        assert ledger.lease(account, 1, 30, 5) == 0
-        assert ledger.lease(account, 1, 10, 5) == 1
-        assert (ledger.spent(account), ledger.remaining(account)) == (100, 0)
+        assert account.lease(1, 30, 2) == 2
+        assert account.lease(1, 30, 5) == 1
+        assert account.lease(1, 30, 5) == 0
+        assert account.lease(1, 10, 5) == 1
+        assert (account.read().spent, account.read().remaining) == (100, 0)
 
     def test_accounts_do_not_share(self, ledger):
         first, second = planned(ledger, cap=10), planned(ledger, cap=10)
-        assert ledger.lease(first, 1, 1, 99) == 10
-        assert ledger.lease(second, 1, 1, 99) == 10
+        assert first.lease(1, 1, 99) == 10
+        assert second.lease(1, 1, 99) == 10
 
     def test_give_back(self, ledger):
         account = planned(ledger, cap=100)
-        ledger.lease(account, 1, 10, 10)
-        ledger.give_back(account, 1, 10, 4)
-        ledger.give_back(account, 1, 10, 0)
-        assert ledger.spent(account) == 60
+        account.lease(1, 10, 10)
+        account.give_back(1, 10, 4)
+        account.give_back(1, 10, 0)
+        assert account.read().spent == 60
         with pytest.raises(LedgerError, match="charged for fewer"):
-            ledger.give_back(account, 1, 10, 7)
+            account.give_back(1, 10, 7)
         with pytest.raises(LedgerError, match="charged for fewer"):
-            ledger.give_back(account, 2, 10, 1)
-        assert ledger.lease(account, 1, 10, 10) == 4
+            account.give_back(2, 10, 1)
+        assert account.lease(1, 10, 10) == 4
 
     @pytest.mark.parametrize("bad", [-1, 1.0, True, "1"])
     def test_bad_amounts(self, ledger, bad):
         account = planned(ledger)
         for call in (
-            lambda: ledger.lease(account, 1, bad, 1),
-            lambda: ledger.lease(account, 1, 1, bad),
-            lambda: ledger.give_back(account, 1, bad, 1),
-            lambda: ledger.give_back(account, 1, 1, bad),
+            lambda: account.lease(1, bad, 1),
+            lambda: account.lease(1, 1, bad),
+            lambda: account.give_back(1, bad, 1),
+            lambda: account.give_back(1, 1, bad),
         ):
             with pytest.raises(ValueError, match=r"cost|want|unused"):
                 call()
@@ -599,7 +605,7 @@ PREPARED = {"kind": "preparation", "sampler": "DPLangevin", "units": 64, "settin
 
 def prepared(ledger, cap=1000):
     account = open_account(ledger, cap)
-    ledger.record_plan(account, 7, PREPARED)
+    account.record_plan(7, PREPARED)
     return account
 
 
@@ -608,15 +614,15 @@ class TestReleases:
         account = prepared(ledger)
         values = {"value": [0.1, -0.0, 5e-324, 1.7976931348623157e308, 1 / 3], "sd": 2**-0.5}
         for number in range(2):
-            assert ledger.charge(account, 7, EVENT) == EVENT.cost == 16
-            assert ledger.spent(account) == 16 * (number + 1)
-            ledger.keep(account, 7, "score", values, number)
-        assert ledger.kept(account, 7) == [("score", values)] * 2
-        assert [str(x) for x in ledger.kept(account, 7)[0].values["value"]] == [
+            assert account.charge(7, EVENT) == EVENT.cost == 16
+            assert account.read().spent == 16 * (number + 1)
+            account.keep(7, "score", values, number)
+        assert account.kept(7) == [("score", values)] * 2
+        assert [str(x) for x in account.kept(7)[0].values["value"]] == [
             str(x) for x in values["value"]
         ]
-        assert ledger.charged(account, 7) == ledger.spent(account) == 32
-        assert ledger.kept(account, 8) == []
+        assert account.charged(7) == account.read().spent == 32
+        assert account.kept(8) == []
         entries = list(ledger.entries())
         assert [entry.kind for entry in entries[2:]] == ["plan", *["charge", "release"] * 2]
         assert [entry.balance for entry in entries[3:]] == [16, 16, 32, 32]
@@ -625,69 +631,69 @@ class TestReleases:
 
     def test_the_cap_holds_for_charges_and_leases_together(self, ledger):
         account = prepared(ledger, cap=50)
-        ledger.charge(account, 7, EVENT)
-        ledger.record_plan(account, 1, {"chains": 1})
-        assert ledger.lease(account, 1, 10, 9) == 3
+        account.charge(7, EVENT)
+        account.record_plan(1, {"chains": 1})
+        assert account.lease(1, 10, 9) == 3
         rows = ledger.verify()
         with pytest.raises(BudgetExceeded, match=r"'score' needs epsilon = .* no record was read"):
-            ledger.charge(account, 7, EVENT)
-        assert (ledger.verify(), ledger.spent(account)) == (rows, 46)
+            account.charge(7, EVENT)
+        assert (ledger.verify(), account.read().spent) == (rows, 46)
         with pytest.raises(LedgerError, match="charged for fewer"):
-            ledger.give_back(account, 7, 16, 1)  # a release is never given back
-        ledger.close_account(account)
+            account.give_back(7, 16, 1)  # a release is never given back
+        account.close()
         assert ledger.total_reserved() == 46
         with pytest.raises(LedgerError, match="closed"):
-            ledger.charge(account, 7, EVENT)
+            account.charge(7, EVENT)
 
     def test_only_what_was_charged_is_kept(self, ledger):
         account = prepared(ledger)
         for plan, match in ((7, "not charged"), (8, "no plan number 8")):
             with pytest.raises(LedgerError, match=match):
-                ledger.keep(account, plan, "score", {}, 0)
+                account.keep(plan, "score", {}, 0)
         with pytest.raises(LedgerError, match="no plan number 8"):
-            ledger.charge(account, 8, EVENT)
-        ledger.charge(account, 7, EVENT)
+            account.charge(8, EVENT)
+        account.charge(7, EVENT)
         with pytest.raises(LedgerError, match="not charged"):
-            ledger.keep(account, 7, "curvature", {}, 0)
+            account.keep(7, "curvature", {}, 0)
         with pytest.raises(LedgerError, match="two processes"):
-            ledger.keep(account, 7, "score", {}, 1)
+            account.keep(7, "score", {}, 1)
         with pytest.raises(ValueError, match=r"nan|JSON"):
-            ledger.keep(account, 7, "score", {"value": float("nan")}, 0)
-        ledger.keep(account, 7, "score", {}, 0)
+            account.keep(7, "score", {"value": float("nan")}, 0)
+        account.keep(7, "score", {}, 0)
         with pytest.raises(LedgerError, match="not charged"):
-            ledger.keep(account, 7, "score", {}, 1)
-        assert len(ledger.kept(account, 7)) == 1
+            account.keep(7, "score", {}, 1)
+        assert len(account.kept(7)) == 1
 
     def test_plans_are_found_until_they_are_finished(self, ledger):
         account, other = prepared(ledger), open_account(ledger)
         facts = {"kind": "preparation", "settings": {"a": (1, 2)}}
-        assert ledger.find_plan(account, facts) == 7
-        assert ledger.find_plan(account, {**facts, "settings": {"a": [1, 3]}}) is None
-        assert ledger.find_plan(account, {"more": None}) is None
-        assert ledger.find_plan(other, facts) is None
-        ledger.record_plan(account, 9, PREPARED)
-        assert ledger.find_plan(account, facts) == 9
-        ledger.finish_plan(account, 9)
-        ledger.finish_plan(account, 9)
-        assert ledger.find_plan(account, facts) == 7
+        assert account.find_plan(facts) == 7
+        assert account.find_plan({**facts, "settings": {"a": [1, 3]}}) is None
+        assert account.find_plan({"more": None}) is None
+        assert other.find_plan(facts) is None
+        account.record_plan(9, PREPARED)
+        assert account.find_plan(facts) == 9
+        account.finish_plan(9)
+        account.finish_plan(9)
+        assert account.find_plan(facts) == 7
         with pytest.raises(LedgerError, match="finished"):
-            ledger.charge(account, 9, EVENT)
+            account.charge(9, EVENT)
         with pytest.raises(LedgerError, match="no plan number 10"):
-            ledger.finish_plan(account, 10)
+            account.finish_plan(10)
         assert [entry.kind for entry in ledger.entries()].count("finish") == 1
         ledger.verify()
 
     def test_a_preparation_is_not_run(self, ledger):
         account = prepared(ledger)
         with pytest.raises(PlanMismatch, match="preparation"):
-            ledger.begin_run(account, 7, max_runs=1, run_cost=0)
+            account.begin_run(7, max_runs=1, run_cost=0)
         with pytest.raises(PlanMismatch):
-            ledger.begin_chain(account, 7)
+            account.begin_chain(7)
 
     def test_tampering_with_a_released_value_is_found(self, ledger):
         account = prepared(ledger)
-        ledger.charge(account, 7, EVENT)
-        ledger.keep(account, 7, "score", {"value": [0.25]}, 0)
+        account.charge(7, EVENT)
+        account.keep(7, "score", {"value": [0.25]}, 0)
         tamper(ledger, "UPDATE entries SET payload = replace(payload, '0.25', '0.26')")
         with pytest.raises(LedgerError, match="altered"):
             ledger.verify()
@@ -699,7 +705,7 @@ class TestReleases:
             count = 0
             try:
                 while True:
-                    count += temporary.charge(account, 7, EVENT)
+                    count += account.charge(7, EVENT)
             except BudgetExceeded:
                 return count
 
@@ -710,7 +716,7 @@ class TestReleases:
         totals = [queue.get() for _ in processes]
         for process in processes:
             process.join()
-        assert sum(totals) == temporary.spent(account) == 16 * 21
+        assert sum(totals) == account.read().spent == 16 * 21
         temporary.verify()
 
 
@@ -741,7 +747,7 @@ class TestChain:
     def test_tampering_is_found(self, ledger, statement):
         account = planned(ledger)
         for _ in range(4):
-            ledger.lease(account, 1, 5, 1)
+            account.lease(1, 5, 1)
         assert ledger.verify() == 8
         tamper(ledger, statement)
         with pytest.raises(LedgerError, match=r"altered|damaged"):
@@ -750,10 +756,10 @@ class TestChain:
     def test_an_altered_row_needs_new_hashes_in_all_rows_after_it(self, ledger):
         account = planned(ledger)
         for _ in range(4):
-            ledger.lease(account, 1, 5, 1)
+            account.lease(1, 5, 1)
         entry = list(ledger.entries())[5]
         other = replace(entry, payload={**entry.payload, "note": "altered"})
-        text, new = encode(other)[6], other.expected_hash()
+        text, new = journal._canonical(other.payload), other.expected_hash()
         tamper(ledger, f"UPDATE entries SET payload = '{text}', hash = '{new}' WHERE seq = 6")
         tamper(ledger, f"UPDATE entries SET previous = '{new}' WHERE seq = 7")
         with pytest.raises(LedgerError, match="altered"):
@@ -761,9 +767,9 @@ class TestChain:
 
     def test_a_published_head_finds_an_older_copy(self, ledger):
         account = planned(ledger)
-        ledger.lease(account, 1, 5, 1)
+        account.lease(1, 5, 1)
         head = ledger.head()
-        ledger.lease(account, 1, 5, 1)
+        account.lease(1, 5, 1)
         assert ledger.verify(head) == 6
         tamper(ledger, "DELETE FROM entries WHERE seq >= 5")
         assert ledger.verify() == 4  # the chain alone cannot know
@@ -772,8 +778,8 @@ class TestChain:
 
     def test_entries(self, ledger):
         account = planned(ledger)
-        ledger.lease(account, 1, 5, 3)
-        ledger.give_back(account, 1, 5, 1)
+        account.lease(1, 5, 3)
+        account.give_back(1, 5, 1)
         entries = list(ledger.entries())
         kinds = ["ledger", "account", "plan", "run", "lease", "return"]
         assert [entry.kind for entry in entries] == kinds
@@ -787,7 +793,7 @@ class TestChain:
         monkeypatch.setattr(journal, "_PAGE", 7)
         account = planned(temporary)
         for _ in range(30):
-            temporary.lease(account, 1, 1, 1)
+            account.lease(1, 1, 1)
         assert [entry.seq for entry in temporary.entries()] == list(range(1, 35))
         assert temporary.verify() == 34
 
@@ -795,7 +801,7 @@ class TestChain:
     def test_long_ledgers_stay_fast(self, temporary):
         """A charge in a ledger of 20,000 rows reads a few of them: totals are running sums."""
         account = planned(temporary, cap=10**9)
-        with temporary._journal.transaction() as transaction:
+        with temporary.journal.transaction() as transaction:
             for _ in range(20_000):
                 transaction.append("lease", account, 1, {"cost": 1, "iterations": 1}, 1)
         steps = 0
@@ -813,74 +819,74 @@ class TestChain:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(journal.Journal, "_connect", counting)
-            temporary.lease(account, 1, 1, 1)
+            account.lease(1, 1, 1)
         assert steps < 20  # virtual machine instructions / 100; a scan would take over 1000
 
 
 class TestMeter:
     def test_a_chain_is_paid_and_no_more(self, temporary):
         account = planned(temporary, cap=10**6)
-        meter = Meter(temporary, account, 1, {UNIT: 10}, {UNIT: 7}, 200)
+        meter = Meter(account, 1, {UNIT: 10}, {UNIT: 7}, 200)
         meter.begin_chain()
-        assert temporary.spent(account) == 7
+        assert account.read().spent == 7
         for started in range(200):
             assert meter.started == started
             assert meter.begin_iteration()
-            assert temporary.spent(account) >= 7 + 10 * (started + 1)
-        assert temporary.spent(account) == 2007
+            assert account.read().spent >= 7 + 10 * (started + 1)
+        assert account.read().spent == 2007
         assert not meter.frozen
         assert not meter.begin_iteration()  # not planned, so not charged
         meter.close()
-        assert temporary.spent(account) == 2007
+        assert account.read().spent == 2007
 
     def test_close_returns_the_rest(self, temporary):
         account = planned(temporary)
-        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 100)
+        meter = Meter(account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         assert all(meter.begin_iteration() for _ in range(10))
         meter.close()
         meter.close()
-        assert temporary.spent(account) == 10
+        assert account.read().spent == 10
         with pytest.raises(PlanMismatch, match="no chain was begun"):
             meter.begin_iteration()
 
     def test_frozen_for_good(self, temporary):
         account = planned(temporary, cap=70)
-        other = Meter(temporary, account, 1, {UNIT: 1}, {}, 50)
+        other = Meter(account, 1, {UNIT: 1}, {}, 50)
         other.begin_chain()
         other.begin_iteration()
-        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 50)
+        meter = Meter(account, 1, {UNIT: 1}, {}, 50)
         meter.begin_chain()
         assert sum(meter.begin_iteration() is not None for _ in range(30)) == 20
         other.close()
-        assert temporary.remaining(account) == 49
+        assert account.read().remaining == 49
         assert meter.frozen
         assert not meter.begin_iteration()
 
     def test_a_start_that_cannot_be_paid_freezes(self, temporary):
         account = planned(temporary, cap=5)
-        meter = Meter(temporary, account, 1, {UNIT: 1}, {UNIT: 6}, 50)
+        meter = Meter(account, 1, {UNIT: 1}, {UNIT: 6}, 50)
         with pytest.raises(PrivacyError, match="no charge pays"):
             meter.begin_chain().check(UNIT.mechanism, UNIT.noise_multiplier)
         assert meter.frozen
         assert not meter.begin_iteration()
-        assert temporary.spent(account) == 0
+        assert account.read().spent == 0
 
     def test_chains_in_one_process(self, temporary):
         account = planned(temporary, chains=2)
-        meter = Meter(temporary, account, 1, {UNIT: 1}, {UNIT: 2}, 100)
+        meter = Meter(account, 1, {UNIT: 1}, {UNIT: 2}, 100)
         meter.begin_chain()
         meter.begin_iteration()
         meter.begin_chain()  # closes the first
-        assert temporary.spent(account) == 5
+        assert account.read().spent == 5
         meter.begin_iteration()
         with pytest.raises(PlanMismatch, match="2 chains"):
             meter.begin_chain()
-        assert temporary.spent(account) == 6
+        assert account.read().spent == 6
 
     def test_a_failed_return_stays_charged(self, temporary, monkeypatch):
         account = planned(temporary)
-        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 100)
+        meter = Meter(account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
 
@@ -888,11 +894,11 @@ class TestMeter:
             raise LedgerError("the disk is full")
 
         with monkeypatch.context() as patch:
-            patch.setattr(Ledger, "give_back", fail)
+            patch.setattr(Account, "give_back", fail)
             with pytest.raises(LedgerError, match="full"):
                 meter.close()
         meter.close()
-        assert temporary.spent(account) == 64
+        assert account.read().spent == 64
         with pytest.raises(PlanMismatch):
             meter.begin_iteration()
 
@@ -906,35 +912,35 @@ class TestMeter:
         clock = Clock()
         monkeypatch.setattr(metering, "time", clock)
         account = planned(temporary, cap=10**6)
-        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 10**4)
+        meter = Meter(account, 1, {UNIT: 1}, {}, 10**4)
         meter.begin_chain()
         for _ in range(65):
             assert meter.begin_iteration()
             clock.now += 0.002  # half a second is 250 iterations, rounded up to 256
-        assert temporary.spent(account) == 64 + 256
-        lease = Ledger.lease
+        assert account.read().spent == 64 + 256
+        lease = Account.lease
 
         def slow(self, *args):
             clock.now += 0.02  # 200 commits are 4 seconds: 2000 iterations, rounded up to 2048
             return lease(self, *args)
 
-        monkeypatch.setattr(Ledger, "lease", slow)
+        monkeypatch.setattr(Account, "lease", slow)
         for _ in range(256):
             assert meter.begin_iteration()
             clock.now += 0.002
-        charged = temporary.spent(account)
+        charged = account.read().spent
         for _ in range(charged - meter.started + 1):
             assert meter.begin_iteration()
             clock.now += 0.002
-        assert temporary.spent(account) - charged == 2048
+        assert account.read().spent - charged == 2048
 
     @pytest.mark.parametrize("bad", [-1, 1.0, True, "1", None])
     def test_wrong_arguments(self, temporary, bad):
         with pytest.raises(ValueError, match="iterations"):
-            Meter(temporary, 1, 1, {}, {}, bad)
+            Meter(Account(temporary, 1), 1, {}, {}, bad)
 
     def test_a_receipt_is_for_what_was_charged(self, temporary):
-        meter = Meter(temporary, planned(temporary), 1, {UNIT: 2}, {}, 10)
+        meter = Meter(planned(temporary), 1, {UNIT: 2}, {}, 10)
         meter.begin_chain()
         receipt, name, multiplier = meter.begin_iteration(), UNIT.mechanism, UNIT.noise_multiplier
         for refused in (("other", multiplier), (name, 0.999 * multiplier)):
@@ -973,20 +979,20 @@ class TestProcesses:
         assert Path(ledger.path).name.encode() in pickle.dumps(ledger)
         assert ledger.__reduce__() == (Ledger, (ledger.path, False))
         account = planned(ledger)
-        meter = Meter(ledger, account, 1, {UNIT: 1}, {}, 100)
+        meter = Meter(account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
         copy = pickle.loads(pickle.dumps(meter))
         with pytest.raises(PlanMismatch):
             copy.begin_iteration()
         copy.close()
-        assert ledger.spent(account) == 64
+        assert account.read().spent == 64
         copy.begin_chain()
         assert meter.begin_iteration()
 
     def test_a_fork_does_not_spend_its_parents_lease(self, temporary):
         account = planned(temporary)
-        meter = Meter(temporary, account, 1, {UNIT: 1}, {}, 100)
+        meter = Meter(account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
 
@@ -996,19 +1002,19 @@ class TestProcesses:
             assert meter.started == 0
             assert not meter.frozen
             meter.close()
-            before = temporary.spent(account)
+            before = account.read().spent
             meter.begin_chain()
             return before, sum(meter.begin_iteration() is not None for _ in range(5))
 
         assert in_child(child) == (64, 5)
-        assert temporary.spent(account) == 128
+        assert account.read().spent == 128
         assert sum(meter.begin_iteration() is not None for _ in range(63)) == 63
-        assert temporary.spent(account) == 128
+        assert account.read().spent == 128
 
     @pytest.mark.slow
     def test_a_spawned_process_gets_a_fresh_meter(self, ledger):
         account = planned(ledger)
-        meter = Meter(ledger, account, 1, {UNIT: 1}, {}, 100)
+        meter = Meter(account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
         code = (
@@ -1019,7 +1025,7 @@ class TestProcesses:
             "meter.close()\n"
         )
         assert run_python(code, pickle.dumps(meter)).split() == [b"10"]
-        assert ledger.spent(account) == 64 + 10
+        assert account.read().spent == 64 + 10
 
     def test_forking_while_another_thread_charges(self, temporary):
         """A child must not inherit a half-open transaction or a lock nobody will release."""
@@ -1030,17 +1036,17 @@ class TestProcesses:
         def charge():
             nonlocal charged
             while not stop.is_set():
-                charged += temporary.lease(account, 1, 1, 1)
+                charged += account.lease(1, 1, 1)
 
         thread = threading.Thread(target=charge)
         thread.start()
         try:
             for _ in range(15):
-                assert in_child(lambda: temporary.lease(account, 1, 1, 1)) == 1
+                assert in_child(lambda: account.lease(1, 1, 1)) == 1
         finally:
             stop.set()
             thread.join()
-        assert temporary.spent(account) == charged + 15
+        assert account.read().spent == charged + 15
         temporary.verify()
 
     def test_two_processes_never_pass_the_cap(self, temporary):
@@ -1048,7 +1054,7 @@ class TestProcesses:
 
         def spend():
             total = 0
-            while granted := temporary.lease(account, 1, 2, 3):
+            while granted := account.lease(1, 2, 3):
                 total += granted
             return total
 
@@ -1059,7 +1065,7 @@ class TestProcesses:
         totals = [queue.get() for _ in processes]
         for process in processes:
             process.join()
-        assert 2 * sum(totals) == temporary.spent(account) == 1002
+        assert 2 * sum(totals) == account.read().spent == 1002
         temporary.verify()
 
     @pytest.mark.slow
@@ -1072,7 +1078,7 @@ class TestProcesses:
             total = 0
             time.sleep(max(0.0, begin - time.monotonic()))
             while time.monotonic() < begin + 3:
-                total += temporary.lease(account, 1, 1, 1)
+                total += account.lease(1, 1, 1)
             return total
 
         queue = FORK.SimpleQueue()
@@ -1082,5 +1088,5 @@ class TestProcesses:
         totals = [queue.get() for _ in processes]
         for process in processes:
             process.join()
-        assert sum(totals) == temporary.spent(account)
+        assert sum(totals) == account.read().spent
         assert min(totals) >= 0.8 * sum(totals) / 4

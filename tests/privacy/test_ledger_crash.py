@@ -12,7 +12,8 @@ import pytest
 
 from pymc_dp.errors import PlanMismatch
 from pymc_dp.privacy import meter as metering
-from pymc_dp.privacy.events import GaussianEvent
+from pymc_dp.privacy.account import Account
+from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 
@@ -54,16 +55,22 @@ def kill_chains(ledger, folder, kills, meter_class=Meter):
     list of (int, int)
         Units that the iterations begun by each chain cost, and units that the ledger charged.
     """
-    account = ledger.open_account(
-        2**50, epsilon=1.0, delta=1e-6, neighboring="replace_one", unit=None, public_payload={}
+    account = Account.open(
+        ledger,
+        2**50,
+        epsilon=1.0,
+        delta=1e-6,
+        neighboring="replace_one",
+        unit=None,
+        public_payload={},
     )
-    ledger.record_plan(account, 1, {"chains": kills})
-    ledger.begin_run(account, 1, max_runs=1, run_cost=0)
-    meter = meter_class(ledger, account, 1, {UNIT: COST}, {UNIT: START}, 10**9)
+    account.record_plan(1, {"chains": kills})
+    account.begin_run(1, max_runs=1, run_cost=0)
+    meter = meter_class(account, 1, {UNIT: COST}, {UNIT: START}, 10**9)
     moments = random.Random(kills)
     outcomes = []
     for kill in range(kills):
-        before = ledger.spent(account)
+        before = account.read().spent
         path = folder / f"{kill}"
         report = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
         child = FORK.Process(target=spend, args=(meter, report))
@@ -78,8 +85,8 @@ def kill_chains(ledger, folder, kills, meter_class=Meter):
         assert child.exitcode == -signal.SIGKILL
         begun = path.read_bytes()
         assert begun[:1] == b"s"
-        outcomes.append((START + COST * begun.count(b"i"), ledger.spent(account) - before))
-    assert ledger.spent(account) == sum(charged for _, charged in outcomes)
+        outcomes.append((START + COST * begun.count(b"i"), account.read().spent - before))
+    assert account.read().spent == sum(charged for _, charged in outcomes)
     ledger.verify()
     return outcomes
 
@@ -116,12 +123,18 @@ def test_a_late_charge_is_found(tmp_path, monkeypatch, small_blocks):
 def test_a_killed_chain_keeps_its_place(tmp_path):
     """The iterations of a killed chain stay charged, and its number is not given out again."""
     ledger = Ledger.create(tmp_path / "ledger")
-    account = ledger.open_account(
-        200, epsilon=1.0, delta=1e-6, neighboring="replace_one", unit=None, public_payload={}
+    account = Account.open(
+        ledger,
+        200,
+        epsilon=1.0,
+        delta=1e-6,
+        neighboring="replace_one",
+        unit=None,
+        public_payload={},
     )
-    ledger.record_plan(account, 1, {"chains": 2})
-    ledger.begin_run(account, 1, max_runs=1, run_cost=200)
-    meter = Meter(ledger, account, 1, {UNIT: 1}, {}, 100)
+    account.record_plan(1, {"chains": 2})
+    account.begin_run(1, max_runs=1, run_cost=200)
+    meter = Meter(account, 1, {UNIT: 1}, {}, 100)
 
     def child():
         meter.begin_chain()
@@ -131,9 +144,9 @@ def test_a_killed_chain_keeps_its_place(tmp_path):
     process = FORK.Process(target=child)
     process.start()
     process.join()
-    assert ledger.spent(account) == 64
+    assert account.read().spent == 64
     meter.begin_chain()
     assert all(meter.begin_iteration() for _ in range(100))
-    assert ledger.spent(account) == 164
+    assert account.read().spent == 164
     with pytest.raises(PlanMismatch, match="2 chains"):
         meter.begin_chain()

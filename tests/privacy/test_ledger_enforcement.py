@@ -48,13 +48,13 @@ def looks(monkeypatch):
 def spend(model, units=None):
     """Charge the account from elsewhere, by `units` or to its end."""
     budget = get_budget(model)
-    units = budget.ledger.remaining(budget.account) if units is None else units
-    assert budget.ledger.lease(budget.account, 1, units, 1) == 1
+    units = budget.account.read().remaining if units is None else units
+    assert budget.account.lease(1, units, 1) == 1
 
 
 def mu2(model):
     budget = get_budget(model)
-    return budget.ledger.spent(budget.account)
+    return budget.account.read().spent
 
 
 def posterior(idata):
@@ -129,7 +129,7 @@ def test_a_budget_that_is_eaten_meanwhile_freezes_the_chains(cores, caplog):
         first = int(np.argmax(flags)) if flags.any() else draws
         assert flags[first:].all()  # for good
         assert np.all(chain[first:] == chain[first - 1])
-    assert mu2(model) <= get_budget(model).ledger.cap(1)
+    assert mu2(model) <= get_budget(model).account.read().cap
     assert caplog.text.count("used up") == frozen.any(axis=1).sum()
     safe = dp.release(idata, model)
     lengths = (~frozen).sum(axis=1)
@@ -233,7 +233,7 @@ def test_a_step_samples_as_often_as_planned_and_not_once_more(runs, looks):
     with pytest.raises(BudgetExceeded, match=r"all planned runs .* have been used"):
         sample(model, step)
     assert looks.count == 0
-    assert mu2(model) == runs * step.plan.run_cost <= get_budget(model).ledger.cap(1)
+    assert mu2(model) == runs * step.plan.run_cost <= get_budget(model).account.read().cap
 
 
 def test_a_step_that_pm_sample_did_not_start_does_not_move(looks):
@@ -280,7 +280,7 @@ def test_draws_that_another_step_has_moved_stop_the_chain():
         )
     point = model.initial_point()
     fresh = make_step(logistic_model(), draws=5)
-    fresh.budget.ledger.begin_run(1, fresh.plan.plan_id, max_runs=1, run_cost=0)
+    fresh.budget.account.begin_run(fresh.plan.plan_id, max_runs=1, run_cost=0)
     moved, _ = fresh.step(point)
     with pytest.raises(UnsafeModel, match="Another step method has moved"):
         fresh.step({**moved, "b": moved["b"] + 1.0})
@@ -303,5 +303,5 @@ def test_two_budgets_on_one_ledger_share_its_cap(tmp_path):
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 8.0])
 def test_an_account_may_spend_what_was_promised_and_no_more(epsilon):
     budget = get_budget(logistic_model(epsilon))
-    cap = budget.ledger.cap(budget.account)
+    cap = budget.account.read().cap
     assert 0.999999 * epsilon < epsilon_from_mu(mu_from_units(cap), budget.delta) <= epsilon

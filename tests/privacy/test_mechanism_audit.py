@@ -28,6 +28,7 @@ from pymc_dp.kernels import hmc, langevin, penalty
 from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.penalty import GaussianProposal
 from pymc_dp.privacy import answer, noise
+from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import Grid, Query, Receipt, VectorSum, clip_interval, vector_bound
 from pymc_dp.privacy.chains import Queries
@@ -498,7 +499,8 @@ def test_the_ledger_is_charged_before_a_record_is_read(name):
         shares=sampler.shares,
     )
     ledger = Ledger.temporary()
-    account = ledger.open_account(
+    account = Account.open(
+        ledger,
         2**40,
         epsilon=10.0,
         delta=DELTA,
@@ -506,8 +508,8 @@ def test_the_ledger_is_charged_before_a_record_is_read(name):
         unit=None,
         public_payload={},
     )
-    ledger.record_plan(account, plan.plan_id, plan.payload())
-    ledger.begin_run(account, plan.plan_id, max_runs=1, run_cost=plan.run_cost)
+    account.record_plan(plan.plan_id, plan.payload())
+    account.begin_run(plan.plan_id, max_runs=1, run_cost=plan.run_cost)
     begun = 0
     looks = 0
 
@@ -515,7 +517,7 @@ def test_the_ledger_is_charged_before_a_record_is_read(name):
         def look(self):
             nonlocal looks
             looks += 1
-            spent = Ledger(ledger.path).spent(account)
+            spent = Account(Ledger(ledger.path), account.number).read().spent
             assert spent >= plan.start_cost + begun * plan.iteration_cost
             assert spent > 0
 
@@ -528,7 +530,7 @@ def test_the_ledger_is_charged_before_a_record_is_read(name):
             return super().scores(z)
 
     paid = plan.answers(plan.per_iteration), plan.answers(plan.at_start)
-    meter = Meter(ledger, account, plan.plan_id, *paid, plan.iterations)
+    meter = Meter(account, plan.plan_id, *paid, plan.iterations)
     queries = Queries(
         Watched(records(0).rows),
         meter,
@@ -546,4 +548,4 @@ def test_the_ledger_is_charged_before_a_record_is_read(name):
         state, _ = sampler.move(rng, state, queries)
     assert looks >= 70
     assert not queries.begin_iteration()
-    assert ledger.spent(account) == plan.run_cost <= 2**40
+    assert account.read().spent == plan.run_cost <= 2**40

@@ -123,7 +123,7 @@ def test_insecure_noise_repeats_itself_and_says_so():
             step = make_step(model, chains=1)
             chains += histories(model, step)
         marks.append(step.plan.plan_id)
-        plan = step.budget.ledger.plan(step.budget.account, step.plan.plan_id)
+        plan = step.budget.account.plan(step.plan.plan_id)
         assert plan["settings"]["secure"] is False
     assert len(shared_states(chains)[0]) == DRAWS
     assert marks[0] != marks[1]

@@ -283,22 +283,22 @@ N_RECORDS, CLIP, STEEP = 5, 0.7, 1e12
 EPSILON = 10.0
 
 
-class FreeLedger:
+class FreeAccount:
     """Charges nothing and keeps nothing: an audit repeats one preparation thousands of times."""
 
     neighboring = "replace_one"
     is_temporary = True
 
     def __init__(self):
-        self.pending = {}
+        self.ledger, self.pending = self, {}
 
-    def kept(self, account, plan_id):
+    def kept(self, plan_id):
         return []
 
-    def charge(self, account, plan_id, event):
+    def charge(self, plan_id, event):
         return event.cost
 
-    def keep(self, account, plan_id, label, values, number):
+    def keep(self, plan_id, label, values, number):
         pass
 
 
@@ -326,11 +326,11 @@ CENTERS = {
 def transcript(number: int, shares: Mapping[str, float], runs: int) -> np.ndarray:
     """Log-likelihood ratio scores of `runs` preparations of a whole budget."""
     units = units_from_mu(mu_from_budget(EPSILON, DELTA))
-    engine, ledger = world(number), FreeLedger()
+    engine, account = world(number), FreeAccount()
     values, sigma = [], []
     rehearsed: set = set()
     for _ in range(runs):
-        preparation = Preparation(engine, ledger, 1, 1, units, N_RECORDS)
+        preparation = Preparation(engine, account, 1, units, N_RECORDS)
         preparation._rehearsed = rehearsed
         for name, share in shares.items():
             if name == "histogram":

@@ -20,8 +20,8 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, LedgerError, PrivacyError
 from pymc_dp.privacy import holder
-from pymc_dp.privacy.accounting import calibrate
-from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
+from pymc_dp.privacy.account import Account
+from pymc_dp.privacy.accounting import MU2_UNIT, GaussianEvent, calibrate
 from pymc_dp.privacy.journal import Transaction
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
@@ -45,14 +45,20 @@ def rows_as_contributions(monkeypatch, request):
 
 
 def open_account(ledger, cap=UNITS):
-    return ledger.open_account(
-        cap, epsilon=1.0, delta=1e-6, neighboring="replace_one", unit=None, public_payload={}
+    return Account.open(
+        ledger,
+        cap,
+        epsilon=1.0,
+        delta=1e-6,
+        neighboring="replace_one",
+        unit=None,
+        public_payload={},
     )
 
 
-def begin(ledger, account, engine=None, cls=Preparation, units=UNITS, n_public=N, **settings):
+def begin(account, engine=None, cls=Preparation, units=UNITS, n_public=N, **settings):
     """A new preparation, or the unfinished one of the same settings."""
-    given = (engine or VectorRecords(ROWS), ledger, account)
+    given = (engine or VectorRecords(ROWS), account)
     asked = {
         "sampler": "DPLangevin",
         "settings": settings,
@@ -83,12 +89,12 @@ def ask(preparation, k):
 def test_the_charge_is_committed_before_a_record_is_touched(ledger, monkeypatch):
     account = open_account(ledger)
     engine = VectorRecords(ROWS)
-    preparation = begin(ledger, account, engine)
+    preparation = begin(account, engine)
     seen = []
 
     def watched(asked, spec):
         if asked is engine:  # another handle on the file has seen the charge
-            seen.append(Ledger(ledger.path).spent(account))
+            seen.append(Account(Ledger(ledger.path), account.number).read().spent)
         return vector_blocks(asked, spec)
 
     monkeypatch.setattr(holder, "blocks", watched)
@@ -104,7 +110,7 @@ def test_the_charge_is_committed_before_a_record_is_touched(ledger, monkeypatch)
 
 def test_shares_become_noise(ledger):
     """tau = 1/sqrt(share) when a whole unit of squared mu is planned with."""
-    preparation = begin(ledger, open_account(ledger))
+    preparation = begin(open_account(ledger))
     assert preparation.units_mu2 == 1.0
     assert preparation.histogram("a", Rows(3), 0.25).noise_sd == pytest.approx(2 * math.sqrt(2))
     assert preparation.vector_sum("b", Rows(3), 0.7, 0.25)[1] == pytest.approx(2 * 2 * 0.7)
@@ -134,27 +140,27 @@ def test_no_split_of_a_budget_passes_it(cap, part, shares, chains, count):
     ledger = Ledger.temporary()
     account = open_account(ledger, cap)
     units = math.floor(Fraction(part) * cap)
-    preparation = begin(ledger, account, units=units)
+    preparation = begin(account, units=units)
     for k, share in enumerate(shares):
-        before = ledger.spent(account)
+        before = account.read().spent
         share /= sum(shares)
         preparation.histogram(f"release {k}", Rows(3), share)
-        assert ledger.spent(account) - before <= Fraction(share) * units
+        assert account.read().spent - before <= Fraction(share) * units
     assert units * (1 - 1e-9) - 2 * len(shares) <= preparation.spent <= units
-    left = ledger.remaining(account)
+    left = account.read().remaining
     if left < 1000 * count * len(chains):
         return
     names = [f"chains {k}" for k in range(len(chains))]
     events = calibrate(left, dict.fromkeys(names, count), dict(zip(names, chains, strict=True)))
     for event in events.values():
-        assert ledger.lease(account, preparation.plan_id, event.cost, count) == count
-    assert ledger.cap(account) == cap
-    assert 0 <= ledger.remaining(account) <= 1e-9 * left + 2 * count * len(chains)
+        assert account.lease(preparation.plan_id, event.cost, count) == count
+    assert account.read().cap == cap
+    assert 0 <= account.read().remaining <= 1e-9 * left + 2 * count * len(chains)
 
 
 def test_a_share_below_one_unit_costs_one(ledger):
     """The smallest budgets have hundreds of units; a step of a search is a small part of them."""
-    preparation = begin(ledger, open_account(ledger), units=300)
+    preparation = begin(open_account(ledger), units=300)
     preparation.histogram("a", Rows(3), 1e-3)
     assert preparation.spent == 1
     preparation.histogram("b", Rows(3), 1.0 - 1e-3)
@@ -167,24 +173,24 @@ def test_a_share_below_one_unit_costs_one(ledger):
 def test_what_the_account_can_not_pay_touches_nothing(ledger):
     account = open_account(ledger)
     engine = VectorRecords(ROWS)
-    preparation = begin(ledger, account, engine)
+    preparation = begin(account, engine)
     ask(preparation, 0)
-    rest = ledger.remaining(account)
-    ledger.lease(account, preparation.plan_id, rest - 10, 1)  # spent elsewhere
-    reads, spent, rows = engine.reads, ledger.spent(account), ledger.verify()
+    rest = account.read().remaining
+    account.lease(preparation.plan_id, rest - 10, 1)  # spent elsewhere
+    reads, spent, rows = engine.reads, account.read().spent, ledger.verify()
     for k in (0, 1):
         with pytest.raises(BudgetExceeded, match="no record was read for it"):
             ask(preparation, k)
-    assert (engine.reads, ledger.spent(account), ledger.verify()) == (reads, spent, rows)
+    assert (engine.reads, account.read().spent, ledger.verify()) == (reads, spent, rows)
     with pytest.raises(BudgetExceeded, match="no record was read"):
-        begin(ledger, account, engine, other=1)
+        begin(account, engine, other=1)
     assert (engine.reads, ledger.verify()) == (reads, rows)
 
 
 def test_requests_that_can_not_be_answered_are_not_charged(ledger):
     account = open_account(ledger)
     engine = VectorRecords(ROWS)
-    preparation = begin(ledger, account, engine)
+    preparation = begin(account, engine)
     for share in (0.0, -0.1, 1.1):
         with pytest.raises(PrivacyError, match="share"):
             preparation.histogram("a", Rows(3), share)
@@ -195,7 +201,7 @@ def test_requests_that_can_not_be_answered_are_not_charged(ledger):
             preparation.vector_sum("a", Rows(3), clip_norm, 0.1)
     with pytest.raises(PrivacyError, match="about to contribute"):
         preparation.histogram("a", Rows(4), 0.1)  # found on made-up data
-    assert engine.reads == ledger.spent(account) == 0
+    assert engine.reads == account.read().spent == 0
     for _ in range(10):
         preparation.histogram("a", Rows(3), 0.1)  # ten tenths are a whole, whatever floats say
     with pytest.raises(PrivacyError, match="add up to at most 1"):
@@ -207,10 +213,16 @@ def test_noise_follows_from_the_relation_of_the_ledger():
     found = []
     for relation in ("replace_one", "add_or_remove_one"):
         ledger = Ledger.temporary(relation)
-        account = ledger.open_account(
-            UNITS, epsilon=1.0, delta=1e-6, neighboring=relation, unit=None, public_payload={}
+        account = Account.open(
+            ledger,
+            UNITS,
+            epsilon=1.0,
+            delta=1e-6,
+            neighboring=relation,
+            unit=None,
+            public_payload={},
         )
-        found.append(begin(ledger, account).vector_sum("sum", Rows(3), 0.3, 0.1)[1])
+        found.append(begin(account).vector_sum("sum", Rows(3), 0.3, 0.1)[1])
     assert found[0] == pytest.approx(2.0 * found[1])
 
 
@@ -219,19 +231,19 @@ def test_noise_follows_from_the_relation_of_the_ledger():
 
 def test_a_preparation_built_again_answers_the_same_for_nothing(ledger):
     account = open_account(ledger)
-    first = begin(ledger, account, a=1)
+    first = begin(account, a=1)
     answers = [ask(first, k) for k in range(4)]
-    spent = ledger.spent(account)
+    spent = account.read().spent
     engine = VectorRecords(ROWS)
-    again = begin(ledger, account, engine, units=1, a=1)  # plans with the units of the first
+    again = begin(account, engine, units=1, a=1)  # plans with the units of the first
     assert again.plan_id == first.plan_id
     for k in range(4):
         np.testing.assert_array_equal(ask(again, k), answers[k])
-    assert (again.resumed, engine.reads, ledger.spent(account)) == (4, 0, spent)
+    assert (again.resumed, engine.reads, account.read().spent) == (4, 0, spent)
     ask(again, 4)
     assert (again.resumed, engine.reads) == (4, 1)
-    assert ledger.spent(account) == again.spent > spent
-    other = begin(ledger, account, units=UNITS // 10, a=2)
+    assert account.read().spent == again.spent > spent
+    other = begin(account, units=UNITS // 10, a=2)
     assert other.plan_id != first.plan_id
     again.finish()
     again.finish()
@@ -239,7 +251,7 @@ def test_a_preparation_built_again_answers_the_same_for_nothing(ledger):
         ask(again, 5)
     ask(first, 4)
     assert first.resumed == 1
-    new = begin(ledger, account, units=UNITS // 10, a=1)
+    new = begin(account, units=UNITS // 10, a=1)
     assert new.plan_id != first.plan_id
     assert not np.array_equal(ask(new, 0), answers[0])
     ledger.verify()
@@ -258,9 +270,9 @@ def test_a_preparation_built_again_answers_the_same_for_nothing(ledger):
 def test_another_sequence_of_requests_is_refused(other):
     ledger = Ledger.temporary()
     account = open_account(ledger)
-    value, _ = begin(ledger, account).vector_sum("sum", Rows(3), 0.3, 0.15)
+    value, _ = begin(account).vector_sum("sum", Rows(3), 0.3, 0.15)
     engine = VectorRecords(ROWS)
-    again = begin(ledger, account, engine)
+    again = begin(account, engine)
     rows = ledger.verify()
     with pytest.raises(PrivacyError, match="was released at this place"):
         other(again)
@@ -280,7 +292,7 @@ def test_an_interrupted_request_is_charged_again_in_another_process(
     ledger, same_process, monkeypatch
 ):
     account = open_account(ledger)
-    preparation = begin(ledger, account)
+    preparation = begin(account)
     first = ask(preparation, 0)
     cost = preparation.spent
 
@@ -295,14 +307,14 @@ def test_an_interrupted_request_is_charged_again_in_another_process(
             ask(preparation, 1)
     interrupted = preparation.spent - cost
     assert interrupted == math.floor(Fraction(0.15) * UNITS)
-    assert len(ledger.kept(account, preparation.plan_id)) == 1
+    assert len(account.kept(preparation.plan_id)) == 1
     assert preparation.lost == 0
     if not same_process:
         broken_process(ledger)
         assert preparation.lost == interrupted
     answer = ask(preparation, 1)
     assert preparation.spent == cost + (1 if same_process else 2) * interrupted
-    again = begin(ledger, account)
+    again = begin(account)
     np.testing.assert_array_equal(ask(again, 0), first)
     np.testing.assert_array_equal(ask(again, 1), answer)
     assert again.resumed == 2
@@ -312,20 +324,20 @@ def test_an_interrupted_request_is_charged_again_in_another_process(
 def test_a_value_that_could_not_be_kept_is_kept_later_or_never(ledger, same_process, monkeypatch):
     """The file may hold traces of it: a second one for the same charge would be one too many."""
     account = open_account(ledger)
-    preparation = begin(ledger, account)
+    preparation = begin(account)
     tried = []
 
-    def full(self, account, plan_id, label, values, number):
+    def full(self, plan_id, label, values, number):
         tried.append(values["value"])
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patch, pytest.raises(LedgerError, match="full"):
-        patch.setattr(Ledger, "keep", full)
+        patch.setattr(Account, "keep", full)
         ask(preparation, 1)
     spent, reads = preparation.spent, preparation.engine.reads
     if not same_process:
         broken_process(ledger)
-    again = begin(ledger, account)
+    again = begin(account)
     answer = ask(again, 1)[:-1].tolist()
     if same_process:
         assert (preparation.spent, again.engine.reads) == (spent, 0)
@@ -333,13 +345,13 @@ def test_a_value_that_could_not_be_kept_is_kept_later_or_never(ledger, same_proc
     else:
         assert (preparation.spent, again.engine.reads) == (2 * spent, reads)
         assert answer != tried[0]
-    assert len(ledger.kept(account, preparation.plan_id)) == 1
+    assert len(account.kept(preparation.plan_id)) == 1
     assert not ledger.pending
 
 
 def test_another_request_is_not_paid_by_what_was_charged(ledger, monkeypatch):
     account = open_account(ledger)
-    preparation = begin(ledger, account)
+    preparation = begin(account)
 
     def broken(engine, spec):
         if engine is preparation.engine:
@@ -356,13 +368,13 @@ def test_another_request_is_not_paid_by_what_was_charged(ledger, monkeypatch):
 
 def test_a_value_that_was_made_answers_its_own_request_alone(ledger, monkeypatch):
     """A request of the same name and cost, with another bound, is charged and made by itself."""
-    preparation = begin(ledger, open_account(ledger))
+    preparation = begin(open_account(ledger))
 
     def full(*given):
         raise LedgerError("the disk is full")
 
     with monkeypatch.context() as patch, pytest.raises(LedgerError, match="full"):
-        patch.setattr(Ledger, "keep", full)
+        patch.setattr(Account, "keep", full)
         preparation.vector_sum("sum", Rows(3), 0.3, 0.15)
     spent = preparation.spent
     _, noise_sd = preparation.vector_sum("sum", Rows(3), 0.9, 0.15)
@@ -376,13 +388,13 @@ def test_insecure_noise_repeats_itself_and_is_remembered(tmp_path):
         ledger = Ledger.temporary()
         account = open_account(ledger)
         with insecure_noise(3):
-            preparation = begin(ledger, account)
+            preparation = begin(account)
             answers.append([ask(preparation, k) for k in range(3)])
-            again = begin(ledger, account)
+            again = begin(account)
             ask(again, 0)
         assert not preparation.secure
         assert not again.secure  # what was kept stays insecure
-        fresh = begin(ledger, account, units=UNITS // 10)
+        fresh = begin(account, units=UNITS // 10)
         assert fresh.plan_id != preparation.plan_id
         ask(fresh, 0)
         assert fresh.secure
@@ -391,8 +403,8 @@ def test_insecure_noise_repeats_itself_and_is_remembered(tmp_path):
     persistent = Ledger.create(tmp_path / "ledger")
     account = open_account(persistent)
     with insecure_noise(3), pytest.raises(PrivacyError, match="persistent"):
-        ask(begin(persistent, account), 0)
-    assert persistent.spent(account) == 0
+        ask(begin(account), 0)
+    assert Account(persistent, account.number).read().spent == 0
 
 
 # -- processes ------------------------------------------------------------------------------------
@@ -408,7 +420,7 @@ def refused(preparation):
 
 def test_another_process_releases_nothing(ledger):
     account = open_account(ledger)
-    preparation = begin(ledger, account)
+    preparation = begin(account)
     ask(preparation, 0)
     rows = ledger.verify()
     refused(pickle.loads(pickle.dumps(preparation)))
@@ -422,7 +434,7 @@ def test_another_process_releases_nothing(ledger):
 
 def test_two_that_prepare_the_same_plan_pay_twice_and_keep_one(ledger, monkeypatch):
     account = open_account(ledger)
-    slow, fast = begin(ledger, account), begin(ledger, account)
+    slow, fast = begin(account), begin(account)
     answers = []
 
     def meanwhile(engine, spec):
@@ -449,7 +461,7 @@ def requests(preparation, count):
         preparation.vector_sum(f"sum {k}", Rows(3), 1.0, SHARE)
 
 
-def prepare(ledger, account, cls, report):
+def prepare(account, cls, report):
     """Report each look at records by one byte, before anything else is done with them."""
     engine = VectorRecords(ROWS)
 
@@ -459,7 +471,7 @@ def prepare(ledger, account, cls, report):
         return vector_blocks(asked, spec)
 
     holder.blocks = reported  # of this child alone
-    requests(begin(ledger, account, engine, cls), 9000)
+    requests(begin(account, engine, cls), 9000)
     os._exit(3)  # more requests than the child lives for
 
 
@@ -473,13 +485,13 @@ def kill_preparations(ledger, folder, kills, cls=Preparation):
     """
     account = open_account(ledger)
     moments = random.Random(kills)
-    plan_id = begin(ledger, account).plan_id
+    plan_id = begin(account).plan_id
     outcomes = []
     for kill in range(kills):
-        before = ledger.spent(account), len(ledger.kept(account, plan_id))
+        before = account.read().spent, len(account.kept(plan_id))
         path = folder / f"{kill}"
         report = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-        child = FORK.Process(target=prepare, args=(ledger, account, cls, report))
+        child = FORK.Process(target=prepare, args=(account, cls, report))
         child.start()
         os.close(report)
         deadline = time.monotonic() + 60
@@ -490,8 +502,8 @@ def kill_preparations(ledger, folder, kills, cls=Preparation):
         child.join()
         assert child.exitcode == -signal.SIGKILL
         looks = path.stat().st_size
-        kept = len(ledger.kept(account, plan_id)) - before[1]
-        outcomes.append((looks, ledger.spent(account) - before[0], kept))
+        kept = len(account.kept(plan_id)) - before[1]
+        outcomes.append((looks, account.read().spent - before[0], kept))
     ledger.verify()
     return account, outcomes
 
@@ -503,7 +515,7 @@ def test_a_kill_never_undercounts(ledger, tmp_path):
         assert looks * COST <= charged <= (looks + 1) * COST
         assert looks - 1 <= kept <= looks
     engine = VectorRecords(ROWS)
-    resumed = begin(ledger, account, engine)
+    resumed = begin(account, engine)
     total = sum(kept for _, _, kept in outcomes)
     requests(resumed, total)
     assert (resumed.resumed, engine.reads) == (total, 0)
@@ -516,9 +528,9 @@ class LatePreparation(Preparation):
     def _release(self, event, request, query):
         value = holder.Holder(self.engine).total(query)
         time.sleep(0.02)
-        self.ledger.charge(self.account, self.plan_id, event)
+        self.account.charge(self.plan_id, event)
         values = {"request": request, "value": value.tolist(), "noise_sd": 1.0, "secure": True}
-        self.ledger.keep(self.account, self.plan_id, event.mechanism, values, self._answered)
+        self.account.keep(self.plan_id, event.mechanism, values, self._answered)
         return values
 
 
@@ -534,20 +546,20 @@ def test_a_late_charge_is_found(tmp_path):
 )
 def test_a_kill_between_charge_and_keep(ledger, moment, charges, kept):
     account = open_account(ledger)
-    plan_id = begin(ledger, account).plan_id
+    plan_id = begin(account).plan_id
 
     def die(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
 
     def child():
-        preparation = begin(ledger, account)
+        preparation = begin(account)
         append = Transaction.append
         if moment == "touch":
             holder.blocks = lambda engine, spec: (
                 die() if engine is preparation.engine else vector_blocks(engine, spec)
             )
         elif moment == "before keep":
-            Ledger.keep = die
+            Account.keep = die
         elif moment == "in keep":
             Transaction.append = lambda self, kind, *args: (  # not committed
                 append(self, kind, *args),
@@ -561,13 +573,13 @@ def test_a_kill_between_charge_and_keep(ledger, moment, charges, kept):
     process.join()
     assert process.exitcode == -signal.SIGKILL
     cost = math.floor(Fraction(0.1) * UNITS)
-    assert ledger.spent(account) == charges * cost
-    assert len(ledger.kept(account, plan_id)) == kept
-    again = begin(ledger, account)
+    assert account.read().spent == charges * cost
+    assert len(account.kept(plan_id)) == kept
+    again = begin(account)
     assert again.plan_id == plan_id
     ask(again, 0)
     assert again.resumed == kept
-    assert ledger.spent(account) == (charges + 1 - kept) * cost
+    assert account.read().spent == (charges + 1 - kept) * cost
     ledger.verify()
 
 
@@ -581,10 +593,9 @@ def prepared(model, share=0.5):
     d = records.parameters.size
     at = Coordinates(np.zeros(d), 0.3 * np.eye(d))
     preparation = begin(
-        budget.ledger,
         budget.account,
         RowEngine.of(records, at),
-        units=math.floor(share * budget.ledger.remaining(budget.account)),
+        units=math.floor(share * budget.account.read().remaining),
         n_public=budget.n_public,
     )
     points = np.array([[0.0] * d, [0.1] * d])
@@ -596,16 +607,14 @@ def prepared(model, share=0.5):
     return preparation
 
 
-def total_of_events(ledger, account):
+def total_of_events(account):
     """Units of all charged releases, from the rows of a ledger alone."""
     plans, total = {}, 0
 
     def cost(event):
         return math.ceil(MU2_UNIT / Fraction(event["noise_multiplier"]) ** 2)
 
-    for entry in ledger.entries():
-        if entry.account != account:
-            continue
+    for entry in account.entries():
         if entry.kind == "plan":
             plans[entry.plan] = entry.payload
         elif entry.kind == "charge":
@@ -627,15 +636,15 @@ def total_of_events(ledger, account):
 def test_the_releases_of_a_model_add_up_to_what_was_spent(monkeypatch):
     model = logistic_model(data_seed=3)
     budget = get_budget(model)
-    keep = Ledger.keep
+    keep = Account.keep
 
-    def interrupt(ledger, account, plan_id, label, values, number):
+    def interrupt(account, plan_id, label, values, number):
         if label == "curvature":
             raise KeyboardInterrupt
-        keep(ledger, account, plan_id, label, values, number)
+        keep(account, plan_id, label, values, number)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Ledger, "keep", interrupt)
+        patch.setattr(Account, "keep", interrupt)
         with pytest.raises(KeyboardInterrupt):
             prepared(model)
     preparation = prepared(model)
@@ -654,21 +663,21 @@ def test_the_releases_of_a_model_add_up_to_what_was_spent(monkeypatch):
     assert (_compat.group(idata, "sample_stats")["dp_epsilon"].values > spent_before).all()
     table = budget.table()
     assert table["share"][:-3].sum() == pytest.approx(table["share"].iloc[-3])
-    spent = budget.ledger.spent(budget.account)
-    assert total_of_events(budget.ledger, budget.account) == spent
-    assert preparation.spent < spent <= budget.ledger.cap(budget.account)
+    spent = budget.account.read().spent
+    assert total_of_events(budget.account) == spent
+    assert preparation.spent < spent <= budget.account.read().cap
     budget.ledger.verify()
     again = prepared(model)  # everything is kept, though nothing remains to be charged
     assert again.resumed == 5
     assert again.engine.reads == 0
-    assert budget.ledger.spent(budget.account) == spent
+    assert budget.account.read().spent == spent
 
 
 def test_a_grid_too_fine_for_a_model_is_refused_before_a_charge():
     ledger = Ledger.temporary()
     account = open_account(ledger, 2**61)
-    preparation = begin(ledger, account, units=2**61)
+    preparation = begin(account, units=2**61)
     preparation.n_public = 2**45
     with pytest.raises(PrivacyError, match="does not fit"):
         preparation.histogram("norms", Rows(3), 1.0)
-    assert ledger.spent(account) == preparation.engine.reads == 0
+    assert account.read().spent == preparation.engine.reads == 0

@@ -25,6 +25,7 @@ from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy import answer as answers
 from pymc_dp.privacy import noise
+from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import delta_from_mu, mu_from_pure, smallest_noise_multiplier
 from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, Receipt, VectorSum, clip_l1
 from pymc_dp.privacy.holder import Table
@@ -183,7 +184,7 @@ def test_statistics_at_the_ends_of_the_range(tmp_path, mechanism, neighboring, e
     found = dp.release_statistic({"y": y}, lambda y: y, (0, 1), mechanism, ledger, **values)
     width = 8.0 if mechanism == "gaussian" else 21.0  # e^-21
     assert abs(found.observed[0] - 100) <= width * found.scale[0] + 1e-3
-    assert 0 < ledger.spent(1) == ledger.cap(1) < 2**63
+    assert 0 < Account(ledger, 1).read().spent == Account(ledger, 1).read().cap < 2**63
     if mechanism != "gaussian":
         with pytest.raises(ValueError, match="epsilon up to 1e6"):
             dp.release_statistic(
@@ -207,7 +208,7 @@ def test_a_full_disk_after_the_charge_loses_nothing(tmp_path, monkeypatch, kind)
                 {"y": y}, lambda y: y, (0, 1), "laplace", ledger, epsilon=20.0, progressbar=False
             )
     assert abs(found.observed[0] - 100) < 3
-    assert ledger.spent(1) == ledger.cap(1)
+    assert Account(ledger, 1).read().spent == Account(ledger, 1).read().cap
 
 
 def noisy(sum_: VectorSum | LaplaceSum, rows: np.ndarray) -> np.ndarray:
@@ -405,7 +406,7 @@ def test_a_private_number_of_records_is_not_told_by_errors() -> None:
 def test_a_pure_release_is_charged_what_implies_it(ledger: dp.Ledger, mechanism: str) -> None:
     """The squared mu of the ledger is no less than that of (epsilon, 0), and hardly more."""
     release(ledger, mechanism=mechanism, data={"x": Y, "y": Y}, epsilon=0.7)
-    charged = ledger.spent(1) / 2**40
+    charged = Account(ledger, 1).read().spent / 2**40
     assert 1.0 <= charged / mu_from_pure(0.7) ** 2 < 1.0 + 1e-9
 
 

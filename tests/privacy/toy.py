@@ -11,9 +11,9 @@ import numpy as np
 import pymc as pm
 
 import pymc_dp as dp
+from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.answer import Receipt
 from pymc_dp.privacy.chains import Queries
-from pymc_dp.privacy.events import GaussianEvent
 from pymc_dp.rows.sparse import SparseBlock
 
 DELTA = 1e-6

@@ -16,6 +16,7 @@ from pytensor.xtensor import as_xtensor
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.errors import LedgerError
+from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.publication.publish import releasable
@@ -347,7 +348,7 @@ def test_draws_outlive_a_failure_between_them(chain, draw, left):
     assert (
         0
         < budget.spent().gdp_mu2
-        == pytest.approx(budget.ledger.cap(budget.account) / 2**40 * done / (2 * DRAWS), rel=0.02)
+        == pytest.approx(budget.account.read().cap / 2**40 * done / (2 * DRAWS), rel=0.02)
     )
 
 
@@ -381,9 +382,9 @@ def test_draws_outlive_what_fails_after_them(where, error, monkeypatch):
 @pytest.mark.parametrize("call", [2, 4])
 def test_draws_outlive_a_ledger_that_fails(call, monkeypatch):
     model, _ = normal()
-    calls, lease = [], Ledger.lease
+    calls, lease = [], Account.lease
 
-    def locked(self: Ledger, *args: Any) -> int:
+    def locked(self: Account, *args: Any) -> int:
         calls.append(args)
         if len(calls) == call:
             raise LedgerError("locked by another process")
@@ -392,7 +393,7 @@ def test_draws_outlive_a_ledger_that_fails(call, monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(LedgerError):
         patch.setattr("pymc_dp.privacy.meter.SMALLEST_LEASE", 16)
         patch.setattr(Meter, "_lease_size", lambda self: 16)
-        patch.setattr(Ledger, "lease", locked)
+        patch.setattr(Account, "lease", locked)
         sample(model, step(model))
     # leases of 16, 16 and 8 iterations
     assert sizes(dp.release(model=model)) == ((1, 16) if call == 2 else (1, DRAWS))
@@ -413,7 +414,7 @@ def test_draws_of_several_runs_are_kept_until_they_are_released():
 
 def test_what_can_never_be_released_is_not_kept(monkeypatch):
     model, _ = normal()
-    monkeypatch.setattr(Ledger, "lease", lambda self, *args: 0)
+    monkeypatch.setattr(Account, "lease", lambda self, *args: 0)
     with pytest.raises(dp.UnsafeRelease, match="No draw was made") as caught:
         sample(model, step(model))
     assert not getattr(caught.value, "__notes__", [])
@@ -497,11 +498,11 @@ def test_two_threads_do_not_share_a_step():
     thread = threading.Thread(target=lambda: found.append(sample(model, shared, callback=waits)))
     thread.start()
     assert inside.wait(60)
-    spent = budget.ledger.spent(budget.account)
+    spent = budget.account.read().spent
     for _ in range(2):
         with pytest.raises(dp.PlanMismatch, match="another thread is sampling"):
             sample(model, shared)
-    assert budget.ledger.spent(budget.account) == spent
+    assert budget.account.read().spent == spent
     leave.set()
     thread.join()
     assert sizes(found[0]) == (2, DRAWS)
@@ -541,6 +542,6 @@ def test_close_is_not_asked_for_twice_what_was_paid():
     built = step(model)
     with pytest.raises(ZeroDivisionError):
         sample(model, built, callback=_failing_callback(ZeroDivisionError, 0, 3))
-    spent = budget.ledger.spent(budget.account)
+    spent = budget.account.read().spent
     PrivateStep.close(built)
-    assert budget.ledger.spent(budget.account) == spent
+    assert budget.account.read().spent == spent

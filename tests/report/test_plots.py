@@ -20,9 +20,13 @@ from matplotlib.text import Text
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.privacy.accounting import epsilon_from_mu
-from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent, SubsampledGaussianEvent
-from pymc_dp.privacy.ledger import STATISTIC
+from pymc_dp.privacy.account import STATISTIC
+from pymc_dp.privacy.accounting import (
+    MU2_UNIT,
+    GaussianEvent,
+    SubsampledGaussianEvent,
+    epsilon_from_mu,
+)
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import STATEMENT, make_statement
@@ -74,9 +78,9 @@ def sampled() -> tuple[pm.Model, dp.PrivacyBudget, Any]:
 
 def charge(budget: dp.PrivacyBudget, plan_id: int, sampler: str, events: list[Any]) -> None:
     payload = {"kind": "preparation", "sampler": sampler, "settings": {}, "secure": True}
-    budget.ledger.record_plan(budget.account, plan_id, payload)
+    budget.account.record_plan(plan_id, payload)
     for event in events:
-        budget.ledger.charge(budget.account, plan_id, event)
+        budget.account.charge(plan_id, event)
 
 
 @pytest.fixture(scope="module")
@@ -86,7 +90,7 @@ def charged() -> tuple[dp.PrivacyBudget, Any]:
     With it, a result whose statement says the same.
     """
     _, budget = normal_model()
-    account, ledger = budget.account, budget.ledger
+    account = budget.account
     again = GaussianEvent("round 2: score", 20.0)
     charge(budget, 1, "DPLangevin preparation", [ROUND, again, ANCHOR])
     charge(budget, 2, STATISTIC, [GaussianEvent("sum of ages", 30.0)])
@@ -97,16 +101,16 @@ def charged() -> tuple[dp.PrivacyBudget, Any]:
         chains=2,
         per_iteration={"gradient": 4, "energy_error": 1},
         at_start={},
-        available=ledger.remaining(account) // 2,
+        available=account.read().remaining // 2,
         shares={"gradient": 0.9, "energy_error": 0.1},
     )
-    ledger.record_plan(account, plan.plan_id, plan.payload(secure=True))
-    ledger.begin_run(account, plan.plan_id, max_runs=1, run_cost=plan.run_cost)
+    account.record_plan(plan.plan_id, plan.payload(secure=True))
+    account.begin_run(plan.plan_id, max_runs=1, run_cost=plan.run_cost)
     for wants in ((64, 36), (64,)):
-        ledger.begin_chain(account, plan.plan_id)
+        account.begin_chain(plan.plan_id)
         for want in wants:
-            assert ledger.lease(account, plan.plan_id, plan.iteration_cost, want) == want
-    ledger.give_back(account, plan.plan_id, plan.iteration_cost, 24)
+            assert account.lease(plan.plan_id, plan.iteration_cost, want) == want
+    account.give_back(plan.plan_id, plan.iteration_cost, 24)
     statement = make_statement(budget, plan.plan_id, plan.payload(secure=True), [])
     epsilons = np.linspace(1.0, budget.spent().epsilon, 100)
     stats = xr.Dataset({"dp_epsilon": (("chain", "draw"), np.tile(epsilons, (2, 1)))})
@@ -228,7 +232,7 @@ def test_bars_are_the_table_of_the_budget(charged: Any) -> None:
     # each begins where the one before it ends, and the last ends at what was spent
     ends = np.cumsum([width for _, width in bars(ax)])
     np.testing.assert_allclose([left for left, _ in bars(ax)][1:], ends[:-1])
-    cap = budget.ledger.account_info(budget.account).cap
+    cap = budget.account.read().cap
     assert ends[-1] == pytest.approx(budget.spent().gdp_mu2 * MU2_UNIT / cap, rel=1e-9)
     assert [text.get_text() for text in ax.texts] == [f"{width:.1%}" for _, width in bars(ax)]
     assert list(curve(ax, "budget: ε = 3, δ = 1e-06")[0]) == [1.0, 1.0]
@@ -245,7 +249,7 @@ def test_bars_of_a_statement_add_up_to_what_was_spent(charged: Any, sampled: Any
     widths = [width for _, width in bars(ax)]
     before = table["round 1: score"] + table["round 2: score"] + table["anchor"]
     assert widths[0] == pytest.approx(before)
-    cap = budget.ledger.account_info(budget.account).cap
+    cap = budget.account.read().cap
     assert sum(widths) == pytest.approx(budget.spent().gdp_mu2 * MU2_UNIT / cap)
     # a run to its end, and nothing beside it: the planned shares are those charged
     _, budget, released = sampled
@@ -271,16 +275,16 @@ def test_a_statistic_beside_a_complete_run_is_a_part_of_its_own(sampled: Any) ->
         shares={},
         noise_multiplier=40.0,
     )
-    ledger, account = budget.ledger, budget.account
-    ledger.record_plan(account, plan.plan_id, plan.payload(secure=True))
-    ledger.begin_run(account, plan.plan_id, max_runs=1, run_cost=plan.run_cost)
-    ledger.begin_chain(account, plan.plan_id)
-    ledger.lease(account, plan.plan_id, event.cost, 10)
+    account = budget.account
+    account.record_plan(plan.plan_id, plan.payload(secure=True))
+    account.begin_run(plan.plan_id, max_runs=1, run_cost=plan.run_cost)
+    account.begin_chain(plan.plan_id)
+    account.lease(plan.plan_id, event.cost, 10)
     charge(budget, 2, STATISTIC, [GaussianEvent("sum", 30.0)])
     statement = make_statement(budget, plan.plan_id, plan.payload(secure=True), [])
     dataset = xr.Dataset(attrs={STATEMENT: json.dumps(statement)})
     ax = dp.plot_budget(dataset)
-    cap = ledger.account_info(account).cap
+    cap = account.read().cap
     widths = [width * cap for _, width in bars(ax)]
     assert widths == pytest.approx([10 * event.cost, GaussianEvent("sum", 30.0).cost], rel=1e-6)
     with pytest.raises(ValueError, match=r"spent has no dp_epsilon.*kind='mechanism'"):
@@ -324,7 +328,7 @@ def test_batches_are_one_part_of_a_budget() -> None:
     _, budget = normal_model()
     event = SubsampledGaussianEvent("gradient", 2.0, 0.05)
     plan = {"event": event.to_dict(), "releases": 100, "reserved": 2**30}
-    budget.ledger.fix_batches(budget.account, plan)
+    budget.account.fix_batches(plan)
     charge(budget, 1, STATISTIC, [GaussianEvent("sum", 30.0)])
     both = epsilon_of([(event, 100)], GaussianEvent("sum", 30.0).cost, 1e-6)
     ax = dp.plot_budget(budget, "time")
@@ -334,7 +338,7 @@ def test_batches_are_one_part_of_a_budget() -> None:
     x, epsilons = curve(ax, STATISTIC)
     assert list(x) == [100, 101] and epsilons[-1] == pytest.approx(both)
     ax = assert_picture(lambda ax: dp.plot_budget(budget, ax=ax))
-    cap = budget.ledger.account_info(budget.account).cap
+    cap = budget.account.read().cap
     found = [width * cap for _, width in bars(ax)]
     assert sorted(found) == pytest.approx(sorted([2**30, GaussianEvent("sum", 30.0).cost]))
     ax = dp.plot_epsilon_delta(budget, [1e-6, 1e-4])
@@ -363,7 +367,7 @@ def test_insecure_noise_is_marked(charged: Any) -> None:
 def test_the_curve_is_the_accountants(charged: Any) -> None:
     budget, released = charged
     deltas = [1e-8, 1e-6, 1e-3]
-    cap = budget.ledger.account_info(budget.account).cap
+    cap = budget.account.read().cap
     for spent in (budget, released):
         ax = assert_picture(lambda ax, s=spent: dp.plot_epsilon_delta(s, deltas, ax=ax))
         spent_mu, cap_mu = np.sqrt(budget.spent().gdp_mu2), np.sqrt(cap / MU2_UNIT)

@@ -246,7 +246,7 @@ def test_the_statement_lists_what_is_clamped() -> None:
         )
         dp.bounds(X=(-3, 3), x=(0, np.inf), y=(-1.5, 1234567.0))
         budget = dp.PrivacyBudget(1.0, 1e-6)
-    assert budget.ledger.account_info(budget.account).public["bounds"] == {
+    assert budget.account.read().public["bounds"] == {
         "X": [-3.0, 3.0],
         "x": [0.0, None],
         "y": [-1.5, 1234567.0],

@@ -28,8 +28,8 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.privacy import preparation as preparations
+from pymc_dp.privacy.accounting import MU2_UNIT
 from pymc_dp.privacy.answer import VectorSum
-from pymc_dp.privacy.events import MU2_UNIT
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.rows.engine import TiltedEngine
@@ -144,7 +144,7 @@ def spent_by_entries(budget: dp.PrivacyBudget) -> int:
             tau = Fraction(entry.payload["noise_multiplier"])
             total += math.ceil(MU2_UNIT / tau**2)
         elif entry.kind in ("lease", "return"):
-            plan = budget.ledger.plan(budget.account, entry.plan)
+            plan = budget.account.plan(entry.plan)
             costs = [
                 sum(
                     count
@@ -158,22 +158,22 @@ def spent_by_entries(budget: dp.PrivacyBudget) -> int:
             total += cost * iterations * (-1) ** (entry.kind == "return")
         else:
             assert entry.amount == 0 or entry.kind == "account"
-        assert total <= budget.ledger.cap(budget.account)
-        if entry.account == budget.account:
+        assert total <= budget.account.read().cap
+        if entry.account == budget.account.number:
             assert entry.balance == total
     return total
 
 
 def check_all_spent(budget: dp.PrivacyBudget) -> None:
-    total, cap = spent_by_entries(budget), budget.ledger.cap(budget.account)
-    assert total == budget.ledger.spent(budget.account)
+    total, cap = spent_by_entries(budget), budget.account.read().cap
+    assert total == budget.account.read().spent
     assert cap * (1.0 - CAP) <= total <= cap
     budget.ledger.verify()
 
 
 def plan_of(safe: Any, budget: dp.PrivacyBudget) -> dict[str, Any]:
     plan_id = int(_compat.group(safe, "sample_stats")["dp_plan_id"][0, 0])
-    return budget.ledger.plan(budget.account, plan_id)
+    return budget.account.plan(plan_id)
 
 
 def _releases_scores(step: Any) -> bool:
@@ -237,7 +237,7 @@ def test_step(step_name):
     model, budget = build("logistic")
     step = automatic(step_name, model, runs=3)
     prepared = spent_by_entries(budget)
-    assert 0 < prepared == budget.ledger.spent(budget.account)
+    assert 0 < prepared == budget.account.read().spent
     with pytest.raises(dp.PlanMismatch, match=f"planned for draws={DRAWS}"):
         pm.sample(draws=DRAWS + 1, tune=TUNE, chains=CHAINS, step=step, cores=1, model=model)
     for run, cores in enumerate([1, 2], start=1):
@@ -344,7 +344,7 @@ def test_consistent_clipping(consistent):
 def test_settings_that_are_given_are_kept(step_name, given):
     model, budget = build("logistic")
     step = automatic(step_name, model, **given)
-    settings = budget.ledger.plan(budget.account, step.plan.plan_id)["settings"]
+    settings = budget.account.plan(step.plan.plan_id)["settings"]
     assert {name: settings[name] for name in given} == given
     assert step.plan.per_iteration.get("gradient", 3) in (3, 4)
 
@@ -461,7 +461,7 @@ def test_an_interrupted_preparation_goes_on(step_name, call, monkeypatch):
         interrupt(patch, call)
         automatic(step_name, model)
     before = spent_by_entries(budget)
-    assert 0 < before == budget.ledger.spent(budget.account)
+    assert 0 < before == budget.account.read().spent
     labels = charged(budget)
     assert labels == kept(budget) and len(labels) >= 2 * call - 1
 

@@ -189,7 +189,7 @@ def check_released(safe: Any, shapes: dict[str, tuple[int, ...]], budget: dp.Pri
 
 def check_ledger(budget: dp.PrivacyBudget, step: Any, runs: int) -> None:
     """A complete run costs what was planned, to the unit."""
-    spent = budget.ledger.spent(budget.account)
+    spent = budget.account.read().spent
     assert spent == runs * step.plan.run_cost
     table = budget.table().set_index("mechanism")
     for name in step.plan.events:

@@ -121,7 +121,7 @@ def step_of(model: pm.Model, **changes: Any) -> Any:
 def spent(model: pm.Model) -> int:
     budget = dp.get_budget(model)
     assert budget is not None
-    return budget.ledger.spent(budget.account)
+    return budget.account.read().spent
 
 
 def with_records(engine: RowEngine, y: np.ndarray) -> RowEngine:
@@ -232,8 +232,7 @@ def test_a_statistic_does_not_depend_on_where_a_record_stands() -> None:
 @pytest.mark.slow
 def test_noise_of_a_sum_is_what_it_says() -> None:
     step = step_of(budgeted("Normal"))
-    step.queries.meter.ledger.begin_run(
-        step.budget.account,
+    step.budget.account.begin_run(
         step.plan.plan_id,
         max_runs=1,
         run_cost=step.plan.run_cost,

@@ -19,8 +19,7 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy import meter
-from pymc_dp.privacy.accounting import epsilon_from_mu
-from pymc_dp.privacy.events import MU2_UNIT
+from pymc_dp.privacy.accounting import MU2_UNIT, epsilon_from_mu
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.tuning.model_parts import ModelParts
@@ -153,7 +152,7 @@ def test_a_complete_preparation_goes_on_whatever_was_paid_since():
 def test_what_was_paid_since_is_missed_by_the_chains(part):
     model, budget = build("logistic")
     automatic("langevin-plain", model)
-    left = budget.ledger.remaining(budget.account) / MU2_UNIT
+    left = budget.account.read().remaining / MU2_UNIT
     epsilon = epsilon_from_mu(math.sqrt(part * left), budget.delta)
     dp.clipping_report(model, scaling=0.1, clip_norm=1.0, epsilon=epsilon)
     if part == 0.5:
@@ -161,10 +160,10 @@ def test_what_was_paid_since_is_missed_by_the_chains(part):
             step = automatic("langevin-plain", model)
         check_result(dp.release(pm_sample(model, step, cores=1), model), budget)
     else:
-        spent = budget.ledger.spent(budget.account)
+        spent = budget.account.read().spent
         with pytest.raises(dp.BudgetExceeded, match="98% of what it left"):
             automatic("langevin-plain", model)
-        assert budget.ledger.spent(budget.account) == spent
+        assert budget.account.read().spent == spent
 
 
 @pytest.mark.slow
@@ -321,7 +320,7 @@ def test_batches_are_made_where_the_first_run_was_interrupted_before_its_chains(
     [first] = [e.plan for e in budget.ledger.entries() if e.kind == "run"]
     assert _compat.group(batches(), "posterior").sizes["draw"] == 20
     with pytest.raises(dp.PlanMismatch, match="another step"):
-        budget.ledger.begin_chain(budget.account, first)
+        budget.account.begin_chain(first)
     with pytest.raises(dp.BudgetExceeded, match="have been made"):
         batches()
 
@@ -366,7 +365,7 @@ def test_only_chains_that_are_charged_miss_what_was_paid_since(monkeypatch):
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
         patch.setattr(laplace_module, "dataset", fail)
         laplace(model)
-    left = budget.ledger.remaining(budget.account) / MU2_UNIT
+    left = budget.account.read().remaining / MU2_UNIT
     epsilon = epsilon_from_mu(math.sqrt(0.97 * left), budget.delta)
     dp.clipping_report(model, scaling=0.1, clip_norm=1.0, epsilon=epsilon)
     labels = charged(budget)

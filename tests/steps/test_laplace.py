@@ -21,13 +21,13 @@ from pymc_dp.base.matrices import root
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.kernels.targets import Quadratic
 from pymc_dp.privacy.accounting import mu_from_budget
-from pymc_dp.privacy.forecast import forecast, whole_curvature
 from pymc_dp.publication.explore import Explored, _Whole, explore
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning import quadratic
+from pymc_dp.tuning.forecast import forecast, whole_curvature
 from pymc_dp.tuning.public import find_mode
 from tests.selection import marked
 
@@ -62,8 +62,8 @@ def test_laplace_is_near_the_truth_and_spends_the_budget():
     # least squares has standard errors of .013; at 12 of them a false alarm is out of the question
     assert np.abs(draws.mean(axis=0) - TRUTH).max() < 12 * 0.013
     assert 0.7 * 0.013 < draws.std(axis=0).min() and draws.std(axis=0).max() < 3 * 0.013
-    cap = budget.ledger.account_info(budget.account).cap
-    left = budget.ledger.remaining(budget.account)
+    cap = budget.account.read().cap
+    left = budget.account.read().remaining
     assert 0 <= left < cap / 2**20
     text = dp.privacy_statement(idata)
     assert "no chains touched the records" in text and "laplace" in text

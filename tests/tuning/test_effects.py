@@ -229,7 +229,7 @@ def test_noncentred_hierarchy_has_the_exact_posterior() -> None:
         assert abs(drawn.mean() - mean) < 0.5 * sd
         assert 0.75 < drawn.std() / sd < 1.33
     spent = sum(e.amount for e in budget.ledger.entries() if e.kind in SPENDING)
-    cap = budget.ledger.cap(budget.account)
+    cap = budget.account.read().cap
     assert cap * (1 - 2.0**-20) <= spent <= cap
 
 
@@ -271,7 +271,7 @@ def test_what_the_records_did_not_say_is_named() -> None:
         pm.Normal("y", pm.Normal("mean", 0.0, 1.0, shape=2)[group], 1.0, observed=y)
         dp.PrivacyBudget(epsilon=2.0, delta=1e-5)
         step = dp.DPLangevin(draws=50, chains=1, form="quadratic", progressbar=False)
-    plan = step.budget.ledger.plan(step.budget.account, step.plan.plan_id)
+    plan = step.budget.account.plan(step.plan.plan_id)
     assert plan["settings"]["about_prior"] == ["mean (1 of 2 entries)"]
 
 

@@ -20,8 +20,9 @@ import pytest
 from pymc_dp.base.matrices import positive_part, root, within
 from pymc_dp.kernels import hmc, penalty
 from pymc_dp.kernels.penalty import GaussianProposal
+from pymc_dp.privacy.account import Account
+from pymc_dp.privacy.accounting import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.answer import EDGES
-from pymc_dp.privacy.events import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
@@ -546,7 +547,8 @@ def paid_from_a_ledger(
     Of a sum: its squared mu, and the standard deviation of its noise in z.
     """
     asked, ledger = problem(name), Ledger.temporary()
-    account = ledger.open_account(
+    account = Account.open(
+        ledger,
         ceil(mu2 * MU2_UNIT),
         epsilon=1.0,
         delta=1e-6,
@@ -557,11 +559,10 @@ def paid_from_a_ledger(
     with insecure_noise(1):
         preparation = Preparation.begin(
             asked.engine,
-            ledger,
             account,
             sampler="DPLangevin",
             settings={},
-            units=ledger.remaining(account),
+            units=account.read().remaining,
             n_public=N,
         )
         found = prepare(preparation, name, **options)
@@ -573,7 +574,7 @@ def paid_from_a_ledger(
             bound = entry.payload["values"]["request"].get("clip_norm", 0.0)
             paid = event.cost / MU2_UNIT, 2.0 * bound * event.noise_multiplier
             bought[entry.payload["label"]] = paid
-    return found, bought, ledger.spent(account) / MU2_UNIT
+    return found, bought, account.read().spent / MU2_UNIT
 
 
 @pytest.mark.slow
@@ -595,7 +596,7 @@ def test_both_scores_of_an_anchor_count(name, mu2):
     # nothing is left over, and most of it is in the anchor
     assert spent + mu2 * sum(found.shares.values()) == pytest.approx(mu2, rel=1e-6)
     # 0.40 to 0.74 with sixty other seeds: the fewer places are looked at, the more it is
-    assert 0.3 < (first + second) / mu2 < 0.9, "what `pymc_dp.privacy.forecast` counts with is 0.7"
+    assert 0.3 < (first + second) / mu2 < 0.9, "what `pymc_dp.tuning.forecast` counts with is 0.7"
 
 
 @pytest.mark.parametrize("name", ["odd_scales", "far_normal"])

@@ -12,14 +12,15 @@ import numpy as np
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_delta
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_units
-from pymc_dp.privacy.events import (
+from pymc_dp.privacy.accounting import (
     MU2_UNIT,
     BatchEvent,
     FixedBatchGaussianEvent,
     GaussianEvent,
     SubsampledGaussianEvent,
     batch_event,
+    epsilon_from_mu,
+    mu_from_units,
 )
 from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import facts_of
@@ -83,8 +84,8 @@ def charges_of(spent: Any) -> Charges:
     found: dict[str, Any] | None
     if isinstance(spent, PrivacyBudget):
         found, stated, secure = spent.batches(), vars(spent), True
-        units = spent.ledger.spent(spent.account)
-        cap = spent.ledger.account_info(spent.account).cap
+        account = spent.account.read()
+        units, cap = account.spent, account.cap
     elif is_labelled(spent):
         stated = facts_of(spent)
         found, secure = stated["batches"], stated["privacy_guarantee"] != "none"
@@ -320,15 +321,15 @@ def _history(budget: PrivacyBudget) -> list[tuple[str, np.ndarray, np.ndarray]]:
     units = np.cumsum([count * event.cost for _, event, _, count in steps], dtype=object)
     curves = []
     if found is not None:  # charged as a whole, before the others
-        epsilon = budget.epsilon_beside_batches(0, found)
+        epsilon = budget.epsilon_of(0, found)
         curves.append(("releases on batches", np.array([1, first]), np.full(2, epsilon)))
     stride = -(-len(steps) // (_POINTS if found is None else _FEW_POINTS))
     begin = max(first, 1)
-    before = budget.epsilon_beside_batches(int(units[0]), found) if steps else 0.0
+    before = budget.epsilon_of(int(units[0]), found) if steps else 0.0
     for sampler, places in groupby(range(len(steps)), key=lambda k: steps[k][2]):
         every = list(places)
         kept = sorted({*every[stride - 1 :: stride], every[-1]})
-        values = [budget.epsilon_beside_batches(int(units[k]), found) for k in kept]
+        values = [budget.epsilon_of(int(units[k]), found) for k in kept]
         curves.append((sampler, np.array([begin, *numbers[kept]]), np.array([before, *values])))
         begin, before = numbers[kept[-1]], values[-1]
     return curves
@@ -359,8 +360,8 @@ def plot_epsilon_delta(
     ----------
     spent : PrivacyBudget, InferenceData, DataTree, or events
         A budget; a released result, of which the statement is drawn; or an event of
-        ``pymc_dp.privacy.events``, a list of them, or a list of pairs (event, number of releases).
-        Events are taken to be under ``replace_one``, which matters for batches alone.
+        ``pymc_dp.privacy.accounting``, a list of them, or a list of pairs (event, number of
+        releases). Events are taken to be under ``replace_one``, which matters for batches alone.
     deltas : sequence of float, optional
         Where to compute epsilon, each strictly between 0 and 1.  Default: 60 values from 10^-4
         times the stated delta to 0.1.  For releases on batches of records, which take about a
@@ -390,7 +391,7 @@ def plot_epsilon_delta(
 
     Examples
     --------
-    >>> from pymc_dp.privacy.events import GaussianEvent
+    >>> from pymc_dp.privacy.accounting import GaussianEvent
     >>> ax = dp.plot_epsilon_delta([(GaussianEvent("sum", 20.0), 100)])  # doctest: +SKIP
     """
     charges = charges_of(spent)

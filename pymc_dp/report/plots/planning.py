@@ -15,6 +15,7 @@ from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.report.advice import ClipAdvice
 from pymc_dp.report.plots import COLOURS, LIMIT, axes_for, legend_above, log_x_axis, tidy
 from pymc_dp.rows.contributions import score_norms
+from pymc_dp.tuning.forecast import forecast_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -84,7 +85,7 @@ def plot_effective_draws(
     known: dict[str, Any] = {"d": records.parameters.size, "norms": score_norms(records)}
     mu2s = [mu_from_budget(float(epsilon), budget.delta) ** 2 for epsilon in grid]
     plans = [
-        [budget.forecast(name_of(name), draws, tune, chains, mu2=mu2, **known) for mu2 in mu2s]
+        [forecast_of(budget, name_of(name), draws, tune, chains, mu2=mu2, **known) for mu2 in mu2s]
         for name in names
     ]
     ax = axes_for(ax, (6.4, 4.0))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
+from pymc.model import Model
 
 from pymc_dp.base.checks import check_integer
-from pymc_dp.privacy.accounting import epsilon_from_mu
+from pymc_dp.budget import PrivacyBudget, get_budget, model_of, name_of
+from pymc_dp.errors import UnsafeModel
+from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget
+from pymc_dp.rows.contributions import Norms, score_norms
 
-Norms = tuple[np.ndarray, np.ndarray]
-"""Norms of scores where the posterior is whitened, for one record, and how often each is."""
 #: Room for what is given back to a clipped score, in units of the norm to which it is clipped.
 ROOM = 1.1
 #: Part of what is clipped that is not given back where the model is wrong.
@@ -190,6 +193,98 @@ def forecast(
         error,
         diagonal,
         advice,
+    )
+
+
+def plan(
+    self: PrivacyBudget,
+    model: Model | None = None,
+    draws: int | Literal["auto"] = 1000,
+    tune: int = 0,
+    chains: int = 4,
+    step: Any = "DPLangevin",
+    *,
+    epsilon: float | None = None,
+) -> Forecast:
+    """What the rest of the budget will buy; nothing is spent and no record is read.
+
+    A model that cannot be sampled privately is refused with the errors of
+    :func:`pymc_dp.sample`.
+
+    Parameters
+    ----------
+    model : pymc.Model, optional
+        Default: the model of the context.
+    draws : int or "auto"
+        "auto" chooses how many iterations the budget should be cut into.
+    tune, chains : int
+    step : class or name, default "DPLangevin"
+        A private step method.
+    epsilon : float, optional
+        What this much, at the budget's delta, would buy instead.
+
+    Returns
+    -------
+    Forecast
+        Prints what to expect: noise multipliers, privacy noise in the posterior mean,
+        effective draws, and what would help if the budget is too small.
+
+    Raises
+    ------
+    ValueError, UnsafeModel, NotFactorizable
+
+    Notes
+    -----
+    Rules of thumb for a near-normal posterior with learned settings, from public things alone:
+    n, the budget and the model. The norms of scores are simulated with made-up records, with
+    normal features, at the initial point. Other models (several rows or outcomes of a record,
+    group effects, more than 60 parameters) are taken to have scores of a light tail.
+    """
+    model = model_of(model)
+    if get_budget(model) is not self:
+        raise UnsafeModel("The budget belongs to another model than the one given.")
+    self.check_model(model)
+    self.check_data(model)
+    # what the graph proves needs no numbers to check it, nor a private value
+    records = self.records_of(model, check=False, read=False)
+    if epsilon is None:
+        mu2 = max(self.remaining().gdp_mu2, 2.0**-30)
+    else:
+        mu2 = mu_from_budget(epsilon, self.delta) ** 2
+    d, sampler = records.parameters.size, name_of(step)
+    norms = score_norms(records) if sampler == "DPLangevin" else None
+    return forecast_of(self, sampler, draws, tune, chains, d=d, mu2=mu2, norms=norms)
+
+
+PrivacyBudget.plan = plan
+
+
+def forecast_of(
+    budget: PrivacyBudget,
+    sampler: str,
+    draws: int | str,
+    tune: int,
+    chains: int,
+    *,
+    d: int,
+    mu2: float,
+    norms: Norms | None = None,
+) -> Forecast:
+    """What a part of a budget would buy: `mu2`, a squared GDP mu, for `d` parameters.
+
+    `norms` are those of the scores of made-up rows, over outcomes of the model itself.
+    """
+    return forecast(
+        sampler,
+        draws=draws,
+        tune=tune,
+        chains=chains,
+        n=budget.n_public,
+        d=d,
+        mu2=mu2,
+        delta=budget.delta,
+        sensitivity=budget.sensitivity,
+        norms=norms,
     )
 
 

@@ -1,0 +1,448 @@
+"""What one budget spends in a ledger: its plans, runs and chains, charges and one-off releases."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+from pymc_dp.base.checks import check_delta, check_epsilon, check_integer, check_neighboring
+from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
+from pymc_dp.privacy.accounting import BATCHES, GaussianEvent, epsilon_from_mu, mu_from_units
+from pymc_dp.privacy.journal import SPENDING, Entry, Transaction, as_stored
+from pymc_dp.privacy.ledger import Ledger, Standing, reserved, standing
+
+PREPARATION = "preparation"
+"""What ``payload["kind"]`` of a plan of one-off releases is."""
+STATISTIC = "release_statistic"
+"""What ``payload["sampler"]`` of a published statistic is."""
+_LARGEST = 2**63 - 1  # SQLite integers are signed 64-bit
+_ALONE = (
+    "releases on batches of records are accounted at the epsilon and delta of one budget, and "
+    "cannot be added to what other budgets on the same ledger release, nor be counted at the "
+    "ledger's own delta, if that is another; use a ledger of their own"
+)
+_ANOTHER = (
+    "another plan of releases on batches was fixed for this budget; use the same draws, chains, "
+    "batch_size and noise, or a new budget"
+)
+_LATE = (
+    "releases on batches must be planned before anything else is released under the same budget; "
+    "build this step first, or use a new budget"
+)
+
+
+class Release(NamedTuple):
+    """A one-off release that was charged, made and kept."""
+
+    label: str
+    values: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Account:
+    """One account of a ledger; plans have numbers that are unique within it.
+
+    It holds no figure: each method reads the file, and what it writes is committed when it returns.
+    All raise LedgerError where the ledger has no account, or the account no plan, of that number.
+    """
+
+    ledger: Ledger
+    number: int
+
+    @classmethod
+    def open(
+        cls,
+        ledger: Ledger,
+        cap: int,
+        *,
+        epsilon: float,
+        delta: float,
+        neighboring: str,
+        unit: str | None,
+        public_payload: Mapping[str, Any],
+    ) -> Account:
+        """Reserve `cap` ledger units for one budget.
+
+        The owner states the rest; `unit` is what one privacy unit is, in words; the payload holds
+        public facts to keep beside, JSON values only. BudgetExceeded if the reservations of all
+        accounts would pass the ledger's cap; LedgerError if relation or unit is not that of the
+        ledger's other accounts; ValueError if a number is out of range.
+        """
+        cap = check_integer("cap", cap, minimum=1)
+        if cap > _LARGEST:
+            raise ValueError("cap is more than a ledger can count; use an epsilon up to 1e6")
+        epsilon, delta = check_epsilon(epsilon), check_delta(delta)
+        check_neighboring(neighboring)
+        if neighboring != ledger.neighboring:
+            raise LedgerError(
+                f"the budget protects neighboring={neighboring!r} but the ledger {ledger.path} "
+                f"counts {ledger.neighboring!r}; use the same relation, or another ledger"
+            )
+        limit = ledger.total_cap
+        with ledger.journal.transaction() as transaction:
+            earlier = transaction.newest("account")
+            if earlier is not None and earlier.payload["unit"] != unit:
+                raise LedgerError(
+                    f"the budget protects one {unit} but the ledger {ledger.path} counts losses of "
+                    f"one {earlier.payload['unit']}; losses of different units do not add up. Use "
+                    "the same privacy_unit, or another ledger"
+                )
+            fixed = transaction.newest(BATCHES)
+            if fixed is not None and fixed.payload:
+                raise LedgerError(_ALONE)
+            taken = reserved(transaction)
+            if limit is not None and taken + cap > limit:
+                wanted, rest, whole = (
+                    _epsilon(units, cast("float", ledger.delta))
+                    for units in (cap, limit - taken, limit)
+                )
+                raise BudgetExceeded(
+                    f"the ledger {ledger.path} has an overall cap of {whole} at delta "
+                    f"{ledger.delta:g}, of which {rest} is not reserved; the budget asks for "
+                    f"{wanted}. Use a smaller epsilon, or close a budget that has not spent its "
+                    "share (its unspent part is released)"
+                )
+            number = transaction.count("account") + 1
+            payload = {
+                "epsilon": epsilon,
+                "delta": delta,
+                "neighboring": neighboring,
+                "unit": unit,
+                "public": dict(public_payload),
+            }
+            transaction.append("account", number, cap, payload)
+        return cls(ledger, number)
+
+    def close(self) -> None:
+        """Release the unspent part of the reservation; nothing can be charged any more."""
+        with self.ledger.journal.transaction() as transaction:
+            if not standing(transaction, self.number).closed:
+                transaction.append("close", self.number, 0, {})
+
+    def read(self) -> Standing:
+        """How the account stands."""
+        with self.ledger.journal.transaction() as transaction:
+            return standing(transaction, self.number)
+
+    def entries(self) -> Iterator[Entry]:
+        """The account's own rows, oldest first."""
+        return (entry for entry in self.ledger.entries() if entry.account == self.number)
+
+    # -- plans, runs, chains --------------------------------------------------------------------
+
+    def record_plan(self, plan_id: int, payload: Mapping[str, Any]) -> None:
+        """Record a plan before anything is done for it; the same plan twice is recorded once.
+
+        The payload holds JSON values; ``payload["chains"]`` is the number of chains of a run. A
+        plan of one-off releases has ``payload["kind"] == "preparation"`` instead: it can be charged
+        (`charge`) but not run. LedgerError if another plan has that number, or the account is
+        closed; ValueError if a run has no positive number of chains.
+        """
+        plan_id = check_integer("plan_id", plan_id, minimum=0)
+        if payload.get("kind") != PREPARATION:
+            check_integer("payload['chains']", payload.get("chains"), minimum=1)
+        with self.ledger.journal.transaction() as transaction:
+            self._open(transaction)
+            known = transaction.newest("plan", account=self.number, plan=plan_id)
+            if known is None:
+                transaction.append("plan", self.number, 0, payload, plan_id)
+            elif known.payload != as_stored(payload):
+                raise LedgerError(
+                    f"account {self.number} already has another plan number {plan_id}; give the "
+                    "new plan a new number"
+                )
+
+    def plan(self, plan_id: int) -> dict[str, Any]:
+        """The payload of a recorded plan."""
+        with self.ledger.journal.transaction() as transaction:
+            return self._plan(transaction, plan_id)
+
+    def find_plan(self, facts: Mapping[str, Any]) -> int | None:
+        """The newest unfinished plan whose payload agrees with `facts`, or None.
+
+        Their values are equal as JSON. The payload may have others, such as what remained of the
+        budget when it was recorded.
+        """
+        wanted = as_stored(facts)
+        with self.ledger.journal.transaction() as transaction:
+            finished = {row.plan for row in transaction.rows("finish", account=self.number)}
+            for row in transaction.rows("plan", account=self.number, order="seq DESC"):
+                if row.plan not in finished and wanted.items() <= row.payload.items():
+                    return row.plan
+        return None
+
+    def finish_plan(self, plan_id: int) -> None:
+        """Record that a plan has made all its releases: it is not charged or found again."""
+        with self.ledger.journal.transaction() as transaction:
+            self._plan(transaction, plan_id)
+            if not transaction.count("finish", account=self.number, plan=plan_id):
+                transaction.append("finish", self.number, 0, {}, plan_id)
+
+    def begin_run(
+        self,
+        plan_id: int,
+        *,
+        max_runs: int,
+        run_cost: int,
+        batches: Mapping[str, Any] | None = None,
+    ) -> int:
+        """Authorise one run (one call of ``pm.sample``) of a plan and return its number, from 0.
+
+        Nothing is charged: the chains charge as they go. A run that could not be paid to its end,
+        `run_cost` ledger units at most, is refused here, before any work. A run that was
+        interrupted before any of its chains began has made no release: it is authorised again and
+        not counted twice. `batches` are the releases on batches that it will make, as they were
+        fixed and charged.
+
+        BudgetExceeded if all runs were used, or less than `run_cost` remains, or the releases on
+        batches were made; LedgerError if the account is closed; PlanMismatch if the plan is a
+        preparation, or `batches` are not those that were fixed.
+        """
+        max_runs = check_integer("max_runs", max_runs, minimum=1)
+        run_cost = check_integer("run_cost", run_cost, minimum=0)
+        with self.ledger.journal.transaction() as transaction:
+            info = self._open(transaction)
+            plan = self._plan(transaction, plan_id)
+            if plan.get("kind") == PREPARATION:
+                raise PlanMismatch(f"plan {plan_id} is a preparation, which no chain can run")
+            if batches is not None:
+                if self._batches(transaction) != as_stored(batches):
+                    raise PlanMismatch(
+                        "the releases on batches of this run are not those that were fixed for the "
+                        "budget; build the step again"
+                    )
+                if self._begun_on_batches(transaction) is not None:
+                    raise BudgetExceeded(
+                        "the releases on batches that were planned under this budget have been "
+                        "made; another run needs a new budget"
+                    )
+            runs = transaction.count("run", account=self.number, plan=plan_id)
+            newest = transaction.newest("run", account=self.number, plan=plan_id)
+            again = newest is not None and not _chains_of(transaction, newest)
+            if runs >= max_runs and not again:
+                raise BudgetExceeded(
+                    f"all planned runs of this step ({max_runs}) have been used; build a new step, "
+                    "which plans and pays for a new run"
+                )
+            if run_cost > info.remaining:
+                raise BudgetExceeded(
+                    f"this run needs {_epsilon(run_cost, info.delta)}, but only "
+                    f"{_epsilon(info.remaining, info.delta)} of the budget remains; plan fewer "
+                    "draws or chains, or use a larger budget"
+                )
+            if newest is not None and again:
+                return int(newest.payload["run"])
+            facts = {"run": runs} if batches is None else {"run": runs, "batches": True}
+            transaction.append("run", self.number, 0, facts, plan_id)
+            return runs
+
+    def begin_chain(self, plan_id: int) -> int:
+        """Register a chain of the newest run and return its number within the run, from 0.
+
+        PlanMismatch if no run was authorised, all of its chains have started, or another step makes
+        the releases on batches.
+        """
+        with self.ledger.journal.transaction() as transaction:
+            plan = self._plan(transaction, plan_id)
+            run = transaction.newest("run", account=self.number, plan=plan_id)
+            if run is None:
+                raise PlanMismatch(
+                    "a chain was started but no run was authorised; sample through pm.sample or "
+                    "dp.sample, which check the plan first"
+                )
+            if run.payload.get("batches") and (
+                self._begun_on_batches(transaction) not in (None, plan_id)
+            ):
+                raise PlanMismatch(
+                    "the releases on batches that were planned under this budget are made by "
+                    "another step"
+                )
+            number = _chains_of(transaction, run)
+            if number >= plan["chains"]:
+                raise PlanMismatch(
+                    f"this run was planned with {plan['chains']} chains and all of them have "
+                    "started; build a new step to sample again"
+                )
+            payload = {"run": run.payload["run"], "chain": number}
+            transaction.append("chain", self.number, 0, payload, plan_id)
+        return number
+
+    # -- charges --------------------------------------------------------------------------------
+
+    def fix_batches(self, payload: Mapping[str, Any] | None) -> None:
+        """Fix, and charge, the releases on batches that the account will make, before all others.
+
+        The same releases are fixed once, however often this is called.  As long as nothing else
+        was charged, others replace them, and None takes them back.  After that they are final,
+        whether they will be made or not.  So there is no choice between them and others, or
+        between them and Gaussian releases in their place.  This makes their accounting valid
+        beside a filter (``pymc_dp.privacy.subsampled.room_beside``).
+
+        ``payload["reserved"]`` are the ledger units to be charged. BudgetExceeded if the budget is
+        less; LedgerError if the account is closed, if something else was charged, or a run was
+        authorised, and if there are other accounts, or the ledger's own cap is at another delta, as
+        the guarantee holds at this account's alone.
+        """
+        limit, delta = self.ledger.total_cap, self.ledger.delta
+        new = {} if payload is None else as_stored(payload)
+        with self.ledger.journal.transaction() as transaction:
+            info = self._open(transaction)
+            old = self._batches(transaction)
+            if new == old:
+                return
+            if reserved(transaction) > info.cap or (limit is not None and delta != info.delta):
+                raise LedgerError(_ALONE)
+            if transaction.count("charge", "lease", "run", account=self.number):
+                raise LedgerError(_ANOTHER if old else _LATE)
+            cost = new.get("reserved", 0)
+            if cost > info.cap:
+                raise BudgetExceeded("the releases on batches cost more than the budget has")
+            transaction.append(BATCHES, self.number, cost - old.get("reserved", 0), new)
+
+    def batches(self) -> dict[str, Any] | None:
+        """The releases on batches that were fixed and charged, or None."""
+        with self.ledger.journal.transaction() as transaction:
+            return self._batches(transaction) or None
+
+    def lease(self, plan_id: int, cost: int, want: int) -> int:
+        """Charge up to `want` iterations of `cost` units each and return how many were charged.
+
+        Only whole iterations are charged. The charge is committed when the method returns; 0 means
+        that the account cannot pay for one more.
+        """
+        cost = check_integer("cost", cost, minimum=1)
+        want = check_integer("want", want, minimum=0)
+        with self.ledger.journal.transaction() as transaction:
+            granted = min(want, standing(transaction, self.number).remaining // cost)
+            if granted > 0:
+                payload = {"cost": cost, "iterations": granted}
+                transaction.append("lease", self.number, granted * cost, payload, plan_id)
+        return granted
+
+    def give_back(self, plan_id: int, cost: int, unused: int) -> None:
+        """Return leased iterations of `cost` units that were never begun.
+
+        LedgerError if that is more than the plan was charged.
+        """
+        cost = check_integer("cost", cost, minimum=1)
+        unused = check_integer("unused", unused, minimum=0)
+        with self.ledger.journal.transaction() as transaction:
+            leased = transaction.total("lease", "return", account=self.number, plan=plan_id)
+            if unused * cost > leased:
+                raise LedgerError(
+                    f"{unused} iterations were to be given back to plan {plan_id} of account "
+                    f"{self.number}, which was charged for fewer"
+                )
+            if unused > 0:
+                payload = {"cost": cost, "iterations": unused}
+                transaction.append("return", self.number, -unused * cost, payload, plan_id)
+
+    def charge(self, plan_id: int, event: GaussianEvent) -> int:
+        """Charge one release of a recorded plan and return its cost in ledger units.
+
+        The charge is committed when the method returns: only then may a record be touched. The
+        cost is the event's, so that it cannot differ from the noise multiplier that is recorded;
+        its `mechanism` is the label under which the values are kept. BudgetExceeded if the cost
+        would pass the account's cap; LedgerError if the plan is finished, or the account closed.
+        """
+        with self.ledger.journal.transaction() as transaction:
+            info = self._open(transaction)
+            self._plan(transaction, plan_id)
+            if transaction.count("finish", account=self.number, plan=plan_id):
+                raise LedgerError(
+                    f"plan {plan_id} of account {self.number} is finished; record a new plan for "
+                    "new releases"
+                )
+            if event.cost > info.remaining:
+                raise BudgetExceeded(
+                    f"the release {event.mechanism!r} needs {_epsilon(event.cost, info.delta)}, "
+                    f"but only {_epsilon(info.remaining, info.delta)} of the budget remains; no "
+                    "record was read for it"
+                )
+            transaction.append("charge", self.number, event.cost, event.to_dict(), plan_id)
+        return event.cost
+
+    def keep(self, plan_id: int, label: str, values: Mapping[str, Any], number: int) -> None:
+        """Keep the released values of the plan's newest charge, whose `mechanism` was `label`.
+
+        Released values only, as JSON; finite floats come back exactly. `number` is how many
+        releases of the plan were kept before. LedgerError if no charge pays for the release, or
+        another process has kept one meanwhile.
+        """
+        with self.ledger.journal.transaction() as transaction:
+            self._plan(transaction, plan_id)
+            before = transaction.count("release", account=self.number, plan=plan_id)
+            if before != number:
+                raise LedgerError(
+                    f"plan {plan_id} of account {self.number} has kept {before} releases, not "
+                    f"{number}: two processes are preparing the same plan. Build the step in one "
+                    "of them"
+                )
+            newest = transaction.newest("charge", "release", account=self.number, plan=plan_id)
+            if newest is None or newest.payload.get("mechanism") != label:
+                raise LedgerError(f"a release {label!r} was to be kept that was not charged")
+            kept = {"label": label, "values": dict(values)}
+            transaction.append("release", self.number, 0, kept, plan_id)
+
+    def kept(self, plan_id: int) -> list[Release]:
+        """The releases of a plan that were kept, oldest first."""
+        with self.ledger.journal.transaction() as transaction:
+            rows = transaction.rows("release", account=self.number, plan=plan_id)
+        return [Release(row.payload["label"], row.payload["values"]) for row in rows]
+
+    def charged(self, plan_id: int) -> int:
+        """Ledger units that a plan was charged, less what its chains gave back."""
+        with self.ledger.journal.transaction() as transaction:
+            return transaction.total(*SPENDING, account=self.number, plan=plan_id)
+
+    def unkept(self, plan_id: int) -> int:
+        """Ledger units charged for one-off releases of a plan that were not kept."""
+        with self.ledger.journal.transaction() as transaction:
+            rows = transaction.rows("charge", "release", account=self.number, plan=plan_id)
+        total, last = 0, 0
+        for row in rows:  # a release was paid for by the charge before it
+            total += row.amount if row.kind == "charge" else -last
+            last = row.amount
+        return total
+
+    # -- read within one transaction ------------------------------------------------------------
+
+    def _open(self, transaction: Transaction) -> Standing:
+        """How the account stands; LedgerError if it was closed."""
+        info = standing(transaction, self.number)
+        if info.closed:
+            raise LedgerError(f"account {self.number} of this ledger was closed; make a new budget")
+        return info
+
+    def _plan(self, transaction: Transaction, plan_id: int) -> dict[str, Any]:
+        entry = transaction.newest("plan", account=self.number, plan=plan_id)
+        if entry is None:
+            raise LedgerError(f"account {self.number} of this ledger has no plan number {plan_id}")
+        return entry.payload
+
+    def _batches(self, transaction: Transaction) -> dict[str, Any]:
+        """The releases on batches that were fixed; empty if there are none."""
+        entry = transaction.newest(BATCHES, account=self.number)
+        return entry.payload if entry else {}
+
+    def _begun_on_batches(self, transaction: Transaction) -> int | None:
+        """The plan whose chains make the releases on batches, or None if none has begun.
+
+        They are charged once, for the chains of one run.
+        """
+        for run in transaction.rows("run", account=self.number):
+            if run.payload.get("batches") and _chains_of(transaction, run):
+                return run.plan
+        return None
+
+
+def _chains_of(transaction: Transaction, run: Entry) -> int:
+    """How many chains have begun since a run of a plan was authorised."""
+    assert run.plan is not None
+    return transaction.count("chain", account=run.account, plan=run.plan, after=run.seq)
+
+
+def _epsilon(units: int, delta: float) -> str:
+    """Ledger units in words."""
+    return f"epsilon = {epsilon_from_mu(mu_from_units(units), delta):.4g}"
