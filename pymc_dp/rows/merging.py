@@ -6,9 +6,9 @@ parameter in the first form of each, and at the whole expression in the second. 
 turned into the second: sums, differences, products and quotients of cuts alone are taken out of the
 rows.
 
-A value of the rows that is computed from cuts alone has one of three kinds, those of its cuts:
-"copy" if all of them are copies; "index" if the others are indexed by one and the same column;
-"dot" if it is linear in products with one and the same design, because
+A value of the rows that is computed from cuts alone enters by one of three doors, those of its
+cuts: "copy" if all of them are copies; "index" if the others are indexed by one and the same
+column; "dot" if it is linear in products with one and the same design, because
 ``a * (x_i @ beta) = x_i @ (a * beta)``.  Since both operations and cuts act row by row, the value
 is the cut of the same expression of the shared values, copies having a leading axis of size one.
 Terms and factors are grouped for this: ``mu + x * b + tau * z[g]`` is
@@ -22,10 +22,10 @@ Guarantee: only the graph is looked at, never values of row data or their number
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import pytensor.tensor as pt
 from pytensor.graph.basic import Constant, Variable
@@ -46,26 +46,15 @@ from pymc_dp.records.graph import Cut, RowGraph
 #: likelihood as a function of what is below them is nearer to normal.
 _ARITHMETIC = (Add, Mul, Neg, Sub, TrueDiv)
 
+#: "constant", "copy", or "index" or "dot" with the length of the shared value and the row data.
+Door = tuple[Any, ...]
 
-@dataclass(frozen=True)
-class _Kind:
-    """How a row sees a value computed from cuts alone: "constant", "copy", "index" or "dot".
 
-    `column` is the number of the column of labels, or of the design; -1 for the others.  `etas` are
-    the row inputs it is computed from.
-    """
+class _Kind(NamedTuple):
+    """How rows see a value computed from the row inputs `etas` of cuts, and constants, alone."""
 
-    kind: str
-    column: int = -1
+    door: Door
     etas: frozenset[Variable] = frozenset()
-
-    @property
-    def door(self) -> tuple[str, int]:
-        """The kind and the column."""
-        return self.kind, self.column
-
-
-_CONSTANT = _Kind("constant")
 
 
 def merged(graph: RowGraph) -> RowGraph:
@@ -108,46 +97,34 @@ def _canonical(graph: RowGraph) -> FunctionGraph:
     return function
 
 
-def _columns(graph: RowGraph) -> dict[Cut, int]:
-    """Number of the row data of each "index" and "dot"; the same for the same expression.
+def first_equal(values: Sequence[Variable]) -> dict[Variable, Variable]:
+    """For each value the first of those that are computed alike."""
+    graph = FunctionGraph(outputs=list(values), clone=True)
+    MergeOptimizer().rewrite(graph)
+    firsts: dict[Variable, Variable] = {}
+    for value, found in zip(values, graph.outputs, strict=True):
+        firsts.setdefault(found, value)
+    return {v: firsts[m] for v, m in zip(values, graph.outputs, strict=True)}
+
+
+def _doors(graph: RowGraph) -> dict[Cut, Door]:
+    """The door of each cut.
 
     Labels are the same only if they index as many groups: negative ones count from the end.
     """
-    arrays = {
-        leaf.block: (id(leaf.source.data), leaf.axis)
+    blocks: dict[Any, Variable] = {}
+    arrays = {  # each use of a NumPy array makes a leaf
+        leaf.block: blocks.setdefault((id(leaf.source.data), leaf.axis), leaf.block)
         for leaf in graph.leaves
-        if isinstance(leaf.source, Constant)  # each use of a NumPy array makes one
+        if isinstance(leaf.source, Constant)
     }
-
-    @cache
-    def equal(x: Variable, y: Variable) -> bool:
-        if x is y:
-            return True
-        if x in arrays or y in arrays:
-            return arrays.get(x) == arrays.get(y)
-        if x.owner is None or y.owner is None:
-            return isinstance(x, Constant) and isinstance(y, Constant) and bool(x.equals(y))
-        return (
-            x.owner.op == y.owner.op
-            and x.owner.outputs.index(x) == y.owner.outputs.index(y)
-            and len(x.owner.inputs) == len(y.owner.inputs)
-            and all(equal(a, b) for a, b in zip(x.owner.inputs, y.owner.inputs, strict=True))
-        )
-
-    numbers: dict[Cut, int] = {}
-    for cut in graph.cuts:
-        if cut.row_data is None:
-            continue
-        same = (
-            number
-            for other, number in numbers.items()
-            if other.kind == cut.kind
-            and other.phi.type.shape[0] == cut.phi.type.shape[0]
-            and other.row_data is not None
-            and equal(other.row_data, cut.row_data)
-        )
-        numbers[cut] = next(same, len(numbers))
-    return numbers
+    cuts = [cut for cut in graph.cuts if cut.row_data is not None]
+    columns = clone_replace([cut.row_data for cut in cuts], arrays, rebuild_strict=False)
+    first = first_equal(columns)
+    doors: dict[Cut, Door] = {cut: ("copy",) for cut in graph.cuts}
+    for cut, column in zip(cuts, columns, strict=True):
+        doors[cut] = cut.kind, cut.phi.type.shape[0], first[column]
+    return doors
 
 
 class _Walk:
@@ -155,19 +132,15 @@ class _Walk:
 
     def __init__(self, graph: RowGraph) -> None:
         self.cuts = graph.cuts
-        self.columns = _columns(graph)
+        self.doors = _doors(graph)
         self.kinds: dict[Variable, _Kind | None] = {}
-        self.fixed: dict[Variable, bool] = {}
-        self.groups: dict[tuple[Any, ...], Variable] = {}
+        self.sums: dict[Any, Variable] = {}
         for cut in self.cuts:
             known = cut.phi.type.dtype == "float64" and None not in cut.phi.type.shape
-            column = self.columns.get(cut, -1)
-            self.kinds[cut.eta] = _Kind(cut.kind, column, frozenset([cut.eta])) if known else None
-
-    # -- kinds ----------------------------------------------------------------------------------
+            self.kinds[cut.eta] = _Kind(self.doors[cut], frozenset([cut.eta])) if known else None
 
     def kind(self, x: Variable) -> _Kind | None:
-        """How rows see a value; None if not from cuts alone, or not through one column."""
+        """How rows see a value; None if not from cuts alone, or not through one door."""
         if x not in self.kinds:
             self.kinds[x] = self._kind(x)
         return self.kinds[x]
@@ -176,8 +149,8 @@ class _Walk:
         shape = getattr(x.type, "shape", None)
         if shape is None:
             return None
-        if self._is_fixed(x):
-            return _CONSTANT if not shape or shape[0] == 1 else None
+        if all(isinstance(v, Constant) for v in ancestors([x]) if v.owner is None):
+            return _Kind(("constant",)) if shape[:1] in ((), (1,)) else None
         if x.owner is None or x.type.dtype != "float64" or None in shape[1:]:
             return None
         op, inputs = x.owner.op, x.owner.inputs
@@ -191,19 +164,10 @@ class _Walk:
             return _combined(op.scalar_op, [self.kind(y) for y in inputs])
         return None
 
-    def _is_fixed(self, x: Variable) -> bool:
-        """Whether a value is computed from constants alone."""
-        if x not in self.fixed:
-            node = x.owner
-            self.fixed[x] = isinstance(x, Constant) or (
-                node is not None and bool(node.inputs) and all(map(self._is_fixed, node.inputs))
-            )
-        return self.fixed[x]
-
     # -- sums and products ----------------------------------------------------------------------
 
     def rebuilt(self, function: FunctionGraph) -> list[Variable]:
-        """The same values with terms, and factors, of one kind side by side."""
+        """The same values with terms, and factors, of one door side by side."""
         new: dict[Variable, Variable] = {}
         for node in function.toposort():
             inputs = [new.get(x, x) for x in node.inputs]
@@ -215,82 +179,49 @@ class _Walk:
 
     def _regrouped(self, x: Variable) -> Variable:
         assert x.owner is not None
-        op, inputs = x.owner.op, x.owner.inputs
-        if not isinstance(op, Elemwise) or x.type.dtype != "float64":
+        op, inputs = x.owner.op, list(x.owner.inputs)
+        scalar_op = getattr(op, "scalar_op", None)
+        if x.type.dtype != "float64" or not isinstance(scalar_op, Add | Mul | Sub):
             return x
-        if isinstance(op.scalar_op, Sub):
-            plus, minus = (_terms(y) for y in inputs)
-            terms = [*plus, *map(pt.neg, minus)]
-            groups = self._groups(pt.add, terms)
-            if all({y in plus for y in group} != {True, False} for group in groups):
-                return x
-            op = pt.add
-        elif isinstance(op.scalar_op, Add | Mul):
-            groups = self._groups(op, inputs)
-            if all(len(group) == 1 for group in groups):
-                return x
-        else:
+        if isinstance(scalar_op, Sub):
+            plus, minus = map(_terms, inputs)
+            op, inputs = pt.add, [*plus, *map(pt.neg, minus)]
+        groups = self._groups(inputs, product=isinstance(scalar_op, Mul))
+        if all(len(group) == 1 for group in groups):
             return x
         parts = [self._joined(op, group) for group in groups]
         return parts[0] if len(parts) == 1 else op(*parts)
 
-    def _groups(self, op: Elemwise, inputs: Sequence[Variable]) -> list[list[Variable]]:
+    def _groups(self, inputs: Sequence[Variable], product: bool) -> list[list[Variable]]:
         """Inputs of a sum or a product, those that can be one cut side by side."""
         kinds = [self.kind(x) for x in inputs]
-        moving = [k for k in kinds if k is not None and k.kind != "constant"]
-        labels = {k.door for k in moving if k.kind == "index"}
-        designs = [k for k in moving if k.kind == "dot"]
-        product = isinstance(op.scalar_op, Mul)
-        # the one place where copies can go along
-        home: tuple[str, int] = ("copy", -1)
-        if len(labels) + (len(designs) if product else 0) == 1:
-            home = next(iter(labels)) if labels else designs[0].door
+        count = Counter(kind.door for kind in kinds if kind is not None)
+        # copies go along with what they may be added to, or multiplied with, if it is one thing
+        homes = [door for door in count if door[0] == "index" or (product and door[0] == "dot")]
+        designs = sum(count[door] for door in count if door[0] == "dot")
+        home: Door = homes[0] if len(homes) == 1 and (designs < 2 or not product) else ("copy",)
         groups: dict[Any, list[Variable]] = {}
         for k, (x, kind) in enumerate(zip(inputs, kinds, strict=True)):
-            key: Any = k
-            if kind is not None and kind.kind == "copy":
-                key = home
-            elif kind is not None and (
-                kind.kind == "index" or (kind.kind == "dot" and not (product and len(designs) > 1))
-            ):
-                key = kind.door
+            door = ("constant",) if kind is None else kind.door
+            alone = door[0] == "constant" or (product and door[0] == "dot" and designs > 1)
+            key = k if alone else home if door == ("copy",) else door
             groups.setdefault(key, []).append(x)
         return list(groups.values())
 
-    def _joined(self, op: Elemwise, parts: Sequence[Variable]) -> Variable:
+    def _joined(self, op: Any, parts: Sequence[Variable]) -> Variable:
         """Sum or product of some values, one variable for the same parts in whatever order."""
         if len(parts) == 1:
             return parts[0]
-        key = (op.scalar_op, *sorted(id(x) for x in parts))
-        if key not in self.groups:
-            self.groups[key] = op(*parts)
-        return self.groups[key]
+        key = op, *sorted(id(x) for x in parts)
+        if key not in self.sums:
+            self.sums[key] = op(*parts)
+        return self.sums[key]
 
     # -- what is taken out ----------------------------------------------------------------------
 
     def joined(self, terms: Sequence[Variable]) -> list[Variable]:
-        """The values of several cuts that become one."""
-        refused: set[Variable] = set()
-        while True:
-            found, alone = self._frontier(terms, refused)
-            wrong = {x for x in found if self._is_redundant(x, found, alone)}
-            if not wrong:
-                return found
-            refused |= wrong
-
-    def _is_redundant(self, x: Variable, found: Iterable[Variable], alone: set[Variable]) -> bool:
-        """Whether a value follows, wholly or in part, from what rows see anyway."""
-        kind = self.kind(x)
-        assert kind is not None
-        return kind.etas <= alone or not (set(found) & set(ancestors([x]))) <= {x}
-
-    def _frontier(
-        self, terms: Sequence[Variable], refused: set[Variable]
-    ) -> tuple[list[Variable], set[Variable]]:
-        """Values of several cuts nearest to the log-likelihoods, and the cuts used on their own."""
-        etas = {cut.eta for cut in self.cuts}
+        """The values of several cuts that become one: those nearest to the log-likelihoods."""
         found: dict[Variable, None] = {}
-        alone: set[Variable] = set()
         seen: set[Variable] = set()
         stack = [*reversed(terms)]
         while stack:
@@ -298,18 +229,16 @@ class _Walk:
             if x in seen:
                 continue
             seen.add(x)
-            if x in etas:
-                alone.add(x)
-            elif x not in refused and self._combines(x):
+            if self._combines(x):
                 found[x] = None
             elif x.owner is not None and not isinstance(x.owner.op, SHAPE_OPS):
                 stack.extend(reversed(x.owner.inputs))
-        return list(found), alone
+        return list(found)
 
     def _combines(self, x: Variable) -> bool:
         """Whether several values that are not constant meet here."""
         kind = self.kind(x)
-        if x.owner is None or kind is None or (kind.kind == "dot" and x.type.ndim > 2):
+        if x.owner is None or kind is None or (kind.door[0] == "dot" and x.type.ndim > 2):
             return False
         kinds = [self.kind(y) for y in x.owner.inputs]
         return len(kind.etas) > 1 and sum(k is not None and bool(k.etas) for k in kinds) > 1
@@ -320,42 +249,31 @@ class _Walk:
         assert kind is not None
         behind = [cut for cut in self.cuts if cut.eta in kind.etas]
         shared = {
-            cut.eta: cut.phi.dimshuffle("x", *range(cut.phi.type.ndim))
-            if cut.kind == "copy"
-            else cut.phi
-            for cut in behind
+            cut.eta: cut.phi[None] if cut.kind == "copy" else cut.phi for cut in behind
         }
         [phi] = clone_replace([value], shared, rebuild_strict=False)
-        row_data = None
-        if kind.kind == "copy":
+        row_data = next((c.row_data for c in behind if self.doors[c] == kind.door), None)
+        if kind.door == ("copy",):
             phi = phi.dimshuffle(*range(1, phi.type.ndim))
-            shape = phi.type.shape
-        else:
-            row_data = next(c.row_data for c in behind if self.columns.get(c) == kind.column)
-            shape = phi.type.shape[1:]
+        shape = phi.type.shape[kind.door != ("copy",) :]
         eta = pt.TensorType("float64", shape=(None, *shape))(name=f"eta{len(self.cuts) + number}")
-        return Cut(kind.kind, phi, eta, row_data)  # type: ignore[arg-type]
+        return Cut(kind.door[0], phi, eta, row_data)
 
 
 def _terms(x: Variable) -> list[Variable]:
-    is_sum = x.owner is not None and isinstance(x.owner.op, Elemwise)
-    return list(x.owner.inputs) if is_sum and isinstance(x.owner.op.scalar_op, Add) else [x]
+    is_sum = x.owner is not None and isinstance(getattr(x.owner.op, "scalar_op", None), Add)
+    return list(x.owner.inputs) if is_sum else [x]
 
 
 def _combined(scalar_op: Any, kinds: Sequence[_Kind | None]) -> _Kind | None:
     known = [kind for kind in kinds if kind is not None]
-    if len(known) < len(kinds):
+    doors = {kind.door for kind in known} - {("constant",), ("copy",)}
+    if len(known) < len(kinds) or len(doors) > 1:
         return None
-    moving = [kind for kind in known if kind.kind != "constant"]
-    doors = {kind.door for kind in moving if kind.kind != "copy"}
-    etas = frozenset(eta for kind in moving for eta in kind.etas)
-    if not doors:
-        return _Kind("copy", -1, etas)
-    if len(doors) > 1:
-        return None
-    [(kind, column)] = doors
-    if kind == "dot":
-        dots = [k.kind == "dot" for k in known]
+    etas = frozenset(eta for kind in known for eta in kind.etas)
+    door: Door = doors.pop() if doors else ("copy",)
+    if door[0] == "dot":
+        dots = [kind.door == door for kind in known]
         linear = (
             isinstance(scalar_op, Neg)
             or (isinstance(scalar_op, Add | Sub) and all(dots))
@@ -364,4 +282,4 @@ def _combined(scalar_op: Any, kinds: Sequence[_Kind | None]) -> _Kind | None:
         )
         if not linear:
             return None
-    return _Kind(kind, column, etas)
+    return _Kind(door, etas)
