@@ -27,7 +27,7 @@ from pymc_dp.base.jit import compiled
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.graph import Cut, RowGraph
 from pymc_dp.rows import loops
-from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import rows_of, width
 from pymc_dp.rows.joint import POINTS, JointPoints, add_centred, fractions, hashed, repetitions
 from pymc_dp.rows.law import LogDensity, law_of, most_nodes
@@ -257,13 +257,12 @@ class _Rows:
         points.add(units, times, most_nodes(self.outcome), weights, scores, self.directions)
 
 
-def units_with_outcomes(engine: Engine) -> Iterator[tuple[slice, _Rows | JointPoints]]:
+def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, _Rows | JointPoints]]:
     """Units, with what they could observe.
 
     The law must be known (:func:`law_unknown`), and each observed variable alone
     (`RowEngine.each_alone`).
     """
-    assert isinstance(engine, RowEngine)
     return _blocks(engine, 0) if engine.one_row_per_unit else _joint_blocks(engine)
 
 
