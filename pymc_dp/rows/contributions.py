@@ -402,8 +402,7 @@ def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
         if not (np.isfinite(values).all() and values[0] * _CONDITION > values[-1] > 0.0):
             return None
         made = made.with_coordinates(Coordinates(theta, vectors / np.sqrt(values)))
-        found = [pair for _, units in units_with_outcomes(made) for pair in units.norms()]
-        norms, weights = np.hstack([np.empty((2, 0)), *map(np.stack, found)])
+        norms, weights = np.hstack([units.norms() for _, units in units_with_outcomes(made)])
     if weights.sum() < (1.0 - _NOT_FOUND) * _ROWS:
         return None
     return norms, weights / weights.sum()
