@@ -36,7 +36,7 @@ from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.queries import ScoreAt
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import Engine, RowEngine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 
@@ -55,7 +55,7 @@ def private_engine(case: Case) -> RowEngine:
     return RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)))
 
 
-def private_sum(engine: Engine, z: np.ndarray, bound: float) -> np.ndarray:
+def private_sum(engine: RowEngine, z: np.ndarray, bound: float) -> np.ndarray:
     """What a gradient release adds up before the noise, in natural units."""
     sum_ = VectorSum(Grid.finest(1.0, engine.n_units), "replace_one", engine.d, bound)
     return Holder(engine).total(Query("gradient", ScoreAt(z), sum_)) * sum_.unit
@@ -86,7 +86,7 @@ def measure(name: str, repeats: int, jax: bool) -> list[dict[str, Any]]:
         [np.linalg.norm(block, axis=0) for _, block in engine.vectors(engine.scores(theta))]
     )
     bound = float(np.quantile(scores, 1.0 - _TAIL))
-    engines: dict[str, Engine] = {"plain": engine}
+    engines: dict[str, RowEngine] = {"plain": engine}
     predictor, _ = recognise(engine)
     if predictor is not None:
         engines["one predictor"] = PredictorEngine(engine, predictor)
@@ -119,7 +119,7 @@ def measure(name: str, repeats: int, jax: bool) -> list[dict[str, Any]]:
     rivals = {}
     for kind, own in engines.items():
         moved = own.with_coordinates(Coordinates(theta, np.eye(len(theta))))
-        tilted = TiltedEngine(moved)
+        tilted = moved.tilted()
         rivals[kind] = lambda own=moved: private_sum(own, next(points) - theta, bound)
         rivals[f"{kind}, anchored"] = lambda own=tilted: private_sum(
             own, next(points) - theta, bound

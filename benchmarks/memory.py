@@ -41,7 +41,7 @@ def measure(n: int, kind: str, engine: str) -> dict[str, Any]:
     from benchmarks.engine import private_sum
     from pymc_dp.records.extraction import extract
     from pymc_dp.rows.coordinates import Coordinates
-    from pymc_dp.rows.engine import Engine, RowEngine, TiltedEngine
+    from pymc_dp.rows.engine import RowEngine
     from pymc_dp.rows.predicted import PredictorEngine
     from pymc_dp.rows.predictor import recognise
 
@@ -56,13 +56,13 @@ def measure(n: int, kind: str, engine: str) -> dict[str, Any]:
     built = _resident()
     records = extract(model, check=False)
     rows = RowEngine.of(records, Coordinates(np.zeros(D), np.eye(D)))
-    found: Engine = rows
+    found: RowEngine = rows
     if engine == "linear":
         predictor, reason = recognise(rows)
         if predictor is None:
             raise SystemExit(reason)
         found = PredictorEngine(rows, predictor)
-    found = TiltedEngine(found)
+    found = found.tilted()
     z = np.full(D, 0.01)
     for k in range(1, 4):
         private_sum(found, k * z, 1.0)

@@ -37,7 +37,7 @@ from pymc_dp.privacy.queries import (
     TemperedRatio,
 )
 from pymc_dp.rows.contributions import Statistic
-from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 
 #: Weight w of the squares beside the ratios: both fill the bound in a proportion of w to 1.  More
 #: makes the variance of sampling better known and the ratio noisier, here by 12 %.
@@ -63,7 +63,7 @@ class Queries:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RowEngine,
         meter: Meter,
         events: Mapping[str, GaussianEvent],
         clip_norms: Mapping[str, float],

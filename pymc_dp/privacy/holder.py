@@ -27,7 +27,7 @@ from pymc_dp.privacy.queries import (
 )
 from pymc_dp.rows.contributions import Contribution, Statistic, blocks
 from pymc_dp.rows.coordinates import Scores
-from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.sparse import SparseBlock
 
 #: Probabilities of being in a batch are multiples of 1 / COINS.
@@ -45,13 +45,13 @@ class _Path:
         self.scores: Scores | None = None
         self.scale = np.empty(0)
 
-    def arrive(self, engine: Engine, at: np.ndarray) -> None:
+    def arrive(self, engine: RowEngine, at: np.ndarray) -> None:
         """Add each unit's work from where it was kicked last to `at`."""
         if self.scores is not None:
             self.work += engine.work(self.scores, self.at, at, self.scale)
         self.at, self.scores = at, None
 
-    def kicked(self, engine: Engine, at: np.ndarray, scores: Scores, scale: np.ndarray) -> None:
+    def kicked(self, engine: RowEngine, at: np.ndarray, scores: Scores, scale: np.ndarray) -> None:
         """Go on from `at` with the scores of a new midpoint."""
         self.arrive(engine, at)
         self.kicks += 1
@@ -65,7 +65,7 @@ class Holder:
     units gathered along a path, and the sum of a statistic; no pickle holds any of it.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: RowEngine) -> None:
         self.engine = engine
         self._begin()
 
@@ -205,7 +205,7 @@ def at_last_two(
     return memory[key]
 
 
-def checked(engine: Engine, of: Contribution) -> Iterator[np.ndarray]:
+def checked(engine: RowEngine, of: Contribution) -> Iterator[np.ndarray]:
     """Blocks in which every unit stands exactly once, with as many entries as announced."""
     seen = 0
     for where, block in blocks(engine, of):
@@ -217,9 +217,8 @@ def checked(engine: Engine, of: Contribution) -> Iterator[np.ndarray]:
         raise PrivacyError("Not all units were about to contribute.")
 
 
-def _batch(engine: Engine, event: BatchEvent) -> RowEngine | None:
+def _batch(engine: RowEngine, event: BatchEvent) -> RowEngine | None:
     """The records of a new secret batch; None if it is empty."""
-    assert isinstance(engine, RowEngine)
     if isinstance(event, FixedBatchGaussianEvent):
         return engine.part(noise.subset(engine.n_units, event.batch_size))
     drawn = np.flatnonzero(noise.coins(engine.n_units, int(event.sampling_probability * COINS)))

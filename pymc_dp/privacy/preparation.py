@@ -30,7 +30,7 @@ from pymc_dp.privacy.answer import (
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.rows.contributions import Contribution, Statistic
-from pymc_dp.rows.engine import Engine
+from pymc_dp.rows.engine import RowEngine
 
 #: Shares are floats, so those of a whole preparation add up to 1 with a rounding error.
 _WHOLE = 1.0 + 1e-9
@@ -100,7 +100,7 @@ class Preparation:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RowEngine,
         account: Account,
         plan_id: int,
         units: int,
@@ -129,7 +129,7 @@ class Preparation:
     @classmethod
     def resume(
         cls,
-        engine: Engine,
+        engine: RowEngine,
         account: Account,
         *,
         sampler: str,
@@ -150,7 +150,7 @@ class Preparation:
     @classmethod
     def begin(
         cls,
-        engine: Engine,
+        engine: RowEngine,
         account: Account,
         *,
         sampler: str,

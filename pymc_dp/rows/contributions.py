@@ -22,7 +22,7 @@ from pymc_dp.records.extraction import Records
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import Engine, RowEngine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import expected_products, law_unknown, units_with_outcomes
 from pymc_dp.rows.groups import BLOCK, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
@@ -50,7 +50,7 @@ class _Vector(ABC):
         return len(self.coordinates.location)
 
     @abstractmethod
-    def _values(self, engine: Engine) -> Blocks:
+    def _values(self, engine: RowEngine) -> Blocks:
         """Units, and (size, units) values of these, valid until the next; some may be infinite."""
 
 
@@ -74,7 +74,7 @@ class Score(_Vector):
         """Entries per unit."""
         return super().size if self.part is None else len(self.part)
 
-    def _values(self, engine: Engine) -> Blocks:
+    def _values(self, engine: RowEngine) -> Blocks:
         vectors = _vectors(engine)
         yield slice(0, engine.n_units), vectors if self.part is None else vectors[self.part]
 
@@ -90,7 +90,7 @@ class ConsistentScore(Score):
     clip_norm: float = math.inf
     over_outcomes = True
 
-    def _values(self, engine: Engine) -> Blocks:
+    def _values(self, engine: RowEngine) -> Blocks:
         for where, units in units_with_outcomes(engine):
             yield where, units.clipped(self.clip_norm)
 
@@ -98,7 +98,7 @@ class ConsistentScore(Score):
 class LongestEntry(_Number):
     """The largest absolute entry of the score at z = 0, a bound on its projections on axes of z."""
 
-    def _values(self, engine: Engine) -> Blocks:
+    def _values(self, engine: RowEngine) -> Blocks:
         vectors = _vectors(engine)
         yield slice(0, engine.n_units), np.abs(vectors, out=vectors).max(axis=0, keepdims=True)
 
@@ -111,7 +111,7 @@ class LongestScore(_Number):
     seen.
     """
 
-    def _values(self, engine: Engine) -> Blocks:
+    def _values(self, engine: RowEngine) -> Blocks:
         if not isinstance(engine, PredictorEngine):
             raise TypeError("The longest score is known for one linear predictor per row alone.")
         yield slice(0, engine.n_units), engine.longest_scores()
@@ -123,8 +123,8 @@ class Change(_Vector):
 
     z: np.ndarray
 
-    def _values(self, engine: Engine) -> Blocks:
-        yield slice(0, engine.n_units), _vectors(TiltedEngine(engine), self.z)
+    def _values(self, engine: RowEngine) -> Blocks:
+        yield slice(0, engine.n_units), _vectors(engine.tilted(), self.z)
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,11 +165,10 @@ class Curvature(_Vector):
         np.fill_diagonal(matrix, np.diag(matrix) / math.sqrt(2.0))
         return matrix
 
-    def _values(self, engine: Engine) -> Blocks:
-        rows = engine.engine if isinstance(engine, TiltedEngine) else engine
-        if isinstance(rows, RowEngine) and sees_few(rows):
-            return rows.by_unit(self.size, lambda g: self._of_rows(rows, g))
-        return iter([(slice(0, engine.n_units), self._along_axes(TiltedEngine(engine)))])
+    def _values(self, engine: RowEngine) -> Blocks:
+        if sees_few(engine):
+            return engine.by_unit(self.size, lambda g: self._of_rows(engine, g))
+        return iter([(slice(0, engine.n_units), self._along_axes(engine.tilted()))])
 
     def _of_rows(self, engine: RowEngine, g: int) -> Blocks:
         counts = engine.eta_counts()
@@ -183,7 +182,7 @@ class Curvature(_Vector):
             for where, block in loops.packed(seen, directions, seconds, self.diagonal):
                 yield slice(start + where.start, start + where.stop), block
 
-    def _along_axes(self, tilted: TiltedEngine) -> np.ndarray:
+    def _along_axes(self, tilted: RowEngine) -> np.ndarray:
         d = tilted.d
         values = np.zeros((self.size, tilted.n_units))
         place = np.empty((d, d), dtype=np.int64)
@@ -210,7 +209,7 @@ class OuterProduct(Curvature):
     linear and have none (Laplace, quantile regression).
     """
 
-    def _values(self, engine: Engine) -> Blocks:
+    def _values(self, engine: RowEngine) -> Blocks:
         vectors = _vectors(engine)
         everywhere, seconds = np.ones((1, engine.d), bool), np.full((1, 1, engine.n_units), -1.0)
         return loops.packed(everywhere, vectors[None], seconds, self.diagonal)
@@ -224,8 +223,7 @@ class ExpectedCurvature(Curvature):
 
     over_outcomes = True
 
-    def _values(self, engine: Engine) -> Blocks:
-        assert isinstance(engine, RowEngine)
+    def _values(self, engine: RowEngine) -> Blocks:
         return engine.by_unit(self.size, lambda g: expected_products(engine, g, self.diagonal))
 
 
@@ -234,7 +232,7 @@ class LawNotFound(_Number):
 
     over_outcomes = True
 
-    def _values(self, engine: Engine) -> Blocks:
+    def _values(self, engine: RowEngine) -> Blocks:
         for where, units in units_with_outcomes(engine):
             yield where, units.unknown[None].copy()
 
@@ -254,7 +252,7 @@ class Loss(_Vector):
         """Entries per unit: 2 d."""
         return 2 * super().size
 
-    def _values(self, engine: Engine) -> Blocks:
+    def _values(self, engine: RowEngine) -> Blocks:
         for where, units in units_with_outcomes(engine):
             yield where, units.lost(self.clip_norm)
 
@@ -273,8 +271,8 @@ class PathError(_Number):
     midpoints: np.ndarray
     clip_norm: float
 
-    def _values(self, engine: Engine) -> Blocks:
-        tilted, points = TiltedEngine(engine), self.points
+    def _values(self, engine: RowEngine) -> Blocks:
+        tilted, points = engine.tilted(), self.points
         error = tilted.log_likelihood(points[-1]) - tilted.log_likelihood(points[0])
         factor = np.empty(tilted.n_units)
         for midpoint, start, end in zip(self.midpoints, points[:-1], points[1:], strict=True):
@@ -302,8 +300,8 @@ class Statistic:
     boxed: bool = False
     over_outcomes = False
 
-    def _values(self, engine: Engine) -> Blocks:
-        if not (isinstance(engine, RowEngine) and engine.one_row_per_unit):
+    def _values(self, engine: RowEngine) -> Blocks:
+        if not engine.one_row_per_unit:
             raise TypeError("A statistic is known for records of one row each alone.")
         found = self.rows(engine.groups[0].store.read())
         yield slice(0, engine.n_units), np.ascontiguousarray(found)
@@ -312,7 +310,7 @@ class Statistic:
 Contribution: TypeAlias = _Vector | Statistic
 
 
-def blocks(engine: Engine, spec: Contribution) -> Blocks:
+def blocks(engine: RowEngine, spec: Contribution) -> Blocks:
     """What every unit adds to a release: units, and (size, units of the block) values.
 
     Values are finite: 0 where an entry is not.  They may be overwritten.  `engine` may be in any
@@ -321,7 +319,6 @@ def blocks(engine: Engine, spec: Contribution) -> Blocks:
     if not isinstance(spec, Statistic):
         engine = engine.with_coordinates(spec.coordinates)
     if spec.over_outcomes:
-        assert isinstance(engine, RowEngine)
         if why := law_unknown(engine):
             raise TypeError(why)
         engine = engine.each_alone()
@@ -336,7 +333,7 @@ def blocks(engine: Engine, spec: Contribution) -> Blocks:
                 yield slice(start + where.start, start + where.stop), values
 
 
-def _vectors(engine: Engine, z: np.ndarray | None = None) -> np.ndarray:
+def _vectors(engine: RowEngine, z: np.ndarray | None = None) -> np.ndarray:
     """(d, n_units) score vectors at z, or at 0."""
     out = np.empty((engine.d, engine.n_units))
     for where, block in engine.vectors(engine.scores(np.zeros(engine.d) if z is None else z)):
@@ -405,8 +402,7 @@ def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
         if not (np.isfinite(values).all() and values[0] * _CONDITION > values[-1] > 0.0):
             return None
         made = made.with_coordinates(Coordinates(theta, vectors / np.sqrt(values)))
-        found = [pair for _, units in units_with_outcomes(made) for pair in units.norms()]
-        norms, weights = np.hstack([np.empty((2, 0)), *map(np.stack, found)])
+        norms, weights = np.hstack([units.norms() for _, units in units_with_outcomes(made)])
     if weights.sum() < (1.0 - _NOT_FOUND) * _ROWS:
         return None
     return norms, weights / weights.sum()

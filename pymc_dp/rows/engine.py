@@ -4,14 +4,15 @@ The engine is data access without privacy.  Only :mod:`pymc_dp.privacy` holds on
 after the ledger has been charged.  Everything is in the coordinates z of ``theta = m + A z``.
 
 The anchored sampler pays once for the sum of the score vectors g_i(0), and afterwards only for
-changes: of a :class:`TiltedEngine`.
+changes: those of :meth:`RowEngine.tilted`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeAlias
+from copy import copy
+from typing import Any, Self
 
 import numpy as np
 
@@ -50,9 +51,15 @@ class RowEngine:
         self.parameters = parameters
         self.n_units = n_units
         self.coordinates = coordinates
+        self.is_tilted = False
         self._keeps = True  # whether it will be asked more than once
+        self._forget_all()
+
+    def _forget_all(self) -> None:
+        """Keep nothing that is made at the first use, in these coordinates."""
         self._designs: dict[tuple[int, int, bool], tuple[bytes, ScaledDesign]] = {}
         self._layouts: dict[int, Layout] = {}
+        self._reference: Scores | None = None
 
     @classmethod
     def of(
@@ -68,8 +75,15 @@ class RowEngine:
         ]
         return cls(groups, records.parameters, records.n_units, coordinates)
 
+    def _but(self, **changes: Any) -> Self:
+        """The same engine, with changes and nothing kept."""
+        other = copy(self)
+        other.__dict__.update(changes)
+        other._forget_all()
+        return other
+
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_designs": {}}
+        return {**self.__dict__, "_designs": {}, "_reference": None}
 
     @property
     def d(self) -> int:
@@ -86,26 +100,44 @@ class RowEngine:
         """True when rows are units, so that nothing has to be summed by unit."""
         return len(self.groups) == 1 and self.groups[0].units is None
 
-    def synthetic(self) -> RowEngine:
+    def synthetic(self) -> Self:
         """The same functions on made-up data, to compile them without touching a record."""
         groups, n_units = [], 0
         for group in self.groups:
             n_rows = min(group.n_rows, row_groups.BLOCK + 2)  # array layouts are the same
             groups.append(group.synthetic(n_rows))
             n_units = max(n_units, n_rows)
-        return RowEngine(groups, self.parameters, n_units, self.coordinates)
+        return self._but(groups=groups, n_units=n_units)
 
-    def with_coordinates(self, coordinates: Coordinates) -> RowEngine:
+    def with_coordinates(self, coordinates: Coordinates) -> Self:
         """The same records in other coordinates; parameter-free columns are shared."""
-        return RowEngine(self.groups, self.parameters, self.n_units, coordinates)
+        return self._but(coordinates=coordinates)
 
-    def part(self, units: slice | np.ndarray) -> RowEngine:
+    def tilted(self) -> Self:
+        """The same records, measured against their linearisation at z = 0.
+
+        The log-likelihood of a unit is then l_i(z) - g_i(0) . z, and its score vector
+        g_i(z) - g_i(0), which is exactly 0 at z = 0; samplers do not notice.
+
+        Where d phi / d z does not depend on z, as in linear predictors and group effects, scores
+        are subtracted row by row, and a score vector costs what it costs without a reference.
+        Elsewhere a row has the scores s and -s0 at twice as many shared values, those at z and
+        those at 0.
+
+        The reference is private: it is made at the first use in a process, after the ledger has
+        been charged, and is not pickled.
+        """
+        if self.is_tilted:
+            return self
+        tilted = self._but(is_tilted=True)
+        tilted._designs, tilted._layouts = self._designs, self._layouts
+        return tilted
+
+    def part(self, units: slice | np.ndarray) -> Self:
         """The records of some units alone, with the same bits; numbers of units ascend."""
         count = units.stop - units.start if isinstance(units, slice) else len(units)
         groups = [group.part(units, self.n_units) for group in self.groups]
-        part = RowEngine(groups, self.parameters, count, self.coordinates)
-        part._keeps = False
-        return part
+        return self._but(groups=groups, n_units=count, _keeps=False)
 
     def each_alone(self) -> RowEngine:
         """The same units, with a group of rows for each observed variable that has parameters."""
@@ -114,13 +146,6 @@ class RowEngine:
         if groups == self.groups:
             return self
         return RowEngine(groups, self.parameters, self.n_units, self.coordinates)
-
-    def constant_maps(self) -> list[list[bool]]:
-        """Per group and cut, whether d phi / d z is the same for all z."""
-        return [
-            [jacobian is not None for jacobian in group.functions.constant_jacobians]
-            for group in self.groups
-        ]
 
     def index_blocks(self, theta: np.ndarray) -> list[np.ndarray]:
         """Group effects among the parameters: :func:`pymc_dp.rows.structure.index_blocks`."""
@@ -188,6 +213,12 @@ class RowEngine:
 
     def log_likelihood(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) log-likelihood of every unit at z."""
+        values = self._log_likelihood(z)
+        if self.is_tilted:
+            values -= self.work(self.reference(), np.zeros(self.d), z, np.ones(1))
+        return values
+
+    def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
         theta = self.coordinates.theta(z)
         out = np.zeros(self.n_units)
         for group in self.groups:
@@ -201,6 +232,29 @@ class RowEngine:
 
     def scores(self, z: np.ndarray) -> Scores:
         """Scores at the cuts of every row at z."""
+        found = self._scores(z)
+        if self.is_tilted:
+            reference = self.reference()
+            for g, group in enumerate(self.groups):
+                rows, maps = found.rows[g], found.maps[g]
+                for k, constant in enumerate(group.functions.constant_jacobians):
+                    s, s0 = rows[k], reference.rows[g][k]
+                    if s is None or s0 is None:
+                        continue
+                    if constant is not None:
+                        s -= s0
+                    else:
+                        rows[k] = np.stack([s, -s0], axis=1).reshape(2 * len(s), -1)
+                        maps[k] = _side_by_side(maps[k], reference.maps[g][k], len(s))
+        return found
+
+    def reference(self) -> Scores:
+        """Scores at z = 0, of which those of a tilted engine are changes."""
+        if self._reference is None:
+            self._reference = self._scores(np.zeros(self.d))
+        return self._reference
+
+    def _scores(self, z: np.ndarray) -> Scores:
         theta = self.coordinates.theta(z)
         scores = Scores([], [])
         for group in self.groups:
@@ -376,117 +430,9 @@ class RowEngine:
                     out += s[j] * flat[j]
 
 
-class TiltedEngine:
-    """The records of an engine, measured against their linearisation at z = 0.
-
-    The log-likelihood of a unit is l_i(z) - g_i(0) . z, and its score vector g_i(z) - g_i(0), which
-    is exactly 0 at z = 0; samplers do not notice.
-
-    Where d phi / d z does not depend on z, as in linear predictors and group effects, scores are
-    subtracted row by row, and a score vector costs what it costs without a reference.  Elsewhere a
-    row has the scores s and -s0 at twice as many shared values, those at z and those at 0.
-
-    The reference is private: it is made at the first use in a process, after the ledger has been
-    charged, and is not pickled.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self.d: int = engine.d
-        self.n_units: int = engine.n_units
-        self.coordinates: Coordinates = engine.coordinates
-        self.divisible: bool = engine.divisible
-        self._reference: Scores | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_reference": None}
-
-    @property
-    def reads(self) -> int:
-        """How often the private arrays were asked for."""
-        return self.engine.reads
-
-    def constant_maps(self) -> list[list[bool]]:
-        """Per group and cut, whether d phi / d z is the same for all z."""
-        return self.engine.constant_maps()
-
-    def synthetic(self) -> TiltedEngine:
-        """The same functions on made-up data."""
-        return TiltedEngine(self.engine.synthetic())
-
-    def with_coordinates(self, coordinates: Coordinates) -> TiltedEngine:
-        """The same records in other coordinates, whose origin is the new reference."""
-        return TiltedEngine(self.engine.with_coordinates(coordinates))
-
-    def part(self, units: slice) -> TiltedEngine:
-        """The records of some units alone, with the same bits."""
-        return TiltedEngine(self.engine.part(units))
-
-    def reference(self) -> Scores:
-        """Scores at z = 0."""
-        if self._reference is None:
-            self._reference = self.engine.scores(np.zeros(self.d))
-        return self._reference
-
-    # -- evaluation -----------------------------------------------------------------------------
-
-    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) l_i(z) - g_i(0) . z."""
-        linear = self.engine.work(self.reference(), np.zeros(self.d), z, np.ones(1))
-        return np.subtract(self.engine.log_likelihood(z), linear, out=linear)
-
-    def scores(self, z: np.ndarray) -> Scores:
-        """Changes of the scores of every row between 0 and z."""
-        reference = self.reference()
-        found = self.engine.scores(z)
-        for g, fixed in enumerate(self.engine.constant_maps()):
-            rows, maps = found.rows[g], found.maps[g]
-            for k, constant in enumerate(fixed):
-                s, s0 = rows[k], reference.rows[g][k]
-                if s is None or s0 is None:
-                    continue
-                if constant:
-                    s -= s0
-                else:
-                    rows[k] = np.stack([s, -s0], axis=1).reshape(2 * len(s), -1)
-                    maps[k] = _side_by_side(maps[k], reference.maps[g][k], len(s))
-        return found
-
-    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
-        """Changes g_i(z) - g_i(0) of all units, as blocks (units, (d, size of the block))."""
-        return self.engine.vectors(scores)
-
-    def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
-        """Changes of some units, without the coordinates in which they are 0 if these are many."""
-        return self.engine.sparse_vectors(scores, units)
-
-    def linear(self) -> LinearRows | None:
-        """The rows of the engine, with the slopes at z = 0 subtracted."""
-        rows = self.engine.linear()
-        return None if rows is None else rows.minus(self.reference().slopes)
-
-    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
-        """Left to the engine, whose vectors these are."""
-        self.engine.remember(z, moved)
-
-    def forget(self) -> None:
-        """Keep nothing of an earlier chain but the reference."""
-        self.engine.forget()
-
-    def work(
-        self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
-    ) -> np.ndarray:
-        """(n_units,) scale_i * (g_i(z) - g_i(0)) . (end - start)."""
-        return self.engine.work(scores, start, end, scale)
-
-
 def _side_by_side(here: np.ndarray | None, there: np.ndarray | None, width: int) -> np.ndarray:
     """The maps of `width` numbers per row at two places, as one of pairs of them."""
     assert here is not None and there is not None
     d = here.shape[1]
     parts = [matrix.reshape(-1, width, d) for matrix in (here, there)]
     return np.stack(parts, axis=2).reshape(-1, d)
-
-
-#: What samplers and releases ask of the records; values are private.
-Engine: TypeAlias = RowEngine | TiltedEngine

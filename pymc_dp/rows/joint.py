@@ -20,7 +20,7 @@ Cranley and Patterson, *SIAM J. Numer. Anal.* 13 (1976).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 from numpy import ndarray
@@ -140,12 +140,17 @@ class JointPoints:
         )
 
     def clipped(self, clip_norm: float) -> ndarray:
-        """(d, n) scores, clipped to a norm, plus what that takes from them on average."""
+        """(d, n) scores, clipped to a norm, plus what that takes from them on average.
+
+        Less a part of the mean that quadrature scores should not have: that of the best linear
+        prediction of what is taken by the score.
+        """
         factors = np.empty(self.scores.shape[1])
         loops.clip_factors(self.scores, clip_norm, factors)
         total = self.scores * factors
         excess, mean, _, _, taken, square = self.moments(clip_norm)
-        add_centred(excess, mean, taken, square, total)
+        part = np.divide(taken, square, out=np.zeros_like(taken), where=square > 0.0)
+        total += excess - part * mean
         return total
 
     def lost(self, clip_norm: float) -> ndarray:
@@ -169,11 +174,10 @@ class JointPoints:
         _add_moments(self.vectors, self.weights, clip_norm, *of_entries, *of_norms)
         return *of_entries, *of_norms
 
-    def norms(self) -> Iterator[tuple[ndarray, ndarray]]:
-        """Norms of the scores that units could have, and weights."""
-        norms = np.empty(self.weights.shape)
-        _norms(self.vectors, norms)
-        yield norms.ravel(), self.weights.ravel()
+    def norms(self) -> ndarray:
+        """(2, n k) norms of the scores that units could have, and weights."""
+        norms = np.sqrt(np.einsum("nkd,nkd->nk", self.vectors, self.vectors))
+        return np.stack([norms.ravel(), self.weights.ravel()])
 
 
 def repetitions(data: list[ndarray], units: ndarray) -> ndarray:
@@ -183,21 +187,6 @@ def repetitions(data: list[ndarray], units: ndarray) -> ndarray:
     times = np.zeros(len(units), dtype="int64")
     times[first] = counts
     return times
-
-
-@compiled(error_model="numpy")
-def add_centred(
-    excess: ndarray, mean: ndarray, taken: ndarray, square: ndarray, out: ndarray
-) -> None:
-    """Add the excess to `out`, less a part of the mean that quadrature scores should not have.
-
-    The part is that of the best linear prediction of what is taken by the score.
-    """
-    width, n = excess.shape
-    for i in range(n):
-        part = taken[i] / square[i] if square[i] > 0.0 else 0.0
-        for a in range(width):
-            out[a, i] += excess[a, i] - part * mean[a, i]
 
 
 @compiled(error_model="numpy")
@@ -298,17 +287,6 @@ def _add_terms(
 
 
 @compiled(error_model="numpy")
-def _norms(vectors: ndarray, out: ndarray) -> None:
-    n, count, d = vectors.shape
-    for i in range(n):
-        for k in range(count):
-            square = 0.0
-            for j in range(d):
-                square += vectors[i, k, j] * vectors[i, k, j]
-            out[i, k] = math.sqrt(square)
-
-
-@compiled(error_model="numpy")
 def _taken(vector: ndarray, clip_norm: float) -> tuple[float, float]:
     """The part of a vector that clipping takes, and its squared norm; all if that is infinite."""
     square = 0.0
@@ -333,7 +311,9 @@ def _add_moments(
     square: ndarray,
 ) -> None:
     n, count, d = vectors.shape
+    sums = np.empty((d, 4))
     for i in range(n):
+        sums[:] = 0.0
         for k in range(count):
             w = weights[i, k]
             if w == 0.0:
@@ -342,9 +322,13 @@ def _add_moments(
             square[i] += w * length
             taken[i] += w * part * length
             for j in range(d):
-                g = vectors[i, k, j]
-                e = part * g
-                excess[j, i] += w * e
-                mean[j, i] += w * g
-                squares[j, i] += w * e * e
-                products[j, i] += w * e * g
+                sums[j, 1] += w * vectors[i, k, j]
+            if part > 0.0:
+                for j in range(d):
+                    g = vectors[i, k, j]
+                    e = part * g
+                    sums[j, 0] += w * e
+                    sums[j, 2] += w * e * e
+                    sums[j, 3] += w * e * g
+        for j in range(d):
+            excess[j, i], mean[j, i], squares[j, i], products[j, i] = sums[j]

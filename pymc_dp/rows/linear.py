@@ -301,10 +301,6 @@ class LinearRows(NamedTuple):
             self.moves.part(rows),
         )
 
-    def minus(self, reference: ndarray) -> LinearRows:
-        """The same rows with other slopes subtracted."""
-        return self._replace(reference=np.ascontiguousarray(reference))
-
 
 @compiled(error_model="numpy")
 def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarray) -> None:

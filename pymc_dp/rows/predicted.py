@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -77,37 +77,47 @@ class PredictorEngine(RowEngine):
         self.predictor = predictor
         self._family = FAMILIES.index(predictor.family)
         self._private = _Private()
-        self._linear: LinearRows | None = None
-        self._seen: np.ndarray | None = None
-        self._moved_by: dict[bytes, np.ndarray] = {}
         self._moved: PredictorEngine | None = None
+
+    def _forget_all(self) -> None:
+        super()._forget_all()
+        self._linear: LinearRows | None = None
+        self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_linear": None, "_moved_by": {}, "_moved": None}
 
-    def synthetic(self) -> PredictorEngine:
+    def synthetic(self) -> Self:
         """The same functions on made-up data."""
-        return PredictorEngine(super().synthetic(), self.predictor)
+        synthetic = super().synthetic()
+        synthetic._private = _Private()
+        return synthetic
 
     def with_coordinates(self, coordinates: Coordinates) -> PredictorEngine:
         """The same records in other coordinates."""
         if coordinates is self.coordinates:
             return self
-        last = self._moved  # several releases in turn ask for the same
-        if last is not None and last.coordinates is coordinates:
-            return last
-        moved = PredictorEngine(super().with_coordinates(coordinates), self.predictor)
-        moved._private = self._private
-        self._moved = moved
-        return moved
+        if self._moved is None or self._moved.coordinates is not coordinates:
+            # several releases in turn ask for the same
+            self._moved = super().with_coordinates(coordinates)
+        return self._moved
 
-    def part(self, units: slice | np.ndarray) -> PredictorEngine:
+    def part(self, units: slice | np.ndarray) -> Self:
         """The records of some units alone, with the same bits; units in a slice."""
         assert isinstance(units, slice)
-        part = PredictorEngine(super().part(units), self.predictor)
+        part = super().part(units)
+        part._private = _Private()
         part._private.rows = self._rows().part(units)
-        part._linear, part._seen = self.linear().part(units), self._seen
+        part._linear = self.linear().part(units)
+        if self.is_tilted:
+            part._reference = Scores([[part._linear.reference[None]]], [[None]])
         return part
+
+    def tilted(self) -> Self:
+        """The same records, measured against their linearisation at z = 0."""
+        tilted = super().tilted()
+        tilted._linear = self._linear
+        return tilted
 
     def pays(self, n: int) -> bool:
         """Whether to keep the vectors u_i of `n` rows is worth their memory and time.
@@ -151,11 +161,22 @@ class PredictorEngine(RowEngine):
             phis, maps = self._shared(group)
             origin = rows.offset.copy()
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
-            moves, self._seen = moves_of(group, rows.weights, maps, self.predictor.single)
+            moves = moves_of(group, rows.weights, maps, self.predictor.single)
             finite = np.isfinite(moves.lengths)
             a, b = (np.where(finite, x, 0.0) for x in (rows.a, rows.b))
             self._linear = LinearRows(self._family, a, b, origin, np.empty(0), moves)
+        if self.is_tilted and self._reference is None:
+            moved, out = np.empty(self.n_units), np.empty(self.n_units)
+            linear.slopes(self._linear, np.zeros(self.d), 0, moved, out)
+            self._reference = Scores([[out[None]]], [[None]])
+            self._linear = self._linear._replace(reference=out)
         return self._linear
+
+    def reference(self) -> Scores:
+        """Slopes at z = 0, where the engine is tilted."""
+        self.linear()
+        assert self._reference is not None
+        return self._reference
 
     def _times(self, factors: np.ndarray, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """factors_i u_i, block by block."""
@@ -211,37 +232,7 @@ class PredictorEngine(RowEngine):
 
     def forget(self) -> None:
         """Keep nothing of an earlier chain."""
-        self._moved_by = {}
-
-    # -- what rows see --------------------------------------------------------------------------
-
-    def constant_maps(self) -> list[list[bool]]:
-        """The one number that rows see, v, is affine in z."""
-        return [[True]]
-
-    def eta_counts(self) -> list[int]:
-        """One number, v."""
-        return [1]
-
-    def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
-        """Which coordinates matter to v, (1, d), and u_i for a block of rows, (1, d, rows)."""
-        found = self.linear().moves.times(np.ones(self.n_units), where).dense(self.d)
-        assert self._seen is not None
-        return self._seen[None], found[None]
-
-    def second_derivatives(
-        self, g: int, where: slice, step: float, norms: np.ndarray
-    ) -> np.ndarray:
-        """(1, 1, rows) second derivatives by v at z = 0, by differences of length step |u_i|."""
-        rows = self.linear()
-        start = rows.origin[where].copy()
-        end = start + step * norms[0]
-        length = end - start
-        for v in (start, end):
-            linear.concave_slopes(self._family, rows.a[where], rows.b[where], v)
-        found = np.empty((1, 1, len(length)))
-        loops.slopes(start[None], end[None], length, found[0])
-        return found
+        self._moved_by: dict[bytes, np.ndarray] = {}
 
     def longest_scores(self) -> np.ndarray:
         """(1, rows) norms that scores would have at z = 0 with the outcome that fits worst."""
@@ -253,8 +244,7 @@ class PredictorEngine(RowEngine):
 
     # -- evaluation -----------------------------------------------------------------------------
 
-    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) log-likelihood of every unit at z, up to a constant of the unit."""
+    def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
         all_rows, moved, out = self.linear(), self._along(z), np.empty(self.n_units)
 
         def part(rows: slice) -> None:
@@ -298,12 +288,10 @@ def moves_of(
     weights: Sequence[np.ndarray | None],
     maps: Sequence[np.ndarray | None],
     single: bool,
-) -> tuple[Moves, np.ndarray]:
+) -> Moves:
     """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z.
 
-    In float32 if all designs are and `single` says that other features are no wider.  The
-    second result, (d,) bool, tells which coordinates matter to some row, by the structure of
-    the model: public.
+    In float32 if all designs are and `single` says that other features are no wider.
     """
     columns = group.columns()
     cuts = [
@@ -340,5 +328,4 @@ def moves_of(
         moving[:, where] = block.moving
         block.values[:] = values[:, where]  # as stored: lengths must not be too short
         loops.lengths(common, block.values[q:], lengths[where])
-    moves = Moves(layout.common, values[:q], moving, values[q:], lengths)
-    return moves, layout.seen(d)
+    return Moves(layout.common, values[:q], moving, values[q:], lengths)

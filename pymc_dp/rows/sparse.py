@@ -149,15 +149,6 @@ class Layout(NamedTuple):
             _fill(values, block.moving[at : at + c], part.places, part.weights, label, s)
             at += c
 
-    def seen(self, d: int) -> ndarray:
-        """(d,) which coordinates are not 0 for all rows, by the structure of the model."""
-        found = np.zeros(d, dtype=bool)
-        found[self.common] = True
-        for part in self.labelled:
-            if part is not None:
-                found[part.places[part.weights.any(axis=2)]] = True
-        return found
-
 
 @compiled(error_model="numpy")
 def _fill(

@@ -17,7 +17,7 @@ from pymc_dp.base.matrices import root
 from pymc_dp.records.bounds import known_limits
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predicted import PredictorEngine
@@ -192,7 +192,7 @@ def learn_form(
     consistent_clipping: bool | None = None,
     step_size: float | None = None,
     n_steps: int | None = None,
-) -> tuple[Form, Engine]:
+) -> tuple[Form, RowEngine]:
     """The private preparation of DPLangevin, consistently clipped where that is possible.
 
     Where no form is asked for and the shared values of the likelihood are non-linear in the

@@ -19,7 +19,7 @@ from pymc_dp.kernels.targets import InBasis, NoRecords, Tilted
 from pymc_dp.publication.noise_aware import Likelihood
 from pymc_dp.rows.contributions import Change, PathError
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import Engine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.clip_norms import Clipping
 from pymc_dp.tuning.forecast import WORTH
 from pymc_dp.tuning.preparing import Preparing, can_pay, improper_prior
@@ -52,7 +52,7 @@ class Target(NamedTuple):
     """
 
     coordinates: Coordinates
-    engine: Engine
+    engine: RowEngine
     prior: Prior
     draws: np.ndarray | None = None
     facts: dict[str, Any] = {}  # noqa: RUF012 - never changed
@@ -129,7 +129,7 @@ class Form:
         """What chains ask, in w."""
         return InBasis(queries, basis, rng) if cls.asks else NoRecords()
 
-    def target(self, preparing: Preparing, engine: Engine) -> Target:
+    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
         """What draws follow; `engine` has the records in the coordinates `clip`."""
         return Target(
             self.coordinates, engine, preparing.parts.terms.with_coordinates(self.coordinates)
@@ -205,14 +205,14 @@ class Anchored(Form):
             shares={"gradient": kicks, "energy_error": tests},
         )
 
-    def target(self, preparing: Preparing, engine: Engine) -> Target:
+    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
         """The posterior tilted by the noise of the anchor, in a ball that no normal draw leaves."""
         parts, at = preparing.parts, self.coordinates
         radius = 8.0 * math.sqrt(len(self.score)) + 20.0
         pairs = seen_together(parts.engine, self.clip.location)
         return Target(
             at,
-            TiltedEngine(engine),
+            engine.tilted(),
             Tilted(parts.terms.with_coordinates(at), self.score, radius),
             facts={
                 "radius": radius,

@@ -22,7 +22,7 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.publication.results import check_step, unconstrain
 from pymc_dp.records.extraction import draws_are_public
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine
@@ -55,7 +55,7 @@ class Design:
     """
 
     coordinates: Coordinates
-    engine: Engine
+    engine: RowEngine
     prior: Prior
     clip_norms: dict[str, float]
     shares: dict[str, float] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class ModelParts:
         settings: Mapping[str, Any] | None = None,
     ) -> Design:
         """A design in which chains move in the coordinates in which records are clipped."""
-        engine: Engine = self.engine.with_coordinates(coordinates)
+        engine: RowEngine = self.engine.with_coordinates(coordinates)
         predictor, _ = recognise(self.engine, self.compile_kwargs)
         if predictor is not None:  # the same likelihood, several times as fast
             linear = PredictorEngine(self.engine, predictor).with_coordinates(coordinates)

@@ -29,7 +29,7 @@ from pymc_dp.privacy.preparation import Histogram, Preparation, Unpayable
 from pymc_dp.records.ancestry import is_data
 from pymc_dp.records.units import private_observed
 from pymc_dp.rows.contributions import Contribution, made_up_norms
-from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.forecast import Forecast, forecast_of
 from pymc_dp.tuning.model_parts import ModelParts
 
@@ -479,7 +479,7 @@ class Preparing:
                 )
                 return
 
-    def tell_threads(self, engine: Engine) -> None:
+    def tell_threads(self, engine: RowEngine) -> None:
         """Log how records are shared among processors, by public numbers."""
         if not engine.divisible:
             return

@@ -20,7 +20,7 @@ from pymc_dp.publication.explore import CHAINS, Explored, explore, in_support, l
 from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import Engine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.bulk import prior_curvature
 from pymc_dp.tuning.forecast import CURVATURE, whole_curvature
 from pymc_dp.tuning.forms import Form, Target, pooled
@@ -302,7 +302,7 @@ class Quadratic(Form):
 
     # -- the target -----------------------------------------------------------------------------
 
-    def target(self, preparing: Preparing, engine: Engine) -> Target:
+    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
         """Draws of prior times released likelihood, about N(0, I) in their coordinates."""
         parts = preparing.parts
         with working("Exploring what was released", preparing.progressbar):
@@ -391,7 +391,7 @@ class PriorOnly(Form):
             curvature=nothing,
         )
 
-    def target(self, preparing: Preparing, engine: Engine) -> Target:
+    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
         """Draws from the prior, as a chain may not reach all of it; a chain where there are none.
 
         Public observations would make another distribution of it.

@@ -49,7 +49,7 @@ from pymc_dp.rows.contributions import (
     Score,
 )
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
@@ -689,7 +689,7 @@ def fast_model(request, monkeypatch):
 
     def tilted(*arguments):
         found = queries(*arguments)
-        found.holder = Holder(TiltedEngine(found.holder.engine))
+        found.holder = Holder(found.holder.engine.tilted())
         return found
 
     model.queries = tilted

@@ -31,7 +31,7 @@ from pymc_dp.records.units import RecordStore, count_units
 from pymc_dp.rows import engine as engine_module
 from pymc_dp.rows import groups, predicted
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import Engine, RowEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import BLOCK, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
@@ -228,7 +228,7 @@ def agree(model: Drawn, case: Case) -> None:
 
 
 def summed(
-    engine: Engine, z: np.ndarray, vectors: np.ndarray
+    engine: RowEngine, z: np.ndarray, vectors: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, VectorSum]:
     """The sum of all units, about half of which are clipped, their scales, and how it is made."""
     clip_norm = max(float(np.median(np.linalg.norm(vectors, axis=1))), 1e-3)
@@ -239,7 +239,7 @@ def summed(
     return total, asked._path.scale, how
 
 
-def agree_with_plain_sum(engine: Engine, z: np.ndarray, vectors: np.ndarray, case: Case) -> None:
+def agree_with_plain_sum(engine: RowEngine, z: np.ndarray, vectors: np.ndarray, case: Case) -> None:
     """Integers of the sum against NumPy's, but where rounding may go either way."""
     with blocks_of(case.block, case.cached):
         total, scale, how = summed(engine, z, vectors)

@@ -285,9 +285,9 @@ def test_bits_of_a_row_do_not_depend_on_others(name: str, monkeypatch: pytest.Mo
 def test_scores_of_a_law_have_mean_zero_and_the_curvature_as_variance(name: str) -> None:
     """The two identities of a likelihood, of which the second is by other functions."""
     engine = engine_of(name)
-    rows = _Rows(engine, slice(0, N))
+    rows = _Rows(engine, slice(0, N), 0)
     mean = np.zeros((engine.d, N))
-    for weight, scores in rows.outcomes():
+    for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
         mean += weight * np.einsum("adi,ai->di", rows.directions, scores)
     expected = values(engine, ExpectedCurvature(engine.coordinates, diagonal=True))
     assert np.max(np.abs(mean) / np.sqrt(expected.T + 1e-6)) < 0.06
@@ -297,7 +297,7 @@ def test_scores_of_a_law_have_mean_zero_and_the_curvature_as_variance(name: str)
     graph = engine.groups[0].functions.graph
     assert graph.outcomes
     leaf = graph.outcomes[0].leaf
-    for node, weight in zip(rows._law.nodes, rows._law.weights, strict=True):
+    for node, weight in zip(rows.law.nodes, rows.law.weights, strict=True):
         if weight.any():
             data = list(engine.groups[0].store.read())
             data[leaf] = node.astype(data[leaf].dtype)
@@ -664,9 +664,9 @@ def test_each_mode_of_a_mixture_has_nodes() -> None:
     engine = RowEngine.of(
         extract(model, check=False), Coordinates(np.log([0.8, 1.0, 0.7]), np.eye(3))
     )
-    rows = _Rows(engine, slice(0, N))
+    rows = _Rows(engine, slice(0, N), 0)
     mean, square = np.zeros(3), np.zeros(3)
-    for weight, scores in rows.outcomes():
+    for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
         each = np.einsum("adi,ai->di", rows.directions, scores)[:, 0]
         mean += weight[0] * each
         square += weight[0] * each**2

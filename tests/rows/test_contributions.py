@@ -22,7 +22,7 @@ from pymc_dp.rows.contributions import (
     blocks,
 )
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import Columns, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
@@ -102,7 +102,7 @@ def test_values_against_whole_score_vectors(name: str) -> None:
 def differences(engine: RowEngine, spec: Curvature) -> np.ndarray:
     """(n_units, size) curvatures by differences of whole score vectors along the axes of z."""
     moved = engine.with_coordinates(spec.coordinates)
-    return spec._along_axes(TiltedEngine(moved)).T
+    return spec._along_axes(moved.tilted()).T
 
 
 def repeated(name: str, times: int) -> RowEngine:
@@ -361,7 +361,7 @@ def long_arrays(engine: object, n: int) -> int:
 def test_a_pickled_engine_holds_records_and_nothing_made_of_them() -> None:
     engine = with_data(compiled("logistic"), lambda a: a)
     stored = long_arrays(engine, engine.n_units)
-    tilted = TiltedEngine(engine.with_coordinates(coordinates("logistic")))
+    tilted = engine.with_coordinates(coordinates("logistic")).tilted()
     values(tilted, Curvature(coordinates("logistic")))
     evaluate(tilted, np.ones(engine.d))
     assert long_arrays(tilted, engine.n_units) > stored

@@ -227,7 +227,7 @@ def test_points_of_a_unit_have_the_moments_of_its_terms(name: str) -> None:
     """Terms are independent: without a point that they share, variances add up in each unit."""
     engine = engine_of(name)
     exact = values(engine, ExpectedCurvature(engine.coordinates, diagonal=True))
-    [(_, points)] = expected._joint_blocks(engine.each_alone())
+    [(_, points)] = expected.units_with_outcomes(engine.each_alone())
     np.testing.assert_allclose(points.weights.sum(axis=1), 1.0)
     sizes = np.sqrt(exact.sum(axis=1))
     second = np.einsum("ik,ikj->ij", points.weights, points.vectors**2)
@@ -359,7 +359,7 @@ def test_weights_of_all_combinations_of_counts_add_up(upper: float) -> None:
         pm.Censored("y", count, lower=None, upper=upper, observed=y)
     records = extract(model, check=False, privacy_unit=np.arange(4) // 2)
     engine = RowEngine.of(records, Coordinates(np.zeros(1), np.eye(1)))
-    [(_, points)] = expected._joint_blocks(engine.each_alone())
+    [(_, points)] = expected.units_with_outcomes(engine.each_alone())
     np.testing.assert_allclose(points.weights.sum(axis=1), 1.0)
 
 

@@ -18,7 +18,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows import contributions, groups, linear
 from pymc_dp.rows.contributions import blocks
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.loops import row_blocks
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import Predictor, recognise
@@ -345,7 +345,7 @@ def test_a_changed_record_leaves_the_bits_of_all_others() -> None:
 def test_tilted_and_released() -> None:
     engine, predictor = family_engine(known_scales)
     fast = PredictorEngine(engine, predictor)
-    tilted = TiltedEngine(fast)
+    tilted = fast.tilted()
     z = np.random.default_rng(7).standard_normal(engine.d)
     at_zero, there = evaluate(fast, np.zeros(engine.d)), evaluate(fast, z)
     found = evaluate(tilted, z)

@@ -14,7 +14,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows import linear
 from pymc_dp.rows import sparse as sparse_module
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.sparse import Layout
@@ -41,7 +41,7 @@ def by_blocks(name: str, diagonal: bool) -> RowEngine:
 def test_sparse_vectors_are_the_vectors(name: str, diagonal: bool) -> None:
     engine = by_blocks(name, diagonal)
     z = 0.3 * np.random.default_rng(8).standard_normal(engine.d)
-    engines: list[RowEngine | PredictorEngine | TiltedEngine] = [engine, TiltedEngine(engine)]
+    engines: list[RowEngine] = [engine, engine.tilted()]
     predictor, _ = recognise(engine)
     if predictor is not None:
         engines.append(PredictorEngine(engine, predictor))

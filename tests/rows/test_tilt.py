@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from pymc_dp.rows import groups, sparse
-from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from tests.records.test_records import compiled, evaluate, quick, same_bits, with_data
 from tests.rows.test_contributions import coordinates
 
@@ -15,9 +15,9 @@ NAMES = ["logistic", "random_slopes", "neural_network", "non_centred_groups", "p
 NAMES += ["two_lengths", "two_observed"]
 
 
-def pair(name: str) -> tuple[RowEngine, TiltedEngine]:
+def pair(name: str) -> tuple[RowEngine, RowEngine]:
     engine = quick(name)[2].with_coordinates(coordinates(name))
-    return engine, TiltedEngine(engine)
+    return engine, engine.tilted()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -61,7 +61,7 @@ def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPat
     for worth in (0, 10**9):
         monkeypatch.setattr(sparse, "_WORTH", worth)
         engine = compiled(name).with_coordinates(coordinates(name))
-        found.append(evaluate(TiltedEngine(engine), z))
+        found.append(evaluate(engine.tilted(), z))
         assert bool(engine._designs) == (worth == 0)
         assert engine.__getstate__()["_designs"] == {}
     for k in range(2):
@@ -77,10 +77,10 @@ def test_bits_do_not_depend_on_place_or_block(
     engine = compiled(name).with_coordinates(coordinates(name))
     z = np.random.default_rng(8).standard_normal(engine.d)
     order = np.random.default_rng(3).permutation(engine.n_units)
-    whole = evaluate(TiltedEngine(engine), z)
+    whole = evaluate(engine.tilted(), z)
     for size in (7, 16, 8192):
         monkeypatch.setattr(groups, "BLOCK", size)
-        moved = evaluate(TiltedEngine(with_data(engine, lambda a: a[order])), z)
+        moved = evaluate(with_data(engine, lambda a: a[order]).tilted(), z)
         for k in range(2):
             assert same_bits(moved[k], whole[k][order])
 
@@ -95,8 +95,8 @@ def test_a_changed_record_leaves_the_bits_of_all_others(name: str) -> None:
         array[11] = array[42]
         return array
 
-    before = evaluate(TiltedEngine(engine), z)
-    after = evaluate(TiltedEngine(with_data(engine, change)), z)
+    before = evaluate(engine.tilted(), z)
+    after = evaluate(with_data(engine, change).tilted(), z)
     others = np.arange(engine.n_units) != 11
     for k in range(2):
         assert same_bits(before[k][others], after[k][others])
@@ -105,7 +105,7 @@ def test_a_changed_record_leaves_the_bits_of_all_others(name: str) -> None:
 
 def test_records_are_read_at_the_first_question_and_the_reference_stays() -> None:
     engine = with_data(compiled("logistic"), lambda a: a)
-    tilted = TiltedEngine(engine)
+    tilted = engine.tilted()
     assert tilted.reads == 0
     assert tilted.synthetic().log_likelihood(np.zeros(engine.d)).shape == (tilted.n_units,)
     assert tilted.reads == 0
@@ -115,7 +115,7 @@ def test_records_are_read_at_the_first_question_and_the_reference_stays() -> Non
     tilted.scores(np.ones(engine.d))
     assert tilted.reference() is reference
     assert tilted.__getstate__()["_reference"] is None
-    assert TiltedEngine(engine).with_coordinates(coordinates("logistic"))._reference is None
+    assert engine.tilted().with_coordinates(coordinates("logistic"))._reference is None
 
 
 @pytest.mark.parametrize("worth", [0, 10**9])
@@ -123,11 +123,11 @@ def test_a_part_has_the_bits_of_the_whole(worth: int, monkeypatch: pytest.Monkey
     monkeypatch.setattr(sparse, "_WORTH", worth)
     engine = compiled("logistic").with_coordinates(coordinates("logistic"))
     z = np.random.default_rng(8).standard_normal(engine.d)
-    whole = evaluate(TiltedEngine(engine), z)
-    part = evaluate(TiltedEngine(engine).part(slice(13, 40)), z)
+    whole = evaluate(engine.tilted(), z)
+    part = evaluate(engine.tilted().part(slice(13, 40)), z)
     for k in range(2):
         assert same_bits(part[k], whole[k][13:40])
     monkeypatch.setattr(sparse, "LARGEST", 0)  # nothing is kept: the number of rows may be private
-    found = evaluate(TiltedEngine(engine.with_coordinates(engine.coordinates)), z)
+    found = evaluate(engine.with_coordinates(engine.coordinates).tilted(), z)
     for k in range(2):
         assert same_bits(found[k], whole[k])

@@ -23,7 +23,7 @@ from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import ConsistentScore, Score, blocks
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine, TiltedEngine
+from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
@@ -145,7 +145,7 @@ def anchored_run(clipping: str, tilted: bool = True, chains: int = 300) -> Run:
     rng = np.random.default_rng(8)
     prior = Tilted(terms, BASIS.T @ released(clipping))
     bounds = {**CLIP, "energy_error": 1.0}
-    queries = make_queries(TiltedEngine(records) if tilted else records, NOISE, bounds)
+    queries = make_queries(records.tilted() if tilted else records, NOISE, bounds)
     asked, errors = InBasis(queries, BASIS, rng), [0.0]
     add_up = IntervalSum.add
 
@@ -190,7 +190,7 @@ def test_other_targets_are_told_apart():
 def test_target_written_by_hand_is_that_of_the_engine(clipping):
     """And the clip norms are not idle: they bind for some records and not for others."""
     engine = parts()[0][clipping]
-    tilted, target = TiltedEngine(engine), TARGETS[clipping]
+    tilted, target = engine.tilted(), TARGETS[clipping]
     np.testing.assert_allclose(released(clipping), target.score, atol=1e-12)
     draws = target.draw(np.random.default_rng(1), 20)
     found = np.array([tilted.log_likelihood(BASIS @ w) for w in draws])
