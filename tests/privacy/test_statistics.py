@@ -104,7 +104,7 @@ def test_sums_of_neighbours(
 
     monkeypatch.setattr(answers, "discrete_laplace", no_noise)
     whole = mechanism == "geometric"
-    extremes = [-1e9, -2.0, 0.0, 1.0, 3.0, 1e9, *([] if whole else [math.nan, math.inf])]
+    extremes = [-1e9, -2.0, 0.0, 1e9, *([] if whole else [math.nan, math.inf])]
     epsilon = 0.5
     data = [np.array([a, b]) for a, b in itertools.product(extremes, repeat=2)]
     for record in data:
@@ -626,12 +626,22 @@ ROWS["minus unsigned"] = (ROWS["minus unsigned"][0], -WHOLE["uint8"].astype(floa
 ROWS["label"] = (ROWS["label"][0], np.array([9.0, 5.0, 3.0])[WHOLE["label"]])
 
 
-@pytest.mark.parametrize("name", ROWS)
-def test_rows_are_what_was_written(name: str) -> None:
-    """Truth values are negated as such, and integers do not wrap; 2e-16 is a rounding or two."""
-    statistic, exact = ROWS[name]
+@pytest.mark.parametrize("names", [["~"], ["unsigned"], ["cut off"], list(ROWS)], ids=str)
+def test_rows_are_what_was_written(names: list[str]) -> None:
+    """Truth values are negated as such, and integers do not wrap; 2e-16 is a rounding or two.
+
+    Some by themselves, in their own types, and all as columns of one statistic.
+    """
+
+    def statistic(x: Any, **others: Any) -> Any:
+        columns = [ROWS[name][0](x=x, **others) for name in names]
+        one = columns[0] if len(columns) == 1 else pt.stack([c + 0.0 * x for c in columns], axis=1)
+        return one
+
     found = making.RowByRow(WHOLE, statistic).compute(list(WHOLE.values()))
-    np.testing.assert_allclose(found[0], np.broadcast_to(exact, N) * 1.0, rtol=1e-15)
+    for name, column in zip(names, found, strict=True):
+        exact = np.broadcast_to(ROWS[name][1], N) * 1.0
+        np.testing.assert_allclose(column, exact, rtol=1e-15, err_msg=name)
 
 
 @pytest.mark.slow
@@ -748,8 +758,7 @@ def test_declared_rows_that_are_not_numbers_or_do_not_exist(ledger: dp.Ledger) -
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "geometric"])
-@pytest.mark.parametrize("bounds", [(-1, 2), None])
-@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize(("bounds", "scalar"), [((-1, 2), False), (None, True)])
 def test_the_declared_release_is_the_one_that_was_made(
     mechanism: str,
     bounds: Any,

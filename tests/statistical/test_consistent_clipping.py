@@ -112,7 +112,7 @@ def test_posteriors_cover_the_truth() -> None:
 
 
 def test_faults_are_seen() -> None:
-    truths, given, plain = sums()
+    truths, given, plain = sums(500)
     lost = loss()
     without_slope = replace(lost, shared=np.zeros((2, 2)))
     assert distance(truths, given, lost, add=False) > Z_LIMIT, "what clipping has lost, left out"
