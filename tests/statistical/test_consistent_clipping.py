@@ -111,8 +111,9 @@ def test_posteriors_cover_the_truth() -> None:
     assert abs(distance(truths, given, loss())) < Z_LIMIT
 
 
+@pytest.mark.slow
 def test_faults_are_seen() -> None:
-    truths, given, plain = sums(500)
+    truths, given, plain = sums()
     lost = loss()
     without_slope = replace(lost, shared=np.zeros((2, 2)))
     assert distance(truths, given, lost, add=False) > Z_LIMIT, "what clipping has lost, left out"

@@ -111,7 +111,7 @@ STEPS: dict[str, tuple[type, dict[str, Any]]] = {
     "langevin-fresh": (dp.DPLangevin, {"curvature": 0.2, "momentum": "fresh", "n_steps": 2}),
     "langevin-energy_clip": (dp.DPLangevin, {"energy_clip": 0.1}),
 }
-#: The others run with the slow tests.
+#: Of these in every run; others with the slow tests or before a version.
 QUICK = ["penalty", "hmc-reuse_gradient", "langevin-persistent"]
 #: For one model.
 VARIANTS: dict[str, tuple[type, dict[str, Any]]] = {
