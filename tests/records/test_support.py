@@ -63,9 +63,6 @@ ENDS: dict[str, Callable[[], Any]] = {
     "truncated normal": lambda: pm.TruncatedNormal("y", 0, 1, upper=end(), observed=ABOVE),
     "truncated below": lambda: pm.TruncatedNormal("y", 0, 1, lower=end(), observed=ABOVE),
     "truncated": lambda: pm.Truncated("y", pm.Gamma.dist(2, 1), upper=end(), observed=ABOVE),
-    "truncated counts": lambda: pm.Truncated(
-        "y", pm.Poisson.dist(2.0), upper=end(), observed=D.count
-    ),
     "triangular": lambda: pm.Triangular("y", lower=0, c=0.2, upper=1 + end(), observed=ABOVE),
     "integers": lambda: pm.DiscreteUniform("y", 0, pt.floor(10 * end()), observed=D.count),
     "unsigned integers": lambda: pm.DiscreteUniform(
@@ -73,11 +70,8 @@ ENDS: dict[str, Callable[[], Any]] = {
     ),
     "censored": lambda: pm.Censored("y", pm.Normal.dist(), lower=None, upper=end(), observed=ABOVE),
     "hurdle": lambda: hurdle(0.0, pm.Gamma.dist(2, 1), D.half * ABOVE),
-    "hurdle of counts": lambda: hurdle(0, pm.Poisson.dist(2.0), D.count),
     "shifted exponential": lambda: custom(logp_of(pm.Exponential.dist(1.0))),
-    "shifted weibull": lambda: custom(logp_of(pm.Weibull.dist(1.5, 1.0))),
     "simulated shift": lambda: simulated(lambda t, size: t + pm.Exponential.dist(1.0, size=size)),
-    "simulated shift down": lambda: simulated(lambda t, size: t - pm.Gamma.dist(2, 1, size=size)),
     "simulated scale": lambda: simulated(lambda t, size: t * pm.Beta.dist(2, 1, size=size)),
     "switch": lambda: custom(lambda y, t: pt.switch(pt.lt(y, t), -np.inf, t - y)),
     "not": lambda: custom(lambda y, t: pt.switch(pt.invert(y <= t), t - y, -1 * np.inf)),
@@ -187,7 +181,6 @@ NO_ENDS: dict[str, Callable[[], Any]] = {
         end() + pm.Normal("b") * pm.Poisson("c", pt.exp(pm.Normal("a")), observed=D.count),
         observed=D.real,
     ),
-    "hurdle": lambda: pm.HurdlePoisson("y", psi=0.5, mu=pt.exp(predictor()), observed=D.count),
 }
 
 
