@@ -28,16 +28,16 @@ from pymc_dp.privacy.answer import (
 from pymc_dp.privacy.holder import COINS, Holder
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.queries import (
+    Contribution,
     EnergyError,
     Kick,
     LogRatio,
     OfBatch,
     RatioMoments,
+    Rows,
     ScoreAt,
     TemperedRatio,
 )
-from pymc_dp.rows.contributions import Statistic
-from pymc_dp.rows.engine import RowEngine
 
 #: Weight w of the squares beside the ratios: both fill the bound in a proportion of w to 1.  More
 #: makes the variance of sampling better known and the ratio noisier, here by 12 %.
@@ -63,7 +63,7 @@ class Queries:
 
     def __init__(
         self,
-        engine: RowEngine,
+        engine: Rows,
         meter: Meter,
         events: Mapping[str, GaussianEvent],
         clip_norms: Mapping[str, float],
@@ -213,10 +213,10 @@ class StatisticQueries(Queries):
     was paid for, and not again.
     """
 
-    def __init__(self, spec: Statistic, **settings: Any) -> None:
+    def __init__(self, spec: Contribution, norm: float, **settings: Any) -> None:
         super().__init__(**settings)
         grid = self.grids["statistic"]
-        sum_ = VectorSum(grid, self.neighboring, spec.size, spec.norm, spec.nonnegative)
+        sum_ = VectorSum(grid, self.neighboring, spec.size, norm, spec.nonnegative)
         _refuse_unusable(sum_)
         self._query = Query("statistic", spec, sum_)
 
@@ -251,7 +251,7 @@ class BatchQueries(Queries):
 
     def __init__(
         self,
-        engine: RowEngine,
+        engine: Rows,
         meter: Meter,
         event: BatchEvent,
         clip_norm: float,

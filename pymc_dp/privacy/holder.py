@@ -17,17 +17,16 @@ from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import BatchEvent, FixedBatchGaussianEvent
 from pymc_dp.privacy.answer import Query, VectorSum, clip_linear
 from pymc_dp.privacy.queries import (
+    Contribution,
     EnergyError,
     Kick,
     LogRatio,
     OfBatch,
     RatioMoments,
+    Rows,
     ScoreAt,
     TemperedRatio,
 )
-from pymc_dp.rows.contributions import Contribution, Statistic, blocks
-from pymc_dp.rows.coordinates import Scores
-from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.sparse import SparseBlock
 
 #: Probabilities of being in a batch are multiples of 1 / COINS.
@@ -42,16 +41,16 @@ class _Path:
         self.at = at
         self.work = np.zeros(n_units)
         self.kicks = 0
-        self.scores: Scores | None = None
+        self.scores: Any = None
         self.scale = np.empty(0)
 
-    def arrive(self, engine: RowEngine, at: np.ndarray) -> None:
+    def arrive(self, engine: Rows, at: np.ndarray) -> None:
         """Add each unit's work from where it was kicked last to `at`."""
         if self.scores is not None:
             self.work += engine.work(self.scores, self.at, at, self.scale)
         self.at, self.scores = at, None
 
-    def kicked(self, engine: RowEngine, at: np.ndarray, scores: Scores, scale: np.ndarray) -> None:
+    def kicked(self, engine: Rows, at: np.ndarray, scores: Any, scale: np.ndarray) -> None:
         """Go on from `at` with the scores of a new midpoint."""
         self.arrive(engine, at)
         self.kicks += 1
@@ -65,7 +64,7 @@ class Holder:
     units gathered along a path, and the sum of a statistic; no pickle holds any of it.
     """
 
-    def __init__(self, engine: RowEngine) -> None:
+    def __init__(self, engine: Rows) -> None:
         self.engine = engine
         self._begin()
 
@@ -125,8 +124,7 @@ class Holder:
         else:
             for block in checked(self.engine, of):
                 add(block)
-            if isinstance(of, Statistic):  # it does not depend on where the chain is
-                self._same = query, total.copy()
+            self._same = query, total.copy()  # a chain may ask for the same again and again
         return total
 
     def _ratio(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
@@ -138,7 +136,7 @@ class Holder:
         first = at(start)
         return np.asarray(at(end) - first)
 
-    def _add_scores(self, z: np.ndarray, sum_: Any, total: np.ndarray) -> tuple[Scores, np.ndarray]:
+    def _add_scores(self, z: np.ndarray, sum_: Any, total: np.ndarray) -> tuple[Any, np.ndarray]:
         """Add the clipped scores at z; return those of every row before clipping, and scales."""
         assert isinstance(sum_, VectorSum)
         engine, n = self.engine, self.engine.n_units
@@ -167,8 +165,7 @@ class Holder:
             total += own
         if rows is not None:
             moved, slopes, scale = found
-            engine.remember(z, moved.copy())  # alone: the others need not be kept
-            scores = Scores([[slopes[None]]], [[None]])
+            scores = engine.known(z, moved.copy(), slopes)  # alone: the others need not be kept
         return scores, scale
 
 
@@ -205,21 +202,21 @@ def at_last_two(
     return memory[key]
 
 
-def checked(engine: RowEngine, of: Contribution) -> Iterator[np.ndarray]:
+def checked(rows: Rows, of: Contribution) -> Iterator[np.ndarray]:
     """Blocks in which every unit stands exactly once, with as many entries as announced."""
     seen = 0
-    for where, block in blocks(engine, of):
+    for where, block in of.blocks(rows):
         if where.start != seen or block.shape != (of.size, where.stop - where.start):
             raise PrivacyError("A unit was about to contribute twice, or with other entries.")
         seen = where.stop
         yield block
-    if seen != engine.n_units:
+    if seen != rows.n_units:
         raise PrivacyError("Not all units were about to contribute.")
 
 
-def _batch(engine: RowEngine, event: BatchEvent) -> RowEngine | None:
+def _batch(rows: Rows, event: BatchEvent) -> Rows | None:
     """The records of a new secret batch; None if it is empty."""
     if isinstance(event, FixedBatchGaussianEvent):
-        return engine.part(noise.subset(engine.n_units, event.batch_size))
-    drawn = np.flatnonzero(noise.coins(engine.n_units, int(event.sampling_probability * COINS)))
-    return engine.part(drawn) if len(drawn) else None
+        return rows.part(noise.subset(rows.n_units, event.batch_size))
+    drawn = np.flatnonzero(noise.coins(rows.n_units, int(event.sampling_probability * COINS)))
+    return rows.part(drawn) if len(drawn) else None

@@ -29,8 +29,7 @@ from pymc_dp.privacy.answer import (
 )
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
-from pymc_dp.rows.contributions import Contribution, Statistic
-from pymc_dp.rows.engine import RowEngine
+from pymc_dp.privacy.queries import Contribution, Rows
 
 #: Shares are floats, so those of a whole preparation add up to 1 with a rounding error.
 _WHOLE = 1.0 + 1e-9
@@ -100,7 +99,7 @@ class Preparation:
 
     def __init__(
         self,
-        engine: RowEngine,
+        engine: Rows,
         account: Account,
         plan_id: int,
         units: int,
@@ -129,7 +128,7 @@ class Preparation:
     @classmethod
     def resume(
         cls,
-        engine: RowEngine,
+        engine: Rows,
         account: Account,
         *,
         sampler: str,
@@ -150,7 +149,7 @@ class Preparation:
     @classmethod
     def begin(
         cls,
-        engine: RowEngine,
+        engine: Rows,
         account: Account,
         *,
         sampler: str,
@@ -223,10 +222,9 @@ class Preparation:
         releases. `label`, `share` and errors are as in :meth:`histogram`.
         """
         clip_norm = check_number("clip_norm", clip_norm)
-        nonnegative = isinstance(spec, Statistic) and spec.nonnegative
 
         def vectors(grid: Grid) -> VectorSum:
-            return VectorSum(grid, self.neighboring, spec.size, clip_norm, nonnegative)
+            return VectorSum(grid, self.neighboring, spec.size, clip_norm, spec.nonnegative)
 
         request = {"release": "vector_sum", "clip_norm": clip_norm}
         return self._answer(label, share, request, spec, vectors)

@@ -1,17 +1,83 @@
-"""What is asked of records, as public data: what each unit adds to an answer.
+"""What is asked of records, as public data, and of whom.
 
-:mod:`pymc_dp.rows.contributions` has the quantities of one-off releases; here are those of chains.
-All positions are in the coordinates z of the chain.
+A question says what each unit adds to an answer.  Here are those of chains, in which all positions
+are in the coordinates z of the chain; :mod:`pymc_dp.rows.contributions` has those of one-off
+releases.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pymc_dp.privacy.accounting import BatchEvent
+from pymc_dp.rows.linear import LinearRows
+from pymc_dp.rows.sparse import SparseBlock
+
+
+class Rows(Protocol):
+    """Records of `n_units` units, whatever the model; :mod:`pymc_dp.rows` makes them.
+
+    They are trusted for one thing: what they say of a unit is a function of its own rows and of
+    public numbers, computed by the same operations wherever these rows stand.
+    """
+
+    n_units: int
+
+    @property
+    def d(self) -> int:
+        """Entries of a score vector."""
+
+    @property
+    def divisible(self) -> bool:
+        """Whether vectors of some units can be made without those of the others."""
+
+    def synthetic(self) -> Rows:
+        """The same functions on made-up data."""
+
+    def part(self, units: Any) -> Rows:
+        """The records of some units alone."""
+
+    def log_likelihood(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) log-likelihood of every unit."""
+
+    def scores(self, z: np.ndarray) -> Any:
+        """Scores of all units, in whatever form the other methods understand."""
+
+    def sparse_vectors(self, scores: Any, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
+        """Score vectors of some units, block by block."""
+
+    def work(
+        self, scores: Any, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+    ) -> np.ndarray:
+        """(n_units,) scale_i g_i . (end - start)."""
+
+    def linear(self) -> LinearRows | None:
+        """The rows as multiples of vectors that do not depend on z; None if they are not."""
+
+    def known(self, z: np.ndarray, moved: np.ndarray, slopes: np.ndarray) -> Any:
+        """What `scores` would give at z, where rows are linear and both were computed already."""
+
+    def forget(self) -> None:
+        """Keep nothing of an earlier chain."""
+
+
+class Contribution(Protocol):
+    """What each unit adds to a one-off release: (size,) numbers."""
+
+    @property
+    def size(self) -> int:
+        """Entries per unit."""
+
+    @property
+    def nonnegative(self) -> bool:
+        """Whether no entry is negative."""
+
+    def blocks(self, rows: Any) -> Iterator[tuple[slice, np.ndarray]]:
+        """Units, and (size, units) values of these, which may be overwritten."""
 
 
 @dataclass(frozen=True, eq=False)

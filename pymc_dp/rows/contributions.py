@@ -1,9 +1,9 @@
 """What one unit adds to a release: its score, a change of it, its curvature, its statistic.
 
-A *spec* says which quantity of a unit is meant and at which points; it is public.  :func:`blocks`
-gives the values, which are private: only :mod:`pymc_dp.privacy` asks for them, after the ledger has
-been charged.  Each value is a function of the rows of its own unit, computed by the same operations
-wherever these rows stand, so that sums of rounded values have an exact sensitivity.
+A *contribution* says which quantity of a unit is meant and at which points; it is public.  Its
+`blocks` give the values, which are private: only :mod:`pymc_dp.privacy` asks for them, after the
+ledger has been charged.  Each value is a function of the rows of its own unit, computed by the same
+operations wherever these rows stand, so that sums of rounded values have an exact sensitivity.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
@@ -36,22 +35,59 @@ _DIRECTIONS = 2**20
 Blocks = Iterator[tuple[slice, np.ndarray]]
 
 
-@dataclass(frozen=True, eq=False)
-class _Vector(ABC):
-    """Numbers of each unit, a function of its rows and of `coordinates`: d of them."""
+class Contribution(ABC):
+    """Numbers of each unit, a function of its rows."""
 
-    coordinates: Coordinates
     #: Whether the law of the outcome must be known.
     over_outcomes = False
+    nonnegative = False
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """Entries per unit."""
+
+    def _placed(self, engine: RowEngine) -> RowEngine:
+        """The records in the coordinates that are meant."""
+        return engine
+
+    @abstractmethod
+    def _values(self, engine: RowEngine) -> Blocks:
+        """Units, and (size, units) values of these, valid until the next; some may be infinite."""
+
+    def blocks(self, engine: RowEngine) -> Blocks:
+        """What every unit adds to a release: units, and (size, units of the block) values.
+
+        Values are finite: 0 where an entry is not.  They may be overwritten.  `engine` may be in
+        any coordinates.
+        """
+        engine = self._placed(engine)
+        if self.over_outcomes:
+            if why := law_unknown(engine):
+                raise TypeError(why)
+            engine = engine.each_alone()
+        step = max(1, min(BLOCK, _LARGEST // (self.size + 4 * engine.d)))
+        for start in range(0, engine.n_units, step):
+            with np.errstate(all="ignore"):
+                part = engine.part(slice(start, min(start + step, engine.n_units)))
+                for where, values in self._values(part):
+                    loops.clean(values)
+                    yield slice(start + where.start, start + where.stop), values
+
+
+@dataclass(frozen=True, eq=False)
+class _Vector(Contribution):
+    """d numbers of each unit, in some coordinates."""
+
+    coordinates: Coordinates
 
     @property
     def size(self) -> int:
         """Entries per unit."""
         return len(self.coordinates.location)
 
-    @abstractmethod
-    def _values(self, engine: RowEngine) -> Blocks:
-        """Units, and (size, units) values of these, valid until the next; some may be infinite."""
+    def _placed(self, engine: RowEngine) -> RowEngine:
+        return engine.with_coordinates(self.coordinates)
 
 
 class _Number(_Vector):
@@ -284,53 +320,34 @@ class PathError(_Number):
 
 
 @dataclass(frozen=True, eq=False)
-class Statistic:
+class Statistic(Contribution):
     """The sufficient statistic of the record, a function of its data alone.
 
     For engines of one group of rows, each of them a unit.  ``rows(arrays)`` gives (m, n) values
-    from the arrays of n records, records first; a column is a function of its own record.  `size`
-    is m, and `norm` a public bound on the l2 norm of a unit's entries.  Before their norm is,
-    entries are clamped to be at least 0 if `nonnegative`, and to [-1, 1] if `boxed`.
+    from the arrays of n records, records first; a column is a function of its own record.
+    `entries` is m, and `norm` a public bound on the l2 norm of a unit's entries.  Before their norm
+    is, entries are clamped to be at least 0 if `nonnegative`, and to [-1, 1] if `boxed`.
     """
 
     rows: Callable[[list[np.ndarray]], np.ndarray]
-    size: int
+    entries: int
     norm: float
     nonnegative: bool = False
     boxed: bool = False
-    over_outcomes = False
+
+    @property
+    def size(self) -> int:
+        """Entries per unit."""
+        return self.entries
 
     def _values(self, engine: RowEngine) -> Blocks:
         if not engine.one_row_per_unit:
             raise TypeError("A statistic is known for records of one row each alone.")
-        found = self.rows(engine.groups[0].store.read())
-        yield slice(0, engine.n_units), np.ascontiguousarray(found)
-
-
-Contribution: TypeAlias = _Vector | Statistic
-
-
-def blocks(engine: RowEngine, spec: Contribution) -> Blocks:
-    """What every unit adds to a release: units, and (size, units of the block) values.
-
-    Values are finite: 0 where an entry is not.  They may be overwritten.  `engine` may be in any
-    coordinates: those of `spec` are used.
-    """
-    if not isinstance(spec, Statistic):
-        engine = engine.with_coordinates(spec.coordinates)
-    if spec.over_outcomes:
-        if why := law_unknown(engine):
-            raise TypeError(why)
-        engine = engine.each_alone()
-    step = max(1, min(BLOCK, _LARGEST // (spec.size + 4 * engine.d)))
-    for start in range(0, engine.n_units, step):
-        with np.errstate(all="ignore"):
-            part = engine.part(slice(start, min(start + step, engine.n_units)))
-            for where, values in spec._values(part):
-                loops.clean(values)
-                if isinstance(spec, Statistic) and spec.boxed:
-                    np.clip(values, -1.0, 1.0, out=values)
-                yield slice(start + where.start, start + where.stop), values
+        found = np.ascontiguousarray(self.rows(engine.groups[0].store.read()))
+        if self.boxed:
+            loops.clean(found)  # what is infinite is 0, and not an end of the box
+            np.clip(found, -1.0, 1.0, out=found)
+        yield slice(0, engine.n_units), found
 
 
 def _vectors(engine: RowEngine, z: np.ndarray | None = None) -> np.ndarray:

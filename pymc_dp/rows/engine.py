@@ -385,8 +385,9 @@ class RowEngine:
         """The rows as multiples of vectors that do not depend on z; None if they are not."""
         return None  # score vectors may be sums of several vectors
 
-    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
-        """Keep (n_units,) u_i . z of the rows in `linear`, for the ends of a path."""
+    def known(self, z: np.ndarray, moved: np.ndarray, slopes: np.ndarray) -> Scores:
+        """Scores at z of which (n_units,) u_i . z and slopes of the rows in `linear` are there."""
+        raise TypeError("These rows are not linear.")
 
     def forget(self) -> None:
         """Keep nothing of an earlier chain."""

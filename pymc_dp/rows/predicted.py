@@ -200,7 +200,7 @@ class PredictorEngine(RowEngine):
             moved, moves = np.empty(self.n_units), self.linear().moves
             self._over(moves.width, lambda rows: predict(moves, z, rows.start, moved[rows]))
             found = moved
-        self.remember(z, found)
+        self._remember(z, found)
         return found
 
     def _over(self, numbers: int, part: Callable[[slice], None]) -> None:
@@ -222,7 +222,7 @@ class PredictorEngine(RowEngine):
         moved = list(self._moved_by.values())
         return 0.5 * (moved[p] + moved[q]) if pairs[p, q] else None
 
-    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+    def _remember(self, z: np.ndarray, moved: np.ndarray) -> None:
         """Keep (n_units,) u_i . z, and forget the oldest."""
         if not np.logical_and.reduce(np.isfinite(z)):
             return
@@ -257,8 +257,12 @@ class PredictorEngine(RowEngine):
         """The slope of every row at z, as its score at the one number that it sees."""
         moved, out = np.empty(self.n_units), np.empty(self.n_units)
         linear.slopes(self.linear(), z, 0, moved, out)
-        self.remember(z, moved)
-        return Scores([[out[None]]], [[None]])
+        return self.known(z, moved, out)
+
+    def known(self, z: np.ndarray, moved: np.ndarray, slopes: np.ndarray) -> Scores:
+        """Scores at z of which (n_units,) u_i . z and slopes are there already."""
+        self._remember(z, moved)
+        return Scores([[slopes[None]]], [[None]])
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
         """Score vectors g_i in z of all units, as blocks (units, (d, size of the block))."""

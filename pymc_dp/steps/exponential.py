@@ -195,7 +195,8 @@ class ExponentialFamilyPenalty(PrivateStep):
         )
 
     def _open(self, **settings: Any) -> Queries:
-        return StatisticQueries(self._exponential.statistic, **settings)
+        statistic = self._exponential.statistic
+        return StatisticQueries(statistic, statistic.norm, **settings)
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         return {"statistic": 1}, {}

@@ -9,7 +9,7 @@ import pytest
 from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows import structure
-from pymc_dp.rows.contributions import Change, Curvature, OuterProduct, Score, blocks
+from pymc_dp.rows.contributions import Change, Curvature, OuterProduct, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.bulk import clip_scaling
@@ -48,12 +48,12 @@ def test_what_no_row_sees_is_zero(name: str, monkeypatch: pytest.MonkeyPatch) ->
     pairs = engine.touched(at)
     assert (pairs == pairs.T).all()
     scores = np.zeros(d, dtype=bool)
-    for _, block in blocks(engine, Score(at)):
+    for _, block in Score(at).blocks(engine):
         scores |= (block != 0.0).any(axis=1)
     assert not (scores & ~pairs.diagonal()).any()
     spec = Curvature(at, step=1e-6)
     curvatures = np.zeros((d, d), dtype=bool)
-    for _, block in blocks(engine, spec):
+    for _, block in spec.blocks(engine):
         curvatures |= spec.matrix((block != 0.0).any(axis=1).astype(float)) != 0.0
     assert not (curvatures & ~pairs).any()
     monkeypatch.setattr(structure, "_MANY", 0 if d < structure._MANY else d + 1)
@@ -124,7 +124,7 @@ def test_outer_products_of_users_meet_what_rows_do_not() -> None:
     engine = RowEngine.of(records, at)
     spec = OuterProduct(at)
     seen = np.zeros((d, d), dtype=bool)
-    for _, block in blocks(engine, spec):
+    for _, block in spec.blocks(engine):
         seen |= spec.matrix((block != 0.0).any(axis=1).astype(float)) != 0.0
     outer, _ = Shares(Loud(), engine).curvature("outer", spec, 1.0, 0.1)
     assert (seen & ~engine.touched(at)).any()

@@ -19,7 +19,7 @@ from scipy import stats
 from pymc_dp.audit import audit_scores, gaussian_score
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import answer as answers
-from pymc_dp.privacy import holder, noise
+from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import (
     EDGES,
@@ -34,7 +34,7 @@ from pymc_dp.privacy.answer import (
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.contributions import Statistic, blocks
+from pymc_dp.rows.contributions import Statistic
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from tests.privacy.toy import DELTA, Rows, VectorRecords, logistic_model, vector_blocks
@@ -43,11 +43,6 @@ RELATIONS = ("replace_one", "add_or_remove_one")
 NASTY = [0.0, -0.0, 5e-324, -2e-308, 1e-160, 1e160, 1.7e308, math.inf, -math.inf, math.nan]
 FEW = settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 CERTAIN = 1 - 1e-6
-
-
-@pytest.fixture(autouse=True)
-def rows_as_contributions(monkeypatch):
-    monkeypatch.setattr(holder, "blocks", vector_blocks)
 
 
 def integers(sum_, engine):
@@ -154,9 +149,8 @@ def test_statistics_without_negative_entries_are_a_right_angle_apart(tau):
     assert largest > 0.999999 * float(claimed(sum_.grid)) ** 2
 
 
-def test_entries_of_a_statistic_are_clamped_one_by_one(monkeypatch):
+def test_entries_of_a_statistic_are_clamped_one_by_one():
     """What lies beyond the public bounds of one entry does not scale down the others."""
-    monkeypatch.setattr(holder, "blocks", blocks)
     records = extract(logistic_model(n=4), public=(), privacy_unit=None)
     engine = RowEngine.of(records, Coordinates(np.zeros(2), np.eye(2)))
     sum_ = VectorSum(Grid.finest(1.0, 4), "replace_one", 2, math.sqrt(2.0))
@@ -186,19 +180,19 @@ def test_norms_are_counted_where_they_belong():
 
 
 def test_a_unit_that_would_contribute_twice_is_refused(monkeypatch):
-    def twice(engine, spec):
-        yield from vector_blocks(engine, spec)
-        yield from vector_blocks(engine, spec)
+    def twice(spec, engine):
+        yield from vector_blocks(spec, engine)
+        yield from vector_blocks(spec, engine)
 
-    def short(engine, spec):
-        yield next(vector_blocks(engine, spec))
+    def short(spec, engine):
+        yield next(vector_blocks(spec, engine))
 
-    def wide(engine, spec):
-        for where, block in vector_blocks(engine, spec):
+    def wide(spec, engine):
+        for where, block in vector_blocks(spec, engine):
             yield where, np.vstack([block, block])
 
     for wrong in (twice, short, wide):
-        monkeypatch.setattr(holder, "blocks", wrong)
+        monkeypatch.setattr(Rows, "blocks", wrong)
         with pytest.raises(PrivacyError, match="about to contribute"):
             integers(NormCounts(Grid(30, 1.0), "replace_one"), VectorRecords(np.ones((7, 2))))
 

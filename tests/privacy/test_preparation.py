@@ -38,12 +38,6 @@ N = 9
 ROWS = np.random.default_rng(2).normal(size=(N, 3))
 
 
-@pytest.fixture(autouse=True)
-def rows_as_contributions(monkeypatch, request):
-    if "model" not in request.node.name:
-        monkeypatch.setattr(holder, "blocks", vector_blocks)
-
-
 def open_account(ledger, cap=UNITS):
     return Account.open(
         ledger,
@@ -92,12 +86,12 @@ def test_the_charge_is_committed_before_a_record_is_touched(ledger, monkeypatch)
     preparation = begin(account, engine)
     seen = []
 
-    def watched(asked, spec):
+    def watched(spec, asked):
         if asked is engine:  # another handle on the file has seen the charge
             seen.append(Account(Ledger(ledger.path), account.number).read().spent)
-        return vector_blocks(asked, spec)
+        return vector_blocks(spec, asked)
 
-    monkeypatch.setattr(holder, "blocks", watched)
+    monkeypatch.setattr(Rows, "blocks", watched)
     for k in range(3):
         ask(preparation, k)
         assert seen[-1] == preparation.spent
@@ -296,13 +290,13 @@ def test_an_interrupted_request_is_charged_again_in_another_process(
     first = ask(preparation, 0)
     cost = preparation.spent
 
-    def interrupt(engine, spec):
+    def interrupt(spec, engine):
         if engine is preparation.engine:
             raise KeyboardInterrupt
-        return vector_blocks(engine, spec)
+        return vector_blocks(spec, engine)
 
     with monkeypatch.context() as patch:
-        patch.setattr(holder, "blocks", interrupt)
+        patch.setattr(Rows, "blocks", interrupt)
         with pytest.raises(KeyboardInterrupt):
             ask(preparation, 1)
     interrupted = preparation.spent - cost
@@ -353,13 +347,13 @@ def test_another_request_is_not_paid_by_what_was_charged(ledger, monkeypatch):
     account = open_account(ledger)
     preparation = begin(account)
 
-    def broken(engine, spec):
+    def broken(spec, engine):
         if engine is preparation.engine:
             raise MemoryError
-        return vector_blocks(engine, spec)
+        return vector_blocks(spec, engine)
 
     with monkeypatch.context() as patch, pytest.raises(MemoryError):
-        patch.setattr(holder, "blocks", broken)
+        patch.setattr(Rows, "blocks", broken)
         ask(preparation, 0)
     spent = preparation.spent
     ask(preparation, 1)  # with another share
@@ -437,12 +431,12 @@ def test_two_that_prepare_the_same_plan_pay_twice_and_keep_one(ledger, monkeypat
     slow, fast = begin(account), begin(account)
     answers = []
 
-    def meanwhile(engine, spec):
+    def meanwhile(spec, engine):
         if engine is slow.engine:
             answers.append(ask(fast, 0))
-        return vector_blocks(engine, spec)
+        return vector_blocks(spec, engine)
 
-    monkeypatch.setattr(holder, "blocks", meanwhile)
+    monkeypatch.setattr(Rows, "blocks", meanwhile)
     with pytest.raises(LedgerError, match="two processes"):
         ask(slow, 0)
     assert slow.spent == 2 * math.floor(Fraction(0.1) * UNITS)
@@ -465,12 +459,12 @@ def prepare(account, cls, report):
     """Report each look at records by one byte, before anything else is done with them."""
     engine = VectorRecords(ROWS)
 
-    def reported(asked, spec):
+    def reported(spec, asked):
         if asked is engine:
             os.write(report, b"r")
-        return vector_blocks(asked, spec)
+        return vector_blocks(spec, asked)
 
-    holder.blocks = reported  # of this child alone
+    Rows.blocks = reported  # of this child alone
     requests(begin(account, engine, cls), 9000)
     os._exit(3)  # more requests than the child lives for
 
@@ -555,8 +549,8 @@ def test_a_kill_between_charge_and_keep(ledger, moment, charges, kept):
         preparation = begin(account)
         append = Transaction.append
         if moment == "touch":
-            holder.blocks = lambda engine, spec: (
-                die() if engine is preparation.engine else vector_blocks(engine, spec)
+            Rows.blocks = lambda spec, engine: (
+                die() if engine is preparation.engine else vector_blocks(spec, engine)
             )
         elif moment == "before keep":
             Account.keep = die

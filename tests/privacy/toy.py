@@ -96,8 +96,7 @@ class LinearRecords:
 class VectorRecords:
     """An engine of one-off releases whose units contribute the rows of a matrix.
 
-    Use it with `vector_blocks` in the place of ``rows.contributions.blocks``; ``reads`` counts the
-    evaluations, those on made-up data not included.
+    ``reads`` counts the evaluations, those on made-up data not included.
     """
 
     def __init__(self, rows, block=3):
@@ -112,16 +111,20 @@ class VectorRecords:
 
 @dataclass(frozen=True)
 class Rows:
-    """The spec of the rows of `VectorRecords`."""
+    """What the units of `VectorRecords` contribute: their rows."""
 
     size: int
+    nonnegative = False
+
+    def blocks(self, engine: VectorRecords) -> Iterator[tuple[slice, np.ndarray]]:
+        engine.reads += 1
+        for start in range(0, engine.n_units, engine.block):
+            where = slice(start, min(start + engine.block, engine.n_units))
+            yield where, engine.rows[where].T.copy()  # it may be overwritten
 
 
-def vector_blocks(engine: VectorRecords, spec: Rows) -> Iterator[tuple[slice, np.ndarray]]:
-    engine.reads += 1
-    for start in range(0, engine.n_units, engine.block):
-        where = slice(start, min(start + engine.block, engine.n_units))
-        yield where, engine.rows[where].T.copy()  # it may be overwritten
+#: What `Rows` do unless a test replaces it.
+vector_blocks = Rows.blocks
 
 
 class NormalPrior:

@@ -19,7 +19,6 @@ from pymc_dp.rows.contributions import (
     OuterProduct,
     PathError,
     Score,
-    blocks,
 )
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
@@ -44,7 +43,7 @@ def coordinates(name: str) -> Coordinates:
 def values(engine: RowEngine, spec: Contribution) -> np.ndarray:
     """(n_units, size) contributions; every unit once, in order."""
     parts, end = [], 0
-    for where, block in blocks(engine, spec):
+    for where, block in spec.blocks(engine):
         assert where.start == end
         end = where.stop
         assert block.shape == (spec.size, end - where.start)
@@ -299,7 +298,7 @@ def test_a_changed_record_changes_its_own_contribution_alone(name: str, bad: flo
 def test_rows_are_read_in_large_blocks(kind: Callable[..., Contribution]) -> None:
     engine, at = compiled("logistic"), coordinates("logistic")
     spec = Change(at, np.ones(engine.d)) if kind is Change else kind(at)
-    assert len(list(blocks(engine, spec))) == 1
+    assert len(list(spec.blocks(engine))) == 1
 
 
 @pytest.mark.slow
@@ -309,11 +308,11 @@ def test_curvature_needs_no_matrix_per_record(monkeypatch: pytest.MonkeyPatch) -
     many.n_units = many.groups[0].n_rows
     spec = Curvature(coordinates("neural_network"))
     monkeypatch.setattr(contributions, "_LARGEST", 2**18)  # 2 MB
-    for _ in blocks(many, spec):
+    for _ in spec.blocks(many):
         break
     tracemalloc.start()
     try:
-        for _ in blocks(many, spec):
+        for _ in spec.blocks(many):
             pass
         peak = tracemalloc.get_traced_memory()[1]
     finally:

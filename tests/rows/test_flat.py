@@ -15,7 +15,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.base.threads import INTERPRETED, code_of
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.contributions import Curvature, OuterProduct, Score, blocks
+from pymc_dp.rows.contributions import Curvature, OuterProduct, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.structure import is_flat
@@ -132,14 +132,14 @@ def test_outer_products_are_packed_like_curvatures() -> None:
     engine = _engine(laplace)
     at = Coordinates(np.array([0.9, 0.4, -0.2, -0.3]), np.diag([1.0, 2.0, 0.5, 1.5]))
     spec = OuterProduct(at)
-    total = spec.matrix(sum(block.sum(axis=1) for _, block in blocks(engine, spec)))
-    scores = np.hstack([block.copy() for _, block in blocks(engine, Score(at))])
+    total = spec.matrix(sum(block.sum(axis=1) for _, block in spec.blocks(engine)))
+    scores = np.hstack([block.copy() for _, block in Score(at).blocks(engine)])
     np.testing.assert_allclose(total, scores @ scores.T, rtol=1e-10)
     diagonal = OuterProduct(at, diagonal=True)
-    total = sum(block.sum(axis=1) for _, block in blocks(engine, diagonal))
+    total = sum(block.sum(axis=1) for _, block in diagonal.blocks(engine))
     np.testing.assert_allclose(total, np.square(scores).sum(axis=1), rtol=1e-10)
     curved = Curvature(at)
-    norms = [np.linalg.norm(block, axis=0) for _, block in blocks(engine, spec)]
+    norms = [np.linalg.norm(block, axis=0) for _, block in spec.blocks(engine)]
     assert isinstance(spec, Curvature) and spec.size == curved.size
     np.testing.assert_allclose(
         np.concatenate(norms), np.square(scores).sum(axis=0), rtol=1e-10

@@ -16,7 +16,6 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows import contributions, groups, linear
-from pymc_dp.rows.contributions import blocks
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.loops import row_blocks
@@ -384,7 +383,7 @@ def test_nothing_is_read_early_or_pickled() -> None:
     made_up = fast.synthetic()
     evaluate(made_up, np.ones(engine.d))
     assert engine.reads == 0 and long_arrays(fast, engine.n_units) == stored
-    for _ in blocks(fast, every_kind(engine.coordinates)[0]):
+    for _ in every_kind(engine.coordinates)[0].blocks(fast):
         pass
     assert long_arrays(fast, engine.n_units) > stored
     state = fast.__getstate__()

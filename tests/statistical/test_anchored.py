@@ -21,7 +21,7 @@ from pymc_dp.kernels.targets import InBasis, Tilted
 from pymc_dp.privacy.answer import IntervalSum
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.contributions import ConsistentScore, Score, blocks
+from pymc_dp.rows.contributions import ConsistentScore, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
@@ -114,7 +114,7 @@ def released(clipping: str) -> np.ndarray:
     """(2,) the score of the anchor in z, with its error."""
     engines, _ = parts()
     spec = Score(AT) if clipping == "plain" else ConsistentScore(AT, clip_norm=INNER)
-    added = [values.sum(axis=1) for _, values in blocks(engines[clipping], spec)]
+    added = [values.sum(axis=1) for _, values in spec.blocks(engines[clipping])]
     return np.sum(added, axis=0) + TILT
 
 

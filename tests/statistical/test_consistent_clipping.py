@@ -20,7 +20,7 @@ from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import expected
-from pymc_dp.rows.contributions import ConsistentScore, Loss, blocks
+from pymc_dp.rows.contributions import ConsistentScore, Loss
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
@@ -70,7 +70,7 @@ def clip_norm() -> float:
 def loss() -> Lost:
     engine = with_outcomes(np.zeros(N))  # what is seen plays no part
     total = sum(
-        values.sum(axis=1) for _, values in blocks(engine, Loss(engine.coordinates, clip_norm()))
+        values.sum(axis=1) for _, values in Loss(engine.coordinates, clip_norm()).blocks(engine)
     )
     return Lost(np.diag(total[:2]), np.diag(total[2:]))
 
@@ -84,7 +84,7 @@ def sums(repeats: int = REPEATS) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     for k, z in enumerate(truths):
         theta = records().coordinates.theta(z)
         engine = with_outcomes(rng.poisson(np.exp(X @ theta)))
-        given_back = blocks(engine, ConsistentScore(engine.coordinates, clip_norm=clip_norm()))
+        given_back = ConsistentScore(engine.coordinates, clip_norm=clip_norm()).blocks(engine)
         given[k] = sum(values.sum(axis=1) for _, values in given_back)
         scores = np.concatenate([b for _, b in engine.vectors(engine.scores(np.zeros(2)))], axis=1)
         factors = np.minimum(1.0, clip_norm() / np.linalg.norm(scores, axis=0))

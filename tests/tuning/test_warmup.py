@@ -27,7 +27,7 @@ from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.contributions import Contribution, Curvature, Score, blocks
+from pymc_dp.rows.contributions import Contribution, Curvature, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
@@ -351,7 +351,7 @@ class Problem:
 
     def total(self, spec: Contribution) -> np.ndarray:
         """Sum over the records, exact and private."""
-        return sum(values.sum(axis=1) for _, values in blocks(self.engine, spec))
+        return sum(values.sum(axis=1) for _, values in spec.blocks(self.engine))
 
 
 @dataclass
@@ -369,7 +369,7 @@ class Releases:
         self.rng = np.random.default_rng(self.seed)
 
     def contributions(self, spec: Contribution) -> tuple[np.ndarray, np.ndarray]:
-        values = np.concatenate([v.copy() for _, v in blocks(self.problem.engine, spec)], axis=1)
+        values = np.concatenate([v.copy() for _, v in spec.blocks(self.problem.engine)], axis=1)
         assert values.shape == (spec.size, self.n_public)
         with np.errstate(over="ignore"):
             norms = np.sqrt((values**2).sum(axis=0))
