@@ -27,8 +27,8 @@ from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
+from pymc_dp.rows.simplify import simplified
 
 #: Operations from which on a function of the parameters is interpreted.
 _LARGE_GRAPH = 60
@@ -52,7 +52,7 @@ def compile_function(
     """
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
-    kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING).register(JOIN_PRODUCTS)
+    kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING)
     if isinstance(outputs, Variable):
         [outputs] = without_errors([outputs], interpreted=interpreted)
     else:
@@ -105,7 +105,7 @@ def prepared_loglik(graph: RowGraph) -> Variable:
     """The log-likelihood of a block of rows, stable and simplified, to be differentiated."""
     [loglik] = clone_replace([graph.loglik])  # others need the graph as it was
     loglik = rewrite_graph(loglik, include=("canonicalize", "stabilize"), clone=False)
-    return constant_solves(simplified(loglik))
+    return simplified(loglik)
 
 
 class _Evaluated:

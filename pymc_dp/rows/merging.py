@@ -121,7 +121,7 @@ def _doors(graph: RowGraph) -> dict[Cut, Door]:
     cuts = [cut for cut in graph.cuts if cut.row_data is not None]
     columns = clone_replace([cut.row_data for cut in cuts], arrays, rebuild_strict=False)
     first = first_equal(columns)
-    doors: dict[Cut, Door] = {cut: ("copy",) for cut in graph.cuts}
+    doors: dict[Cut, Door] = dict.fromkeys(graph.cuts, ("copy",))
     for cut, column in zip(cuts, columns, strict=True):
         doors[cut] = cut.kind, cut.phi.type.shape[0], first[column]
     return doors
@@ -248,9 +248,7 @@ class _Walk:
         kind = self.kind(value)
         assert kind is not None
         behind = [cut for cut in self.cuts if cut.eta in kind.etas]
-        shared = {
-            cut.eta: cut.phi[None] if cut.kind == "copy" else cut.phi for cut in behind
-        }
+        shared = {cut.eta: cut.phi[None] if cut.kind == "copy" else cut.phi for cut in behind}
         [phi] = clone_replace([value], shared, rebuild_strict=False)
         row_data = next((c.row_data for c in behind if self.doors[c] == kind.door), None)
         if kind.door == ("copy",):
