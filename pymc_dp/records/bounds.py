@@ -15,7 +15,7 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.records.ancestry import array_of, data_behind, is_data
 
 _ATTRIBUTE = "pymc_dp_bounds"
-#: Values of an observed variable that are possible; a record with another one has no score.
+#: Values of an observed variable that are possible.
 _SUPPORT = {
     "bernoulli": (0.0, 1.0),
     "binomial": (0.0, np.inf),
@@ -77,9 +77,6 @@ def bounds(
     narrow bias the posterior.  The model's own graph is left as it is: prior and posterior
     predictive draws use the data unclamped, and so does anything that is computed from the same
     NumPy array elsewhere in the model.
-
-    Known bounds on all that a likelihood reads imply bounds on scores, for models with one linear
-    predictor (``pymc_dp.rows.limits.score_norm_limit``).
     """
     if isinstance(model, Mapping):
         if given is not None:

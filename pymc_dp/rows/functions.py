@@ -28,8 +28,8 @@ from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
+from pymc_dp.rows.simplify import simplified
 
 #: Operations from which on a function of the parameters is interpreted.
 _LARGE_GRAPH = 60
@@ -68,7 +68,7 @@ def compile_function(
     """
     kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
-    kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING).register(JOIN_PRODUCTS)
+    kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING)
     if not interpreted:
         kwargs["mode"] = kwargs["mode"].register(_FUSION)
     if isinstance(outputs, Variable):
@@ -123,7 +123,7 @@ def prepared_loglik(graph: RowGraph) -> Variable:
     """The log-likelihood of a block of rows, stable and simplified, to be differentiated."""
     [loglik] = clone_replace([graph.loglik])  # others need the graph as it was
     loglik = rewrite_graph(loglik, include=("canonicalize", "stabilize"), clone=False)
-    return constant_solves(simplified(loglik))
+    return simplified(loglik)
 
 
 class _Evaluated:

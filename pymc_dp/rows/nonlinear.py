@@ -16,16 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
-from pytensor.graph.fg import FunctionGraph
-from pytensor.graph.rewriting.basic import MergeOptimizer
 
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.graph import ParameterVector, RowGraph
 from pymc_dp.rows.functions import compile_parameter_function, jacobian_of
 from pymc_dp.rows.groups import RowGroup
-from pymc_dp.rows.merging import merged
+from pymc_dp.rows.merging import first_equal, merged
 
 #: Derivatives that differ by less than this part of the largest are those of something linear.
 _LINEAR = 1e-9
@@ -62,28 +62,26 @@ def _flat(effects: Sequence[Variable], parameters: ParameterVector) -> Variable:
 
 def see(
     groups: Sequence[RowGroup],
-    graphs: Sequence[RowGraph],
     parameters: ParameterVector,
     places: np.ndarray,
     compile_kwargs: dict[str, Any] | None = None,
 ) -> Iterator[Seen]:
     """The effects of a likelihood that is non-linear in its parameters.
 
-    `groups` have the compiled shared values of `graphs`.  `places`, (m, d), are public points at
-    which derivatives are looked at: draws from the prior.
+    `groups` have its row graphs.  `places`, (m, d), are public points at which derivatives are
+    looked at: draws from the prior.
 
-    Yields those of the merged graphs, then those of `graphs` as they are cut.  Yields none where no
-    shared value is non-linear in several parameters, or where effects are redundant (more of them
-    than parameters, functions of each other).
+    Yields those of the merged graphs, then those of the graphs as they are cut.  Yields none where
+    no shared value is non-linear in several parameters, or where effects are redundant (more of
+    them than parameters, functions of each other).
     """
-    known = _known(groups, places)
+    graphs = tuple(group.functions.graph for group in groups)
     together = tuple(merged(graph) for graph in graphs)
-    candidates = [tuple(graphs)]
-    if any(new is not old for new, old in zip(together, graphs, strict=True)):
-        phis = {cut.phi: None for graph in together for cut in graph.cuts}
-        new = [phi for phi in phis if phi not in known]
-        known |= _evaluated(new, parameters, places, compile_kwargs)
-        candidates.insert(0, together)
+    candidates = [together] if together == graphs else [together, graphs]
+    if len(candidates) == 1 and not any(group.functions.varying for group in groups):
+        return  # all is linear
+    phis = {cut.phi: None for some in candidates for graph in some for cut in graph.cuts}
+    known = _shapes(list(phis), parameters, places)
     for candidate in candidates:
         seen = _seen(candidate, known, parameters, places, compile_kwargs)
         if seen is not None:
@@ -98,40 +96,26 @@ class _Shape:
     mixed: bool
 
 
-def _known(groups: Sequence[RowGroup], places: np.ndarray) -> dict[Variable, _Shape]:
-    """What the compiled functions of groups tell of shared values."""
-    found = {}
-    for group in groups:
-        at = [group.functions.shared(theta) for theta in places]
-        for k, cut in enumerate(group.functions.ordered):
-            varies = k in group.functions.varying
-            mixed = varies and _mixes([jacobians[k] for _, jacobians in at])
-            found[cut.phi] = _Shape(np.shape(at[0][0][k]), mixed)
-    return found
-
-
-def _evaluated(
-    phis: Sequence[Variable],
-    parameters: ParameterVector,
-    places: np.ndarray,
-    compile_kwargs: dict[str, Any] | None,
+def _shapes(
+    phis: Sequence[Variable], parameters: ParameterVector, places: np.ndarray
 ) -> dict[Variable, _Shape]:
-    """The same for differentiable shared values that no group has."""
     theta = parameters.theta
     values = parameters.substitute(phis)
-    matrices = [jacobian_of(value, theta) for value in values]
-    varies = [theta in ancestors_without_shapes([matrix]) for matrix in matrices]
-    moving = [matrix for matrix, varying in zip(matrices, varies, strict=True) if varying]
-    function = compile_parameter_function([theta], [*values, *moving], compile_kwargs)
-    at = [function(place) for place in places]
-    found, j = {}, len(phis)
-    for k, (phi, varying) in enumerate(zip(phis, varies, strict=True)):
-        found[phi] = _Shape(np.shape(at[0][k]), varying and _mixes([row[j] for row in at]))
-        j += varying
+    matrices = {
+        k: jacobian_of(value, theta)
+        for k, value in enumerate(values)
+        if value.type.dtype.startswith("float")
+    }
+    function = pytensor.function([theta], [*values, *matrices.values()], mode=INTERPRETED)
+    with np.errstate(all="ignore"):
+        at = [function(place) for place in places]
+    found = {phi: _Shape(np.shape(at[0][k]), False) for k, phi in enumerate(phis)}
+    for j, k in enumerate(matrices, len(phis)):
+        found[phis[k]] = _Shape(np.shape(at[0][k]), _mixes([row[j] for row in at]))
     return found
 
 
-def _mixes(jacobians: Sequence[np.ndarray | None]) -> bool:
+def _mixes(jacobians: Sequence[np.ndarray]) -> bool:
     """Whether some entry of a shared value is non-linear in several parameters, at some places."""
     matrices = np.array(jacobians)
     largest = np.abs(matrices).max(axis=(0, 2), initial=0.0)
@@ -147,7 +131,8 @@ def _seen(
     places: np.ndarray,
     compile_kwargs: dict[str, Any] | None,
 ) -> Seen | None:
-    first = _equal([cut.phi for graph in graphs for cut in graph.cuts])
+    # likelihoods that share parameters, and predictors of two columns, have a copy each
+    first = first_equal([cut.phi for graph in graphs for cut in graph.cuts])
     leaves: dict[Variable, Variable] = {}  # shared value -> the input that takes its place
     direct: list[Variable] = []
     for graph in graphs:
@@ -179,20 +164,6 @@ def _seen(
     )
     n_direct = sum(int(np.prod(shapes[v], dtype=int)) for v in direct)
     return Seen(effects, vector, rebuilt, n_direct, lambda theta: np.asarray(function(theta)))
-
-
-def _equal(phis: Sequence[Variable]) -> dict[Variable, Variable]:
-    """For each shared value the first of those that are computed alike.
-
-    Likelihoods that share parameters, and predictors that take two columns of one matrix, have a
-    copy each.
-    """
-    graph = FunctionGraph(outputs=list(phis), clone=True)
-    MergeOptimizer().rewrite(graph)
-    firsts: dict[Variable, Variable] = {}
-    for phi, merged_phi in zip(phis, graph.outputs, strict=True):
-        firsts.setdefault(merged_phi, phi)
-    return {p: firsts[m] for p, m in zip(phis, graph.outputs, strict=True)}
 
 
 def _independent(

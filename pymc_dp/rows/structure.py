@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.sparse import csr_array
 
 from pymc_dp.rows.groups import RowGroup
 
 #: How far away, relative to 1 + |theta|, and how often derivatives are looked at.
 _WIDE, _LOOKS = (1.0, 3.0, 10.0), 3
-#: From this many parameters on, sparse matrices are faster.
-_MANY = 100
 
 
 def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -101,32 +98,28 @@ def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) 
     d, rng = theta.size, np.random.default_rng(1)
     steps = np.repeat(_WIDE, _LOOKS)[:, None] * rng.standard_normal((_LOOKS * len(_WIDE), d))
     places = [*_places(theta), *(theta + steps * (1.0 + np.abs(theta)))]
-    matrix = csr_array if d >= _MANY else np.asarray
-    coordinates = matrix(scaling)
+    sizes = np.abs(scaling)
     pairs = np.zeros((d, d), dtype=bool)
     for group in groups:
-        supports: list[np.ndarray | None] = [None] * len(group.functions.ordered)
-        varying = set(group.functions.varying)
-        for number, at in enumerate(places if varying else places[:1]):
+        functions = group.functions
+        supports: dict[int, np.ndarray] = {}  # per cut, (labels, d) of 0 and 1
+        for number, at in enumerate(places if functions.varying else places[:1]):
             with np.errstate(all="ignore"):
-                phis, jacobians = group.functions.shared(at)
-            for k, cut in enumerate(group.functions.ordered):
-                jacobian = jacobians[k]
-                if jacobian is None or (number and k not in varying):
+                phis, jacobians = functions.shared(at)
+            for k, (cut, jacobian) in enumerate(zip(functions.ordered, jacobians, strict=True)):
+                if jacobian is None or (number and k not in functions.varying):
                     continue
-                given = matrix(np.where(np.isfinite(jacobian), jacobian, 1.0))
+                given = np.where(np.isfinite(jacobian), jacobian, 1.0)
                 # what cancels leaves rounding errors
-                moved = abs(given @ coordinates) - 1e-12 * (abs(given) @ abs(coordinates))
-                support = ~((moved.toarray() if d >= _MANY else moved) <= 0.0)
+                moved = ~(np.abs(given @ scaling) <= 1e-12 * (np.abs(given) @ sizes))
                 labels = len(phis[k]) if cut.kind == "index" else 1
-                support = support.reshape(labels, -1, d).any(axis=1)
-                before = supports[k]
-                supports[k] = support if before is None else before | support
-        found = [matrix(support, dtype=np.int64) for support in supports if support is not None]
+                support = moved.reshape(labels, -1, d).any(axis=1).astype("float64")
+                supports[k] = np.maximum(supports.get(k, 0.0), support)
+        found = list(supports.values())
         for k, a in enumerate(found):
-            pairs[(a.T @ a).nonzero()] = True
+            pairs |= a.T @ a > 0.0
             for b in found[:k]:
-                both = np.outer(a.sum(axis=0) > 0, b.sum(axis=0) > 0)
+                both = np.outer(a.any(axis=0), b.any(axis=0))
                 pairs |= both | both.T
     return pairs
 

@@ -8,24 +8,21 @@ budget pays for the chains.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
 from pymc_dp.base.matrices import root
-from pymc_dp.records.bounds import known_limits
 from pymc_dp.rows.contributions import Change, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
-from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.tuning.bulk import find_bulk, scaling_of
 from pymc_dp.tuning.clip_norms import Clipping, harmless_tail, tail_of_scores
 from pymc_dp.tuning.effects import InEffects, effects_of
-from pymc_dp.tuning.forecast import LEAST, SCORE, WIDE, WORTH
+from pymc_dp.tuning.forecast import LEAST, WIDE, WORTH
 from pymc_dp.tuning.forms import LOOK, Anchored, Form, Plain
 from pymc_dp.tuning.model_parts import compile_rows, piecewise_linear
 from pymc_dp.tuning.preparing import Preparing, Shown, can_pay
@@ -40,9 +37,6 @@ FORMS: dict[str, type[Form]] = {form.form: form for form in (Anchored, Plain, Qu
 WARM_UP = 0.12
 #: Largest part for the look at the scores: a bound that is too long costs more.
 LONG_LOOK = 0.1
-#: A bound that nothing passes is used if it is longer than the learned one by no more than this,
-#: or if what it adds to the noise is less than half of this in posterior sds.
-WORTH_IT = 0.2
 #: Least and largest part for the changes of scores that anchored chains ask for.
 KICKS = (0.02, 0.25)
 #: Effective draws that these are to be worth, over all chains.
@@ -66,7 +60,6 @@ def prepare_langevin(
     form: str | None = None,
     step_size: float | None = None,
     n_steps: int | None = None,
-    limit: Callable[[Coordinates], float | None] = lambda at: None,
     flat: bool = False,
     counts: bool = False,
     consistent: bool = False,
@@ -85,9 +78,6 @@ def prepare_langevin(
         Default: the one that makes most of the budget.
     step_size, n_steps : optional
         Of the chains; by default chosen here.
-    limit : callable
-        Clip coordinates -> a bound that no record's score at the origin can pass, where one follows
-        from declared bounds.
     consistent : bool
         The law of outcomes is known, and what clipping takes from scores is given back.
     """
@@ -113,17 +103,12 @@ def prepare_langevin(
     rng = np.random.default_rng(0)  # public: places at which norms are looked at
     # as far on every axis: had it been near on that of a small group, its force would be clipped
     away = rng.choice([-1.0, 1.0], d) * (1.0 + 1.5 / math.sqrt(d))
-    noise = relative * SCORE * math.sqrt(d / n)  # in posterior sds
     if not (consistent and bulk.arrived and budget.laws_found(clip)):
         price = None
     # the noise of the histogram hides no more of the tail than may be clipped
     look = float(np.clip(28.0 / (tail_of_scores(n) * n) ** 2 / total, LOOK, LONG_LOOK))
     found = budget.clipping(Score(clip), harmless_tail(n, relative), price, look)
     whole, clipping = found or (Clipping(0.0), Clipping(0.0))
-    rigorous = limit(clip)
-    longest = 1.0 + max(WORTH_IT, WORTH_IT / (2.0 * noise))
-    if found and rigorous is not None and rigorous < longest * clipping.bound:
-        whole = clipping = Clipping(rigorous)
     blank = Form(
         clip=clip,
         basis=basis,
@@ -213,8 +198,7 @@ def learn_form(
     if consistent_clipping and unknown:
         raise ValueError(f"consistent_clipping=True is not available: {unknown}")
     consistent = not unknown and consistent_clipping is not False
-    predictor, _ = recognised = recognise(records, parts.compile_kwargs)
-    limits = known_limits(parts.model, parts.budget.public)
+    predictor, _ = recognise(records, parts.compile_kwargs)
     engine = records if predictor is None else PredictorEngine(records, predictor)
     settings = {
         "form": form,
@@ -237,7 +221,6 @@ def learn_form(
             form=form,
             step_size=step_size,
             n_steps=n_steps,
-            limit=lambda clip: score_norm_limit(records, clip, limits, recognised)[0],
             flat=flat,
             counts=predictor is not None and predictor.counts,
             consistent=consistent,

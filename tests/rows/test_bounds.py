@@ -1,10 +1,8 @@
-"""Public bounds: what is clamped, what follows for scores, and advice that reads no record."""
+"""Public bounds: what is clamped, and advice that reads no record."""
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,18 +15,10 @@ import xarray as xr
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.publication.statement import STATEMENT, make_statement
-from pymc_dp.records.bounds import clamp, declared_bounds, known_limits
+from pymc_dp.records.bounds import clamp, declared_bounds
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
-from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.groups import RowGroup
-from pymc_dp.rows.intervals import NoEnclosure, enclose
-from pymc_dp.rows.limits import score_norm_limit
-from pymc_dp.rows.predictor import recognise
 from tests.models import GROUPS, Data, coefficients
-from tests.records.test_records import QUICK
-from tests.selection import marked
 
 DATA = Data()
 # each budget here is on the same made-up data, under a ledger of its own
@@ -276,317 +266,6 @@ def words(budget: dp.PrivacyBudget) -> str:
     return dp.privacy_statement(idata)
 
 
-# -- what follows for scores ----------------------------------------------------------------------
-
-B = 1.5
-COUNTS = (0, 6)
-
-
-def logistic() -> None:
-    regression()
-    dp.bounds(X=(-B, B))
-
-
-def logistic_intercept() -> None:
-    logit = pm.Data("X", DATA.X) @ coefficients() + pm.Normal("intercept")
-    pm.Bernoulli("y", p=pm.math.sigmoid(logit), observed=pm.Data("data", DATA.binary.astype(float)))
-    dp.bounds(X=([-B, 0.0, -B], [B, B, 0.0]))
-
-
-def probit() -> None:
-    eta = pm.Data("X", DATA.X) @ coefficients()
-    pm.Bernoulli("y", p=0.5 * pt.erfc(-eta / np.sqrt(2.0)), observed=DATA.binary)
-    dp.bounds(X=(-B, B))
-
-
-def poisson() -> None:
-    pm.Poisson("y", pt.exp(pm.Data("X", DATA.X) @ coefficients()), observed=DATA.count)
-    dp.bounds(X=(-B, B), y=COUNTS)
-
-
-def poisson_of_rare_events() -> None:
-    pm.Poisson("y", pt.exp(pm.Data("X", DATA.X) @ coefficients()), observed=DATA.binary)
-    dp.bounds(X=(-B, B), y=(0, 1))
-
-
-def poisson_with_groups() -> None:
-    alpha = pm.Normal("alpha", shape=GROUPS)
-    mu = pt.exp(alpha[DATA.group] + pm.Data("X", DATA.X) @ coefficients())
-    pm.Poisson("y", mu, observed=DATA.count)
-    dp.bounds(X=(-B, B), y=COUNTS)
-
-
-def normal() -> None:
-    mu = pm.Data("X", DATA.X - 0.3) @ coefficients()
-    pm.Normal("y", mu, 0.7, observed=pm.Data("data", DATA.real))
-    dp.bounds(X=(-B, B), y=(-2.0, 1.0))
-
-
-def random_slopes() -> None:
-    slopes = pm.Normal("slopes", shape=(GROUPS, 3))
-    mu = (slopes[DATA.group] * pm.Data("X", DATA.X)).sum(axis=1)
-    pm.Normal("y", mu, 1.0, observed=DATA.real)
-    dp.bounds(X=(-B, B), y=(-2.0, 1.0))
-
-
-def quadratic() -> None:
-    x, b = pm.Data("x", DATA.x), coefficients()
-    pm.Normal("y", b[0] + b[1] * x + b[2] * x**2, 1.0, observed=DATA.real)
-    dp.bounds(x=(-B, B), y=(-2.0, 1.0))
-
-
-def binomial() -> None:
-    trials = pm.Data("trials", DATA.count + 1)
-    logit = pm.Data("X", DATA.X) @ coefficients()
-    pm.Binomial("y", n=trials, logit_p=logit, observed=np.minimum(DATA.count, 1))
-    dp.bounds(X=(-B, B), trials=(1, 7), y=(0, 7))
-
-
-BOUNDED: dict[str, Callable[[], None]] = {
-    f.__name__: f
-    for f in (
-        logistic,
-        logistic_intercept,
-        probit,
-        poisson,
-        poisson_of_rare_events,
-        poisson_with_groups,
-        normal,
-        random_slopes,
-        quadratic,
-        binomial,
-    )
-}
-
-
-def limit_of(
-    engine: RowEngine, at: Coordinates, limits: dict[Any, Any]
-) -> tuple[float | None, str]:
-    return score_norm_limit(engine, at, limits, recognise(engine, QUICK))
-
-
-def longest(engine: RowEngine, limits: dict[Any, Any], coordinates: Coordinates) -> float:
-    """The longest score of made-up records: all corners of the bounds, and many others."""
-    rng = np.random.default_rng(3)
-    [group] = engine.groups
-    leaves = group.functions.graph.leaves
-    shapes = [array.shape[1:] for array in group.store.read()]
-    ends = [limits.get(leaf.source, (0, GROUPS - 1)) for leaf in leaves]  # labels have no bounds
-    lower, upper = (
-        np.concatenate(
-            [np.ravel(np.broadcast_to(end[k], s)) for end, s in zip(ends, shapes, strict=True)]
-        )
-        for k in (0, 1)
-    )
-    corners = np.array(list(itertools.product(*zip(lower, upper, strict=True))))
-    inside = rng.uniform(lower, upper, size=(3000, len(lower)))
-    mixed = np.where(
-        rng.uniform(size=inside.shape) < 0.7,
-        corners[rng.integers(0, len(corners), len(inside))],
-        inside,
-    )
-    table, at, arrays = np.concatenate([corners, inside, mixed]), 0, []
-    for leaf, shape in zip(leaves, shapes, strict=True):
-        size = int(np.prod(shape, dtype=int))
-        part = table[:, at : at + size].reshape(-1, *shape)
-        at += size
-        if leaf.source.type.dtype.startswith("int"):
-            part = np.rint(part)
-        arrays.append(np.ascontiguousarray(part.astype(leaf.source.type.dtype)))
-    made_up = RowEngine(
-        [RowGroup(group.functions, RecordStore(arrays), None)],
-        engine.parameters,
-        len(table),
-        coordinates,
-    )
-    scores = made_up.scores(np.zeros(engine.d))
-    return max(np.linalg.norm(block, axis=0).max() for _, block in made_up.vectors(scores))
-
-
-@pytest.mark.parametrize(
-    "name", marked(BOUNDED, slow=["logistic_intercept", "poisson_of_rare_events", "random_slopes"])
-)
-def test_no_record_within_the_bounds_has_a_longer_score(name: str) -> None:
-    with pm.Model() as model:
-        BOUNDED[name]()
-    records = extract(model, check=False)
-    d = records.parameters.size
-    limits = known_limits(model)
-    engine = RowEngine.of(records, Coordinates(np.zeros(d), np.eye(d)), QUICK)
-    reads = engine.reads
-    rng = np.random.default_rng(11)
-    for spread in (0.0, 0.7):
-        location = spread * rng.standard_normal(d)
-        matrix = np.diag(rng.uniform(0.2, 2.0, d)) + 0.3 * spread * rng.standard_normal((d, d))
-        coordinates = Coordinates(location, matrix)
-        limit, reason = limit_of(engine, coordinates, limits)
-        assert limit is not None, reason
-        assert engine.reads == reads
-        attained = longest(engine, limits, coordinates)
-        reads = engine.reads
-        assert attained <= limit <= 3.0 * attained
-
-
-def test_the_limit_of_logistic_regression_by_hand() -> None:
-    # at theta = 0 every slope is 1/2, and the longest x is a corner of the cube
-    with pm.Model() as model:
-        logistic()
-    records = extract(model, check=False)
-    at = Coordinates(np.zeros(3), 0.1 * np.eye(3))
-    limit, _ = limit_of(RowEngine.of(records, at, QUICK), at, known_limits(model))
-    assert limit == pytest.approx(0.1 * 0.5 * B * np.sqrt(3.0), rel=1e-9)
-
-
-@pytest.mark.parametrize("columns", [3, 40])
-def test_many_columns_have_a_limit_too(columns: int) -> None:
-    rng = np.random.default_rng(0)
-    X = rng.uniform(-1.0, 1.0, (60, columns))
-    with pm.Model() as model:
-        pm.Bernoulli("y", logit_p=pm.Data("X", X) @ coefficients(columns), observed=DATA.binary)
-        dp.bounds(X=(-1, 1))
-    matrix = np.diag(rng.uniform(0.5, 1.0, columns)) + 0.02 * rng.standard_normal((columns,) * 2)
-    at = Coordinates(np.zeros(columns), matrix)
-    engine = RowEngine.of(extract(model, check=False), at, QUICK)
-    limit, _ = limit_of(engine, at, known_limits(model))
-    signs = np.sign(rng.standard_normal((4000, columns)))
-    attained = 0.5 * np.linalg.norm(signs @ matrix, axis=1).max()
-    assert limit is not None
-    assert attained <= limit <= 1.5 * attained
-
-
-@pytest.mark.slow
-def test_public_data_and_impossible_records() -> None:
-    with pm.Model() as model:
-        x = pm.Data("x", DATA.x)
-        y = DATA.binary.copy()
-        y[0] = 7
-        pm.Bernoulli("y", logit_p=pm.Normal("b") * x, observed=y)
-    records = extract(model, public=["x"], check=False)
-    at = Coordinates(np.array([0.4]), np.eye(1))
-    engine = RowEngine.of(records, at, QUICK)
-    limit, _ = limit_of(engine, at, known_limits(model, ["x"]))
-    assert limit is not None
-    scores = np.concatenate(
-        [block[0].copy() for _, block in engine.vectors(engine.scores(np.zeros(1)))]
-    )
-    assert scores[0] == 0.0
-    assert np.abs(scores).max() <= limit <= 3.0 * np.abs(scores).max()
-
-
-def unbounded() -> None:
-    regression()
-
-
-def unbounded_count() -> None:
-    pm.Poisson("y", pt.exp(pm.Data("X", DATA.X) @ coefficients()), observed=DATA.count)
-    dp.bounds(X=(-B, B))
-
-
-def unknown_scale() -> None:
-    mu = pm.Data("X", DATA.X) @ coefficients()
-    pm.Normal("y", mu, pm.HalfNormal("sigma"), observed=DATA.real)
-    dp.bounds(X=(-B, B), y=(-1, 1))
-
-
-def one_side() -> None:
-    regression()
-    dp.bounds(X=(0, np.inf))
-
-
-def overflow() -> None:
-    pm.Poisson("y", pt.exp(pm.Data("X", DATA.X) @ coefficients()), observed=DATA.count)
-    dp.bounds(X=(-1e6, 1e6), y=COUNTS)
-
-
-def no_rule() -> None:
-    x = pm.Data("x", DATA.x)
-    pm.Bernoulli("y", logit_p=pm.Normal("b") * pt.sin(x), observed=DATA.binary)
-    dp.bounds(x=(-1, 1))
-
-
-@pytest.mark.parametrize(
-    ("declare", "reason"),
-    [
-        (unbounded, "`X` in the likelihood of `y`, which has no public bounds"),
-        (unbounded_count, "`y` in the likelihood of `y`, which has no public bounds"),
-        (unknown_scale, "do not reach `y` linearly"),
-        (one_side, "no public bounds on both sides"),
-        (overflow, "overflows"),
-        (no_rule, "do not follow through the operation"),
-    ],
-)
-def test_no_limit_without_bounds(declare: Callable[[], None], reason: str) -> None:
-    with pm.Model() as model:
-        declare()
-    records = extract(model, check=False)
-    d = records.parameters.size
-    at = Coordinates(np.full(d, 0.1), np.eye(d))
-    limit, why = limit_of(RowEngine.of(records, at, QUICK), at, known_limits(model))
-    assert limit is None
-    assert reason in why
-
-
-def test_units_of_several_rows_have_no_limit() -> None:
-    with pm.Model() as model:
-        logistic()
-    records = extract(model, privacy_unit=DATA.person, check=False)
-    at = Coordinates(np.zeros(3), np.eye(3))
-    limit, why = limit_of(RowEngine.of(records, at, QUICK), at, known_limits(model))
-    assert limit is None
-    assert "several rows" in why
-
-
-# -- interval arithmetic --------------------------------------------------------------------------
-
-X1, X2 = pt.vector("x1"), pt.vector("x2")
-EXPRESSIONS = [
-    X1 + 2.0 * X2 - X1 * X2,
-    (X1 - X2) / (2.5 + X2),
-    pt.exp(-X1) * pt.abs(X2),
-    X1**2 - pt.sqr(X2),
-    (X1 + 3.0) ** -1.5,
-    pt.switch(X1 > 0.2, X2, pt.sigmoid(X1)),
-    pt.switch(pt.invert(pt.le(X1, X2)) | pt.eq(X1, 5.0), pt.softplus(X2), -X1),
-    pt.maximum(X1[:, None], np.linspace(-1.0, 1.0, 3)).sum(axis=1),
-    pt.concatenate([X1[:1], X2[1:], pt.ones(2)]),
-    pt.clip(X1, -0.5, 0.5) / pt.cosh(0.0),
-    pt.sqrt(X1 + 3.0) * pt.log1p(pt.sqr(X2)),
-    X1.astype("int64") * 2,
-    pt.stack([X1, X2]).reshape((2, 3)).T[:, 1],
-]
-
-
-@pytest.mark.parametrize("expression", EXPRESSIONS, ids=range(len(EXPRESSIONS)))
-def test_enclosures_hold_for_all_values(expression: Any) -> None:
-    rng = np.random.default_rng(0)
-    lower = [np.array([-2.0, -1.0, 0.3]), np.array([-1.0, 0.1, -2.0])]
-    upper = [np.array([1.0, -0.5, 2.0]), np.array([1.0, 2.0, -0.5])]
-    given = {x: (low, high) for x, low, high in zip((X1, X2), lower, upper, strict=True)}
-    [(least, most)] = enclose([expression], given)
-    found = []
-    for k in range(400):
-        share = rng.uniform(size=(2, 3)) if k % 2 else rng.integers(0, 2, (2, 3))
-        point = [low + s * (high - low) for low, high, s in zip(lower, upper, share, strict=True)]
-        found.append(
-            expression.eval(
-                dict(zip((X1, X2), point, strict=True)),
-                mode="FAST_COMPILE",
-                on_unused_input="ignore",
-            )
-        )
-    assert np.all(np.min(found, axis=0) >= least - 1e-12)
-    assert np.all(np.max(found, axis=0) <= most + 1e-12)
-    assert np.isfinite(least).all() and np.isfinite(most).all()
-
-
-@pytest.mark.parametrize(
-    "expression", [1.0 / X1, pt.log(X1), pt.sqrt(X1), pt.sin(X1), X1**0.5, pt.sort(X1)]
-)
-def test_no_enclosure_is_better_than_a_wrong_one(expression: Any) -> None:
-    with pytest.raises(NoEnclosure):
-        enclose([expression], {X1: (np.full(3, -1.0), np.full(3, 1.0))})
-
-
 # -- advice ---------------------------------------------------------------------------------------
 
 
@@ -650,7 +329,8 @@ def test_advice_is_the_same_for_all_data(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_advice_reads_no_store_of_the_model() -> None:
     with pm.Model() as model:
-        logistic()
+        regression()
+        dp.bounds(X=(-1.5, 1.5))
     records = extract(model, check=False, read=False)
     [group] = records.groups
     assert group.store.reads == 0

@@ -33,7 +33,7 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.bulk import clip_scaling, find_bulk, prior_curvature
 from pymc_dp.tuning.choice import prepare_langevin
-from pymc_dp.tuning.clip_norms import heavy_quantile, tail_quantile
+from pymc_dp.tuning.clip_norms import Clipping, heavy_quantile, tail_quantile
 from pymc_dp.tuning.coordinates import (
     FIRST_PART,
     Trajectory,
@@ -43,6 +43,7 @@ from pymc_dp.tuning.coordinates import (
 )
 from pymc_dp.tuning.forms import Form, pooled
 from pymc_dp.tuning.public import Public
+from pymc_dp.tuning.releases import Shares
 from tests.selection import marked
 
 pytestmark = pytest.mark.compiled
@@ -601,19 +602,22 @@ def test_both_scores_of_an_anchor_count(name, mu2):
 
 
 @pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
-def test_both_scores_of_the_quadratic_form_count(name):
+def test_both_scores_of_the_quadratic_form_count(name, monkeypatch):
     """As for an anchor, of whose second part there are two at one place here.
 
     What the curvature leaves open of the way to it is small.
     """
     bounds: list[float] = []
+    learned = Shares.clipping
 
-    def longest(at: Coordinates) -> float:  # a bound that no score passes: nothing is hidden
-        norms = Releases(problem(name), 1.0, 0).contributions(Score(at))[1]
+    def longest(self, what, *args):  # a bound that no score passes: nothing is hidden
+        assert learned(self, what, *args)
+        norms = Releases(problem(name), 1.0, 0).contributions(what)[1]
         bounds.append(float(norms.max()))
-        return bounds[-1]
+        return Clipping(bounds[-1]), Clipping(bounds[-1])
 
-    found, bought, spent = paid_from_a_ledger(name, 30.0, form="quadratic", limit=longest)
+    monkeypatch.setattr(Shares, "clipping", longest)
+    found, bought, spent = paid_from_a_ledger(name, 30.0, form="quadratic")
     assert found.trusted and found.clip_norms["anchor"] == bounds[-1]
     sds = np.array([bought[label][1] for label in ("first score", "anchor", "anchor 2")])
     expected = found.basis.T @ found.basis / np.sum(sds**-2.0)
