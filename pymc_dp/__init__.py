@@ -15,7 +15,7 @@ from pymc_dp.errors import (
 )
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.publication.midpoints import posterior_mean
-from pymc_dp.publication.publish import release
+from pymc_dp.publication.release import release
 from pymc_dp.publication.statement import privacy_statement
 from pymc_dp.published.making import PublishedStatistic, release_statistic
 from pymc_dp.published.releases import (

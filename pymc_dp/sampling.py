@@ -23,15 +23,8 @@ from pymc_dp.budget import (
 )
 from pymc_dp.errors import PlanMismatch, UnsafeRelease
 from pymc_dp.privacy.meter import interrupts_wait
-from pymc_dp.publication.publish import (
-    Provenance,
-    forget_unreleased,
-    keep_unreleased,
-    provenance,
-    public_coords,
-    releasable,
-    release,
-)
+from pymc_dp.publication.publish import Provenance, provenance, public_coords, releasable
+from pymc_dp.publication.release import forget_unreleased, keep_unreleased, release
 from pymc_dp.publication.results import PaidDraws, check_fits, computing
 from pymc_dp.publication.statement import STATEMENT
 from pymc_dp.published.step import PrivacyAwareGibbs

@@ -7,13 +7,11 @@ import math
 from typing import Any
 
 import numpy as np
-import pymc as pm
 import xarray as xr
 from pymc.model import Model
 from scipy.linalg import eigh
 from scipy.stats import norm
 
-from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer, check_number, warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
@@ -21,7 +19,7 @@ from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import targets
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.publication.explore import Explored
-from pymc_dp.publication.publish import public_coords, releasable
+from pymc_dp.publication.publish import public_coords, publish, releasable
 from pymc_dp.publication.results import check_fits, computing, constrain, dataset
 from pymc_dp.publication.statement import FAR, STATEMENT, make_statement
 from pymc_dp.rows.coordinates import Coordinates
@@ -315,14 +313,7 @@ def laplace(
     rng = np.random.default_rng(random_seed)
     normal = _Normal("laplace", model, names, share, draws, chains, progressbar)
     theta = normal.draw(rng, chains, draws)
-    found = _compat.inference_data(
-        {"posterior": normal.dataset(theta)},
-        {
-            STATEMENT: json.dumps(normal.facts),
-            "inference_library": "pymc",
-            "inference_library_version": pm.__version__,
-        },
-    )
+    found = publish(normal.budget, names, normal.facts, posterior=normal.dataset(theta))
     settle(normal.finish)
     return found
 

@@ -201,7 +201,7 @@ def test_the_correction_is_that_of_the_unconstrained_parameters(mixed, monkeypat
         seen.update(draws=draws, noise=noise, prior=prior)
         return right(rng, draws, noise, prior, **rest)
 
-    monkeypatch.setattr("pymc_dp.publication.correction.noise_aware", spy)
+    monkeypatch.setattr("pymc_dp.publication.release.noise_aware", spy)
     dp.release(result, model)
     np.testing.assert_allclose(location + seen["draws"] @ scaling.T, theta, atol=1e-10)
     np.testing.assert_allclose(seen["noise"], 0.5 * np.eye(5))
@@ -267,7 +267,7 @@ def test_draws_are_not_lost_where_exploring_fails(hierarchy, monkeypatch):
     def fails(*arguments: Any) -> None:
         raise RuntimeError
 
-    monkeypatch.setattr("pymc_dp.publication.correction.explore", fails)
+    monkeypatch.setattr("pymc_dp.publication.release.explore", fails)
     with pytest.warns(UserWarning, match="could not be told from them and the prior together"):
         safe = dp.release(result, model, progressbar=False)
     assert facts(safe)["noise_aware"]["method"] == "widened"
@@ -299,7 +299,7 @@ def test_explorations_that_are_usable_are_used(tries, worth, hierarchy, monkeypa
             raise RuntimeError
         return Explored(np.repeat(starts, 10, axis=0), *found)
 
-    monkeypatch.setattr("pymc_dp.publication.correction.explore", explore)
+    monkeypatch.setattr("pymc_dp.publication.release.explore", explore)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         safe = dp.release(result, model, progressbar=False)

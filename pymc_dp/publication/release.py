@@ -1,4 +1,8 @@
-"""The noise in an anchored score, taken into account in a run that is about to be published."""
+"""What is released of a private run, after the noise in an anchored score is accounted for.
+
+What may leave is decided in :mod:`pymc_dp.publication.publish`; what is done with draws before is a
+function of released values.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,17 @@ import contextlib
 import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import xarray as xr
 from pymc.model import Model
 
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.checks import warn
 from pymc_dp.base.compat import working
-from pymc_dp.budget import PrivacyBudget
+from pymc_dp.budget import PrivacyBudget, get_budget, model_of
+from pymc_dp.errors import UnsafeRelease
 from pymc_dp.publication.explore import CHAINS, ENOUGH, explore, log_likelihood
 from pymc_dp.publication.noise_aware import (
     BENT,
@@ -25,11 +32,25 @@ from pymc_dp.publication.noise_aware import (
     noise_aware,
     spread_out,
 )
-from pymc_dp.publication.results import constrain, unconstrain
+from pymc_dp.publication.publish import (
+    Provenance,
+    private_draws,
+    provenance,
+    publish,
+    releasable,
+)
+from pymc_dp.publication.results import PaidDraws, constrain, unconstrain
+from pymc_dp.publication.statement import FAR, STATEMENT, make_statement, refuse_other_types
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import PublicTerms
 
+#: Acceptance below which draws are no sample.
+_HARDLY_MOVED = 0.05
+#: Draws that `pymc_dp.sample` has made and not released, the newest last.
+_UNRELEASED: WeakKeyDictionary[Model, list[PaidDraws]] = WeakKeyDictionary()
+#: Groups of what is released.
+_RELEASED = {"posterior", "posterior_raw", "sample_stats"}
 #: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
 _EDGE = 0.9
 #: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
@@ -37,6 +58,130 @@ _WIDEST = 2.5
 #: Effective draws of an exploration that are better than none (draws that are widened instead may
 #: be off by several sds), and how careful the first and the second one are.
 _FEWEST, _CARE = 50.0, (0.9, 0.99)
+
+
+def keep_unreleased(model: Model, paid: PaidDraws) -> None:
+    """Keep draws of `pymc_dp.sample`, and their model, until they are released."""
+    _UNRELEASED.setdefault(model, []).append(paid)
+
+
+def forget_unreleased(model: Model, paid: PaidDraws) -> None:
+    """Drop draws that were released, or cannot be."""
+    kept = [other for other in _UNRELEASED.pop(model, []) if other is not paid]
+    if kept:
+        _UNRELEASED[model] = kept
+
+
+def release(
+    idata: Any = None,
+    model: Model | None = None,
+    *,
+    var_names: Sequence[str] | None = None,
+    progressbar: bool = True,
+) -> Any:
+    """What may be published of a private run.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData or xarray.DataTree
+        What ``pm.sample`` returned with a private step.  Default: the draws of a ``dp.sample`` that
+        was interrupted, or failed, when they had been made; the newest of them.
+    model : pymc.Model, optional
+        Default: the model of the context.
+    var_names : sequence of str, optional
+        Which variables; default: all free variables, and the Deterministics whose graph shows that
+        they are functions of parameters and declared public data alone.  A Deterministic with
+        numbers or indices in its formula is released only when it is named here: a number cannot
+        be told from a statistic of the data, and naming it says that it is none.
+    progressbar : bool, default True
+        Of an anchored run whose prior is not normal over the draws: see
+        ``pymc_dp.publication.noise_aware.noise_aware``.
+
+    Returns
+    -------
+    arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
+        A new object with groups ``posterior`` and ``sample_stats`` and the privacy statement in
+        its attributes.  Frozen draws are dropped; coordinates of dims that were not declared
+        public are 0..k-1.  A result that was released before is returned as it is.
+
+        Of an anchored run, ``posterior`` holds noise-aware draws
+        (``pymc_dp.publication.noise_aware``), and ``posterior_raw`` the draws of the chains,
+        on which effective sample sizes and R-hat are to be computed.
+
+    Raises
+    ------
+    UnsafeRelease
+        If the draws do not come from a private step of this model, or something else is asked
+        for.
+    """
+    if idata is None:
+        model = model_of(model)
+        if model not in _UNRELEASED:
+            raise UnsafeRelease("Nothing was kept of this model; give what pm.sample returned.")
+        paid = _UNRELEASED[model][-1]
+        result = release(paid.result(), model, var_names=var_names, progressbar=progressbar)
+        forget_unreleased(model, paid)
+        return result
+    refuse_other_types(idata)
+    if STATEMENT in _compat.attributes(idata) and _RELEASED.issuperset(_compat.group_names(idata)):
+        return idata
+    model = model_of(model)
+    budget = get_budget(model)
+    if budget is None:
+        raise UnsafeRelease(
+            "The model has no PrivacyBudget, so nothing is known about the privacy of this result."
+        )
+    budget.check_model(model)
+    plan_id, plan, draws, stats = private_draws(idata, budget)
+    names = releasable(model, budget, var_names)
+    missing = [name for name in names if name not in draws]
+    if missing and var_names is not None:
+        raise UnsafeRelease(f"{missing} were not sampled: see `var_names` of pm.sample.")
+    names = [name for name in names if name in draws]
+    vouched = [
+        rv.name
+        for rv in model.deterministics
+        if rv.name in names and provenance(model, rv, budget) is Provenance.CONSTANTS
+    ]
+    accepted = float(stats["dp_accepted"].mean("draw").min())
+    if accepted < _HARDLY_MOVED:
+        warn(
+            f"Only {accepted:.1%} of the proposals of a chain were accepted: it hardly moved, and "
+            "its draws do not represent the posterior. Another form, more records or a larger "
+            "budget would help."
+        )
+    published = {"posterior": draws, "sample_stats": stats}
+    correction = None
+    if "anchor" in plan["settings"]:
+        published["posterior_raw"] = draws
+        published["posterior"], correction = account_for_noise(
+            model, budget, plan["settings"], draws, names, plan_id, progressbar
+        )
+        clipped = plan["settings"]["anchor"].get("clipped")  # not of plans of earlier versions
+        correction["sentences"] = [in_words(correction), *([clipped] if clipped else [])]
+        if "unreliable" in correction:
+            warn(f"These draws are unreliable: {correction['unreliable']}.")
+        elif correction["method"] == "none":
+            warn(
+                "The privacy noise in these draws is not accounted for, because "
+                f"{correction['reason']}: intervals are too narrow. Longer chains of all free "
+                "variables, or form='quadratic', would mend that."
+            )
+    statement = make_statement(budget, plan_id, plan, vouched, correction)
+    far = plan["settings"].get("far")
+    if far is not None:
+        statement["far"] = far
+        if far > FAR:
+            warn(
+                f"{far:.0%} of the draws lie far from where the likelihood was "
+                "approximated: the posterior is not near normal, and these draws are unreliable. "
+                "A centred hierarchy instead of a non-centred one (or the reverse), a larger "
+                "budget, or form='plain' may help."
+            )
+    return publish(budget, names, statement, **published)
+
+
+# -- the noise in an anchored score ---------------------------------------------------------------
 
 
 def account_for_noise(
