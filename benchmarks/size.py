@@ -123,12 +123,19 @@ def reading_list() -> str:
         return named.index(True), module
 
     rows = ["| File | Lines of code | |", "|---|---:|---|"]
-    for module in sorted(decides_epsilon(), key=place):
+    deciding = decides_epsilon()
+    for module in sorted(deciding, key=place):
         path, code = MODULES[module], lines_of_code(MODULES[module])
         if code:
             says = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
             what = re.sub(r":mod:`pymc_dp\.([\w.]+)`", r"`\1`", says.splitlines()[0])
             rows.append(f"| `{path.relative_to(PACKAGE)}` | {code} | {what} |")
+    others = [m for m in MODULES if m.startswith("rows.") and m not in deciding]
+    code = sum(lines_of_code(MODULES[module]) for module in others)
+    trusted = (
+        f"The other {len(others)} files. They are trusted for one thing, which a rehearsal tries."
+    )
+    rows.append(f"| `rows/` | {code:,} | {trusted} |")
     return "\n".join(rows) + "\n"
 
 

@@ -25,7 +25,7 @@ from pymc_dp.privacy.answer import (
     answer,
     told,
 )
-from pymc_dp.privacy.holder import COINS, Holder
+from pymc_dp.privacy.holder import COINS, Holder, rehearse
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.queries import (
     Contribution,
@@ -89,11 +89,9 @@ class Queries:
 
     def compile(self) -> None:
         """Compile all that a query runs, on made-up data: forked chains inherit the code."""
-        holder = Holder(self.holder.engine.synthetic())
-        z = np.zeros(holder.engine.d)
+        z = np.full(self.holder.engine.d, 0.1)
         noise.rounded_normal(0, 0)
-        for query in self._examples(z):
-            holder.total(query)
+        rehearse(self.holder.engine, self._examples(z))
 
     def _examples(self, z: np.ndarray) -> list[Query]:
         found = []

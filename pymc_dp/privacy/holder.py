@@ -6,7 +6,7 @@ A holder knows nothing of budgets.  What it gives is private, and asked for by
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -183,6 +183,26 @@ class Table:
         total = np.zeros(query.sum.size, dtype=np.int64)
         query.sum.add(SparseBlock.full(vectors), total)
         return total
+
+
+def rehearse(rows: Rows, queries: Sequence[Query]) -> None:
+    """Answer queries about made-up records, in this order, before anything is charged.
+
+    All that an answer runs is compiled then, and tried: the sum over all units is the sum over the
+    first ones plus that over the others, to the last bit.  PrivacyError if it is not, as where a
+    row sees other rows.
+    """
+    made = rows.synthetic(None)
+    first = max(made.n_units // 3, 1)
+    parts = [made.part(slice(0, first)), made.part(slice(first, made.n_units))]
+    whole, *holders = [Holder(some) for some in (made, *parts)]
+    for query in queries:
+        total = whole.total(query)
+        if not np.array_equal(total, np.sum([some.total(query) for some in holders], axis=0)):
+            raise PrivacyError(
+                f"Answers about {query.mechanism} are not sums of one contribution per unit. "
+                "Nothing was spent. Please report the model."
+            )
 
 
 def at_last_two(

@@ -27,7 +27,7 @@ from pymc_dp.privacy.answer import (
     answer,
     told,
 )
-from pymc_dp.privacy.holder import Holder
+from pymc_dp.privacy.holder import Holder, rehearse
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.privacy.queries import Contribution, Rows
 
@@ -300,8 +300,8 @@ class Preparation:
     ) -> dict[str, Any]:
         secure = noise_is_secure(self.ledger)
         kind = type(self.engine), request["release"], request["of"], request["size"]
-        if kind not in self._rehearsed:  # on made-up data, to compile and to fail uncharged
-            Holder(self.engine.synthetic()).total(query)
+        if kind not in self._rehearsed:
+            rehearse(self.engine, [query])
             noise.rounded_normal(0, 0)
             self._rehearsed.add(kind)
         place = self.plan_id, self._answered

@@ -22,7 +22,8 @@ class Rows(Protocol):
     """Records of `n_units` units, whatever the model; :mod:`pymc_dp.rows` makes them.
 
     They are trusted for one thing: what they say of a unit is a function of its own rows and of
-    public numbers, computed by the same operations wherever these rows stand.
+    public numbers, computed by the same operations wherever these rows stand.  A rehearsal tries
+    it (:func:`pymc_dp.privacy.holder.rehearse`).
     """
 
     n_units: int
@@ -35,8 +36,8 @@ class Rows(Protocol):
     def divisible(self) -> bool:
         """Whether vectors of some units can be made without those of the others."""
 
-    def synthetic(self) -> Rows:
-        """The same functions on made-up data."""
+    def synthetic(self, value: int | None = 0) -> Rows:
+        """The same functions on made-up data: all of one value, or made of different ones."""
 
     def part(self, units: Any) -> Rows:
         """The records of some units alone."""

@@ -39,11 +39,18 @@ class RecordStore:
         self.reads += 1
         return self._arrays
 
-    def synthetic(self, n_rows: int, value: int = 0) -> RecordStore:
-        """Made-up data, all of one value, of the same types and layout; no value is looked at."""
-        arrays = []
+    def synthetic(self, n_rows: int, value: int | None = 0) -> RecordStore:
+        """Made-up data of the same types and layout; no value is looked at.
+
+        All are of one value, or, where that is None, real numbers between 0.1 and 0.9 and integers
+        0.
+        """
+        arrays, rng = [], np.random.default_rng(0)
         for array in self._arrays:
-            made = np.full((n_rows, *array.shape[1:]), value, array.dtype)
+            shape = (n_rows, *array.shape[1:])
+            made = np.full(shape, value or 0, array.dtype)
+            if value is None and array.dtype.kind == "f":
+                made[...] = rng.uniform(0.1, 0.9, shape)
             made.flags.writeable = array.flags.writeable
             arrays.append(made)
         return RecordStore(arrays)

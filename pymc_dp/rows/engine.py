@@ -100,12 +100,15 @@ class RowEngine:
         """True when rows are units, so that nothing has to be summed by unit."""
         return len(self.groups) == 1 and self.groups[0].units is None
 
-    def synthetic(self) -> Self:
-        """The same functions on made-up data, to compile them without touching a record."""
+    def synthetic(self, value: int | None = 0) -> Self:
+        """The same functions on made-up data, to compile them without touching a record.
+
+        `value` as in :meth:`pymc_dp.records.units.RecordStore.synthetic`.
+        """
         groups, n_units = [], 0
         for group in self.groups:
             n_rows = min(group.n_rows, row_groups.BLOCK + 2)  # array layouts are the same
-            groups.append(group.synthetic(n_rows))
+            groups.append(group.synthetic(n_rows, value))
             n_units = max(n_units, n_rows)
         return self._but(groups=groups, n_units=n_units)
 

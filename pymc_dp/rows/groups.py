@@ -132,10 +132,15 @@ class RowGroup:
             ]
         return self._each_alone
 
-    def synthetic(self, n_rows: int) -> RowGroup:
-        """The same functions on made-up data: `n_rows` rows, all of one unit if units are told."""
-        units = None if self.units is None else np.zeros(n_rows, dtype="int64")
-        return RowGroup(self.functions, self.store.synthetic(n_rows), units)
+    def synthetic(self, n_rows: int, value: int | None = 0) -> RowGroup:
+        """The same functions on `n_rows` made-up rows.
+
+        Where users have several rows, all are of one user if the data are of one `value`, and two
+        of each else.
+        """
+        users = np.arange(n_rows) // 2 * (value is None)
+        store = self.store.synthetic(n_rows, value)
+        return RowGroup(self.functions, store, None if self.units is None else users)
 
     def part(self, units: Rows, n_units: int) -> RowGroup:
         """The rows of some of the `n_units` units, in their order within each unit."""

@@ -87,9 +87,9 @@ class PredictorEngine(RowEngine):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_linear": None, "_moved_by": {}, "_moved": None}
 
-    def synthetic(self) -> Self:
+    def synthetic(self, value: int | None = 0) -> Self:
         """The same functions on made-up data."""
-        synthetic = super().synthetic()
+        synthetic = super().synthetic(value)
         synthetic._private = _Private()
         return synthetic
 

@@ -1,4 +1,4 @@
-"""What a holder remembers of a path, and that it answers for no other one."""
+"""What a holder remembers of a path, and that rows which see each other are found out."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy.answer import Grid, IntervalSum, Query, VectorSum
-from pymc_dp.privacy.holder import Holder
+from pymc_dp.privacy.holder import Holder, rehearse
 from pymc_dp.privacy.queries import EnergyError, Kick
-from tests.privacy.toy import LinearRecords
+from tests.privacy.toy import LinearRecords, Rows, VectorRecords
 
 GRID = Grid.finest(1.0, 3)
 START, END = np.zeros(2), np.array([0.3, -0.2])
@@ -51,3 +51,36 @@ def test_a_lost_path_is_not_answered() -> None:
     fewer.forget()
     with pytest.raises(PrivacyError, match="asked for its energy error"):
         energy_error(fewer, 1)
+
+
+class MadeUp(VectorRecords):
+    """Made-up records differ from each other; `see` is what a record sees of all of them."""
+
+    see = staticmethod(lambda rows: rows)
+
+    def synthetic(self, value: int | None = 0) -> MadeUp:
+        return type(self)(np.random.default_rng(0).normal(size=(9, self.d)))
+
+    def part(self, units: slice) -> MadeUp:
+        return type(self)(self.rows[units])
+
+    def __init__(self, rows: np.ndarray) -> None:
+        super().__init__(self.see(np.asarray(rows)))
+
+
+class Centred(MadeUp):
+    see = staticmethod(lambda rows: rows - rows.mean(axis=0))
+
+
+class Placed(MadeUp):
+    """A record is rounded by where it stands: a unit in the last place."""
+
+    see = staticmethod(lambda rows: rows * (1.0 + 1e-9 * np.arange(len(rows))[:, None]))
+
+
+@pytest.mark.parametrize("coupled", [Centred, Placed])
+def test_rows_that_see_each_other_are_found_before_anything_is_charged(coupled) -> None:
+    query = Query("gradient", Rows(2), VectorSum(GRID, "replace_one", 2, 9.0))
+    rehearse(MadeUp(np.ones((5, 2))), [query])
+    with pytest.raises(PrivacyError, match="not sums of one contribution per unit"):
+        rehearse(coupled(np.ones((5, 2))), [query])

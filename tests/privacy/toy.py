@@ -105,8 +105,11 @@ class VectorRecords:
         self.block = block
         self.reads = 0
 
-    def synthetic(self) -> VectorRecords:
+    def synthetic(self, value=0) -> VectorRecords:
         return VectorRecords(np.zeros((2, self.d)))
+
+    def part(self, units: slice) -> VectorRecords:
+        return VectorRecords(self.rows[units])
 
 
 @dataclass(frozen=True)
