@@ -323,7 +323,7 @@ class Sum(ABC):
     grid: Grid
     neighboring: Neighboring
 
-    @property
+    @cached_property
     def noise_multiplier(self) -> float:
         return self.grid.noise_multiplier
 
@@ -337,7 +337,7 @@ class Sum(ABC):
         """Size of one unit of the grid."""
         return self.grid.unit(self.sensitivity)
 
-    @property
+    @cached_property
     def noise_sd(self) -> float:
         """Standard deviation of the noise on each entry."""
         return 2.0**self.grid.log2_sigma * self.unit

@@ -84,7 +84,6 @@ class Holder:
         self._begin()
         self.engine.forget()
 
-    @np.errstate(all="ignore")  # a rehearsal is to be as silent as an answer
     def total(self, query: Query) -> np.ndarray:
         """(size,) int64, the exact sum over all units."""
         of, total = query.of, np.zeros(query.sum.size, dtype=np.int64)
@@ -185,6 +184,7 @@ class Table:
         return total
 
 
+@np.errstate(all="ignore")  # as silent as an answer
 def rehearse(rows: Rows, queries: Sequence[Query]) -> None:
     """Answer queries about made-up records, in this order, before anything is charged.
 
