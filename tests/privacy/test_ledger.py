@@ -803,7 +803,7 @@ class TestChain:
         account = planned(temporary, cap=10**9)
         with temporary.journal.transaction() as transaction:
             for _ in range(20_000):
-                transaction.append("lease", account, 1, {"cost": 1, "iterations": 1}, 1)
+                transaction.append("lease", account.number, 1, {"cost": 1, "iterations": 1}, 1)
         steps = 0
 
         def tick():
