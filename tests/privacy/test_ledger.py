@@ -380,7 +380,7 @@ class TestDisk:
         disk.pages = os.path.getsize(ledger.path) // 4096
         event = GaussianEvent("a long name " * 10, 2.0**19)
         calls = {
-            "account": lambda: 0 * open_account(ledger, cap=10**6),
+            "account": lambda: 0 * open_account(ledger, cap=10**6).number,
             "lease": lambda: account.lease(7, 1, 7),
             "charge": lambda: account.charge(7, event),
         }
@@ -803,7 +803,7 @@ class TestChain:
         account = planned(temporary, cap=10**9)
         with temporary.journal.transaction() as transaction:
             for _ in range(20_000):
-                transaction.append("lease", account, 1, {"cost": 1, "iterations": 1}, 1)
+                transaction.append("lease", account.number, 1, {"cost": 1, "iterations": 1}, 1)
         steps = 0
 
         def tick():

@@ -17,7 +17,6 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy.account import Account
-from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.publication.publish import releasable
 from pymc_dp.publication.results import check_fits, largest_rectangle
@@ -435,7 +434,7 @@ def test_what_can_never_be_released_is_not_kept(monkeypatch):
 @pytest.mark.parametrize("call", ["laplace", "find_MAP", "sample"])
 def test_the_last_row_of_the_ledger_costs_no_result(call, error, monkeypatch):
     model, budget = normal()
-    monkeypatch.setattr(Ledger, "finish_plan", lambda *args: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(Account, "finish_plan", lambda *args: (_ for _ in ()).throw(error))
     with pytest.warns(UserWarning, match=r"not told that a run has ended: (full|interrupted)"):
         found = CALLS[call](model)
     assert "a" in (found if call == "find_MAP" else _compat.group(found, "posterior"))
@@ -522,7 +521,7 @@ def test_a_meter_is_one_thread_s(monkeypatch):
     model, _ = normal()
     queries = step(model).queries
     meter = queries.meter
-    monkeypatch.setattr(Ledger, "begin_chain", lambda *args: 0)
+    monkeypatch.setattr(Account, "begin_chain", lambda *args: 0)
     queries.begin_chain()
     assert queries.begin_iteration()
     paid = dict(queries._receipt._left)
