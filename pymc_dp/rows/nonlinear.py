@@ -16,11 +16,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
-from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.graph import ParameterVector, RowGraph
 from pymc_dp.rows.functions import compile_parameter_function, jacobian_of
@@ -77,11 +75,12 @@ def see(
     """
     graphs = tuple(group.functions.graph for group in groups)
     together = tuple(merged(graph) for graph in graphs)
-    candidates = [together] if together == graphs else [together, graphs]
-    if len(candidates) == 1 and not any(group.functions.varying for group in groups):
-        return  # all is linear
-    phis = {cut.phi: None for some in candidates for graph in some for cut in graph.cuts}
-    known = _shapes(list(phis), parameters, places)
+    known = _known(groups, places)
+    candidates = [graphs]
+    if together != graphs:
+        new = {cut.phi: None for graph in together for cut in graph.cuts if cut.phi not in known}
+        known |= _evaluated(list(new), parameters, places, compile_kwargs)
+        candidates.insert(0, together)
     for candidate in candidates:
         seen = _seen(candidate, known, parameters, places, compile_kwargs)
         if seen is not None:
@@ -96,26 +95,36 @@ class _Shape:
     mixed: bool
 
 
-def _shapes(
-    phis: Sequence[Variable], parameters: ParameterVector, places: np.ndarray
-) -> dict[Variable, _Shape]:
-    theta = parameters.theta
-    values = parameters.substitute(phis)
-    matrices = {
-        k: jacobian_of(value, theta)
-        for k, value in enumerate(values)
-        if value.type.dtype.startswith("float")
-    }
-    function = pytensor.function([theta], [*values, *matrices.values()], mode=INTERPRETED)
-    with np.errstate(all="ignore"):
-        at = [function(place) for place in places]
-    found = {phi: _Shape(np.shape(at[0][k]), False) for k, phi in enumerate(phis)}
-    for j, k in enumerate(matrices, len(phis)):
-        found[phis[k]] = _Shape(np.shape(at[0][k]), _mixes([row[j] for row in at]))
+def _known(groups: Sequence[RowGroup], places: np.ndarray) -> dict[Variable, _Shape]:
+    """What the compiled functions of groups tell of shared values."""
+    found = {}
+    for group in groups:
+        at = [group.functions.shared(theta) for theta in places]
+        for k, cut in enumerate(group.functions.ordered):
+            mixed = k in group.functions.varying and _mixes([jacobians[k] for _, jacobians in at])
+            found[cut.phi] = _Shape(np.shape(at[0][0][k]), mixed)
     return found
 
 
-def _mixes(jacobians: Sequence[np.ndarray]) -> bool:
+def _evaluated(
+    phis: Sequence[Variable],
+    parameters: ParameterVector,
+    places: np.ndarray,
+    compile_kwargs: dict[str, Any] | None,
+) -> dict[Variable, _Shape]:
+    """The same for differentiable shared values that no group has."""
+    theta = parameters.theta
+    values = parameters.substitute(phis)
+    jacobians = [jacobian_of(value, theta) for value in values]
+    function = compile_parameter_function([theta], [*values, *jacobians], compile_kwargs)
+    at = [function(place) for place in places]
+    return {
+        phi: _Shape(np.shape(at[0][k]), _mixes([row[len(phis) + k] for row in at]))
+        for k, phi in enumerate(phis)
+    }
+
+
+def _mixes(jacobians: Sequence[np.ndarray | None]) -> bool:
     """Whether some entry of a shared value is non-linear in several parameters, at some places."""
     matrices = np.array(jacobians)
     largest = np.abs(matrices).max(axis=(0, 2), initial=0.0)

@@ -180,8 +180,5 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
 def _alone(jacobians: Sequence[np.ndarray | None]) -> list[bool]:
     """Whether the parameters behind each shared value are behind no other."""
     behind = [None if j is None else np.any(j != 0.0, axis=0) for j in jacobians]
-    found = []
-    for k, mine in enumerate(behind):
-        others = [b for i, b in enumerate(behind) if i != k and b is not None]
-        found.append(mine is not None and not any(np.any(mine & other) for other in others))
-    return found
+    many = sum(b.astype(int) for b in behind if b is not None)
+    return [b is not None and not np.any(b & (many > 1)) for b in behind]
