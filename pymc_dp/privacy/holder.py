@@ -149,7 +149,7 @@ class Holder:
                     sum_.add(block, own, scale[place])
                 return own
 
-            numbers = n * engine.d if engine.divisible else 0
+            numbers = n * engine.d if engine.one_row_per_unit else 0
         else:
             found = np.empty((3, n))
 

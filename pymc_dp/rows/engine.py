@@ -57,7 +57,7 @@ class RowEngine:
 
     def _forget_all(self) -> None:
         """Keep nothing that is made at the first use, in these coordinates."""
-        self._designs: dict[tuple[int, int, bool], tuple[bytes, ScaledDesign]] = {}
+        self._designs: dict[tuple[int, int], tuple[bytes, ScaledDesign]] = {}
         self._layouts: dict[int, Layout] = {}
         self._reference: Scores | None = None
 
@@ -273,24 +273,8 @@ class RowEngine:
 
         A block may be overwritten by the caller; it is valid until the next one.
         """
-        if not self.one_row_per_unit:
-            total = np.zeros((self.d, self.n_units))
-            for k, group in enumerate(self.groups):
-                for where, block in self._row_vectors(k, scores, self._layout(k, scores)):
-                    if group.units is None:
-                        total[:, where] += block.dense(self.d)
-                    else:
-                        loops.add_block_to_units(*block, group.units[where], total)
-            yield slice(0, self.n_units), total
-        else:
-            full = Layout.full(len(self.groups[0].functions.ordered), self.d)
-            for where, block in self._row_vectors(0, scores, full):
-                yield where, block.values
-
-    @property
-    def divisible(self) -> bool:
-        """Whether vectors of some units can be made without those of the others."""
-        return self.one_row_per_unit
+        for where, block in self.sparse_vectors(scores, slice(0, self.n_units)):
+            yield where, block.dense(self.d)
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """Vectors of some units, without the coordinates in which they are 0 if these are many.
@@ -298,11 +282,17 @@ class RowEngine:
         Of all units, and no others, where a unit may have several rows.
         """
         if self.one_row_per_unit:
-            yield from self._row_vectors(0, scores, self._layout(0, scores), units)
-        else:
-            assert units == slice(0, self.n_units)
-            for where, block in self.vectors(scores):
-                yield where, SparseBlock.full(block)
+            yield from self._row_vectors(0, scores, units)
+            return
+        assert units == slice(0, self.n_units)
+        total = np.zeros((self.d, self.n_units))
+        for k, group in enumerate(self.groups):
+            for where, block in self._row_vectors(k, scores, slice(0, group.n_rows)):
+                if group.units is None:
+                    total[:, where] += block.dense(self.d)
+                else:
+                    loops.add_block_to_units(*block, group.units[where], total)
+        yield units, SparseBlock.full(total)
 
     def _layout(self, g: int, scores: Scores) -> Layout:
         """Which coordinates rows of a group touch; kept where maps are the same for all z."""
@@ -320,10 +310,9 @@ class RowEngine:
         return layout
 
     def _row_vectors(
-        self, g: int, scores: Scores, layout: Layout, some: slice | None = None
+        self, g: int, scores: Scores, some: slice
     ) -> Iterator[tuple[slice, SparseBlock]]:
-        some = some or slice(0, self.groups[g].n_rows)
-        group, columns = self.groups[g], self.groups[g].columns()
+        group, columns, layout = self.groups[g], self.groups[g].columns(), self._layout(g, scores)
         maps = [
             None if matrix is None else np.ascontiguousarray(matrix[:, layout.common])
             for matrix in scores.maps[g]
@@ -374,15 +363,12 @@ class RowEngine:
         fits = width * matrix.any(axis=0).sum() * group.n_rows <= sparse.LARGEST
         if not (self._keeps and constant and fits):
             return ScaledDesign.of(design, matrix, width, where), 0
-        # one with all columns, and one with those that rows touch, which may change with z
-        key = (g, k, len(layout.common) == self.d)
-        columns = layout.common.tobytes()
+        columns = layout.common.tobytes()  # those that rows touch, which may change with z
         with _MAKING:
-            if key not in self._designs or self._designs[key][0] != columns:
+            if (g, k) not in self._designs or self._designs[g, k][0] != columns:
                 everything = slice(0, group.n_rows)
-                made = ScaledDesign.of(design, matrix, width, everything)
-                self._designs[key] = columns, made
-            return self._designs[key][1], where.start
+                self._designs[g, k] = columns, ScaledDesign.of(design, matrix, width, everything)
+            return self._designs[g, k][1], where.start
 
     def linear(self) -> LinearRows | None:
         """The rows as multiples of vectors that do not depend on z; None if they are not."""

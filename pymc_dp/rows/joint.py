@@ -287,18 +287,6 @@ def _add_terms(
 
 
 @compiled(error_model="numpy")
-def _taken(vector: ndarray, clip_norm: float) -> tuple[float, float]:
-    """The part of a vector that clipping takes, and its squared norm; all if that is infinite."""
-    square = 0.0
-    for j in range(vector.shape[0]):
-        square += vector[j] * vector[j]
-    norm = math.sqrt(square)
-    if not norm < math.inf:
-        return 1.0, 0.0
-    return (1.0 - clip_norm / norm if norm > clip_norm else 0.0), square
-
-
-@compiled(error_model="numpy")
 def _add_moments(
     vectors: ndarray,
     weights: ndarray,
@@ -315,10 +303,15 @@ def _add_moments(
     for i in range(n):
         sums[:] = 0.0
         for k in range(count):
-            w = weights[i, k]
+            w, length = weights[i, k], 0.0
             if w == 0.0:
                 continue
-            part, length = _taken(vectors[i, k], clip_norm)
+            for j in range(d):
+                length += vectors[i, k, j] * vectors[i, k, j]
+            norm = math.sqrt(length)
+            part = 1.0 - clip_norm / norm if norm > clip_norm else 0.0  # that clipping takes
+            if not norm < math.inf:
+                part, length = 1.0, 0.0
             square[i] += w * length
             taken[i] += w * part * length
             for j in range(d):

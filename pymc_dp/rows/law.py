@@ -38,7 +38,7 @@ _LOOKS, _ROUNDS = 9, 40
 #: Halving ends once the log-densities at their ends are less than this below the best.
 _NEAR = 1.0
 #: How far the first places reach: asinh of a real number, of the log of a positive one, log-odds.
-_WIDEST = {"line": 24.0, "half": 5.0, "interval": 4.3}
+_WIDEST = (24.0, 5.0, 4.3)
 #: Places whose log-densities are below the largest by more than this do not count for nodes.
 _FAR = 13.0
 #: Nor do some by their distance from the mode: asinh of standard deviations.  Where the end is
@@ -59,6 +59,7 @@ class Law:
     weights: ndarray
 
 
+@np.errstate(all="ignore")
 def law_of(outcome: Outcome, data: list[ndarray], shifts_of: Shifts, density_of: Densities) -> Law:
     """The laws of the outcomes of a block of rows, whose leaves are `data`."""
     size = _spread(outcome)
@@ -162,18 +163,18 @@ def _search(
     """Three places of each row, (3, rows), the second close to its mode, and log-densities."""
     n = len(low)
     first, found = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
-    place, step, growth = np.empty(n), np.empty(n), np.empty(n)
+    place, step, growth = (np.empty(n) for _ in range(3))
     _progression(low, high, _LOOKS - 1.0, np.zeros(n), place, step, growth)
     look = looking(slice(0, n))
     for seen, value in zip(first, found, strict=True):
         seen[:] = place
         look(seen, value)
         place *= growth
-    places, values = np.empty((3, n)), np.empty((3, n))
-    _best(first, found, places, values)
-    wide = np.empty(n, dtype=bool)
+    best = found.argmax(axis=0) + np.array([[-1], [0], [1]])  # between its neighbours
+    np.clip(best, 0, _LOOKS - 1, out=best)
+    places, values = (np.take_along_axis(array, best, axis=0) for array in (first, found))
     for _ in range(_ROUNDS):
-        _are_wide(values, _NEAR, wide)
+        wide = values[1] - np.minimum(values[0], values[2]) > _NEAR  # not if none is finite
         if not wide.any():
             break
         rows = slice(0, n) if wide.all() else np.flatnonzero(wide)
@@ -186,6 +187,11 @@ def _search(
         _halve(middles, found, ends, theirs)
         places[:, rows], values[:, rows] = ends, theirs
     return places, values
+
+
+def _set(value: ndarray, log_density: ndarray) -> None:
+    """Minus infinity where it is not finite, at ends to which an outcome was rounded."""
+    value[:] = np.where(np.isfinite(log_density), log_density, -math.inf)
 
 
 def _ends(width: ndarray, look: Look, halvings: int) -> tuple[ndarray, ndarray]:
@@ -206,8 +212,8 @@ def _reals(
 ) -> tuple[ndarray, ndarray]:
     """Nodes and weights between two ends, which may be infinite."""
     n = len(lower)
-    low, high = np.empty(n), np.empty(n)
-    _widest(lower, upper, _WIDEST["line"], _WIDEST["half"], _WIDEST["interval"], low, high)
+    ends = (lower > -math.inf).astype(int) + (upper < math.inf)
+    low, high = (np.array([math.exp(side * x) for x in _WIDEST])[ends] for side in (-1.0, 1.0))
     centre, width, outcome, slope = np.zeros(n), np.ones(n), np.empty(n), np.empty(n)
 
     def looking(rows: slice | ndarray) -> Look:
@@ -216,11 +222,12 @@ def _reals(
 
         def look(place: ndarray, value: ndarray) -> None:
             _place(place, *own)
-            _add_slope(log_density(own[4]), own[5], value)
+            _set(value, log_density(own[4]) + own[5])
 
         return look
 
-    _mode(*_search(low, high, looking), centre, width)
+    places, values = _search(low, high, looking)
+    _mode(0.5 * (places - 1.0 / places), values, centre, width)
     look = looking(slice(0, n))
     low, high = _ends(width, look, _HALVINGS)
     nodes, weights = np.empty((size, n)), np.empty((size, n))
@@ -282,17 +289,20 @@ def _thinned(
         log_density, most, own = density_of(rows), counts.most[rows], outcome[rows]
 
         def look(place: ndarray, value: ndarray) -> None:
-            _to_integer(place, most, own)
-            value[:] = log_density(own)
+            np.minimum(np.floor(place), most, out=own)
+            _set(value, log_density(own))
 
         return look
 
-    found = _search(counts.least, np.maximum(counts.least, counts.most), looking)
-    _integer_mode(*found, counts.most, centre, width)
+    places, values = _search(counts.least, np.maximum(counts.least, counts.most), looking)
+    _mode(np.minimum(np.floor(places), counts.most), values, centre, width)
+    # below one half all integers that matter are next to the likeliest
+    centre, width = np.floor(centre), np.maximum(width, 0.5)
 
     def look(place: ndarray, value: ndarray) -> None:
-        _standardised(place, centre, width, counts.least, counts.most, outcome, value)
-        _add_slope(log_density(outcome), value, value)
+        y = np.floor(centre + width * (0.5 * (place - 1.0 / place)))
+        outcome[:] = np.minimum(np.maximum(y, counts.least), counts.most)
+        _set(value, np.where(outcome == y, log_density(outcome), -math.inf))
 
     low, high = _ends(width, look, _HALVINGS_OF_COUNTS)
     nodes, weights = np.empty((size, n)), np.empty((size, n))
@@ -326,27 +336,6 @@ def _progression(
         step[i] = math.log(high[i] / low[i]) / steps
         growth[i] = math.exp(step[i])
         first[i] = low[i] * math.exp(shifts[i] * step[i])
-
-
-@compiled(error_model="numpy")
-def _best(first: ndarray, found: ndarray, places: ndarray, values: ndarray) -> None:
-    """The place of the largest value, between its neighbours."""
-    k, n = found.shape
-    for i in range(n):
-        at = 0
-        for j in range(1, k):
-            if found[j, i] > found[at, i]:
-                at = j
-        for side in range(3):
-            j = min(max(at + side - 1, 0), k - 1)
-            places[side, i], values[side, i] = first[j, i], found[j, i]
-
-
-@compiled(error_model="numpy")
-def _are_wide(values: ndarray, near: float, out: ndarray) -> None:
-    """Whether the values at the ends are far below the one between; not if none is finite."""
-    for i in range(out.shape[0]):
-        out[i] = values[1, i] - min(values[0, i], values[2, i]) > near
 
 
 @compiled(error_model="numpy")
@@ -384,22 +373,6 @@ def _move(
 
 
 @compiled(error_model="numpy")
-def _widest(
-    lower: ndarray,
-    upper: ndarray,
-    line: float,
-    half: float,
-    interval: float,
-    low: ndarray,
-    high: ndarray,
-) -> None:
-    for i in range(lower.shape[0]):
-        ends = (1 if lower[i] > -math.inf else 0) + (1 if upper[i] < math.inf else 0)
-        reach = line if ends == 0 else (half if ends == 1 else interval)
-        low[i], high[i] = math.exp(-reach), math.exp(reach)
-
-
-@compiled(error_model="numpy")
 def _place(
     place: ndarray,
     centre: ndarray,
@@ -434,14 +407,6 @@ def _place(
 
 
 @compiled(error_model="numpy")
-def _add_slope(log_density: ndarray, slope: ndarray, out: ndarray) -> None:
-    """Their sum; minus infinity where it is not finite, at ends to which an outcome was rounded."""
-    for i in range(out.shape[0]):
-        value = log_density[i] + slope[i]
-        out[i] = value if math.fabs(value) < math.inf else -math.inf
-
-
-@compiled(error_model="numpy")
 def _summit(x: ndarray, f: ndarray) -> tuple[float, float]:
     """Where a parabola through three points is highest, and how high; the second if it is not."""
     before, after = (f[1] - f[0]) / (x[1] - x[0]), (f[2] - f[1]) / (x[2] - x[1])
@@ -455,17 +420,12 @@ def _summit(x: ndarray, f: ndarray) -> tuple[float, float]:
 
 @compiled(error_model="numpy")
 def _mode(places: ndarray, values: ndarray, centre: ndarray, width: ndarray) -> None:
-    """Where the density is largest, and the sd of a normal that is as high."""
-    x, f = np.empty(3), np.empty(3)
+    """Where the density is largest, and the sd of a normal that is as high; or 0 and 1."""
     for i in range(places.shape[1]):
-        for side in range(3):
-            x[side] = 0.5 * (places[side, i] - 1.0 / places[side, i])
-            f[side] = values[side, i]
-        at, largest = _summit(x, f)
+        at, largest = _summit(places[:, i], values[:, i])
+        centre[i], width[i] = 0.0, 1.0
         if math.fabs(largest) < 300.0:
             centre[i], width[i] = at, math.exp(_LOG_PEAK - largest)
-        else:
-            centre[i], width[i] = 0.0, 1.0
 
 
 @compiled(error_model="numpy")
@@ -482,50 +442,6 @@ def _to_masses(place: ndarray, half: ndarray, value: ndarray) -> None:
     """Log-densities -> masses of the cells about places, given half their width at the mode."""
     for i in range(value.shape[0]):
         value[i] = math.exp(min(value[i], 300.0)) * (half[i] * (place[i] + 1.0 / place[i]))
-
-
-@compiled(error_model="numpy")
-def _to_integer(place: ndarray, most: ndarray, out: ndarray) -> None:
-    for i in range(place.shape[0]):
-        out[i] = min(math.floor(place[i]), most[i])
-
-
-@compiled(error_model="numpy")
-def _integer_mode(
-    places: ndarray,
-    values: ndarray,
-    most: ndarray,
-    centre: ndarray,
-    width: ndarray,
-) -> None:
-    """The likeliest integer, and the sd of a normal as high."""
-    x, f = np.empty(3), np.empty(3)
-    for i in range(places.shape[1]):
-        for side in range(3):
-            x[side], f[side] = min(math.floor(places[side, i]), most[i]), values[side, i]
-        at, largest_value = _summit(x, f)
-        centre[i] = math.floor(at)
-        # below one half all integers that matter are next to it
-        width[i] = 1.0
-        if largest_value > -300.0:
-            width[i] = max(math.exp(_LOG_PEAK - largest_value), 0.5)
-
-
-@compiled(error_model="numpy")
-def _standardised(
-    place: ndarray,
-    centre: ndarray,
-    width: ndarray,
-    least: ndarray,
-    most: ndarray,
-    outcome: ndarray,
-    value: ndarray,
-) -> None:
-    """The integer at a place, and 0; minus infinity where there is none."""
-    for i in range(place.shape[0]):
-        y = math.floor(centre[i] + width[i] * (0.5 * (place[i] - 1.0 / place[i])))
-        outcome[i] = min(max(y, least[i]), most[i])
-        value[i] = 0.0 if outcome[i] == y else -math.inf
 
 
 @compiled(error_model="numpy")

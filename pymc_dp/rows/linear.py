@@ -331,16 +331,3 @@ def log_likelihoods(rows: LinearRows, first: int, moved: ndarray, out: ndarray) 
     for i in range(out.shape[0]):
         out[i] = origin[i] + moved[i]
     concave_terms(rows.family, rows.a[first:last], rows.b[first:last], out)
-
-
-@compiled(error_model="numpy")
-def works(start: ndarray, end: ndarray, slopes: ndarray, scale: ndarray, out: ndarray) -> None:
-    """out[i] = (end[i] - start[i]) slopes[i] scale[i], or the one scale there is."""
-    for i in range(out.shape[0]):
-        out[i] = (end[i] - start[i]) * slopes[i]
-    if scale.shape[0] == 1:
-        for i in range(out.shape[0]):
-            out[i] *= scale[0]
-    else:
-        for i in range(out.shape[0]):
-            out[i] *= scale[i]

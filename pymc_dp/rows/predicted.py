@@ -45,14 +45,6 @@ class _Rows:
     offset: np.ndarray
     weights: list[np.ndarray | None]
 
-    def part(self, rows: slice) -> _Rows:
-        return _Rows(
-            self.a[rows],
-            self.b[rows],
-            self.offset[rows],
-            [None if w is None else np.ascontiguousarray(w[:, rows]) for w in self.weights],
-        )
-
 
 class _Private:
     """Values of records, made at the first use in a process and never pickled."""
@@ -107,7 +99,6 @@ class PredictorEngine(RowEngine):
         assert isinstance(units, slice)
         part = super().part(units)
         part._private = _Private()
-        part._private.rows = self._rows().part(units)
         part._linear = self.linear().part(units)
         if self.is_tilted:
             part._reference = Scores([[part._linear.reference[None]]], [[None]])
@@ -177,14 +168,6 @@ class PredictorEngine(RowEngine):
         self.linear()
         assert self._reference is not None
         return self._reference
-
-    def _times(self, factors: np.ndarray, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
-        """factors_i u_i, block by block."""
-        moves = self.linear().moves
-        step = max(1, min(_BLOCK, _CACHED // max(1, moves.width)))
-        for start in range(units.start, units.stop, step):
-            where = slice(start, min(start + step, units.stop))
-            yield where, moves.times(factors, where)
 
     def _along(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) u_i . z, kept for the last few points.
@@ -264,27 +247,20 @@ class PredictorEngine(RowEngine):
         self._remember(z, moved)
         return Scores([[slopes[None]]], [[None]])
 
-    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
-        """Score vectors g_i in z of all units, as blocks (units, (d, size of the block))."""
-        for where, block in self.sparse_vectors(scores, slice(0, self.n_units)):
-            yield where, block.dense(self.d)
-
-    @property
-    def divisible(self) -> bool:
-        """Rows are units."""
-        return True
-
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """Vectors of some units without the coordinates in which they are 0."""
-        yield from self._times(scores.slopes, units)
+        moves = self.linear().moves
+        step = max(1, min(_BLOCK, _CACHED // max(1, moves.width)))
+        for start in range(units.start, units.stop, step):
+            where = slice(start, min(start + step, units.stop))
+            yield where, moves.times(scores.slopes, where)
 
     def work(
         self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
     ) -> np.ndarray:
         """(n_units,) scale_i * g_i . (end - start): the work of clipped score vectors."""
-        out, there = np.empty(self.n_units), self._along(end)
-        linear.works(self._along(start), there, scores.slopes, scale, out)
-        return out
+        there = self._along(end)
+        return np.asarray((there - self._along(start)) * scores.slopes * scale)
 
 
 def moves_of(

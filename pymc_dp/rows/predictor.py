@@ -37,12 +37,13 @@ from pytensor.tensor.basic import Alloc
 from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
 from pytensor.tensor.shape import Reshape, Shape, Shape_i, SpecifyShape
 from pytensor.tensor.sort import SortOp
-from scipy.special import expit, log_ndtr
+from scipy.special import expit
 
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.ancestry import ancestors_without_shapes, number
 from pymc_dp.records.arithmetic import is_float
 from pymc_dp.records.graph import Cut, RowGraph
+from pymc_dp.rows import linear
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import compile_function
 
@@ -201,8 +202,8 @@ def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
 
 
 FAMILIES = ("logit", "log", "normal", "probit")
-#: Where one of the two terms of the derivative is nothing beside the other.
-_FAR = {"log": 300.0, "normal": 1e100}
+#: K'(0) and K'(1) of l' = a - b K'(v); probit has another form.
+_KERNELS = {"logit": (0.5, float(expit(1.0))), "log": (1.0, math.e), "normal": (0.0, 1.0)}
 #: Rows and relative tolerance of the numerical check: a few hundred roundings of double precision.
 _ROWS, _TOLERANCE = 512, 1e-9
 
@@ -247,15 +248,14 @@ class Predictor:
         def slope(v: float) -> np.ndarray:
             return np.asarray(self.sign * self.slope(np.full(n, self.sign * v), *data))
 
-        at_0 = slope(0.0)
-        a, b = _counted(*_solve(self.family, at_0, slope(1.0)), 1e-13)
-        if self.family in _FAR:
-            # near 0 the smaller one of a and b is lost in their difference
-            v = _FAR[self.family]
-            far = _solve_far(self.family, v, at_0, slope(-v), slope(v))
-            usable = np.isfinite(far).all(axis=0) & (far[1] >= 0.0)
-            far = _counted(*far, 1e-99)
-            a, b = np.where(usable, far[0], a), np.where(usable, far[1], b)
+        a, b = _solve(self.family, slope(0.0), slope(1.0))
+        usable = np.isfinite(a) & np.isfinite(b) & (b >= 0.0)
+        a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
+        size = np.maximum(np.abs(a), b)
+        for x in (a, b):  # integers where they are counts: their scores vanish where they should
+            nearest = np.rint(x)
+            slack = 1e-13 * np.where(nearest == 0.0, size, np.abs(nearest))
+            np.copyto(x, nearest, where=np.abs(x - nearest) <= slack)
         return a, b
 
 
@@ -326,50 +326,14 @@ def predictor_of(
 # -- family ---------------------------------------------------------------------------------------
 
 
-def _kernel(family: str, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """K(v) - K(0) and K'(v) of l = a v - b K(v) + const."""
-    if family == "logit":
-        return np.logaddexp(0.0, v) - math.log(2.0), expit(v)
-    if family == "log":
-        return np.expm1(v), np.exp(v)
-    return v * v / 2.0, v
-
-
-Numbers = tuple[np.ndarray, np.ndarray]
-
-
-def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> Numbers:
+def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The numbers a and b of rows from their slopes at v = 0 and v = 1."""
     if family == "probit":  # the slope at 0 is a phi(0)/Phi(0)
         a = at_0 * math.sqrt(math.pi / 2.0)
         return a, np.where((at_0 != 0.0) | (at_1 != 0.0), np.ones_like(a), 0.0)
-    _, (k0, k1) = _kernel(family, np.array([0.0, 1.0]))
+    k0, k1 = _KERNELS[family]
     b = (at_0 - at_1) / (k1 - k0)
     return at_0 + b * k0, b
-
-
-def _solve_far(
-    family: str, v: float, at_0: np.ndarray, below: np.ndarray, above: np.ndarray
-) -> Numbers:
-    """The same from their slopes at 0, -v and v, where one of the two terms is nothing."""
-    if family == "normal":
-        return at_0, 0.5 * (below - above) / v
-    return below, (below - above) / math.exp(v)
-
-
-def _counted(a: np.ndarray, b: np.ndarray, lost: float) -> Numbers:
-    """Both numbers, integers where they are counts, and 0 where a row is impossible.
-
-    What is less than `lost` of the other is rounding.
-    """
-    usable = np.isfinite(a) & np.isfinite(b) & (b >= 0.0)
-    a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
-    size = np.maximum(np.abs(a), b)
-    for x in (a, b):  # the scores of counts then vanish where they should
-        nearest = np.rint(x)
-        slack = np.where(nearest == 0.0, lost * size, 1e-13 * np.abs(nearest))
-        np.copyto(x, nearest, where=np.abs(x - nearest) <= slack)
-    return a, b
 
 
 def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:
@@ -428,7 +392,7 @@ def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float]
     near = np.concatenate([[0.0, 1.0], np.linspace(-4.0, 4.0, 11)])
     far = np.array([5.0, 7.0, 10.0, 15.0, 20.0, 25.0, 30.0])
     further = np.concatenate([far, 10.0 ** np.arange(2, 13)])
-    much = np.append(far, [40.0, 100.0, _FAR["log"]])
+    much = np.append(far, [40.0, 100.0, 300.0])
     places = {
         "probit": near,  # further out it may underflow
         "normal": np.concatenate([near, further, -further]),
@@ -453,28 +417,21 @@ def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarr
     """Whether rows (points, rows) are of the family; some of them must be strictly concave."""
     if values.shape[1] < 16 or not np.isfinite(slopes).all():
         return False
-    changes = values - values[0]
-    v = points[:, None]
-    if family == "probit":
-        a = slopes[0] * math.sqrt(math.pi / 2.0)
-        expected = log_ndtr(a * v) - math.log(0.5)
-        slope = a * np.exp(-0.5 * (a * v) ** 2 - log_ndtr(a * v)) / math.sqrt(2.0 * math.pi)
-        size = 1.0 + np.abs(a)
-        concave = np.abs(a)
-    else:
-        k, k1 = _kernel(family, v)
-        b = (slopes[0] - slopes[1]) / (k1[1] - k1[0])
-        a = slopes[0] + b * k1[0]
-        expected, slope = a * v - b * k, a - b * k1
-        size = np.abs(a) + np.abs(b)
-        concave = b
+    a, b = _solve(family, slopes[0], slopes[1])
+    place = FAMILIES.index(family)
+    expected, slope = (np.repeat(points[:, None], len(a), axis=1) for _ in range(2))
+    for v in expected:
+        linear.concave_terms(place, a, b, v)
+    for v in slope:
+        linear.concave_slopes(place, a, b, v)
+    v, size = points[:, None], np.abs(a) + np.abs(b)
     if family == "normal":
         growth = v * v
     else:  # 1 - p of a probability p that was computed first has lost digits
         growth = np.exp(v) if family == "log" else 1e-6 * np.exp(v)
     scale = _TOLERANCE * size * (1.0 + np.abs(v))
-    close = np.abs(changes - expected) <= scale + _TOLERANCE * size * growth
-    if family != "normal":
-        scale = scale + _TOLERANCE * size * growth
-    close &= np.abs(slopes - slope) <= scale
+    more = _TOLERANCE * size * growth
+    close = np.abs(values - values[0] - expected + expected[0]) <= scale + more
+    close &= np.abs(slopes - slope) <= (scale if family == "normal" else scale + more)
+    concave = np.abs(a) if family == "probit" else b
     return bool(close.all() and np.count_nonzero(concave > 0.0) >= 16)

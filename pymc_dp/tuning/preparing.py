@@ -481,7 +481,7 @@ class Preparing:
 
     def tell_threads(self, engine: RowEngine) -> None:
         """Log how records are shared among processors, by public numbers."""
-        if not engine.divisible:
+        if not engine.one_row_per_unit:
             return
         numbers, chains = self.budget.n_public * engine.d, self.counts["chains"]
         first = threads.pieces(numbers, threads.available())

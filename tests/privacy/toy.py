@@ -71,7 +71,7 @@ class LinearRecords:
     def vectors(self, scores: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
         yield slice(0, self.n_units), np.ascontiguousarray(scores.T)
 
-    divisible = False
+    one_row_per_unit = False
 
     def sparse_vectors(
         self, scores: np.ndarray, units: slice

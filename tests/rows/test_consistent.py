@@ -329,14 +329,8 @@ def test_more_nodes_give_back_the_same(name: str, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize("value", [-1e308, -1e16, -np.inf, np.inf, np.nan])
 @pytest.mark.parametrize("outcome", [Outcome(0, False, *LINE), Outcome(0, True, 0.0, 1e6)])
 def test_a_density_too_small_to_tell_values_apart(outcome: Outcome, value: float) -> None:
-    """What is next to the arrays of a block must not be read."""
     law_ = found(outcome, lambda y: np.full(len(y), value))
     assert not law_.weights.any() and np.isfinite(law_.nodes).all()
-    same = np.full((law._LOOKS, 2), value if np.isfinite(value) else -np.inf)
-    first = np.linspace(1.0, 2.0, law._LOOKS)[:, None] * np.ones(2)
-    places, values = np.empty((3, 2)), np.empty((3, 2))
-    law._best(first, same, places, values)
-    assert same_bits(values, same[:3]) and np.isin(places, first).all()
 
 
 def test_excess_of_a_choice_is_an_exact_sum() -> None:
