@@ -231,11 +231,11 @@ def _function(inputs: Sequence[Variable], outputs: list[Variable]) -> Callable[.
     return pytensor.function(inputs, outputs, mode=_MODE, on_unused_input="ignore")
 
 
-def unconstrain(model: Model, parameters: ParameterVector, posterior: xr.Dataset) -> np.ndarray:
+def unconstrain(model: Model, parameters: ParameterVector, draws: Mapping[Any, Any]) -> np.ndarray:
     """(chains, draws, d) unconstrained parameters of draws of all free variables.
 
-    `posterior` holds every free variable, with dims chain and draw first. A parameter is infinite
-    where a draw was rounded to the boundary of its support.
+    `draws` are (chains, draws, ...) values of every free variable, by name. A parameter is
+    infinite where a draw was rounded to the boundary of its support.
     """
     forward = []
     for rv in model.free_RVs:
@@ -247,7 +247,7 @@ def unconstrain(model: Model, parameters: ParameterVector, posterior: xr.Dataset
         forward, dict(zip(model.free_RVs, inputs, strict=True)), rebuild_strict=False
     )
     function = _function(inputs, outputs)
-    columns = [np.asarray(posterior[rv.name].values, dtype=rv.type.dtype) for rv in model.free_RVs]
+    columns = [np.asarray(draws[rv.name], dtype=rv.type.dtype) for rv in model.free_RVs]
     shape = columns[0].shape[:2]
     theta = np.empty((*shape, parameters.size))
     with np.errstate(all="ignore"):

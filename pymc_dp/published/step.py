@@ -437,8 +437,8 @@ def _moved_along(noncentered: Any, latents: Sequence[Variable]) -> list[Variable
     if isinstance(noncentered, bool) or (isinstance(noncentered, str) and noncentered == "auto"):
         return noncentered
     named = {rv.name: rv for rv in latents}
-    given = [noncentered] if isinstance(noncentered, Variable | str) else noncentered
-    found = [named.get(v, v) for v in given]
+    single = isinstance(noncentered, Variable | str)
+    found = [named.get(v, v) for v in ([noncentered] if single else noncentered)]
     if not found or not all(v in latents for v in found):
         raise ValueError(
             "noncentered must be 'auto', True, False, or a list of variables that hold records; "

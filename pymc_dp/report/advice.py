@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import xarray as xr
 from pymc.distributions.shape_utils import change_dist_size
 from pymc.model import Model
 from pymc.pytensorf import compile as compile_random
@@ -327,11 +326,8 @@ def score_norms(
             "The prior is improper (pm.Flat, ...), so there is no prior predictive distribution. "
             "Give every parameter a proper prior."
         ) from None
-    prior = {
-        rv.name: (("chain", "draw", *[f"{rv.name}_{k}" for k in range(rv.ndim)]), values[None])
-        for rv, values in zip(model.free_RVs, drawn, strict=True)
-    }
-    theta = unconstrain(model, records.parameters, xr.Dataset(prior))[0]
+    prior = {rv.name: values[None] for rv, values in zip(model.free_RVs, drawn, strict=True)}
+    theta = unconstrain(model, records.parameters, prior)[0]
     groups = [
         (group.graph.leaves, RowFunctions(group.graph, records.parameters, {"mode": MODE}))
         for group in records.groups

@@ -404,14 +404,12 @@ def _location(model: Model, records: Records, at: Mapping[str, Any]) -> np.ndarr
     names = [rv.name for rv in model.free_RVs]
     if set(at) != set(names):
         raise ValueError(f"at must give a value of each of {names}; it gives {sorted(at)}.")
-    columns = {}
+    values = {name: numbers(f"at[{name!r}]", at[name]) for name in names}
     for rv in model.free_RVs:
-        value = numbers(f"at[{rv.name!r}]", at[rv.name])
-        if rv.ndim != value.ndim:
-            raise ValueError(f"at[{rv.name!r}] must have {rv.ndim} axes, not {value.ndim}.")
-        axes = [f"{rv.name}_{k}" for k in range(value.ndim)]
-        columns[rv.name] = (("chain", "draw", *axes), value[None, None])
-    location = unconstrain(model, records.parameters, xr.Dataset(columns))[0, 0]
+        if rv.ndim != (ndim := values[rv.name].ndim):
+            raise ValueError(f"at[{rv.name!r}] must have {rv.ndim} axes, not {ndim}.")
+    draws = {name: value[None, None] for name, value in values.items()}
+    location = unconstrain(model, records.parameters, draws)[0, 0]
     if not np.isfinite(location).all():
         raise ValueError("at is on the boundary of the support of a variable, or not finite.")
     return location

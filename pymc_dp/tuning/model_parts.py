@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
-import xarray as xr
 from pymc.distributions.continuous import FlatRV, HalfFlatRV
 from pymc.distributions.transforms import CircularTransform
 from pymc.logprob.transforms import IntervalTransform
@@ -158,13 +157,8 @@ class ModelParts:
             return None
         except ValueError as error:
             raise ValueError(f"PyMC cannot draw from the prior. {_NO_NUMBERS}") from error
-        dataset = xr.Dataset(
-            {
-                rv.name: (("chain", "draw", *[f"{rv.name}_{k}" for k in range(rv.ndim)]), v[None])
-                for rv, v in zip(model.free_RVs, draws, strict=True)
-            }
-        )
-        return unconstrain(model, self.records.parameters, dataset)[0]
+        named = {rv.name: v[None] for rv, v in zip(model.free_RVs, draws, strict=True)}
+        return unconstrain(model, self.records.parameters, named)[0]
 
     @cached_property
     def improper(self) -> list[str]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xarray as xr
 
-from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_epsilon, check_integer, check_neighboring
-from pymc_dp.publication.statement import STATEMENT
+from pymc_dp.errors import UnsafeRelease
+from pymc_dp.publication.statement import facts_of
 from pymc_dp.report.diagnostics import dataset_of, draws_of, entries, is_labelled
 from pymc_dp.report.plots import (
     COLOURS,
@@ -173,10 +172,10 @@ def _label(draws: Any, array: str, otherwise: str) -> str:
     """Private with its epsilon, if there is a statement; else `array` or `otherwise`."""
     if not is_labelled(draws):
         return array
-    attrs = draws.attrs if isinstance(draws, xr.Dataset) else _compat.attributes(draws)
-    if STATEMENT not in attrs:
+    try:
+        facts = facts_of(draws)
+    except UnsafeRelease:
         return otherwise
-    facts = json.loads(attrs[STATEMENT])
     if facts["privacy_guarantee"] == "none":
         return "no privacy guarantee: insecure test noise"
     return f"private, ε = {facts['epsilon']:g}, δ = {facts['delta']:g}"
