@@ -6,7 +6,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PYTEST_JOBS ?= 2
-# A test module stays on one worker, so that what it compiles is compiled once.
+# A test module stays on one worker, so that what it compiles is compiled once.  PyTensor does not
+# record where each variable was made, which would take a fifth of the time.
 PYTEST_MARKS ?= not slow and not exhaustive
 PYTEST_TESTS ?=
 PYTEST_ARGS ?= -n $(PYTEST_JOBS) --dist loadfile --timeout 900 -m "$(PYTEST_MARKS)" $(PYTEST_TESTS)
@@ -44,7 +45,7 @@ demo: $(VENV)/.installed-demo
 test: $(VENV)/.installed-test
 	[ -n "$$TEST_CACHE" ] || { TEST_CACHE=$$(mktemp -d) && trap 'rm -rf "$$TEST_CACHE"' EXIT; } && \
 	NUMBA_CACHE_DIR="$$TEST_CACHE/numba" \
-	PYTENSOR_FLAGS="$$PYTENSOR_FLAGS,base_compiledir=$$TEST_CACHE/pytensor" \
+	PYTENSOR_FLAGS="$$PYTENSOR_FLAGS,traceback__limit=0,base_compiledir=$$TEST_CACHE/pytensor" \
 	$(VENV_PYTHON) -m pytest $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-lint

@@ -74,7 +74,7 @@ class Copies:
             "PYTHONDONTWRITEBYTECODE": "1",
             "NUMBA_CACHE_DIR": str(folder / "numba"),
             "NUMBA_DISABLE_INTEL_SVML": "1",
-            "PYTENSOR_FLAGS": f"cxx=,base_compiledir={folder / 'pytensor'}",
+            "PYTENSOR_FLAGS": f"cxx=,traceback__limit=0,base_compiledir={folder / 'pytensor'}",
             "OMP_NUM_THREADS": "1",
         }
         self._hosts: list[subprocess.Popen[str]] = []

@@ -20,6 +20,11 @@ from tests.records.test_records import quick, records_of
 from tests.selection import marked
 
 GENERAL = ("mv_normal_lkj", "neural_network", "mixture_shared", "censored", "truncated")
+#: Designs that differ in how they are written, but not in what rows see.
+WRITTEN = ["bernoulli_p", "binomial", "boolean_design", "data_with_dims", "matrix_with_one_column"]
+WRITTEN += ["normal", "one_column_of_data", "pandas_inputs", "public_data", "public_likelihood"]
+WRITTEN += ["scalar_times_column", "series_by_row", "small_unsigned_labels", "square_design"]
+WRITTEN += ["sum_of_products", "switch_on_data"]
 N, GROUPS = 400, 5
 
 
@@ -34,7 +39,7 @@ def centred(n: int = N) -> pm.Model:
     return model
 
 
-@pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=GENERAL))
+@pytest.mark.parametrize("name", marked(sorted(EXAMPLES), slow=GENERAL, exhaustive=WRITTEN))
 def test_what_no_row_sees_is_zero(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Scores and curvatures of the records of every model have no other entries than these."""
     engine, records = quick(name)[2], records_of(name)[1]

@@ -108,10 +108,9 @@ def test_building_a_step_charges_nothing_and_reads_no_value_of_the_store():
     assert mu2(model) == 0
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_a_budget_that_is_eaten_meanwhile_freezes_the_chains(cores, caplog):
+def test_a_budget_that_is_eaten_meanwhile_freezes_the_chains(caplog):
     """All chains have begun; then a charge from elsewhere takes what is left."""
-    draws = 70  # more than the first lease
+    draws, cores = 70, 2  # more than the first lease
     model = logistic_model()
     step = make_step(model, draws=draws, chains=cores)
     begun = set()
@@ -175,18 +174,17 @@ def test_a_chain_whose_start_can_not_be_paid_reads_nothing(looks, monkeypatch):
         dp.release(idata, model)
 
 
-@pytest.mark.parametrize("cores", [1, 2])
-def test_an_interrupt_keeps_the_draws_made(cores):
+def test_an_interrupt_keeps_the_draws_made():
     model = logistic_model()
-    step = make_step(model, draws=30, chains=cores)
+    step = make_step(model, draws=30, chains=1)
 
     def interrupt(trace, draw):
         if draw.draw_idx == 11:
             raise KeyboardInterrupt
 
-    idata = sample(model, step, callback=interrupt, cores=cores)
+    idata = sample(model, step, callback=interrupt, cores=1)
     safe = dp.release(idata, model)
-    assert 11 <= posterior(safe).size < 60  # of two chains PyMC keeps what makes most draws
+    assert 11 <= posterior(safe).size <= 12
     np.testing.assert_array_equal(posterior(safe), posterior(idata))
     assert "differentially private" in dp.privacy_statement(safe)
 

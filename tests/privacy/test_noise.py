@@ -90,10 +90,9 @@ def test_fine_draws_are_normal(fine, pvalue):
     assert pvalue(fine, FINE) > ALPHA
 
 
-@pytest.mark.parametrize("scale", [0.99, 1.01])
-def test_one_percent_in_sigma_is_rejected(fine, scale):
+def test_one_percent_in_sigma_is_rejected(fine):
     # Planted fault. At 1e7 draws the second moment is off by 45 standard errors.
-    faulty = np.rint(fine * scale).astype(np.int64)
+    faulty = np.rint(fine * 0.99).astype(np.int64)
     coarse = np.rint(faulty / 2 ** (FINE - COARSE)).astype(np.int64)
     assert chi_square_pvalue(coarse, COARSE) < ALPHA
     assert ks_pvalue(faulty, FINE) < ALPHA

@@ -398,7 +398,7 @@ def one_bin_only(patch):
 @pytest.mark.parametrize(
     ("plan", "plant"),
     [
-        ("histogram", weak_noise),
+        pytest.param("histogram", weak_noise, marks=pytest.mark.exhaustive),
         ("histogram", counted_twice),
         ("histogram", one_bin_only),
         ("vector_sum", weak_noise),

@@ -128,10 +128,11 @@ def quotients_by_row(b, k, x):
     [
         powers,
         integers_of,
-        small_integers,
-        constant_power,
         powers_by_row,
-        pytest.param(quotients_by_row, marks=pytest.mark.slow),
+        *(
+            pytest.param(other, marks=pytest.mark.slow)
+            for other in (small_integers, constant_power, quotients_by_row)
+        ),
     ],
 )
 def test_no_record_stops_a_release_that_was_charged(predictor):

@@ -31,7 +31,7 @@ from pymc_dp.privacy.holder import Table
 from pymc_dp.privacy.noise import discrete_laplace
 from pymc_dp.published import making
 from pymc_dp.published.reading import read
-from tests.selection import marked
+from tests.selection import marked, others
 
 pytestmark = pytest.mark.compiled
 
@@ -104,7 +104,7 @@ def test_sums_of_neighbours(
 
     monkeypatch.setattr(answers, "discrete_laplace", no_noise)
     whole = mechanism == "geometric"
-    extremes = [-1e9, -2.0, 0.0, 1.0, 3.0, 1e9, *([] if whole else [math.nan, math.inf])]
+    extremes = [-1e9, -2.0, 0.0, 1e9, *([] if whole else [math.nan, math.inf])]
     epsilon = 0.5
     data = [np.array([a, b]) for a, b in itertools.product(extremes, repeat=2)]
     for record in data:
@@ -626,7 +626,12 @@ ROWS["minus unsigned"] = (ROWS["minus unsigned"][0], -WHOLE["uint8"].astype(floa
 ROWS["label"] = (ROWS["label"][0], np.array([9.0, 5.0, 3.0])[WHOLE["label"]])
 
 
-@pytest.mark.parametrize("name", ROWS)
+#: Of these in every run: all types, and each way in which one may be left.
+QUICK_ROWS = ["~", "~ of both", "count in columns", "square", "small product"]
+QUICK_ROWS += ["unsigned and signed", "cast", "cut off", "remainder"]
+
+
+@pytest.mark.parametrize("name", marked(ROWS, slow=others(ROWS, QUICK_ROWS)))
 def test_rows_are_what_was_written(name: str) -> None:
     """Truth values are negated as such, and integers do not wrap; 2e-16 is a rounding or two."""
     statistic, exact = ROWS[name]
@@ -748,8 +753,7 @@ def test_declared_rows_that_are_not_numbers_or_do_not_exist(ledger: dp.Ledger) -
 
 
 @pytest.mark.parametrize("mechanism", ["gaussian", "laplace", "geometric"])
-@pytest.mark.parametrize("bounds", [(-1, 2), None])
-@pytest.mark.parametrize("scalar", [False, True])
+@pytest.mark.parametrize(("bounds", "scalar"), [((-1, 2), False), (None, True)])
 def test_the_declared_release_is_the_one_that_was_made(
     mechanism: str,
     bounds: Any,

@@ -153,8 +153,8 @@ def test_a_fixed_event_survives_the_ledger():
         FixedBatchGaussianEvent.from_dict(event(1.0).to_dict())
 
 
-@pytest.mark.parametrize("mu", [0.0, 0.5, 2.0])
-@pytest.mark.parametrize("s", [1.0, 2.0, 5.0, 40.0])
+@pytest.mark.parametrize("mu", [0.0, 2.0])
+@pytest.mark.parametrize("s", [1.0, 2.0, 40.0])
 def test_fixed_batches_beside_a_transcript_are_those_of_the_library(s, mu):
     """The accountant of dp-accounting, at its own orders, with the transcript as one event."""
     import dp_accounting
@@ -297,7 +297,7 @@ def _one_batch_beside(s, q, mu, epsilon, neighboring):
 
 
 @pytest.mark.parametrize("neighboring", RELATIONS)
-@pytest.mark.parametrize(("s", "q", "mu"), [(1.0, 0.1, 0.5), (0.7, 0.5, 0.2), (2.0, 0.01, 1.0)])
+@pytest.mark.parametrize(("s", "q", "mu"), [(0.7, 0.5, 0.2), (2.0, 0.01, 1.0)])
 def test_one_batch_beside_a_transcript(neighboring, s, q, mu):
     units = units_from_mu(mu)
     epsilon = epsilon_of([(event(s, q), 1)], units, DELTA, neighboring)
@@ -378,7 +378,11 @@ def test_room_without_plans_and_without_room():
             for plan in [(1.0, 0.01, 1000), (8.0, 0.1, 100), (0.2, 0.02, 5000)]
             for neighboring in RELATIONS
         ],
-        slow=[(1.0, 0.01, 1000, "add_or_remove_one")],
+        slow=[
+            (1.0, 0.01, 1000, "add_or_remove_one"),
+            (1.0, 0.01, 1000, "replace_one"),
+            (0.2, 0.02, 5000, "add_or_remove_one"),
+        ],
     ),
 )
 def test_smallest_noise_multiplier(epsilon, q, steps, neighboring):

@@ -70,11 +70,9 @@ FORMULAS = {
     "log_odds_ratio": (lambda b: pt.exp(b), Provenance.PUBLIC),
     "difference": (lambda b: b[1] - b[0], Provenance.CONSTANTS),
     "one_record_row": (lambda b: pt.as_tensor_variable(FLAGS[0]) @ b, Provenance.PRIVATE),
-    "all_rows": (lambda b: pt.as_tensor_variable(FLAGS) @ b, Provenance.PRIVATE),
     "column_means": (lambda b: pt.as_tensor_variable(FLAGS.mean(0)) @ b, Provenance.PRIVATE),
     "outcome": (lambda b: b[0] + pt.as_tensor_variable(OUTCOME).mean(), Provenance.PRIVATE),
     "rescaled": (lambda b: b / float(FLAGS.std()), Provenance.CONSTANTS),
-    "doubled": (lambda b: 2.0 * b, Provenance.CONSTANTS),
 }
 
 

@@ -121,12 +121,19 @@ CALLS: dict[str, Callable[[pm.Model], Any]] = {
 }
 
 
-@pytest.mark.parametrize("call", CALLS)
-@pytest.mark.parametrize("misfit", MISFITS)
+@pytest.mark.parametrize(
+    ("misfit", "call"),
+    [
+        (misfit, call)
+        for misfit in MISFITS
+        for call in CALLS
+        if misfit != "data" or call in ("step", "find_MAP")
+    ],
+)
 def test_what_fits_no_result_is_refused_before_anything_is_spent(misfit, call):
     make, words = MISFITS[misfit]
     model, budget = make()
-    if misfit == "data" and call != "step":  # no part of these results
+    if misfit == "data" and call != "step":  # no part of such results
         CALLS[call](model)
         return
     with pytest.raises(ValueError, match=f"{words}.*Nothing has been spent"):
@@ -215,7 +222,7 @@ def test_what_is_released_does_not_depend_on_a_number_of_rows(rows, options):
     assert releasable(model, budget, ["a", "level"]) == ["a", "level"]
 
 
-@pytest.mark.parametrize(("n_public", "unit"), [(100, None), (160, None), (800, None), (60, 5)])
+@pytest.mark.parametrize(("n_public", "unit"), [(100, None), (60, 5)])
 def test_the_private_number_of_rows_is_published_in_no_case(n_public, unit):
     """The length of the dim of the rows; a number is vouched for by whoever names it."""
     ids = None if unit is None else np.arange(300) // unit
@@ -351,14 +358,15 @@ def test_draws_outlive_a_failure_between_them(chain, draw, left):
     )
 
 
-@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 @pytest.mark.parametrize(
-    "where",
+    ("where", "error"),
     [
-        "pymc.sampling.mcmc._sample_return",
-        "pymc_dp.sampling.run_convergence_checks",
-        "pymc_dp.publication.results.PaidDraws.result",
-        "pymc_dp.sampling.release",
+        ("pymc.sampling.mcmc._sample_return", MemoryError),
+        ("pymc.sampling.mcmc._sample_return", KeyboardInterrupt),
+        ("pymc_dp.sampling.run_convergence_checks", MemoryError),
+        ("pymc_dp.publication.results.PaidDraws.result", MemoryError),
+        ("pymc_dp.sampling.release", MemoryError),
+        ("pymc_dp.sampling.release", KeyboardInterrupt),
     ],
 )
 def test_draws_outlive_what_fails_after_them(where, error, monkeypatch):

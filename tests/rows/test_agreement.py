@@ -296,7 +296,14 @@ def check_family(family: str, models: int, source: int) -> None:
     assert linear or not could, "no model of a concave family had its linear form compared"
 
 
-@pytest.mark.parametrize("family", marked(FAMILIES, exhaustive=["mv_normal", "mixture"]))
+#: Examples of these are compared with PyMC in `tests.records.test_records`.
+LIKE_EXAMPLES = ["beta", "categorical", "hurdle", "matrix_observations", "ordered", "student_t"]
+LIKE_EXAMPLES += ["truncated", "zero_inflated"]
+
+
+@pytest.mark.parametrize(
+    "family", marked(FAMILIES, slow=LIKE_EXAMPLES, exhaustive=["mv_normal", "mixture"])
+)
 def test_random_models_agree_with_pymc(family: str) -> None:
     check_family(family, MODELS, 0)
 

@@ -28,6 +28,7 @@ from pymc_dp.rows.limits import score_norm_limit
 from pymc_dp.rows.predictor import recognise
 from tests.models import GROUPS, Data, coefficients
 from tests.records.test_records import QUICK
+from tests.selection import marked
 
 DATA = Data()
 # each budget here is on the same made-up data, under a ledger of its own
@@ -402,7 +403,9 @@ def longest(engine: RowEngine, limits: dict[Any, Any], coordinates: Coordinates)
     return max(np.linalg.norm(block, axis=0).max() for _, block in made_up.vectors(scores))
 
 
-@pytest.mark.parametrize("name", BOUNDED)
+@pytest.mark.parametrize(
+    "name", marked(BOUNDED, slow=["logistic_intercept", "poisson_of_rare_events", "random_slopes"])
+)
 def test_no_record_within_the_bounds_has_a_longer_score(name: str) -> None:
     with pm.Model() as model:
         BOUNDED[name]()

@@ -224,9 +224,9 @@ MODELS = {
     )
 }
 
-SOME = marked(MODELS, slow=others(MODELS, ["logistic", "counts", "survival", "inflated"]))
+SOME = marked(MODELS, slow=others(MODELS, ["logistic", "counts", "survival"]))
 LONG = ["fractions", "inflated", "positive"]
-COMPILED = marked(MODELS, slow=others(MODELS, ["logistic", "counts", *LONG]), exhaustive=LONG)
+COMPILED = marked(MODELS, slow=others(MODELS, ["counts", *LONG]), exhaustive=LONG)
 
 
 @cache
@@ -360,13 +360,9 @@ def test_excess_of_a_choice_is_an_exact_sum() -> None:
 @pytest.mark.parametrize(
     ("lower", "upper", "mean", "dispersed"),
     [
-        (0, 6, 1.0, False),
         (0, 12, 5.0, False),
-        (0, 40, 10.0, False),
         (45, 60, 50.0, False),
-        (0, 230, 200.0, False),
         (0, 60, 20.0, True),
-        (5, 40, 20.0, True),
     ],
 )
 def test_excess_of_a_censored_count_is_an_exact_sum(
@@ -518,7 +514,11 @@ def _mixture_of_censored(mu: Any, upper: np.ndarray, y: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize(
-    "declare", [_truncated_weibull, _truncated_normal, _mixture, _mixture_of_censored]
+    "declare",
+    marked(
+        [_truncated_weibull, _truncated_normal, _mixture, _mixture_of_censored],
+        slow=[_truncated_weibull, _truncated_normal],
+    ),
 )
 def test_whether_others_have_an_end_is_not_told(declare: Callable[..., None]) -> None:
     """What is done without noise is the same, whether one record has a finite end or none has."""
@@ -569,7 +569,7 @@ def test_truncated_outcomes_lie_where_their_law_does() -> None:
     assert not values(engine, LawNotFound(engine.coordinates)).any()
 
 
-@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("rows", marked([1, 3], slow=[1]))
 def test_ends_are_not_read_from_private_values(rows: int) -> None:
     """A record that is not censored at the same place must not change those of other units.
 

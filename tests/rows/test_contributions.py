@@ -167,8 +167,7 @@ def test_curvature_through_what_rows_see(name: str, diagonal: bool) -> None:
     assert np.abs(found).max() > 0.1
 
 
-@pytest.mark.parametrize("diagonal", [False, True])
-@pytest.mark.parametrize("name", ["logistic", "poisson_groups"])
+@pytest.mark.parametrize(("name", "diagonal"), [("logistic", True), ("poisson_groups", False)])
 def test_curvature_by_one_predictor(name: str, diagonal: bool) -> None:
     engine, at = compiled(name), coordinates(name)
     predictor, _ = recognise(engine)
@@ -267,7 +266,10 @@ def test_units_of_several_rows_keep_their_bits(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("bad", [None, np.nan, np.inf, 1e308])
 @pytest.mark.parametrize(
     "name",
-    marked(["logistic", "neural_network", "poisson_groups", "persons"], slow=["neural_network"]),
+    marked(
+        ["logistic", "neural_network", "poisson_groups", "persons"],
+        slow=["neural_network", "persons"],
+    ),
 )
 def test_a_changed_record_changes_its_own_contribution_alone(name: str, bad: float | None) -> None:
     engine, at = compiled(name), coordinates(name)

@@ -9,6 +9,7 @@ from pymc_dp.rows import groups, sparse
 from pymc_dp.rows.engine import RowEngine, TiltedEngine
 from tests.records.test_records import compiled, evaluate, quick, same_bits, with_data
 from tests.rows.test_contributions import coordinates
+from tests.selection import marked
 
 #: Constant maps, varying maps, both in one model, several rows per unit, several groups.
 NAMES = ["logistic", "random_slopes", "neural_network", "non_centred_groups", "persons"]
@@ -54,7 +55,9 @@ def test_gradient_is_that_of_the_log_likelihood(name: str) -> None:
     np.testing.assert_allclose(evaluate(tilted, z)[1] @ direction, slope, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["logistic", "mv_normal", "poisson_groups", "neural_network"])
+@pytest.mark.parametrize(
+    "name", marked(["logistic", "poisson_groups", "neural_network"], slow=["neural_network"])
+)
 def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     z = np.random.default_rng(8).standard_normal(compiled(name).d)
     found = []
@@ -69,7 +72,9 @@ def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("worth", [0, 10**9])
-@pytest.mark.parametrize("name", ["logistic", "poisson_groups", "neural_network"])
+@pytest.mark.parametrize(
+    "name", marked(["logistic", "poisson_groups", "neural_network"], slow=["neural_network"])
+)
 def test_bits_do_not_depend_on_place_or_block(
     name: str, worth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,7 +90,7 @@ def test_bits_do_not_depend_on_place_or_block(
             assert same_bits(moved[k], whole[k][order])
 
 
-@pytest.mark.parametrize("name", ["logistic", "neural_network"])
+@pytest.mark.parametrize("name", marked(["logistic", "neural_network"], slow=["neural_network"]))
 def test_a_changed_record_leaves_the_bits_of_all_others(name: str) -> None:
     engine = compiled(name).with_coordinates(coordinates(name))
     z = np.random.default_rng(9).standard_normal(engine.d)

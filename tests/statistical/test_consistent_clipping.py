@@ -111,6 +111,7 @@ def test_posteriors_cover_the_truth() -> None:
     assert abs(distance(truths, given, loss())) < Z_LIMIT
 
 
+@pytest.mark.slow
 def test_faults_are_seen() -> None:
     truths, given, plain = sums()
     lost = loss()

@@ -111,6 +111,8 @@ STEPS: dict[str, tuple[type, dict[str, Any]]] = {
     "langevin-fresh": (dp.DPLangevin, {"curvature": 0.2, "momentum": "fresh", "n_steps": 2}),
     "langevin-energy_clip": (dp.DPLangevin, {"energy_clip": 0.1}),
 }
+#: Of these in every run; others with the slow tests or before a version.
+QUICK = ["penalty", "hmc-reuse_gradient", "langevin-persistent"]
 #: For one model.
 VARIANTS: dict[str, tuple[type, dict[str, Any]]] = {
     "penalty-one_component": (dp.DPPenalty, {**COMMON, "proposal": "one_component"}),
@@ -211,10 +213,12 @@ def check_round_trip(safe: Any, path: Any) -> None:
 
 
 def every_model_with_every_step() -> list[Any]:
-    """Each step with the first model and some with one of the others; the rest takes minutes."""
+    """Each sampler with the first model, its options with it or another; the rest takes minutes."""
     pairs = list(itertools.product(MODELS, STEPS))
-    quick = [("logistic", step) for step in STEPS]
+    quick = [("logistic", step) for step in QUICK]
     slow = [
+        ("logistic", "hmc-position"),
+        ("logistic", "langevin-fresh"),
         ("poisson_groups", "hmc-reuse_gradient"),
         ("mv_normal", "langevin-energy_clip"),
         ("two_observed", "penalty"),
@@ -226,7 +230,11 @@ def every_model_with_every_step() -> list[Any]:
     ("model_name", "step_name"),
     [
         *every_model_with_every_step(),
-        *(("logistic", variant) for variant in VARIANTS),
+        *marked(
+            [("logistic", variant) for variant in VARIANTS],
+            slow=[("logistic", "penalty-one_component"), ("logistic", "penalty-independence")],
+            exhaustive=[("logistic", "penalty-guided")],
+        ),
         *itertools.product(IID, IID_STEPS),
     ],
 )
@@ -286,7 +294,7 @@ def test_start_method(model_name, step_name, start_method):
     check_released(dp.release(idata, model), shapes, budget)
 
 
-@pytest.mark.parametrize("step", [dp.DPPenalty, "DPHMC", "DPLangevin", dp.DPBarker])
+@pytest.mark.parametrize("step", [dp.DPPenalty, "DPHMC"])
 def test_step_made_by_dp_sample(step):
     model, budget = build("logistic")
     cls, settings = next(

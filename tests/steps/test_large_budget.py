@@ -159,8 +159,8 @@ def test_everything_learned(epsilon, delta, neighboring):
     ("call", "delta", "neighboring"),
     [
         ("DPLangevin", 1e-300, "replace_one"),
-        ("DPHMC", 1e-6, "add_or_remove_one"),
-        ("DPPenalty", 1e-6, "replace_one"),
+        pytest.param("DPHMC", 1e-6, "add_or_remove_one", marks=pytest.mark.slow),
+        pytest.param("DPPenalty", 1e-6, "replace_one", marks=pytest.mark.slow),
         ("laplace", 1e-300, "add_or_remove_one"),
     ],
 )

@@ -153,9 +153,8 @@ SLOW, FURTHER = (
         normal,
         natural_normal,
         flat,
-        laplace,
         bounded,
-        *(pytest.param(declare, marks=LONG) for declare in [half_life, *SLOW]),
+        *(pytest.param(declare, marks=LONG) for declare in [laplace, half_life, *SLOW]),
         *(pytest.param(declare, marks=pytest.mark.exhaustive) for declare in FURTHER),
     ],
 )
