@@ -427,7 +427,18 @@ FAULTS = {
         pytest.param(True, id="faulty"),
     ],
 )
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    marked(
+        FAULTS,
+        slow=[
+            "hmc: kinetic energy missing",
+            "langevin: released control variate",
+            "langevin: odd noise",
+            "langevin: gradient noise misstated",
+        ],
+    ),
+)
 def test_planted_fault_is_rejected(name, planted):
     fault = FAULTS[name]
     settings = {**fault.settings, **(fault.changes if planted else {})}

@@ -22,7 +22,8 @@ GENERAL = ("mv_normal_lkj", "neural_network", "mixture_shared", "censored", "tru
 #: Designs that differ in how they are written, but not in what rows see.
 WRITTEN = ["bernoulli_p", "binomial", "boolean_design", "data_with_dims", "matrix_with_one_column"]
 WRITTEN += ["normal", "one_column_of_data", "pandas_inputs", "public_data", "public_likelihood"]
-WRITTEN += ["scalar_times_column", "square_design", "sum_of_products", "switch_on_data"]
+WRITTEN += ["scalar_times_column", "series_by_row", "small_unsigned_labels", "square_design"]
+WRITTEN += ["sum_of_products", "switch_on_data"]
 N, GROUPS = 400, 5
 
 

@@ -224,7 +224,7 @@ MODELS = {
     )
 }
 
-SOME = marked(MODELS, slow=others(MODELS, ["logistic", "counts", "survival", "inflated"]))
+SOME = marked(MODELS, slow=others(MODELS, ["logistic", "counts", "survival"]))
 LONG = ["fractions", "inflated", "positive"]
 COMPILED = marked(MODELS, slow=others(MODELS, ["counts", *LONG]), exhaustive=LONG)
 

@@ -204,7 +204,7 @@ def same_rows(found: Any, expected: Any) -> None:
 
 #: Forms of a predictor, each with one of two families: the other runs with the slow tests, and of
 #: the further forms before a version.
-FORMS = [groups, product, with_slope, crossed, matrix, nested, twice]
+FORMS = [groups, with_slope, crossed, matrix, nested, twice]
 
 
 def crossed_with(families: list[Callable[[Predictor], None]], forms: list[Predictor]) -> list[Any]:

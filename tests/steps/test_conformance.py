@@ -232,7 +232,7 @@ def every_model_with_every_step() -> list[Any]:
         *every_model_with_every_step(),
         *marked(
             [("logistic", variant) for variant in VARIANTS],
-            slow=[("logistic", "penalty-one_component")],
+            slow=[("logistic", "penalty-one_component"), ("logistic", "penalty-independence")],
             exhaustive=[("logistic", "penalty-guided")],
         ),
         *itertools.product(IID, IID_STEPS),

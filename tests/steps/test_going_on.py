@@ -473,7 +473,10 @@ PRIORS = {
 }
 
 
-@pytest.mark.parametrize("name", PRIORS)
+@pytest.mark.parametrize(
+    "name",
+    marked(PRIORS, slow=["very small scales", "very large and small scales", "angle", "by hand"]),
+)
 def test_which_priors_are_improper(name):
     declare, expected = PRIORS[name]
     with pm.Model() as model:
