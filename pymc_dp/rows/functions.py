@@ -55,10 +55,6 @@ class _Fusion(FusionOptimizer):
             return super().apply(fgraph)
 
 
-#: Shortly before PyTensor's own.
-_FUSION = (_Fusion(), 48.6)
-
-
 def compile_function(
     inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
 ) -> Any:
@@ -66,16 +62,14 @@ def compile_function(
 
     No value of an input stops the function with an error (:mod:`pymc_dp.records.arithmetic`).
     """
-    kwargs = {"mode": "NUMBA", **(compile_kwargs or {})}
+    kwargs = {"mode": "NUMBA", "on_unused_input": "ignore", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
     kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING)
     if not interpreted:
-        kwargs["mode"] = kwargs["mode"].register(_FUSION)
-    if isinstance(outputs, Variable):
-        [outputs] = without_errors([outputs], interpreted=interpreted)
-    else:
-        outputs = without_errors(outputs, interpreted=interpreted)
-    function = pytensor.function(inputs, outputs, on_unused_input="ignore", **kwargs)
+        kwargs["mode"] = kwargs["mode"].register((_Fusion(), 48.6))  # shortly before PyTensor's own
+    single = isinstance(outputs, Variable)
+    found = without_errors([outputs] if single else outputs, interpreted=interpreted)
+    function = pytensor.function(inputs, found[0] if single else found, **kwargs)
     function.trust_input = True
     return function
 
@@ -140,8 +134,7 @@ class _Evaluated:
     def loglik(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> np.ndarray:
         """(rows,) log-likelihood of a block."""
         function = code_of(self._loglik) or self._loglik
-        [value] = function(*etas, *phis[self.n_dots :], *labels, *blocks)
-        return value
+        return function(*etas, *phis[self.n_dots :], *labels, *blocks)[0]
 
     def scores(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> list[np.ndarray | None]:
         """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
