@@ -33,8 +33,8 @@ class Rows(Protocol):
         """Entries of a score vector."""
 
     @property
-    def divisible(self) -> bool:
-        """Whether vectors of some units can be made without those of the others."""
+    def one_row_per_unit(self) -> bool:
+        """Whether rows are units, so that vectors of some are made without those of the others."""
 
     def synthetic(self, value: int | None = 0) -> Rows:
         """The same functions on made-up data: all of one value, or made of different ones."""

@@ -36,6 +36,8 @@ from pymc_dp.subsampling.reading import columns_of
 
 #: Numbers of a second derivative that are kept in a compiled function.
 _NUMBERS = 2**14
+#: Up to so many numbers that a row sees, its derivatives by them are stored: 28 at most.
+_FEW = 6
 #: For functions called once for every row, one array operation after the other.
 _ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
 #: Rows that are evaluated at once, so that what is between stays in a cache.
@@ -100,6 +102,11 @@ class GeneralRows:
     def _etas(self) -> list[Variable]:
         return [cut.eta for cut in self._cuts]
 
+    def _numbers_seen(self) -> float:
+        """How many real numbers a row sees."""
+        shapes = [cut.eta.type.shape[1:] for cut in self._real]
+        return sum(math.prod(s or math.inf for s in shape) for shape in shapes)
+
     def _seen(self, values: Sequence[Variable]) -> list[Variable]:
         """What a block of rows sees of shared values, per cut."""
         n_block = next(iter(self.arrays)).shape[0]
@@ -141,8 +148,13 @@ class GeneralRows:
         }
         [here] = clone_replace([self._loglik], moved, rebuild_strict=False)
         bent = [k for k, second in enumerate(seconds) if second is not None]
-        expansion = _expansion(at_star, stars[: len(ways)], ways, bends, bent, order)
+        about = (at_star, stars[: len(ways)], ways, bends, bent, order)
+        if self._numbers_seen() <= _FEW:
+            expansion, coefficients, derivatives = _polynomial(*about)
+        else:
+            expansion, coefficients, derivatives = _expansion(*about), [], []
         [value], stored, columns = hoisted([here - expansion], [*self._data, *stars])
+        stored, columns = [*stored, *coefficients], [*columns, *derivatives]
         seen = dict(zip(self._etas(), self._seen(self._shared), strict=True))
         seen |= dict(zip(ways, self._seen(firsts), strict=True))
         flat = [
@@ -254,6 +266,38 @@ def _expansion(
         if bent:
             value = value + 0.5 * _products([slopes[k] for k in bent], [bends[k] for k in bent])
     return value
+
+
+def _polynomial(
+    at_star: Variable,
+    stars: list[Variable],
+    ways: list[Variable],
+    bends: list[Variable],
+    bent: list[int],
+    order: int,
+) -> tuple[Variable, list[Variable], list[Variable]]:
+    """(rows,) q_k, inputs for its coefficients, and these, where rows see few numbers."""
+    derivatives, factors, moves = [at_star], [pt.constant(1.0)], _flat(ways)
+    if order >= 1:
+        slopes = _flat(_slopes(at_star, stars))
+        halves = [0.5 * bend * float(order == 2 and k in bent) for k, bend in enumerate(bends)]
+        derivatives += slopes
+        factors += [x + y for x, y in zip(moves, _flat(halves), strict=True)]
+    if order == 2:
+        for k, slope in enumerate(slopes):
+            derivatives += _flat(_slopes(slope, stars))[k:]
+            factors += [(0.5 if x is moves[k] else 1.0) * moves[k] * x for x in moves[k:]]
+    inputs = [pt.dvector() for _ in derivatives]
+    return sum(x * y for x, y in zip(inputs, factors, strict=True)), inputs, derivatives
+
+
+def _flat(arrays: Sequence[Variable]) -> list[Variable]:
+    """(rows,) entries of arrays of rows."""
+    return [
+        x if x.type.ndim == 1 else x.reshape((x.shape[0], -1))[:, k]
+        for x in arrays
+        for k in range(math.prod(x.type.shape[1:]))
+    ]
 
 
 def _products(xs: Sequence[Variable], ys: Sequence[Variable]) -> Variable:
