@@ -8,7 +8,6 @@ it stands in a block, or the sensitivity of an integer sum would not be exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -91,13 +90,22 @@ def compile_parameter_function(
     return _Silent(compile_function(inputs, outputs, compile_kwargs))
 
 
-@dataclass(frozen=True)
 class _Silent:
     """A function that raises no floating-point warnings; unlike a closure, it can be pickled."""
 
-    function: Any
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        #: What Numba made of it, which is called directly; it warns of nothing.
+        self._code = None if function.maker.fgraph.update_mapping else code_of(function)
+        self._single = function.unpack_single
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Silent, (self.function,)
 
     def __call__(self, *inputs: np.ndarray) -> Any:
+        if self._code is not None:
+            found = self._code(*inputs)
+            return found[0] if self._single else found
         with np.errstate(all="ignore"):
             return self.function(*inputs)
 

@@ -176,9 +176,11 @@ class PredictorEngine(RowEngine):
         """
         if not np.logical_or.reduce(z):
             return np.zeros(self.n_units)
-        found = self._moved_by.pop(z.tobytes(), None)
-        if found is None:
-            found = self._between(z)
+        key = z.tobytes()
+        if key in self._moved_by:
+            self._moved_by[key] = self._moved_by.pop(key)  # the newest last
+            return self._moved_by[key]
+        found = self._between(z)
         if found is None:
             moved, moves = np.empty(self.n_units), self.linear().moves
             self._over(moves.width, lambda rows: predict(moves, z, rows.start, moved[rows]))
