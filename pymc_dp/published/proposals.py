@@ -382,15 +382,15 @@ class Written(Offers):
 
 
 Density = Callable[[np.ndarray], float]
-#: For functions that are given a compiled density: each compiles them for itself.
-_FOR_ONE_DENSITY = njit(nogil=True, error_model="numpy")
+#: Of functions that are given a compiled density: they are compiled for each one anew.
+_per_density = njit(nogil=True, error_model="numpy")
 
 
 def density_of(reading: Reading) -> Density:
     """The log-density of all releases as a compiled function of `total`; -inf where it is NaN."""
     log_density = compiled_exactly([reading.total], [reading.log_density]).vm.jit_fn
 
-    @_FOR_ONE_DENSITY
+    @_per_density
     def density(total: np.ndarray) -> float:
         found = log_density(total)[0].item()
         return found if not math.isnan(found) else -math.inf
@@ -421,7 +421,7 @@ def _pick(weights: np.ndarray, left: float) -> int:
     return place
 
 
-@_FOR_ONE_DENSITY
+@_per_density
 def replace_one_by_one(
     density: Density,
     rows: np.ndarray,
@@ -464,7 +464,7 @@ def replace_one_by_one(
     return n_accepted, lowest
 
 
-@_FOR_ONE_DENSITY
+@_per_density
 def choose_cells(
     density: Density,
     rows: np.ndarray,
@@ -509,7 +509,7 @@ def choose_cells(
     return changed
 
 
-@_FOR_ONE_DENSITY
+@_per_density
 def swap_offers(
     density: Density,
     rows: np.ndarray,
@@ -557,7 +557,7 @@ def swap_offers(
     return n_accepted, lowest
 
 
-@_FOR_ONE_DENSITY
+@_per_density
 def births_and_deaths(
     density: Density,
     rows: np.ndarray,
