@@ -202,7 +202,7 @@ def test_a_full_disk_after_the_charge_loses_nothing(tmp_path, monkeypatch, kind)
     ledger = dp.Ledger.create(tmp_path / "ledger")
     y = np.arange(200) % 2
     with monkeypatch.context() as patch:
-        patch.setattr(dp.Ledger, kind, fail)
+        patch.setattr(Account, kind, fail)
         with pytest.warns(UserWarning, match="was charged, but .* the disk is full"):
             found = dp.release_statistic(
                 {"y": y}, lambda y: y, (0, 1), "laplace", ledger, epsilon=20.0, progressbar=False
