@@ -273,16 +273,11 @@ def known_limits(model: Model, public: Iterable[str] = ()) -> dict[Variable, Int
 
 def stated(model: Model) -> dict[str, list[Any]]:
     """The declared bounds for a ledger: [lower, upper] by name, None for a side without bound."""
+    declared = declared_bounds(model).items()
     return {
-        name: [_finite(lower.tolist()), _finite(upper.tolist())]
-        for name, (lower, upper) in declared_bounds(model).items()
+        name: [np.where(np.isfinite(x), x, np.array(None)).tolist() for x in pair]
+        for name, pair in declared
     }
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_finite(entry) for entry in value]
-    return value if np.isfinite(value) else None
 
 
 #: Lower and upper ends, of one shape.  The same array twice where the value is known.

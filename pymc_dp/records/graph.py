@@ -191,8 +191,6 @@ def full_eta(cut: Cut, n_rows: int) -> Variable:
 
 def each_alone(graph: RowGraph) -> list[RowGraph]:
     """A graph for each observed variable, of the same leaves and of the cuts that it needs."""
-    if len(graph.names) == 1:
-        return [graph]
     found = []
     for k, term in enumerate(graph.terms):
         behind = set(ancestors([term]))
