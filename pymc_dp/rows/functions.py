@@ -27,8 +27,8 @@ from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
 from pymc_dp.rows.coordinates import Coordinates
+from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
-from pymc_dp.rows.simplify import simplified
 
 #: Operations from which on a function of the parameters is interpreted.
 _LARGE_GRAPH = 60
@@ -63,9 +63,9 @@ def compile_function(
     """
     kwargs = {"mode": "NUMBA", "on_unused_input": "ignore", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
-    kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING)
-    if not interpreted:
-        kwargs["mode"] = kwargs["mode"].register((_Fusion(), 48.6))  # shortly before PyTensor's own
+    # shortly before PyTensor's own fusion
+    rewrites = [JOIN_PRODUCTS] if interpreted else [JOIN_PRODUCTS, (_Fusion(), 48.6)]
+    kwargs["mode"] = exact(kwargs["mode"]).excluding(*_GATHERING).register(*rewrites)
     single = isinstance(outputs, Variable)
     found = without_errors([outputs] if single else outputs, interpreted=interpreted)
     function = pytensor.function(inputs, found[0] if single else found, **kwargs)
@@ -125,7 +125,7 @@ def prepared_loglik(graph: RowGraph) -> Variable:
     """The log-likelihood of a block of rows, stable and simplified, to be differentiated."""
     [loglik] = clone_replace([graph.loglik])  # others need the graph as it was
     loglik = rewrite_graph(loglik, include=("canonicalize", "stabilize"), clone=False)
-    return simplified(loglik)
+    return constant_solves(simplified(loglik))
 
 
 class _Evaluated:

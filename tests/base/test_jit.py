@@ -19,14 +19,16 @@ from benchmarks.size import MODULES, imports_of
 from pymc_dp.base import jit as _jit
 from pymc_dp.rows import loops
 
-#: Callers in one file whose callees are in others.
+#: A caller in one file whose callees are in others, and a function of PyTensor that calls ours.
 CALLERS = """
 import json
 import numpy as np
+import pytensor.tensor as pt
 from pymc_dp.privacy.answer import clip_linear
-from pymc_dp.rows import loops
+from pymc_dp.rows.functions import compile_function
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.linear import Moves
+from pymc_dp.rows.simplify import _RowsTimes
 
 one, nobody = np.ones(1), np.empty((0, 1))
 moves = Moves(np.array([0]), np.ones((1, 1)), nobody.astype(int), nobody, one)
@@ -34,10 +36,10 @@ rows = LinearRows(0, 100.0 * one, one, 0.0 * one, np.empty(0), moves)
 clipped, part = np.zeros(1, dtype=np.int64), np.array([0, 1])
 clip_linear(rows, np.zeros(1), part, 1.0, 10.0, clipped, np.empty((3, 1)))
 
-product = np.zeros((1, 1))
-loops.linear_predictor(np.array([[3.0]]), 0, np.array([[2.0]]), product)
-found = {"clipped": int(clipped[0]), "product": float(product[0, 0])}
-compiled = [*clip_linear.stats.cache_misses, *loops.linear_predictor.stats.cache_misses]
+x = pt.matrix()
+product = compile_function([x], _RowsTimes()(x, np.array([[2.0]])))
+found = {"clipped": int(clipped[0]), "product": float(product(np.array([[3.0]]))[0, 0])}
+compiled = [*clip_linear.stats.cache_misses, *product.vm.jit_fn.stats.cache_misses]
 print(json.dumps(found | {"compiled": len(compiled)}))
 """
 #: What the callees do, and what they do when they were edited.
