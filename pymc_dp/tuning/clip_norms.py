@@ -97,8 +97,6 @@ class Clipping:
     def counted(self) -> str:
         """A noisy count of the scores that were clipped, for a statement."""
         fraction, sd = self.above
-        if sd == 0.0:
-            return "A bound was used that no score can pass at the first origin."
         count = f"By a noisy count, {100 * fraction:.2g} % (sd {100 * sd:.2g}) of the scores were "
         if self.inner is not None:
             return f"{count}clipped."

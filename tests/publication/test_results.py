@@ -454,7 +454,7 @@ def test_a_call_that_failed_before_its_chains_says_that_it_resumes():
 def test_another_call_is_told_of_what_was_paid_for():
     model, _ = normal()
     dp.DPHMC(draws=DRAWS, chains=2, model=model, progressbar=False)
-    with pytest.warns(UserWarning, match=r"of DPHMC \(40 draws, 2 chains\) is not used"):
+    with pytest.warns(UserWarning, match=r"of DPHMC \(40 draws, 2 chains\) was paid for"):
         dp.laplace(10, share=0.3, model=model, progressbar=False)
 
 
