@@ -101,7 +101,7 @@ class Account:
                     f"the ledger {ledger.path} has an overall cap of {whole} at delta "
                     f"{ledger.delta:g}, of which {rest} is not reserved; the budget asks for "
                     f"{wanted}. Use a smaller epsilon, or close a budget that has not spent its "
-                    "share (its unspent part is released)"
+                    "share, with budget.account.close()"
                 )
             number = transaction.count("account") + 1
             payload = {
