@@ -110,7 +110,10 @@ def test_all_cached_code_lies_under_the_digest() -> None:
     }
     assert len(functions) > 50
     for function in functions.values():
-        assert _jit.DIGEST in str(function.stats.cache_path), function
+        path = function.stats.cache_path
+        # what is compiled for the density of one model is not kept
+        kept = path is not None or function.__module__ != "pymc_dp.published.proposals"
+        assert not kept or _jit.DIGEST in str(path), function
 
 
 def test_code_of_older_sources_is_discarded_after_a_day(
