@@ -358,7 +358,7 @@ def test_only_chains_that_are_charged_miss_what_was_paid_since(monkeypatch):
 @pytest.mark.parametrize("share", [0.5, 1.0])
 def test_a_release_that_was_not_kept_is_not_paid_again(share, monkeypatch):
     model, budget = build("logistic")
-    keep = type(budget.ledger).keep
+    keep = type(budget.account).keep
 
     def locked(self: Any, *args: Any) -> None:
         if args[-1] == 2:
@@ -366,7 +366,7 @@ def test_a_release_that_was_not_kept_is_not_paid_again(share, monkeypatch):
         keep(self, *args)
 
     with monkeypatch.context() as patch, pytest.raises(LedgerError):
-        patch.setattr(type(budget.ledger), "keep", locked)
+        patch.setattr(type(budget.account), "keep", locked)
         laplace(model, share=share)
     before = charged(budget)
     assert len(before) == 3
