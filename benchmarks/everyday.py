@@ -29,7 +29,7 @@ from benchmarks.models import EVERYDAY, Arrays, Data, Problem, everyday
 from benchmarks.reference import reference
 from benchmarks.runs import METHODS, private_run, quiet
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.contributions import ConsistentScore, blocks
+from pymc_dp.rows.contributions import ConsistentScore
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.model_parts import ModelParts
@@ -104,7 +104,7 @@ def passes(problem: Problem, repeats: int = 5) -> float:
             pass
 
     def consistent() -> None:
-        for _ in blocks(engine, ConsistentScore(engine.coordinates, clip_norm=clip_norm)):
+        for _ in ConsistentScore(engine.coordinates, clip_norm=clip_norm).blocks(engine):
             pass
 
     return shortest(consistent) / shortest(ordinary)
