@@ -1,8 +1,7 @@
 """The fast engine of records that see the parameters through one linear predictor.
 
-Such a record sees them through one number v_i alone, affine in z with direction u_i = d v_i / d z,
-and has the score vector l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no
-vector.
+Such a record sees one number v_i, affine in z with direction u_i = d v_i / d z, and has the score
+vector l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no vector.
 """
 
 from __future__ import annotations
@@ -23,16 +22,11 @@ from pymc_dp.rows.linear import LinearRows, Moves, predict
 from pymc_dp.rows.predictor import FAMILIES, Predictor
 from pymc_dp.rows.sparse import LARGEST, Layout, SparseBlock
 
-#: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
-_BLOCK, _CACHED = 8192, 2**16
-#: How many times as many numbers as the data of a row its vector may hold.
-_WIDER = 2
-#: Numbers that are read in the time that a log-likelihood takes.
-_LOG_LIKELIHOOD = 10
-#: Points whose products with all rows are kept: two midpoints, and the ends of a step.
-_KEPT = 4
-#: Distance of a point from the middle of two others, and how much larger those may be: both
-#: relative to it.
+_BLOCK, _CACHED = 8192, 2**16  # rows, and numbers of a block of vectors: half a second-level cache
+_WIDER = 2  # how many times as many numbers as the data of a row its vector may hold
+_LOG_LIKELIHOOD = 10  # numbers that are read in the time that a log-likelihood takes
+_KEPT = 4  # points whose products with all rows are kept: two midpoints, and the ends of a step
+#: Distance of a point from the middle of two others, and how much larger these may be, relative.
 _ROUNDING, _APART = 1e-13, 1e3
 
 
@@ -57,10 +51,9 @@ class _Private:
 
 
 class PredictorEngine(RowEngine):
-    """Per-unit log-likelihoods and score vectors of rows with one linear predictor.
+    """Log-likelihoods and score vectors of rows with a `predictor` (:mod:`pymc_dp.rows.predictor`).
 
-    `predictor` is from :func:`pymc_dp.rows.predictor.recognise`.  Log-likelihoods are given up to a
-    constant of the record, of which only differences remain.  A record outside the support of the
+    Log-likelihoods are up to a constant of the record.  A record outside the support of the
     likelihood contributes nothing, nor does one whose direction or slope overflows.
     """
 
@@ -111,11 +104,7 @@ class PredictorEngine(RowEngine):
         return tilted
 
     def pays(self, n: int) -> bool:
-        """Whether to keep the vectors u_i of `n` rows is worth their memory and time.
-
-        It is, unless they hold many more numbers than the data do (a scaling that mixes the effects
-        of groups) or more than 1 GB.  It depends on public things alone.
-        """
+        """Whether to keep the vectors u_i of `n` rows; it depends on public things alone."""
         group = self.groups[0]
         phis, maps = self._shared(group)
         cuts = group.functions.ordered
@@ -170,10 +159,7 @@ class PredictorEngine(RowEngine):
         return self._reference
 
     def _along(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) u_i . z, kept for the last few points.
-
-        A step of a path ends half-way between two midpoints, so that it needs no product.
-        """
+        """(n_units,) u_i . z, kept for the last points: a path step ends between two midpoints."""
         if not np.logical_or.reduce(z):
             return np.zeros(self.n_units)
         key = z.tobytes()
@@ -273,7 +259,7 @@ def moves_of(
 ) -> Moves:
     """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z.
 
-    In float32 if all designs are and `single` says that other features are no wider.
+    In float32 if all designs are and other features are no wider (`single`).
     """
     columns = group.columns()
     cuts = [

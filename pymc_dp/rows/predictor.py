@@ -1,20 +1,18 @@
 """Records that see the parameters through one scalar linear predictor, with a concave term.
 
 :func:`recognise` finds in a row graph the scalar v_i, affine in theta, through which alone the
-parameters reach row i (:func:`linear_predictor`), and the family of its log-likelihood as a
-function of v:
+parameters reach row i (:func:`linear_predictor`), and the family of its log-likelihood l(v):
 
 ``logit``   l' = a - b / (1 + exp(-v))   Bernoulli and binomial with a logit link
 ``log``     l' = a - b exp(v)            Poisson, exponential, gamma with a log link
 ``normal``  l' = a - b v                 normal with a known scale
 ``probit``  l = log Phi(a v), b = 1      Bernoulli with a probit link
 
-with numbers a and b of the row, b >= 0: l is concave.  What is not recognised keeps the ordinary
-clipping, whatever the reason; nothing private is looked at.
+with numbers a and b >= 0 of the row: l is concave.  What is not recognised keeps the ordinary
+clipping.  Nothing private is looked at.
 
-Kinks and jumps are looked for in the graph, as derivatives at a point do not show them: the
-logarithm of a Laplace density has the second derivative 0 wherever it has one, and sgn(theta) has
-the first derivative 0; neither is linear.
+Kinks and jumps are looked for in the graph, as derivatives at a point do not show them: those of a
+Laplace log-density and of sgn(theta) are constant wherever they exist.
 """
 
 from __future__ import annotations
@@ -76,11 +74,10 @@ def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> li
 
 
 def linear_predictor(graph: RowGraph) -> Variable | None:
-    """The variable, affine in the cuts, behind which all of them stand.
+    """The variable of shape (rows,), affine in the cuts, through which alone they act; float64.
 
-    It has shape (rows,) and double precision, and is as near to the log-likelihood as there is one.
-    None if the cuts reach the log-likelihood in another way as well, or through operations that are
-    not elementwise.
+    The one nearest to the log-likelihood.  None if the cuts also act in another way, or through
+    operations that are not elementwise.
     """
     etas = {cut.eta for cut in graph.cuts}
     moves: dict[Variable, bool] = {}
@@ -153,10 +150,9 @@ _BENDS = (
 def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
     """Whether an operation on the way from `v` to `value` bends, or chooses by a range of `v`.
 
-    `equalities` allows choices by ``==``: they are about single points, which have no say in a
-    function that is continuous elsewhere.  Checks that parameters lie in their range (a rate is not
-    negative, a probability not above 1) are no choices: what is impossible beyond 0 or 1 is seen at
-    a few points.
+    `equalities` allows choices by ``==``: single points, which do not matter to a function
+    continuous elsewhere.  Checks of parameters (a rate not negative, a probability not above 1) are
+    no choices: what is impossible beyond 0 or 1 is seen at a few points.
     """
     #: What a range of v decides, and whether the range ends at 0 or 1.
     decided: dict[Variable, bool] = {}
@@ -204,20 +200,18 @@ def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
 FAMILIES = ("logit", "log", "normal", "probit")
 #: K'(0) and K'(1) of l' = a - b K'(v); probit has another form.
 _KERNELS = {"logit": (0.5, float(expit(1.0))), "log": (1.0, math.e), "normal": (0.0, 1.0)}
-#: Rows and relative tolerance of the numerical check: a few hundred roundings of double precision.
-_ROWS, _TOLERANCE = 512, 1e-9
+_ROWS, _TOLERANCE = 512, 1e-9  # rows of the numerical check; a few hundred roundings of float64
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """The linear predictor of a row graph, and the family of its rows.
 
-    The family holds for the variable of the graph times `sign`.  From zeros for the cuts, with rows
-    of shapes `tails`, and the data, `affine` gives the offset (rows,) of v, and its derivative
-    (rows, k) by each cut.  From values of the graph's variable and the data, `slope` gives the
-    (rows,) dl/dv.  `leaves` are the data that both need, in the order of the graph's leaves.
-    `single` tells whether single precision holds every number of the data that multiplies a group
-    effect or a common coefficient.
+    The family is that of v: the variable of the graph times `sign`.  `affine` maps zeros for the
+    cuts, with rows of shapes `tails`, and data to the variable's offset (rows,), and its derivative
+    (rows, k) by each cut; `slope` maps variable and data to (rows,) dl/dv.  Both read the graph's
+    `leaves`.  `single`: float32 holds every number of the data that multiplies a group effect or a
+    coefficient.
     """
 
     family: str
@@ -278,11 +272,7 @@ def predictor_of(
     linear: bool,
     compile_kwargs: dict[str, Any] | None = None,
 ) -> Recognised:
-    """The linear predictor of a row graph, if there is one.
-
-    It will get the values of `cuts` in this order.  `linear` tells whether all shared values are
-    affine in the parameters.
-    """
+    """The linear predictor of a row graph; `linear`: all shared values are affine in theta."""
     if not linear:
         return None, (
             f"Some parameters do not reach {graph.quoted} linearly (a scale, or a product of "
@@ -347,8 +337,8 @@ def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:
 def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float] | None:
     """The family and sign that hold for every value of what the data put into the terms in v.
 
-    The data enter through values that do not depend on v.  Each is drawn on its own, conditions
-    included, so that a branch taken by some records only is seen as well.
+    The data enter through values without v.  Each is drawn on its own, conditions included, so that
+    a branch taken by some records only is seen as well.
     """
     leaves = {leaf.block for leaf in graph.leaves}
     doors: list[Variable] = []

@@ -1,13 +1,12 @@
 """Log-likelihoods of rows that PyTensor evaluates slowly, written otherwise.
 
-PyMC checks that the probability of a Bernoulli variable lies in [0, 1] and the mean of a Poisson
-one is not negative, also where these are a logistic or an exponential function.  It evaluates both
-outcomes of a Bernoulli variable for every record, and computes the log-factorial of a count again
-at every place.  What follows from the data alone is *hoisted* here: computed once.
+PyMC checks that a Bernoulli probability lies in [0, 1] and a Poisson mean is not negative, also of
+logistic and exponential functions, evaluates both outcomes of a Bernoulli variable, and computes
+log-factorials again at every place.  What follows from data alone is *hoisted*: computed once.
 
-A multivariate normal log-density solves a triangular system for every row.  The library routine is
-called row by row (a joint call may round a row differently according to its place), which takes
-longer than the arithmetic.  Where the matrix is constant, its inverse is computed once instead.
+A multivariate normal solves a triangular system per row, by library calls that take longer than the
+arithmetic (a joint call may round a row differently according to its place).  The inverse of a
+constant matrix is computed once instead.
 """
 
 from __future__ import annotations
@@ -83,10 +82,7 @@ _SIMPLIFY = in2out(
 
 
 def simplified(value: Variable) -> Variable:
-    """`value` with bounds that always hold left out, and one softplus function for two.
-
-    It is the canonical log-likelihood of a block of rows, not yet differentiated; its values stay.
-    """
+    """The canonical log-likelihood without bounds that always hold, and with one softplus for two."""
     fgraph = FunctionGraph(outputs=[value], clone=False)
     _SIMPLIFY.rewrite(fgraph)
     return fgraph.outputs[0]
@@ -95,10 +91,9 @@ def simplified(value: Variable) -> Variable:
 def hoisted(
     values: Sequence[Variable], data: Sequence[Variable]
 ) -> tuple[list[Variable], list[Variable], list[Variable]]:
-    """`values` with slow functions of the data alone replaced by inputs.
+    """Log-likelihoods or scores of rows, with slow functions of the `data` alone as inputs.
 
-    `values` are log-likelihoods of a block of rows, or scores; `data` have rows first.  Returns the
-    new values, the inputs that they read, rows first, and these as functions of the data, row by
+    Returns the new values, the inputs that they read, and these as functions of the data, row by
     row.
     """
     rows, slow = {v for v in data if v.type.ndim > 0}, set()
@@ -136,10 +131,8 @@ def _is_by_row(node: Apply, rows: set[Variable]) -> bool:
 # -- solves of constant triangular systems ---------------------------------------------------------
 
 
-#: Numbers of a tile of rows: half of a first-level cache.
-_CACHED = 2560
-#: Of the compiled routine: PyTensor's cache on disk does not look at its text.
-_VERSION = int(DIGEST, 16)
+_CACHED = 2560  # numbers of a tile of rows: half of a first-level cache
+_VERSION = int(DIGEST, 16)  # of the routine: PyTensor's cache on disk does not look at its text
 
 
 class _RowsTimes(Op):
@@ -201,10 +194,7 @@ def _numba_rows_times(op: _RowsTimes, node: Apply, **kwargs: Any) -> Any:
 
 
 def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """-(x A) -> x (-A) and (x A) B -> x (A B), where nothing else needs x A.
-
-    The gradient of a quadratic form is of this kind.
-    """
+    """-(x A) -> x (-A), (x A) B -> x (A B), as in gradients of quadratic forms, if x A has no other use."""
     inner = node.inputs[0]
     if inner.owner is None or not isinstance(inner.owner.op, _RowsTimes):
         return None
@@ -226,10 +216,9 @@ JOIN_PRODUCTS = (
 
 
 def constant_solves(value: Variable) -> Variable:
-    """`value` with its solves of constant triangular systems replaced.
+    """A log-likelihood of rows with its solves of constant triangular systems replaced.
 
-    It is the log-likelihood of a block of rows, before it is differentiated.  The result is equal
-    up to rounding.  Each row is computed by the same operations, in the same order.
+    Equal up to rounding; each row is computed by the same operations, in the same order.
     """
     nodes = {v.owner for v in ancestors([value]) if v.owner is not None}
     replaced = {}
