@@ -15,8 +15,7 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.records.ancestry import array_of, data_behind, is_data
 
 _ATTRIBUTE = "pymc_dp_bounds"
-#: Values of an observed variable that are possible.
-_SUPPORT = {
+_SUPPORT = {  # values of an observed variable that are possible
     "bernoulli": (0.0, 1.0),
     "binomial": (0.0, np.inf),
     "poisson": (0.0, np.inf),
@@ -243,11 +242,7 @@ def check_public(model: Model, public: Iterable[str]) -> None:
 
 
 def known_limits(model: Model, public: Iterable[str] = ()) -> dict[Variable, Interval]:
-    """All that is publicly known of the range of the data, by the variable that holds them.
-
-    Declared bounds, the support of Bernoulli, binomial and Poisson variables, and the smallest and
-    largest values of public data.
-    """
+    """Publicly known ranges of data: declared bounds, supports of counts, ends of public data."""
     limits = source_limits(model)
     public = set(public)
     for rv in model.observed_RVs:

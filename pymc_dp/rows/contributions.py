@@ -1,9 +1,9 @@
 """What one unit adds to a release: its score, a change of it, its curvature, its statistic.
 
-A *contribution* is public: it says which quantity is meant, at which points.  Its `blocks` give the
-private values; only :mod:`pymc_dp.privacy` asks for them, after the ledger has been charged.  A
-value is a function of its own unit's rows, computed by the same operations wherever these rows
-stand, so that sums of rounded values have an exact sensitivity.
+A *contribution* is public: which quantity is meant, at which points.  Its `blocks` are private
+values: only :mod:`pymc_dp.privacy` asks for them, after the ledger has been charged.  A value is a
+function of its unit's rows, by the same operations wherever these stand, so that sums of rounded
+values have an exact sensitivity.
 """
 
 from __future__ import annotations
@@ -35,8 +35,7 @@ Blocks = Iterator[tuple[slice, np.ndarray]]
 class Contribution(ABC):
     """Numbers of each unit, a function of its rows."""
 
-    #: Whether the law of the outcome must be known.
-    over_outcomes = False
+    over_outcomes = False  # whether the law of the outcome must be known
     nonnegative = False
 
     @property
@@ -131,8 +130,8 @@ class LongestEntry(_Number):
 class LongestScore(_Number):
     """The norm that the score of a unit would have at z = 0 with the outcome that fits worst.
 
-    For engines of one linear predictor.  Every unit has one, so noise does not hide it; scores of a
-    rare outcome may be many times as long, and too few to be seen.
+    Noise does not hide it, as every unit has one; long scores of rare outcomes are too few to be
+    seen.
     """
 
     def _values(self, engine: RowEngine) -> Blocks:
@@ -224,8 +223,8 @@ class Curvature(_Vector):
 class OuterProduct(Curvature):
     """The outer product g_i g_i' of the score at z = 0, packed like a curvature.
 
-    If the model is true its mean is that of the curvature, also where log-likelihoods are piecewise
-    linear and have none (Laplace, quantile regression).
+    Its mean is that of the curvature if the model is true, also for piecewise linear terms
+    (Laplace).
     """
 
     def _values(self, engine: RowEngine) -> Blocks:
@@ -373,8 +372,7 @@ def score_norms(records: Records) -> Norms | None:
 def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
     """(k,) norms of scores of one record in whitened coordinates, and their probabilities.
 
-    `theta` is a public point; of `engine` only functions, types and shapes are used.  None where
-    the law of the outcomes is not known, or the point is no guide.
+    Uses functions, types and shapes of `engine` at a public `theta`; None if that is no guide.
     """
     d = engine.d
     if d > _MOST_PARAMETERS or law_unknown(engine) or engine.index_blocks(theta):

@@ -26,8 +26,7 @@ from pymc_dp.rows.structure import effects, index_blocks, touched
 
 _CACHED = 2**16  # numbers of a block of vectors: half of a second-level cache
 
-# held while a thread makes what all keep
-_MAKING = threading.Lock()
+_MAKING = threading.Lock()  # held while a thread makes what all keep
 
 
 Blocks = Iterator[tuple[slice, np.ndarray]]
@@ -113,13 +112,10 @@ class RowEngine:
         """The same records, measured against their linearisation at z = 0.
 
         The log-likelihood of a unit is then l_i(z) - g_i(0) . z, and its score vector g_i(z) -
-        g_i(0): the anchored sampler pays once for the sum of the g_i(0), and afterwards for changes
-        only.  Where d phi / d z is constant, scores are subtracted row by row, at no further cost.
-        Elsewhere a row has the scores s and -s0 at twice as many shared values: those at z and
-        those at 0.
-
-        The reference is private: it is made at the first use in a process, after the ledger has
-        been charged, and is not pickled.
+        g_i(0).  Where d phi / d z is constant, scores are subtracted row by row.  Elsewhere a row
+        has the scores s and -s0 at twice as many shared values: those at z and those at 0.  The
+        reference is private: made at the first use in a process, after the ledger has been charged,
+        and not pickled.
         """
         if self.is_tilted:
             return self
@@ -331,17 +327,14 @@ class RowEngine:
     def _design(
         self, g: int, k: int, matrix: np.ndarray, layout: Layout, width: int, where: slice
     ) -> tuple[ScaledDesign, int] | None:
-        """The design of a cut in z, and its row where a block begins; None if it never pays.
-
-        Kept where the map is constant and there is room, or else made for the block: the same bits.
-        """
+        """A cut's design in z and its row where the block begins; None if it never pays."""
         if not ScaledDesign.pays(matrix, width):
             return None
         group = self.groups[g]
         design = group.columns().designs[group.functions.ordered[k]]
         constant = group.functions.constant_jacobians[k] is not None
         fits = width * matrix.any(axis=0).sum() * group.n_rows <= sparse.LARGEST
-        if not (self._keeps and constant and fits):
+        if not (self._keeps and constant and fits):  # made for the block: the same bits
             return ScaledDesign.of(design, matrix, width, where), 0
         columns = layout.common.tobytes()  # those that rows touch, which may change with z
         with _MAKING:

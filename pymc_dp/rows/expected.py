@@ -3,9 +3,8 @@
 The scores of such outcomes have mean 0 (the score identity), so what clipping takes from them on
 average is known, the *expected excess* c_i = E[g(y*, x_i) - clip(g(y*, x_i))].  Added to the
 clipped score it removes the bias of clipping, whatever the bound, where the model is true and z = 0
-is near the truth.  It is a function of one unit: of its data, the parameters, and constants.
-
-What a row could observe has the scores sum_a u_a s_a, with directions u_a that do not depend on the
+is near the truth.  It is a function of one unit: of its data, the parameters, and constants.  What
+a row could observe has the scores sum_a u_a s_a, with directions u_a that do not depend on the
 outcome (:mod:`pymc_dp.rows.groups`).  Rows of a unit are independent (:mod:`pymc_dp.rows.joint`).
 """
 

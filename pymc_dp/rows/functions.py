@@ -1,8 +1,7 @@
 """Compiled functions of a row graph: log-likelihoods, scores at the cuts, shared values.
 
-Data are inputs of every function, never constants, so that no compile cache can hold them.
-Functions that see rows are compiled without ``fastmath``: a row must give the same bits wherever it
-stands in a block, or the sensitivity of an integer sum would not be exact.
+Data are inputs, never constants, so that no compile cache can hold them.  No ``fastmath`` where
+rows are seen: a row must give the same bits everywhere, or integer sums lose exact sensitivities.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
 
 _LARGE_GRAPH = 60  # operations from which on a function of the parameters is interpreted
-#: Rewrites that gather the rows of a block into one matrix for a library routine, whose blocking
-#: may round a row differently according to its place.
+#: They gather rows into a matrix for a library routine, which may round a row by its place.
 _GATHERING = (
     "batched_vector_b_solve_to_matrix_b_solve",
     "local_batched_matmul_to_core_matmul",
@@ -71,9 +69,7 @@ def compile_parameter_function(
 ) -> Callable[..., Any]:
     """Compile a function of the parameters alone, called a few times per iteration.
 
-    Large graphs (an LKJ prior, say) are interpreted: half a millisecond a call, against minutes of
-    compilation by numba.  All are silent where a value is not finite: searches and chains turn
-    back.
+    Large graphs (an LKJ prior) are interpreted: compiling takes minutes.  Silent if not finite.
     """
     if not (compile_kwargs and "mode" in compile_kwargs):
         mode = Mode(linker="py", optimizer="fast_run")

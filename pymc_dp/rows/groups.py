@@ -87,11 +87,7 @@ def rows_of(array: np.ndarray, rows: Rows) -> np.ndarray:
 
 @dataclass(eq=False)
 class RowGroup:
-    """Observed variables that share rows.
-
-    `store` has row data in the order of ``functions.graph.leaves``; `units`, (n_rows,), is None
-    when each row is its own unit.
-    """
+    """Observed variables that share rows; `units`, (n_rows,), is None if each row is a unit."""
 
     functions: RowFunctions
     store: RecordStore
@@ -238,10 +234,9 @@ class RowGroup:
     ) -> np.ndarray:
         """(K, K, rows) second derivatives of log-likelihoods by what a block of rows sees.
 
-        Symmetrised forward differences: each number moves by `step` times its |u_a|; 0 if it does
-        not move.  A number that several rows share moves by the same, public length.  `phis` are
-        shared values and `maps` d phi / d z, per cut; `norms`, (K, rows), are |u_a|, read for
-        linear predictors only.
+        Symmetrised forward differences: a number moves by `step` |u_a|, by one public length where
+        rows share it; 0 if it does not move.  `phis` are shared values, `maps` d phi / d z, per
+        cut; `norms`, (K, rows), are |u_a|, read for linear predictors only.
         """
         functions = self.functions
         etas, labels, blocks = self.inputs(phis, where)

@@ -1,16 +1,15 @@
 """Scores of units over the outcomes of all their terms at once.
 
-A term is a row of an observed variable; choices of rows of a unit with equal covariates are one
-term, with a binomial outcome.  The score of a unit is the sum of those of its terms, whose outcomes
-are independent given the parameters: their joint law is the product of their laws
-(:mod:`pymc_dp.rows.law`).  Where a unit has few combinations of nodes, all are taken.  Elsewhere
-points of a lattice rule stand for them: each term goes once through all strata of its law, in an
-order of its own.
+A term is a row of an observed variable; choices of a unit with equal covariates are one term, with
+a binomial outcome.  Outcomes of terms are independent given the parameters: their joint law is the
+product of their laws (:mod:`pymc_dp.rows.law`), and the score of a unit the sum of theirs.  If
+combinations of nodes are few, all are taken.  Else points of a lattice rule stand for them: each
+term goes once through all strata of its law, in an order of its own.
 
 The lattice of each term is shifted by a hash of the unit's own rows, in their order, so that errors
-of units whose data differ do not add up.  Shared random numbers would let one row change what all
-others add; so would ids of units, which other units may decide.  Units with the same data have the
-same error, which matters where tens of thousands are alike.
+of units whose data differ do not add up.  Shared random numbers would let one row change what
+others add; so would ids, which other units may decide.  Units with the same data share their error,
+which matters where tens of thousands are alike.
 
 Korobov, *Dokl. Akad. Nauk SSSR* 124 (1959): multipliers 1, a, a^2, ... modulo a prime.  Shifts:
 Cranley and Patterson, *SIAM J. Numer. Anal.* 13 (1976).
@@ -131,10 +130,7 @@ class JointPoints:
         )
 
     def clipped(self, clip_norm: float) -> ndarray:
-        """(d, n) scores, clipped to a norm, plus what that takes from them on average.
-
-        The mean of scores, 0 but for errors of quadrature, is a control variate.
-        """
+        """(d, n) clipped scores plus expected excess, with the mean score as control variate."""
         factors = np.empty(self.scores.shape[1])
         loops.clip_factors(self.scores, clip_norm, factors)
         total = self.scores * factors

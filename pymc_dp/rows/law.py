@@ -1,11 +1,10 @@
 """The law of the outcome of each record, by quadrature with the model's own density.
 
-Nodes and weights of a record are a function of its data, the parameters and constants: no random
-numbers, nothing of other records.  A search narrows an interval that holds nearly all of the
-support down to where the density is.  Nodes are spread over it such that tails of any power are
-reached, and shifted by a hash of the record, or errors of records with the same covariates would
-add up.  Places with a probability of their own come first, and the search is for the law of the
-rest.  A law whose weights do not add up to one is not used.
+Nodes and weights are a function of the record, the parameters and constants: no random numbers,
+nothing of other records.  A search narrows an interval that holds nearly all of the support down to
+where the density is.  Nodes are spread over it such that tails of any power are reached, and
+shifted by a hash of the record, or errors of records with the same covariates would add up.  Places
+with a probability of their own come first.  A law whose weights do not add up to one is not used.
 """
 
 from __future__ import annotations
@@ -119,8 +118,7 @@ class _Counts:
     """Nonnegative integers that rows could observe.
 
     `alone`, (k, rows), are 0 and ends of censored counts, whose probabilities are unlike those
-    beside them; -1 where a row has no such end.  The others, if any, go from `least` to `most`,
-    (rows,).
+    beside them; -1 without such an end.  The others, if any, go from `least` to `most`, (rows,).
     """
 
     alone: ndarray
@@ -458,10 +456,7 @@ def _choose(
 
 @compiled(error_model="numpy")
 def _between(first: float, second: float, gap: float, bend: float) -> tuple[float, float]:
-    """Probabilities between two integers, as parts that linear interpolation gives to each.
-
-    The logarithm of the probability is a parabola through those of the two; its bend is small.
-    """
+    """Probabilities between two integers (a log-parabola), divided as by linear interpolation."""
     rate = math.fabs(second - first) / gap
     larger = math.exp(max(first, second) - min(max(bend * gap * (gap + 1.0) / 12.0, -0.5), 0.5))
     if rate * gap < 1e-3:

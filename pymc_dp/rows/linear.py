@@ -201,9 +201,9 @@ def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
 class Moves(NamedTuple):
     """The derivatives u_i of one number of each row by z.
 
-    Entries are `common_values`, (q, n), at the coordinates `common`, (q,), of all rows, and
-    `moving_values` at `moving`, (m, n), a row's own; float32 if all features are.  `lengths`, (n,),
-    are those of the stored entries, rounded up (:func:`pymc_dp.rows.loops.lengths`).
+    Entries `common_values`, (q, n), are at the coordinates `common` of all rows, `moving_values` at
+    each row's own, `moving`, (m, n); float32 if all features are.  `lengths`, (n,), are those of
+    the entries as stored, rounded up.
     """
 
     common: ndarray
@@ -267,9 +267,8 @@ def _times(values: ndarray, factors: ndarray, first: int, out: ndarray) -> None:
 class LinearRows(NamedTuple):
     """What each row is, in the layout of the loops; private.
 
-    `family` indexes :data:`pymc_dp.rows.predictor.FAMILIES`.  Of shape (n,) are `a` and `b`,
-    numbers of the concave term, and `origin`, v at z = 0; `reference`, (n,) or (0,), is subtracted
-    from slopes.
+    `family` indexes :data:`pymc_dp.rows.predictor.FAMILIES`; `a` and `b`, (n,), are its numbers;
+    `origin`, (n,), is v at z = 0; `reference`, (n,) or (0,), is subtracted from slopes.
     """
 
     family: int

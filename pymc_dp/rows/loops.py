@@ -1,8 +1,7 @@
 """Compiled loops over rows.
 
-Arrays are (columns, rows), so that the innermost loop runs over rows and vectorises, while every
-row is computed by the same sequence of operations wherever it stands: no ``fastmath``, no matrix
-library, whose blocking may round a row differently at the edge of a block.
+Arrays are (columns, rows): the innermost loop runs over rows and vectorises.  Each row has the same
+operations wherever it stands: no ``fastmath``, no matrix library, which may round by place.
 """
 
 from __future__ import annotations
@@ -37,10 +36,7 @@ def nonzero(weights: ndarray, used: ndarray) -> int:
 def combine(
     vectors: ndarray, first: int, weights: ndarray, used: ndarray, count: int, out: ndarray
 ) -> None:
-    """out[i] = sum_j vectors[j, first + i] * weights[j] over the first `count` places `used`.
-
-    Four at a time, for fewer loads and stores of `out`; in the same order for all i.
-    """
+    """out[i] = sum_j vectors[j, first + i] * weights[j], j in ``used[:count]``, in one order."""
     n = out.shape[0]
     for i in range(n):
         out[i] = 0.0
@@ -86,9 +82,9 @@ def clean(scores: ndarray) -> None:
 def lengths(common: ndarray, moving: ndarray, out: ndarray) -> None:
     """out[i] = a number that is at least the l2 norm of column i of both arrays together.
 
-    With d entries it exceeds the norm by at most (d + 9) 2^-52 of it, plus d 2^-536: the sum of
-    squares has a relative error of at most d 2^-53, and at most d 2^-1075 underflows.  Infinite or
-    not a number where the column, or a square, is.
+    With d entries it is above by at most (d + 9) 2^-52 of the norm, plus d 2^-536: sums of squares
+    err by d 2^-53 relative, and d 2^-1075 underflows.  Infinite or not a number where the column
+    is.
     """
     n, d = out.shape[0], common.shape[0] + moving.shape[0]
     for i in range(n):
@@ -339,11 +335,7 @@ def compressed_rows(matrix: np.ndarray) -> Compressed:
 
 
 def row_blocks(n_rows: int, size: int, first: int = 0) -> list[slice]:
-    """Slices of about `size` rows each, in order, from the row `first` on.
-
-    None is of one row among several: interpreted functions may round a row differently if it is
-    alone.
-    """
+    """Slices of about `size` rows from `first` on; a row alone may be rounded otherwise."""
     starts = list(range(0, n_rows, size))
     if len(starts) > 1 and n_rows - starts[-1] == 1:
         starts.pop()

@@ -1,16 +1,14 @@
 """Shared values that meet only in the rows become one shared value.
 
-``mu + tau * z[g]`` is the same likelihood as ``(mu + tau * z)[g]``, and ``x * a * b`` as ``x * (a *
-b)``.  :mod:`pymc_dp.records.lifter` cuts the first forms at each parameter.  Here they are turned
-into the second: sums, differences, products and quotients of cuts alone leave the rows.
+``mu + tau * z[g]`` is the same likelihood as ``(mu + tau * z)[g]``, and ``x * a * b`` as
+``x * (a * b)``.  :mod:`pymc_dp.records.lifter` cuts the first forms at each parameter.  Here they
+become the second: sums, differences, products and quotients of cuts alone leave the rows.
 
-A value computed from cuts alone enters the rows through one door: "copy" if all cuts are copies;
-"index" if the others are indexed by one and the same column; "dot" if it is linear in products with
-one and the same design, because ``a * (x_i @ beta) = x_i @ (a * beta)``.  Operations and cuts both
-act row by row, so the value is the cut of the same expression of the shared values, copies having a
-leading axis of size one.  Terms and factors are grouped for this.
-
-Columns are the same if the graph says so: the same ``pm.Data`` or NumPy array, not equal entries.
+A value of cuts alone enters the rows through one door: "copy" if all cuts are copies; "index" if
+the others have one and the same column; "dot" if it is linear in products with one design, because
+``a * (x_i @ beta) = x_i @ (a * beta)``.  Operations and cuts act row by row, so it is the cut of
+the same expression of the shared values, copies with a leading axis of one.  Columns are the same
+if they are one ``pm.Data`` or NumPy array.
 
 Guarantee: only the graph is looked at, never values of row data or their number.
 """

@@ -1,11 +1,10 @@
 """What records see of the parameters: coordinates in which a likelihood may be simpler.
 
-Shared values (:mod:`pymc_dp.records.graph`) may be non-linear in the parameters: group means ``(mu
-+ tau * z)[g]``, coefficients ``tau * z``, a curve ``b + a**2``.  The posterior is then curved,
-although the likelihood of the shared values is near normal in large data.  Here these *effects*
-replace the parameters; how parameters follow from effects is public.  Shared values that meet in
-the rows alone are merged first (:mod:`pymc_dp.rows.merging`), so that it does not matter how a
-model is written.
+Shared values (:mod:`pymc_dp.records.graph`) may be non-linear in the parameters: group means
+``(mu + tau * z)[g]``, coefficients ``tau * z``, a curve ``b + a**2``.  The posterior is then
+curved, though the likelihood of the shared values is near normal in large data.  These *effects*
+replace the parameters here; what follows for parameters is public.  However a model is written,
+shared values that meet in the rows are merged first (:mod:`pymc_dp.rows.merging`).
 """
 
 from __future__ import annotations
@@ -25,17 +24,17 @@ from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.merging import first_equal, merged
 
 _LINEAR = 1e-9  # derivatives that differ by less than this part of the largest are constant
-_SINGULAR = 1e-6  # singular values below this part of the largest make effects redundant
+_SINGULAR = 1e-6  # singular values, in prior widths, below this part of the largest are redundant
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
     """Effects that replace the parameters of a likelihood.
 
-    `effects`, in the model's value variables, are those that records see directly, and then shared
-    values non-linear in several.  `parameters` has their k <= d entries, the first `n_direct` of
-    which are parameters themselves.  `graphs` are the likelihood as a function of effects, by
-    group; `function` maps (d,) unconstrained parameters to (k,) effects.
+    `effects` are the model's value variables that records see directly, then shared values
+    non-linear in several.  `parameters` has their k <= d entries, the first `n_direct` parameters
+    themselves.  `graphs` are the likelihood by group; `function` maps (d,) parameters to (k,)
+    effects.
     """
 
     effects: tuple[Variable, ...]

@@ -257,10 +257,7 @@ def moves_of(
     maps: Sequence[np.ndarray | None],
     single: bool,
 ) -> Moves:
-    """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z.
-
-    In float32 if all designs are and other features are no wider (`single`).
-    """
+    """Of v = sum of weights . (values at cuts); float32 if designs are, and others by `single`."""
     columns = group.columns()
     cuts = [
         (cut, w, matrix)

@@ -9,10 +9,8 @@ parameters reach row i (:func:`linear_predictor`), and the family of its log-lik
 ``probit``  l = log Phi(a v), b = 1      Bernoulli with a probit link
 
 with numbers a and b >= 0 of the row: l is concave.  What is not recognised keeps the ordinary
-clipping.  Nothing private is looked at.
-
-Kinks and jumps are looked for in the graph, as derivatives at a point do not show them: those of a
-Laplace log-density and of sgn(theta) are constant wherever they exist.
+clipping.  Nothing private is looked at.  Kinks and jumps are looked for in the graph, as
+derivatives at a point, constant for a Laplace log-density, do not show them.
 """
 
 from __future__ import annotations
@@ -74,10 +72,9 @@ def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> li
 
 
 def linear_predictor(graph: RowGraph) -> Variable | None:
-    """The variable of shape (rows,), affine in the cuts, through which alone they act; float64.
+    """The (rows,) float64 variable, affine in the cuts, through which alone they act.
 
-    The one nearest to the log-likelihood.  None if the cuts also act in another way, or through
-    operations that are not elementwise.
+    The nearest to the log-likelihood; None if there is none, or operations are not elementwise.
     """
     etas = {cut.eta for cut in graph.cuts}
     moves: dict[Variable, bool] = {}
@@ -208,8 +205,8 @@ class Predictor:
     """The linear predictor of a row graph, and the family of its rows.
 
     The family is that of v: the variable of the graph times `sign`.  `affine` maps zeros for the
-    cuts, with rows of shapes `tails`, and data to the variable's offset (rows,), and its derivative
-    (rows, k) by each cut; `slope` maps variable and data to (rows,) dl/dv.  Both read the graph's
+    cuts, with rows of shapes `tails`, and data to the variable's offset (rows,) and derivatives
+    (rows, k) by cuts; `slope` maps variable and data to (rows,) dl/dv; data are the graph's
     `leaves`.  `single`: float32 holds every number of the data that multiplies a group effect or a
     coefficient.
     """
@@ -337,8 +334,7 @@ def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:
 def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float] | None:
     """The family and sign that hold for every value of what the data put into the terms in v.
 
-    The data enter through values without v.  Each is drawn on its own, conditions included, so that
-    a branch taken by some records only is seen as well.
+    Values through which data enter are drawn apart, conditions too: a rare branch is seen as well.
     """
     leaves = {leaf.block for leaf in graph.leaves}
     doors: list[Variable] = []

@@ -1,12 +1,10 @@
 """Log-likelihoods of rows that PyTensor evaluates slowly, written otherwise.
 
-PyMC checks that a Bernoulli probability lies in [0, 1] and a Poisson mean is not negative, also of
-logistic and exponential functions, evaluates both outcomes of a Bernoulli variable, and computes
-log-factorials again at every place.  What follows from data alone is *hoisted*: computed once.
-
-A multivariate normal solves a triangular system per row, by library calls that take longer than the
-arithmetic (a joint call may round a row differently according to its place).  The inverse of a
-constant matrix is computed once instead.
+PyMC checks that logistic functions lie in [0, 1] and exponentials are not negative, evaluates both
+outcomes of a Bernoulli variable, and computes log-factorials again at every place.  What follows
+from data alone is *hoisted*: computed once.  A multivariate normal solves a triangular system by a
+library call for each row (a joint call may round a row by its place); the inverse of a constant
+matrix is computed once instead.
 """
 
 from __future__ import annotations
@@ -82,7 +80,7 @@ _SIMPLIFY = in2out(
 
 
 def simplified(value: Variable) -> Variable:
-    """The canonical log-likelihood without bounds that always hold, and with one softplus for two."""
+    """The canonical log-likelihood without idle bounds, and with one softplus for two."""
     fgraph = FunctionGraph(outputs=[value], clone=False)
     _SIMPLIFY.rewrite(fgraph)
     return fgraph.outputs[0]
@@ -91,10 +89,9 @@ def simplified(value: Variable) -> Variable:
 def hoisted(
     values: Sequence[Variable], data: Sequence[Variable]
 ) -> tuple[list[Variable], list[Variable], list[Variable]]:
-    """Log-likelihoods or scores of rows, with slow functions of the `data` alone as inputs.
+    """`values` of rows, with slow functions of the `data` alone replaced by inputs.
 
-    Returns the new values, the inputs that they read, and these as functions of the data, row by
-    row.
+    Returns new values, the inputs that they read, and these as functions of the data, row by row.
     """
     rows, slow = {v for v in data if v.type.ndim > 0}, set()
     nodes = FunctionGraph(outputs=list(values), clone=False).toposort()
@@ -194,7 +191,7 @@ def _numba_rows_times(op: _RowsTimes, node: Apply, **kwargs: Any) -> Any:
 
 
 def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """-(x A) -> x (-A), (x A) B -> x (A B), as in gradients of quadratic forms, if x A has no other use."""
+    """-(x A) -> x (-A), (x A) B -> x (A B) if x A has no other use, as in quadratic forms."""
     inner = node.inputs[0]
     if inner.owner is None or not isinstance(inner.owner.op, _RowsTimes):
         return None
@@ -208,7 +205,7 @@ def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     return [_RowsTimes()(rows, product)] if np.isfinite(product).all() else None
 
 
-#: For `Mode.register`, with a place after the simplifications and before elementwise fusion.
+#: For `Mode.register`: after the simplifications, before elementwise fusion.
 JOIN_PRODUCTS = (
     in2out(node_rewriter([_RowsTimes, pt.neg])(_joined_products), name="joined_products"),
     48.0,
@@ -216,10 +213,7 @@ JOIN_PRODUCTS = (
 
 
 def constant_solves(value: Variable) -> Variable:
-    """A log-likelihood of rows with its solves of constant triangular systems replaced.
-
-    Equal up to rounding; each row is computed by the same operations, in the same order.
-    """
+    """Replace solves of constant triangular systems; equal up to rounding, row by row."""
     nodes = {v.owner for v in ancestors([value]) if v.owner is not None}
     replaced = {}
     for node in nodes:

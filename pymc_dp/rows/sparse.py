@@ -54,7 +54,7 @@ class _Labelled(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where entries of the vectors of rows stand: `common` coordinates, (q,), and those of labels."""
+    """Where entries of vectors stand: `common` coordinates, (q,), and those of labels, by cut."""
 
     common: ndarray
     labelled: list[_Labelled | None]
@@ -70,8 +70,8 @@ class Layout(NamedTuple):
     ) -> Layout:
         """For cuts of these kinds, with `widths` numbers per row and maps d phi / d z.
 
-        All coordinates are common where rows touch most of them.  So are those that labels of two
-        cuts touch: no coordinate stands twice in a row.
+        Coordinates that labels of two cuts touch are common: none stands twice in a row.  If rows
+        touch most coordinates, all are common.
         """
         held = np.zeros(d, dtype=bool)
         claimed = np.zeros(d, dtype=bool)
@@ -189,7 +189,7 @@ class ScaledDesign(NamedTuple):
 
     @staticmethod
     def pays(matrix: ndarray, width: int) -> bool:
-        """Whether reading it costs less than products with the (p*k, d) map, whatever the number of rows."""
+        """Whether it beats products with the (p*k, d) map; independent of the number of rows."""
         return bool(np.count_nonzero(matrix) >= _WORTH * width * matrix.any(axis=0).sum())
 
     @classmethod

@@ -18,13 +18,11 @@ def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarray]:
-    """Blocks of parameters of which a row sees one entry at a time.
+    """Blocks of parameters of which a row sees one entry at a time; the others are dense.
 
-    A block has k >= 2 indices.  They reach the rows through "index" cuts alone, each in one label
-    of a cut, and all in the same columns: the intercepts ``alpha[g]``, the ``z`` of ``(mu + tau *
-    z)[g]``, each column of ``slopes[g]``.  Other parameters are dense.
-
-    Public: read from the zeros of d phi / d theta, which depend on the model and a public `theta`.
+    A block's k >= 2 indices reach the rows through "index" cuts alone, each in one label of a cut,
+    all in the same columns: the intercepts ``alpha[g]``, the ``z`` of ``(mu + tau * z)[g]``, each
+    column of ``slopes[g]``.  Public: read from the zeros of d phi / d theta at a public `theta`.
     """
     dense: set[int] = set()
     labels: dict[int, set[tuple[int, int, int]]] = {}
@@ -54,10 +52,10 @@ def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarr
 def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     """Index blocks, and coordinates in which their entries are the effects that rows see.
 
-    T, (d, d), of theta' = T theta is the identity, but for the row of a parameter z_l of a block:
-    the derivative of the effect phi_l by theta, at a public `theta`.  For ``(mu + tau * z)[g]`` the
-    group means replace the ``z``: a row that sees one of them has no score in ``mu`` and ``tau``,
-    and the ridge along which only these move needs no noise.
+    T, (d, d), of theta' = T theta is the identity, but for rows of a block: derivatives of its
+    effects phi by theta, at a public `theta`.  For ``(mu + tau * z)[g]`` group means replace the
+    ``z``: a row that sees one has no score in ``mu`` and ``tau``, and the ridge along these needs
+    no noise.
     """
     blocks = index_blocks(groups, theta)
     change = np.eye(theta.size)
@@ -85,11 +83,9 @@ def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndar
 def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) -> np.ndarray:
     """(d, d) which coordinates of z, theta + scaling z, a row may see together; symmetric.
 
-    Where it is False, the entry of every unit's curvature is 0; on the diagonal, of every score.
-    Rows see one label of an "index" cut, and everything of the others.
-
-    Public, as for :func:`index_blocks`.  Places far away are looked at as well, because one side of
-    max(b, 0) shows nothing.
+    Where False, the entry of every unit's curvature is 0; on the diagonal, that of every score.  A
+    row sees one label of an "index" cut.  Public, as :func:`index_blocks`.  Places far away are
+    looked at too, because one side of max(b, 0) shows nothing.
     """
     d, rng = theta.size, np.random.default_rng(1)
     steps = np.repeat(_WIDE, _LOOKS)[:, None] * rng.standard_normal((_LOOKS * len(_WIDE), d))
@@ -131,10 +127,10 @@ _ZERO = 1e-9
 def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
     """Whether rows push a shared value by a force that does not change with it.
 
-    True for Laplace likelihoods and quantile regression, whose curvature is zero almost everywhere
-    and says nothing about the posterior.  Public: looked at on made-up rows of zeros and ones, at
-    public `places`, (d,) each.  Parameters that push something else do not count: the two terms of
-    a Poisson log-likelihood ``y log(m) - m`` are linear in what they see.
+    As in Laplace likelihoods and quantile regression, whose curvature is zero almost everywhere and
+    says nothing about the posterior.  Public: looked at on made-up rows, at public `places`.
+    Parameters that push something else do not count: Poisson terms ``y log(m) - m`` are linear in
+    what they see.
     """
     rng = np.random.default_rng(0)
     for group in groups:
