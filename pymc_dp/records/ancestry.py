@@ -158,8 +158,8 @@ def _is_long(source: Variable, length: int) -> bool:
 def hides_code(variables: Iterable[Variable]) -> str | None:
     """The name of an operation behind `variables` whose code the graph does not show.
 
-    It may hold data in a Python closure, where no walk over the graph sees them.  So may a
-    ``pm.CustomDist``; a differential equation of PyMC holds the times of its values.
+    Python closures may hold data, as in ``pm.CustomDist``; PyMC's ODE holds the times of its
+    values.
     """
     for variable in ancestors(variables):
         if variable.owner is None:
@@ -197,9 +197,6 @@ def number(x: Variable) -> float | None:
         return None
 
 
-# -- sizes as numbers ------------------------------------------------------------------------------
-
-
 def fixed_shapes(
     outputs: Sequence[Variable],
     parameters: Mapping[Variable, tuple[int, ...]],
@@ -208,9 +205,8 @@ def fixed_shapes(
 ) -> list[Variable]:
     """Sizes and public ``pm.Data`` as numbers, so that no compiled function refers to the model.
 
-    Otherwise data would be reached for their shape, and ``pm.set_data`` would change compiled
-    functions.  `parameters` are value variables of free random variables, with shapes.  `rows` are
-    inputs with an axis of rows, whose sizes are known only when the function runs.
+    Otherwise data would be reached for their shape, and ``pm.set_data`` change compiled functions.
+    `parameters` are value variables with shapes; sizes of `rows` are known when a function runs.
     """
     now: dict[Variable, Variable] = {
         variable: variable.type.make_constant(variable.get_value())

@@ -1,9 +1,8 @@
 """Whether a value or a shape depends on how many rows the data have.
 
-Where the number of rows is private it may enter neither a value nor the shape of a parameter, be it
-as ``y.shape[0]``, as the length of ``y[1:]``, or as a sum of ``ones_like(y)``.  The walk follows
-values and single axes: the number of columns of a private matrix is public.  An operation without a
-rule counts as a function of all that goes into it.
+Where that is private, it may enter neither a value nor the shape of a parameter, be it as
+``y.shape[0]``, the length of ``y[1:]``, or a sum of ``ones_like(y)``.  The walk follows values and
+single axes (the number of columns is public).  An operation without a rule depends on all inputs.
 """
 
 from __future__ import annotations
@@ -47,11 +46,10 @@ _KEEPS_AXES = (CheckAndRaise, CumOp, LogSoftmax, Softmax, SpecifyShape)  # those
 class RowCounts:
     """The numbers of rows of private arrays, which nothing may depend on.
 
-    `public` are inputs with public values and shapes: parameters, what was declared, and inputs
-    whose rows are counted only when a function runs.  Constants of `length` entries or more are
-    private.  `rows` are arrays that hold rows, however short, by the axis of these (in other
-    private arrays the first).  `lengths` are those of dims that are private numbers of rows,
-    constants included.
+    `public` are inputs with public values and shapes: parameters, what was declared, blocks of
+    rows.  Constants of `length` entries or more are private.  `rows` are arrays that hold rows,
+    however short, by their axis, 0 in other private arrays.  `lengths` of dims are private numbers
+    of rows.
     """
 
     public: Collection[Variable]
@@ -96,8 +94,7 @@ class RowCounts:
     def inside(self, variables: Iterable[Variable]) -> Variable | None:
         """A private array whose rows are counted by graphs that operations behind `variables` wrap.
 
-        PyTensor unfolds such graphs with lengths of constants as numbers: nothing is seen
-        afterwards.
+        PyTensor unfolds such graphs with lengths of constants as numbers, where nothing is seen.
         """
         asked: list[Variable] = []
         stack = list(variables)

@@ -2,15 +2,13 @@
 
 PyMC folds expressions of constants when it derives a log-density: ``X - X.mean(0)`` with a NumPy
 ``X`` would be one more array with a row per record, and what couples records would not be seen.
-Long constants are therefore hidden behind inputs meanwhile, and those that appear only then
-(closures of ``pm.CustomDist``) are not folded.  Where the number of rows is private, ``pm.Data``
-are hidden as well, and every operation is made again: a type that knows a length
-(``pm.Data("x", x, shape=(n,))``) would turn it into a number.
+Long constants are therefore hidden behind inputs meanwhile, and those of closures
+(``pm.CustomDist``) are not folded.  Where the number of rows is private, ``pm.Data`` are hidden as
+well, and operations are made again, because types may know lengths (``shape=(n,)``).
 
-Data may be infinite where a record has no bound (``pm.Censored``, ``pm.Truncated``), which is
-harmless if they are only compared (:func:`may_be_infinite`).  A truncated likelihood computes with
-its bounds, and infinity spoils its derivative if not its value, so :func:`open_sided` lets each
-record choose PyMC's formula for the bounds that it has.
+Data may be infinite where a record has no bound (``pm.Censored``, ``pm.Truncated``): harmless if
+they are only compared (:func:`may_be_infinite`).  A truncated likelihood computes with bounds, and
+infinity spoils its derivative: :func:`open_sided` lets records choose the formula for theirs.
 """
 
 from __future__ import annotations
@@ -75,9 +73,8 @@ def log_densities(
 ) -> list[Variable]:
     """Log-densities of `rvs`, by observation, with every long array as it stands in the model.
 
-    Functions of the model's value variables and data.  Constants of `length` entries or more are
-    not folded.  `counts` are numbers of rows, where private.  Raises NotFactorizable if PyMC cannot
-    derive them, or they confuse integers with truth values.
+    Functions of value variables and data.  `counts` are numbers of rows, where private.  Raises
+    NotFactorizable if PyMC cannot derive them, or they confuse integers with truth values.
     """
     everything = model.basic_RVs
     values = [model.rvs_to_values[rv] for rv in everything]
@@ -160,8 +157,7 @@ def _rebuilt(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variabl
 def _without_lengths(variable: Variable, length: int, counts: RowCounts | None) -> Variable:
     """An input like an array, whose long axes, and that of rows, have unknown lengths.
 
-    Otherwise the form of a likelihood would tell whether there are more rows, which may be secret,
-    or more groups: PyTensor moves an index into a product where this makes it shorter.
+    PyTensor moves an index into a product if shorter: it would tell whether rows outnumber groups.
     """
     rows = None if counts is None else counts.rows.get(variable, 0)
     shape = tuple(
@@ -169,9 +165,6 @@ def _without_lengths(variable: Variable, length: int, counts: RowCounts | None) 
         for axis, k in enumerate(variable.type.shape)
     )
     return variable.type.clone(shape=shape)(name=variable.name)
-
-
-# -- infinite data ---------------------------------------------------------------------------------
 
 
 _COMPARES = (ps.EQ, ps.NEQ, ps.LT, ps.LE, ps.GT, ps.GE, ps.IsInf, ps.IsNan)
@@ -216,9 +209,6 @@ def _ends(node: Apply) -> bool:
 def _is_finite(x: Variable) -> bool:
     known = number(x)
     return known is not None and abs(known) < np.inf
-
-
-# -- truncated likelihoods ------------------------------------------------------------------------
 
 
 class _OpenTruncated(TruncatedRV):
@@ -278,10 +268,7 @@ def _open_logprob(op: Any, values: Sequence[Variable], *inputs: Any, **kwargs: A
 
 
 def _with_ones(value: Variable, wrt: set[Variable], where: Variable) -> Variable:
-    """`value` made from ones instead of `wrt` in some places, so that it has no derivative there.
-
-    The derivative of a choice has terms of both branches, where 0 times infinity is not a number.
-    """
+    """`value` made from ones, not `wrt`, in places whose derivatives are 0 times infinity."""
     new: dict[Variable, Variable] = {}
     done: set[Variable] = set()
     for node in toposort([value]):

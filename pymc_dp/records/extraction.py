@@ -74,9 +74,6 @@ class Records:
     initial: np.ndarray
 
 
-# -- what is observed -----------------------------------------------------------------------------
-
-
 def _refuse_unsupported(model: Model) -> None:
     for rv in model.free_RVs:
         if type(rv.owner.op).__name__ == "PartialObservedRV" or rv.name.endswith("_unobserved"):
@@ -119,9 +116,6 @@ def _refuse_bounds_that_are_looked_at(observed: Sequence[Variable]) -> None:
             )
 
 
-# -- extraction -----------------------------------------------------------------------------------
-
-
 @np.errstate(all="ignore")  # a warning would tell of an extreme record
 def extract(
     model: Model,
@@ -135,13 +129,13 @@ def extract(
 ) -> Records:
     """Split a model into public terms and one log-likelihood term per record.
 
-    Errors name the variable and the remedy: NotFactorizable, UnsafeModel, or ValueError if declared
-    bounds cannot be applied.  Names in `public` are ``pm.Data`` and observed variables that are not
-    private; `privacy_unit` is as in :func:`count_units`.  With one, or if `count_is_private` (add
-    or remove one), models are refused in which a value, or the shape of a parameter, depends on the
-    number of rows, and `n_public`, the public number of units, tells how long an unnamed array may
-    be.  `check` also tries the proof on synthetic data.  Unless `read`, which takes the data,
-    clamped to their bounds, stores hold two rows of zeros and no private value is looked at.
+    Names in `public` are ``pm.Data`` and observed variables that are not private; `privacy_unit` is
+    as in :func:`count_units`.  With one, or if `count_is_private` (add or remove one), no value and
+    no shape of a parameter may depend on the number of rows, and `n_public`, the public number of
+    units, tells how long an unnamed array may be.  `check` also tries the proof on synthetic data.
+    `read` takes the data, clamped to their bounds; otherwise stores hold two rows of zeros and no
+    private value is looked at.  Errors (NotFactorizable, UnsafeModel, ValueError) name variable and
+    remedy.
     """
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)
@@ -385,7 +379,7 @@ def refuse_private(
 
 
 def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
-    """Whether the graph shows that prior draws use no private data; a ``pm.CustomDist`` hides it."""
+    """Whether the graph shows that prior draws use no private data; ``pm.CustomDist`` hides it."""
     for rv in model.free_RVs:
         ops = [v.owner.op for v in ancestors([rv]) if v.owner is not None]
         if any("Custom" in base.__name__ for op in ops for base in type(op).__mro__):

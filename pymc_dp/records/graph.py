@@ -8,10 +8,9 @@ value enters the rows through one of three doors, and a :class:`Cut` is made at 
 ``index``  ``eta_i = phi[g_i]`` with an integer column ``g``: a group effect,
 ``copy``   ``eta_i = phi``: the same value for every row (a scale, an intercept, cut points).
 
-Below the cuts the log-likelihood of a row is a function of its ``eta`` alone, so the gradient of
-the *sum* over rows gives ``s_i = d l_i / d eta_i`` of every row at once ("ghost" gradients:
-Goodfellow 2015, arXiv:1510.01799; Li et al. 2022, arXiv:2110.05679).  The gradient of record ``i``,
-``sum over cuts of (d eta_i / d theta)' s_i``, is assembled by the row engine.
+A row's log-likelihood is a function of its ``eta`` alone, so the gradient of the *sum* over rows
+has ``s_i = d l_i / d eta_i`` of all ("ghost" gradients: Goodfellow 2015, arXiv:1510.01799; Li et
+al. 2022, arXiv:2110.05679).  That of record ``i`` is ``sum over cuts of (d eta_i / d theta)' s_i``.
 """
 
 from __future__ import annotations
@@ -31,11 +30,7 @@ from pytensor.graph.traversal import ancestors
 
 @dataclass(frozen=True, eq=False)
 class RowLeaf:
-    """A private array with one entry per row, on the given axis.
-
-    The constant or shared variable `source` holds it; the input `block` is some rows, records
-    first.
-    """
+    """A private array `source`, with rows on `axis`; the input `block` holds some, rows first."""
 
     source: Variable
     axis: int
@@ -70,11 +65,10 @@ class Column:
 class Outcome:
     """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.outcomes`.
 
-    The leaf number `leaf` holds it.  If `discrete`, it is a nonnegative integer from `lower` to
-    `upper`; else these are the ends of an interval.  `atoms` are places with a probability of their
-    own, `modes` is how many the density may have.  `hashed` leaves are those that the law needs (a
-    hash may use these), without ends of a censored one, which PyMC 6 leaves out if all are
-    infinite.
+    The leaf number `leaf` holds it: a nonnegative integer from `lower` to `upper` if `discrete`,
+    else in an interval.  `atoms` are places with a probability of their own; `modes` is how many
+    the density may have.  `hashed` leaves are those that the law needs, which may enter a hash,
+    without ends of a censored one: PyMC 6 leaves these out if all are infinite.
     """
 
     leaf: int
@@ -91,10 +85,9 @@ class RowGraph:
     """The log-likelihood of a block of rows of one or several observed variables of one length.
 
     `terms`, (rows,) by observed variable in `names`, are functions of the blocks of `leaves` and
-    the ``eta`` of `cuts`.  `lookups` are integer labels, functions of the blocks, and the sizes of
-    what they index.  `conditions` are boolean scalars of parameters (``sigma > 0``), outside which
-    the density is zero, whatever the data.  `n_rows` counts rows of the data.  `outcomes` are empty
-    where one is not known, or is a covariate of another.
+    the ``eta`` of `cuts`.  `lookups` are labels of rows, and sizes of what they index.  The density
+    is zero outside `conditions`, boolean scalars of parameters (``sigma > 0``).  `outcomes` are
+    empty where one is not known, or is a covariate of another.
     """
 
     terms: tuple[Variable, ...]
@@ -122,7 +115,7 @@ class RowGraph:
 
 @dataclass(frozen=True, eq=False)
 class ParameterVector:
-    """All unconstrained parameters as one (d,) float64 input; `values` lie at `slices` of `theta`."""
+    """All unconstrained parameters as one (d,) input `theta`, with `values` at `slices` of it."""
 
     theta: Variable
     values: tuple[Variable, ...]

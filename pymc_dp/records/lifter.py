@@ -54,11 +54,7 @@ def describe(variable: Variable) -> str:
 
 @dataclass(eq=False)
 class Lifter:
-    """One walk from a per-observation log-probability back to the data; rules call its methods.
-
-    `parameters` are value variables with their shapes.  Walks of several observed variables add to
-    the same `leaves`, `cuts` and `conditions`.
-    """
+    """One walk from log-probabilities back to data; walks share `leaves`, `cuts`, `conditions`."""
 
     name: str
     parameters: Mapping[Variable, tuple[int, ...]]
@@ -77,8 +73,6 @@ class Lifter:
         # stands for the number of rows of a block; replaced once the first leaf is known
         self.block_rows = pt.scalar("block_rows", dtype="int64")
 
-    # -- messages -------------------------------------------------------------------------------
-
     def refuse(self, what: str, remedy: str, nonprivate: str | None = None) -> NotFactorizable:
         """The error: what is wrong and a remedy, `nonprivate` where nothing has to be private."""
         start = f"The likelihood of `{self.name}` is not a sum of one term per record: {what}."
@@ -91,7 +85,7 @@ class Lifter:
         return not self.parameters.keys().isdisjoint(ancestors_without_shapes([variable]))
 
     def share(self, variable: Variable, axis: int | None = None) -> Variable:
-        """A shared value as rows see it; of size one along `axis`, their axis, None if it has none."""
+        """A shared value as rows see it; `axis`, of size one, is theirs, None if it has none."""
         self.shared.append(variable)
         if not self.depends_on_parameters(variable):
             return variable
@@ -212,10 +206,7 @@ class Lifter:
         return block if axis == 0 else pt.moveaxis(block, 0, axis)
 
     def labels(self, entries: list[Variable], indexed: Variable, first: int) -> list[Variable]:
-        """Lifted labels that index the axes of `indexed` from `first` on.
-
-        Clipped: data are checked when they are read, but made-up data and compiled code are not.
-        """
+        """Labels for axes of `indexed` from `first` on; clipped, as made-up data are unchecked."""
         labels = []
         for axis, entry in enumerate(entries, start=first):
             if entry.type.ndim == 0:  # the same for all rows
@@ -462,8 +453,7 @@ def _specify_shape(lifter: Lifter, v: Variable, axis: int) -> Variable:
 def _check(lifter: Lifter, v: Variable, axis: int) -> Variable:
     """A parameter check, made per record: a bad row is impossible by itself, not for all rows.
 
-    Checks of shared values become public conditions on parameters; those of row values with further
-    axes hold where all of their entries do.
+    Checks of shared values become public conditions; row values with further axes need all entries.
     """
     value = lifter.lift(v.owner.inputs[0], axis)
     for condition in v.owner.inputs[1:]:

@@ -1,7 +1,6 @@
 """What the graph of a model tells of the outcomes of a record: their supports.
 
-Expectations over outcomes that the model would draw need them.  They are public, or a function of
-other data of the same record.
+Expectations need them.  They are public, or a function of other data of the same record.
 """
 
 from __future__ import annotations
@@ -224,11 +223,9 @@ def _narrower(one: float | Column, other: float | Column, choose: Any) -> float 
 
 
 def _end(end: Variable, leaves: Sequence[RowLeaf], without: float | None = None) -> float | Column:
-    """A number, or one for each row.
+    """A number, or one for each row; entries of an array, which may be private, are not compared.
 
-    The entries of a longer array, which may be private, are not compared.  `without` stands for
-    ends that are all infinite constants: PyMC 6 leaves these out of a censored density, whatever
-    the signs.
+    `without` stands for ends that are all infinite: PyMC 6 leaves these out of a censored density.
     """
     end = without_casts(end, _COPIES)
     for k, leaf in enumerate(leaves):

@@ -1,9 +1,9 @@
 """The proof that a likelihood is a sum of one term per record.
 
 :func:`lift_rows` walks from the per-observation log-probability back to the data, following the
-record axis through every operation (:mod:`pymc_dp.records.lifter`): to row data, of which an input
-holds a block, and shared values, which must not depend on any row.  :func:`check_numerically` tries
-the result on synthetic data, and :func:`ends_of_support` finds what scores do not show.
+record axis through every operation (:mod:`pymc_dp.records.lifter`), to row data and to shared
+values, which must not depend on any row.  :func:`check_numerically` tries the result on synthetic
+data.  :func:`ends_of_support` finds what scores do not show.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ from pymc_dp.records.counts import RowCounts
 from pymc_dp.records.graph import Cut, RowGraph, RowLeaf, full_eta
 from pymc_dp.records.lifter import Lifter, describe
 
-# -- by the structure ------------------------------------------------------------------------------
-
 
 def lift_rows(
     logps: dict[str, Variable],
@@ -53,12 +51,11 @@ def lift_rows(
 ) -> RowGraph:
     """Rebuild per-observation log-likelihoods as the log-likelihood of a block of rows.
 
-    Raises NotFactorizable if a term cannot be shown to depend on its own row only, naming the
-    observed variable, the operation or array, and a remedy.  `logps`, by observed variable, have
-    records on the first axis; further axes are summed.  `parameters` are value variables with their
-    shapes.  `public` constants and shared variables may reach every record; unnamed arrays of
-    `private_length` (`n_rows`) entries or more may not.  No term may depend on numbers of rows that
-    are private (`counts`).
+    Raises NotFactorizable, with a remedy, unless each term is shown to depend on its own row only.
+    `logps`, by observed variable, have records first; further axes are summed.  `parameters` are
+    value variables with their shapes.  `public` inputs may reach every record, unnamed arrays of
+    `private_length` (default `n_rows`) entries or more may not.  No term may depend on private
+    `counts`.
     """
     public = set(public)
     leaves: dict[Variable, RowLeaf] = {}
@@ -153,9 +150,6 @@ def _check_shared(lifter: Lifter) -> None:
                 "public, pass it as pm.Data and declare it in PrivacyBudget(public=...).",
                 "Standardise with constants before the model is built.",
             )
-
-
-# -- by numbers ------------------------------------------------------------------------------------
 
 
 def _synthetic(
@@ -253,9 +247,6 @@ def check_numerically(
         )
 
 
-# -- ends of support -------------------------------------------------------------------------------
-
-
 _COMPARISONS = (scalar.LT, scalar.LE, scalar.GT, scalar.GE, scalar.IsNan, scalar.IsInf)
 _CHOICES = (scalar.ScalarMaximum, scalar.ScalarMinimum, scalar.Clip)
 _ROWS, _PLACES = 48, 12  # made-up rows at a place among the parameters, and such places
@@ -269,13 +260,11 @@ def ends_of_support(
 ) -> list[Variable]:
     """The parameters at which the support of an observed variable ends, if any.
 
-    The density of a Uniform(0, theta) is zero above theta.  Log-likelihoods jump there, and scores
-    do not show it: the largest record alone holds what there is to know.
-
-    A choice that depends on `observed` arrays and on `parameters` is such an end if the density is
-    zero on one side of it, whatever the record, and not on the other.  It is taken either way in
-    turn, on made-up rows, about `start`.  An end at which a density of the user's own is not a
-    number, or very small, is not seen.
+    The density of a Uniform(0, theta) is zero above theta.  Scores do not show such jumps: the
+    largest record alone holds what there is to know.  A choice that depends on `observed` arrays
+    and on `parameters` is an end if the density is zero on one side of it, whatever the record, and
+    not on the other.  It is taken either way, on made-up rows, about `start`.  An end at which a
+    density of the user's own is not a number, or very small, is not seen.
     """
     rows = [leaf.block for leaf in graph.leaves if leaf.source in observed]
     of_rows, of_etas = _behind(graph, rows), _behind(graph, [cut.eta for cut in graph.cuts])
@@ -348,8 +337,7 @@ def _is_end(
             blocks.append(_made_up((_ROWS, *shape), leaf.block.type.dtype, centres, rng))
         with np.errstate(all="ignore"):
             found.append(function(*theta, *blocks))
-    # (ways, places and rows)
-    *values, taken = np.array(found).swapaxes(0, 1).reshape(len(logps), -1)
+    *values, taken = np.array(found).swapaxes(0, 1).reshape(len(logps), -1)  # (ways, places x rows)
     for k, way in enumerate(values):
         others = np.delete(values, k, axis=0)
         differ = ~np.isnan(way) & np.any(others != way, axis=0)

@@ -102,8 +102,7 @@ def count_units(
 ) -> tuple[int, dict[str, np.ndarray | None]]:
     """The number of privacy units, and the unit of every row of each private observed variable.
 
-    `privacy_unit` is as in :class:`pymc_dp.PrivacyBudget`.  Raises ValueError if ids do not match
-    the observed variables, NotFactorizable if these differ in length and have none.
+    Raises ValueError if ids (:class:`pymc_dp.PrivacyBudget`) do not fit, NotFactorizable if needed.
     """
     rows = row_counts(model, public)
     if not rows:
@@ -162,8 +161,7 @@ def lengths_of_rows(model: Model, axes: Mapping[Variable, int]) -> set[Variable]
 def longest_unnamed(n_units: int, n_public: int | None) -> int:
     """The number of entries from which on an unnamed array may hold one for each record, or unit.
 
-    Whether a model is accepted may not depend on a private number of units (half of the public one
-    is used), nor on a number of rows (that of units is).
+    Refusals may not depend on a private number, so half of `n_public` stands for that of units.
     """
     return n_units if n_public is None else max(n_public // 2, 3)
 
@@ -171,8 +169,8 @@ def longest_unnamed(n_units: int, n_public: int | None) -> int:
 def refuse_shared_rows(groups: Sequence[Group], public: set[Variable]) -> None:
     """An entry in memory belongs to one unit, wherever a likelihood reads it.
 
-    PyMC copies what it observes and what is in ``pm.Data``.  Only the user knows whether such
-    copies, or others, hold the same entries.
+    Only the user knows whether copies, as of observed values and ``pm.Data``, hold the same
+    entries.
     """
     earlier: list[tuple[Variable, np.ndarray, np.ndarray]] = []
     for group in groups:

@@ -1,9 +1,9 @@
 """What one unit adds to a release: its score, a change of it, its curvature, its statistic.
 
-A *contribution* is public: which quantity is meant, at which points.  Its `blocks` are private
-values: only :mod:`pymc_dp.privacy` asks for them, after the ledger has been charged.  A value is a
-function of its unit's rows, by the same operations wherever these stand, so that sums of rounded
-values have an exact sensitivity.
+A *contribution*, which quantity at which points, is public.  Its `blocks` are private values: only
+:mod:`pymc_dp.privacy` asks for them, after the ledger has been charged.  Each is a function of its
+unit's rows, by the same operations wherever these stand: sums of rounded values have an exact
+sensitivity.
 """
 
 from __future__ import annotations
@@ -157,9 +157,9 @@ class Curvature(_Vector):
     Packed: the entries (j, k), j <= k, of (H_i + H_i')/2, row by row, those off the diagonal times
     sqrt(2), so that the l2 norm is the Frobenius norm; or, if `diagonal`, only the entries (j, j).
     `step` is the length of a difference, where the posterior has a width of about 1: for 0.01 the
-    error is half a per cent of the change of curvature over that width, and cancellation 1e-14.
-    Where :func:`sees_few`, differences are taken along the numbers that rows see, each over the
-    change that `step` makes along its gradient: the same up to the error of a difference.
+    error is half a per cent of the change of curvature over that width, and cancellation 1e-14.  If
+    rows see few numbers (:func:`sees_few`), differences are taken along these, by as much as `step`
+    moves them.
     """
 
     diagonal: bool = False
@@ -297,9 +297,9 @@ class PathError(_Number):
 class Statistic(Contribution):
     """A statistic of the data of one record, for engines of one group whose rows are units.
 
-    ``rows(arrays)`` gives (m, n) values from arrays of n records, records first; a column is a
-    function of its own record.  `entries` is m, and `norm` a public bound on the l2 norm of a
-    unit's entries, which are clamped before: to at least 0 if `nonnegative`, to [-1, 1] if `boxed`.
+    ``rows(arrays)`` gives (m, n) values of n records, records first, each of its own record;
+    `entries` is m.  `norm` is a public bound on the l2 norm of a unit's entries, after these are
+    clamped: to at least 0 if `nonnegative`, to [-1, 1] if `boxed`.
     """
 
     rows: Callable[[list[np.ndarray]], np.ndarray]
@@ -351,8 +351,6 @@ def _norms(directions: np.ndarray) -> np.ndarray:
     return out
 
 
-# -- made-up records -------------------------------------------------------------------------------
-#
 # A forecast needs the tail of the scores.  Features are made up, outcomes have the model's law at a
 # public point, and the posterior is white in the coordinates; no record is read.
 

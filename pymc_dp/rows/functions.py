@@ -29,9 +29,8 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
 
-_LARGE_GRAPH = 60  # operations from which on a function of the parameters is interpreted
-#: They gather rows into a matrix for a library routine, which may round a row by its place.
-_GATHERING = (
+_LARGE_GRAPH = 60  # operations from which on to interpret: compiling an LKJ prior takes minutes
+_GATHERING = (  # rows into one matrix for a library routine, which may round a row by its place
     "batched_vector_b_solve_to_matrix_b_solve",
     "local_batched_matmul_to_core_matmul",
     "local_batched_matmul_to_core_matmul_with_reshape",
@@ -67,10 +66,7 @@ def compile_function(
 def compile_parameter_function(
     inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compile a function of the parameters alone, called a few times per iteration.
-
-    Large graphs (an LKJ prior) are interpreted: compiling takes minutes.  Silent if not finite.
-    """
+    """Compile a function of parameters, silent if not finite; interpret large graphs."""
     if not (compile_kwargs and "mode" in compile_kwargs):
         mode = Mode(linker="py", optimizer="fast_run")
         interpreted = compile_function(inputs, outputs, {**(compile_kwargs or {}), "mode": mode})
@@ -160,8 +156,6 @@ class RowFunctions(_Evaluated):
         self._compile_shared()
         self._compile_rows()
 
-    # -- columns: parameter-free row expressions, evaluated once ---------------------------------
-
     def _compile_columns(self) -> None:
         blocks = [leaf.block for leaf in self.graph.leaves]
         self.column_of: dict[Cut, int | Callable[..., Any]] = {}
@@ -186,8 +180,6 @@ class RowFunctions(_Evaluated):
         data = [np.ascontiguousarray(array) for array in arrays]
         hoisted = self._hoisted(*data) if self._hoisted is not None else []
         return [*(data[k] for k in self.block_leaves), *hoisted]
-
-    # -- shared values --------------------------------------------------------------------------
 
     def _compile_shared(self) -> None:
         theta = self.parameters.theta
@@ -218,8 +210,6 @@ class RowFunctions(_Evaluated):
         for k, matrix in zip(self.varying, results[len(self.ordered) :], strict=True):
             jacobians[k] = np.ascontiguousarray(matrix)
         return phis, jacobians
-
-    # -- rows -----------------------------------------------------------------------------------
 
     def _compile_rows(self) -> None:
         graph = self.graph

@@ -155,8 +155,6 @@ class RowGroup:
         part._columns = self.columns().part(rows)
         return part
 
-    # -- what rows see, block by block ----------------------------------------------------------
-
     def inputs(self, phis: Sequence[np.ndarray], where: slice) -> Inputs:
         """The linear predictors, labels and data of a block of rows."""
         functions, columns = self.functions, self.columns()
@@ -235,8 +233,8 @@ class RowGroup:
         """(K, K, rows) second derivatives of log-likelihoods by what a block of rows sees.
 
         Symmetrised forward differences: a number moves by `step` |u_a|, by one public length where
-        rows share it; 0 if it does not move.  `phis` are shared values, `maps` d phi / d z, per
-        cut; `norms`, (K, rows), are |u_a|, read for linear predictors only.
+        rows share it; 0 if it does not.  `norms`, (K, rows), are |u_a|, read for linear predictors
+        only.
         """
         functions = self.functions
         etas, labels, blocks = self.inputs(phis, where)

@@ -26,8 +26,6 @@ from numpy import ndarray
 from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 
-# -- hashes ----------------------------------------------------------------------------------------
-
 
 def bits_of(data: ndarray) -> ndarray:
     """(rows, entries) uint64 of (rows, ...) numbers: equal for equal numbers of one type."""
@@ -66,9 +64,6 @@ def _hash(bits: ndarray, units: ndarray, seeds: ndarray) -> None:
     for i in range(bits.shape[0]):
         for j in range(bits.shape[1]):
             seeds[units[i]] = mixed(seeds[units[i]] ^ bits[i, j])
-
-
-# -- points ----------------------------------------------------------------------------------------
 
 
 POINTS = 1021  # of a lattice, a prime; also the most combinations: two laws of one mode have fewer

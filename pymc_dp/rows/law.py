@@ -366,10 +366,7 @@ def _place(
     outcome: ndarray,
     slope: ndarray,
 ) -> None:
-    """The outcome at a place, and the log of its derivative by a standardised real number.
-
-    That number is the outcome, its log where it has one end, its log-odds between two.
-    """
+    """The outcome at a place, and the log of its derivative by v: itself, its log, or log-odds."""
     for i in range(place.shape[0]):
         v = centre[i] + width[i] * (0.5 * (place[i] - 1.0 / place[i]))
         from_below, from_above = lower[i] > -math.inf, upper[i] < math.inf

@@ -17,11 +17,9 @@ from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.sparse import SparseBlock
 
-# -- elementary functions --------------------------------------------------------------------------
-#
-# Without branches or library calls, so that loops over rows use vector instructions.  The sequences
-# of additions, multiplications, one division and one rounding round alike in scalar and vector
-# form: a record gives the same bits wherever it stands.
+# Elementary functions have no branches or library calls, so that loops over rows use vector
+# instructions.  Additions, multiplications, one division and one rounding round alike in scalar and
+# vector form: a record gives the same bits wherever it stands.
 
 _LOG2_E = 1.4426950408889634
 #: log 2 in two parts; a multiple of the first below 2^11 is exact.
@@ -34,8 +32,8 @@ _LOWEST, _HIGHEST = -746.0, 709.782712893384  # beyond these exp is 0 or infinit
 def exp(x: float) -> float:
     """The exponential function, with a relative error below 2^-51 where it is a normal number.
 
-    x = k log 2 + r, |r| <= log(2)/2, exp(r) by Moshier's rational approximation (Cephes, 1984), and
-    2^k in two factors, so that small results lose precision gradually.
+    x = k log 2 + r; exp(r) as Moshier (Cephes, 1984); 2^k in two factors, so that underflow is
+    gradual.
     """
     v = min(max(x, _LOWEST), _HIGHEST)
     rounded = v * _LOG2_E + _ROUNDING
@@ -78,9 +76,6 @@ def log1p(t: float) -> float:
     series = series * ss + 1.0 / 3.0
     series = series * ss + 1.0
     return 2.0 * s * series
-
-
-# -- families --------------------------------------------------------------------------------------
 
 
 _LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3
@@ -195,15 +190,12 @@ def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
             v[i] = 0.0
 
 
-# -- directions ------------------------------------------------------------------------------------
-
-
 class Moves(NamedTuple):
     """The derivatives u_i of one number of each row by z.
 
     Entries `common_values`, (q, n), are at the coordinates `common` of all rows, `moving_values` at
-    each row's own, `moving`, (m, n); float32 if all features are.  `lengths`, (n,), are those of
-    the entries as stored, rounded up.
+    a row's own, `moving`, (m, n).  `lengths`, (n,), are rounded up from entries as stored, maybe
+    float32.
     """
 
     common: ndarray
@@ -259,9 +251,6 @@ def _times(values: ndarray, factors: ndarray, first: int, out: ndarray) -> None:
         x, y = values[c, first : first + n], out[c]
         for i in range(n):
             y[i] = x[i] * f[i]
-
-
-# -- rows ------------------------------------------------------------------------------------------
 
 
 class LinearRows(NamedTuple):

@@ -5,12 +5,10 @@
 become the second: sums, differences, products and quotients of cuts alone leave the rows.
 
 A value of cuts alone enters the rows through one door: "copy" if all cuts are copies; "index" if
-the others have one and the same column; "dot" if it is linear in products with one design, because
+the others have one and the same column; "dot" if it is linear in products with one design, as
 ``a * (x_i @ beta) = x_i @ (a * beta)``.  Operations and cuts act row by row, so it is the cut of
-the same expression of the shared values, copies with a leading axis of one.  Columns are the same
-if they are one ``pm.Data`` or NumPy array.
-
-Guarantee: only the graph is looked at, never values of row data or their number.
+the same expression of shared values, copies with a leading axis of one.  Columns are the same if
+they are one ``pm.Data`` or array.  Guarantee: only the graph is looked at, never private values.
 """
 
 from __future__ import annotations
@@ -149,8 +147,6 @@ class _Walk:
             return _combined(op.scalar_op, [self.kind(y) for y in inputs])
         return None
 
-    # -- sums and products ----------------------------------------------------------------------
-
     def rebuilt(self, function: FunctionGraph) -> list[Variable]:
         """The same values with terms, and factors, of one door side by side."""
         new: dict[Variable, Variable] = {}
@@ -201,8 +197,6 @@ class _Walk:
         if key not in self.sums:
             self.sums[key] = op(*parts)
         return self.sums[key]
-
-    # -- what is taken out ----------------------------------------------------------------------
 
     def joined(self, terms: Sequence[Variable]) -> list[Variable]:
         """The values of several cuts that become one: those nearest to the log-likelihoods."""

@@ -2,9 +2,9 @@
 
 Shared values (:mod:`pymc_dp.records.graph`) may be non-linear in the parameters: group means
 ``(mu + tau * z)[g]``, coefficients ``tau * z``, a curve ``b + a**2``.  The posterior is then
-curved, though the likelihood of the shared values is near normal in large data.  These *effects*
-replace the parameters here; what follows for parameters is public.  However a model is written,
-shared values that meet in the rows are merged first (:mod:`pymc_dp.rows.merging`).
+curved, though the likelihood of shared values is near normal in large data.  These *effects*
+replace the parameters here, which follow from them publicly.  Shared values that meet in the rows
+are merged first (:mod:`pymc_dp.rows.merging`), however a model is written.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ _SINGULAR = 1e-6  # singular values, in prior widths, below this part of the lar
 class Seen:
     """Effects that replace the parameters of a likelihood.
 
-    `effects` are the model's value variables that records see directly, then shared values
-    non-linear in several.  `parameters` has their k <= d entries, the first `n_direct` parameters
-    themselves.  `graphs` are the likelihood by group; `function` maps (d,) parameters to (k,)
-    effects.
+    `effects` are value variables that records see directly, then shared values non-linear in
+    several.  `parameters` has their k <= d entries, the first `n_direct` parameters themselves;
+    `graphs` are the likelihood by group; `function` maps (d,) parameters to (k,) effects.
     """
 
     effects: tuple[Variable, ...]
@@ -61,9 +60,9 @@ def see(
 ) -> Iterator[Seen]:
     """The effects of a likelihood that is non-linear in its parameters, if any.
 
-    Derivatives are taken at `places`, (m, d), public draws from the prior.  Yields effects of the
-    merged graphs, then of the graphs as they are cut; none where no shared value is non-linear in
-    several parameters, or effects are redundant (more than parameters, or functions of each other).
+    Derivatives are taken at public `places`, (m, d).  Yields effects of the merged graphs, then of
+    the graphs as cut; none if no shared value is non-linear in several parameters, or they are
+    redundant.
     """
     graphs = tuple(group.functions.graph for group in groups)
     together = tuple(merged(graph) for graph in graphs)

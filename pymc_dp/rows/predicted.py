@@ -1,7 +1,7 @@
 """The fast engine of records that see the parameters through one linear predictor.
 
 Such a record sees one number v_i, affine in z with direction u_i = d v_i / d z, and has the score
-vector l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no vector.
+l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no vector.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ class PredictorEngine(RowEngine):
         if coordinates is self.coordinates:
             return self
         if self._moved is None or self._moved.coordinates is not coordinates:
-            # several releases in turn ask for the same
-            self._moved = super().with_coordinates(coordinates)
+            self._moved = super().with_coordinates(coordinates)  # several releases ask for it
         return self._moved
 
     def part(self, units: slice | np.ndarray) -> Self:
@@ -114,8 +113,6 @@ class PredictorEngine(RowEngine):
             len(phi) if cut.kind == "dot" else 1 for cut, phi in zip(cuts, phis, strict=True)
         )
         return layout.width <= _WIDER * read and layout.width * n <= LARGEST
-
-    # -- records --------------------------------------------------------------------------------
 
     def _rows(self) -> _Rows:
         if self._private.rows is None:
@@ -185,8 +182,7 @@ class PredictorEngine(RowEngine):
             return None
         points = np.frombuffer(b"".join(self._moved_by)).reshape(-1, len(z))
         size, sizes = np.maximum.reduce(np.abs(z)), np.maximum.reduce(np.abs(points), axis=1)
-        # far apart, their products would lose the digits of what is between
-        near = sizes <= _APART * size
+        near = sizes <= _APART * size  # else products would lose the digits of what is between
         off = np.maximum.reduce(np.abs(0.5 * (points[:, None] + points) - z), axis=2)
         pairs = (off <= _ROUNDING * size) & near[:, None] & near
         p, q = divmod(int(pairs.argmax()), len(points))
@@ -212,8 +208,6 @@ class PredictorEngine(RowEngine):
         linear.steepest(self._family, rows.a, rows.b, found)
         found *= rows.moves.lengths
         return found[None]
-
-    # -- evaluation -----------------------------------------------------------------------------
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
         all_rows, moved, out = self.linear(), self._along(z), np.empty(self.n_units)

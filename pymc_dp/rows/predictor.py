@@ -8,9 +8,8 @@ parameters reach row i (:func:`linear_predictor`), and the family of its log-lik
 ``normal``  l' = a - b v                 normal with a known scale
 ``probit``  l = log Phi(a v), b = 1      Bernoulli with a probit link
 
-with numbers a and b >= 0 of the row: l is concave.  What is not recognised keeps the ordinary
-clipping.  Nothing private is looked at.  Kinks and jumps are looked for in the graph, as
-derivatives at a point, constant for a Laplace log-density, do not show them.
+with numbers a and b >= 0 of the row: l is concave.  Others keep the ordinary clipping.  Nothing
+private is looked at.  Kinks and jumps are looked for in the graph: derivatives do not show them.
 """
 
 from __future__ import annotations
@@ -43,8 +42,6 @@ from pymc_dp.rows import linear
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import compile_function
 
-# -- affine values ---------------------------------------------------------------------------------
-
 
 def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> list[Variable] | None:
     """The inputs in which a value is affine, row by row; None if it is not."""
@@ -72,10 +69,7 @@ def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> li
 
 
 def linear_predictor(graph: RowGraph) -> Variable | None:
-    """The (rows,) float64 variable, affine in the cuts, through which alone they act.
-
-    The nearest to the log-likelihood; None if there is none, or operations are not elementwise.
-    """
+    """The (rows,) float64 variable, affine in the cuts, through which alone they act; or None."""
     etas = {cut.eta for cut in graph.cuts}
     moves: dict[Variable, bool] = {}
     affine: dict[Variable, bool] = {}
@@ -111,8 +105,7 @@ def linear_predictor(graph: RowGraph) -> Variable | None:
             return None
         else:
             stack.extend(x.owner.inputs)
-    # several affine values: go down to the one that they have in common
-    while len(ends) > 1:
+    while len(ends) > 1:  # several affine values: go down to the one that they have in common
         last = max(ends, key=deep)
         if last in etas:
             return None
@@ -123,9 +116,6 @@ def linear_predictor(graph: RowGraph) -> Variable | None:
             [rest] = clone_replace([graph.loglik], {x: x.type()}, rebuild_strict=False)
             return x if etas.isdisjoint(ancestors([rest])) else None
     return None
-
-
-# -- kinks -----------------------------------------------------------------------------------------
 
 
 _BENDS = (
@@ -147,12 +137,10 @@ _BENDS = (
 def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
     """Whether an operation on the way from `v` to `value` bends, or chooses by a range of `v`.
 
-    `equalities` allows choices by ``==``: single points, which do not matter to a function
-    continuous elsewhere.  Checks of parameters (a rate not negative, a probability not above 1) are
-    no choices: what is impossible beyond 0 or 1 is seen at a few points.
+    `equalities` allows choices by ``==``, at single points.  Checks of parameters (rates,
+    probabilities) are no choices: what is impossible beyond 0 or 1 is seen at a few points.
     """
-    #: What a range of v decides, and whether the range ends at 0 or 1.
-    decided: dict[Variable, bool] = {}
+    decided: dict[Variable, bool] = {}  # what a range of v decides; whether that ends at 0 or 1
     for node, operation, depend in _way([value], v):
         if isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
             return True
@@ -184,14 +172,10 @@ def _way(values: Sequence[Variable], v: Variable) -> Iterator[tuple[Apply, objec
 def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
     """Whether an operation on the way from `theta` to `values` bends, jumps or chooses."""
     for node, operation, _ in _way(values, theta):
-        # conditions and places are no floating-point numbers
-        chooses = not all(map(is_float, node.outputs))
+        chooses = not all(map(is_float, node.outputs))  # conditions, places are no floats
         if chooses or isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
             return True
     return False
-
-
-# -- linear predictors -----------------------------------------------------------------------------
 
 
 FAMILIES = ("logit", "log", "normal", "probit")
@@ -206,9 +190,8 @@ class Predictor:
 
     The family is that of v: the variable of the graph times `sign`.  `affine` maps zeros for the
     cuts, with rows of shapes `tails`, and data to the variable's offset (rows,) and derivatives
-    (rows, k) by cuts; `slope` maps variable and data to (rows,) dl/dv; data are the graph's
-    `leaves`.  `single`: float32 holds every number of the data that multiplies a group effect or a
-    coefficient.
+    (rows, k); `slope` maps variable and data to (rows,) dl/dv; data are the graph's `leaves`.
+    `single`: float32 holds all data that multiply group effects or coefficients.
     """
 
     family: str
@@ -308,9 +291,6 @@ def predictor_of(
         ),
     )
     return predictor, f"{graph.quoted} is of the {family} family in one linear predictor per row."
-
-
-# -- family ---------------------------------------------------------------------------------------
 
 
 def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -54,9 +54,9 @@ class RowByRow:
     """The statistic of each record, computed from that record alone.
 
     ``statistic(**arrays)`` is a tensor of shape (n,) (`scalar`), or (n, m), and `width` is m.  Only
-    names, types and shapes of `arrays`, (n, ...), are used.  If `whole`, rows must be integers;
-    errors depend on n only if `n_is_public`.  Raises ValueError if a row depends on other records,
-    on arrays with room for an entry per record, or on chance, or cannot be computed.
+    names, types and shapes of `arrays` are used.  If `whole`, rows must be integers; errors depend
+    on n only if `n_is_public`.  Raises ValueError if a row depends on other records, on arrays with
+    room for an entry per record, or on chance, or cannot be computed.
     """
 
     def __init__(

@@ -1,10 +1,9 @@
 """Log-likelihoods of rows that PyTensor evaluates slowly, written otherwise.
 
-PyMC checks that logistic functions lie in [0, 1] and exponentials are not negative, evaluates both
-outcomes of a Bernoulli variable, and computes log-factorials again at every place.  What follows
-from data alone is *hoisted*: computed once.  A multivariate normal solves a triangular system by a
-library call for each row (a joint call may round a row by its place); the inverse of a constant
-matrix is computed once instead.
+PyMC checks that logistic functions lie in [0, 1], evaluates both outcomes of a Bernoulli variable,
+and computes log-factorials at every place.  What follows from data alone is *hoisted*: computed
+once.  Multivariate normals solve a triangular system by a library call for each row (a joint call
+may round a row by its place); the inverse of a constant matrix is computed once instead.
 """
 
 from __future__ import annotations
@@ -34,8 +33,7 @@ from pymc_dp.base.jit import DIGEST, compiled
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.rows import loops
 
-#: Functions that take longer than reading a number from memory.
-_SLOW = (
+_SLOW = (  # functions that take longer than reading a number from memory
     scalar.Exp,
     scalar.Expm1,
     scalar.Log,
@@ -60,15 +58,13 @@ def _is(number: float) -> dict[str, str | Callable[[Variable], bool]]:
 
 
 _NOT_MISSING = (pt.invert, (pt.isnan(pt.dvector()).owner.op, "x"))
-#: What PyMC's Bernoulli, binomial and Poisson log-likelihoods become, in canonical form.
-_PATTERNS = (
+_PATTERNS = (  # what Bernoulli, binomial and Poisson log-likelihoods of PyMC become
     ((pt.le, (pt.sigmoid, "x"), _is(1.0)), _NOT_MISSING),
     ((pt.ge, (pt.sigmoid, "x"), _is(0.0)), _NOT_MISSING),
     ((pt.ge, (pt.exp, "x"), _is(0.0)), _NOT_MISSING),
     # as it stands, minus infinity for large x
     ((pt.log1p, (pt.mul, _is(-1.0), (pt.sigmoid, "x"))), (pt.neg, (pt.softplus, "x"))),
-    # one function for two: the same bits
-    (
+    (  # one function for two: the same bits
         (pt.switch, "y", (pt.neg, (pt.softplus, (pt.neg, "x"))), (pt.neg, (pt.softplus, "x"))),
         (pt.neg, (pt.softplus, (pt.switch, "y", (pt.neg, "x"), "x"))),
     ),
@@ -205,8 +201,7 @@ def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     return [_RowsTimes()(rows, product)] if np.isfinite(product).all() else None
 
 
-#: For `Mode.register`: after the simplifications, before elementwise fusion.
-JOIN_PRODUCTS = (
+JOIN_PRODUCTS = (  # for `Mode.register`: after the simplifications, before elementwise fusion
     in2out(node_rewriter([_RowsTimes, pt.neg])(_joined_products), name="joined_products"),
     48.0,
 )

@@ -1,7 +1,7 @@
 """Vectors of rows that are zero in most coordinates: only the others are held.
 
-A record of group g touches one effect among dozens.  Which coordinates its vector can touch is
-known from the model and its label: some are common to all rows, a few depend on the label.
+Which coordinates a vector can touch is known from the model and the label of the row: some are
+common to all rows, a few (the effect of its group) depend on the label.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ class Layout(NamedTuple):
     ) -> Layout:
         """For cuts of these kinds, with `widths` numbers per row and maps d phi / d z.
 
-        Coordinates that labels of two cuts touch are common: none stands twice in a row.  If rows
-        touch most coordinates, all are common.
+        Coordinates that labels of two cuts touch are common: none stands twice in a row.
         """
         held = np.zeros(d, dtype=bool)
         claimed = np.zeros(d, dtype=bool)

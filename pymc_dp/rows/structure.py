@@ -8,8 +8,7 @@ import numpy as np
 
 from pymc_dp.rows.groups import RowGroup
 
-#: How far away, relative to 1 + |theta|, and how often derivatives are looked at.
-_WIDE, _LOOKS = (1.0, 3.0, 10.0), 3
+_WIDE, _LOOKS = (1.0, 3.0, 10.0), 3  # distances, relative to 1 + |theta|, and looks at each
 
 
 def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -83,9 +82,9 @@ def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndar
 def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) -> np.ndarray:
     """(d, d) which coordinates of z, theta + scaling z, a row may see together; symmetric.
 
-    Where False, the entry of every unit's curvature is 0; on the diagonal, that of every score.  A
-    row sees one label of an "index" cut.  Public, as :func:`index_blocks`.  Places far away are
-    looked at too, because one side of max(b, 0) shows nothing.
+    Where False, the entry of every unit's curvature is 0; on the diagonal, that of every score.
+    Public, as :func:`index_blocks`; also looked at far away, as max(b, 0) shows nothing on one
+    side.
     """
     d, rng = theta.size, np.random.default_rng(1)
     steps = np.repeat(_WIDE, _LOOKS)[:, None] * rng.standard_normal((_LOOKS * len(_WIDE), d))
@@ -114,9 +113,6 @@ def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) 
                 both = np.outer(a.any(axis=0), b.any(axis=0))
                 pairs |= both | both.T
     return pairs
-
-
-# -- flat log-likelihoods --------------------------------------------------------------------------
 
 
 _ROWS = 16
