@@ -158,8 +158,7 @@ def _is_long(source: Variable, length: int) -> bool:
 def hides_code(variables: Iterable[Variable]) -> str | None:
     """The name of an operation behind `variables` whose code the graph does not show.
 
-    Python closures may hold data, as in ``pm.CustomDist``; PyMC's ODE holds the times of its
-    values.
+    Python closures may hold data, as in ``pm.CustomDist``; PyMC's ODE holds the times of values.
     """
     for variable in ancestors(variables):
         if variable.owner is None:

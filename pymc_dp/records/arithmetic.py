@@ -142,8 +142,7 @@ def without_wrapping(
 
     Casts to integers cut off decimals, and keep what is out of range.  Single numbers, most of them
     lengths, stay integers; so do labels and random variables.  If `single`, arithmetic in float32
-    is replaced too.  NotFactorizable, with `what`, refuses ``~`` on integers and ``+`` on truth
-    values.
+    is replaced too.  NotFactorizable, with `what`, refuses ``~`` on integers and ``+`` on booleans.
     """
     return _unwrapped(outputs, what, single, {}, set())
 

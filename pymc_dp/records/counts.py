@@ -47,9 +47,9 @@ class RowCounts:
     """The numbers of rows of private arrays, which nothing may depend on.
 
     `public` are inputs with public values and shapes: parameters, what was declared, blocks of
-    rows.  Constants of `length` entries or more are private.  `rows` are arrays that hold rows,
-    however short, by their axis, 0 in other private arrays.  `lengths` of dims are private numbers
-    of rows.
+    rows.  Constants of `length` entries or more are private.  `rows` are arrays known to hold rows,
+    and on which axis (the first in other private arrays).  `lengths` of dims, constants too, count
+    rows.
     """
 
     public: Collection[Variable]

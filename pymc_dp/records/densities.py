@@ -157,7 +157,7 @@ def _rebuilt(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variabl
 def _without_lengths(variable: Variable, length: int, counts: RowCounts | None) -> Variable:
     """An input like an array, whose long axes, and that of rows, have unknown lengths.
 
-    PyTensor moves an index into a product if shorter: it would tell whether rows outnumber groups.
+    PyTensor moves an index into a product if that is shorter: a sign whether rows outnumber groups.
     """
     rows = None if counts is None else counts.rows.get(variable, 0)
     shape = tuple(

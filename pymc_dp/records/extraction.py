@@ -129,13 +129,13 @@ def extract(
 ) -> Records:
     """Split a model into public terms and one log-likelihood term per record.
 
-    Names in `public` are ``pm.Data`` and observed variables that are not private; `privacy_unit` is
-    as in :func:`count_units`.  With one, or if `count_is_private` (add or remove one), no value and
-    no shape of a parameter may depend on the number of rows, and `n_public`, the public number of
-    units, tells how long an unnamed array may be.  `check` also tries the proof on synthetic data.
-    `read` takes the data, clamped to their bounds; otherwise stores hold two rows of zeros and no
-    private value is looked at.  Errors (NotFactorizable, UnsafeModel, ValueError) name variable and
-    remedy.
+    Names in `public` are ``pm.Data`` and observed variables that are not private; `privacy_unit`:
+    see :func:`count_units`.  With one, or if `count_is_private` (add or remove one), neither a
+    value nor the shape of a parameter may depend on the number of rows.  In the second case the
+    public number of units, `n_public`, tells how long an unnamed array may be.  `check` also tries
+    the proof on synthetic data.  `read` takes the data, clamped to their bounds; else stores hold
+    two rows of zeros, and no private value is looked at.  Errors (NotFactorizable, UnsafeModel,
+    ValueError) name variable and remedy.
     """
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)

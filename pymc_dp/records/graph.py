@@ -9,8 +9,8 @@ value enters the rows through one of three doors, and a :class:`Cut` is made at 
 ``copy``   ``eta_i = phi``: the same value for every row (a scale, an intercept, cut points).
 
 A row's log-likelihood is a function of its ``eta`` alone, so the gradient of the *sum* over rows
-has ``s_i = d l_i / d eta_i`` of all ("ghost" gradients: Goodfellow 2015, arXiv:1510.01799; Li et
-al. 2022, arXiv:2110.05679).  That of record ``i`` is ``sum over cuts of (d eta_i / d theta)' s_i``.
+gives all ``s_i = d l_i / d eta_i`` at once ("ghost" gradients: Goodfellow 2015, arXiv:1510.01799;
+Li et al. 2022, arXiv:2110.05679).  Record ``i`` has ``sum over cuts of (d eta_i / d theta)' s_i``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pytensor.graph.traversal import ancestors
 
 @dataclass(frozen=True, eq=False)
 class RowLeaf:
-    """A private array `source`, with rows on `axis`; the input `block` holds some, rows first."""
+    """A private array `source` with rows on `axis`; the input `block`, rows first, holds some."""
 
     source: Variable
     axis: int
@@ -41,9 +41,9 @@ class RowLeaf:
 class Cut:
     """One place where shared values enter the rows.
 
-    Shapes by kind ("dot", "index", "copy"): shared value `phi`, (p,) or (p, k), (K, ...), any; row
-    input `eta`, (rows,) or (rows, k), (rows, ...), (rows, ...).  `row_data`, free of parameters,
-    are the design (rows, p) of a "dot", the integer labels (rows,) of an "index".
+    The shared value `phi` is (p,) or (p, k) for "dot", (K, ...) for "index", any for "copy"; the
+    row input `eta` is (rows,) or (rows, k) for "dot", else (rows, ...).  `row_data` are the design
+    (rows, p) of a "dot", the integer labels (rows,) of an "index": free of parameters.
     """
 
     kind: Literal["dot", "index", "copy"]
@@ -65,10 +65,10 @@ class Column:
 class Outcome:
     """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.outcomes`.
 
-    The leaf number `leaf` holds it: a nonnegative integer from `lower` to `upper` if `discrete`,
-    else in an interval.  `atoms` are places with a probability of their own; `modes` is how many
-    the density may have.  `hashed` leaves are those that the law needs, which may enter a hash,
-    without ends of a censored one: PyMC 6 leaves these out if all are infinite.
+    The leaf number `leaf` holds it, from `lower` to `upper`; a nonnegative integer if `discrete`.
+    `atoms` are places with a probability of their own; `modes` is how many the density may have.
+    `hashed` leaves are those that the law needs, which may enter a hash, without ends of a censored
+    one: PyMC 6 leaves these out if all are infinite.
     """
 
     leaf: int

@@ -74,7 +74,7 @@ class Lifter:
         self.block_rows = pt.scalar("block_rows", dtype="int64")
 
     def refuse(self, what: str, remedy: str, nonprivate: str | None = None) -> NotFactorizable:
-        """The error: what is wrong and a remedy, `nonprivate` where nothing has to be private."""
+        """The error, with a remedy; `nonprivate` is that where nothing has to be private."""
         start = f"The likelihood of `{self.name}` is not a sum of one term per record: {what}."
         return NotFactorizable(f"{start} {remedy}", f"{start} {nonprivate or remedy}")
 
@@ -85,7 +85,7 @@ class Lifter:
         return not self.parameters.keys().isdisjoint(ancestors_without_shapes([variable]))
 
     def share(self, variable: Variable, axis: int | None = None) -> Variable:
-        """A shared value as rows see it; `axis`, of size one, is theirs, None if it has none."""
+        """A shared value as rows see it; their `axis` in it has size one, or is None."""
         self.shared.append(variable)
         if not self.depends_on_parameters(variable):
             return variable

@@ -53,9 +53,8 @@ def lift_rows(
 
     Raises NotFactorizable, with a remedy, unless each term is shown to depend on its own row only.
     `logps`, by observed variable, have records first; further axes are summed.  `parameters` are
-    value variables with their shapes.  `public` inputs may reach every record, unnamed arrays of
-    `private_length` (default `n_rows`) entries or more may not.  No term may depend on private
-    `counts`.
+    value variables with their shapes.  `public` inputs may reach every record; unnamed arrays of
+    `private_length` (default `n_rows`) entries or more may not.  No term may depend on `counts`.
     """
     public = set(public)
     leaves: dict[Variable, RowLeaf] = {}

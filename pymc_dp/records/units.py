@@ -40,7 +40,7 @@ class RecordStore:
         return self._arrays
 
     def synthetic(self, n_rows: int, value: int | None = 0) -> RecordStore:
-        """Data of one value, or of real numbers in 0.1..0.9 and integers 0; reads no record."""
+        """Data of one `value`, or for None reals from 0.1 to 0.9, integers 0; reads no record."""
         arrays, rng = [], np.random.default_rng(0)
         for array in self._arrays:
             shape = (n_rows, *array.shape[1:])
@@ -102,7 +102,8 @@ def count_units(
 ) -> tuple[int, dict[str, np.ndarray | None]]:
     """The number of privacy units, and the unit of every row of each private observed variable.
 
-    Raises ValueError if ids (:class:`pymc_dp.PrivacyBudget`) do not fit, NotFactorizable if needed.
+    `privacy_unit`: see :class:`pymc_dp.PrivacyBudget`.  Raises ValueError if ids do not match the
+    variables, NotFactorizable if variables of different lengths have none.
     """
     rows = row_counts(model, public)
     if not rows:
@@ -169,8 +170,7 @@ def longest_unnamed(n_units: int, n_public: int | None) -> int:
 def refuse_shared_rows(groups: Sequence[Group], public: set[Variable]) -> None:
     """An entry in memory belongs to one unit, wherever a likelihood reads it.
 
-    Only the user knows whether copies, as of observed values and ``pm.Data``, hold the same
-    entries.
+    Only the user knows whether copies, such as PyMC makes of data, hold the same entries.
     """
     earlier: list[tuple[Variable, np.ndarray, np.ndarray]] = []
     for group in groups:

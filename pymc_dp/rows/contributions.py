@@ -1,9 +1,9 @@
 """What one unit adds to a release: its score, a change of it, its curvature, its statistic.
 
-A *contribution*, which quantity at which points, is public.  Its `blocks` are private values: only
-:mod:`pymc_dp.privacy` asks for them, after the ledger has been charged.  Each is a function of its
-unit's rows, by the same operations wherever these stand: sums of rounded values have an exact
-sensitivity.
+A *contribution* says which quantity is meant, at which points; it is public.  Its `blocks` are
+private: only :mod:`pymc_dp.privacy` asks for them, after the ledger has been charged.  A value is a
+function of its unit's rows, computed by the same operations wherever these stand, so that sums of
+rounded values have an exact sensitivity.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ class LongestEntry(_Number):
 class LongestScore(_Number):
     """The norm that the score of a unit would have at z = 0 with the outcome that fits worst.
 
-    Noise does not hide it, as every unit has one; long scores of rare outcomes are too few to be
-    seen.
+    All units have one, so noise does not hide it, as it does the few long scores of a rare outcome.
     """
 
     def _values(self, engine: RowEngine) -> Blocks:
@@ -157,9 +156,8 @@ class Curvature(_Vector):
     Packed: the entries (j, k), j <= k, of (H_i + H_i')/2, row by row, those off the diagonal times
     sqrt(2), so that the l2 norm is the Frobenius norm; or, if `diagonal`, only the entries (j, j).
     `step` is the length of a difference, where the posterior has a width of about 1: for 0.01 the
-    error is half a per cent of the change of curvature over that width, and cancellation 1e-14.  If
-    rows see few numbers (:func:`sees_few`), differences are taken along these, by as much as `step`
-    moves them.
+    error is half a per cent of the change of curvature over that width, and cancellation 1e-14.
+    Rows that :func:`sees_few` numbers have differences along these, as far as `step` moves them.
     """
 
     diagonal: bool = False
@@ -223,8 +221,7 @@ class Curvature(_Vector):
 class OuterProduct(Curvature):
     """The outer product g_i g_i' of the score at z = 0, packed like a curvature.
 
-    Its mean is that of the curvature if the model is true, also for piecewise linear terms
-    (Laplace).
+    Its mean is that of the curvature if the model is true, also for Laplace and quantile terms.
     """
 
     def _values(self, engine: RowEngine) -> Blocks:
@@ -297,9 +294,9 @@ class PathError(_Number):
 class Statistic(Contribution):
     """A statistic of the data of one record, for engines of one group whose rows are units.
 
-    ``rows(arrays)`` gives (m, n) values of n records, records first, each of its own record;
-    `entries` is m.  `norm` is a public bound on the l2 norm of a unit's entries, after these are
-    clamped: to at least 0 if `nonnegative`, to [-1, 1] if `boxed`.
+    ``rows(arrays)`` gives (m, n) values from arrays of n records, records first; a column is a
+    function of its own record.  `entries` is m.  `norm` is a public bound on the l2 norm of a
+    unit's entries, once clamped: to at least 0 if `nonnegative`, to [-1, 1] if `boxed`.
     """
 
     rows: Callable[[list[np.ndarray]], np.ndarray]
@@ -370,7 +367,7 @@ def score_norms(records: Records) -> Norms | None:
 def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
     """(k,) norms of scores of one record in whitened coordinates, and their probabilities.
 
-    Uses functions, types and shapes of `engine` at a public `theta`; None if that is no guide.
+    Only public parts of `engine` are used; None if laws are unknown, or a public `theta` no guide.
     """
     d = engine.d
     if d > _MOST_PARAMETERS or law_unknown(engine) or engine.index_blocks(theta):

@@ -112,10 +112,10 @@ class RowEngine:
         """The same records, measured against their linearisation at z = 0.
 
         The log-likelihood of a unit is then l_i(z) - g_i(0) . z, and its score vector g_i(z) -
-        g_i(0).  Where d phi / d z is constant, scores are subtracted row by row.  Elsewhere a row
-        has the scores s and -s0 at twice as many shared values: those at z and those at 0.  The
-        reference is private: made at the first use in a process, after the ledger has been charged,
-        and not pickled.
+        g_i(0).  Scores are subtracted row by row where d phi / d z is constant.  Elsewhere a row
+        has the scores s and -s0 at twice as many shared values, at z and at 0.  The private
+        reference is not pickled, and made at the first use in a process, after the ledger has been
+        charged.
         """
         if self.is_tilted:
             return self
@@ -257,7 +257,7 @@ class RowEngine:
             yield where, block.dense(self.d)
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
-        """Vectors without most zeros, of some units, or of all where these have several rows."""
+        """Vectors without most zeros, of some units; of all of them if units have several rows."""
         if self.one_row_per_unit:
             yield from self._row_vectors(0, scores, units)
             return

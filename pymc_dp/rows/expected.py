@@ -134,7 +134,7 @@ class _Rows:
 
 
 def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]]:
-    """Units, with what they could observe; for engines `each_alone` without :func:`law_unknown`."""
+    """Units, with what they could observe, for an engine `each_alone` whose laws are known."""
     sizes = [most_nodes(*group.functions.graph.outcomes) for group in engine.groups]
     points = sizes[0] if engine.one_row_per_unit else POINTS
     at_once = max(1, min(BLOCK, _JOINT // (points * engine.d)))

@@ -1,7 +1,7 @@
 """Compiled functions of a row graph: log-likelihoods, scores at the cuts, shared values.
 
 Data are inputs, never constants, so that no compile cache can hold them.  No ``fastmath`` where
-rows are seen: a row must give the same bits everywhere, or integer sums lose exact sensitivities.
+rows are seen: a row must give the same bits everywhere, or sensitivities are not exact.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class _Evaluated:
 
 
 class RowFunctions(_Evaluated):
-    """The compiled functions of one graph; `constant_jacobians`, per cut, are d phi / d theta."""
+    """The compiled functions of one graph; `constant_jacobians` are d phi / d theta, or None."""
 
     def __init__(
         self,
@@ -272,7 +272,7 @@ class RowFunctions(_Evaluated):
 
 
 class OutcomeFunctions(_Evaluated):
-    """Row functions, given all row data and :meth:`constants`: slow parts without the outcome."""
+    """Row functions to try many outcomes: they take all row data, then :meth:`constants`."""
 
     def __init__(self, functions: RowFunctions) -> None:
         self.n_dots, self.differentiable = functions.n_dots, functions.differentiable

@@ -1,8 +1,8 @@
 """Rows of one likelihood: their columns, what they see, and compiled functions over all of them.
 
 Each row sees the parameters through a few numbers eta (:mod:`pymc_dp.records.graph`).  Where they
-are affine in z, with u_a = d eta_a / d z, the curvature of a row is -sum_ab S_ab u_a u_b', with S
-the second derivatives of its log-likelihood by its eta: as many evaluations as eta, whatever d is.
+are affine in z, with u_a = d eta_a / d z, the curvature of a row is -sum_ab S_ab u_a u_b'.  S, the
+second derivatives of its log-likelihood by its eta, takes as many evaluations as there are eta.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class RowGroup:
         return self._each_alone
 
     def synthetic(self, n_rows: int, value: int | None = 0) -> RowGroup:
-        """The functions on made-up rows: users have two each, one has all if a `value` is given."""
+        """The functions on made-up rows; each user has two, or one has all if `value` is given."""
         users = np.arange(n_rows) // 2 * (value is None)
         store = self.store.synthetic(n_rows, value)
         return RowGroup(self.functions, store, None if self.units is None else users)
@@ -233,8 +233,7 @@ class RowGroup:
         """(K, K, rows) second derivatives of log-likelihoods by what a block of rows sees.
 
         Symmetrised forward differences: a number moves by `step` |u_a|, by one public length where
-        rows share it; 0 if it does not.  `norms`, (K, rows), are |u_a|, read for linear predictors
-        only.
+        rows share it; S is 0 if it does not move.  `norms`, (K, rows), are |u_a|, for "dot" cuts.
         """
         functions = self.functions
         etas, labels, blocks = self.inputs(phis, where)
@@ -268,7 +267,7 @@ class RowGroup:
     def _numbers(
         self, phis: Sequence[np.ndarray], maps: Maps
     ) -> Iterator[tuple[int, Cut, int, np.ndarray]]:
-        """Each number that a row sees: its cut, which of that cut's, its (labels or 1, d) map."""
+        """Numbers that a row sees: cut, place in it, (coefficients or labels or 1, d) of a map."""
         for k, (cut, phi, matrix) in enumerate(
             zip(self.functions.ordered, phis, maps, strict=True)
         ):

@@ -315,7 +315,7 @@ def _progression(
     step: ndarray,
     growth: ndarray,
 ) -> None:
-    """Geometric progressions of places: the first, `shifts` steps in; log ratio; ratio."""
+    """Geometric progressions of places: first place, `shifts` steps in; log ratio; ratio."""
     for i in range(low.shape[0]):
         step[i] = math.log(high[i] / low[i]) / steps
         growth[i] = math.exp(step[i])
@@ -366,7 +366,7 @@ def _place(
     outcome: ndarray,
     slope: ndarray,
 ) -> None:
-    """The outcome at a place, and the log of its derivative by v: itself, its log, or log-odds."""
+    """The outcome at a place, and its log-derivative by a real number: itself, log or log-odds."""
     for i in range(place.shape[0]):
         v = centre[i] + width[i] * (0.5 * (place[i] - 1.0 / place[i]))
         from_below, from_above = lower[i] > -math.inf, upper[i] < math.inf
@@ -453,7 +453,7 @@ def _choose(
 
 @compiled(error_model="numpy")
 def _between(first: float, second: float, gap: float, bend: float) -> tuple[float, float]:
-    """Probabilities between two integers (a log-parabola), divided as by linear interpolation."""
+    """Probabilities between two integers (log-parabola), divided as linear interpolation does."""
     rate = math.fabs(second - first) / gap
     larger = math.exp(max(first, second) - min(max(bend * gap * (gap + 1.0) / 12.0, -0.5), 0.5))
     if rate * gap < 1e-3:

@@ -32,8 +32,7 @@ _LOWEST, _HIGHEST = -746.0, 709.782712893384  # beyond these exp is 0 or infinit
 def exp(x: float) -> float:
     """The exponential function, with a relative error below 2^-51 where it is a normal number.
 
-    x = k log 2 + r; exp(r) as Moshier (Cephes, 1984); 2^k in two factors, so that underflow is
-    gradual.
+    x = k log 2 + r; exp(r) by Moshier (Cephes, 1984); 2^k in two factors, for gradual underflow.
     """
     v = min(max(x, _LOWEST), _HIGHEST)
     rounded = v * _LOG2_E + _ROUNDING
@@ -172,7 +171,7 @@ def concave_slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
 
 @compiled(error_model="numpy")
 def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
-    """v[i] <- the largest |l'(v[i])| over outcomes: 0 and 1 for counts; 0 for real outcomes."""
+    """v[i] <- the largest |l'(v[i])| over outcomes (0 and 1 of counts); 0 if outcomes are real."""
     for i in range(v.shape[0]):
         x = v[i]
         if family == _LOGIT:
@@ -193,9 +192,9 @@ def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
 class Moves(NamedTuple):
     """The derivatives u_i of one number of each row by z.
 
-    Entries `common_values`, (q, n), are at the coordinates `common` of all rows, `moving_values` at
-    a row's own, `moving`, (m, n).  `lengths`, (n,), are rounded up from entries as stored, maybe
-    float32.
+    `common_values`, (q, n), are at coordinates `common` of all rows, `moving_values` at a row's own
+    `moving`, (m, n); float32 if all features are.  `lengths`, (n,), are rounded up, of these as
+    stored.
     """
 
     common: ndarray

@@ -1,7 +1,7 @@
 """Compiled loops over rows.
 
 Arrays are (columns, rows): the innermost loop runs over rows and vectorises.  Each row has the same
-operations wherever it stands: no ``fastmath``, no matrix library, which may round by place.
+operations wherever it stands: no ``fastmath``, no matrix library, whose rounding depends on place.
 """
 
 from __future__ import annotations
@@ -82,9 +82,8 @@ def clean(scores: ndarray) -> None:
 def lengths(common: ndarray, moving: ndarray, out: ndarray) -> None:
     """out[i] = a number that is at least the l2 norm of column i of both arrays together.
 
-    With d entries it is above by at most (d + 9) 2^-52 of the norm, plus d 2^-536: sums of squares
-    err by d 2^-53 relative, and d 2^-1075 underflows.  Infinite or not a number where the column
-    is.
+    With d entries it exceeds the norm by at most (d + 9) 2^-52 of it, plus d 2^-536: squares sum
+    with a relative error of d 2^-53, and d 2^-1075 underflows.  Infinite or NaN where a square is.
     """
     n, d = out.shape[0], common.shape[0] + moving.shape[0]
     for i in range(n):
@@ -335,7 +334,7 @@ def compressed_rows(matrix: np.ndarray) -> Compressed:
 
 
 def row_blocks(n_rows: int, size: int, first: int = 0) -> list[slice]:
-    """Slices of about `size` rows from `first` on; a row alone may be rounded otherwise."""
+    """Slices of about `size` rows from `first` on; none has one row, which may round otherwise."""
     starts = list(range(0, n_rows, size))
     if len(starts) > 1 and n_rows - starts[-1] == 1:
         starts.pop()

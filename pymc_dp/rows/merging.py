@@ -8,7 +8,9 @@ A value of cuts alone enters the rows through one door: "copy" if all cuts are c
 the others have one and the same column; "dot" if it is linear in products with one design, as
 ``a * (x_i @ beta) = x_i @ (a * beta)``.  Operations and cuts act row by row, so it is the cut of
 the same expression of shared values, copies with a leading axis of one.  Columns are the same if
-they are one ``pm.Data`` or array.  Guarantee: only the graph is looked at, never private values.
+they are one ``pm.Data`` or array.
+
+Guarantee: only the graph is looked at, never values of row data or their number.
 """
 
 from __future__ import annotations

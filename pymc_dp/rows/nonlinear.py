@@ -2,9 +2,9 @@
 
 Shared values (:mod:`pymc_dp.records.graph`) may be non-linear in the parameters: group means
 ``(mu + tau * z)[g]``, coefficients ``tau * z``, a curve ``b + a**2``.  The posterior is then
-curved, though the likelihood of shared values is near normal in large data.  These *effects*
-replace the parameters here, which follow from them publicly.  Shared values that meet in the rows
-are merged first (:mod:`pymc_dp.rows.merging`), however a model is written.
+curved, though the likelihood of shared values is near normal in large data.  Here these *effects*
+replace the parameters; how parameters follow from effects is public.  Shared values that meet in
+the rows are merged first (:mod:`pymc_dp.rows.merging`), however a model is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Seen:
     """Effects that replace the parameters of a likelihood.
 
     `effects` are value variables that records see directly, then shared values non-linear in
-    several.  `parameters` has their k <= d entries, the first `n_direct` parameters themselves;
+    several.  `parameters` has their k <= d entries, of which the first `n_direct` are parameters;
     `graphs` are the likelihood by group; `function` maps (d,) parameters to (k,) effects.
     """
 
@@ -61,8 +61,8 @@ def see(
     """The effects of a likelihood that is non-linear in its parameters, if any.
 
     Derivatives are taken at public `places`, (m, d).  Yields effects of the merged graphs, then of
-    the graphs as cut; none if no shared value is non-linear in several parameters, or they are
-    redundant.
+    the graphs as cut; none if no shared value is non-linear in several parameters, or k > d, or
+    they are functions of each other.
     """
     graphs = tuple(group.functions.graph for group in groups)
     together = tuple(merged(graph) for graph in graphs)

@@ -251,7 +251,7 @@ def moves_of(
     maps: Sequence[np.ndarray | None],
     single: bool,
 ) -> Moves:
-    """Of v = sum of weights . (values at cuts); float32 if designs are, and others by `single`."""
+    """Of v = sum of weights . (values at cuts); float32 if all designs are and if `single`."""
     columns = group.columns()
     cuts = [
         (cut, w, matrix)

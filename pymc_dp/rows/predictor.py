@@ -69,7 +69,10 @@ def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> li
 
 
 def linear_predictor(graph: RowGraph) -> Variable | None:
-    """The (rows,) float64 variable, affine in the cuts, through which alone they act; or None."""
+    """The (rows,) float64 variable, affine in the cuts, through which alone they act.
+
+    The nearest to the log-likelihood; None if cuts act in another way as well, or not elementwise.
+    """
     etas = {cut.eta for cut in graph.cuts}
     moves: dict[Variable, bool] = {}
     affine: dict[Variable, bool] = {}
@@ -137,8 +140,8 @@ _BENDS = (
 def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
     """Whether an operation on the way from `v` to `value` bends, or chooses by a range of `v`.
 
-    `equalities` allows choices by ``==``, at single points.  Checks of parameters (rates,
-    probabilities) are no choices: what is impossible beyond 0 or 1 is seen at a few points.
+    `equalities` allows choices by ``==``: single points do not matter.  Checks of parameters (a
+    rate is not negative) are no choices: what is impossible beyond 0 or 1 is seen at a few points.
     """
     decided: dict[Variable, bool] = {}  # what a range of v decides; whether that ends at 0 or 1
     for node, operation, depend in _way([value], v):
@@ -314,7 +317,7 @@ def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:
 def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float] | None:
     """The family and sign that hold for every value of what the data put into the terms in v.
 
-    Values through which data enter are drawn apart, conditions too: a rare branch is seen as well.
+    Values through which data enter, conditions too, are drawn one by one, so a rare branch is seen.
     """
     leaves = {leaf.block for leaf in graph.leaves}
     doors: list[Variable] = []

@@ -1,9 +1,9 @@
 """Log-likelihoods of rows that PyTensor evaluates slowly, written otherwise.
 
-PyMC checks that logistic functions lie in [0, 1], evaluates both outcomes of a Bernoulli variable,
-and computes log-factorials at every place.  What follows from data alone is *hoisted*: computed
-once.  Multivariate normals solve a triangular system by a library call for each row (a joint call
-may round a row by its place); the inverse of a constant matrix is computed once instead.
+PyMC checks bounds that logistic and exponential functions cannot leave, evaluates both outcomes of
+a Bernoulli variable, and computes log-factorials at every place.  What follows from data alone is
+*hoisted*: computed once.  Multivariate normals solve a triangular system by a library call for each
+row (a joint call may round a row by its place); a constant matrix is inverted once instead.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _SIMPLIFY = in2out(
 
 
 def simplified(value: Variable) -> Variable:
-    """The canonical log-likelihood without idle bounds, and with one softplus for two."""
+    """The canonical log-likelihood without checks that always hold, with one softplus for two."""
     fgraph = FunctionGraph(outputs=[value], clone=False)
     _SIMPLIFY.rewrite(fgraph)
     return fgraph.outputs[0]
@@ -208,7 +208,7 @@ JOIN_PRODUCTS = (  # for `Mode.register`: after the simplifications, before elem
 
 
 def constant_solves(value: Variable) -> Variable:
-    """Replace solves of constant triangular systems; equal up to rounding, row by row."""
+    """Replace solves of constant triangular systems; equal up to rounding, each row alike."""
     nodes = {v.owner for v in ancestors([value]) if v.owner is not None}
     replaced = {}
     for node in nodes:

@@ -52,9 +52,8 @@ def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndar
     """Index blocks, and coordinates in which their entries are the effects that rows see.
 
     T, (d, d), of theta' = T theta is the identity, but for rows of a block: derivatives of its
-    effects phi by theta, at a public `theta`.  For ``(mu + tau * z)[g]`` group means replace the
-    ``z``: a row that sees one has no score in ``mu`` and ``tau``, and the ridge along these needs
-    no noise.
+    effects by theta, at a public `theta`.  For ``(mu + tau * z)[g]`` group means replace the ``z``:
+    a row of a group has no score in ``mu`` and ``tau``, and the ridge along these needs no noise.
     """
     blocks = index_blocks(groups, theta)
     change = np.eye(theta.size)
@@ -83,8 +82,7 @@ def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) 
     """(d, d) which coordinates of z, theta + scaling z, a row may see together; symmetric.
 
     Where False, the entry of every unit's curvature is 0; on the diagonal, that of every score.
-    Public, as :func:`index_blocks`; also looked at far away, as max(b, 0) shows nothing on one
-    side.
+    Public, as :func:`index_blocks`; also looked at far away: max(b, 0) is flat on one side.
     """
     d, rng = theta.size, np.random.default_rng(1)
     steps = np.repeat(_WIDE, _LOOKS)[:, None] * rng.standard_normal((_LOOKS * len(_WIDE), d))
@@ -124,9 +122,9 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
     """Whether rows push a shared value by a force that does not change with it.
 
     As in Laplace likelihoods and quantile regression, whose curvature is zero almost everywhere and
-    says nothing about the posterior.  Public: looked at on made-up rows, at public `places`.
-    Parameters that push something else do not count: Poisson terms ``y log(m) - m`` are linear in
-    what they see.
+    says nothing about the posterior.  Public: looked at on made-up rows, at public `places`.  If
+    its parameters push anything else it does not count: Poisson terms ``y log(m) - m`` are both
+    linear.
     """
     rng = np.random.default_rng(0)
     for group in groups:
