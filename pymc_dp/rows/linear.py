@@ -17,7 +17,7 @@ from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.sparse import SparseBlock
 
-# Elementary functions have no branches or library calls, so that loops over rows use vector
+# `exp` and `log1p` have no branches or library calls, so that loops over rows use vector
 # instructions.  Additions, multiplications, one division and one rounding round alike in scalar and
 # vector form: a record gives the same bits wherever it stands.
 
