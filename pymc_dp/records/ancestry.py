@@ -1,7 +1,7 @@
 """What the value of a variable is computed from: values behind it, but not mere shapes.
 
 Shapes are public, so a graph that uses an array only for its size does not depend on its entries.
-Shapes that are themselves computed from entries (``x[x > 0].shape[0]``) are looked behind.
+Shapes computed from entries (``x[x > 0].shape[0]``) are looked behind.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ from pymc_dp.base.compat import AdvancedIncSubtensor1, AdvancedSubtensor1, subte
 from pymc_dp.base.threads import INTERPRETED
 
 SHAPE_OPS = (Shape, Shape_i)
-#: The shape of the result follows from the shapes of the inputs.
-_SHAPES_FROM_SHAPES = (
+_SHAPES_FROM_SHAPES = (  # the shape of the result follows from the shapes of the inputs
     CAReduce,
     CheckAndRaise,
     CumOp,
@@ -56,8 +55,7 @@ _SHAPES_FROM_SHAPES = (
 )
 #: Entries picked by arrays of labels.
 TAKES = (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ()))
-#: An array in which some entries are set or added to.
-_SETS = (
+_SETS = (  # an array in which some entries are set or added to
     IncSubtensor,
     AdvancedIncSubtensor,
     *((AdvancedIncSubtensor1,) if AdvancedIncSubtensor1 is not None else ()),
@@ -143,11 +141,7 @@ def is_data(variable: Variable) -> bool:
 
 
 def is_long_constant(variable: Variable, length: int) -> bool:
-    """True for a constant array of `length` entries or more, in whatever layout.
-
-    Constants have no name, so they cannot be declared public: one with room for an entry per record
-    counts as private.
-    """
+    """True for a constant array of `length` entries or more, which no name can declare public."""
     return isinstance(variable, Constant) and _is_long(variable, length)
 
 
@@ -164,8 +158,7 @@ def _is_long(source: Variable, length: int) -> bool:
 def hides_code(variables: Iterable[Variable]) -> str | None:
     """The name of an operation behind `variables` whose code the graph does not show.
 
-    Such an operation may hold data in a Python closure, where no walk over the graph can see them.
-    So may a ``pm.CustomDist``, and a differential equation of PyMC holds the times of its values.
+    Python closures may hold data, as in ``pm.CustomDist``; PyMC's ODE holds the times of values.
     """
     for variable in ancestors(variables):
         if variable.owner is None:
@@ -203,9 +196,6 @@ def number(x: Variable) -> float | None:
         return None
 
 
-# -- sizes as numbers ------------------------------------------------------------------------------
-
-
 def fixed_shapes(
     outputs: Sequence[Variable],
     parameters: Mapping[Variable, tuple[int, ...]],
@@ -214,10 +204,8 @@ def fixed_shapes(
 ) -> list[Variable]:
     """Sizes and public ``pm.Data`` as numbers, so that no compiled function refers to the model.
 
-    Otherwise data arrays would be reached for their shape, and ``pm.set_data`` would change
-    functions already compiled.  `parameters` are the value variables of the free random variables,
-    and their shapes.  `rows` are inputs with an axis of rows, whose sizes are known only when the
-    function runs.
+    Otherwise data would be reached for their shape, and ``pm.set_data`` change compiled functions.
+    `parameters` are value variables with shapes; sizes of `rows` are known when a function runs.
     """
     now: dict[Variable, Variable] = {
         variable: variable.type.make_constant(variable.get_value())

@@ -1,14 +1,12 @@
 """Arithmetic of rows that gives a number for every record, the same with every backend.
 
-Python refuses to raise an integer to a negative power and to make an integer of what is no number,
-with a message that may hold the value.  Compiled code raises for negative integer powers of 0, of a
-real 0 as well, and the processor stops it when the least integer is divided by -1.  An error that
-one record causes, after a charge, would tell of that record, so such operations are replaced by
-ones that are defined everywhere (:func:`without_errors`).
+Python refuses negative powers of integers and integers made of NaN, with a message that may hold
+the value.  Compiled code raises for negative integer powers of 0, also a real 0, and the processor
+stops it when the least integer is divided by -1.  Such an error of one record, after a charge,
+would tell of it: :func:`without_errors` puts operations that are defined everywhere in their place.
 
-PyTensor gives the product of two integers their own type.  Whether a large product wraps in it
-differs between PyTensor's backends, and with what else is fused into one loop; so does whether the
-sum of two truth values is 1 or 2 (:func:`without_wrapping`).
+PyTensor gives products of integers their own type.  Whether large ones wrap, and whether the sum of
+two truth values is 1 or 2, differs between backends and fused loops (:func:`without_wrapping`).
 """
 
 from __future__ import annotations
@@ -33,8 +31,6 @@ from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
 
 from pymc_dp.errors import NotFactorizable
-
-# -- without errors --------------------------------------------------------------------------------
 
 
 class _ToInteger(Op):
@@ -65,9 +61,8 @@ class _ToInteger(Op):
 def without_errors(outputs: Sequence[Variable], *, interpreted: bool) -> list[Variable]:
     """`outputs` with powers, integer quotients, remainders and casts defined for all values.
 
-    Equal wherever Python gives a number that fits.  An integer to a negative power is cut off
-    towards zero; for a base of 0 it is 0.  A real 0 to a negative power is infinite.  Casts to
-    integers are replaced if `interpreted`: compiled ones do not fail.
+    Equal wherever Python gives a number that fits.  Integers to negative powers are cut off towards
+    zero, 0 for a base of 0; a real 0 gives infinity.  Integer casts are replaced if `interpreted`.
     """
     defined: dict[Variable, Variable] = {}
     for node in toposort(outputs):
@@ -126,11 +121,7 @@ def never_negative(x: Variable) -> bool:
     return isinstance(x, Constant) and bool(np.min(x.data, initial=0) >= 0)
 
 
-# -- without wrapping ------------------------------------------------------------------------------
-
-
-#: Elementwise operations whose result may be out of range of the type of integers.
-_GROWING = (Abs, Add, Mul, Neg, Pow, Sqr, Sub)
+_GROWING = (Abs, Add, Mul, Neg, Pow, Sqr, Sub)  # may leave the range of a type of integers
 _SINGLE = ("float16", "float32")
 
 
@@ -149,11 +140,9 @@ def without_wrapping(
 ) -> list[Variable]:
     """`outputs` with arithmetic of integer arrays in double precision.
 
-    Casts to integers cut off decimals, and keep what is out of range of the type.  Single numbers,
-    most of them lengths, stay integers, and so do labels.  Random variables stay as they are.  If
-    `single`, what PyTensor would compute in single precision, such as the exponential of a truth
-    value, is computed in double precision as well.  A NotFactorizable that begins with `what`
-    refuses ``~`` on integers, and ``+`` on truth values.
+    Casts to integers cut off decimals, and keep what is out of range.  Single numbers, most of them
+    lengths, stay integers; so do labels and random variables.  If `single`, arithmetic in float32
+    is replaced too.  NotFactorizable, with `what`, refuses ``~`` on integers and ``+`` on booleans.
     """
     return _unwrapped(outputs, what, single, {}, set())
 

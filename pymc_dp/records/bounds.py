@@ -15,8 +15,7 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.records.ancestry import array_of, data_behind, is_data
 
 _ATTRIBUTE = "pymc_dp_bounds"
-#: Values of an observed variable that are possible.
-_SUPPORT = {
+_SUPPORT = {  # values of an observed variable that are possible
     "bernoulli": (0.0, 1.0),
     "binomial": (0.0, np.inf),
     "poisson": (0.0, np.inf),
@@ -132,9 +131,6 @@ def seal(model: Model) -> None:
     setattr(model, _ATTRIBUTE, declared)
 
 
-# -- which array ----------------------------------------------------------------------------------
-
-
 def _source(model: Model, name: str) -> Variable:
     observed = {rv.name: rv for rv in model.observed_RVs}
     if name in observed:
@@ -203,9 +199,6 @@ def _inwards(end: np.ndarray, towards: float) -> np.ndarray:
     return np.where(beyond, np.nextafter(rounded, np.float32(towards)), rounded).astype("float64")
 
 
-# -- clamping -------------------------------------------------------------------------------------
-
-
 def source_limits(model: Model) -> dict[Variable, Interval]:
     """The declared limits, by the variable that holds the data."""
     return {_source(model, name): limits for name, limits in declared_bounds(model).items()}
@@ -216,8 +209,7 @@ def clamp(data: np.ndarray, limits: Interval) -> np.ndarray:
     lower, upper = (np.broadcast_to(end, data.shape[1:]) for end in limits)
     if data.dtype.kind in "iu":
         info = np.iinfo(data.dtype)
-        # as integers: not every limit of a type is a number in double precision
-        lower, upper = (
+        lower, upper = (  # as integers: not every limit of a type is a number in double precision
             np.array(
                 [
                     info.min if x <= info.min else info.max if x >= info.max else int(x)
@@ -243,11 +235,7 @@ def check_public(model: Model, public: Iterable[str]) -> None:
 
 
 def known_limits(model: Model, public: Iterable[str] = ()) -> dict[Variable, Interval]:
-    """All that is publicly known of the range of the data, by the variable that holds them.
-
-    Declared bounds, the support of Bernoulli, binomial and Poisson variables, and the smallest and
-    largest values of public data.
-    """
+    """Publicly known ranges of data: declared bounds, supports of counts, ends of public data."""
     limits = source_limits(model)
     public = set(public)
     for rv in model.observed_RVs:
@@ -268,9 +256,6 @@ def known_limits(model: Model, public: Iterable[str] = ()) -> dict[Variable, Int
     return limits
 
 
-# -- statements -----------------------------------------------------------------------------------
-
-
 def stated(model: Model) -> dict[str, list[Any]]:
     """The declared bounds for a ledger: [lower, upper] by name, None for a side without bound."""
     declared = declared_bounds(model).items()
@@ -280,5 +265,4 @@ def stated(model: Model) -> dict[str, list[Any]]:
     }
 
 
-#: Lower and upper ends, of one shape.  The same array twice where the value is known.
-Interval = tuple[np.ndarray, np.ndarray]
+Interval = tuple[np.ndarray, np.ndarray]  # lower, upper; the same array twice if the value is known

@@ -1,10 +1,8 @@
 """Whether a value or a shape depends on how many rows the data have.
 
-Shapes of arrays are public in general (:mod:`pymc_dp.records.ancestry`).  Where the number of rows
-is private it may enter neither a value nor the shape of a parameter, in whatever way: as
-``y.shape[0]``, as the length of ``y[1:]``, as a sum of ``ones_like(y)``.  The walk therefore
-follows values and single axes: the number of columns of a private matrix is public, that of rows is
-not.  An operation without a rule counts as a function of all that goes into it.
+Where that is private, it may enter neither a value nor the shape of a parameter, be it as
+``y.shape[0]``, the length of ``y[1:]``, or a sum of ``ones_like(y)``.  The walk follows values and
+single axes (the number of columns is public).  An operation without a rule depends on all inputs.
 """
 
 from __future__ import annotations
@@ -31,11 +29,9 @@ from pytensor.tensor.subtensor import Subtensor
 from pymc_dp.base.compat import advanced_indices, subtensor_indices
 from pymc_dp.records.ancestry import SHAPE_OPS, TAKES, is_data, is_long_constant
 
-#: A variable, and which of its axes, or ``None`` for its value.
-_Item = tuple[Variable, int | None]
+_Item = tuple[Variable, int | None]  # a variable, and which of its axes; None for its value
 
-#: An entry is computed from the entries at its place, whatever the lengths of the axes.
-_ENTRY_BY_ENTRY = (
+_ENTRY_BY_ENTRY = (  # an entry is computed from those at its place, whatever the lengths of axes
     CheckAndRaise,
     DimShuffle,
     Elemwise,
@@ -43,20 +39,17 @@ _ENTRY_BY_ENTRY = (
     ScalarFromTensor,
     TensorFromScalar,
 )
-#: Axes of the result are those of the first input.
-_KEEPS_AXES = (CheckAndRaise, CumOp, LogSoftmax, Softmax, SpecifyShape)
+_KEEPS_AXES = (CheckAndRaise, CumOp, LogSoftmax, Softmax, SpecifyShape)  # those of the first input
 
 
 @dataclass(frozen=True, eq=False)
 class RowCounts:
     """The numbers of rows of private arrays, which nothing may depend on.
 
-    `public` are inputs whose values and shapes are public: parameters, and what was declared.
-    Inputs with an axis of rows, whose sizes are known only when a function runs, belong there too.
-    Constants with `length` entries or more count as private.  `rows` are arrays that are known to
-    hold rows, however short, and the axis on which they stand; in other private arrays they stand
-    on the first.  `lengths` are those of dims that are private numbers of rows, also where they are
-    constants.
+    `public` are inputs with public values and shapes: parameters, what was declared, blocks of
+    rows.  Constants of `length` entries or more are private.  `rows` are arrays known to hold rows,
+    and on which axis (the first in other private arrays).  `lengths` of dims, constants too, count
+    rows.
     """
 
     public: Collection[Variable]
@@ -67,11 +60,7 @@ class RowCounts:
     def behind(
         self, values: Iterable[Variable] = (), shapes: Iterable[Variable] = ()
     ) -> Variable | None:
-        """A private array whose rows are counted by some of `values`, or by some of `shapes`.
-
-        None if the values of `values` and the shapes of `shapes` are the same for any number of
-        rows.
-        """
+        """A private array whose rows are counted by `values` or by shapes of `shapes`, or None."""
         containers = {v.container for v in self.public if isinstance(v, SharedVariable)}
         stack: list[_Item] = [(variable, None) for variable in values]
         stack += [item for variable in shapes for item in _axes(variable)]
@@ -105,8 +94,7 @@ class RowCounts:
     def inside(self, variables: Iterable[Variable]) -> Variable | None:
         """A private array whose rows are counted by graphs that operations behind `variables` wrap.
 
-        PyTensor unfolds such a graph with the lengths of its constants as numbers, so that nothing
-        of them is seen afterwards.
+        PyTensor unfolds such graphs with lengths of constants as numbers, where nothing is seen.
         """
         asked: list[Variable] = []
         stack = list(variables)

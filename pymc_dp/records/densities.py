@@ -1,17 +1,14 @@
 """Log-densities of a model with its data still in view.
 
-While PyMC derives a log-density it folds expressions of constants: ``X - X.mean(0)`` with a NumPy
-``X`` would reach us as one more array with a row per record, and what couples the records would
-never be seen.  Long constants are therefore hidden behind inputs for the time of the derivation,
-and those that appear only meanwhile, captured by a closure of ``pm.CustomDist``, are not folded.
+PyMC folds expressions of constants when it derives a log-density: ``X - X.mean(0)`` with a NumPy
+``X`` would be one more array with a row per record, and what couples records would not be seen.
+Long constants are therefore hidden behind inputs meanwhile, and those of closures
+(``pm.CustomDist``) are not folded.  Where the number of rows is private, ``pm.Data`` are hidden as
+well, and operations are made again, because types may know lengths (``shape=(n,)``).
 
-Where the number of rows is private, the same is done with ``pm.Data``, and every operation is made
-again: a type that knows a length (``pm.Data("x", x, shape=(n,))``) would turn it into a number.
-
-Data may be infinite where a record has no bound, as in ``pm.Censored`` and ``pm.Truncated``, which
-is harmless where they are only compared: :func:`may_be_infinite` finds these in the graph.  A
-truncated likelihood computes with its bounds, and infinity spoils its derivative if not its value.
-So :func:`open_sided` lets each record choose PyMC's formula for the bounds that the record has.
+Data may be infinite where a record has no bound (``pm.Censored``, ``pm.Truncated``): harmless if
+they are only compared (:func:`may_be_infinite`).  A truncated likelihood computes with bounds, and
+infinity spoils its derivative: :func:`open_sided` lets records choose the formula for theirs.
 """
 
 from __future__ import annotations
@@ -74,12 +71,10 @@ def long_constants_kept(length: int) -> Iterator[None]:
 def log_densities(
     model: Model, rvs: Sequence[Variable], *, jacobian: bool, length: int, counts: RowCounts | None
 ) -> list[Variable]:
-    """Per-observation log-densities, every long array as it stands in the model.
+    """Log-densities of `rvs`, by observation, with every long array as it stands in the model.
 
-    There is one for each of `rvs`, as a function of the model's value variables and data.
-    `jacobian` adds the log-Jacobian of the transforms.  Constants with `length` entries or more are
-    not folded.  `counts` are the numbers of rows, where they are private.  Raises NotFactorizable
-    if PyMC cannot derive them, or they confuse integers with truth values.
+    Functions of value variables and data.  `counts` are numbers of rows, where private.  Raises
+    NotFactorizable if PyMC cannot derive them, or they confuse integers with truth values.
     """
     everything = model.basic_RVs
     values = [model.rvs_to_values[rv] for rv in everything]
@@ -162,8 +157,7 @@ def _rebuilt(outputs: Sequence[Variable], inputs: set[Variable]) -> list[Variabl
 def _without_lengths(variable: Variable, length: int, counts: RowCounts | None) -> Variable:
     """An input like an array, whose long axes, and that of rows, have unknown lengths.
 
-    PyTensor moves an index into a product where this makes it shorter, so that the form of a
-    likelihood would tell whether there are more rows, which may be secret, or more groups.
+    PyTensor moves an index into a product if that is shorter: a sign whether rows outnumber groups.
     """
     rows = None if counts is None else counts.rows.get(variable, 0)
     shape = tuple(
@@ -173,11 +167,8 @@ def _without_lengths(variable: Variable, length: int, counts: RowCounts | None) 
     return variable.type.clone(shape=shape)(name=variable.name)
 
 
-# -- infinite data ---------------------------------------------------------------------------------
-
-
 _COMPARES = (ps.EQ, ps.NEQ, ps.LT, ps.LE, ps.GT, ps.GE, ps.IsInf, ps.IsNan)
-#: What an infinite number passes as it is, or with the other sign.
+#: An infinite number passes as it is, or with the other sign.
 _PASSES = (ps.Cast, ps.Identity, ps.Neg, ps.ScalarMaximum, ps.ScalarMinimum, ps.Second, ps.Switch)
 _MOVES = (Alloc, DimShuffle, Reshape, SpecifyShape, Subtensor)
 
@@ -220,9 +211,6 @@ def _is_finite(x: Variable) -> bool:
     return known is not None and abs(known) < np.inf
 
 
-# -- truncated likelihoods ------------------------------------------------------------------------
-
-
 class _OpenTruncated(TruncatedRV):
     """A truncated variable, some of whose records may have no bound."""
 
@@ -235,10 +223,7 @@ _OPEN = {TruncatedRV: _OpenTruncated, TruncatedNormalRV: _OpenTruncatedNormal}
 
 
 def open_sided(rvs: Sequence[Variable]) -> None:
-    """Let records without a bound be told apart in the log-densities of some variables, in place.
-
-    `rvs` are a copy of random variables, with inputs in place of long constants.
-    """
+    """Let records without a bound be told apart in log-densities of `rvs`, a copy, in place."""
     for node in toposort(rvs):
         if type(node.op) not in _OPEN:
             continue
@@ -283,10 +268,7 @@ def _open_logprob(op: Any, values: Sequence[Variable], *inputs: Any, **kwargs: A
 
 
 def _with_ones(value: Variable, wrt: set[Variable], where: Variable) -> Variable:
-    """`value` made from ones instead of `wrt` in some places, so that it has no derivative there.
-
-    A derivative of a choice has terms of both branches, where 0 times infinity is not a number.
-    """
+    """`value` made from ones, not `wrt`, in places whose derivatives are 0 times infinity."""
     new: dict[Variable, Variable] = {}
     done: set[Variable] = set()
     for node in toposort([value]):

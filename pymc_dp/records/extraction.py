@@ -1,9 +1,8 @@
 """Records of a PyMC model: its prior, and one log-likelihood term per record, or a refusal.
 
 Privacy per record needs a likelihood that is a sum of one term per record.  :func:`extract` proves
-that from the graph of the model (:mod:`pymc_dp.records.proof`) and checks it numerically on
-synthetic data of the same shape.  It uses no value of a private array, except to see that it is
-finite.
+that from the graph (:mod:`pymc_dp.records.proof`) and checks it on synthetic data of the same
+shape.  Of private arrays it uses no value, except to see that it is finite.
 """
 
 from __future__ import annotations
@@ -56,17 +55,15 @@ from pymc_dp.records.units import (
     row_counts,
 )
 
-#: In messages about rows.
-_NOT_SHOWN = "(which rows are concerned is not shown here: it is private)"
+_NOT_SHOWN = "(which rows are concerned is not shown here: it is private)"  # in messages
 
 
 @dataclass(frozen=True, eq=False)
 class Records:
     """What a model says about its records, in graph form.
 
-    `groups` hold per-record terms, grouped by observed variables that share their rows.
-    `public_logp` is the log-density of the public terms: prior with Jacobian, and public
-    likelihoods; minus infinity outside the support of the likelihood's parameters.  `initial`,
+    `groups` share their rows.  `public_logp` is the log-density of prior (with Jacobian) and public
+    likelihoods, minus infinity outside the support of the likelihood's parameters.  `initial`,
     (d,), is PyMC's initial point, a function of the prior alone.
     """
 
@@ -75,9 +72,6 @@ class Records:
     public_logp: Variable
     n_units: int
     initial: np.ndarray
-
-
-# -- what is observed -----------------------------------------------------------------------------
 
 
 def _refuse_unsupported(model: Model) -> None:
@@ -122,9 +116,6 @@ def _refuse_bounds_that_are_looked_at(observed: Sequence[Variable]) -> None:
             )
 
 
-# -- extraction -----------------------------------------------------------------------------------
-
-
 @np.errstate(all="ignore")  # a warning would tell of an extreme record
 def extract(
     model: Model,
@@ -138,25 +129,13 @@ def extract(
 ) -> Records:
     """Split a model into public terms and one log-likelihood term per record.
 
-    Errors name the variable and the remedy: NotFactorizable, UnsafeModel, or ValueError if declared
-    bounds cannot be applied.
-
-    Parameters
-    ----------
-    public
-        Names of ``pm.Data`` and observed variables that are not private.
-    privacy_unit
-        See :func:`count_units`.
-    count_is_private
-        The number of rows is private (add or remove one), as it is with a `privacy_unit`: refuse
-        models in which a value, or the shape of a parameter, depends on it.
-    n_public
-        Public number of units, if theirs is private: it tells how long an unnamed array may be.
-    check
-        Also check factorisation and rebuilding numerically, on synthetic data of the same shape.
-    read
-        Take the data, clamped to their public bounds (:func:`pymc_dp.bounds`).  Otherwise
-        the stores hold two rows of zeros, and no private value is looked at.
+    Names in `public` are ``pm.Data`` and observed variables that are not private; `privacy_unit`:
+    see :func:`count_units`.  With one, or if `count_is_private` (add or remove one), neither a
+    value nor the shape of a parameter may depend on the number of rows.  In the second case the
+    public number of units, `n_public`, tells how long an unnamed array may be.  `check` also tries
+    the proof on synthetic data.  `read` takes the data, clamped to their bounds; else stores hold
+    two rows of zeros, and no private value is looked at.  Errors (NotFactorizable, UnsafeModel,
+    ValueError) name variable and remedy.
     """
     _refuse_unsupported(model)
     n_units, units = count_units(model, public, privacy_unit)
@@ -245,10 +224,7 @@ def _terms(
 
 
 def _initial_point(model: Model) -> dict[str, np.ndarray]:
-    """PyMC's initial point; where its default is not finite, 0 in unconstrained space.
-
-    The default of a truncated distribution may lie on its bounds, or outside.  0 is inside.
-    """
+    """PyMC's initial point; 0 where a default (of a truncated distribution) is not finite."""
     point = model.initial_point()
     for rv in model.free_RVs:
         given = model.rvs_to_initial_values[rv]
@@ -403,10 +379,7 @@ def refuse_private(
 
 
 def draws_are_public(model: Model, public: Sequence[str], length: int) -> bool:
-    """Whether the graph shows that draws from the prior use no private data.
-
-    A public log-density does not show it: a ``pm.CustomDist`` draws with other code.
-    """
+    """Whether the graph shows that prior draws use no private data; ``pm.CustomDist`` hides it."""
     for rv in model.free_RVs:
         ops = [v.owner.op for v in ancestors([rv]) if v.owner is not None]
         if any("Custom" in base.__name__ for op in ops for base in type(op).__mro__):
@@ -428,11 +401,7 @@ def _refuse_counted(found: Variable | None, what: str) -> None:
 def _refuse_private_start(
     model: Model, public: Sequence[str], length: int, counts: RowCounts | None
 ) -> None:
-    """Initial values must be public: the sampler's coordinates have their origin there.
-
-    Their shapes must be public too, and so must the transforms: what is released has these shapes,
-    and is what transforms make of coordinates.
-    """
+    """Initial values, shapes and transforms must be public: coordinates and releases show them."""
     named = public_inputs(model, public)
     released = model.replace_rvs_by_values(model.free_RVs)
     for rv, start, value in zip(model.free_RVs, _starts(model), released, strict=True):

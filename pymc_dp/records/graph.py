@@ -1,22 +1,16 @@
 """A likelihood as a graph: its parameters, and where they enter the rows.
 
-A likelihood that factorises over records has two kinds of sub-graphs: *row* graphs, whose value at
-row ``i`` uses only row ``i`` of the data, and *shared* graphs, which use only parameters and public
-constants.  A shared value enters the rows through one of three doors, and a :class:`Cut` is made at
-each:
+A likelihood that factorises over records has *row* graphs, whose value at row ``i`` uses only row
+``i`` of the data, and *shared* graphs, which use only parameters and public constants.  A shared
+value enters the rows through one of three doors, and a :class:`Cut` is made at each:
 
-``dot``
-    ``eta_i = x_i @ phi`` with row data ``x``: a linear predictor,
-``index``
-    ``eta_i = phi[g_i]`` with an integer column ``g``: a group effect,
-``copy``
-    ``eta_i = phi``: the same value for every row (a scale, an intercept, cut points).
+``dot``    ``eta_i = x_i @ phi`` with row data ``x``: a linear predictor,
+``index``  ``eta_i = phi[g_i]`` with an integer column ``g``: a group effect,
+``copy``   ``eta_i = phi``: the same value for every row (a scale, an intercept, cut points).
 
-Below the cuts the log-likelihood of a row is a function of its ``eta`` alone, so reverse-mode
-differentiation of the *sum* over rows gives ``s_i = d l_i / d eta_i`` for every row at once
-("ghost" gradients: Goodfellow 2015, arXiv:1510.01799; Li et al. 2022, arXiv:2110.05679), without
-a scan or a loop over records.  The gradient of record ``i`` is ``sum over cuts of
-(d eta_i / d theta)' s_i``, which the row engine assembles block by block.
+A row's log-likelihood is a function of its ``eta`` alone, so the gradient of the *sum* over rows
+gives all ``s_i = d l_i / d eta_i`` at once ("ghost" gradients: Goodfellow 2015, arXiv:1510.01799;
+Li et al. 2022, arXiv:2110.05679).  Record ``i`` has ``sum over cuts of (d eta_i / d theta)' s_i``.
 """
 
 from __future__ import annotations
@@ -36,11 +30,7 @@ from pytensor.graph.traversal import ancestors
 
 @dataclass(frozen=True, eq=False)
 class RowLeaf:
-    """A private array with one entry per row, on the given axis.
-
-    The constant or shared variable `source` of the PyMC model holds the data.  The input `block`
-    stands for a block of its rows, records first.
-    """
+    """A private array `source` with rows on `axis`; the input `block`, rows first, holds some."""
 
     source: Variable
     axis: int
@@ -51,10 +41,9 @@ class RowLeaf:
 class Cut:
     """One place where shared values enter the rows.
 
-    The shared value `phi` has shape (p,) or (p, k) for "dot", (K, ...) for "index", any for "copy".
-    The row input `eta` stands for it: (rows,) or (rows, k), (rows, ...), (rows, ...).  `row_data`
-    is the parameter-free row expression: the design (rows, p) of a "dot", the integer labels
-    (rows,) of an "index".
+    The shared value `phi` is (p,) or (p, k) for "dot", (K, ...) for "index", any for "copy"; the
+    row input `eta` is (rows,) or (rows, k) for "dot", else (rows, ...).  `row_data` are the design
+    (rows, p) of a "dot", the integer labels (rows,) of an "index": free of parameters.
     """
 
     kind: Literal["dot", "index", "copy"]
@@ -76,12 +65,10 @@ class Column:
 class Outcome:
     """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.outcomes`.
 
-    The leaf number `leaf` of the graph holds it.  If `discrete`, it is a nonnegative integer from
-    `lower` to `upper`; else they are the ends of an interval.  `atoms` are places that have a
-    probability of their own, unlike those beside them.  `modes` is how many the density may have:
-    those of a mixture.  `hashed` are the leaves of which nodes may depend on a hash: this one, and
-    the others that the law needs but for ends of a censored one, which PyMC 6 leaves out where none
-    of all rows is finite.
+    The leaf number `leaf` holds it, from `lower` to `upper`; a nonnegative integer if `discrete`.
+    `atoms` are places with a probability of their own; `modes` is how many the density may have.
+    `hashed` leaves are those that the law needs, which may enter a hash, without ends of a censored
+    one: PyMC 6 leaves these out if all are infinite.
     """
 
     leaf: int
@@ -97,13 +84,10 @@ class Outcome:
 class RowGraph:
     """The log-likelihood of a block of rows of one or several observed variables of one length.
 
-    `terms` are the (rows,) log-likelihood of each observed variable, a function of the blocks of
-    `leaves` and the ``eta`` of `cuts`.  `lookups` are integer labels of the rows, functions of the
-    blocks alone, and the size of what they index.  `conditions` are boolean scalars of the
-    parameters alone that PyMC's parameter checks demand (``sigma > 0``): outside them the density
-    is zero, whatever the data.  `n_rows` counts the rows of the data; `names` are the observed
-    variables.  `outcomes` tell where the number that each of them observes can lie;
-    empty where that of one is not known, or one is a covariate of another.
+    `terms`, (rows,) by observed variable in `names`, are functions of the blocks of `leaves` and
+    the ``eta`` of `cuts`.  `lookups` are labels of rows, and sizes of what they index.  The density
+    is zero outside `conditions`, boolean scalars of parameters (``sigma > 0``).  `outcomes` are
+    empty where one is not known, or is a covariate of another.
     """
 
     terms: tuple[Variable, ...]
@@ -131,10 +115,7 @@ class RowGraph:
 
 @dataclass(frozen=True, eq=False)
 class ParameterVector:
-    """All unconstrained parameters of a model as one (d,) float64 input `theta`.
-
-    `values` are the model's value variables, in its order; they lie at `slices` of `theta`.
-    """
+    """All unconstrained parameters as one (d,) input `theta`, with `values` at `slices` of it."""
 
     theta: Variable
     values: tuple[Variable, ...]

@@ -1,7 +1,7 @@
 """The walk along the record axis: what is row data, what is shared, and where they meet.
 
-A rule gets a value, and the position of the record axis in it, and rebuilds the value for a block
-of rows; or it refuses, naming a remedy.  What has no rule is refused: the rules are an allow-list.
+A rule gets a value and the position of the record axis in it, and rebuilds it for a block of rows,
+or refuses, naming a remedy.  What has no rule is refused: the rules are an allow-list.
 """
 
 from __future__ import annotations
@@ -54,11 +54,7 @@ def describe(variable: Variable) -> str:
 
 @dataclass(eq=False)
 class Lifter:
-    """One walk from a per-observation log-probability back to the data; rules call its methods.
-
-    `parameters` are value variables with their shapes.  The walks of several observed variables add
-    to the same `leaves`, `cuts` and `conditions`.
-    """
+    """One walk from log-probabilities back to data; walks share `leaves`, `cuts`, `conditions`."""
 
     name: str
     parameters: Mapping[Variable, tuple[int, ...]]
@@ -77,13 +73,8 @@ class Lifter:
         # stands for the number of rows of a block; replaced once the first leaf is known
         self.block_rows = pt.scalar("block_rows", dtype="int64")
 
-    # -- messages -------------------------------------------------------------------------------
-
     def refuse(self, what: str, remedy: str, nonprivate: str | None = None) -> NotFactorizable:
-        """The error that names the observed variable, what is wrong with it, and a remedy.
-
-        `nonprivate` is the remedy where nothing has to be private.
-        """
+        """The error, with a remedy; `nonprivate` is that where nothing has to be private."""
         start = f"The likelihood of `{self.name}` is not a sum of one term per record: {what}."
         return NotFactorizable(f"{start} {remedy}", f"{start} {nonprivate or remedy}")
 
@@ -94,11 +85,7 @@ class Lifter:
         return not self.parameters.keys().isdisjoint(ancestors_without_shapes([variable]))
 
     def share(self, variable: Variable, axis: int | None = None) -> Variable:
-        """A shared value as the rows see it: itself, or the row input of a "copy" cut.
-
-        `axis` is the position of the record axis in the row value, and `variable` has size one
-        there; ``None`` when the value has no such axis.
-        """
+        """A shared value as rows see it; their `axis` in it has size one, or is None."""
         self.shared.append(variable)
         if not self.depends_on_parameters(variable):
             return variable
@@ -219,11 +206,7 @@ class Lifter:
         return block if axis == 0 else pt.moveaxis(block, 0, axis)
 
     def labels(self, entries: list[Variable], indexed: Variable, first: int) -> list[Variable]:
-        """Lifted labels that index the axes of `indexed` from `first` on.
-
-        They are clipped: labels of the data are checked when the model is read, but made-up data
-        are not, and compiled code does not check bounds.
-        """
+        """Labels for axes of `indexed` from `first` on; clipped, as made-up data are unchecked."""
         labels = []
         for axis, entry in enumerate(entries, start=first):
             if entry.type.ndim == 0:  # the same for all rows
@@ -250,9 +233,8 @@ class Lifter:
 
 
 _AXIS_OPS = (Softmax, LogSoftmax, CumOp)
-#: What may be done with the vector or matrix of a record, as neither it nor its derivative fails.
-#: An inverse, which is the derivative of a determinant, or a general solve stops with an error for
-#: some matrices, which would tell of a record.
+#: Neither these nor their derivatives fail.  An inverse (the derivative of a determinant) or a
+#: general solve raises for some matrices, which would tell of a record.
 _NEVER_FAIL = {"Cholesky", "CholeskySolve", "Dot", "SolveTriangular"}
 
 
@@ -471,8 +453,7 @@ def _specify_shape(lifter: Lifter, v: Variable, axis: int) -> Variable:
 def _check(lifter: Lifter, v: Variable, axis: int) -> Variable:
     """A parameter check, made per record: a bad row is impossible by itself, not for all rows.
 
-    A check of shared values becomes a condition on the parameters (public).  A check of row values
-    with further axes holds where all of its entries do.
+    Checks of shared values become public conditions; row values with further axes need all entries.
     """
     value = lifter.lift(v.owner.inputs[0], axis)
     for condition in v.owner.inputs[1:]:

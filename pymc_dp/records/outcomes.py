@@ -1,7 +1,6 @@
 """What the graph of a model tells of the outcomes of a record: their supports.
 
-Expectations over an outcome that the model itself would draw for a record need the places that it
-can have.  They are public, or a function of other data of the same record.
+Expectations need them.  They are public, or a function of other data of the same record.
 """
 
 from __future__ import annotations
@@ -36,10 +35,8 @@ from pymc_dp.records.ancestry import ancestors_without_shapes, data_behind, with
 from pymc_dp.records.arithmetic import is_discrete, is_float
 from pymc_dp.records.graph import Column, Outcome, RowGraph, RowLeaf
 
-#: Operations that leave the numbers of a row as they are.
-_COPIES = (SpecifyShape, DimShuffle)
-#: More modes of a mixture than this have no nodes of their own.
-_MODES = 4
+_COPIES = (SpecifyShape, DimShuffle)  # they leave the numbers of a row as they are
+_MODES = 4  # more modes of a mixture have no nodes of their own
 
 
 class _Unknown(Exception):
@@ -226,11 +223,9 @@ def _narrower(one: float | Column, other: float | Column, choose: Any) -> float 
 
 
 def _end(end: Variable, leaves: Sequence[RowLeaf], without: float | None = None) -> float | Column:
-    """A number, or one for each row.
+    """A number, or one for each row; entries of an array, which may be private, are not compared.
 
-    Whether the entries of a longer array are equal is not looked at: they may be private.  PyMC 6
-    leaves ends out of a censored density where none of a constant is finite, whatever the signs:
-    they are as if there were none then, `without`.
+    `without` stands for ends that are all infinite: PyMC 6 leaves these out of a censored density.
     """
     end = without_casts(end, _COPIES)
     for k, leaf in enumerate(leaves):

@@ -1,10 +1,9 @@
 """The proof that a likelihood is a sum of one term per record.
 
 :func:`lift_rows` walks from the per-observation log-probability back to the data, following the
-record axis through every operation (:mod:`pymc_dp.records.lifter`).  The walk meets row data,
-lifted to an input that holds a block of rows, and shared values, which must not depend on any row.
-:func:`check_numerically` tries on synthetic data what the walk has proved, and
-:func:`ends_of_support` finds what scores, which tell of slopes, do not show.
+record axis through every operation (:mod:`pymc_dp.records.lifter`), to row data and to shared
+values, which must not depend on any row.  :func:`check_numerically` tries the result on synthetic
+data.  :func:`ends_of_support` finds what scores do not show.
 """
 
 from __future__ import annotations
@@ -41,8 +40,6 @@ from pymc_dp.records.counts import RowCounts
 from pymc_dp.records.graph import Cut, RowGraph, RowLeaf, full_eta
 from pymc_dp.records.lifter import Lifter, describe
 
-# -- by the structure ------------------------------------------------------------------------------
-
 
 def lift_rows(
     logps: dict[str, Variable],
@@ -54,23 +51,10 @@ def lift_rows(
 ) -> RowGraph:
     """Rebuild per-observation log-likelihoods as the log-likelihood of a block of rows.
 
-    Raises NotFactorizable if a term cannot be shown to depend on its own row only.  The message
-    names the observed variable, the operation or array, and a remedy.
-
-    Parameters
-    ----------
-    logps
-        Per-observation log-probability of each observed variable, records on the first axis;
-        further axes are summed into the record's term.
-    parameters
-        The value variables of the free random variables, and their shapes.
-    public
-        Constants and shared variables declared public: they may reach every record.
-    private_length
-        Unnamed arrays with this many entries or more may hold records and must not reach every
-        record.  Default: `n_rows`.
-    counts
-        Numbers of rows, where they are private: no term may depend on them.
+    Raises NotFactorizable, with a remedy, unless each term is shown to depend on its own row only.
+    `logps`, by observed variable, have records first; further axes are summed.  `parameters` are
+    value variables with their shapes.  `public` inputs may reach every record; unnamed arrays of
+    `private_length` (default `n_rows`) entries or more may not.  No term may depend on `counts`.
     """
     public = set(public)
     leaves: dict[Variable, RowLeaf] = {}
@@ -167,9 +151,6 @@ def _check_shared(lifter: Lifter) -> None:
             )
 
 
-# -- by numbers ------------------------------------------------------------------------------------
-
-
 def _synthetic(
     source: Variable, shape: tuple[int, ...], largest: int, rng: np.random.Generator
 ) -> np.ndarray:
@@ -189,8 +170,8 @@ def check_numerically(
 ) -> None:
     """Perturb one synthetic record: all other terms of PyMC's own graph must keep their bits.
 
-    The rebuilt row graph must agree with PyMC's.  Public data stay as they are.  Labels that are
-    computed from data may not fit synthetic ones; the structural proof then stands alone.
+    The rebuilt graph must agree with PyMC's.  Public data stay.  Where labels computed from data do
+    not fit synthetic ones, the structural proof stands alone.
     """
     rng = np.random.default_rng(20211)
     sources = [leaf.source for leaf in graph.leaves]
@@ -265,13 +246,9 @@ def check_numerically(
         )
 
 
-# -- ends of support -------------------------------------------------------------------------------
-
-
 _COMPARISONS = (scalar.LT, scalar.LE, scalar.GT, scalar.GE, scalar.IsNan, scalar.IsInf)
 _CHOICES = (scalar.ScalarMaximum, scalar.ScalarMinimum, scalar.Clip)
-#: Made-up rows at a place among the parameters, and such places.
-_ROWS, _PLACES = 48, 12
+_ROWS, _PLACES = 48, 12  # made-up rows at a place among the parameters, and such places
 
 
 def ends_of_support(
@@ -282,16 +259,11 @@ def ends_of_support(
 ) -> list[Variable]:
     """The parameters at which the support of an observed variable ends, if any.
 
-    The density of a Uniform(0, theta) is zero above theta.  Log-likelihoods jump there, and scores
-    do not show it: the largest record alone holds what there is to know.
-
-    `observed` are the arrays that hold the values of the variable.  `parameters` are the value
-    variables of the free random variables, with their shapes, and `start` their initial values.
-
-    A choice between values that depends on the observed value and on parameters is such an end if
-    the density is zero on one side of it, whatever the record, and is not on the other.  It is
-    taken either way in turn, on made-up rows.  An end at which a density of the user's own is not a
-    number, or very small, is not seen.
+    The density of a Uniform(0, theta) is zero above theta.  Scores do not show such jumps: the
+    largest record alone holds what there is to know.  A choice that depends on `observed` arrays
+    and on `parameters` is an end if the density is zero on one side of it, whatever the record, and
+    not on the other.  It is taken either way, on made-up rows, about `start`.  An end at which a
+    density of the user's own is not a number, or very small, is not seen.
     """
     rows = [leaf.block for leaf in graph.leaves if leaf.source in observed]
     of_rows, of_etas = _behind(graph, rows), _behind(graph, [cut.eta for cut in graph.cuts])
@@ -364,8 +336,7 @@ def _is_end(
             blocks.append(_made_up((_ROWS, *shape), leaf.block.type.dtype, centres, rng))
         with np.errstate(all="ignore"):
             found.append(function(*theta, *blocks))
-    # (ways, places and rows)
-    *values, taken = np.array(found).swapaxes(0, 1).reshape(len(logps), -1)
+    *values, taken = np.array(found).swapaxes(0, 1).reshape(len(logps), -1)  # (ways, places x rows)
     for k, way in enumerate(values):
         others = np.delete(values, k, axis=0)
         differ = ~np.isnan(way) & np.any(others != way, axis=0)

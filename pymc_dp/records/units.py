@@ -40,11 +40,7 @@ class RecordStore:
         return self._arrays
 
     def synthetic(self, n_rows: int, value: int | None = 0) -> RecordStore:
-        """Made-up data of the same types and layout; no value is looked at.
-
-        All are of one value, or, where that is None, real numbers between 0.1 and 0.9 and integers
-        0.
-        """
+        """Data of one `value`, or for None reals from 0.1 to 0.9, integers 0; reads no record."""
         arrays, rng = [], np.random.default_rng(0)
         for array in self._arrays:
             shape = (n_rows, *array.shape[1:])
@@ -106,9 +102,8 @@ def count_units(
 ) -> tuple[int, dict[str, np.ndarray | None]]:
     """The number of privacy units, and the unit of every row of each private observed variable.
 
-    `privacy_unit` is None, an (n,) integer array, or a dict of these by name, as in
-    :class:`pymc_dp.PrivacyBudget`.  Raises ValueError if the ids do not match the observed
-    variables, and NotFactorizable if observed variables of different lengths have no ids.
+    `privacy_unit`: see :class:`pymc_dp.PrivacyBudget`.  Raises ValueError if ids do not match the
+    variables, NotFactorizable if variables of different lengths have none.
     """
     rows = row_counts(model, public)
     if not rows:
@@ -167,8 +162,7 @@ def lengths_of_rows(model: Model, axes: Mapping[Variable, int]) -> set[Variable]
 def longest_unnamed(n_units: int, n_public: int | None) -> int:
     """The number of entries from which on an unnamed array may hold one for each record, or unit.
 
-    Whether a model is accepted may not depend on a private number of units, nor on a number of
-    rows: half of the public number stands for the first, that of units for the second.
+    Refusals may not depend on a private number, so half of `n_public` stands for that of units.
     """
     return n_units if n_public is None else max(n_public // 2, 3)
 
@@ -176,9 +170,7 @@ def longest_unnamed(n_units: int, n_public: int | None) -> int:
 def refuse_shared_rows(groups: Sequence[Group], public: set[Variable]) -> None:
     """An entry in memory belongs to one unit, wherever a likelihood reads it.
 
-    Identity is that of the memory, so a view or a slice of an array is the array itself.  PyMC
-    copies what it observes and what is in ``pm.Data``.  Only the user knows whether such copies, or
-    others, hold the same entries.
+    Only the user knows whether copies, such as PyMC makes of data, hold the same entries.
     """
     earlier: list[tuple[Variable, np.ndarray, np.ndarray]] = []
     for group in groups:

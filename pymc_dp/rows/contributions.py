@@ -1,9 +1,9 @@
 """What one unit adds to a release: its score, a change of it, its curvature, its statistic.
 
-A *contribution* says which quantity of a unit is meant and at which points; it is public.  Its
-`blocks` give the values, which are private: only :mod:`pymc_dp.privacy` asks for them, after the
-ledger has been charged.  Each value is a function of the rows of its own unit, computed by the same
-operations wherever these rows stand, so that sums of rounded values have an exact sensitivity.
+A *contribution* says which quantity is meant, at which points; it is public.  Its `blocks` are
+private: only :mod:`pymc_dp.privacy` asks for them, after the ledger has been charged.  A value is a
+function of its unit's rows, computed by the same operations wherever these stand, so that sums of
+rounded values have an exact sensitivity.
 """
 
 from __future__ import annotations
@@ -26,11 +26,8 @@ from pymc_dp.rows.expected import expected_products, law_unknown, units_with_out
 from pymc_dp.rows.groups import BLOCK, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine
 
-#: Numbers held at once: 64 MB of float64.
-_LARGEST = 2**23
-#: Numbers of the derivatives that a block of curvatures is made of: what fits into the third level
-#: of cache.
-_DIRECTIONS = 2**20
+_LARGEST = 2**23  # numbers held at once: 64 MB of float64
+_DIRECTIONS = 2**20  # numbers of the derivatives behind a block of curvatures: a third-level cache
 
 Blocks = Iterator[tuple[slice, np.ndarray]]
 
@@ -38,8 +35,7 @@ Blocks = Iterator[tuple[slice, np.ndarray]]
 class Contribution(ABC):
     """Numbers of each unit, a function of its rows."""
 
-    #: Whether the law of the outcome must be known.
-    over_outcomes = False
+    over_outcomes = False  # whether the law of the outcome must be known
     nonnegative = False
 
     @property
@@ -56,11 +52,7 @@ class Contribution(ABC):
         """Units, and (size, units) values of these, valid until the next; some may be infinite."""
 
     def blocks(self, engine: RowEngine) -> Blocks:
-        """What every unit adds to a release: units, and (size, units of the block) values.
-
-        Values are finite: 0 where an entry is not.  They may be overwritten.  `engine` may be in
-        any coordinates.
-        """
+        """Units, and their (size, units) values, 0 where not finite; they may be overwritten."""
         engine = self._placed(engine)
         if self.over_outcomes:
             if why := law_unknown(engine):
@@ -117,11 +109,7 @@ class Score(_Vector):
 
 @dataclass(frozen=True, eq=False)
 class ConsistentScore(Score):
-    """The score vector at z = 0, clipped, plus what that takes from it on average.
-
-    The average is over outcomes that the model at z = 0 would draw for the record, so that the sum
-    has no bias where the model is true and z = 0 is near the truth (:mod:`pymc_dp.rows.expected`).
-    """
+    """The clipped score vector at z = 0 plus its expected excess (:mod:`pymc_dp.rows.expected`)."""
 
     clip_norm: float = math.inf
     over_outcomes = True
@@ -142,9 +130,7 @@ class LongestEntry(_Number):
 class LongestScore(_Number):
     """The norm that the score of a unit would have at z = 0 with the outcome that fits worst.
 
-    For engines of one linear predictor.  All units have one, so that noise hides none: the scores
-    of an outcome that few units have may be many times as long as the others, and too few to be
-    seen.
+    All units have one, so noise does not hide it, as it does the few long scores of a rare outcome.
     """
 
     def _values(self, engine: RowEngine) -> Blocks:
@@ -167,17 +153,11 @@ class Change(_Vector):
 class Curvature(_Vector):
     """The curvature H_i = -d g_i/d z at z = 0, by forward differences along the axes of z.
 
-    Symmetrised and packed: the entries (j, k) with j <= k of (H_i + H_i')/2, row by row, with those
-    off the diagonal times sqrt(2), so that the l2 norm is the Frobenius norm of the matrix; or, if
-    `diagonal`, only the d entries (j, j).
-
-    `step` is the length of the differences in z, where the posterior has a width of about 1: for
-    0.01 the error is half a per cent of the change of curvature over that width, and cancellation
-    1e-14.
-
-    Where rows see z through a few numbers that are affine in it (:func:`sees_few`), the differences
-    are taken along these numbers, each over the change that `step` makes to it along its own
-    gradient; both are the same up to the error of a difference.
+    Packed: the entries (j, k), j <= k, of (H_i + H_i')/2, row by row, those off the diagonal times
+    sqrt(2), so that the l2 norm is the Frobenius norm; or, if `diagonal`, only the entries (j, j).
+    `step` is the length of a difference, where the posterior has a width of about 1: for 0.01 the
+    error is half a per cent of the change of curvature over that width, and cancellation 1e-14.
+    Rows that :func:`sees_few` numbers have differences along these, as far as `step` moves them.
     """
 
     diagonal: bool = False
@@ -241,8 +221,7 @@ class Curvature(_Vector):
 class OuterProduct(Curvature):
     """The outer product g_i g_i' of the score at z = 0, packed like a curvature.
 
-    Its mean is that of the curvature if the model is true, also where log-likelihoods are piecewise
-    linear and have none (Laplace, quantile regression).
+    Its mean is that of the curvature if the model is true, also for Laplace and quantile terms.
     """
 
     def _values(self, engine: RowEngine) -> Blocks:
@@ -252,10 +231,7 @@ class OuterProduct(Curvature):
 
 
 class ExpectedCurvature(Curvature):
-    """The expected outer product E[g g'] at z = 0, over outcomes that the model would draw.
-
-    Where the model is true its mean is that of the curvature, and its tail lighter.
-    """
+    """An :class:`OuterProduct` averaged over the model's outcomes at z = 0: its tail is lighter."""
 
     over_outcomes = True
 
@@ -275,10 +251,7 @@ class LawNotFound(_Number):
 
 @dataclass(frozen=True, eq=False)
 class Loss(_Vector):
-    """What clipping takes from the score at z = 0, over outcomes of the model, entry by entry.
-
-    With e = g - clip(g): the variances of e, then its covariances with g.
-    """
+    """With e = g - clip(g) at z = 0, over outcomes: variances of e, then covariances with g."""
 
     clip_norm: float
     over_outcomes = True
@@ -298,9 +271,7 @@ class PathError(_Number):
     """The energy error of a public path of the anchored Langevin sampler.
 
     e_i = l_i(z_L) - l_i(z_0) - sum_j clip(g_i(mid_j) - g_i(0)) . (z_{j+1} - z_j)
-      - g_i(0) . (z_L - z_0), with clipping to l2 norm `clip_norm`.
-
-    `points`, (L + 1, d), are z_0, ..., z_L; the scores are taken at `midpoints`, (L, d).
+      - g_i(0) . (z_L - z_0), for `points` z_0, ..., z_L, (L + 1, d), and `midpoints`, (L, d).
     """
 
     points: np.ndarray
@@ -321,12 +292,11 @@ class PathError(_Number):
 
 @dataclass(frozen=True, eq=False)
 class Statistic(Contribution):
-    """The sufficient statistic of the record, a function of its data alone.
+    """A statistic of the data of one record, for engines of one group whose rows are units.
 
-    For engines of one group of rows, each of them a unit.  ``rows(arrays)`` gives (m, n) values
-    from the arrays of n records, records first; a column is a function of its own record.
-    `entries` is m, and `norm` a public bound on the l2 norm of a unit's entries.  Before their norm
-    is, entries are clamped to be at least 0 if `nonnegative`, and to [-1, 1] if `boxed`.
+    ``rows(arrays)`` gives (m, n) values from arrays of n records, records first; a column is a
+    function of its own record.  `entries` is m.  `norm` is a public bound on the l2 norm of a
+    unit's entries, once clamped: to at least 0 if `nonnegative`, to [-1, 1] if `boxed`.
     """
 
     rows: Callable[[list[np.ndarray]], np.ndarray]
@@ -378,15 +348,11 @@ def _norms(directions: np.ndarray) -> np.ndarray:
     return out
 
 
-# -- made-up records -------------------------------------------------------------------------------
-#
-# A forecast needs the tail of the scores, which differs from model to model.  Features are made up,
-# outcomes have the law that the model gives them at a public point, and coordinates are those in
-# which the posterior is white; no record is read.
+# A forecast needs the tail of the scores.  Features are made up, outcomes have the model's law at a
+# public point, and the posterior is white in the coordinates; no record is read.
 
 _ROWS = 1000
-#: Where more laws of outcomes are not found, and from this condition number of the curvature on,
-#: the place says little; more parameters take too long.
+#: Part of laws not found, and condition number of the curvature, from which on a place says little.
 _NOT_FOUND, _CONDITION, _MOST_PARAMETERS = 0.05, 1e8, 60
 
 Norms = tuple[np.ndarray, np.ndarray]
@@ -399,11 +365,9 @@ def score_norms(records: Records) -> Norms | None:
 
 
 def made_up_norms(engine: RowEngine, theta: np.ndarray) -> Norms | None:
-    """Norms of scores in whitened coordinates, and the parts of the records that have them.
+    """(k,) norms of scores of one record in whitened coordinates, and their probabilities.
 
-    `theta` is a public point; of `engine` only functions, types and shapes are used.  Norms, (k,),
-    are those of one record: the mean of their squares is d.  None where the law of the outcomes is
-    not known, or the point is no guide.
+    Only public parts of `engine` are used; None if laws are unknown, or a public `theta` no guide.
     """
     d = engine.d
     if d > _MOST_PARAMETERS or law_unknown(engine) or engine.index_blocks(theta):

@@ -25,10 +25,7 @@ class Coordinates:
 
 @dataclass(eq=False)
 class Scores:
-    """Derivatives of every row's log-likelihood at the cuts, at one z.
-
-    Per group and per cut: rows (k, n_rows), and maps d phi / d z (entries of phi, d).
-    """
+    """Derivatives at one z, by group and cut: rows (k, n_rows), maps d phi / d z (entries, d)."""
 
     rows: list[list[np.ndarray | None]]
     maps: list[list[np.ndarray | None]]

@@ -1,10 +1,7 @@
 """Row engine: per-record log-likelihoods and score vectors of a whole data set, block by block.
 
-The engine is data access without privacy.  Only :mod:`pymc_dp.privacy` holds one, and calls it
-after the ledger has been charged.  Everything is in the coordinates z of ``theta = m + A z``.
-
-The anchored sampler pays once for the sum of the score vectors g_i(0), and afterwards only for
-changes: those of :meth:`RowEngine.tilted`.
+The engine is data access without privacy: only :mod:`pymc_dp.privacy` holds one, and calls it after
+the ledger has been charged.  Everything is in the coordinates z of ``theta = m + A z``.
 """
 
 from __future__ import annotations
@@ -27,11 +24,9 @@ from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.sparse import Layout, ScaledDesign, SparseBlock
 from pymc_dp.rows.structure import effects, index_blocks, touched
 
-#: Numbers of a block of vectors: half of a second-level cache.
-_CACHED = 2**16
+_CACHED = 2**16  # numbers of a block of vectors: half of a second-level cache
 
-# held while a thread makes what all keep
-_MAKING = threading.Lock()
+_MAKING = threading.Lock()  # held while a thread makes what all keep
 
 
 Blocks = Iterator[tuple[slice, np.ndarray]]
@@ -101,10 +96,7 @@ class RowEngine:
         return len(self.groups) == 1 and self.groups[0].units is None
 
     def synthetic(self, value: int | None = 0) -> Self:
-        """The same functions on made-up data, to compile them without touching a record.
-
-        `value` as in :meth:`pymc_dp.records.units.RecordStore.synthetic`.
-        """
+        """The functions on made-up data (`value`: see `RecordStore.synthetic`); reads no record."""
         groups, n_units = [], 0
         for group in self.groups:
             n_rows = min(group.n_rows, row_groups.BLOCK + 2)  # array layouts are the same
@@ -119,16 +111,11 @@ class RowEngine:
     def tilted(self) -> Self:
         """The same records, measured against their linearisation at z = 0.
 
-        The log-likelihood of a unit is then l_i(z) - g_i(0) . z, and its score vector
-        g_i(z) - g_i(0), which is exactly 0 at z = 0; samplers do not notice.
-
-        Where d phi / d z does not depend on z, as in linear predictors and group effects, scores
-        are subtracted row by row, and a score vector costs what it costs without a reference.
-        Elsewhere a row has the scores s and -s0 at twice as many shared values, those at z and
-        those at 0.
-
-        The reference is private: it is made at the first use in a process, after the ledger has
-        been charged, and is not pickled.
+        The log-likelihood of a unit is then l_i(z) - g_i(0) . z, and its score vector g_i(z) -
+        g_i(0).  Scores are subtracted row by row where d phi / d z is constant.  Elsewhere a row
+        has the scores s and -s0 at twice as many shared values, at z and at 0.  The private
+        reference is not pickled, and made at the first use in a process, after the ledger has been
+        charged.
         """
         if self.is_tilted:
             return self
@@ -137,7 +124,7 @@ class RowEngine:
         return tilted
 
     def part(self, units: slice | np.ndarray) -> Self:
-        """The records of some units alone, with the same bits; numbers of units ascend."""
+        """The records of some units, in ascending order, with the same bits."""
         count = units.stop - units.start if isinstance(units, slice) else len(units)
         groups = [group.part(units, self.n_units) for group in self.groups]
         return self._but(groups=groups, n_units=count, _keeps=False)
@@ -182,11 +169,7 @@ class RowEngine:
         return phis, [None if j is None else j @ self.coordinates.scaling for j in jacobians]
 
     def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
-        """How the numbers that rows of a group see move with z, where they are affine in it.
-
-        The first result, (K, d) bool, tells which coordinates matter to which number, whatever the
-        row.  The second holds the directions, (K, d, rows).
-        """
+        """(K, d) which coordinates move a number of any row, and (K, d, rows) directions."""
         group = self.groups[g]
         shared = self._shared(group)
         return group.seen(*shared), group.directions(*shared, where)
@@ -269,18 +252,12 @@ class RowEngine:
         return scores
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
-        """Score vectors g_i in z of all units, as blocks (units, (d, size of the block)).
-
-        A block may be overwritten by the caller; it is valid until the next one.
-        """
+        """(d, rows) blocks of score vectors, each valid until the next; they may be overwritten."""
         for where, block in self.sparse_vectors(scores, slice(0, self.n_units)):
             yield where, block.dense(self.d)
 
     def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
-        """Vectors of some units, without the coordinates in which they are 0 if these are many.
-
-        Of all units, and no others, where a unit may have several rows.
-        """
+        """Vectors without most zeros, of some units; of all of them if units have several rows."""
         if self.one_row_per_unit:
             yield from self._row_vectors(0, scores, units)
             return
@@ -350,18 +327,14 @@ class RowEngine:
     def _design(
         self, g: int, k: int, matrix: np.ndarray, layout: Layout, width: int, where: slice
     ) -> tuple[ScaledDesign, int] | None:
-        """The design of a cut in z, and at which of its rows a block begins; None if it never pays.
-
-        It is kept where the map is the same for all z and there is room, or else made for the
-        block: the same bits.
-        """
+        """A cut's design in z and its row where the block begins; None if it never pays."""
         if not ScaledDesign.pays(matrix, width):
             return None
         group = self.groups[g]
         design = group.columns().designs[group.functions.ordered[k]]
         constant = group.functions.constant_jacobians[k] is not None
         fits = width * matrix.any(axis=0).sum() * group.n_rows <= sparse.LARGEST
-        if not (self._keeps and constant and fits):
+        if not (self._keeps and constant and fits):  # made for the block: the same bits
             return ScaledDesign.of(design, matrix, width, where), 0
         columns = layout.common.tobytes()  # those that rows touch, which may change with z
         with _MAKING:
@@ -403,7 +376,7 @@ class RowEngine:
         phis: Sequence[np.ndarray | None],
         out: np.ndarray,
     ) -> None:
-        """Add to `out` the products of row values at the cuts with those of flat shared values."""
+        """Add to `out` products of row values at the cuts with flat shared values, row by row."""
         group, columns = self.groups[g], self.groups[g].columns()
         for cut, s, flat in zip(group.functions.ordered, rows, phis, strict=True):
             if s is None or flat is None:

@@ -1,14 +1,11 @@
 """What a unit is expected to add, over outcomes that the model at z = 0 would draw for it.
 
-The scores of such outcomes have mean 0 (the model's own score identity), so that what clipping
-takes from them is known on average: the *expected excess*
-
-    c_i = E[g(y*, x_i) - clip(g(y*, x_i))].
-
-Added to the clipped score of the unit, it takes the bias of clipping away, whatever the bound.
-Everything here is a function of one unit: of its data, the parameters, and constants.  What a row
-could observe has the scores sum_a u_a s_a, with directions u_a that do not depend on the outcome
-(:mod:`pymc_dp.rows.groups`).  Rows of a unit are independent: :mod:`pymc_dp.rows.joint`.
+The scores of such outcomes have mean 0 (the score identity), so what clipping takes from them on
+average is known, the *expected excess* c_i = E[g(y*, x_i) - clip(g(y*, x_i))].  Added to the
+clipped score it removes the bias of clipping, whatever the bound, where the model is true and z = 0
+is near the truth.  It is a function of one unit: of its data, the parameters, and constants.  What
+a row could observe has the scores sum_a u_a s_a, with directions u_a that do not depend on the
+outcome (:mod:`pymc_dp.rows.groups`).  Rows of a unit are independent (:mod:`pymc_dp.rows.joint`).
 """
 
 from __future__ import annotations
@@ -28,10 +25,8 @@ from pymc_dp.rows.groups import BLOCK, rows_of
 from pymc_dp.rows.joint import POINTS, JointPoints, fractions, hashed, repetitions
 from pymc_dp.rows.law import LogDensity, law_of, most_nodes
 
-#: Numbers of a block of directions: what fits into the third level of cache.
-_DIRECTIONS = 2**20
-#: Numbers of the joint points of a block of units.
-_JOINT = 2**22
+_DIRECTIONS = 2**20  # numbers of a block of directions: what fits into the third level of cache
+_JOINT = 2**22  # numbers of the joint points of a block of units
 
 
 def law_unknown(engine: RowEngine) -> str:
@@ -139,11 +134,7 @@ class _Rows:
 
 
 def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]]:
-    """Units, with what they could observe.
-
-    The law must be known (:func:`law_unknown`), and each observed variable alone
-    (`RowEngine.each_alone`).
-    """
+    """Units, with what they could observe, for an engine `each_alone` whose laws are known."""
     sizes = [most_nodes(*group.functions.graph.outcomes) for group in engine.groups]
     points = sizes[0] if engine.one_row_per_unit else POINTS
     at_once = max(1, min(BLOCK, _JOINT // (points * engine.d)))

@@ -1,8 +1,7 @@
 """Compiled functions of a row graph: log-likelihoods, scores at the cuts, shared values.
 
-Data enter every function as inputs, never as constants, so that no compile cache can hold them.
-Functions that see rows are compiled without ``fastmath``: a row must give the same bits wherever
-it stands in a block, or the sensitivity of an integer sum would not be exact.
+Data are inputs, never constants, so that no compile cache can hold them.  No ``fastmath`` where
+rows are seen: a row must give the same bits everywhere, or sensitivities are not exact.
 """
 
 from __future__ import annotations
@@ -30,11 +29,8 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.simplify import JOIN_PRODUCTS, constant_solves, simplified
 from pymc_dp.rows.simplify import hoisted as slow_columns
 
-#: Operations from which on a function of the parameters is interpreted.
-_LARGE_GRAPH = 60
-#: Rewrites that gather the rows of a block into one matrix for a library routine, whose blocking
-#: may round a row differently according to its place.
-_GATHERING = (
+_LARGE_GRAPH = 60  # operations from which on to interpret: compiling an LKJ prior takes minutes
+_GATHERING = (  # rows into one matrix for a library routine, which may round a row by its place
     "batched_vector_b_solve_to_matrix_b_solve",
     "local_batched_matmul_to_core_matmul",
     "local_batched_matmul_to_core_matmul_with_reshape",
@@ -44,10 +40,7 @@ _GATHERING = (
 
 
 class _Fusion(FusionOptimizer):
-    """PyTensor's fusion of loops, also where a loop has more than 32 operands.
-
-    NumPy cannot have more, and without a C++ compiler PyTensor expects NumPy. Numba can.
-    """
+    """PyTensor's loop fusion without NumPy's limit of 32 operands, which it assumes without C++."""
 
     def apply(self, fgraph: Any) -> Any:
         with pytensor.config.change_flags(cxx=pytensor.config.cxx or "none"):
@@ -57,10 +50,7 @@ class _Fusion(FusionOptimizer):
 def compile_function(
     inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
 ) -> Any:
-    """Compile with numba (a C++ compiler is not assumed) and exact floating-point semantics.
-
-    No value of an input stops the function with an error (:mod:`pymc_dp.records.arithmetic`).
-    """
+    """Compile with numba and exact floating-point semantics; no input value raises an error."""
     kwargs = {"mode": "NUMBA", "on_unused_input": "ignore", **(compile_kwargs or {})}
     interpreted = kwargs["mode"] != "NUMBA"
     # shortly before PyTensor's own fusion
@@ -76,12 +66,7 @@ def compile_function(
 def compile_parameter_function(
     inputs: Sequence[Variable], outputs: Any, compile_kwargs: dict[str, Any] | None = None
 ) -> Callable[..., Any]:
-    """Compile a function of the parameters alone, called a few times per iteration.
-
-    Large graphs (an LKJ prior, say) take numba minutes to compile and an interpreter half a
-    millisecond to run, so they are interpreted.  All are silent where a value is not finite: a
-    search for a mode, or a chain, comes to such places and turns back.
-    """
+    """Compile a function of parameters, silent if not finite; interpret large graphs."""
     if not (compile_kwargs and "mode" in compile_kwargs):
         mode = Mode(linker="py", optimizer="fast_run")
         interpreted = compile_function(inputs, outputs, {**(compile_kwargs or {}), "mode": mode})
@@ -95,7 +80,7 @@ class _Silent:
 
     def __init__(self, function: Any) -> None:
         self.function = function
-        #: What Numba made of it, which is called directly; it warns of nothing.
+        #: Numba's function, called directly; it warns of nothing.
         self._code = None if function.maker.fgraph.update_mapping else code_of(function)
         self._single = function.unpack_single
 
@@ -152,11 +137,7 @@ class _Evaluated:
 
 
 class RowFunctions(_Evaluated):
-    """The compiled functions of one :class:`RowGraph`.
-
-    `constant_jacobians` are d phi / d theta per cut, (entries of phi, d), where it does not depend
-    on theta.
-    """
+    """The compiled functions of one graph; `constant_jacobians` are d phi / d theta, or None."""
 
     def __init__(
         self,
@@ -174,8 +155,6 @@ class RowFunctions(_Evaluated):
         self._compile_columns()
         self._compile_shared()
         self._compile_rows()
-
-    # -- columns: parameter-free row expressions, evaluated once ---------------------------------
 
     def _compile_columns(self) -> None:
         blocks = [leaf.block for leaf in self.graph.leaves]
@@ -201,8 +180,6 @@ class RowFunctions(_Evaluated):
         data = [np.ascontiguousarray(array) for array in arrays]
         hoisted = self._hoisted(*data) if self._hoisted is not None else []
         return [*(data[k] for k in self.block_leaves), *hoisted]
-
-    # -- shared values --------------------------------------------------------------------------
 
     def _compile_shared(self) -> None:
         theta = self.parameters.theta
@@ -233,8 +210,6 @@ class RowFunctions(_Evaluated):
         for k, matrix in zip(self.varying, results[len(self.ordered) :], strict=True):
             jacobians[k] = np.ascontiguousarray(matrix)
         return phis, jacobians
-
-    # -- rows -----------------------------------------------------------------------------------
 
     def _compile_rows(self) -> None:
         graph = self.graph
@@ -297,11 +272,7 @@ class RowFunctions(_Evaluated):
 
 
 class OutcomeFunctions(_Evaluated):
-    """Log-likelihoods and scores of rows of which many outcomes are tried.
-
-    Slow functions of what stays as it is are computed once, by :meth:`constants`; `loglik` and
-    `scores` are given all row data, and then these.
-    """
+    """Row functions to try many outcomes: they take all row data, then :meth:`constants`."""
 
     def __init__(self, functions: RowFunctions) -> None:
         self.n_dots, self.differentiable = functions.n_dots, functions.differentiable
@@ -315,7 +286,7 @@ class OutcomeFunctions(_Evaluated):
         self._constants = functions.columns_of(columns, data)
 
     def constants(self, etas: Any, phis: Any, labels: Any, data: Any) -> list[np.ndarray]:
-        """Columns that do not depend on the outcome, rows first."""
+        """Columns that do not depend on the outcome, rows first, computed once."""
         return list(self._constants(*etas, *phis[self.n_dots :], *labels, *data))
 
 

@@ -1,9 +1,8 @@
 """Rows of one likelihood: their columns, what they see, and compiled functions over all of them.
 
-Each row sees the parameters through a few numbers eta (a linear predictor, a group effect, a
-scale: :mod:`pymc_dp.records.graph`).  Where they are affine in z, with u_a = d eta_a / d z, the
-curvature of a row is -sum_ab S_ab u_a u_b', where S, the second derivatives of its log-likelihood
-by its own eta, needs as many evaluations of the row functions as a row has eta, whatever d is.
+Each row sees the parameters through a few numbers eta (:mod:`pymc_dp.records.graph`).  Where they
+are affine in z, with u_a = d eta_a / d z, the curvature of a row is -sum_ab S_ab u_a u_b'.  S, the
+second derivatives of its log-likelihood by its eta, takes as many evaluations as there are eta.
 """
 
 from __future__ import annotations
@@ -20,10 +19,8 @@ from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
 from pymc_dp.rows.functions import RowFunctions
 
-#: Rows per block, at most: what a block needs stays in a second-level cache.
-BLOCK = 8192
-#: What a function of rows costs, as numbers read for each row.
-_COST = 8
+BLOCK = 8192  # rows per block, at most: what a block needs stays in a second-level cache
+_COST = 8  # what a function of rows costs, as numbers read for each row
 
 Rows = slice | np.ndarray
 Inputs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
@@ -34,10 +31,9 @@ Maps = Sequence[np.ndarray | None]
 class Columns:
     """Parameter-free columns of a group, in the layout of the loops.
 
-    `designs`, (p, n_rows), are the row data of each "dot", and `labels`, (n_rows,), those of each
-    "index".  `blocks` are the data that the compiled row functions read, records first.  `order`
-    has the rows sorted by unit, in the order of the rows within a unit, and `starts` where each
-    unit starts; both are None when each row is its own unit.
+    `designs`, (p, n_rows), belong to "dot" cuts, `labels`, (n_rows,), to "index" cuts.  `blocks`
+    are the data that row functions read, records first.  `order` sorts the rows by unit, stably,
+    and `starts` says where units start; both are None when each row is its own unit.
     """
 
     designs: dict[Cut, np.ndarray]
@@ -48,7 +44,7 @@ class Columns:
 
     @classmethod
     def of(cls, functions: RowFunctions, arrays: list[np.ndarray]) -> Columns:
-        """The columns of the row data `arrays`, in the order of ``functions.graph.leaves``."""
+        """From row data in the order of ``functions.graph.leaves``."""
         designs, labels = {}, {}
         for cut in functions.ordered:
             if cut.kind == "dot":
@@ -71,10 +67,7 @@ class Columns:
     def add(
         self, cut: Cut, out: np.ndarray, scores: np.ndarray, first: int, entries: loops.Compressed
     ) -> None:
-        """Add to `out`, (d, rows), what `scores`, (k, n_rows), at a cut are in z from row `first`.
-
-        `entries` are the map d phi / d z.
-        """
+        """Add to `out`, (d, rows), scores (k, n_rows) from row `first` times a map d phi / d z."""
         at = (scores, first, *entries)
         if cut.kind == "dot":
             loops.add_products(out, self.designs[cut], *at)
@@ -94,11 +87,7 @@ def rows_of(array: np.ndarray, rows: Rows) -> np.ndarray:
 
 @dataclass(eq=False)
 class RowGroup:
-    """Observed variables that share their rows.
-
-    `store` has row data, in the order of ``functions.graph.leaves``.  `units`, (n_rows,), is the
-    privacy unit of each row; None when each row is its own unit.
-    """
+    """Observed variables that share rows; `units`, (n_rows,), is None if each row is a unit."""
 
     functions: RowFunctions
     store: RecordStore
@@ -133,11 +122,7 @@ class RowGroup:
         return self._each_alone
 
     def synthetic(self, n_rows: int, value: int | None = 0) -> RowGroup:
-        """The same functions on `n_rows` made-up rows.
-
-        Where users have several rows, all are of one user if the data are of one `value`, and two
-        of each else.
-        """
+        """The functions on made-up rows; each user has two, or one has all if `value` is given."""
         users = np.arange(n_rows) // 2 * (value is None)
         store = self.store.synthetic(n_rows, value)
         return RowGroup(self.functions, store, None if self.units is None else users)
@@ -169,8 +154,6 @@ class RowGroup:
         part = RowGroup(self.functions, store, units)
         part._columns = self.columns().part(rows)
         return part
-
-    # -- what rows see, block by block ----------------------------------------------------------
 
     def inputs(self, phis: Sequence[np.ndarray], where: slice) -> Inputs:
         """The linear predictors, labels and data of a block of rows."""
@@ -247,13 +230,10 @@ class RowGroup:
     def second_derivatives(
         self, phis: list[np.ndarray], maps: Maps, where: slice, step: float, norms: np.ndarray
     ) -> np.ndarray:
-        """Second derivatives S of the log-likelihoods of a block of rows by what these rows see.
+        """(K, K, rows) second derivatives of log-likelihoods by what a block of rows sees.
 
-        S, (K, K, rows), is symmetrised, and 0 by a number that does not move.  It is found by
-        forward differences of length `step` in z: each number moves by `step` times its |u_a|.
-        `phis` are shared values, per cut, and `maps` are d phi / d z, per differentiable cut.
-        `norms`, (K, rows), are |u_a|, read for linear predictors only.  A number that several rows
-        share moves by the same length for all of them, which is public.
+        Symmetrised forward differences: a number moves by `step` |u_a|, by one public length where
+        rows share it; S is 0 if it does not move.  `norms`, (K, rows), are |u_a|, for "dot" cuts.
         """
         functions = self.functions
         etas, labels, blocks = self.inputs(phis, where)
@@ -287,10 +267,7 @@ class RowGroup:
     def _numbers(
         self, phis: Sequence[np.ndarray], maps: Maps
     ) -> Iterator[tuple[int, Cut, int, np.ndarray]]:
-        """The numbers that a row sees: of which cut, which of its own, and its part of the map.
-
-        The part of d phi / d z is (coefficients or labels or 1, d).
-        """
+        """Numbers that a row sees: cut, place in it, (coefficients or labels or 1, d) of a map."""
         for k, (cut, phi, matrix) in enumerate(
             zip(self.functions.ordered, phis, maps, strict=True)
         ):

@@ -1,17 +1,15 @@
 """Scores of units over the outcomes of all their terms at once.
 
-A term is a row of an observed variable.  The score of a unit is the sum of those of its terms,
-whose outcomes are independent given the parameters, so that their joint law is the product of their
-laws (:mod:`pymc_dp.rows.law`).  Choices of rows of a unit with equal covariates are one term, whose
-outcome is a binomial number.  Where a unit has few combinations of nodes, all of them are taken.
-Elsewhere points of a lattice rule stand for them: each term goes once through all strata of its
-law, and in another order than the terms before.
+A term is a row of an observed variable; choices of a unit with equal covariates are one term, with
+a binomial outcome.  Outcomes of terms are independent given the parameters: their joint law is the
+product of their laws (:mod:`pymc_dp.rows.law`), and the score of a unit the sum of theirs.  If
+combinations of nodes are few, all are taken.  Else points of a lattice rule stand for them: each
+term goes once through all strata of its law, in an order of its own.
 
-The lattice of each term is shifted by a hash of the unit's own data: a number that looks random,
-and is a function of the unit's own rows, in their order, alone.  So errors of units whose data
-differ do not add up.  Random numbers that rows share would let one row change what all others add;
-so would ids of units, which may be numbers that other units decide.  Units with the same data have
-the same error, which matters where tens of thousands are alike.
+The lattice of each term is shifted by a hash of the unit's own rows, in their order, so that errors
+of units whose data differ do not add up.  Shared random numbers would let one row change what
+others add; so would ids, which other units may decide.  Units with the same data share their error,
+which matters where tens of thousands are alike.
 
 Korobov, *Dokl. Akad. Nauk SSSR* 124 (1959): multipliers 1, a, a^2, ... modulo a prime.  Shifts:
 Cranley and Patterson, *SIAM J. Numer. Anal.* 13 (1976).
@@ -28,8 +26,6 @@ from numpy import ndarray
 from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 
-# -- hashes ----------------------------------------------------------------------------------------
-
 
 def bits_of(data: ndarray) -> ndarray:
     """(rows, entries) uint64 of (rows, ...) numbers: equal for equal numbers of one type."""
@@ -39,10 +35,7 @@ def bits_of(data: ndarray) -> ndarray:
 
 
 def hashed(columns: Iterable[ndarray], units: ndarray, n_units: int) -> ndarray:
-    """(units,) hashes of columns of their rows, (rows, ...) each, in the order of the rows.
-
-    Not in the order of the columns, which may depend on what other columns a model needs.
-    """
+    """(units,) hashes of (rows, ...) columns, in the order of rows and in any order of columns."""
     total = np.zeros(n_units, dtype="uint64")
     for column in columns:
         own = np.zeros_like(total)
@@ -73,23 +66,16 @@ def _hash(bits: ndarray, units: ndarray, seeds: ndarray) -> None:
             seeds[units[i]] = mixed(seeds[units[i]] ^ bits[i, j])
 
 
-# -- points ----------------------------------------------------------------------------------------
-
-
-#: Points of a lattice, a prime, and so many combinations at most: two laws without a mixture have
-#: fewer.
-POINTS = 1021
-#: A primitive root of that prime, whose lattices are even in up to 10 dimensions.
-_ROOT = 327
+POINTS = 1021  # of a lattice, a prime; also the most combinations: two laws of one mode have fewer
+_ROOT = 327  # a primitive root of that prime, whose lattices are even in up to 10 dimensions
 
 
 class JointPoints:
     """Scores of a block of units at points that stand for what they could observe.
 
-    `scores`, (d, n), are those of what they do observe, and `seeds`, (n,), hashes of their data.
-    `combinations`, (n,), counts the combinations of nodes of each unit.  `vectors`, (n, k, d), are
-    scores at the points.  `weights`, (n, k), add up to one; all are 0 where the law of a term is
-    not found.
+    `scores`, (d, n), are those of what they do observe, `seeds`, (n,), hashes of their data, and
+    `combinations`, (n,), numbers of combinations of nodes.  `vectors`, (n, k, d), are scores at the
+    points; their `weights`, (n, k), add up to one, or are 0 where the law of a term is not found.
     """
 
     def __init__(self, scores: ndarray, seeds: ndarray, combinations: ndarray) -> None:
@@ -118,11 +104,10 @@ class JointPoints:
         scores: ndarray,
         directions: ndarray,
     ) -> None:
-        """Add terms, those of a unit in the order of its rows.
+        """Add terms, those of a unit in the order of its rows, of at most `size` nodes each.
 
-        A row stands for `times` terms (:func:`repetitions`), each of at most `size` nodes.  Shapes:
-        their laws `weights` (nodes, rows), `scores` by what rows see (nodes, K, rows), `directions`
-        (K, d, rows).
+        A row stands for `times` terms (:func:`repetitions`), with laws `weights` (nodes, rows),
+        `scores` (nodes, K, rows) by what rows see, and `directions` (K, d, rows).
         """
         _add_terms(
             units,
@@ -140,11 +125,7 @@ class JointPoints:
         )
 
     def clipped(self, clip_norm: float) -> ndarray:
-        """(d, n) scores, clipped to a norm, plus what that takes from them on average.
-
-        Less a part of the mean that quadrature scores should not have: that of the best linear
-        prediction of what is taken by the score.
-        """
+        """(d, n) clipped scores plus expected excess, with the mean score as control variate."""
         factors = np.empty(self.scores.shape[1])
         loops.clip_factors(self.scores, clip_norm, factors)
         total = self.scores * factors
@@ -165,10 +146,7 @@ class JointPoints:
         return np.concatenate([lost, shared])
 
     def moments(self, clip_norm: float) -> tuple[ndarray, ...]:
-        """Means of e = g - clip(g), g, e * e and e * g, entry by entry, (d, n); of e.g and |g|^2.
-
-        The last two, (n,), are what clipping takes of the squared norm, and all of it.
-        """
+        """(d, n) means of e = g - clip(g), g, e * e, e * g by entry; (n,) means of e.g, |g|^2."""
         of_entries = np.zeros((4, *self.scores.shape))
         of_norms = np.zeros((2, len(self.weights)))
         _add_moments(self.vectors, self.weights, clip_norm, *of_entries, *of_norms)

@@ -1,11 +1,10 @@
 """The law of the outcome of each record, by quadrature with the model's own density.
 
-Nodes and weights of a record are a function of its data, of the parameters and of constants: no
-random numbers, and nothing of another record.  A first search narrows an interval that holds nearly
-all of the support down to where the density is.  Nodes are then spread over it such that tails of
-any power are reached, and shifted by a hash of the record, or errors of records with the same
-covariates would add up.  Places that have a probability of their own come first: the search is for
-the law of the rest.  A law whose weights do not add up to one is not used.
+Nodes and weights are a function of the record, the parameters and constants: no random numbers,
+nothing of other records.  A search narrows an interval that holds nearly all of the support down to
+where the density is.  Nodes are spread over it such that tails of any power are reached, and
+shifted by a hash of the record, or errors of records with the same covariates would add up.  Places
+with a probability of their own come first.  A law whose weights do not add up to one is not used.
 """
 
 from __future__ import annotations
@@ -29,26 +28,18 @@ Densities = Callable[[slice | ndarray], LogDensity]
 Shifts = Callable[[slice | ndarray], ndarray]
 """Some rows of a block -> the shifts of their nodes, in parts of their distance, from 0 to 1."""
 
-#: Nodes of an interval, and integers where they are many, for each mode.
-_NODES, _INTEGERS = 20, 26
-#: Integers that are tried one by one first, and the probability above them that is ignored.
-_FEW, _IGNORED = 16, 1e-6
-#: Places at which a density is looked at first, and how often the cells about the best are halved.
-_LOOKS, _ROUNDS = 9, 40
-#: Halving ends once the log-densities at their ends are less than this below the best.
-_NEAR = 1.0
+_NODES, _INTEGERS = 20, 26  # nodes of an interval, and integers where they are many, for each mode
+_FEW, _IGNORED = 16, 1e-6  # integers tried one by one first, and the probability above left out
+_LOOKS, _ROUNDS = 9, 40  # first places of a search, and halvings of the cells about the best
+_NEAR = 1.0  # halving ends once the ends are less than this log-density below the best
 #: How far the first places reach: asinh of a real number, of the log of a positive one, log-odds.
 _WIDEST = (24.0, 5.0, 4.3)
-#: Places whose log-densities are below the largest by more than this do not count for nodes.
-_FAR = 13.0
+_FAR = 13.0  # places of a log-density this far below the largest do not count for nodes
 #: Nor do some by their distance from the mode: asinh of standard deviations.  Where the end is
 #: looked for first, and how often: nodes of counts are fewer than integers, and need it.
 _TAIL, _START, _HALVINGS, _HALVINGS_OF_COUNTS = 10.0, 3.0, 3, 4
-#: Log-density of a normal law of sd 1 at its mode.
-_LOG_PEAK = -0.9189385332046727
-#: How much the weights of nodes that are spread may differ from a sum of one, and how much those of
-#: all places may.
-_TOLERANCE, _LOST = 0.02, 1e-5
+_LOG_PEAK = -0.9189385332046727  # log-density of a normal law of sd 1 at its mode
+_TOLERANCE, _LOST = 0.02, 1e-5  # how far from one weights of spread nodes, and of all, may sum up
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +96,7 @@ def _of_rest(density_of: Densities, rest: ndarray) -> Densities:
 
 
 def most_nodes(outcome: Outcome) -> int:
-    """How many nodes a row has at most.
-
-    Whether it could be cut off makes no difference: PyMC 6 forgets it where no row of the data is.
-    """
+    """The most nodes of a row, with both ends of censoring: PyMC 6 may drop unused ones."""
     nodes = _spread(outcome) + max(len(outcome.atoms), 2)
     if not outcome.discrete:
         return nodes
@@ -129,9 +117,8 @@ def _largest(outcome: Outcome) -> float:
 class _Counts:
     """Nonnegative integers that rows could observe.
 
-    `alone`, (k, rows), are 0, and the ends of censored counts, whose probabilities are unlike those
-    beside them; -1 where a row has no such end.  The others are between `least` and `most`,
-    (rows,); the first may be beyond the last.
+    `alone`, (k, rows), are 0 and ends of censored counts, whose probabilities are unlike those
+    beside them; -1 without such an end.  The others, if any, go from `least` to `most`, (rows,).
     """
 
     alone: ndarray
@@ -328,10 +315,7 @@ def _progression(
     step: ndarray,
     growth: ndarray,
 ) -> None:
-    """The first of places in a geometric progression between two ends, and their ratio and its log.
-
-    The first is `shifts` parts of a step away from the lower end.
-    """
+    """Geometric progressions of places: first place, `shifts` steps in; log ratio; ratio."""
     for i in range(low.shape[0]):
         step[i] = math.log(high[i] / low[i]) / steps
         growth[i] = math.exp(step[i])
@@ -382,10 +366,7 @@ def _place(
     outcome: ndarray,
     slope: ndarray,
 ) -> None:
-    """The outcome at a place, and the log of its derivative by a standardised real number.
-
-    That is the outcome, its logarithm where it has one end, or its log-odds between two.
-    """
+    """The outcome at a place, and its log-derivative by a real number: itself, log or log-odds."""
     for i in range(place.shape[0]):
         v = centre[i] + width[i] * (0.5 * (place[i] - 1.0 / place[i]))
         from_below, from_above = lower[i] > -math.inf, upper[i] < math.inf
@@ -455,10 +436,7 @@ def _choose(
     most: ndarray,
     nodes: ndarray,
 ) -> None:
-    """Integers from one end to the other; the second is `shifts` parts of a step behind the first.
-
-    Those that are left over are the last.
-    """
+    """Integers between two ends, the second `shifts` steps on; surplus ones repeat the last."""
     k, n = nodes.shape
     for i in range(n):
         start = math.floor(centre[i] + width[i] * (0.5 * (low[i] - 1.0 / low[i])))
@@ -475,10 +453,7 @@ def _choose(
 
 @compiled(error_model="numpy")
 def _between(first: float, second: float, gap: float, bend: float) -> tuple[float, float]:
-    """Probabilities between two integers, as parts that linear interpolation gives to each.
-
-    The logarithm of the probability is a parabola through those of the two; its bend is small.
-    """
+    """Probabilities between two integers (log-parabola), divided as linear interpolation does."""
     rate = math.fabs(second - first) / gap
     larger = math.exp(max(first, second) - min(max(bend * gap * (gap + 1.0) / 12.0, -0.5), 0.5))
     if rate * gap < 1e-3:
@@ -495,10 +470,7 @@ def _between(first: float, second: float, gap: float, bend: float) -> tuple[floa
 
 @compiled(error_model="numpy")
 def _to_probabilities(nodes: ndarray, nothing: ndarray, values: ndarray) -> None:
-    """Log-probabilities of nodes -> weights that sum functions which are linear between them.
-
-    All are 0 where there is `nothing` to sum.
-    """
+    """Log-probabilities -> weights that sum functions linear between nodes; 0 if `nothing`."""
     k, n = values.shape
     slope, gap, weight = np.zeros(k - 1), np.zeros(k - 1), np.zeros(k)
     for i in range(n):

@@ -1,9 +1,8 @@
 """Rows that see z through one number v_i = origin_i + u_i . z, with a concave term.
 
-Their score vectors are multiples of vectors u_i that do not depend on z.  With the u_i at hand, a
-kick costs one product per entry whatever the scaling of z, and one pass over the rows reads each
-u_i once, and makes no vector.  A row has numbers a and b >= 0, and l'(v) = a - b K'(v) falls in v
-(families: :mod:`pymc_dp.rows.predictor`).  Every row is computed by itself.
+Score vectors are multiples of vectors u_i that do not depend on z: with these at hand, a kick costs
+one product per entry, and a pass over the rows reads each u_i once and makes no vector.  A row has
+numbers a and b >= 0, and l'(v) = a - b K'(v) falls in v (families: :mod:`pymc_dp.rows.predictor`).
 """
 
 from __future__ import annotations
@@ -18,28 +17,22 @@ from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 from pymc_dp.rows.sparse import SparseBlock
 
-# -- elementary functions --------------------------------------------------------------------------
-#
-# Without branches or calls, so that loops over rows use vector instructions: a loop that calls the
-# mathematics library computes one row at a time.  These are sequences of additions,
-# multiplications, one division and one rounding, which round alike in scalar and vector form: a
-# record gives the same bits wherever it stands.
+# `exp` and `log1p` have no branches or library calls, so that loops over rows use vector
+# instructions.  Additions, multiplications, one division and one rounding round alike in scalar and
+# vector form: a record gives the same bits wherever it stands.
 
 _LOG2_E = 1.4426950408889634
 #: log 2 in two parts; a multiple of the first below 2^11 is exact.
 _LN2_HIGH, _LN2_LOW = 0.693145751953125, 1.42860682030941723212e-6
-#: Adding it rounds to an integer, which then stands in the low bits.
-_ROUNDING = 6755399441055744.0
-#: Beyond these exp is 0 or infinite in double precision.
-_LOWEST, _HIGHEST = -746.0, 709.782712893384
+_ROUNDING = 6755399441055744.0  # adding it rounds to an integer, which then stands in the low bits
+_LOWEST, _HIGHEST = -746.0, 709.782712893384  # beyond these exp is 0 or infinite
 
 
 @compiled(error_model="numpy")
 def exp(x: float) -> float:
     """The exponential function, with a relative error below 2^-51 where it is a normal number.
 
-    x = k log 2 + r, |r| <= log(2)/2, exp(r) by the rational approximation of Moshier (Cephes,
-    1984), and 2^k in two factors, so that small results lose precision gradually.
+    x = k log 2 + r; exp(r) by Moshier (Cephes, 1984); 2^k in two factors, for gradual underflow.
     """
     v = min(max(x, _LOWEST), _HIGHEST)
     rounded = v * _LOG2_E + _ROUNDING
@@ -61,8 +54,7 @@ def exp(x: float) -> float:
 def log1p(t: float) -> float:
     """The logarithm of 1 + t for 0 <= t <= 1, with a relative error below 2^-50.
 
-    2 artanh(s) with s = t / (2 + t) <= 1/3, by 16 terms of its series: the next is below
-    3^-32 / 33 < 2^-55 of the first.
+    2 artanh(s), s = t / (2 + t) <= 1/3, by 16 terms: the next is < 3^-32 / 33 < 2^-55 of the first.
     """
     s = t / (2.0 + t)
     ss = s * s
@@ -83,9 +75,6 @@ def log1p(t: float) -> float:
     series = series * ss + 1.0 / 3.0
     series = series * ss + 1.0
     return 2.0 * s * series
-
-
-# -- families --------------------------------------------------------------------------------------
 
 
 _LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3
@@ -182,11 +171,7 @@ def concave_slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
 
 @compiled(error_model="numpy")
 def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
-    """v[i] <- the largest |l'(v[i])| over the outcomes that the row could have had.
-
-    Counts are unbounded: for them it is how much they fall short of their mean, at most, or exceed
-    it if they are at most 1.  0 for real outcomes, where there is none.
-    """
+    """v[i] <- the largest |l'(v[i])| over outcomes (0 and 1 of counts); 0 if outcomes are real."""
     for i in range(v.shape[0]):
         x = v[i]
         if family == _LOGIT:
@@ -204,16 +189,12 @@ def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
             v[i] = 0.0
 
 
-# -- directions ------------------------------------------------------------------------------------
-
-
 class Moves(NamedTuple):
     """The derivatives u_i of one number of each row by z.
 
-    Every row touches the coordinates `common`, (q,), and has further ones in `moving`, (m, n).
-    `common_values`, (q, n), and `moving_values`, (m, n), are the entries there, float32 if all
-    features are and float64 otherwise.  `lengths`, (n,), are those of u_i as it is stored, rounded
-    up: see :func:`pymc_dp.rows.loops.lengths`.
+    `common_values`, (q, n), are at coordinates `common` of all rows, `moving_values` at a row's own
+    `moving`, (m, n); float32 if all features are.  `lengths`, (n,), are rounded up, of these as
+    stored.
     """
 
     common: ndarray
@@ -271,16 +252,11 @@ def _times(values: ndarray, factors: ndarray, first: int, out: ndarray) -> None:
             y[i] = x[i] * f[i]
 
 
-# -- rows ------------------------------------------------------------------------------------------
-
-
 class LinearRows(NamedTuple):
     """What each row is, in the layout of the loops; private.
 
-    `family` is a place in :data:`pymc_dp.rows.predictor.FAMILIES`.  Of shape (n,) are `a` and `b`,
-    numbers of the concave term (:mod:`pymc_dp.rows.linear`), and `origin`, v at z = 0.
-    `reference`, (n,) or (0,), is what is subtracted from every slope, if anything is.  `moves` are
-    the vectors u_i.
+    `family` indexes :data:`pymc_dp.rows.predictor.FAMILIES`; `a` and `b`, (n,), are its numbers;
+    `origin`, (n,), is v at z = 0; `reference`, (n,) or (0,), is subtracted from slopes.
     """
 
     family: int
@@ -304,10 +280,7 @@ class LinearRows(NamedTuple):
 
 @compiled(error_model="numpy")
 def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarray) -> None:
-    """out[i] = l'(v) of row first + i at z, minus the reference; 0 where it is not finite.
-
-    And moved[i] = u . z, by which v differs from its value at z = 0.
-    """
+    """out[i] = l'(v) of row first + i, less the reference, 0 if not finite; moved[i] = u . z."""
     predict(rows.moves, z, first, moved)
     last = first + out.shape[0]
     origin = rows.origin[first:last]
@@ -322,10 +295,7 @@ def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarra
 
 @compiled(error_model="numpy")
 def log_likelihoods(rows: LinearRows, first: int, moved: ndarray, out: ndarray) -> None:
-    """out[i] = l(origin + moved[i]) of row first + i, up to a constant of the row.
-
-    The reference is not used.
-    """
+    """out[i] = l(origin + moved[i]) of row first + i, up to a constant; without the reference."""
     last = first + out.shape[0]
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):

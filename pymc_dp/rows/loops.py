@@ -1,8 +1,7 @@
 """Compiled loops over rows.
 
-Arrays are laid out (columns, rows), so that the innermost loop runs over rows and vectorises while
-every row is still computed by the same sequence of operations, whatever its place: no ``fastmath``,
-no matrix library, whose blocking may round a row differently at the edge of a block.
+Arrays are (columns, rows): the innermost loop runs over rows and vectorises.  Each row has the same
+operations wherever it stands: no ``fastmath``, no matrix library, whose rounding depends on place.
 """
 
 from __future__ import annotations
@@ -16,11 +15,8 @@ from numpy import ndarray
 
 from pymc_dp.base.jit import compiled
 
-#: Rows of a tile: the columns of a block then stay in the fastest caches.
-_TILE = 512
-#: Numbers of a block of packed matrices: what fits into the second level of cache; and its rows, at
-#: least.
-_PACKED, _SHORTEST = 2**16, 64
+_TILE = 512  # rows of a tile: the columns of a block then stay in the fastest caches
+_PACKED, _SHORTEST = 2**16, 64  # numbers of a block of packed matrices: second cache; least rows
 _ROOT_2 = math.sqrt(2.0)
 Compressed = tuple[np.ndarray, np.ndarray, np.ndarray]
 
@@ -40,10 +36,7 @@ def nonzero(weights: ndarray, used: ndarray) -> int:
 def combine(
     vectors: ndarray, first: int, weights: ndarray, used: ndarray, count: int, out: ndarray
 ) -> None:
-    """out[i] = sum_j vectors[j, first + i] * weights[j] over the first `count` places `used`.
-
-    Four at a time, so that `out` is loaded and stored less often; the order is the same for all i.
-    """
+    """out[i] = sum_j vectors[j, first + i] * weights[j], j in ``used[:count]``, in one order."""
     n = out.shape[0]
     for i in range(n):
         out[i] = 0.0
@@ -89,9 +82,8 @@ def clean(scores: ndarray) -> None:
 def lengths(common: ndarray, moving: ndarray, out: ndarray) -> None:
     """out[i] = a number that is at least the l2 norm of column i of both arrays together.
 
-    With d entries it exceeds the norm by at most (d + 9) 2^-52 of it, and d 2^-536: the sum of the
-    squares has a relative error of at most d 2^-53, and what underflows is d 2^-1075 in all, at
-    most.  Infinite or not a number where the column, or a square, is.
+    With d entries it exceeds the norm by at most (d + 9) 2^-52 of it, plus d 2^-536: squares sum
+    with a relative error of d 2^-53, and d 2^-1075 underflows.  Infinite or NaN where a square is.
     """
     n, d = out.shape[0], common.shape[0] + moving.shape[0]
     for i in range(n):
@@ -139,10 +131,7 @@ def add_products(
     columns: ndarray,
     values: ndarray,
 ) -> None:
-    """vectors[c, i] += design[j, first + i] * scores[k, first + i] * B[j*K + k, c].
-
-    B is in compressed rows.
-    """
+    """vectors[c, i] += design[j, first+i] * scores[k, first+i] * B[j*K+k, c], B compressed."""
     p, n = design.shape[0], vectors.shape[1]
     width = scores.shape[0]
     product = np.empty(_TILE)
@@ -271,10 +260,7 @@ def add_to_units(rows: ndarray, units: ndarray, out: ndarray) -> None:
 def add_block_to_units(
     values: ndarray, common: ndarray, moving: ndarray, units: ndarray, out: ndarray
 ) -> None:
-    """Add vectors to those of their units: a :class:`pymc_dp.rows.sparse.SparseBlock`.
-
-    In the order of the rows, so that sums of a unit do not depend on where a block begins.
-    """
+    """Add a :class:`pymc_dp.rows.sparse.SparseBlock` to sums of units, in the order of the rows."""
     q, n = common.shape[0], values.shape[1]
     for j in range(q):
         entries, sums = values[j], out[common[j]]
@@ -288,10 +274,7 @@ def add_block_to_units(
 def packed(
     seen: ndarray, directions: ndarray, seconds: ndarray, diagonal: bool
 ) -> Iterator[tuple[slice, ndarray]]:
-    """Packed -sum_ab u_a S_ab u_b' in blocks that stay in a cache, each valid until the next.
-
-    As in :class:`pymc_dp.rows.contributions.Curvature`.
-    """
+    """Packed -sum_ab u_a S_ab u_b' (`contributions.Curvature`) in blocks valid until the next."""
     _, d, n = directions.shape
     size = d if diagonal else d * (d + 1) // 2
     at_once = min(n, max(_SHORTEST, _PACKED // size))
@@ -351,11 +334,7 @@ def compressed_rows(matrix: np.ndarray) -> Compressed:
 
 
 def row_blocks(n_rows: int, size: int, first: int = 0) -> list[slice]:
-    """Slices of about `size` rows each, in order, from the row `first` on.
-
-    None is of one row among several: where functions of rows are interpreted, NumPy may round a row
-    differently if it is alone.
-    """
+    """Slices of about `size` rows from `first` on; none has one row, which may round otherwise."""
     starts = list(range(0, n_rows, size))
     if len(starts) > 1 and n_rows - starts[-1] == 1:
         starts.pop()

@@ -1,21 +1,14 @@
 """Shared values that meet only in the rows become one shared value.
 
-``mu + tau * z[g]`` and ``(mu + tau * z)[g]`` are the same likelihood, and so are ``x * a * b`` and
-``x * (a * b)``.  The walk that makes the cuts (:mod:`pymc_dp.records.lifter`) cuts at each
-parameter in the first form of each, and at the whole expression in the second.  Here the first is
-turned into the second: sums, differences, products and quotients of cuts alone are taken out of the
-rows.
+``mu + tau * z[g]`` is the same likelihood as ``(mu + tau * z)[g]``, and ``x * a * b`` as
+``x * (a * b)``.  :mod:`pymc_dp.records.lifter` cuts the first forms at each parameter.  Here they
+become the second: sums, differences, products and quotients of cuts alone leave the rows.
 
-A value of the rows that is computed from cuts alone enters by one of three doors, those of its
-cuts: "copy" if all of them are copies; "index" if the others are indexed by one and the same
-column; "dot" if it is linear in products with one and the same design, because
-``a * (x_i @ beta) = x_i @ (a * beta)``.  Since both operations and cuts act row by row, the value
-is the cut of the same expression of the shared values, copies having a leading axis of size one.
-Terms and factors are grouped for this: ``mu + x * b + tau * z[g]`` is
-``(mu + tau * z)[g] + x * b``.
-
-Columns are the same if the graph says so: the same ``pm.Data``, or the same NumPy array, not one of
-equal entries.
+A value of cuts alone enters the rows through one door: "copy" if all cuts are copies; "index" if
+the others have one and the same column; "dot" if it is linear in products with one design, as
+``a * (x_i @ beta) = x_i @ (a * beta)``.  Operations and cuts act row by row, so it is the cut of
+the same expression of shared values, copies with a leading axis of one.  Columns are the same if
+they are one ``pm.Data`` or array.
 
 Guarantee: only the graph is looked at, never values of row data or their number.
 """
@@ -42,8 +35,7 @@ from pymc_dp.base.compat import subtensor_indices
 from pymc_dp.records.ancestry import SHAPE_OPS, ancestors_without_shapes
 from pymc_dp.records.graph import Cut, RowGraph
 
-#: What is taken out of the rows.  Other functions (an inverse link, say) stay there: the
-#: likelihood as a function of what is below them is nearer to normal.
+#: Taken out of the rows.  Others, such as inverse links, stay: below them it is nearer to normal.
 _ARITHMETIC = (Add, Mul, Neg, Sub, TrueDiv)
 
 #: "constant", "copy", or "index" or "dot" with the length of the shared value and the row data.
@@ -51,18 +43,14 @@ Door = tuple[Any, ...]
 
 
 class _Kind(NamedTuple):
-    """How rows see a value computed from the row inputs `etas` of cuts, and constants, alone."""
+    """How rows see a value computed from constants and the row inputs `etas` of cuts alone."""
 
     door: Door
     etas: frozenset[Variable] = frozenset()
 
 
 def merged(graph: RowGraph) -> RowGraph:
-    """Rebuild a row graph with one cut for each arithmetic expression of cuts alone.
-
-    The log-likelihood, leaves, labels that are checked, and conditions stay the same.  Where
-    nothing merges, the result is `graph` itself.
-    """
+    """The same graph with one cut per arithmetic expression of cuts; `graph` if none merge."""
     walk = _Walk(graph)
     terms = walk.rebuilt(_canonical(graph))
     joined = walk.joined(terms)
@@ -108,10 +96,7 @@ def first_equal(values: Sequence[Variable]) -> dict[Variable, Variable]:
 
 
 def _doors(graph: RowGraph) -> dict[Cut, Door]:
-    """The door of each cut.
-
-    Labels are the same only if they index as many groups: negative ones count from the end.
-    """
+    """The door of each cut; labels must index as many groups, as negative ones wrap around."""
     blocks: dict[Any, Variable] = {}
     arrays = {  # each use of a NumPy array makes a leaf
         leaf.block: blocks.setdefault((id(leaf.source.data), leaf.axis), leaf.block)
@@ -164,8 +149,6 @@ class _Walk:
             return _combined(op.scalar_op, [self.kind(y) for y in inputs])
         return None
 
-    # -- sums and products ----------------------------------------------------------------------
-
     def rebuilt(self, function: FunctionGraph) -> list[Variable]:
         """The same values with terms, and factors, of one door side by side."""
         new: dict[Variable, Variable] = {}
@@ -216,8 +199,6 @@ class _Walk:
         if key not in self.sums:
             self.sums[key] = op(*parts)
         return self.sums[key]
-
-    # -- what is taken out ----------------------------------------------------------------------
 
     def joined(self, terms: Sequence[Variable]) -> list[Variable]:
         """The values of several cuts that become one: those nearest to the log-likelihoods."""

@@ -1,12 +1,10 @@
 """What records see of the parameters: coordinates in which a likelihood may be simpler.
 
-The shared values of a likelihood (:mod:`pymc_dp.records.graph`) may be non-linear in the
-parameters: the group means of a non-centred hierarchy ``(mu + tau * z)[g]``, coefficients ``tau *
-z`` with a shared scale, a curve ``b + a**2``.  The posterior is then curved, whatever the data say,
-although the likelihood of the shared values themselves is near normal in large data.  Here these
-*effects* replace the parameters, so that records are asked about something simple; how the
-parameters follow from the effects is public.  It does not matter how a model is written: shared
-values that meet in the rows alone are merged first (:mod:`pymc_dp.rows.merging`).
+Shared values (:mod:`pymc_dp.records.graph`) may be non-linear in the parameters: group means
+``(mu + tau * z)[g]``, coefficients ``tau * z``, a curve ``b + a**2``.  The posterior is then
+curved, though the likelihood of shared values is near normal in large data.  Here these *effects*
+replace the parameters; how parameters follow from effects is public.  Shared values that meet in
+the rows are merged first (:mod:`pymc_dp.rows.merging`), however a model is written.
 """
 
 from __future__ import annotations
@@ -25,21 +23,17 @@ from pymc_dp.rows.functions import compile_parameter_function, jacobian_of
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.merging import first_equal, merged
 
-#: Derivatives that differ by less than this part of the largest are those of something linear.
-_LINEAR = 1e-9
-#: Singular values below this part of the largest, in prior widths, make effects redundant.
-_SINGULAR = 1e-6
+_LINEAR = 1e-9  # derivatives that differ by less than this part of the largest are constant
+_SINGULAR = 1e-6  # singular values, in prior widths, below this part of the largest are redundant
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
     """Effects that replace the parameters of a likelihood.
 
-    `effects` are in terms of the model's value variables: those of them that records see directly,
-    and the shared values that are non-linear in several.  `parameters` is the (k,) vector of all
-    entries, k <= d.  Its first `n_direct` entries are parameters themselves, the others are mixed.
-    `graphs` are the likelihood as a function of the effects, group by group.  `function` maps (d,)
-    unconstrained parameters to (k,) effects.
+    `effects` are value variables that records see directly, then shared values non-linear in
+    several.  `parameters` has their k <= d entries, of which the first `n_direct` are parameters;
+    `graphs` are the likelihood by group; `function` maps (d,) parameters to (k,) effects.
     """
 
     effects: tuple[Variable, ...]
@@ -64,14 +58,11 @@ def see(
     places: np.ndarray,
     compile_kwargs: dict[str, Any] | None = None,
 ) -> Iterator[Seen]:
-    """The effects of a likelihood that is non-linear in its parameters.
+    """The effects of a likelihood that is non-linear in its parameters, if any.
 
-    `groups` have its row graphs.  `places`, (m, d), are public points at which derivatives are
-    looked at: draws from the prior.
-
-    Yields those of the merged graphs, then those of the graphs as they are cut.  Yields none where
-    no shared value is non-linear in several parameters, or where effects are redundant (more of
-    them than parameters, functions of each other).
+    Derivatives are taken at public `places`, (m, d).  Yields effects of the merged graphs, then of
+    the graphs as cut; none if no shared value is non-linear in several parameters, or k > d, or
+    they are functions of each other.
     """
     graphs = tuple(group.functions.graph for group in groups)
     together = tuple(merged(graph) for graph in graphs)

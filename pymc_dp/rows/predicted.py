@@ -1,8 +1,7 @@
 """The fast engine of records that see the parameters through one linear predictor.
 
-Such a record sees them through one number v_i alone, affine in z with direction u_i = d v_i / d z,
-and has the score vector l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no
-vector.
+Such a record sees one number v_i, affine in z with direction u_i = d v_i / d z, and has the score
+l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no vector.
 """
 
 from __future__ import annotations
@@ -23,16 +22,11 @@ from pymc_dp.rows.linear import LinearRows, Moves, predict
 from pymc_dp.rows.predictor import FAMILIES, Predictor
 from pymc_dp.rows.sparse import LARGEST, Layout, SparseBlock
 
-#: Rows at once, at most, and numbers of a block of score vectors: half of a second-level cache.
-_BLOCK, _CACHED = 8192, 2**16
-#: How many times as many numbers as the data of a row its vector may hold.
-_WIDER = 2
-#: Numbers that are read in the time that a log-likelihood takes.
-_LOG_LIKELIHOOD = 10
-#: Points whose products with all rows are kept: two midpoints, and the ends of a step.
-_KEPT = 4
-#: Distance of a point from the middle of two others, and how much larger those may be: both
-#: relative to it.
+_BLOCK, _CACHED = 8192, 2**16  # rows, and numbers of a block of vectors: half a second-level cache
+_WIDER = 2  # how many times as many numbers as the data of a row its vector may hold
+_LOG_LIKELIHOOD = 10  # numbers that are read in the time that a log-likelihood takes
+_KEPT = 4  # points whose products with all rows are kept: two midpoints, and the ends of a step
+#: Distance of a point from the middle of two others, and how much larger these may be, relative.
 _ROUNDING, _APART = 1e-13, 1e3
 
 
@@ -57,10 +51,9 @@ class _Private:
 
 
 class PredictorEngine(RowEngine):
-    """Per-unit log-likelihoods and score vectors of rows with one linear predictor.
+    """Log-likelihoods and score vectors of rows with a `predictor` (:mod:`pymc_dp.rows.predictor`).
 
-    `predictor` is from :func:`pymc_dp.rows.predictor.recognise`.  Log-likelihoods are given up to a
-    constant of the record, of which only differences remain.  A record outside the support of the
+    Log-likelihoods are up to a constant of the record.  A record outside the support of the
     likelihood contributes nothing, nor does one whose direction or slope overflows.
     """
 
@@ -90,8 +83,7 @@ class PredictorEngine(RowEngine):
         if coordinates is self.coordinates:
             return self
         if self._moved is None or self._moved.coordinates is not coordinates:
-            # several releases in turn ask for the same
-            self._moved = super().with_coordinates(coordinates)
+            self._moved = super().with_coordinates(coordinates)  # several releases ask for it
         return self._moved
 
     def part(self, units: slice | np.ndarray) -> Self:
@@ -111,11 +103,7 @@ class PredictorEngine(RowEngine):
         return tilted
 
     def pays(self, n: int) -> bool:
-        """Whether to keep the vectors u_i of `n` rows is worth their memory and time.
-
-        It is, unless they hold many more numbers than the data do (a scaling that mixes the effects
-        of groups) or more than 1 GB.  It depends on public things alone.
-        """
+        """Whether to keep the vectors u_i of `n` rows; it depends on public things alone."""
         group = self.groups[0]
         phis, maps = self._shared(group)
         cuts = group.functions.ordered
@@ -125,8 +113,6 @@ class PredictorEngine(RowEngine):
             len(phi) if cut.kind == "dot" else 1 for cut, phi in zip(cuts, phis, strict=True)
         )
         return layout.width <= _WIDER * read and layout.width * n <= LARGEST
-
-    # -- records --------------------------------------------------------------------------------
 
     def _rows(self) -> _Rows:
         if self._private.rows is None:
@@ -170,10 +156,7 @@ class PredictorEngine(RowEngine):
         return self._reference
 
     def _along(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) u_i . z, kept for the last few points.
-
-        A step of a path ends half-way between two midpoints, so that it needs no product.
-        """
+        """(n_units,) u_i . z, kept for the last points: a path step ends between two midpoints."""
         if not np.logical_or.reduce(z):
             return np.zeros(self.n_units)
         key = z.tobytes()
@@ -199,8 +182,7 @@ class PredictorEngine(RowEngine):
             return None
         points = np.frombuffer(b"".join(self._moved_by)).reshape(-1, len(z))
         size, sizes = np.maximum.reduce(np.abs(z)), np.maximum.reduce(np.abs(points), axis=1)
-        # far apart, their products would lose the digits of what is between
-        near = sizes <= _APART * size
+        near = sizes <= _APART * size  # else products would lose the digits of what is between
         off = np.maximum.reduce(np.abs(0.5 * (points[:, None] + points) - z), axis=2)
         pairs = (off <= _ROUNDING * size) & near[:, None] & near
         p, q = divmod(int(pairs.argmax()), len(points))
@@ -226,8 +208,6 @@ class PredictorEngine(RowEngine):
         linear.steepest(self._family, rows.a, rows.b, found)
         found *= rows.moves.lengths
         return found[None]
-
-    # -- evaluation -----------------------------------------------------------------------------
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
         all_rows, moved, out = self.linear(), self._along(z), np.empty(self.n_units)
@@ -271,10 +251,7 @@ def moves_of(
     maps: Sequence[np.ndarray | None],
     single: bool,
 ) -> Moves:
-    """Of v = sum over cuts of weights . (values at the cut), with the maps d phi / d z.
-
-    In float32 if all designs are and `single` says that other features are no wider.
-    """
+    """Of v = sum of weights . (values at cuts); float32 if all designs are and if `single`."""
     columns = group.columns()
     cuts = [
         (cut, w, matrix)

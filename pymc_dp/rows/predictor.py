@@ -1,20 +1,15 @@
 """Records that see the parameters through one scalar linear predictor, with a concave term.
 
 :func:`recognise` finds in a row graph the scalar v_i, affine in theta, through which alone the
-parameters reach row i (:func:`linear_predictor`), and the family of its log-likelihood as a
-function of v:
+parameters reach row i (:func:`linear_predictor`), and the family of its log-likelihood l(v):
 
 ``logit``   l' = a - b / (1 + exp(-v))   Bernoulli and binomial with a logit link
 ``log``     l' = a - b exp(v)            Poisson, exponential, gamma with a log link
 ``normal``  l' = a - b v                 normal with a known scale
 ``probit``  l = log Phi(a v), b = 1      Bernoulli with a probit link
 
-with numbers a and b of the row, b >= 0: l is concave.  What is not recognised keeps the ordinary
-clipping, whatever the reason; nothing private is looked at.
-
-Kinks and jumps are looked for in the graph, as derivatives at a point do not show them: the
-logarithm of a Laplace density has the second derivative 0 wherever it has one, and sgn(theta) has
-the first derivative 0; neither is linear.
+with numbers a and b >= 0 of the row: l is concave.  Others keep the ordinary clipping.  Nothing
+private is looked at.  Kinks and jumps are looked for in the graph: derivatives do not show them.
 """
 
 from __future__ import annotations
@@ -47,8 +42,6 @@ from pymc_dp.rows import linear
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import compile_function
 
-# -- affine values ---------------------------------------------------------------------------------
-
 
 def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> list[Variable] | None:
     """The inputs in which a value is affine, row by row; None if it is not."""
@@ -76,11 +69,9 @@ def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> li
 
 
 def linear_predictor(graph: RowGraph) -> Variable | None:
-    """The variable, affine in the cuts, behind which all of them stand.
+    """The (rows,) float64 variable, affine in the cuts, through which alone they act.
 
-    It has shape (rows,) and double precision, and is as near to the log-likelihood as there is one.
-    None if the cuts reach the log-likelihood in another way as well, or through operations that are
-    not elementwise.
+    The nearest to the log-likelihood; None if cuts act in another way as well, or not elementwise.
     """
     etas = {cut.eta for cut in graph.cuts}
     moves: dict[Variable, bool] = {}
@@ -117,8 +108,7 @@ def linear_predictor(graph: RowGraph) -> Variable | None:
             return None
         else:
             stack.extend(x.owner.inputs)
-    # several affine values: go down to the one that they have in common
-    while len(ends) > 1:
+    while len(ends) > 1:  # several affine values: go down to the one that they have in common
         last = max(ends, key=deep)
         if last in etas:
             return None
@@ -129,9 +119,6 @@ def linear_predictor(graph: RowGraph) -> Variable | None:
             [rest] = clone_replace([graph.loglik], {x: x.type()}, rebuild_strict=False)
             return x if etas.isdisjoint(ancestors([rest])) else None
     return None
-
-
-# -- kinks -----------------------------------------------------------------------------------------
 
 
 _BENDS = (
@@ -153,13 +140,10 @@ _BENDS = (
 def has_bends(value: Variable, v: Variable, *, equalities: bool) -> bool:
     """Whether an operation on the way from `v` to `value` bends, or chooses by a range of `v`.
 
-    `equalities` allows choices by ``==``: they are about single points, which have no say in a
-    function that is continuous elsewhere.  Checks that parameters lie in their range (a rate is not
-    negative, a probability not above 1) are no choices: what is impossible beyond 0 or 1 is seen at
-    a few points.
+    `equalities` allows choices by ``==``: single points do not matter.  Checks of parameters (a
+    rate is not negative) are no choices: what is impossible beyond 0 or 1 is seen at a few points.
     """
-    #: What a range of v decides, and whether the range ends at 0 or 1.
-    decided: dict[Variable, bool] = {}
+    decided: dict[Variable, bool] = {}  # what a range of v decides; whether that ends at 0 or 1
     for node, operation, depend in _way([value], v):
         if isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
             return True
@@ -191,33 +175,26 @@ def _way(values: Sequence[Variable], v: Variable) -> Iterator[tuple[Apply, objec
 def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
     """Whether an operation on the way from `theta` to `values` bends, jumps or chooses."""
     for node, operation, _ in _way(values, theta):
-        # conditions and places are no floating-point numbers
-        chooses = not all(map(is_float, node.outputs))
+        chooses = not all(map(is_float, node.outputs))  # conditions, places are no floats
         if chooses or isinstance(operation, _BENDS) or isinstance(node.op, SortOp):
             return True
     return False
 
 
-# -- linear predictors -----------------------------------------------------------------------------
-
-
 FAMILIES = ("logit", "log", "normal", "probit")
 #: K'(0) and K'(1) of l' = a - b K'(v); probit has another form.
 _KERNELS = {"logit": (0.5, float(expit(1.0))), "log": (1.0, math.e), "normal": (0.0, 1.0)}
-#: Rows and relative tolerance of the numerical check: a few hundred roundings of double precision.
-_ROWS, _TOLERANCE = 512, 1e-9
+_ROWS, _TOLERANCE = 512, 1e-9  # rows of the numerical check; a few hundred roundings of float64
 
 
 @dataclass(frozen=True, eq=False)
 class Predictor:
     """The linear predictor of a row graph, and the family of its rows.
 
-    The family holds for the variable of the graph times `sign`.  From zeros for the cuts, with rows
-    of shapes `tails`, and the data, `affine` gives the offset (rows,) of v, and its derivative
-    (rows, k) by each cut.  From values of the graph's variable and the data, `slope` gives the
-    (rows,) dl/dv.  `leaves` are the data that both need, in the order of the graph's leaves.
-    `single` tells whether single precision holds every number of the data that multiplies a group
-    effect or a common coefficient.
+    The family is that of v: the variable of the graph times `sign`.  `affine` maps zeros for the
+    cuts, with rows of shapes `tails`, and data to the variable's offset (rows,) and derivatives
+    (rows, k); `slope` maps variable and data to (rows,) dl/dv; data are the graph's `leaves`.
+    `single`: float32 holds all data that multiply group effects or coefficients.
     """
 
     family: str
@@ -278,11 +255,7 @@ def predictor_of(
     linear: bool,
     compile_kwargs: dict[str, Any] | None = None,
 ) -> Recognised:
-    """The linear predictor of a row graph, if there is one.
-
-    It will get the values of `cuts` in this order.  `linear` tells whether all shared values are
-    affine in the parameters.
-    """
+    """The linear predictor of a row graph; `linear`: all shared values are affine in theta."""
     if not linear:
         return None, (
             f"Some parameters do not reach {graph.quoted} linearly (a scale, or a product of "
@@ -323,9 +296,6 @@ def predictor_of(
     return predictor, f"{graph.quoted} is of the {family} family in one linear predictor per row."
 
 
-# -- family ---------------------------------------------------------------------------------------
-
-
 def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The numbers a and b of rows from their slopes at v = 0 and v = 1."""
     if family == "probit":  # the slope at 0 is a phi(0)/Phi(0)
@@ -347,8 +317,7 @@ def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:
 def _family(loglik: Variable, v: Variable, graph: RowGraph) -> tuple[str, float] | None:
     """The family and sign that hold for every value of what the data put into the terms in v.
 
-    The data enter through values that do not depend on v.  Each is drawn on its own, conditions
-    included, so that a branch taken by some records only is seen as well.
+    Values through which data enter, conditions too, are drawn one by one, so a rare branch is seen.
     """
     leaves = {leaf.block for leaf in graph.leaves}
     doors: list[Variable] = []

@@ -18,10 +18,8 @@ from pymc_dp.records.ancestry import is_long_array
 from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 from pymc_dp.rows.functions import compile_function
 
-#: Made-up records among which one is to be seen to depend on others: not all are alike.
-_MADE_UP = 8
-#: Entries of an array that a statistic may use where the number of records is private.
-_LONGEST_TABLE = 10_000
+_MADE_UP = 8  # made-up records among which one is to be seen to depend on others: not all are alike
+_LONGEST_TABLE = 10_000  # entries of an array allowed where the number of records is private
 
 
 def widened(array: np.ndarray) -> np.ndarray:
@@ -55,12 +53,10 @@ def _refuse_captured(rows: Variable, inputs: Iterable[Variable], n: int) -> None
 class RowByRow:
     """The statistic of each record, computed from that record alone.
 
-    ``statistic(**arrays)`` is a tensor of shape (n,), then `scalar` is true, or (n, m), and `width`
-    is m.  Names, types and shapes of `arrays`, (n, ...), are used; no value is kept.  If `whole`,
-    rows must be integers.  `n_is_public` tells whether errors may depend on the number of records.
-
-    Raises ValueError if one row depends on other records, on arrays with room for an entry per
-    record, or on chance, or cannot be computed.
+    ``statistic(**arrays)`` is a tensor of shape (n,) (`scalar`), or (n, m), and `width` is m.  Only
+    names, types and shapes of `arrays` are used.  If `whole`, rows must be integers; errors depend
+    on n only if `n_is_public`.  Raises ValueError if a row depends on other records, on arrays with
+    room for an entry per record, or on chance, or cannot be computed.
     """
 
     def __init__(

@@ -1,13 +1,9 @@
 """Log-likelihoods of rows that PyTensor evaluates slowly, written otherwise.
 
-PyMC checks that the probability of a Bernoulli variable lies in [0, 1] and the mean of a Poisson
-one is not negative, also where these are a logistic or an exponential function.  It evaluates both
-outcomes of a Bernoulli variable for every record, and computes the log-factorial of a count again
-at every place.  What follows from the data alone is *hoisted* here: computed once.
-
-A multivariate normal log-density solves a triangular system for every row.  The library routine is
-called row by row (a joint call may round a row differently according to its place), which takes
-longer than the arithmetic.  Where the matrix is constant, its inverse is computed once instead.
+PyMC checks bounds that logistic and exponential functions cannot leave, evaluates both outcomes of
+a Bernoulli variable, and computes log-factorials at every place.  What follows from data alone is
+*hoisted*: computed once.  Multivariate normals solve a triangular system by a library call for each
+row (a joint call may round a row by its place); a constant matrix is inverted once instead.
 """
 
 from __future__ import annotations
@@ -37,8 +33,7 @@ from pymc_dp.base.jit import DIGEST, compiled
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.rows import loops
 
-#: Functions that take longer than reading a number from memory.
-_SLOW = (
+_SLOW = (  # functions that take longer than reading a number from memory
     scalar.Exp,
     scalar.Expm1,
     scalar.Log,
@@ -63,15 +58,13 @@ def _is(number: float) -> dict[str, str | Callable[[Variable], bool]]:
 
 
 _NOT_MISSING = (pt.invert, (pt.isnan(pt.dvector()).owner.op, "x"))
-#: What PyMC's Bernoulli, binomial and Poisson log-likelihoods become, in canonical form.
-_PATTERNS = (
+_PATTERNS = (  # what Bernoulli, binomial and Poisson log-likelihoods of PyMC become
     ((pt.le, (pt.sigmoid, "x"), _is(1.0)), _NOT_MISSING),
     ((pt.ge, (pt.sigmoid, "x"), _is(0.0)), _NOT_MISSING),
     ((pt.ge, (pt.exp, "x"), _is(0.0)), _NOT_MISSING),
     # as it stands, minus infinity for large x
     ((pt.log1p, (pt.mul, _is(-1.0), (pt.sigmoid, "x"))), (pt.neg, (pt.softplus, "x"))),
-    # one function for two: the same bits
-    (
+    (  # one function for two: the same bits
         (pt.switch, "y", (pt.neg, (pt.softplus, (pt.neg, "x"))), (pt.neg, (pt.softplus, "x"))),
         (pt.neg, (pt.softplus, (pt.switch, "y", (pt.neg, "x"), "x"))),
     ),
@@ -83,10 +76,7 @@ _SIMPLIFY = in2out(
 
 
 def simplified(value: Variable) -> Variable:
-    """`value` with bounds that always hold left out, and one softplus function for two.
-
-    It is the canonical log-likelihood of a block of rows, not yet differentiated; its values stay.
-    """
+    """The canonical log-likelihood without checks that always hold, with one softplus for two."""
     fgraph = FunctionGraph(outputs=[value], clone=False)
     _SIMPLIFY.rewrite(fgraph)
     return fgraph.outputs[0]
@@ -95,11 +85,9 @@ def simplified(value: Variable) -> Variable:
 def hoisted(
     values: Sequence[Variable], data: Sequence[Variable]
 ) -> tuple[list[Variable], list[Variable], list[Variable]]:
-    """`values` with slow functions of the data alone replaced by inputs.
+    """`values` of rows, with slow functions of the `data` alone replaced by inputs.
 
-    `values` are log-likelihoods of a block of rows, or scores; `data` have rows first.  Returns the
-    new values, the inputs that they read, rows first, and these as functions of the data, row by
-    row.
+    Returns new values, the inputs that they read, and these as functions of the data, row by row.
     """
     rows, slow = {v for v in data if v.type.ndim > 0}, set()
     nodes = FunctionGraph(outputs=list(values), clone=False).toposort()
@@ -136,10 +124,8 @@ def _is_by_row(node: Apply, rows: set[Variable]) -> bool:
 # -- solves of constant triangular systems ---------------------------------------------------------
 
 
-#: Numbers of a tile of rows: half of a first-level cache.
-_CACHED = 2560
-#: Of the compiled routine: PyTensor's cache on disk does not look at its text.
-_VERSION = int(DIGEST, 16)
+_CACHED = 2560  # numbers of a tile of rows: half of a first-level cache
+_VERSION = int(DIGEST, 16)  # of the routine: PyTensor's cache on disk does not look at its text
 
 
 class _RowsTimes(Op):
@@ -201,10 +187,7 @@ def _numba_rows_times(op: _RowsTimes, node: Apply, **kwargs: Any) -> Any:
 
 
 def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | None:
-    """-(x A) -> x (-A) and (x A) B -> x (A B), where nothing else needs x A.
-
-    The gradient of a quadratic form is of this kind.
-    """
+    """-(x A) -> x (-A), (x A) B -> x (A B) if x A has no other use, as in quadratic forms."""
     inner = node.inputs[0]
     if inner.owner is None or not isinstance(inner.owner.op, _RowsTimes):
         return None
@@ -218,19 +201,14 @@ def _joined_products(fgraph: FunctionGraph, node: Apply) -> list[Variable] | Non
     return [_RowsTimes()(rows, product)] if np.isfinite(product).all() else None
 
 
-#: For `Mode.register`, with a place after the simplifications and before elementwise fusion.
-JOIN_PRODUCTS = (
+JOIN_PRODUCTS = (  # for `Mode.register`: after the simplifications, before elementwise fusion
     in2out(node_rewriter([_RowsTimes, pt.neg])(_joined_products), name="joined_products"),
     48.0,
 )
 
 
 def constant_solves(value: Variable) -> Variable:
-    """`value` with its solves of constant triangular systems replaced.
-
-    It is the log-likelihood of a block of rows, before it is differentiated.  The result is equal
-    up to rounding.  Each row is computed by the same operations, in the same order.
-    """
+    """Replace solves of constant triangular systems; equal up to rounding, each row alike."""
     nodes = {v.owner for v in ancestors([value]) if v.owner is not None}
     replaced = {}
     for node in nodes:

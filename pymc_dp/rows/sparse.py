@@ -1,8 +1,7 @@
 """Vectors of rows that are zero in most coordinates: only the others are held.
 
-A record of group g touches the effect of g among dozens.  Which coordinates its score vector can
-touch is known from the structure of the model and its label: some are common to all rows, one or a
-few depend on the label.
+Which coordinates a vector can touch is known from the model and the label of the row: some are
+common to all rows, a few (the effect of its group) depend on the label.
 """
 
 from __future__ import annotations
@@ -16,18 +15,15 @@ from numpy import ndarray
 from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
 
-#: A coordinate that more than this part of all labels touch is held for every row.
-_COMMON = 0.25
-#: Held entries per coordinate from which on the zeros are held as well.
-_DENSE = 0.6
+_COMMON = 0.25  # a coordinate that more than this part of all labels touch is held for every row
+_DENSE = 0.6  # held entries per coordinate from which on the zeros are held as well
 
 
 class SparseBlock(NamedTuple):
     """Vectors of a block of rows.
 
-    `values`, (w, rows), may be overwritten.  `common`, (q,), are the coordinates of the first q
-    entries, the same for all rows, and `moving`, (w - q, rows), those of the others.  The
-    coordinates of a row are distinct wherever an entry is not 0.
+    `values`, (w, rows), may be overwritten.  The first q have the coordinates `common`, (q,), the
+    others those of `moving`, (w - q, rows), distinct in a row wherever an entry is not 0.
     """
 
     values: ndarray
@@ -58,10 +54,7 @@ class _Labelled(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the entries of the vectors of a group of rows stand.
-
-    The coordinates `common`, (q,), are held for every row; `labelled` has those of labels, per cut.
-    """
+    """Where entries of vectors stand: `common` coordinates, (q,), and those of labels, by cut."""
 
     common: ndarray
     labelled: list[_Labelled | None]
@@ -77,8 +70,7 @@ class Layout(NamedTuple):
     ) -> Layout:
         """For cuts of these kinds, with `widths` numbers per row and maps d phi / d z.
 
-        All coordinates are common where rows touch most of them.  Coordinates that labels of two
-        cuts touch are held for every row, so that no coordinate stands twice in a row.
+        Coordinates that labels of two cuts touch are common: none stands twice in a row.
         """
         held = np.zeros(d, dtype=bool)
         claimed = np.zeros(d, dtype=bool)
@@ -181,31 +173,22 @@ def _scatter(values: ndarray, moving: ndarray, out: ndarray) -> None:
             out[moving[t, i], i] += values[t, i]
 
 
-#: Entries of a map for each entry of its product with a design from which on the product is made,
-#: and how many numbers may be kept: 1 GB of float64.
+#: Entries of a map per entry of its product with a design that make it pay; numbers kept: 1 GB.
 _WORTH, LARGEST = 4, 2**27
 
 
-#: Rows that are made at a time, in float64, before they are stored.
-_BLOCK = 4096
+_BLOCK = 4096  # rows that are made at a time, in float64, before they are stored
 
 
 class ScaledDesign(NamedTuple):
-    """A design in z: how the linear predictors of all rows move with it.
-
-    `columns`, (q,), are the coordinates that matter.  `moves`, (k, q, n), are by predictor and
-    coordinate, of the type of the design.
-    """
+    """A design in z: `moves`, (k, q, n), of k predictors along the q `columns` that matter."""
 
     moves: ndarray
     columns: ndarray
 
     @staticmethod
     def pays(matrix: ndarray, width: int) -> bool:
-        """Whether reading it would cost less than products with the map d phi / d z, (p*k, d).
-
-        It depends on the map alone: what is computed must not depend on how many rows there are.
-        """
+        """Whether it beats products with the (p*k, d) map; independent of the number of rows."""
         return bool(np.count_nonzero(matrix) >= _WORTH * width * matrix.any(axis=0).sum())
 
     @classmethod

@@ -8,8 +8,7 @@ import numpy as np
 
 from pymc_dp.rows.groups import RowGroup
 
-#: How far away, relative to 1 + |theta|, and how often derivatives are looked at.
-_WIDE, _LOOKS = (1.0, 3.0, 10.0), 3
+_WIDE, _LOOKS = (1.0, 3.0, 10.0), 3  # distances, relative to 1 + |theta|, and looks at each
 
 
 def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -18,15 +17,11 @@ def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarray]:
-    """Blocks of parameters of which a row sees one entry at a time.
+    """Blocks of parameters of which a row sees one entry at a time; the others are dense.
 
-    A block has indices of parameters, k >= 2, in the order of their first entries.  They reach the
-    rows through "index" cuts alone, each of them in one label of a cut, and all of one block in the
-    same columns.  The intercepts ``alpha[g]`` are a block, so are the ``z`` of
-    ``(mu + tau * z)[g]``, and each column of ``slopes[g]``.  What is not listed is dense.
-
-    Read from the zeros of d phi / d theta, which depends on the model and on `theta`, a public
-    point, not on data.
+    A block's k >= 2 indices reach the rows through "index" cuts alone, each in one label of a cut,
+    all in the same columns: the intercepts ``alpha[g]``, the ``z`` of ``(mu + tau * z)[g]``, each
+    column of ``slopes[g]``.  Public: read from the zeros of d phi / d theta at a public `theta`.
     """
     dense: set[int] = set()
     labels: dict[int, set[tuple[int, int, int]]] = {}
@@ -56,11 +51,9 @@ def index_blocks(groups: Sequence[RowGroup], theta: np.ndarray) -> list[np.ndarr
 def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
     """Index blocks, and coordinates in which their entries are the effects that rows see.
 
-    Blocks are those of :func:`index_blocks` at `theta`, a public point.  The (d, d) matrix is T of
-    theta' = T theta: the identity, but for a parameter z_l of a block, whose row is the derivative
-    of the effect phi_l by theta.  For ``(mu + tau * z)[g]`` theta' has the group means themselves
-    in place of the ``z``: a row that sees one of them has no score in ``mu`` and ``tau`` then, and
-    the ridge along which only these can move needs no noise.
+    T, (d, d), of theta' = T theta is the identity, but for rows of a block: derivatives of its
+    effects by theta, at a public `theta`.  For ``(mu + tau * z)[g]`` group means replace the ``z``:
+    a row of a group has no score in ``mu`` and ``tau``, and the ridge along these needs no noise.
     """
     blocks = index_blocks(groups, theta)
     change = np.eye(theta.size)
@@ -86,14 +79,10 @@ def effects(groups: Sequence[RowGroup], theta: np.ndarray) -> tuple[list[np.ndar
 
 
 def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) -> np.ndarray:
-    """Which coordinates of z, theta + scaling z, a row may see together.
+    """(d, d) which coordinates of z, theta + scaling z, a row may see together; symmetric.
 
-    The (d, d) result is symmetric.  Where it is False, the entry of every unit's curvature is 0;
-    where the diagonal is, so is that of every score.  Rows see one label of an "index" cut, and
-    everything of the others.
-
-    Read from the zeros of d phi / d z, as for :func:`index_blocks`: public.  Where it depends on
-    theta, places far away are looked at as well: of max(b, 0) there is nothing to see on one side.
+    Where False, the entry of every unit's curvature is 0; on the diagonal, that of every score.
+    Public, as :func:`index_blocks`; also looked at far away: max(b, 0) is flat on one side.
     """
     d, rng = theta.size, np.random.default_rng(1)
     steps = np.repeat(_WIDE, _LOOKS)[:, None] * rng.standard_normal((_LOOKS * len(_WIDE), d))
@@ -124,9 +113,6 @@ def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) 
     return pairs
 
 
-# -- flat log-likelihoods --------------------------------------------------------------------------
-
-
 _ROWS = 16
 _STEP = 1e-3
 _ZERO = 1e-9
@@ -135,12 +121,10 @@ _ZERO = 1e-9
 def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
     """Whether rows push a shared value by a force that does not change with it.
 
-    True for Laplace likelihoods and quantile regression: their curvature is zero almost everywhere,
-    and says nothing about the width of the posterior.  `places`, (d,) each, are public.
-
-    Public: looked at with made-up rows of zeros, and of ones, and with made-up predictors.  A force
-    that does not change counts only if its parameters push nothing else: the two terms of a Poisson
-    log-likelihood ``y log(m) - m`` are linear in what they see.
+    As in Laplace likelihoods and quantile regression, whose curvature is zero almost everywhere and
+    says nothing about the posterior.  Public: looked at on made-up rows, at public `places`.  If
+    its parameters push anything else it does not count: Poisson terms ``y log(m) - m`` are both
+    linear.
     """
     rng = np.random.default_rng(0)
     for group in groups:
