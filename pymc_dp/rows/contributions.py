@@ -57,6 +57,7 @@ class Contribution(ABC):
         if self.over_outcomes:
             if why := law_unknown(engine):
                 raise TypeError(why)
+            assert not engine.is_tilted  # its scores are changes
             engine = engine.each_alone()
         step = max(1, min(BLOCK, _LARGEST // (self.size + 4 * engine.d)))
         for start in range(0, engine.n_units, step):

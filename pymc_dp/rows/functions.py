@@ -80,8 +80,9 @@ class _Silent:
 
     def __init__(self, function: Any) -> None:
         self.function = function
-        #: Numba's function, called directly; it warns of nothing.
-        self._code = None if function.maker.fgraph.update_mapping else code_of(function)
+        #: Numba's function, called directly if nothing shared goes in; it warns of nothing.
+        implicit = any(container.implicit for container in function.input_storage)
+        self._code = None if implicit else code_of(function)
         self._single = function.unpack_single
 
     def __reduce__(self) -> tuple[Any, ...]:

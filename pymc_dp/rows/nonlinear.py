@@ -1,10 +1,12 @@
 """What records see of the parameters: coordinates in which a likelihood may be simpler.
 
-Shared values (:mod:`pymc_dp.records.graph`) may be non-linear in the parameters: group means
-``(mu + tau * z)[g]``, coefficients ``tau * z``, a curve ``b + a**2``.  The posterior is then
-curved, though the likelihood of shared values is near normal in large data.  Here these *effects*
-replace the parameters; how parameters follow from effects is public.  Shared values that meet in
-the rows are merged first (:mod:`pymc_dp.rows.merging`), however a model is written.
+The shared values of a likelihood (:mod:`pymc_dp.records.graph`) may be non-linear in the
+parameters: the group means of a non-centred hierarchy ``(mu + tau * z)[g]``, coefficients ``tau *
+z`` with a shared scale, a curve ``b + a**2``.  The posterior is then curved, whatever the data say,
+although the likelihood of the shared values themselves is near normal in large data.  Here these
+*effects* replace the parameters, so that records are asked about something simple; how the
+parameters follow from the effects is public.  It does not matter how a model is written: shared
+values that meet in the rows alone are merged first (:mod:`pymc_dp.rows.merging`).
 """
 
 from __future__ import annotations
@@ -16,24 +18,30 @@ from typing import Any
 import numpy as np
 import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
+from pytensor.graph.fg import FunctionGraph
+from pytensor.graph.rewriting.basic import MergeOptimizer
 
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.graph import ParameterVector, RowGraph
 from pymc_dp.rows.functions import compile_parameter_function, jacobian_of
 from pymc_dp.rows.groups import RowGroup
-from pymc_dp.rows.merging import first_equal, merged
+from pymc_dp.rows.merging import merged
 
-_LINEAR = 1e-9  # derivatives that differ by less than this part of the largest are constant
-_SINGULAR = 1e-6  # singular values, in prior widths, below this part of the largest are redundant
+#: Derivatives that differ by less than this part of the largest are those of something linear.
+_LINEAR = 1e-9
+#: Singular values below this part of the largest, in prior widths, make effects redundant.
+_SINGULAR = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class Seen:
     """Effects that replace the parameters of a likelihood.
 
-    `effects` are value variables that records see directly, then shared values non-linear in
-    several.  `parameters` has their k <= d entries, of which the first `n_direct` are parameters;
-    `graphs` are the likelihood by group; `function` maps (d,) parameters to (k,) effects.
+    `effects` are in terms of the model's value variables: those of them that records see directly,
+    and the shared values that are non-linear in several.  `parameters` is the (k,) vector of all
+    entries, k <= d.  Its first `n_direct` entries are parameters themselves, the others are mixed.
+    `graphs` are the likelihood as a function of the effects, group by group.  `function` maps (d,)
+    unconstrained parameters to (k,) effects.
     """
 
     effects: tuple[Variable, ...]
@@ -54,23 +62,27 @@ def _flat(effects: Sequence[Variable], parameters: ParameterVector) -> Variable:
 
 def see(
     groups: Sequence[RowGroup],
+    graphs: Sequence[RowGraph],
     parameters: ParameterVector,
     places: np.ndarray,
     compile_kwargs: dict[str, Any] | None = None,
 ) -> Iterator[Seen]:
-    """The effects of a likelihood that is non-linear in its parameters, if any.
+    """The effects of a likelihood that is non-linear in its parameters.
 
-    Derivatives are taken at public `places`, (m, d).  Yields effects of the merged graphs, then of
-    the graphs as cut; none if no shared value is non-linear in several parameters, or k > d, or
-    they are functions of each other.
+    `groups` have the compiled shared values of `graphs`.  `places`, (m, d), are public points at
+    which derivatives are looked at: draws from the prior.
+
+    Yields those of the merged graphs, then those of `graphs` as they are cut.  Yields none where no
+    shared value is non-linear in several parameters, or where effects are redundant (more of them
+    than parameters, functions of each other).
     """
-    graphs = tuple(group.functions.graph for group in groups)
-    together = tuple(merged(graph) for graph in graphs)
     known = _known(groups, places)
-    candidates = [graphs]
-    if together != graphs:
-        new = {cut.phi: None for graph in together for cut in graph.cuts if cut.phi not in known}
-        known |= _evaluated(list(new), parameters, places, compile_kwargs)
+    together = tuple(merged(graph) for graph in graphs)
+    candidates = [tuple(graphs)]
+    if any(new is not old for new, old in zip(together, graphs, strict=True)):
+        phis = {cut.phi: None for graph in together for cut in graph.cuts}
+        new = [phi for phi in phis if phi not in known]
+        known |= _evaluated(new, parameters, places, compile_kwargs)
         candidates.insert(0, together)
     for candidate in candidates:
         seen = _seen(candidate, known, parameters, places, compile_kwargs)
@@ -92,7 +104,8 @@ def _known(groups: Sequence[RowGroup], places: np.ndarray) -> dict[Variable, _Sh
     for group in groups:
         at = [group.functions.shared(theta) for theta in places]
         for k, cut in enumerate(group.functions.ordered):
-            mixed = k in group.functions.varying and _mixes([jacobians[k] for _, jacobians in at])
+            varies = k in group.functions.varying
+            mixed = varies and _mixes([jacobians[k] for _, jacobians in at])
             found[cut.phi] = _Shape(np.shape(at[0][0][k]), mixed)
     return found
 
@@ -106,13 +119,16 @@ def _evaluated(
     """The same for differentiable shared values that no group has."""
     theta = parameters.theta
     values = parameters.substitute(phis)
-    jacobians = [jacobian_of(value, theta) for value in values]
-    function = compile_parameter_function([theta], [*values, *jacobians], compile_kwargs)
+    matrices = [jacobian_of(value, theta) for value in values]
+    varies = [theta in ancestors_without_shapes([matrix]) for matrix in matrices]
+    moving = [matrix for matrix, varying in zip(matrices, varies, strict=True) if varying]
+    function = compile_parameter_function([theta], [*values, *moving], compile_kwargs)
     at = [function(place) for place in places]
-    return {
-        phi: _Shape(np.shape(at[0][k]), _mixes([row[len(phis) + k] for row in at]))
-        for k, phi in enumerate(phis)
-    }
+    found, j = {}, len(phis)
+    for k, (phi, varying) in enumerate(zip(phis, varies, strict=True)):
+        found[phi] = _Shape(np.shape(at[0][k]), varying and _mixes([row[j] for row in at]))
+        j += varying
+    return found
 
 
 def _mixes(jacobians: Sequence[np.ndarray | None]) -> bool:
@@ -131,8 +147,7 @@ def _seen(
     places: np.ndarray,
     compile_kwargs: dict[str, Any] | None,
 ) -> Seen | None:
-    # likelihoods that share parameters, and predictors of two columns, have a copy each
-    first = first_equal([cut.phi for graph in graphs for cut in graph.cuts])
+    first = _equal([cut.phi for graph in graphs for cut in graph.cuts])
     leaves: dict[Variable, Variable] = {}  # shared value -> the input that takes its place
     direct: list[Variable] = []
     for graph in graphs:
@@ -164,6 +179,20 @@ def _seen(
     )
     n_direct = sum(int(np.prod(shapes[v], dtype=int)) for v in direct)
     return Seen(effects, vector, rebuilt, n_direct, lambda theta: np.asarray(function(theta)))
+
+
+def _equal(phis: Sequence[Variable]) -> dict[Variable, Variable]:
+    """For each shared value the first of those that are computed alike.
+
+    Likelihoods that share parameters, and predictors that take two columns of one matrix, have a
+    copy each.
+    """
+    graph = FunctionGraph(outputs=list(phis), clone=True)
+    MergeOptimizer().rewrite(graph)
+    firsts: dict[Variable, Variable] = {}
+    for phi, merged_phi in zip(phis, graph.outputs, strict=True):
+        firsts.setdefault(merged_phi, phi)
+    return {p: firsts[m] for p, m in zip(phis, graph.outputs, strict=True)}
 
 
 def _independent(

@@ -62,11 +62,11 @@ class PredictorEngine(RowEngine):
         self.predictor = predictor
         self._family = FAMILIES.index(predictor.family)
         self._private = _Private()
-        self._moved: PredictorEngine | None = None
 
     def _forget_all(self) -> None:
         super()._forget_all()
         self._linear: LinearRows | None = None
+        self._moved: PredictorEngine | None = None
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:

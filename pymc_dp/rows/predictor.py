@@ -182,8 +182,10 @@ def has_kinks(values: Sequence[Variable], theta: Variable) -> bool:
 
 
 FAMILIES = ("logit", "log", "normal", "probit")
-#: K'(0) and K'(1) of l' = a - b K'(v); probit has another form.
-_KERNELS = {"logit": (0.5, float(expit(1.0))), "log": (1.0, math.e), "normal": (0.0, 1.0)}
+#: K' of l' = a - b K'(v); probit has another form.
+_KERNELS: dict[str, Callable[[float], float]] = {"logit": expit, "log": math.exp, "normal": float}
+#: Where slopes tell a and b apart if one is much larger than the other; elsewhere, 0 and 1.
+_FAR = {"log": (-300.0, 300.0), "normal": (0.0, 1e12)}
 _ROWS, _TOLERANCE = 512, 1e-9  # rows of the numerical check; a few hundred roundings of float64
 
 
@@ -225,13 +227,15 @@ class Predictor:
         def slope(v: float) -> np.ndarray:
             return np.asarray(self.sign * self.slope(np.full(n, self.sign * v), *data))
 
-        a, b = _solve(self.family, slope(0.0), slope(1.0))
+        places = _FAR.get(self.family, (0.0, 1.0))
+        a, b = _solve(self.family, slope(places[0]), slope(places[1]), places)
         usable = np.isfinite(a) & np.isfinite(b) & (b >= 0.0)
         a, b = np.where(usable, a, 0.0), np.where(usable, b, 0.0)
         size = np.maximum(np.abs(a), b)
         for x in (a, b):  # integers where they are counts: their scores vanish where they should
             nearest = np.rint(x)
-            slack = 1e-13 * np.where(nearest == 0.0, size, np.abs(nearest))
+            nothing = 1e-99 if self.family in _FAR else 1e-13
+            slack = np.where(nearest == 0.0, nothing * size, 1e-13 * np.abs(nearest))
             np.copyto(x, nearest, where=np.abs(x - nearest) <= slack)
         return a, b
 
@@ -296,14 +300,16 @@ def predictor_of(
     return predictor, f"{graph.quoted} is of the {family} family in one linear predictor per row."
 
 
-def _solve(family: str, at_0: np.ndarray, at_1: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The numbers a and b of rows from their slopes at v = 0 and v = 1."""
+def _solve(
+    family: str, first: np.ndarray, second: np.ndarray, places: tuple[float, float] = (0.0, 1.0)
+) -> tuple[np.ndarray, np.ndarray]:
+    """The numbers a and b of rows from their slopes at two places; probit: at 0 and 1."""
     if family == "probit":  # the slope at 0 is a phi(0)/Phi(0)
-        a = at_0 * math.sqrt(math.pi / 2.0)
-        return a, np.where((at_0 != 0.0) | (at_1 != 0.0), np.ones_like(a), 0.0)
-    k0, k1 = _KERNELS[family]
-    b = (at_0 - at_1) / (k1 - k0)
-    return at_0 + b * k0, b
+        a = first * math.sqrt(math.pi / 2.0)
+        return a, np.where((first != 0.0) | (second != 0.0), np.ones_like(a), 0.0)
+    k0, k1 = map(_KERNELS[family], places)
+    b = (first - second) / (k1 - k0)
+    return first + b * k0, b
 
 
 def _draw(variable: Variable, rng: np.random.Generator) -> np.ndarray:

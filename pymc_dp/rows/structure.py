@@ -100,7 +100,7 @@ def touched(groups: Sequence[RowGroup], theta: np.ndarray, scaling: np.ndarray) 
                     continue
                 given = np.where(np.isfinite(jacobian), jacobian, 1.0)
                 # what cancels leaves rounding errors
-                moved = ~(np.abs(given @ scaling) <= 1e-12 * (np.abs(given) @ sizes))
+                moved = ~(np.abs(given @ scaling) - 1e-12 * (np.abs(given) @ sizes) <= 0.0)
                 labels = len(phis[k]) if cut.kind == "index" else 1
                 support = moved.reshape(labels, -1, d).any(axis=1).astype("float64")
                 supports[k] = np.maximum(supports.get(k, 0.0), support)

@@ -77,7 +77,8 @@ def effects_of(
     if prior_draws is None:
         return None
     places = prior_draws[:_PLACES]
-    for seen in see(engine.groups, records.parameters, places, compile_kwargs):
+    graphs = [group.functions.graph for group in engine.groups]
+    for seen in see(engine.groups, graphs, records.parameters, places, compile_kwargs):
         found = _effects(seen, records, engine, prior_draws, compile_kwargs)
         if found is not None:  # a product of scales has a boundary, its factors may have none
             return found

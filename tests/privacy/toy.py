@@ -85,9 +85,6 @@ class LinearRecords:
     def forget(self):
         pass
 
-    def remember(self, z, moved):
-        raise AssertionError("there is nothing to keep")
-
     def work(self, scores, start, end, scale):
         self.reads += 1
         return scale * (scores @ (end - start))

@@ -162,7 +162,7 @@ MERGES = {
     matrix_sum: ([("index", (GROUPS, 3))], 3 * GROUPS),
     shapes_only: ([("index", (GROUPS,))], GROUPS),
 }
-APART = [nested, nested_with_intercept, two_designs, equal_arrays, other_sizes]
+APART = [nested, nested_with_intercept, two_designs, twice, equal_arrays, other_sizes]
 
 
 def records_of(family: Callable[[Predictor], None], predictor: Predictor) -> Records:
@@ -218,7 +218,7 @@ def crossed_with(families: list[Callable[[Predictor], None]], forms: list[Predic
 
 @pytest.mark.parametrize(
     ("predictor", "family"),
-    crossed_with([bernoulli, gaussian_of_unknown_scale], [*MERGES, *APART, twice]),
+    crossed_with([bernoulli, gaussian_of_unknown_scale], [*MERGES, *APART]),
 )
 def test_likelihood_and_scores_are_the_same(family: Any, predictor: Predictor) -> None:
     """Merged graphs, as functions of the parameters themselves."""
@@ -277,6 +277,20 @@ def test_effects_of_merged_values(family: Any, predictor: Predictor) -> None:
         np.testing.assert_allclose(
             jacobian @ scores, expected[1], rtol=1e-5, atol=1e-5 * np.abs(expected[1]).max()
         )
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_effects_of_a_truncated_hierarchy(outside: bool) -> None:
+    """Its log-density has further values of each group, which follow from the group's mean."""
+    with pm.Model() as model:
+        mu, tau, z = normal("mu"), scale(), normal("z", GROUPS)
+        mean = (mu + tau * z)[G] if outside else mu + tau * z[G]
+        base = pm.Normal.dist(mean, scale("sigma"))
+        pm.Truncated("y", base, lower=0.0, observed=np.abs(Y) + 0.1)
+    records = extract(model, check=False)
+    drawn = np.random.default_rng(1).normal(0.0, 0.7, (200, records.parameters.size))
+    effects = effects_of(records, plain_engine(records), drawn, QUICK)
+    assert effects is not None and effects.engine.d == GROUPS + 1
 
 
 def test_merged_values_that_are_redundant_are_left() -> None:

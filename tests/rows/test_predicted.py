@@ -375,6 +375,18 @@ def test_new_coordinates_share_what_does_not_depend_on_them() -> None:
     assert fast.with_coordinates(fast.coordinates) is fast
 
 
+def test_other_engines_in_known_coordinates_are_others() -> None:
+    """What was made for these coordinates is not given to made-up records, parts, or tilted ones."""
+    engine, predictor = family_engine(known_scales)
+    fast = PredictorEngine(engine, predictor)
+    at = Coordinates(np.zeros(engine.d), 2.0 * np.eye(engine.d))
+    assert fast.with_coordinates(at) is fast.with_coordinates(at)
+    assert fast.part(slice(0, 5)).with_coordinates(at).n_units == 5
+    assert fast.tilted().with_coordinates(at).is_tilted
+    evaluate(fast.synthetic().with_coordinates(at), np.zeros(engine.d))
+    assert fast.with_coordinates(at)._private.rows is fast._private.rows is not None
+
+
 def test_nothing_is_read_early_or_pickled() -> None:
     engine = with_data(compiled("logistic"), lambda a: a)
     stored = long_arrays(engine, engine.n_units)
@@ -401,8 +413,8 @@ def differences(engine: RowEngine) -> np.ndarray:
     return np.diff(values, axis=0)
 
 
-UNITS = [1e-5, 1.0, 1e5]
-EXTREME = [("gamma", 1e-5), ("normal", 1e5)]
+UNITS = [1e-30, 1e-14, 1.0, 1e12, 1e17, 1e30]
+EXTREME = [("gamma", 1e-30), ("normal", 1e30)]
 
 
 @pytest.mark.slow
@@ -414,7 +426,7 @@ EXTREME = [("gamma", 1e-5), ("normal", 1e5)]
     ),
 )
 def test_units_of_the_data_lose_no_digits(kind: str, unit: float) -> None:
-    """One of the two numbers of a record may be a small part of the other, or nothing."""
+    """One of the two numbers of a record may be any part of the other, or nothing."""
     rng = np.random.default_rng(0)
     n, x = 60, np.random.default_rng(1).normal(size=(60, 2))
     y = np.floor(rng.exponential(2.0, n)) if kind == "exponential" else rng.gamma(2.0, 1.0, n)
