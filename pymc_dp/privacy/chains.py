@@ -94,10 +94,11 @@ class Queries:
         rehearse(self.holder.engine, self._examples(z))
 
     def _examples(self, z: np.ndarray) -> list[Query]:
-        found = []
+        found, there = [], 1.1 * z
         if "gradient" in self.events:
-            found.append(Query("gradient", Kick(0, z, z), self._scores))
-        for name, of in (("energy_error", EnergyError(0, 1, z, z)), ("log_ratio", LogRatio(z, z))):
+            found.append(Query("gradient", Kick(0, z, 1.05 * z), self._scores))
+        numbers = {"energy_error": EnergyError(0, 1, z, there), "log_ratio": LogRatio(z, there)}
+        for name, of in numbers.items():
             if name in self.events:
                 sum_ = IntervalSum(self.grids[name], self.neighboring, -1.0, 1.0)
                 found.append(Query(name, of, sum_))
@@ -329,7 +330,7 @@ class MomentQueries(BatchQueries):
         return VectorSum(self.grids["log_ratio"], self.neighboring, 2, norm)
 
     def _examples(self, z: np.ndarray) -> list[Query]:
-        return [Query("log_ratio", RatioMoments(z, z, 1.0, 1.0, 1.0), self._pairs(1.0))]
+        return [Query("log_ratio", RatioMoments(z, 1.1 * z, 1.0, 1.0, 1.0), self._pairs(1.0))]
 
     @property
     def ratio_noise_sd(self) -> float:

@@ -88,8 +88,11 @@ class Holder:
         """(size,) int64, the exact sum over all units."""
         of, total = query.of, np.zeros(query.sum.size, dtype=np.int64)
 
-        def add(vectors: np.ndarray) -> None:
-            query.sum.add(SparseBlock.full(np.atleast_2d(vectors)), total)
+        def add(vectors: np.ndarray, units: int = self.engine.n_units) -> None:
+            block = np.atleast_2d(vectors)
+            if block.shape[1] != units:
+                raise PrivacyError("Not every unit was about to contribute once.")
+            query.sum.add(SparseBlock.full(block), total)
 
         if isinstance(of, OfBatch):
             batch = _batch(self.engine, of.event)
@@ -122,7 +125,7 @@ class Holder:
             total += self._same[1]
         else:
             for block in checked(self.engine, of):
-                add(block)
+                add(block, block.shape[1])
             self._same = query, total.copy()  # a chain may ask for the same again and again
         return total
 
@@ -144,9 +147,14 @@ class Holder:
             scores, scale = engine.scores(z), np.empty(n)
 
             def some(where: slice) -> np.ndarray:
-                own = np.zeros(engine.d, dtype=np.int64)
+                own, seen = np.zeros(engine.d, dtype=np.int64), where.start
                 for place, block in engine.sparse_vectors(scores, where):
+                    if place != slice(seen, seen + block.values.shape[1]):
+                        raise PrivacyError("A unit was about to contribute twice, or not at all.")
+                    seen = place.stop
                     sum_.add(block, own, scale[place])
+                if seen != where.stop:
+                    raise PrivacyError("Not all units were about to contribute.")
                 return own
 
             numbers = n * engine.d if engine.one_row_per_unit else 0
@@ -186,22 +194,19 @@ class Table:
 
 @np.errstate(all="ignore")  # as silent as an answer
 def rehearse(rows: Rows, queries: Sequence[Query]) -> None:
-    """Answer queries about made-up records, in this order, before anything is charged.
+    """Answer queries about made-up records, in this order, before they are charged.
 
-    All that an answer runs is compiled then, and tried: the sum over all units is the sum over the
-    first ones plus that over the others, to the last bit.  PrivacyError if it is not, as where a
-    row sees other rows.
+    All that an answer runs is compiled then, and tried: the sum over all units is that of the first
+    one plus that over the others, to the last bit.  PrivacyError if it is not, as where a row sees
+    other rows.
     """
-    made = rows.synthetic(None)
-    first = max(made.n_units // 3, 1)
-    parts = [made.part(slice(0, first)), made.part(slice(first, made.n_units))]
-    whole, *holders = [Holder(some) for some in (made, *parts)]
+    some = rows.synthetic(None), rows.synthetic(None, 0, 1), rows.synthetic(None, 1)
+    whole, one, others = map(Holder, some)
     for query in queries:
-        total = whole.total(query)
-        if not np.array_equal(total, np.sum([some.total(query) for some in holders], axis=0)):
+        if not np.array_equal(whole.total(query), one.total(query) + others.total(query)):
             raise PrivacyError(
-                f"Answers about {query.mechanism} are not sums of one contribution per unit. "
-                "Nothing was spent. Please report the model."
+                f"Answers about {query.mechanism} are not sums of one contribution per unit, so "
+                "none was charged or made. Please report the model."
             )
 
 

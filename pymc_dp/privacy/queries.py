@@ -36,8 +36,11 @@ class Rows(Protocol):
     def one_row_per_unit(self) -> bool:
         """Whether rows are units, so that vectors of some are made without those of the others."""
 
-    def synthetic(self, value: int | None = 0) -> Rows:
-        """The same functions on made-up data: all of one value, or made of different ones."""
+    def synthetic(self, value: int | None = 0, first: int = 0, last: int | None = None) -> Rows:
+        """The same functions on made-up data: all of one value, or (None) of different ones.
+
+        Of the units `first` to `last`, with nothing that was computed from others.
+        """
 
     def part(self, units: Any) -> Rows:
         """The records of some units alone."""

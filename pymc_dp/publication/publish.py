@@ -188,7 +188,17 @@ def private_draws(
     return int(ids[0]), plans[int(ids[0])], draws, stats.isel(where)
 
 
+def vouched(model: Model, budget: PrivacyBudget, names: Sequence[str]) -> list[str]:
+    """The variables among `names` whose numbers are public because the user says so."""
+    return [
+        rv.name
+        for rv in model.deterministics
+        if rv.name in names and provenance(model, rv, budget) is Provenance.CONSTANTS
+    ]
+
+
 def publish(
+    model: Model,
     budget: PrivacyBudget,
     names: Sequence[str],
     statement: Mapping[str, Any],
@@ -196,8 +206,9 @@ def publish(
 ) -> Any:
     """A new result of `groups`, with the variables `names`, the public statistics, a statement.
 
-    `names` are from `releasable`.
+    UnsafeRelease if one of `names` may not be released.
     """
+    names = releasable(model, budget, names)
     kept = {"posterior": names, "posterior_raw": names, "sample_stats": PUBLIC_STATS}
     return _compat.inference_data(
         {

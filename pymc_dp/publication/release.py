@@ -32,13 +32,7 @@ from pymc_dp.publication.noise_aware import (
     noise_aware,
     spread_out,
 )
-from pymc_dp.publication.publish import (
-    Provenance,
-    private_draws,
-    provenance,
-    publish,
-    releasable,
-)
+from pymc_dp.publication.publish import private_draws, publish, releasable, vouched
 from pymc_dp.publication.results import PaidDraws, constrain, unconstrain
 from pymc_dp.publication.statement import FAR, STATEMENT, make_statement, refuse_other_types
 from pymc_dp.records.extraction import Records, extract
@@ -138,11 +132,6 @@ def release(
     if missing and var_names is not None:
         raise UnsafeRelease(f"{missing} were not sampled: see `var_names` of pm.sample.")
     names = [name for name in names if name in draws]
-    vouched = [
-        rv.name
-        for rv in model.deterministics
-        if rv.name in names and provenance(model, rv, budget) is Provenance.CONSTANTS
-    ]
     accepted = float(stats["dp_accepted"].mean("draw").min())
     if accepted < _HARDLY_MOVED:
         warn(
@@ -167,7 +156,8 @@ def release(
                 f"{correction['reason']}: intervals are too narrow. Longer chains of all free "
                 "variables, or form='quadratic', would mend that."
             )
-    statement = make_statement(budget, plan_id, plan, vouched, correction)
+    constants = vouched(model, budget, names)
+    statement = make_statement(budget, plan_id, plan, constants, correction)
     far = plan["settings"].get("far")
     if far is not None:
         statement["far"] = far
@@ -178,7 +168,7 @@ def release(
                 "A centred hierarchy instead of a non-centred one (or the reverse), a larger "
                 "budget, or form='plain' may help."
             )
-    return publish(budget, names, statement, **published)
+    return publish(model, budget, names, statement, **published)
 
 
 # -- the noise in an anchored score ---------------------------------------------------------------

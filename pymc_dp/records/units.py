@@ -39,14 +39,23 @@ class RecordStore:
         self.reads += 1
         return self._arrays
 
-    def synthetic(self, n_rows: int, value: int | None = 0) -> RecordStore:
-        """Data of one `value`, or for None reals from 0.1 to 0.9, integers 0; reads no record."""
+    def synthetic(
+        self, n_rows: int, value: int | None = 0, rows: slice = slice(None), largest: int = 0
+    ) -> RecordStore:
+        """Some of `n_rows` made-up rows; reads no record.
+
+        All are of one `value`; for None, reals from 0.1 to 0.9 and integers from 0 to `largest`.
+        """
         arrays, rng = [], np.random.default_rng(0)
         for array in self._arrays:
             shape = (n_rows, *array.shape[1:])
             made = np.full(shape, value or 0, array.dtype)
-            if value is None and array.dtype.kind == "f":
-                made[...] = rng.uniform(0.1, 0.9, shape)
+            if value is None:
+                real = array.dtype.kind == "f"
+                made[...] = (
+                    rng.uniform(0.1, 0.9, shape) if real else rng.integers(largest + 1, size=shape)
+                )
+            made = made[rows].copy()
             made.flags.writeable = array.flags.writeable
             arrays.append(made)
         return RecordStore(arrays)

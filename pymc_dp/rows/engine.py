@@ -95,13 +95,18 @@ class RowEngine:
         """True when rows are units, so that nothing has to be summed by unit."""
         return len(self.groups) == 1 and self.groups[0].units is None
 
-    def synthetic(self, value: int | None = 0) -> Self:
-        """The functions on made-up data (`value`: see `RecordStore.synthetic`); reads no record."""
+    def synthetic(self, value: int | None = 0, first: int = 0, last: int | None = None) -> Self:
+        """The functions on made-up data (`value`: see `RecordStore.synthetic`); reads no record.
+
+        Of the units `first` to `last`, with nothing that was computed from others.
+        """
         groups, n_units = [], 0
         for group in self.groups:
             n_rows = min(group.n_rows, row_groups.BLOCK + 2)  # array layouts are the same
-            groups.append(group.synthetic(n_rows, value))
-            n_units = max(n_units, n_rows)
+            made = group.synthetic(n_rows if value == 0 else max(n_rows, 4), value, first, last)
+            groups.append(made)
+            users = value is None and made.units is not None
+            n_units = max(n_units, -(-made.n_rows // 2) if users else made.n_rows)
         return self._but(groups=groups, n_units=n_units)
 
     def with_coordinates(self, coordinates: Coordinates) -> Self:

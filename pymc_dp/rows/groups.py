@@ -121,10 +121,18 @@ class RowGroup:
             ]
         return self._each_alone
 
-    def synthetic(self, n_rows: int, value: int | None = 0) -> RowGroup:
-        """The functions on made-up rows; each user has two, or one has all if `value` is given."""
-        users = np.arange(n_rows) // 2 * (value is None)
-        store = self.store.synthetic(n_rows, value)
+    def synthetic(
+        self, n_rows: int, value: int | None = 0, first: int = 0, last: int | None = None
+    ) -> RowGroup:
+        """The functions on made-up rows, of the units `first` to `last`.
+
+        Each user has two rows, or one has all if `value` is given.
+        """
+        each = 1 if self.units is None else 2
+        rows = slice(each * first, None if last is None else each * last)
+        largest = min([1, *(size - 1 for _, size in self.functions.graph.lookups)])
+        store = self.store.synthetic(n_rows, value, rows, largest)
+        users = np.arange(store.n_rows) // 2 * (value is None)
         return RowGroup(self.functions, store, None if self.units is None else users)
 
     def part(self, units: Rows, n_units: int) -> RowGroup:

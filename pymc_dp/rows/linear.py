@@ -189,6 +189,10 @@ def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
             v[i] = 0.0
 
 
+#: Rows whose lengths are computed at once.
+_BLOCK = 8192
+
+
 class Moves(NamedTuple):
     """The derivatives u_i of one number of each row by z.
 
@@ -202,6 +206,17 @@ class Moves(NamedTuple):
     moving: ndarray
     moving_values: ndarray
     lengths: ndarray
+
+    @classmethod
+    def of(
+        cls, common: ndarray, common_values: ndarray, moving: ndarray, moving_values: ndarray
+    ) -> Moves:
+        """With the lengths of the vectors as they are stored, which clips rely on."""
+        lengths = np.empty(moving.shape[1])
+        for where in loops.row_blocks(len(lengths), _BLOCK):
+            first, further = (x[:, where].astype("float64") for x in (common_values, moving_values))
+            loops.lengths(first, further, lengths[where])
+        return cls(common, common_values, moving, moving_values, lengths)
 
     @property
     def width(self) -> int:

@@ -72,9 +72,9 @@ class PredictorEngine(RowEngine):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_linear": None, "_moved_by": {}, "_moved": None}
 
-    def synthetic(self, value: int | None = 0) -> Self:
+    def synthetic(self, value: int | None = 0, first: int = 0, last: int | None = None) -> Self:
         """The same functions on made-up data."""
-        synthetic = super().synthetic(value)
+        synthetic = super().synthetic(value, first, last)
         synthetic._private = _Private()
         return synthetic
 
@@ -265,7 +265,7 @@ def moves_of(
     dtype = np.result_type(*designs) if single and designs else np.dtype("float64")
     n, q = group.n_rows, len(layout.common)
     values = np.empty((layout.width, n), dtype)
-    moving, lengths = np.empty((layout.moving, n), dtype=np.int64), np.empty(n)
+    moving = np.empty((layout.moving, n), dtype=np.int64)
     labelled = list(zip([part is not None for part in layout.labelled], cuts, strict=True))
     entries = [
         loops.compressed_rows(np.ascontiguousarray(matrix[:, layout.common]))
@@ -285,6 +285,4 @@ def moves_of(
         with np.errstate(over="ignore"):  # its length is then infinite, and its weight 0
             values[:, where] = block.values
         moving[:, where] = block.moving
-        block.values[:] = values[:, where]  # as stored: lengths must not be too short
-        loops.lengths(common, block.values[q:], lengths[where])
-    return Moves(layout.common, values[:q], moving, values[q:], lengths)
+    return Moves.of(layout.common, values[:q], moving, values[q:])

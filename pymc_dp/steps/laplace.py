@@ -19,7 +19,7 @@ from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import targets
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.publication.explore import Explored
-from pymc_dp.publication.publish import public_coords, publish, releasable
+from pymc_dp.publication.publish import public_coords, publish, releasable, vouched
 from pymc_dp.publication.results import check_fits, computing, constrain, dataset
 from pymc_dp.publication.statement import FAR, STATEMENT, make_statement
 from pymc_dp.rows.coordinates import Coordinates
@@ -127,7 +127,8 @@ class _Normal:
         )
         self.budget.account.record_plan(plan.plan_id, payload)
         self.plan_id = plan.plan_id
-        self.facts = make_statement(self.budget, plan.plan_id, payload, [])
+        constants = vouched(model, self.budget, names)
+        self.facts = make_statement(self.budget, plan.plan_id, payload, constants)
 
     def _approximate(self, found: Quadratic, parts: ModelParts) -> tuple[str, str]:
         """Set mean and root; what the mean is, and how the target differs from this, in words."""
@@ -313,7 +314,7 @@ def laplace(
     rng = np.random.default_rng(random_seed)
     normal = _Normal("laplace", model, names, share, draws, chains, progressbar)
     theta = normal.draw(rng, chains, draws)
-    found = publish(normal.budget, names, normal.facts, posterior=normal.dataset(theta))
+    found = publish(model, normal.budget, names, normal.facts, posterior=normal.dataset(theta))
     settle(normal.finish)
     return found
 

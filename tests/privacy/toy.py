@@ -102,11 +102,8 @@ class VectorRecords:
         self.block = block
         self.reads = 0
 
-    def synthetic(self, value=0) -> VectorRecords:
-        return VectorRecords(np.zeros((2, self.d)))
-
-    def part(self, units: slice) -> VectorRecords:
-        return VectorRecords(self.rows[units])
+    def synthetic(self, value=0, first=0, last=None) -> VectorRecords:
+        return VectorRecords(np.zeros((4, self.d))[first:last])
 
 
 @dataclass(frozen=True)

@@ -376,7 +376,7 @@ def test_new_coordinates_share_what_does_not_depend_on_them() -> None:
 
 
 def test_other_engines_in_known_coordinates_are_others() -> None:
-    """What was made for these coordinates is not given to made-up records, parts, or tilted ones."""
+    """What was made for these coordinates is not given to made-up, partial or tilted records."""
     engine, predictor = family_engine(known_scales)
     fast = PredictorEngine(engine, predictor)
     at = Coordinates(np.zeros(engine.d), 2.0 * np.eye(engine.d))
