@@ -66,8 +66,7 @@ class PrivateStep(BlockedStep):
     """Base class of the private step methods.
 
     A subclass names its releases in :meth:`_releases`, makes the state of a chain in
-    :meth:`_initial_state` and moves it in :meth:`_transition`; everything that concerns budgets,
-    records and PyMC is here.
+    :meth:`_initial_state` and moves it in :meth:`_transition`.
     """
 
     name = "private"
@@ -393,8 +392,8 @@ class PrivateStep(BlockedStep):
     def finish(self) -> None:
         """End the preparation; until then an equal step resumes it, at no cost.
 
-        `dp.sample` ends it when its result is complete.  After `pm.sample` nobody knows what became
-        of the draws; where chains are charged, what they have left tells.
+        `dp.sample` ends it when its result is complete. After `pm.sample`, which does not tell what
+        became of the draws, it stays open until chains are charged.
         """
         if self._unfinished is not None:
             self.budget.account.finish_plan(self._unfinished)
@@ -509,9 +508,9 @@ class PrivateStep(BlockedStep):
     def _epsilon_now(self) -> float:
         """Epsilon spent once all chains have come as far as this one; rounded up.
 
-        It depends on the iteration number alone: what the other chains have leased by now depends
-        on timing.  A run has 25 values of it, as each takes a millisecond; it has one value with or
-        beside releases on batches, where each takes a second.
+        It depends on the iteration number alone, not on what other chains have leased, which
+        depends on timing. A run has 25 values of it, at a millisecond each; with or beside releases
+        on batches, at a second each, it has one.
         """
         plan, budget = self.plan, self.budget
         batches = self._beside

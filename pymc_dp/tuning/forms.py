@@ -26,17 +26,15 @@ from pymc_dp.tuning.preparing import Preparing, can_pay, improper_prior
 from pymc_dp.tuning.public import Public, seen_together
 from pymc_dp.tuning.releases import Shares
 
-#: Part of the budget for a look at a histogram.
-LOOK = 0.008
+LOOK = 0.008  # part of the budget for a look at a histogram
 #: Most paths for the look at energy errors: one alone may miss the record with the largest.
 _PATHS = 8
-#: Anchored: part of what is left for the first of the two scores that an anchor is made of, and
-#: part of the budget to move the origin; least and largest parts for accept tests.
+#: Anchored: part of what is left for the first of two scores, and part of the budget to move the
+#: origin; least and largest parts for accept tests.
 _FIRST, _RECENTRE = 0.3, 0.02
 _TESTS = (0.01, 0.10)
-#: Plain: halvings of the step that are tried, as long as the noise of the energy errors is too
-#: much.  That noise is to be 1 / `_QUIET`, if a part of the budget between `_LOUD_TESTS` pays for
-#: it.  Above `_LOUD` it is too much.
+#: Plain: halvings of the step that are tried while the noise of energy errors is above `_LOUD`. It
+#: should be 1 / `_QUIET`, if a part of the budget between `_LOUD_TESTS` pays for it.
 _KICKS = (1, 2, 4, 8)
 _QUIET, _LOUD = 3.0, 1.0
 _LOUD_TESTS = (0.02, 0.3)
@@ -45,10 +43,9 @@ F = TypeVar("F", bound="Form")
 
 
 class Target(NamedTuple):
-    """What chains move in, ask about and follow.
+    """What chains move in, ask about and follow; the ledger keeps `facts`.
 
-    Where `draws`, (m, d) and public, are given, a run takes its draws from them in place of a
-    chain.  The ledger keeps `facts`.
+    Public `draws` (m, d), where given, take the place of a chain.
     """
 
     coordinates: Coordinates
@@ -62,15 +59,15 @@ class Target(NamedTuple):
 class Form:
     """What a preparation has learned; released values and public numbers only.
 
-    The chains move in w, theta = location + clip.scaling @ basis @ w, where the posterior is about
-    N(0, I); contributions are clipped in z = basis @ w.  The location of `clip` is the origin.
+    Chains move in w, theta = location + clip.scaling @ basis @ w, where the posterior is about N(0,
+    I); contributions are clipped in z = basis @ w. The origin is the location of `clip`.
 
-    `score` (d,) is the released score at the origin, in w; 0 in the plain form.  `covariance` is
-    that of the noise in it.  `curvature` (d, d) is that of the log-likelihood at the origin, in w:
-    the whole likelihood of the quadratic form.  `clip_norms` holds "anchor", "gradient" and
+    `score` (d,) is the released score at the origin, in w; 0 in the plain form. `covariance` is
+    that of its noise. `curvature` (d, d) is that of the log-likelihood at the origin, in w: the
+    whole likelihood of the quadratic form. `clip_norms` holds "anchor", "gradient" and
     "energy_error", as far as the form has them; `shares` are relative parts of the rest of the
-    budget.  `effective_draws` is what the chains' releases are worth.  `clipping` is that of the
-    scores of the anchor, or of all scores in the plain form.  `diagonal`: only the diagonal of the
+    budget. `effective_draws` is what the chains' releases are worth. `clipping` is that of the
+    scores of the anchor, or of all scores in the plain form. `diagonal`: only the diagonal of the
     curvature in z was released.
     """
 
@@ -158,11 +155,11 @@ class Anchored(Form):
         sensitivity: float,
         step_size: float | None,
     ) -> Anchored:
-        """Release the anchor.
+        """Release the anchor; `known` (d, d) is the curvature of the log-likelihood in theta.
 
         The first part moves the origin to the mode that it implies, from where changes are
         smallest; the second is taken there, and the first joins it by a released change, whose
-        noise is small.  `known` (d, d) is the curvature of the log-likelihood in theta.
+        noise is small.
         """
         basis, total, clipping = blank.basis, budget.total, blank.clipping
         rng = np.random.default_rng(1)
@@ -292,9 +289,8 @@ class Plain(Form):
 def _accept_tests(error: float, unit: float, least: float, most: float) -> tuple[float, float]:
     """Bound on energy errors, as long as costs nothing, and the part of the budget for the tests.
 
-    `error` is the bound that is needed.  Bound 1 takes the part unit^2 for the noise in the log
-    ratio that is wanted.  `least` and `most` limit the part: up to the least, a longer bound is
-    free.
+    `error` is the bound that is needed. Bound 1 takes the part unit^2 for the wanted noise in the
+    log ratio. The part is between `least` and `most`; up to the least, a longer bound is free.
     """
     error = max(error, math.sqrt(least) / unit)
     return error, min((error * unit) ** 2, most)
@@ -305,7 +301,7 @@ def _energy_clip(
 ) -> float:
     """Bound on the energy errors of the records, from paths of the dynamics of N(0, I).
 
-    One path, or more where the budget pays for histograms that count single records.
+    Several paths only where the budget pays for histograms that count single records.
     """
     noise = max(noise, math.sqrt(2.0 * found.friction / found.step_size))
     count = min(max(int(LOOK * budget.total / 2.0), 1), _PATHS)

@@ -37,8 +37,7 @@ PREPARES = " preparation"
 """Ending of the names of plans of preparations."""
 #: Shown among the messages of PyMC.
 _log = logging.getLogger("pymc.pymc_dp")
-#: Parts of what a preparation left for the chains that may be gone when it is resumed: more than
-#: the first is a warning, more than the second a refusal.
+#: Parts of the rest for the chains that may be gone on resumption: more is a warning, a refusal.
 _GONE, _TOO_MUCH_GONE = 0.05, 0.9
 
 _T = TypeVar("_T")
@@ -48,12 +47,10 @@ _T = TypeVar("_T")
 class Version:
     """Data and priors as they were at some time.
 
-    Whether private data are still the same is told by what was done, and not by their values: a
-    result shows whether a preparation was resumed, and could tell whether a record was changed
-    in between.  ``pm.set_data`` makes another version, whatever it sets.
-
-    `public` is a digest of public data and priors.  Each function in `private` gives a private
-    array, as long as anybody holds it.
+    Whether private data are still the same is told by what was done, not by their values: a result
+    shows whether a preparation was resumed, and could tell whether a record was changed in between.
+    ``pm.set_data`` makes another version, whatever it sets. `public` is a digest of public data and
+    priors; `private` gives the private arrays, as long as anybody holds them.
     """
 
     public: bytes
@@ -110,7 +107,7 @@ def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, 
 def settle(end: Callable[[], None]) -> None:
     """Call `end`, which tells the ledger that a run or its preparation has ended.
 
-    If that fails or is interrupted it warns: this is no reason to lose a result.
+    A failure or interruption is only a warning: it is no reason to lose a result.
     """
     try:
         end()
@@ -270,11 +267,11 @@ class Preparing:
     ) -> _T:
         """What `ask` makes of the releases of a new preparation, or of one that was interrupted.
 
-        `ask` is called twice where the rest of an interrupted preparation cannot be paid, since
-        something else was: what is left then pays for a new one.  `settings` are the public ones on
-        which the requests depend.  `share` is the part of what is left of the budget that shares
-        are parts of, and `needed` the part of that which the requests cost at most.  `engine` has
-        the records to ask about; default: in unconstrained parameters.
+        `ask` is called twice where the rest of an interrupted preparation cannot be paid any more:
+        what is left then pays for a new one. `settings` are the public ones on which the requests
+        depend. Shares are parts of `share` of what is left of the budget; the requests cost at most
+        `needed` of that. `engine` has the records to ask about, by default in unconstrained
+        parameters.
 
         Raises BudgetExceeded if nothing is left for a new preparation, and ValueError if no part of
         the budget could pay for the chains afterwards; nothing was spent then.
@@ -289,10 +286,7 @@ class Preparing:
         return found
 
     def compare_rest(self) -> None:
-        """Warn if chains get less than their preparation was made for.
-
-        Raises BudgetExceeded if next to nothing is left for them.
-        """
+        """Warn if chains get less than planned; BudgetExceeded if they get next to nothing."""
         preparation = self._preparation
         if preparation is None or not preparation.resumed:
             return
@@ -403,7 +397,7 @@ class Preparing:
     def unfinished(self) -> int | None:
         """Plan of the preparation that an equal step resumes, until it is finished.
 
-        None on batches: equal steps share their preparation for good, as there is no budget for
+        None on batches: equal steps share their preparation for good, as no budget is left for
         another.
         """
         if self._preparation is None or self.set_aside:

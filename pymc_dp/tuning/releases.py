@@ -1,15 +1,14 @@
 """Releases of a preparation: sums of scores and curvatures, by their share of the budget.
 
-Entries that the structure of the model makes 0 for every unit are set to 0: whatever the release
-puts there is noise.  A parameter of the prior alone has no score, and two groups have no curvature
-in common, so a hierarchy pays only for what its records see.
+Entries that the structure of the model makes 0 for every unit are set to 0, as they hold only
+noise: a parameter of the prior alone has no score, and two groups have no curvature in common, so a
+hierarchy pays only for what its records see.
 
-Where entries of a curvature are alike (those in which one coordinate meets the effects of all
-groups, which are draws of one population, and those between whitened coordinates, which lie about
-0) and hardly differ but for their noise, they are put near to their mean (James and Stein 1961;
-Efron and Morris 1973).  The noise that is left is less: what each has of its own, and what the mean
-has, which all share.  A hierarchy needs it most: a parameter that all records see has one entry
-with each group, and their noise adds up.
+Entries of a curvature that are alike (those of one coordinate with the effects of all groups, which
+are draws of one population, and those between whitened coordinates, about 0) are shrunk to their
+mean where they hardly differ but for noise (James and Stein 1961; Efron and Morris 1973). What is
+left is the noise each has of its own, and that of the mean, which all share. A hierarchy needs it
+most: a parameter that all records see has one entry with each group, and their noise adds up.
 """
 
 from __future__ import annotations
@@ -42,28 +41,24 @@ from pymc_dp.tuning.clip_norms import (
 )
 from pymc_dp.tuning.preparing import Shown
 
-#: Number of made-up noises from which the size of one is estimated.
-_DRAWS = 24
-#: Fewer entries tell too little about what they have in common.
-_FEWEST = 10
-#: An entry that is farther from the mean, in standard deviations of all, stays what it is: it is
-#: of another population (Efron and Morris 1972 limit how far it is moved).
+_DRAWS = 24  # number of made-up noises from which the size of one is estimated
+_FEWEST = 10  # fewer entries tell too little about what they have in common
+#: Distance from the mean, in standard deviations of all, from which on an entry is kept: it is of
+#: another population (Efron and Morris 1972 limit how far it is moved).
 _FARTHEST = 3.0
-#: Parts of the budget for how much clipping takes from a unit, and for the covariance of that; and
-#: the fraction of the units that are above the bound on what a unit adds to it.
+#: Parts of the budget for how much clipping takes from a unit, and for the covariance of that;
+#: fraction of the units above the bound on what a unit adds to it.
 _LOSS_LOOK, _LOSS, _LOSS_TAIL = 0.004, 0.008, 0.002
 #: Part of the budget for how many laws of outcomes are not found, and the fraction that may be.
 _LAWS, _NOT_FOUND = 0.002, 0.02
-#: Bound on what a unit adds to what clipping takes, in units of the squared clip norm, where noise
-#: hides it or most units lose nothing.
+#: That bound, in squared clip norms, where noise hides it or most units lose nothing.
 _LOSS_BOUND = 0.25
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreNoise:
-    """The noise in a sum of scores: of this sd in the entries of z that some record sees, `reach`.
-
-    Shape of `reach`: (d,).
+    """The noise in a sum of scores, of this sd in the entries `reach` (d,) of z that some record
+    sees.
     """
 
     sd: float
@@ -79,7 +74,7 @@ class CurvatureNoise:
     """The noise in a sum of curvatures, a symmetric random matrix.
 
     `variances` (d, d) are those of the noise that each entry has of its own, independent but for
-    symmetry.  Each (d, d) array in `shared` is multiplied by one standard normal number, and added.
+    symmetry. Each (d, d) array in `shared` is multiplied by one standard normal number, and added.
     """
 
     variances: np.ndarray
@@ -87,17 +82,16 @@ class CurvatureNoise:
 
     @classmethod
     def of(cls, sd: float, pairs: np.ndarray) -> CurvatureNoise:
-        """The noise of a packed matrix whose numbers have noise of this sd.
+        """The noise of a packed matrix whose numbers have noise of this sd, at the noisy entries
+        `pairs`.
 
-        That is the sd on the diagonal; entries off it have half its variance.  `pairs` (d, d) says
-        which entries are noisy.
+        That is the sd on the diagonal; entries off it have half its variance.
         """
         return cls(sd**2 * np.where(pairs, 0.5 + 0.5 * np.eye(len(pairs)), 0.0))
 
     def norm(self, basis: np.ndarray | None = None) -> float:
-        """About the largest spectral norm of basis' N basis; `basis` is (d, k).
-
-        It is the mean and two standard deviations over made-up noise with a fixed seed.
+        """About the largest spectral norm of basis' N basis: mean and two sds over made-up noise,
+        fixed seed.
         """
         d = len(self.variances)
         sds = np.sqrt(self.variances)
@@ -154,8 +148,8 @@ class Shares:
     ) -> tuple[Clipping, Clipping] | None:
         """How scores are clipped in the plain form, and in the others; None where noise hides them.
 
-        `tail` is the fraction that may be clipped where nothing is given back.  `price` is as for
-        `cheapest_bound`, where what is clipped can be given back.
+        `tail` is the fraction that may be clipped where nothing is given back; `price`, where it
+        can be, is as for `cheapest_bound`.
         """
         histogram, n = self.histogram("scores", spec, share), self.releases.n_public
         bound, index = heavy_quantile(*histogram, tail, n)
@@ -226,9 +220,8 @@ def put_together(
     """The curvature and its noise, with entries that are alike put near to their mean.
 
     `matrix` and `variances` are (d, d), in the coordinates z in which the released noise is
-    independent.  `blocks` are the coordinates of the effects of groups; the others are whitened.
-    Each of the (d, d) arrays that come third is multiplied by one standard normal number, which all
-    its entries share, and added to the noise.
+    independent. `blocks` are the coordinates of the effects of groups; the others are whitened. The
+    third result is as `CurvatureNoise.shared`.
     """
     matrix, before, variances = matrix.copy(), variances, variances.copy()
     shared = []
@@ -257,8 +250,8 @@ def _alike(
 ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], bool]]:
     """Places above the diagonal that are alike, and whether they lie about 0.
 
-    There are none on the diagonal: groups differ in size, and those whose size the noise hides are
-    left out.
+    The diagonal is left out: groups differ in size, and those whose size the noise hides are
+    omitted.
     """
     d = len(noisy)
     group = np.full(d, -1)
