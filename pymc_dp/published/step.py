@@ -54,22 +54,15 @@ _PROPOSALS: dict[str, Callable[[Reading], Offers]] = {
     "enumerate": Enumerate,
     "soma": Soma,
 }
-#: Columns of the progress bar.
-_SHOWN = {"dp_acceptance": "Moved", "dp_min_log_alpha": "Min log α"}
-#: Bytes of stored records above which the user is warned.
-_LARGE = 2**28
-#: Effective draws below which a parameter is said to mix badly.
-_FEW_DRAWS = 100.0
+_SHOWN = {"dp_acceptance": "Moved", "dp_min_log_alpha": "Min log α"}  # in the progress bar
+_LARGE = 2**28  # bytes of stored records above which the user is warned
+_FEW_DRAWS = 100.0  # below which a parameter is said to mix badly
 #: Fraction of iterations at the largest number of records above which the user is warned.
 _FULL = 0.001
-#: Fraction of iterations without non-centred moves above which the user is warned.
-_MANY = 0.1
-#: Iterations after which sums that were kept up to date are computed again.
-_REFRESH = 16
-#: A start is sought among so many draws from the model.
-_STARTS = 100
-#: Parameters at which a conditional distribution is compared with a normal one.
-_TRIALS = 3
+_MANY = 0.1  # fraction of iterations without non-centred moves above which the user is warned
+_REFRESH = 16  # iterations after which sums that were kept up to date are computed again
+_STARTS = 100  # a start is sought among so many draws from the model
+_TRIALS = 3  # parameters at which a conditional distribution is compared with a normal one
 
 
 class PrivacyAwareGibbs(CompiledStep):

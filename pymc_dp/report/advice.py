@@ -39,8 +39,7 @@ from pymc_dp.steps.settings import scaling_matrix
 # -- records simulated from the prior predictive distribution -------------------------------------
 
 
-#: Records for each draw of the parameters.
-ROWS = 100
+ROWS = 100  # records for each draw of the parameters
 #: A few hundred calls take less time than a compilation.
 MODE = Mode(linker="py", optimizer="fast_run")
 
@@ -304,9 +303,8 @@ def score_norms(
     draws: int,
     random_seed: int | None,
 ) -> list[np.ndarray]:
-    """Norms of the scores of simulated records, one array for each draw from the prior.
-
-    Arguments, errors and guarantee are those of :func:`clip_advice`.
+    """Norms of the scores of simulated records, one array per draw from the prior; see
+    `clip_advice`.
     """
     draws = check_integer("draws", draws, minimum=10)
     model = pm.modelcontext(model)

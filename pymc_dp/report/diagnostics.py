@@ -175,8 +175,7 @@ def _sign_loss(signs: Any, shape: tuple[int, ...]) -> float:
 # -- how far draws are from a reference -----------------------------------------------------------
 
 
-#: More draws than this are thinned before distances are taken.
-_LARGEST = 2000
+_LARGEST = 2000  # more draws than this are thinned before distances are taken
 _PAIRS = 500
 
 

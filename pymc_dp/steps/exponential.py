@@ -46,8 +46,8 @@ class ExponentialFamilyPenalty(PrivateStep):
         (automatic settings only): as for :class:`DPPenalty`.
     scaling : float, (d,) array, (d, d) array or dict, optional
         The A of theta = initial point + A z, in unconstrained space: about the posterior standard
-        deviation of each parameter, from public knowledge. Default: a normal approximation of one or
-        two noisy sums of the statistic, which are charged first.
+        deviation of each parameter, from public knowledge. Default: a normal approximation of one
+        or two noisy sums of the statistic, which are charged first.
     statistic : callable, optional
         By hand, together with the next three: the statistic S of the records. Called with one
         (n, ...) tensor, or with tensors by name where the likelihood reads ``pm.Data`` beside the
@@ -88,8 +88,8 @@ class ExponentialFamilyPenalty(PrivateStep):
     *Weaknesses.* Bounds that are too narrow clamp, and the posterior is then about the clamped
     data; bounds that are too wide cost noise in proportion. The noise of a ratio grows with the
     distance moved, so the chain slows as the budget falls: chains are worth about M / (12 d s^2)
-    independent draws for squared mu M, with s the change of phi per posterior standard deviation times
-    the sensitivity, however many iterations are made.
+    independent draws for squared mu M, with s the change of phi per posterior standard deviation
+    times the sensitivity, however many iterations are made.
 
     References
     ----------

@@ -27,15 +27,16 @@ class DPHMC(PrivateStep):
     vars : sequence of variables, optional
         All free variables, or left out.
     draws, tune, chains : int
-        The plan: what ``pm.sample`` will be called with. Noise is calibrated to it; another call
-        is refused before anything is spent. With settings by hand, tuning iterations move without
-        the accept test, to reach the bulk of the posterior from afar; they are charged like others.
+        The plan: what ``pm.sample`` will be called with. Noise is calibrated to it; another call is
+        refused before anything is spent. With settings by hand, tuning iterations move without the
+        accept test, to reach the bulk of the posterior from afar; they are charged like others.
     step_size : float, optional
         Leapfrog step in z. Default (automatic settings only): so that trajectories are as long as
         the noise of the plan allows, see Notes.
     n_steps : int, optional
-        L, leapfrog steps per iteration. Default (automatic settings only): as few as keep the energy
-        error small, often 1; the noise of a trajectory does not depend on how it is cut into steps.
+        L, leapfrog steps per iteration. Default (automatic settings only): as few as keep the
+        energy error small, often 1; the noise of a trajectory does not depend on how it is cut into
+        steps.
     clip_norm : float or {"gradient": float, "log_ratio": float}, optional
         Bound b on the norm of one record's score in z, and on how fast its log-likelihood changes
         per unit of distance in z. One number serves for both. Default: learned privately.
@@ -46,11 +47,11 @@ class DPHMC(PrivateStep):
         "leapfrog" is the paper's; "position" starts with half a drift and saves a gradient.
     reuse_gradient : bool, optional
         Use the last gradient of an iteration as the first of the next (leapfrog only): L gradients
-        an iteration instead of L + 1. Default: with automatic settings and leapfrog, because two half
-        kicks then have half of the noise of a whole one.
+        an iteration instead of L + 1. Default: with automatic settings and leapfrog, because two
+        half kicks then have half of the noise of a whole one.
     jitter : float, default 0.1
-        Step sizes vary by this fraction, by a randomised Halton sequence, so that trajectories do not
-        return to where they started.
+        Step sizes vary by this fraction, by a randomised Halton sequence, so that trajectories do
+        not return to where they started.
     gradient_share : float, optional
         Part of the budget for gradients; the rest pays for accept tests. Default: .5 by hand, else
         what makes the noise of both together least.

@@ -294,14 +294,15 @@ def laplace(
     privacy noise, so the draws are wider than the posterior by what the noise hides, and hardly
     wider than the prior. In unconstrained space the result is normal about the mode of prior times
     released likelihood. Where weighted draws show that this target is not near normal there, as in
-    hierarchies whose scale is little known, it has the mean and covariance of NUTS draws of the target.
+    hierarchies whose scale is little known, it has the mean and covariance of NUTS draws of the
+    target.
 
     *Guarantee.* The releases of the preparation satisfy the budget.
 
     *Weaknesses.* Approximate where the posterior is not near normal; ``DPLangevin`` is better
-    there. A warning and the statement say where prior times released likelihood is not near
-    normal about the mode that was found; other modes of the prior are not looked for. The bias of
-    clipping is not covered. Use it for near-normal posteriors and for budgets too small for chains.
+    there. A warning and the statement say where prior times released likelihood is not near normal
+    about the mode that was found; other modes of the prior are not looked for. The bias of clipping
+    is not covered. Use it for near-normal posteriors and for budgets too small for chains.
     """
     draws = check_integer("draws", draws, minimum=1)
     chains = check_integer("chains", chains, minimum=1)

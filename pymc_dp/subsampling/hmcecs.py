@@ -30,31 +30,22 @@ from pymc_dp.subsampling.transitions import (
     start_signed,
 )
 
-#: Variance of the estimated log-likelihood that subsample sizes are chosen for.
-_VARIANCE = 0.5
-#: Fraction of accepted moves below which a chain is said to be stuck.
-_HARDLY_MOVED = 0.1
-#: Signed estimates bound the target where the expansion fails by exp(-blocks) only.
-_FEW_BLOCKS = 20
-#: Variance above which the user is warned.
-_TOO_LARGE = 1.0
-#: A quarter of the way to a negative factor, for the farthest record of the pilot.
-_SAFE = 0.25
-#: For the perturbed estimator: most that one record of a sample may add to the log-likelihood, and
-#: the error of the log-density, so that rare records, of a small group for example, count fully.
+_VARIANCE = 0.5  # variance of the estimated log-likelihood that subsample sizes are chosen for
+_HARDLY_MOVED = 0.1  # fraction of accepted moves below which a chain is said to be stuck
+_FEW_BLOCKS = 20  # signed estimates bound the target where the expansion fails by exp(-blocks) only
+_TOO_LARGE = 1.0  # variance above which the user is warned
+_SAFE = 0.25  # a quarter of the way to a negative factor, for the farthest record of the pilot
+#: For the perturbed estimator: most that one record may add to the log-likelihood, and the error of
+#: the log-density, so that rare records (of a small group, say) count fully.
 _LARGEST, _BIAS = 1.0, 0.05
 #: Error of the log-density above which the user is warned: means move by less of a sd.
 _BIASED = 0.15
-#: Energy error from which on an iteration counts as divergent.
-_DIVERGENT = 1000.0
-#: Records of a sample, at least: from fewer, the tails of the posterior cannot be told.
-_LEAST = 10
-#: Leapfrog steps of an iteration, at most.
-_MOST_STEPS = 1000
+_DIVERGENT = 1000.0  # energy error from which on an iteration counts as divergent
+_LEAST = 10  # records of a sample, at least: from fewer, the tails of the posterior cannot be told
+_MOST_STEPS = 1000  # leapfrog steps of an iteration, at most
 #: Longest step that is tried, in posterior standard deviations: longer ones are unstable.
 _LONGEST = 2.0
-#: A chain tries to begin at so many draws, until one has a finite density.
-STARTS = 100
+STARTS = 100  # a chain tries to begin at so many draws, until one has a finite density
 
 
 class HMCECS(CompiledStep):
@@ -78,9 +69,8 @@ class HMCECS(CompiledStep):
     order : {2, 1, 0}, default 2
         Of the Taylor control variates.  2 needs by far the smallest samples.
     subsample_size : int, optional
-        m, expected records in a sample, 10 or more; rounded up to a multiple of `blocks`.  Default:
-        by a pilot, so that the variance of the estimated log-likelihood is about 0.5, and 100 at
-        least.
+        m, records in a sample, 10 or more; rounded up to a multiple of `blocks`.  Default: by a
+        pilot, so that the variance of the estimated log-likelihood is about 0.5; at least 100.
     blocks : int, default 100
         G: one block of a sample is renewed in each iteration, so that successive estimates have
         correlation 1 - 1/G.  For "signed", the number of products lambda.
@@ -89,9 +79,8 @@ class HMCECS(CompiledStep):
         posterior mode on all records, which is cheap beside any chain on all records.
     step_size : float, optional
         Of the leapfrog integrator, in units of posterior standard deviations, at most 1; used as it
-        is.  At most 1000 steps make a trajectory.
-        Default: dual averaging while the chain tunes, and then shortened a little so that a whole
-        number of steps makes up `path_length`.
+        is.  At most 1000 steps make a trajectory.  Default: dual averaging while the chain tunes,
+        then shortened a little so that a whole number of steps makes up `path_length`.
     path_length : float, optional
         Length of a trajectory; default pi/2, a quarter of the period of a normal posterior, after
         which draws are independent.  Steps: ``ceil(path_length / step_size)``.

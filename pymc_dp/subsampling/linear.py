@@ -23,18 +23,15 @@ from pymc_dp.rows.predictor import FAMILIES, Predictor, has_kinks, predictor_of
 from pymc_dp.subsampling.estimates import concave, packed
 from pymc_dp.subsampling.reading import columns_of
 
-#: Numbers of a dense design that may be kept: 4 GB.
-_LARGEST = 2**29
-#: Rows that are evaluated at once.
-_BLOCK = 2**14
+_LARGEST = 2**29  # numbers of a dense design that may be kept: 4 GB
+_BLOCK = 2**14  # rows that are evaluated at once
 
 
 def linear_rows(
     graph: RowGraph, parameters: ParameterVector, data: Sequence[ndarray]
 ) -> LinearRows | None:
-    """The records as rows of one linear predictor; None if they are not.
-
-    `data` is in the order of ``graph.leaves``, records first.
+    """The records as rows of one linear predictor; None if they are not. `data` as
+    ``graph.leaves``.
     """
     theta = parameters.theta
     phis = parameters.substitute([cut.phi for cut in graph.cuts])
@@ -94,10 +91,9 @@ def _assembled(
 
 
 class LinearRows:
-    """The records of a linear predictor.
+    """The records of a linear predictor: offset (n,), design (n, d), a and b (n,).
 
-    `family` is a place in :data:`pymc_dp.rows.predictor.FAMILIES`. Shapes: offset (n,),
-    design (n, d), a and b (n,).
+    `family` is a place in :data:`pymc_dp.rows.predictor.FAMILIES`.
     """
 
     def __init__(

@@ -35,8 +35,7 @@ from pymc_dp.records.graph import ParameterVector, RowGraph
 from pymc_dp.records.units import row_counts
 from pymc_dp.rows.functions import compile_function
 
-#: Records up to which the structural proof is also checked numerically.
-_CHECKED = 20_000
+_CHECKED = 20_000  # records up to which the structural proof is also checked numerically
 
 
 def refuse_budget(model: Model, sampler: str) -> None:
@@ -93,8 +92,8 @@ class Data:
 def read(model: Model, sampler: str) -> Records:
     """Prior and per-record terms of a model, with one group of rows; `sampler` is for messages.
 
-    Raises NotFactorizable if the log-likelihood cannot be shown to be a sum of one term per record,
-    and UnsafeModel if the data are not finite.
+    NotFactorizable if the log-likelihood cannot be shown to be a sum of one term per record,
+    UnsafeModel if the data are not finite.
     """
     try:
         rows = row_counts(model, ())
@@ -131,8 +130,8 @@ def read(model: Model, sampler: str) -> Records:
 class PriorTerm:
     """Log-density of the prior with the Jacobian of the transforms, and its derivatives.
 
-    `graph` gives the (1,) log-density and its (d,) gradient from theta. `is_quadratic` says that
-    the log-density is a quadratic function of theta, as for normal priors: the graph shows it.
+    `graph` gives the (1,) log-density and its (d,) gradient from theta. `is_quadratic`: the graph
+    shows that the log-density is a quadratic function of theta, as for normal priors.
     """
 
     def __init__(self, records: Records) -> None:
@@ -271,11 +270,9 @@ def refuse_another_density(
 ) -> None:
     """Compare the log-posterior of all records with PyMC's own, at some points.
 
-    `total` gives the log-posterior of all records at a (d,) point, up to a constant. The first of
-    the `points` should be possible.
-
-    Raises UnsafeModel if the density of some records is not finite at the first point, and
-    RuntimeError if differences between the points are others than PyMC's.
+    `total` gives it at a (d,) point, up to a constant. UnsafeModel if the density of some records
+    is not finite at the first point, which should be possible; RuntimeError if differences between
+    the points are others than PyMC's.
     """
     names = [rv.name for rv in model.observed_RVs]
     by_record = model.logp(vars=model.observed_RVs, sum=False)

@@ -11,8 +11,8 @@ import xarray as xr
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_probability
 
-#: Fraction tau of positive signs below which expectations are not trusted: their variance is that
-#: of unsigned draws over (2 tau - 1)^2, 1.6 times as much at 0.9.
+#: Fraction tau of positive signs below which expectations are not trusted: their variance grows by
+#: (2 tau - 1)^-2, 1.6 at 0.9.
 MIN_POSITIVE = 0.9
 
 

@@ -18,8 +18,7 @@ from pymc_dp.subsampling.hmcecs import STARTS
 from pymc_dp.subsampling.preparation import Variates, prepare
 
 StepSize = float | Callable[[int], float]
-#: Smallest step size.
-_SHORTEST = 1e-4
+_SHORTEST = 1e-4  # smallest step size
 
 
 class _Scores:

@@ -168,8 +168,7 @@ def _parts_of_statement(facts: dict[str, Any]) -> list[Part]:
 
 #: Points of a curve over releases: a millisecond each; with batches of records a second.
 _POINTS, _FEW_POINTS = 200, 5
-#: Number of releases from which their axis is logarithmic.
-_MANY = 100
+_MANY = 100  # number of releases from which their axis is logarithmic
 
 
 def plot_budget(spent: Any, kind: str = "mechanism", *, ax: Axes | None = None) -> Axes:

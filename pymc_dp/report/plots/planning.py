@@ -135,8 +135,7 @@ def _model_of(given: Any) -> tuple[Model, PrivacyBudget]:
 # -- clip norms -----------------------------------------------------------------------------------
 
 
-#: Ratio of norms from which their axis is logarithmic.
-_WIDE = 20.0
+_WIDE = 20.0  # ratio of norms from which their axis is logarithmic
 
 
 def plot_clip_advice(advice: ClipAdvice, *, ax: Axes | None = None) -> Axes:

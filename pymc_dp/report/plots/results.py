@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 #: Parameters up to which "auto" draws densities, panels in a row, and parameters of a picture.
 _DENSITIES, _COLUMNS, _MOST = 8, 2, 60
-#: Probability of the thick and the thin part of an interval.
-_THICK, _THIN = 0.5, 0.9
+_THICK, _THIN = 0.5, 0.9  # probability of the thick and the thin part of an interval
 
 
 class _Pair(NamedTuple):
@@ -260,8 +259,7 @@ def _forest(ax: Axes, pairs: list[_Pair], labels: tuple[str, str]) -> None:
 # -- how often chains moved -----------------------------------------------------------------------
 
 
-#: Chains with a line of their own in the legend.
-_NAMED = 6
+_NAMED = 6  # chains with a line of their own in the legend
 
 
 def plot_acceptance(idata: Any, *, window: int | None = None, ax: Axes | None = None) -> Axes:
