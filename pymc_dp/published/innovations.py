@@ -1,8 +1,7 @@
 """Records as parameters and innovations: x = F(parameters, u), with u free of the parameters.
 
 Moving the parameters with u held fixed (the non-centred, or ancillary, half of an interweaving
-strategy, Yu & Meng 2011) moves all records with them, which breaks the tight coupling between
-parameters and imputed records.
+strategy, Yu & Meng 2011) moves the imputed records as well, which breaks their tight coupling.
 """
 
 from __future__ import annotations
@@ -49,13 +48,11 @@ class Innovation:
     """How the records of one random variable are standardised.
 
     ``standardised(rv, x, w)`` gives the innovations of records x under the parameters of `rv`; w
-    are uniform numbers, one per entry, for discrete records. ``restored(rv, u)`` gives the records
-    again, under the parameters that `rv` has by then. ``drawn(rng, shape)`` gives new innovations;
-    it is ``None`` where drawing records directly is faster.
-
-    Innovations are standard normal (`normal`), uniform on (0, 1) (`uniform`), or neither. `limited`
-    ones are values of a distribution function (or their scores), from which records come back up to
-    `HIGHEST` (`HIGHEST_SCORE`) only.
+    are uniform numbers for discrete records. ``restored(rv, u)`` gives the records under the
+    parameters that `rv` has then. ``drawn(rng, shape)`` draws innovations; ``None`` where drawing
+    records is faster. Innovations may be standard normal (`normal`) or uniform on (0, 1)
+    (`uniform`). `limited` ones are values of a distribution function (or their scores), from which
+    records come back up to `HIGHEST` (`HIGHEST_SCORE`) only.
     """
 
     standardised: Callable[[Variable, Variable, Variable], Variable]
@@ -290,18 +287,15 @@ def _count_quantile(rv: Variable, u: Variable) -> Variable:
 class NonCentred:
     """Elliptical slice moves of the parameters with the records' innovations held fixed.
 
-    Innovations move the records in `latents`, by default all for which a formula is known, also
-    those of other steps, which would hold shared parameters in place. ValueError if a variable that
-    was asked for has no innovations, or no parameter can be moved.
+    Records in `latents` move, by default all with known innovations, also those of other steps,
+    which would hold shared parameters in place. ValueError if a given variable has no innovations,
+    or no parameter can be moved.
 
-    The target is the posterior of the parameters given the innovations and those records that are
-    held themselves. Elliptical slice sampling (Murray, Adams & MacKay 2010) with any normal
-    reference (Nishihara, Murray & Adams 2014) is exact; the reference is learned from the prior
-    and, while the chain tunes, from its draws.
-
-    Far in the upper tail, records do not come back from values of their distribution function. If
-    there is such a record, nothing is moved. Innovations stay, so this holds on both sides of a
-    move and the target stays invariant.
+    The target is the posterior of the parameters given the innovations and the records that are
+    held. Elliptical slice sampling (Murray, Adams & MacKay 2010) with any normal reference
+    (Nishihara, Murray & Adams 2014) is exact; the reference is learned from the prior and from
+    draws of the tuning chain. Far in the upper tail records do not come back. Nothing is moved if
+    there is such a record, before or after, since innovations stay; so the target stays invariant.
     """
 
     def __init__(self, reading: Reading, latents: Sequence[Variable] | None = None) -> None:

@@ -3,11 +3,10 @@
 Given the parameters, the records have density prod f(x_i) g(sum t(x_i)) prod l_i(x_i): the model,
 the releases, and whatever else depends on single records.
 
-The loops over records make one decision each and keep the sum over all records up to date. They are
-compiled for the density of the releases of one model, once per process and not cached on disk. They
-share `rows` (n, M) float64, what each record adds to the sum; `total` (M + P,) float64, the sum of
-the rows of the first `n_present` records, then what was published; and `uniforms`, uniform random
-numbers. Records from `n_present` on add nothing.
+The loops over records are compiled for the density of the releases of one model, once per process
+and not cached on disk. They keep up to date `rows` (n, M) float64, what each record adds to the
+sum, and `total` (M + P,) float64, the sum of the rows of the first `n_present` records
+(others add nothing), then what was published. `uniforms` are uniform random numbers.
 """
 
 from __future__ import annotations
@@ -66,9 +65,8 @@ class Offers(ABC):
         return self.reading.factors(dict(zip(self.reading.values, values, strict=True)))
 
     def _offered(self, values: Sequence[Variable]) -> list[Variable]:
-        """New values of the records, their rows, and their local densities.
-
-        A record that is rounded to an end of its transform is impossible.
+        """New values of the records, their rows, and local densities; -inf at an end of a
+        transform.
         """
         rows, local = self._factors(values)
         outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
@@ -161,8 +159,8 @@ class Prior(Offers):
 class Soma(Prior):
     """Single offers to all records at once (Xiong & Ju 2025).
 
-    An offer that suits one record badly may suit another, so fewer are rejected where the releases
-    are precise. Each offer costs as much as a sweep of the others, so there are few of them.
+    An offer that does not suit one record may suit another. It costs as much as a sweep of the
+    other ways, so there are few of them.
     """
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
@@ -196,8 +194,7 @@ class Crank(Offers):
     """Autoregressive moves of the normal scores of the records (preconditioned Crank-Nicolson).
 
     Reversible for the model, so only the releases decide. Records too far in a tail to come back
-    from their scores stay. The correlation is learned while the chain tunes: towards 0, independent
-    records, where the releases let nearly all of them pass.
+    stay. The correlation is learned while the chain tunes: towards 0 where nearly all moves pass.
     """
 
     _TARGET = 0.5
@@ -335,8 +332,8 @@ class Enumerate(Offers):
         return changed / (n * len(self._blocks)), 0.0
 
 
-#: ``proposal(current, parameters)``: both are dicts of tensors by name.  Returns the proposed
-#: records by name, and (n,) log q(current | proposed) - log q(proposed | current).
+#: ``proposal(current, parameters)``, dicts of tensors by name: the proposed records by name, and
+#: (n,) log q(current | proposed) - log q(proposed | current).
 Proposal = Callable[[dict[str, Variable], dict[str, Variable]], tuple[dict[str, Any], Any]]
 
 
@@ -432,10 +429,9 @@ def replace_one_by_one(
 ) -> tuple[int, float]:
     """Offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2).
 
-    `proposed` (n, M) is what the proposals would add, `log_ratio` (n,) all of the acceptance ratios
-    but the densities of the releases, and `log_uniform` (n,) logarithms of uniform numbers;
-    `accepted` (n,) receives the decisions. Returns how many were accepted, and the smallest log
-    acceptance probability.
+    `proposed` (n, M) is what the proposals would add, `log_ratio` (n,) all of the acceptance ratio
+    but the densities of the releases; `accepted` (n,) receives the decisions. Returns how many were
+    accepted, and the smallest log acceptance probability.
     """
     width = rows.shape[1]
     moved = total.copy()
@@ -472,11 +468,11 @@ def choose_cells(
     n_present: int,
     chosen: np.ndarray,
 ) -> int:
-    """Draw every record's cell from its full conditional distribution, in turn.
+    """Draw every record's cell from its full conditional distribution, in turn; how many changed.
 
     `cells` (C, n, M) is what each record would add in each cell, `log_weights` (C, n) the
     log-probability of each cell but for the releases; `uniforms` is (n,). `chosen` (n,) int64 holds
-    the current cells, and receives the new ones. Returns how many records changed.
+    the current cells, and receives the new ones.
     """
     n_cells, width = cells.shape[0], rows.shape[1]
     moved, weights = total.copy(), np.empty(n_cells)
@@ -516,9 +512,9 @@ def swap_offers(
 ) -> tuple[int, float]:
     """Offer single proposals to all records at once (Xiong & Ju 2025, SOMA).
 
-    `offers` (k, M) is what each offer would add; `uniforms` is (k, 2). Only the first `n_present`
-    records are offered anything. `places` (k,) int64 receives the record that each offer replaced,
-    or -1. Returns how many were accepted, and the smallest log acceptance probability.
+    `offers` (k, M) is what each offer would add; `uniforms` is (k, 2). `places` (k,) int64 receives
+    the record, of the first `n_present`, that each offer replaced, or -1. Returns how many were
+    accepted, and the smallest log acceptance probability.
     """
     width = rows.shape[1]
     moved, weights = total.copy(), np.empty(n_present)
@@ -563,9 +559,9 @@ def births_and_deaths(
 ) -> int:
     """Moves of the number of records by one, up or down; returns the new number.
 
-    `log_prior` (n + 1,) is the log-probability of 0, ..., n records; `uniforms` is (moves, 3). If
-    the records are `exchangeable`, any of them may leave or come; else the last or the next does.
-    `order` (n,) int64 is the place of each record, and is reordered like the rows.
+    `log_prior` (n + 1,) is the log-probability of 0, ..., n records; `uniforms` is (moves, 3). Any
+    of `exchangeable` records may leave or come, else the last or the next; `order` (n,) int64, the
+    places of the records, is reordered like the rows.
     """
     n, width = rows.shape
     moved = total.copy()

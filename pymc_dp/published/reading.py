@@ -61,9 +61,9 @@ _TOLERANCE = 1e-9
 class Function:
     """A compiled function with random streams of its own.
 
-    PyMC's random variables share their generators with every function compiled from the model, so a
-    copy in another process would repeat their draws. Here they are replaced, and renewed for each
-    chain with :meth:`reseed`. Functions that are called rarely are not `compiled`.
+    PyMC's random variables share their generators with every function compiled from the model, so
+    copies in other processes would repeat their draws. :meth:`reseed` renews them for each chain.
+    Functions that are called rarely are not `compiled`.
     """
 
     def __init__(
@@ -111,8 +111,8 @@ def compiled_exactly(
 def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
     """Log-densities that are -inf exactly where their parameters are impossible.
 
-    PyMC's checks raise an error, or make all records impossible if one is; without them, densities
-    of impossible parameters may be finite. Each check is split into conditions on single entries.
+    PyMC's checks raise an error or make all records impossible; without them, densities of
+    impossible parameters may be finite. So each check is split into conditions on single entries.
     """
     found: dict[Variable, Variable] = {}
     for node in toposort(list(outputs)):
@@ -283,9 +283,9 @@ class Reading:
 def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> Reading:
     """Find rows, sums and densities in a model.
 
-    `latents` are free random variables with one row per record; `count` is a free scalar integer
-    variable, how many of them exist. NotFactorizable if a factor is neither a function of sums over
-    records nor one of single records, ValueError if the records differ in length.
+    `latents` are free random variables with one row per record; `count`, a free scalar integer one,
+    says how many exist. NotFactorizable if a factor is neither a function of sums over records nor
+    one of single records, ValueError if the records differ in length.
     """
     latents = [rv for rv in model.free_RVs if rv in latents]
     n = _number_of_records(model, latents)
@@ -371,8 +371,8 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
 def records_of(model: Model) -> list[Variable]:
     """The variables with one row per record about which something was published.
 
-    Behind an observed sum over records; or discrete, and each reported with noise: the density has
-    an entry per record and depends on nothing else that is unknown.
+    Behind an observed sum over records; or discrete and each reported with noise, in a density with
+    an entry per record that depends on nothing else unknown.
     """
     start = model.initial_point()
     shapes = {rv: np.shape(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs}
@@ -544,8 +544,8 @@ def check_records(reading: Reading) -> bool:
 
     Returns whether records are known to be exchangeable: nothing behind their densities has room
     for an entry per record, and permuted records have permuted rows and densities. NotFactorizable
-    if the row or a density of one record depends on others, or the number of records enters in
-    another way than by leaving out the rows of those that do not exist.
+    if one record's row or density depends on others, or the number of records does more than leave
+    out rows.
     """
     n, what, count = reading.n, names(reading.latents), reading.count
     graphs = [*reading.factors({}), reading.row_log_prior()]
@@ -595,10 +595,10 @@ def check_proposal(
 ) -> None:
     """Check that a proposal offers each record something that depends on that record alone.
 
-    `given` maps random variables of the model to what stands for them in the proposal. `proposed`
-    holds what is proposed (n, ...) and its log-ratio (n,), functions of value variables.
-    NotFactorizable if one record's proposal depends on others, ValueError if the proposal draws a
-    variable of the model instead of taking its current value.
+    `given` maps random variables to what stands for them; `proposed` holds what is proposed
+    (n, ...) and its log-ratio (n,), functions of value variables. NotFactorizable if that depends
+    on other records, ValueError if the proposal draws a variable instead of taking its current
+    value.
     """
     behind = list(ancestors(proposed))
     if taken := set(behind) & set(given):

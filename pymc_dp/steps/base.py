@@ -508,9 +508,9 @@ class PrivateStep(BlockedStep):
     def _epsilon_now(self) -> float:
         """Epsilon spent once all chains have come as far as this one; rounded up.
 
-        It depends on the iteration number alone, not on what other chains have leased, which
-        depends on timing. A run has 25 values of it, at a millisecond each; with or beside releases
-        on batches, at a second each, it has one.
+        It depends on the iteration alone, as what other chains have leased depends on timing. A run
+        has 25 values of it, at a millisecond each; with releases on batches, at a second each, it
+        has one.
         """
         plan, budget = self.plan, self.budget
         batches = self._beside

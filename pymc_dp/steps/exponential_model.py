@@ -109,10 +109,9 @@ class _SingleRows:
 def exponential_model(parts: ModelParts, by_hand: ByHand | None, sampler: str) -> ExponentialModel:
     """Recognise the likelihood of a model, or take the user's description; check either.
 
-    phi . S(y) - A is compared with PyMC's log-density, on made-up records within the bounds and
-    parameters drawn from the prior: the difference may depend on the record alone, to 1e-9.
-    UnsafeModel and ValueError name the variable or the argument, and the remedy; nothing was spent
-    then, and only types and shapes of the data were read.
+    phi . S(y) - A is compared with PyMC's log-density on made-up records and draws of the prior:
+    the difference may depend on the record alone, to 1e-9. UnsafeModel and ValueError name the
+    remedy; nothing was spent then, and only types and shapes of the data were read.
     """
     model, budget = parts.model, parts.budget
     records = parts.records

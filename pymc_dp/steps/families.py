@@ -3,10 +3,9 @@
 A record y has log density phi . T(y) - A + (a function of y alone). All entries of the sum of T get
 the same noise, as large as the norm of the longest T(y), so T is chosen among its affine images:
 
-- Entries known to lie in a box are shifted and scaled to [-1, 1]. With sensitivities Delta_j of
-  single entries and weights w_j, the noise on entry j has variance sum_k (w_k Delta_k)^2 / w_j^2,
-  and the product of these, the squared volume of the noise, is least where all w_k Delta_k are
-  equal (inequality of means). The norm is then sqrt(m).
+- Entries in a box are scaled to [-1, 1]. With sensitivities Delta_j and weights w_j of entries, the
+  noise on entry j has variance sum_k (w_k Delta_k)^2 / w_j^2; the product of these, the squared
+  volume of the noise, is least where all w_k Delta_k are equal. The norm is then sqrt(m).
 - (t, t^2) with t in [-1, 1] is a curve that stays away from corners of its box: see `_gaussian`.
 - Indicators of K categories have norm 1, and no negative entries.
 - Where the number of records is private, 1 is an entry too, with weight w: the volume of the noise,
@@ -53,8 +52,8 @@ class Family:
 class Known:
     """What is known of an observed variable.
 
-    `parameters` are those of PyMC's distribution, shared by all records, as functions of the value
-    variables `values`. `lower` and `upper` are public bounds of one record.
+    `parameters`, shared by all records, are functions of the value variables `values`; `lower` and
+    `upper` are public bounds of one record.
     """
 
     name: str
@@ -184,8 +183,8 @@ def _gamma(known: Known) -> Family:
 def _categorical(known: Known) -> Family:
     """Indicators of the K categories; a label that is none of them counts as zeros.
 
-    The sum of the indicators is the number of records. Where that is public, a multiple of it may
-    be taken from the natural parameters: these, and the noise of ratios, are smallest with mean 0.
+    Where their sum, the number of records, is public, natural parameters may be shifted: they, and
+    the noise of ratios, are smallest with mean 0.
     """
     [p] = known.parameters
     k = p.type.shape[-1]
@@ -297,9 +296,9 @@ def family_of(
 ) -> Family:
     """The family of an observed variable.
 
-    `parameters` of its distribution are functions of the value variables `values`; `limits` are
-    public bounds of one record, infinite where there is none. Raises UnsafeModel if the
-    distribution is not known, parameters differ from record to record, or bounds lack.
+    `parameters` are functions of the value variables `values`; `limits` are public bounds of a
+    record or infinite. UnsafeModel if the distribution is not known, parameters differ from record
+    to record, or bounds lack.
     """
     op = rv.owner.op
     if getattr(op, "name", None) not in FAMILIES:

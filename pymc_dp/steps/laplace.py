@@ -174,10 +174,9 @@ def _settled(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where in w to look for the mode from, and the precision of how far it may be.
 
-    Apart from what was released, parameters that records see are about where the prior is. Those of
-    the prior alone (tau of a hierarchy), about which no score tells anything, begin at their mode
-    given the others and stay within five of their standard deviations there: as tau goes to 0, and
-    all effects to one value, the density has no bound.
+    Without releases, parameters that records see are about where the prior is. Those of the prior
+    alone (tau of a hierarchy) begin at their mode given the others and stay within five of their
+    sds: as tau goes to 0, and all effects to one value, the density has no bound.
     """
     spread = before.scaling.diagonal()
     widths = at.scaling / spread[:, None]
@@ -224,8 +223,8 @@ def _no_flatter(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
 def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
     """How the target differs from its normal approximation, in words; empty where it hardly does.
 
-    Draws of the normal are weighted to draws of the target, and compared parameter by parameter, as
-    intervals are. Three Monte-Carlo errors are allowed for.
+    By weighted draws of the normal, parameter by parameter, as intervals are; three Monte-Carlo
+    errors are allowed for.
     """
     u = np.random.default_rng(0).standard_normal((_SPREAD_DRAWS, len(mode)))
     log_target = np.array([float(target.log_density(z)) for z in mode + u @ widths.T])

@@ -1,17 +1,14 @@
 """What a sample of records says of the log-posterior, and trajectories along it: compiled loops.
 
-d_k is what control variates leave of the log-likelihood of record k. Three numbers describe an
-estimate of the sum of all d_k:
+d_k is what control variates leave of the log-likelihood of record k. An estimate of their sum has a
+scale (n / m, with m records in the sample or mini-batch), a shift (a of the block-Poisson
+estimator, eq. 5.1), and a batch (records of a mini-batch of that estimator, whose absolute value is
+taken; `PERTURBED` for eq. 4.5, `MEAN` for stochastic gradients).
 
-- scale: n / m, with m records in the sample, or in a mini-batch of it;
-- shift: a of the block-Poisson estimator (eq. 5.1);
-- batch: records of a mini-batch of the block-Poisson estimator, whose absolute value is taken;
-  `PERTURBED` for eq. 4.5, `MEAN` for stochastic gradients.
-
-Records of one linear predictor have loops of their own. Others have a kernel, compiled from the
-graph of the model, which the loops call through its address. A function as an argument would cost
-half a millisecond per call from Python, and the type of the loop would depend on it; with an
-address, which is a number, loops are compiled once, and cached, for all models.
+Records of one linear predictor have loops of their own; others have a kernel, compiled from the
+graph of the model and called through its address. A function as an argument would cost half a
+millisecond per call, and the type of the loop would depend on it; with addresses, loops are
+compiled once, and cached, for all models.
 """
 
 from __future__ import annotations
@@ -362,8 +359,8 @@ def leapfrog(
 ) -> float:
     """Move theta and the momentum along a trajectory; the log-posterior at its end.
 
-    All of it sees the same sample: half a kick, then drifts and kicks, then half a kick. (The
-    published listing mixes up the indices of its half kicks.)
+    Half a kick, then drifts and kicks, then half a kick, all on one sample. (The published listing
+    mixes up the indices of its half kicks.)
     """
     value = 0.0
     momentum += 0.5 * step_size * gradient

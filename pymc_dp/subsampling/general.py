@@ -122,11 +122,11 @@ class GeneralRows:
     ) -> tuple[KernelGraph, np.ndarray, np.ndarray, int]:
         """The estimate from a sample of records, and what it reads of every record.
 
-        Control variates of this order are about the point `at`; `estimator` is "perturbed",
-        "signed" or "mean". Returns the kernel's graph, its constants, the rows (n, k), and the
-        width of the designs, which come first in them. From theta, centre, (scale, shift, size of a
-        mini-batch, constants) and a sample, the kernel gives the (1,) estimate, the (rows,) d_k,
-        and the (d,) gradient of the estimate.
+        Control variates of `order` are about `at`; `estimator` is "perturbed", "signed" or "mean".
+        Returns the kernel's graph, its constants, the rows (n, k), and the width of the designs,
+        which come first. From theta, centre, (scale, shift, size of a mini-batch, constants) and a
+        sample the kernel gives the (1,) estimate, the (rows,) d_k, and the (d,) gradient of the
+        estimate.
         """
         theta, centre, constants = self.theta, self.theta.type("centre"), pt.dvector("constants")
         at_centre = clone_replace(self._shared, {theta: centre}) if self._shared else []
@@ -198,8 +198,8 @@ class GeneralRows:
     ) -> tuple[list[Variable], list[Variable | None], Callable[[np.ndarray], np.ndarray]]:
         """First and second derivatives of shared values along theta - centre; None for affine ones.
 
-        Few derivatives of values that are not affine are read from `constants`: the function gives
-        them for a centre.
+        Where few are not affine, their derivatives are read from `constants`, a function of the
+        centre.
         """
         theta, direction, way = self.theta, self.theta.type("direction"), self.theta - centre
         firsts: list[Variable] = []

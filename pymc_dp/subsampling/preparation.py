@@ -51,11 +51,11 @@ Source = LinearRows | GeneralRows
 class Variates:
     """Control variates of all records, ready for compiled loops.
 
-    `curved` is the log-posterior about the centre. `expansion` is the sum of the control variates,
-    with the prior if that is quadratic. `family` is that of the linear predictor, or -1. `rows`
-    (n, k) is what an estimate reads of every record: first the design, `width` numbers. `data` are
-    the arrays of the model that were read. `kernel_graph`, with its `constants`, and `prior_graph`
-    are None where loops of our own, or the expansion, take their place.
+    `curved` is the log-posterior about the centre, `expansion` the sum of the control variates,
+    with the prior if that is quadratic; `family` is that of the linear predictor, or -1. `rows`
+    (n, k) is what an estimate reads of every record, first the design of `width` numbers.
+    `kernel_graph`, with `constants`, and `prior_graph` are None where loops of our own, or the
+    expansion, replace them.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class Pilot:
     - largest: n times the largest distance of d_k from its mean, at all but a tenth of the places.
     - third: n^3 times the third central moment of d_k, root mean square over the places.
 
-    All records are looked at, at a few places, since some of a small group can be all that the
-    expansion misses. The worst and a sample of the others are then looked at in many places: third
-    moments grow as the ninth power of the distance from the centre.
+    All records are looked at in a few places, since some of a small group can be all that the
+    expansion misses; the worst and a sample of the others then in many: third moments grow as
+    distance^9.
     """
 
     def __init__(self, variates: Variates, rng: np.random.Generator) -> None:
@@ -298,10 +298,9 @@ def prepare(
 ) -> Variates:
     """Read a model, find its mode, and expand the records about it.
 
-    `sampler` is a name for messages, and `estimator` one of "perturbed", "signed" and "mean".
-    `reference` holds values of the free variables, in their own spaces, to expand about; default:
-    the mode. `general` uses no special loops for linear predictors. RuntimeError if what was
-    derived is not the density of the model.
+    `estimator` is one of "perturbed", "signed" and "mean". `reference` holds values of the free
+    variables, in their own spaces, to expand about in place of the mode. `general` uses no special
+    loops for linear predictors. RuntimeError if what was derived is not the density of the model.
     """
     model = pm.modelcontext(model)
     refuse_budget(model, sampler)

@@ -107,12 +107,12 @@ def perturbed(
     n_steps: int,
     numbers: Drawn,
 ) -> tuple[float, float, float, float, float]:
-    """One iteration.
+    """One iteration; `rows` (n, k) is what is read of records, `covariance` the inverse mass
+    matrix.
 
-    `kernel` and `prior` are those of :func:`pymc_dp.subsampling.estimates.density`; `rows` (n, k)
-    is what is read of all records, and `covariance` (d, d) the inverse of the mass matrix. Returns
-    the probabilities of acceptance of theta and of the sample, the estimated variance of the
-    estimate of the log-likelihood, the error of the energy, and the estimated log-posterior.
+    Returns the probabilities of acceptance of theta and of the sample, the estimated variance of
+    the log-likelihood estimate, the error of the energy, and the estimated log-posterior. `kernel`
+    and `prior` are as in :func:`pymc_dp.subsampling.estimates.density`.
     """
     d = chain.d
     theta, gradient = chain.theta, chain.gradient

@@ -1,13 +1,11 @@
 """Where the bulk of the posterior is, and how wide: private Newton steps from the prior.
 
-Each round releases what one Newton step needs, in the coordinates that earlier rounds learned, so
-that noise shrinks with the distance (Biswas et al. 2020, CoinPress, for means).
-
-Noise is isotropic where contributions are clipped, and proportional to the largest norm of a
-record. For dense predictors, whitened coordinates make it least in posterior standard deviations.
-Where a record touches one entry of an indexed parameter, one scale for the whole block gives the
-score of each group the same noise, however many there are; whitening would give small groups the
-largest norms, and clip their force away.
+Each round releases what one step needs in the coordinates that earlier rounds learned, so noise
+shrinks with the distance (Biswas et al. 2020, CoinPress, for means). It is isotropic where
+contributions are clipped, and proportional to the largest norm of a record. For dense predictors,
+whitened coordinates make it least in posterior standard deviations. Where a record touches one
+entry of an indexed parameter, one scale for the block gives the score of each of its groups the
+same noise, however many there are; whitening would clip away the force of small groups.
 """
 
 from __future__ import annotations
@@ -43,13 +41,14 @@ Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in t
 
 @dataclass(frozen=True)
 class Bulk:
-    """A released Gaussian approximation of the posterior, in theta.
+    """A released Gaussian approximation of the posterior: mode `location` (d,), (d, d) matrices, in
+    theta.
 
-    `location` (d,) is about the mode; matrices are (d, d). `data_precision` is the curvature of the
-    log-likelihood, positive semidefinite; `prior_precision` that of the public terms, which may be
-    indefinite; `precision` that of the posterior, with absolute eigenvalues raised to their noise.
-    `spent` is a part of the budget. `arrived` is False where the noise hid the records or the last
-    steps were longer than noise; `known` is False where noise hides the curvature of a direction.
+    `data_precision` is the curvature of the log-likelihood, positive semidefinite;
+    `prior_precision` that of the public terms, which may be indefinite; `precision` that of the
+    posterior, with absolute eigenvalues raised to their noise. `arrived` is False where the noise
+    hid the records or the last steps were longer than noise; `known` is False where noise hides the
+    curvature of a direction.
     """
 
     location: np.ndarray
@@ -94,18 +93,17 @@ def find_bulk(
 
     `share` is the part of the budget to spend; a search that has not arrived may go on to `most`
     (default `PERSISTENCE` times `share`). `flat`: log-likelihoods are piecewise linear, so outer
-    products of scores stand for their curvature. `counts`: rows are counts or choices, so bounds
-    come from the longest score of any outcome; otherwise the scores of a rare outcome would be
-    clipped to those of the others. With `price`, the noise variance of all entries of a sum
-    together for a bound of 1 and the whole budget, scores after a step within the noise get the
-    bound that costs least, and what that clips is given back.
+    products of scores stand for their curvature. `counts`: outcomes are counts or choices, so
+    bounds come from the longest score of any outcome, as rare ones would be clipped. With `price`,
+    the noise variance of all entries of a sum for a bound of 1 and the whole budget, scores after a
+    step within the noise get the cheapest bound, and what that clips is given back.
 
-    A round steps by (|H| + lambda D)^-1 (G + prior gradient), with |H| the released curvature of
-    the log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
-    their noise, D the inverse prior variances and lambda such that the step is within a trust
-    region (More 1978). The next score judges the step: one that went too far is shortened, one that
-    left the score as it was is prolonged, both without another curvature. Parameters that no record
-    sees follow (`Public.settled`).
+    A round steps by (|H| + lambda D)^-1 (G + prior gradient): |H| is the released curvature of the
+    log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
+    their noise, D the inverse prior variances, and lambda keeps the step in a trust region
+    (More 1978). The next score judges it: a step that went too far is shortened, one that left the
+    score as it was prolonged, without another curvature. Parameters that no record sees follow
+    (`Public.settled`).
     """
     d, n = len(start.location), releases.n_public
     kind = OuterProduct if flat else Curvature
@@ -343,17 +341,17 @@ def clip_scaling(
     """The scaling A of the coordinates theta = m + A z in which contributions are clipped.
 
     `precision` (d, d) is that of the posterior in theta, positive definite. `blocks` are the
-    parameters that reach each of the n units through an index; the rest is dense. `effects` (d, d)
-    is T of theta' = T theta, in which the entries of the blocks are what units see. `unseen`
-    parameters reach no unit and are kept apart. A has mean square posterior width 1 in z, that of
-    seen and of unseen parameters.
+    parameters that reach each of the n units through an index; the rest is dense. `effects` is T of
+    theta' = T theta, in which units see the entries of the blocks. `unseen` parameters reach no
+    unit and are kept apart. A has mean square posterior width 1 in z, of seen and of unseen
+    parameters.
 
     With noise of sd proportional to the norm q of a record, the sum over parameters of noise
     variance over posterior variance is the trace of Sigma Q^-1 times q^2, Q = A A'. For block b
-    with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling the blocks
-    by lambda_b, lambda_b^2 = sqrt(e_b) / q_b, minimises the product of sum e_b / lambda_b^2 and sum
-    lambda_b^2 q_b^2 (Cauchy-Schwarz). Within the dense block the same argument gives the geometric
-    mean of Sigma_b and W_b^-1.
+    with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling by
+    lambda_b^2 = sqrt(e_b) / q_b minimises the product of sum e_b / lambda_b^2 and sum lambda_b^2
+    q_b^2 (Cauchy-Schwarz). Within the dense block that gives the geometric mean of Sigma_b and
+    W_b^-1.
     """
     d = len(precision)
     if effects is not None:

@@ -59,10 +59,10 @@ def prepare_langevin(
 ) -> Form:
     """Everything that the chains of DPLangevin need.
 
-    `density` (public, in theta), `start`, `structure`, `flat` and `counts` are as for `find_bulk`.
-    `paths` are the iterations of all chains and runs together. `sensitivity` is that of a sum of
-    vectors clipped to norm 1: 2 if records are replaced, else 1. `consistent`: what clipping takes
-    from scores is given back, as the law of outcomes is known.
+    The first arguments, `flat` and `counts` are as for `find_bulk`; `paths` are the iterations of
+    all chains and runs. `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records
+    are replaced, else 1. `consistent`: the law of outcomes is known, so what clipping takes is
+    given back.
     """
     public = Public(density, structure, start)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
@@ -164,8 +164,8 @@ def learn_form(
     """The private preparation of DPLangevin, consistently clipped where that is possible.
 
     Without `form`, where the shared values of the likelihood are non-linear in the parameters,
-    records are asked about these values. Returns the records as well, in the coordinates of
-    clipping. Raises ValueError if consistent clipping is asked for and not available.
+    records are asked about these values. The second result has the records in the coordinates of
+    clipping. ValueError if consistent clipping is asked for and not available.
     """
     parts = preparing.parts
     density: Density = parts.terms

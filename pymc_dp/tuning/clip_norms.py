@@ -47,10 +47,10 @@ Histogram = tuple[np.ndarray, np.ndarray, float]
 class Clipping:
     """How the scores of an anchor are clipped.
 
-    `bound` is on what a unit adds to the sum. What clipping to `inner`, if given, takes is given
-    back on average (`ConsistentScore`). `above` is the noisy fraction of longer scores and its sd.
-    Without `inner`, `hidden` is the number of scores above the bound that noise may hide, and
-    `tail_index` is theirs (`heavy_quantile`).
+    `bound` is on what a unit adds to the sum. What clipping to `inner` takes is given back on
+    average (`ConsistentScore`). `above` is the noisy fraction of longer scores and its sd. Without
+    `inner`, `hidden` scores above the bound may be hidden by noise; `tail_index`: see
+    `heavy_quantile`.
     """
 
     bound: float
@@ -63,11 +63,7 @@ class Clipping:
     def consistent(
         cls, norms: Histogram, price: float, longest: float, n: float
     ) -> Clipping | None:
-        """The clipping that costs least where what it takes is given back; `price` as in
-        `cheapest_bound`.
-
-        None if its bound is not below `longest`.
-        """
+        """The cheapest clipping where what it takes is given back; None if not below `longest`."""
         inner = cheapest_bound(*norms, price, _MOST_CLIPPED, n)
         if not inner or ROOM * inner >= longest:
             return None
@@ -124,9 +120,9 @@ class Lost:
     """What clipping takes from a sum of scores of which it gives back the mean.
 
     Let e be what clipping takes from the sum g, of covariance H over data of the model at the
-    origin. What is left changes with w as H - C does, C = Cov(e, g), and leans towards the origin.
-    Multiplied by H (H - C)^-1 it is a score again, with an error of its own. `covariance` is Cov(e)
-    and `shared` is C, both (d, d) in w.
+    origin. What is left changes with w as H - C does, C = Cov(e, g): it leans towards the origin.
+    Multiplied by H (H - C)^-1 it is a score again. `covariance` is Cov(e), `shared` is C, both
+    (d, d) in w.
     """
 
     covariance: np.ndarray
@@ -135,10 +131,8 @@ class Lost:
     def corrected(
         self, score: np.ndarray, noise: np.ndarray, curvature: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The score (d,), the covariance of its noise (before: `noise`), and that of what clipping
-        has lost.
-
-        `curvature` is H, as far as it is known.
+        """The score (d,), the covariance of its noise, and that of what clipping has lost;
+        `curvature` is H.
         """
         if not self.shared.any():
             return score, noise, self.covariance
@@ -156,8 +150,8 @@ class Lost:
 def tail_of_scores(n: int) -> float:
     """Fraction of the scores that may be clipped where noise is about a posterior sd.
 
-    With 0.3 % clipped at n = 1e5 the bias was below 0.05 posterior sds in logistic regression; for
-    a fixed fraction it grows like sqrt(n), as posterior sds shrink.
+    With 0.3 % clipped at n = 1e5 the bias was below 0.05 posterior sds in logistic regression; it
+    grows like sqrt(n), as posterior sds shrink.
     """
     return 0.003 * min(1.0, math.sqrt(1e5 / n))
 
@@ -186,9 +180,9 @@ def above(norms: Histogram, bound: float, n: float) -> tuple[float, float]:
 class _Tail:
     """Where a tail begins.
 
-    About `least` units are above `edge`: as many as were asked for, or as noise hides; `edge` is 0
-    where nearly all units are zero.  `n` counts the units that are not zero.  `above` (m,) are
-    noisy numbers of units above the edges ``edges[top + 1 - k]``, k = 1, ..., m.
+    About `least` units, as many as asked for or as noise hides, are above `edge`, which is 0 where
+    nearly all units are zero. `n` counts those that are not. `above` (m,) are noisy numbers of
+    units above the edges ``edges[top + 1 - k]``, k = 1, ..., m.
     """
 
     edge: float
@@ -206,15 +200,13 @@ def tail_quantile(
 ) -> float | None:
     """Upper quantile of a positive quantity from a histogram with noisy counts.
 
-    `edges` (k + 1,) ascend, and the first bin holds zeros; `noise_sd` is that of each count; `tail`
-    is the fraction that may lie above, of the units that are not zero; `n` is public. Returns the
-    edge with about that fraction above it; 0 where nearly all units are zero, or beyond all bins;
-    None where nothing stands out of the noise.
+    The first bin holds zeros; `noise_sd` is that of each count; about the fraction `tail` of the
+    units that are not zero lies above the result. It is 0 where nearly all units are zero or beyond
+    all bins, and None where nothing stands out of the noise.
 
-    Empty bins add only noise, so the tail is summed from 8 bins above the highest that is seen;
-    what lies beyond is too rare to be seen. The quantile is not below the first bin of the highest
-    window that is thicker than the tail. Where noise hides so thin a tail, the quantile of a
-    thicker one is continued like a normal one.
+    Empty bins add only noise, so the tail is summed from 8 bins above the highest that is seen. The
+    quantile is not below the first bin of the highest window that is thicker than the tail. Where
+    noise hides so thin a tail, the quantile of a thicker one is continued like a normal one.
     """
     found = _tail(edges, counts, noise_sd, tail, n)
     if found is None or found.edge == 0.0:
@@ -226,11 +218,11 @@ def tail_quantile(
 def cheapest_bound(
     edges: np.ndarray, counts: np.ndarray, noise_sd: float, price: float, most: float, n: float
 ) -> float | None:
-    """The clip norm that costs least where what it takes is given back on average.
+    """The clip norm that costs least (`costs_of_clipping`) where what it takes is given back on
+    average.
 
-    Costs are those of `costs_of_clipping`; where nothing stands out, the result is as for
-    :func:`tail_quantile`. `price` is the variance of the noise, all entries of the sum together,
-    for a bound of 1 on each; `most` is the part of the units that may lie above.
+    `price` is the variance of the noise, all entries of the sum together, for a bound of 1 on each;
+    `most` is the part of the units that may lie above. 0 and None are as for :func:`tail_quantile`.
     """
     found = _tail(edges, counts, noise_sd, most, n)
     if found is None or found.edge == 0.0:
@@ -251,10 +243,7 @@ def cheapest_bound(
 def hidden_tail(
     edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
 ) -> float:
-    """Number of units beyond those asked for that noise may hide above a quantile.
-
-    Arguments as for :func:`tail_quantile`; 0 where the noise is less than the tail.
-    """
+    """Number of units beyond those asked for that noise may hide above a `tail_quantile`."""
     found = _tail(edges, counts, noise_sd, tail, n)
     return 0.0 if found is None else max(found.least - tail * found.n, 0.0)
 
@@ -264,11 +253,10 @@ def heavy_quantile(
 ) -> tuple[float | None, float]:
     """The quantile of a quantity whose excess matters, and the index of its tail.
 
-    Arguments as for :func:`tail_quantile`, but `tail` is the fraction that may lie above if it
-    exceeds the quantile by 0.15 of it on average; a larger excess allows fewer. The index is xi of
-    a tail t ~ q^(-1/xi) about its thinnest part that is seen (0.2 for squares of normal residuals,
-    2/3 for those of Student's t with 3 degrees of freedom), or 0 where no tail thinner than a fifth
-    is seen.
+    As :func:`tail_quantile`, but `tail` is the fraction that may lie above if its mean excess is
+    0.15 of the quantile; a larger excess allows fewer. The index is xi of a tail t ~ q^(-1/xi)
+    about its thinnest part that is seen (0.2 for squares of normal residuals, 2/3 for those of
+    Student's t with 3 degrees of freedom), or 0 where no tail thinner than a fifth is seen.
 
     The mean excess of a power law is xi / (1 - xi) of the quantile. A hidden tail is continued by
     that law, or like an exponential one where none is seen. Where a unit alone in its bin is not

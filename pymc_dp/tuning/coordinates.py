@@ -1,8 +1,4 @@
-"""What the other samplers need before their chains can run: coordinates, clip norms, moves.
-
-DPHMC, DPPenalty and the samplers on batches search like DPLangevin; chains of an exponential family
-start from one or two noisy sums of its statistic.
-"""
+"""What the other samplers need before their chains can run: coordinates, clip norms, moves."""
 
 from __future__ import annotations
 
@@ -28,19 +24,16 @@ from pymc_dp.tuning.preparing import Preparing, Shown
 from pymc_dp.tuning.public import Density, Public, Target, find_mode
 from pymc_dp.tuning.releases import Shares
 
-#: Standard deviation of the log acceptance ratio, signal and noise together, at which mean squared
-#: jumps are longest: v 2 Phi(-v^(1/2) / 2) is greatest at v = 2.38^2, where 23 % are accepted
-#: (Roberts, Gelman & Gilks 1997 for the signal, Ceperley & Dewing 1999 for the noise).
+#: Sd of the log acceptance ratio, signal and noise, at which mean squared jumps are longest and 23 %
+#: are accepted (Roberts, Gelman & Gilks 1997; for noise Ceperley & Dewing 1999).
 LOUDEST = 2.38
-#: Longest leapfrog step, times d^(1/4): its energy error has a variance below 0.1 where widths are
-#: known to a factor of 1.5.
+#: Longest leapfrog step, times d^(1/4): the variance of its energy error is below 0.1.
 STEP = 1.1
 MANY = 20  # most steps of a trajectory, if only their size is given
 #: Noise in the place where chains start, in posterior sds, and least and largest part of the budget
 #: for it.
 CENTRE, LEAST, MOST = 0.5, 0.02, 0.25
-#: Parts of that for two Newton steps: as the curvature is noisy too, the first leaves an error that
-#: the second divides again.
+#: Parts of that for two Newton steps; the curvature is noisy, so one leaves an error.
 NEWTON = (0.2, 0.8)
 STATISTIC = 0.05  # the least part for the start of an exponential family
 #: Part of the budget for a look at the tail of the projections: what it hides biases the draws.
@@ -88,20 +81,18 @@ def prepare_scaled(
 ) -> Scaled:
     """The same search as for DPLangevin, two looks at the scores, last steps to their zero.
 
-    Arguments as for `pymc_dp.tuning.choice.prepare_langevin`. Without the last steps (`centred`
-    False) at most `FIRST_PART` is spent, even if the search does not arrive. `along_axes`: chains
-    move along the axes of z. `consistent` clipping concerns the last steps only.
+    Arguments as for `pymc_dp.tuning.choice.prepare_langevin`; `consistent` concerns the last steps.
+    Without these (`centred` False) at most `FIRST_PART` is spent. `along_axes`: chains move along
+    the axes of z.
 
     A log-likelihood ratio is about a projection of the score on the move. In random directions
-    projections are shorter than scores by sqrt(d), so the bound of ratios per unit of distance is
-    their upper quantile on a few directions. Along an axis a score may have its full length (that
-    of a group, on the axis of its effect): then it is the quantile of the longest entries. The tail
-    of the projections biases the draws (that of the scores only lowers acceptance), in logistic
-    regression by about 80 tail (n / 2e4)^(1/2) posterior sds; it is kept to a sixth of the
-    Monte-Carlo error, as far as the noise lets it be seen.
-
-    Chains of a small budget hardly move from their start. Two more scores, with noise of half a
-    posterior sd if a quarter of the budget can pay for it, centre them.
+    projections are shorter than scores by sqrt(d), so ratios per unit of distance are bounded by
+    their upper quantile on a few directions; along an axis a score may have its full length (that
+    of a group, on the axis of its effect), so there by that of the longest entries. The tail of the
+    projections biases the draws (that of the scores only lowers acceptance), in logistic regression
+    by about 80 tail (n / 2e4)^(1/2) posterior sds; it is kept to a sixth of the Monte-Carlo error,
+    as far as noise allows. Chains of a small budget hardly move, so two more scores centre their
+    start.
     """
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     most = None if centred else FIRST_PART - LOOK - LONG_LOOK
@@ -190,11 +181,9 @@ def _projections(releases: Shown, at: Coordinates) -> Histogram:
 def random_walk(d: int, iterations: int, noise: float) -> float:
     """Proposal sd, per coordinate, of a random walk on N(0, I) with a noisy accept test.
 
-    `iterations` are those of all chains. `noise` is the sd of a log-likelihood ratio per unit of
-    distance, if one iteration had the whole budget.
-
-    The log ratio of a move of length r has variance r^2 of its own and K noise^2 r^2 of noise, if K
-    iterations share the budget, and half of both as its mean, so that a fraction 2 Phi(-v^(1/2)/2)
+    `noise` is the sd of a log-likelihood ratio per unit of distance, if one of the K iterations
+    (of all chains) had the whole budget. The log ratio of a move of length r has variance r^2 of
+    its own, K noise^2 r^2 of noise, and half of both as its mean, so a fraction 2 Phi(-v^(1/2)/2)
     is accepted, v = r^2 (1 + K noise^2). Mean squared jumps are longest at v = 2.38^2. The
     effective draws, K r^2 / (4 d) times the fraction accepted, are then 0.33 K N / (d (K + N)) with
     N = 1 / noise^2: chains much longer than N neither gain nor lose from more iterations.
@@ -215,18 +204,17 @@ def trajectory(
 ) -> Trajectory:
     """Steps of noisy Hamiltonian trajectories on N(0, I), and what to spend on gradients.
 
-    `iterations` are those of all chains. `gradient_noise` is the noise sd of one score with the
-    whole budget; `ratio_noise` that of a log-likelihood ratio, per unit of distance.
-    ``weight(n_steps)`` is the noise of all kicks relative to that of one: the number of gradients
-    times the sum of squared kick coefficients, over n_steps^2.
+    `gradient_noise` is the noise sd of one score with the whole budget; `ratio_noise` that of a
+    log-likelihood ratio, per unit of distance. ``weight(n_steps)`` is the noise of all kicks
+    relative to that of one: the number of gradients times the sum of squared kick coefficients,
+    over n_steps^2.
 
     A trajectory of length T = L h moves by about T d^(1/2). With the share w of the budget for
-    gradients, and K iterations, their noise adds T^2 d K gradient_noise^2 weight / w to the
-    variance of the log acceptance ratio, however many steps T is cut into, and that of the ratio
-    T^2 d K ratio_noise^2 / (1 - w). The sum is least where w is proportional to gradient_noise
-    weight^(1/2), and the mean squared jump is longest where it is 2.38^2, or at the quarter turn T
-    = pi/2, after which the start is forgotten. Steps only have to be short enough for their own
-    energy error.
+    gradients and K `iterations` of all chains, their noise adds T^2 d K gradient_noise^2 weight / w
+    to the variance of the log acceptance ratio, however T is cut into steps, and that of the ratio
+    T^2 d K ratio_noise^2 / (1 - w). The sum is least at w proportional to gradient_noise
+    weight^(1/2). Mean squared jumps are longest where it is 2.38^2, or at the quarter turn T =
+    pi/2. Steps only have to be short enough for their own energy error.
     """
     longest = STEP * d**-0.25
 
@@ -264,8 +252,8 @@ class Start:
     """About where the posterior is: `coordinates` make it about N(0, I).
 
     `noise` is the noise sd of a log-likelihood ratio per unit of distance (root mean square over
-    directions), if one release had the whole budget. `spent` is a part of the budget. `trusted` is
-    False where no mode was found: these are then the prior's coordinates.
+    directions), if one release had the whole budget. Where no mode was found, `trusted` is False,
+    and the coordinates are the prior's.
     """
 
     coordinates: Coordinates
@@ -313,14 +301,14 @@ def prepare_statistic(
     releases.
 
     ``release(label, share)`` gives (m,) noisy sums and their noise sd. `prior` is in unconstrained
-    parameters; `start` holds its location and spread. `n`, public, multiplies the log-normaliser;
-    it is 0 if the number of records is among the entries.
+    parameters, as `start`, its location and spread. `n`, public, multiplies the log-normaliser (0
+    if the number of records is among the entries).
 
-    If the noise of the first release moves the mode by more than half a posterior standard
-    deviation per parameter, a second one makes up for that, as far as a quarter of the budget does.
-    Noise may bring the sums to where no parameter puts them (a negative variance), and the mode to
-    infinity. Then the search is repeated with half the variance that the noise gives a log ratio to
-    the prior's location taken off, as in the accept test of the chains, which keeps it finite.
+    A second release follows, of up to a quarter of the budget, where noise moves the mode by more
+    than half a posterior standard deviation per parameter. Noise may bring the sums to where no
+    parameter puts them (a negative variance), and the mode to infinity: then the search is repeated
+    with half the variance that the noise gives a log ratio to the prior's location taken off, as in
+    the accept test.
     """
     value, sd = release("statistic 1", STATISTIC)
     spent = STATISTIC

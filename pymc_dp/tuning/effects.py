@@ -36,9 +36,9 @@ _SEEDS = 0, 1  # seeds of the draws: all is public
 class Effects:
     """The records of a model as functions of effects, and a normal approximation of their prior.
 
-    Shapes: median (k,), precision (k, k). `engine` and `start` (initial values, prior widths) are
-    in effects. The normal prior guides the search only; the target has the exact one. `solved`:
-    parameters and the effects that can take their place, see `_solved`.
+    Shapes: median (k,), precision (k, k). `start` holds initial values and prior widths of the
+    effects. The normal prior guides the search only. `solved`: parameters and effects that can
+    replace them.
     """
 
     seen: Seen
@@ -167,10 +167,9 @@ class InEffects(Quadratic):
     def explored(self, parts: ModelParts) -> Explored:
         """As for `Quadratic`; w are the whitened effects of theta.
 
-        Where effects can take the place of parameters, NUTS moves in these (the centred
-        parametrisation, which suits informative data); if it does not mix well there, also in the
-        parameters, and the better run is kept. Chains start far apart in the prior, so that several
-        modes are seen.
+        NUTS moves in effects where they can replace parameters (the centred parametrisation, which
+        suits informative data), and if that does not mix well also in the parameters; the better
+        run is kept. Chains start far apart in the prior, so that several modes are seen.
         """
         theta, effects = parts.records.parameters.theta, self.effects
         flat = effects.seen.symbolic(parts.records.parameters)

@@ -59,9 +59,8 @@ class Forecast:
 
     - `form`: what DPLangevin will probably do: "anchored" or "quadratic"; else "chains".
     - `noise_multipliers`: about what each mechanism will get.
-    - `noise_sd`: of the privacy noise in the posterior mean, in posterior standard deviations.
+    - `noise_sd`, `monte_carlo_error`: in the posterior mean, in posterior standard deviations.
     - `effective_draws`: of all chains together.
-    - `monte_carlo_error`: of the posterior mean, in posterior standard deviations.
     - `diagonal`: whether noise will hide how parameters depend on each other, so that intervals of
       their sums and means will be too narrow.
     """
@@ -125,9 +124,9 @@ def forecast(
 ) -> Forecast:
     """Forecast of one run; ValueError names the argument.
 
-    `draws` "auto": as many as the budget should be cut into. `mu2` is the squared GDP mu that is
-    left. `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are replaced,
-    else 1. `norms` are those of scores under the model; by default those of a light tail.
+    `draws` "auto": as many as the budget should be cut into. `mu2`, a squared GDP mu, is left.
+    `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
+    `norms` are those of scores under the model; by default of a light tail.
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"step must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
@@ -287,13 +286,11 @@ def costs_of_clipping(
     """What (m,) clip norms b cost where what is clipped is given back on average: `error` and
     `cost`.
 
-    `numbers` units have the scores of the (k,) norms where the posterior is whitened. `price` is
-    the noise variance of all entries of the sum together, for a bound of 1.
-
-    With e_i = (norm_i - b)_+, the error is price (1.1 b)^2 + sum_i e_i^2; the second term is the
-    covariance of what is clipped, if each is as far from its mean as from 0. The cost adds (0.15
-    sum_i e_i)^2, the square of what is not given back of the sum where the model is wrong (in
-    mortgages and a logistic regression 4 to 20 %, at quantiles from 0.99 to 0.9).
+    `numbers` units have the scores of the (k,) norms where the posterior is whitened; `price` is
+    the noise variance of all entries of the sum together, for a bound of 1. With e_i =
+    (norm_i - b)_+, the error is price (1.1 b)^2 + sum_i e_i^2; the second term is the covariance of
+    what is clipped, if each is as far from its mean as from 0. The cost adds (0.15 sum_i e_i)^2,
+    what is not given back where the model is wrong (4 to 20 % of the sum in examples).
     """
     beyond = np.maximum(norms - bounds[:, None], 0.0)
     error = price * (ROOM * bounds) ** 2 + np.maximum(beyond**2 @ numbers, 0.0)
@@ -313,10 +310,10 @@ def whole_curvature(n: int, d: int, mu2: float) -> bool:
     """Whether the whole curvature of n records is released, not its diagonal; for a preparation of
     `mu2`.
 
-    Curvatures of records have norms of about d/n where the sum is 1, and a symmetric matrix of
-    noise the spectral norm sqrt(2 d). Item responses with 120 and 240 parameters were nearer to the
-    truth with the whole matrix where that product was 0.2 to 0.8, and left with the prior at 1.3
-    and above; with the diagonal, intervals of a mean of parameters are too narrow.
+    Curvatures of records have norms of about d/n where the sum is 1, and a matrix of noise the norm
+    sqrt(2 d). Item responses with 120 and 240 parameters were nearer to the truth with the whole
+    matrix where the product was 0.2 to 0.8, and left with the prior at 1.3; the diagonal makes
+    intervals of means of parameters too narrow.
     """
     noise = 2.0 * math.sqrt(2.0 * d) * d / n / math.sqrt(CURVATURE * mu2)  # of replaced records
     return d <= _FULL or (n * d * d / 2.0 < _ENTRIES and noise < 1.0)
@@ -325,8 +322,8 @@ def whole_curvature(n: int, d: int, mu2: float) -> bool:
 def _jumps(sampler: str, n: int, d: int, mu2: float, sensitivity: float) -> float:
     """Squared distance over which all log-likelihood ratios together have noise of variance 1.
 
-    DPHMC spends part of the budget on gradients, two half kicks to a trajectory. See `random_walk`
-    and `trajectory` in `pymc_dp.tuning.coordinates`.
+    See `random_walk` and `trajectory` in `pymc_dp.tuning.coordinates`; DPHMC pays for gradients,
+    too.
     """
     bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
     return _CHAINS * mu2 * n / (sensitivity * bounds) ** 2

@@ -59,16 +59,15 @@ class Target(NamedTuple):
 class Form:
     """What a preparation has learned; released values and public numbers only.
 
-    Chains move in w, theta = location + clip.scaling @ basis @ w, where the posterior is about N(0,
-    I); contributions are clipped in z = basis @ w. The origin is the location of `clip`.
+    Chains move in w, theta = location + clip.scaling @ basis @ w, where the posterior is about
+    N(0, I); contributions are clipped in z = basis @ w. The origin is the location of `clip`.
 
-    `score` (d,) is the released score at the origin, in w; 0 in the plain form. `covariance` is
-    that of its noise. `curvature` (d, d) is that of the log-likelihood at the origin, in w: the
-    whole likelihood of the quadratic form. `clip_norms` holds "anchor", "gradient" and
-    "energy_error", as far as the form has them; `shares` are relative parts of the rest of the
-    budget. `effective_draws` is what the chains' releases are worth. `clipping` is that of the
-    scores of the anchor, or of all scores in the plain form. `diagonal`: only the diagonal of the
-    curvature in z was released.
+    `score` (d,) is the released score at the origin, in w, or 0 in the plain form, and `covariance`
+    that of its noise. `curvature` (d, d) is that of the log-likelihood there: the whole likelihood
+    of the quadratic form. `clip_norms` holds "anchor", "gradient" and "energy_error", `shares`
+    relative parts of the rest of the budget, which buys `effective_draws`. `clipping` is that of
+    the scores of the anchor (of all in the plain form). `diagonal`: only the diagonal of the
+    curvature was released.
     """
 
     #: As users name it.
@@ -289,8 +288,7 @@ class Plain(Form):
 def _accept_tests(error: float, unit: float, least: float, most: float) -> tuple[float, float]:
     """Bound on energy errors, as long as costs nothing, and the part of the budget for the tests.
 
-    `error` is the bound that is needed. Bound 1 takes the part unit^2 for the wanted noise in the
-    log ratio. The part is between `least` and `most`; up to the least, a longer bound is free.
+    `error` is the bound needed. Bound 1 takes the part unit^2, within `least` and `most`.
     """
     error = max(error, math.sqrt(least) / unit)
     return error, min((error * unit) ** 2, most)

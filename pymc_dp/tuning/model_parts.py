@@ -47,9 +47,8 @@ _NO_NUMBERS = (
 class Design:
     """How a sampler moves and what it may ask.
 
-    `engine` has the records in the coordinates of clipping; `prior` has the public terms in the
-    `coordinates` of the chains. `shares` are relative parts of the rest of the budget; the ledger
-    keeps `settings`.
+    `engine` has the records in the coordinates of clipping, `prior` the public terms in those of
+    the chains. `shares` are relative parts of the rest of the budget; the ledger keeps `settings`.
     """
 
     coordinates: Coordinates
@@ -119,9 +118,9 @@ class ModelParts:
     def start(self) -> Coordinates:
         """Initial point of the model, and the prior width of every parameter as a diagonal scaling.
 
-        The width is half that of the central 68 % of the prior draws, which heavy tails do not
-        spoil. Without usable draws (``pm.Flat``, code of the user's own) it is the inverse root of
-        the prior's curvature at the initial point, or 1.
+        Half the width of the central 68 % of the prior draws, which heavy tails do not spoil;
+        without draws (``pm.Flat``, code of the user) the inverse root of the prior's curvature at
+        that point, or 1.
         """
         initial, widths = self.records.initial, np.full(len(self.records.initial), np.nan)
         if self.prior_draws is not None:
@@ -163,9 +162,8 @@ class ModelParts:
     def improper(self) -> list[str]:
         """Names of the free variables that nothing public bounds, as ``pm.Flat``.
 
-        These are found by name in the graph, where no public observation depends on them, or
-        because the public log density does not fall along their axes. A sum of two of them that a
-        public observation bounds is not found.
+        Found by name in the graph, or because the public log density does not fall along their
+        axes; a sum of two of them that a public observation bounds is not found.
         """
         model, public = self.model, set(self.budget.public)
         bounded = {*ancestors([rv for rv in model.observed_RVs if rv.name in public])}
@@ -189,9 +187,9 @@ class ModelParts:
         """Whether the public log density falls far out on the axes of some parameters; True if
         unknown.
 
-        By 5 at 10^6 widths of the prior, where that of a Cauchy distribution has fallen by 27.
-        Several places, where no two parameters agree, are checked: a scale of 0 suits effects that
-        are all equal, and a small one makes numbers in which 27 is lost.
+        By 5 at 10^6 widths of the prior, where a Cauchy density has fallen by 27; from several
+        places where parameters differ, as a scale of 0 suits equal effects, and rounding may hide a
+        fall.
         """
 
         def log_density(at: np.ndarray) -> float:

@@ -47,10 +47,10 @@ _T = TypeVar("_T")
 class Version:
     """Data and priors as they were at some time.
 
-    Whether private data are still the same is told by what was done, not by their values: a result
-    shows whether a preparation was resumed, and could tell whether a record was changed in between.
-    ``pm.set_data`` makes another version, whatever it sets. `public` is a digest of public data and
-    priors; `private` gives the private arrays, as long as anybody holds them.
+    Whether private data are the same is told by what was done (``pm.set_data`` makes another
+    version), not by values: a result shows whether a preparation was resumed, and could tell
+    whether a record changed. `public` is a digest of public data and priors; `private` gives the
+    private arrays, as long as anybody holds them.
     """
 
     public: bytes
@@ -189,9 +189,8 @@ class Shown:
 
 
 class Preparing:
-    """Releases for the settings of a step, from what is left of a budget.
-
-    Raises BudgetExceeded before anything is spent.
+    """Releases for the settings of a step, from the rest of a budget; BudgetExceeded before any
+    spending.
     """
 
     def __init__(
@@ -270,11 +269,10 @@ class Preparing:
         `ask` is called twice where the rest of an interrupted preparation cannot be paid any more:
         what is left then pays for a new one. `settings` are the public ones on which the requests
         depend. Shares are parts of `share` of what is left of the budget; the requests cost at most
-        `needed` of that. `engine` has the records to ask about, by default in unconstrained
-        parameters.
+        `needed` of that.
 
-        Raises BudgetExceeded if nothing is left for a new preparation, and ValueError if no part of
-        the budget could pay for the chains afterwards; nothing was spent then.
+        Raises BudgetExceeded if nothing is left, and ValueError if no part of the budget could pay
+        for the chains afterwards; nothing was spent then.
         """
         asked = (settings, share, engine, needed)
         try:
@@ -357,9 +355,8 @@ class Preparing:
         return Shown(preparation, self.progressbar)
 
     def _units(self, share: float, form: str | None, hint: bool) -> int:
-        """Ledger units that a new preparation plans with; warns, or refuses, if these are too few.
-
-        `hint` says that there is no preparation of the same settings.
+        """Ledger units of a new preparation; warns or refuses if too few. `hint`: none has these
+        settings.
         """
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())
@@ -395,10 +392,9 @@ class Preparing:
 
     @property
     def unfinished(self) -> int | None:
-        """Plan of the preparation that an equal step resumes, until it is finished.
+        """Plan of the preparation that an equal step resumes, until finished; None on batches.
 
-        None on batches: equal steps share their preparation for good, as no budget is left for
-        another.
+        There equal steps share their preparation for good, as no budget is left for another.
         """
         if self._preparation is None or self.set_aside:
             return None

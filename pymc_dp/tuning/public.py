@@ -1,9 +1,8 @@
 """The public log density, the parameters that no record sees, and modes of public targets.
 
-Mean and scale of a centred hierarchy reach records through other parameters only, so no release
-moves them, and quadratic models of their density are poor: that of a scale falls off slowly on one
-side and is unbounded on the other, where all effects coincide. A search keeps them where the public
-density expects them, and makes its steps in the other parameters.
+Mean and scale of a centred hierarchy reach records through other parameters only: no release moves
+them, and quadratic models of their density are poor (that of a scale is unbounded where all effects
+coincide). A search keeps them where the public density expects them, and steps in the others.
 """
 
 from __future__ import annotations
@@ -69,13 +68,11 @@ class Public:
     def settled(self, location: np.ndarray, precision: np.ndarray) -> np.ndarray:
         """The location, with the parameters that no record sees where the density expects them.
 
-        `precision` (d, d) is about that of the posterior. Where the density cannot be evaluated the
-        location is unchanged.
-
-        The mean, in these parameters, of the normal law of that precision nearest to the density
-        (Kullback-Leibler; Opper & Archambeau 2009, "The variational Gaussian approximation
-        revisited"). The density at the location alone would make scales too small, as estimates of
-        effects differ less than effects do, or 0, the mode for two levels of groups.
+        Unchanged where the density cannot be evaluated. It is the mean, in these parameters, of the
+        normal law of this `precision` (d, d), about the posterior's, nearest to the density
+        (Kullback-Leibler; Opper & Archambeau 2009). The density at the location alone would make
+        scales too small, as estimates of effects differ less than effects do, or 0, the mode for
+        two levels of groups.
         """
         unseen = self.unseen
         if not unseen.size:
@@ -123,8 +120,8 @@ def find_mode(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mode (d,) of a public target, and the precision there, by Newton steps in a trust region.
 
-    `metric` (d, d) is the precision of what is known before: the mode is looked for within five
-    standard deviations of the start, by default 0, for each parameter.
+    It is looked for within five standard deviations of the start, per parameter, by the precision
+    `metric` (d, d) of what is known before.
     """
     d = len(metric)
     start = np.zeros(d) if start is None else start

@@ -1,14 +1,13 @@
 """Releases of a preparation: sums of scores and curvatures, by their share of the budget.
 
-Entries that the structure of the model makes 0 for every unit are set to 0, as they hold only
-noise: a parameter of the prior alone has no score, and two groups have no curvature in common, so a
-hierarchy pays only for what its records see.
+Entries that the structure of the model makes 0 for every unit hold only noise and are set to 0, so
+a hierarchy pays only for what its records see.
 
-Entries of a curvature that are alike (those of one coordinate with the effects of all groups, which
-are draws of one population, and those between whitened coordinates, about 0) are shrunk to their
-mean where they hardly differ but for noise (James and Stein 1961; Efron and Morris 1973). What is
-left is the noise each has of its own, and that of the mean, which all share. A hierarchy needs it
-most: a parameter that all records see has one entry with each group, and their noise adds up.
+Entries of a curvature that are alike (those of one coordinate with the effects of all groups, and
+those between whitened coordinates, about 0) are shrunk to their mean where they hardly differ but
+for noise (James and Stein 1961; Efron and Morris 1973). This leaves the noise that each has of its
+own and that of the mean. A hierarchy needs it most: the noise of the entries of a shared parameter
+with all groups adds up.
 """
 
 from __future__ import annotations
@@ -73,8 +72,8 @@ class ScoreNoise:
 class CurvatureNoise:
     """The noise in a sum of curvatures, a symmetric random matrix.
 
-    `variances` (d, d) are those of the noise that each entry has of its own, independent but for
-    symmetry. Each (d, d) array in `shared` is multiplied by one standard normal number, and added.
+    `variances` (d, d): each entry's own noise, independent but for symmetry. Each (d, d) array in
+    `shared` is multiplied by one standard normal number, and added.
     """
 
     variances: np.ndarray
@@ -82,11 +81,7 @@ class CurvatureNoise:
 
     @classmethod
     def of(cls, sd: float, pairs: np.ndarray) -> CurvatureNoise:
-        """The noise of a packed matrix whose numbers have noise of this sd, at the noisy entries
-        `pairs`.
-
-        That is the sd on the diagonal; entries off it have half its variance.
-        """
+        """Noise of a packed matrix whose numbers have this sd: half the variance off the diagonal."""
         return cls(sd**2 * np.where(pairs, 0.5 + 0.5 * np.eye(len(pairs)), 0.0))
 
     def norm(self, basis: np.ndarray | None = None) -> float:
@@ -148,8 +143,8 @@ class Shares:
     ) -> tuple[Clipping, Clipping] | None:
         """How scores are clipped in the plain form, and in the others; None where noise hides them.
 
-        `tail` is the fraction that may be clipped where nothing is given back; `price`, where it
-        can be, is as for `cheapest_bound`.
+        Up to a fraction `tail` where nothing is given back; else by `price`, as for
+        `cheapest_bound`.
         """
         histogram, n = self.histogram("scores", spec, share), self.releases.n_public
         bound, index = heavy_quantile(*histogram, tail, n)
@@ -217,11 +212,10 @@ class Shares:
 def put_together(
     matrix: np.ndarray, variances: np.ndarray, blocks: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """The curvature and its noise, with entries that are alike put near to their mean.
+    """The curvature (d, d) and its noise, with entries that are alike put near to their mean.
 
-    `matrix` and `variances` are (d, d), in the coordinates z in which the released noise is
-    independent. `blocks` are the coordinates of the effects of groups; the others are whitened. The
-    third result is as `CurvatureNoise.shared`.
+    In the coordinates z, where the released noise is independent; `blocks` are those of effects of
+    groups, and the others are whitened. The third result is as `CurvatureNoise.shared`.
     """
     matrix, before, variances = matrix.copy(), variances, variances.copy()
     shared = []
@@ -250,8 +244,7 @@ def _alike(
 ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], bool]]:
     """Places above the diagonal that are alike, and whether they lie about 0.
 
-    The diagonal is left out: groups differ in size, and those whose size the noise hides are
-    omitted.
+    The diagonal is left out, as groups differ in size.
     """
     d = len(noisy)
     group = np.full(d, -1)
