@@ -82,8 +82,8 @@ class HMCECS(CompiledStep):
         is.  At most 1000 steps make a trajectory.  Default: dual averaging while the chain tunes,
         then shortened a little so that a whole number of steps makes up `path_length`.
     path_length : float, optional
-        Length of a trajectory; default pi/2, a quarter of the period of a normal posterior, after
-        which draws are independent.  Steps: ``ceil(path_length / step_size)``.
+        Length of a trajectory, of ``ceil(path_length / step_size)`` steps; default pi/2, a quarter
+        of the period of a normal posterior, after which draws are independent.
     target_accept : float, default 0.8
         Of dual averaging.
     model : pymc.Model, optional
@@ -113,14 +113,13 @@ class HMCECS(CompiledStep):
     near enough to its mode that Taylor expansions about it predict the records' log-likelihoods.
     The perturbed estimator takes the error of the estimate to be normal.
 
-    *Weaknesses.*  One mode.  Few records per parameter leave little to gain, and NUTS is better.
-    Where a `reference` is far from the mode, estimates are too variable: the step warns when it is
-    made, and when a chain ends.  Chains start in the normal approximation of the posterior,
-    whatever the initial values, since far from the mode estimates say nothing; where the density
-    is not finite another draw is taken.  The mass matrix is
-    minus the Hessian at the reference and is not adapted.  With few records, or few blocks of the
-    signed estimator, the estimated likelihood may have mass where the expansion is meaningless; a
-    chain that is lost there hardly moves, and says so at its end.
+    *Weaknesses.*  One mode.  With few records per parameter there is little to gain, and NUTS is
+    better.  Where a `reference` is far from the mode, estimates are too variable: the step warns
+    when it is made, and when a chain ends.  Chains start in the normal approximation of the
+    posterior, where the density is finite, whatever the initial values, since estimates far from
+    the mode say nothing.  The mass matrix is minus the Hessian at the reference and is not adapted.
+    With few records, or few blocks of the signed estimator, the estimated likelihood may have mass
+    where the expansion is meaningless; a chain that is lost there hardly moves, and warns.
 
     Statistics per draw: ``acceptance_rate`` of theta and ``acceptance_rate_u`` of the sample,
     ``sigma2`` (estimated variance of the log-likelihood estimate), ``sign``, ``energy_error``,

@@ -24,8 +24,8 @@ from pymc_dp.tuning.preparing import Preparing, Shown
 from pymc_dp.tuning.public import Density, Public, Target, find_mode
 from pymc_dp.tuning.releases import Shares
 
-#: Sd of the log acceptance ratio, signal and noise, at which mean squared jumps are longest and 23 %
-#: are accepted (Roberts, Gelman & Gilks 1997; for noise Ceperley & Dewing 1999).
+#: Sd of the log acceptance ratio, signal and noise, with the longest mean squared jumps; 23 % are
+#: accepted (Roberts, Gelman & Gilks 1997; for noise Ceperley & Dewing 1999).
 LOUDEST = 2.38
 #: Longest leapfrog step, times d^(1/4): the variance of its energy error is below 0.1.
 STEP = 1.1

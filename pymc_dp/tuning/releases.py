@@ -81,7 +81,7 @@ class CurvatureNoise:
 
     @classmethod
     def of(cls, sd: float, pairs: np.ndarray) -> CurvatureNoise:
-        """Noise of a packed matrix whose numbers have this sd: half the variance off the diagonal."""
+        """Noise of a packed matrix of numbers of this sd; half the variance off the diagonal."""
         return cls(sd**2 * np.where(pairs, 0.5 + 0.5 * np.eye(len(pairs)), 0.0))
 
     def norm(self, basis: np.ndarray | None = None) -> float:

@@ -179,10 +179,9 @@ def plot_budget(spent: Any, kind: str = "mechanism", *, ax: Axes | None = None) 
     spent : PrivacyBudget, or arviz.InferenceData or xarray.DataTree
         A budget, of which the ledger is drawn, or a released result, of which the statement is.
     kind : {"mechanism", "time"}
-        - "mechanism": one bar for each mechanism, each beginning where the one before it ends.  The
-          unit is the share of the budget, in squared GDP mu, since epsilons do not add up.  The
-          rounds of a search for the posterior are one bar; of a released result, all that came
-          before the chains is one.
+        - "mechanism": one bar for each mechanism, end to end, as shares of the budget in squared
+          GDP mu, since epsilons do not add up.  The rounds of a search for the posterior are one
+          bar; of a released result, all that came before the chains is one.
         - "time": epsilon at the budget's delta, of everything up to a release, against the number
           of the release; of a released result against the draw that all chains have made.
     ax : matplotlib.axes.Axes, optional
@@ -383,10 +382,9 @@ def plot_epsilon_delta(
 
     Notes
     -----
-    The statement of a release is the point that the budget promised; what was charged when one
-    stopped is no promise if stopping depended on what was seen.  The grey curve is everything that
-    the budget may still come to, where it has one: releases on batches of records are accounted at
-    the budget's own delta alone.
+    The statement of a release is the point that the budget promised; what was charged by then is no
+    promise if stopping depended on what was seen.  The grey curve is the whole budget; there is
+    none for releases on batches of records, which are accounted at the budget's own delta alone.
 
     Examples
     --------

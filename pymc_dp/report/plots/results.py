@@ -288,8 +288,7 @@ def plot_acceptance(idata: Any, *, window: int | None = None, ax: Axes | None = 
     Notes
     -----
     Drawn from ``dp_accepted`` alone, which is released; the acceptance *probabilities* of a private
-    step are not.  In a result that was not released, draws that were frozen after the budget was
-    used up are left out.
+    step are not.  Draws that were frozen after the budget was used up are left out.
 
     Examples
     --------
@@ -387,8 +386,7 @@ def plot_gibbs_acceptance(
     matplotlib.axes.Axes
         For each chain a line, the part of the records that moved (``dp_acceptance``), and points,
         the smallest acceptance probability of any record (``exp(dp_min_log_alpha)``).  The vertical
-        axis is logarithmic where probabilities or the bound are below 0.05; a probability of 0 is
-        then not seen.
+        axis is logarithmic, without zeros, where probabilities or the bound are below 0.05.
 
     Raises
     ------
