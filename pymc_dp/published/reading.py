@@ -48,7 +48,7 @@ from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 _SEED = 7  # the seed of the experiments: a setting
 _TRIALS = 4
 _POINTS = 4
-#: Names of what `Reading.factors` and `Reading.row_log_prior` give.
+#: What `Reading.factors` and `Reading.row_log_prior` give.
 _LABELS = ("row of the statistic", "log-density of an observed variable", "log-density")
 #: Distributions on all real numbers, by the names of PyTensor's operations.
 _REAL = ("normal", "multivariate_normal", "laplace", "logistic", "cauchy", "gumbel", "t")

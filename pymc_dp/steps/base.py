@@ -52,8 +52,7 @@ class PrivateStepState(StepMethodState):
     """PyMC's own state; privacy noise and paid iterations are never part of it."""
 
 
-#: Attributes that a pickle leaves out: they belong to a chain or to the process.
-_OF_A_CHAIN = ("_model", "_state", "_point")
+_OF_A_CHAIN = ("_model", "_state", "_point")  # or of the process: a pickle leaves them out
 
 
 def _rebuild(cls: type[PrivateStep], state: dict[str, Any]) -> PrivateStep:
@@ -80,11 +79,8 @@ class PrivateStep(BlockedStep):
         "warning": (SamplerWarning, None),
     }
     _state_class = PrivateStepState
-    #: Settings that are either all learned privately or all given.
-    _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
-    #: Attributes that must be given with them.
-    _needed: tuple[str, ...] = ()
-    #: Whether the step can read batches of the records.
+    _by_hand: tuple[str, ...] = ("clip_norm", "scaling")  # all learned privately, or all given
+    _needed: tuple[str, ...] = ()  # attributes that must be given with them
     _takes_batches = False
     _batch_queries: type[BatchQueries] = BatchQueries
 

@@ -271,8 +271,7 @@ def _gaussian(
 
 # -- finding them ---------------------------------------------------------------------------------
 
-#: By the name of PyTensor's operation: the function that makes the family, and the numbers of
-#: dimensions of a record and of the parameters.
+#: By PyTensor's names: what makes the family; numbers of dimensions of a record and of parameters.
 FAMILIES: dict[str, tuple[Callable[[Known], Family], int, tuple[int, ...]]] = {
     "bernoulli": (_bernoulli, 0, (0,)),
     "binomial": (_binomial, 0, (0, 0)),

@@ -35,8 +35,7 @@ _HARDLY_MOVED = 0.1  # fraction of accepted moves below which a chain is said to
 _FEW_BLOCKS = 20  # signed estimates bound the target where the expansion fails by exp(-blocks) only
 _TOO_LARGE = 1.0  # variance above which the user is warned
 _SAFE = 0.25  # a quarter of the way to a negative factor, for the farthest record of the pilot
-#: For the perturbed estimator: most that one record may add to the log-likelihood, and the error of
-#: the log-density, so that rare records (of a small group, say) count fully.
+#: Most that a record may add to a perturbed log-likelihood, so that rare ones count; and its error.
 _LARGEST, _BIAS = 1.0, 0.05
 #: Error of the log-density above which the user is warned: means move by less of a sd.
 _BIASED = 0.15

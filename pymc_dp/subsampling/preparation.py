@@ -40,8 +40,7 @@ from pymc_dp.subsampling.reading import (
 )
 
 _RECORDS = 20_000  # records that are evaluated at once
-#: Of the pilot: places for all records; then records that are looked at further, the worst and
-#: others, and at how many places.
+#: Of the pilot: places for all records; then the worst records, others, and places for these.
 _POINTS, _WORST, _OTHERS, _PLACES = 8, 2_000, 5_000, 100
 
 

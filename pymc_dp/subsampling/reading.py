@@ -155,8 +155,7 @@ class PriorTerm:
         return -minus_hessian(lambda at: self.total(at)[1], theta, steps)
 
 
-# Second derivatives would show it as well, but PyTensor 2.38 does not come to an end of simplifying
-# those of a simplex transform.
+# Second derivatives are no test: PyTensor 2.38 never finishes simplifying those of a simplex.
 
 #: Entries of the first input, moved about.
 _VIEWS: tuple[type, ...] = (

@@ -16,12 +16,10 @@ from pymc_dp.rows.contributions import ConsistentScore, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.forecast import ROOM, costs_of_clipping
 
-#: Widths, in bins, of the windows in which norms are searched: the norms of one model's scores are
-#: spread over four octaves, or are a few values alone.
+#: Widths, in bins, of search windows: norms of scores spread over four octaves or take few values.
 _WINDOWS = (1, 2, 4, 8, 16)
 _MARGIN = 8  # bins above the highest that is seen in which the tail is searched: two octaves
-#: Sds by which a window must stand out of the noise: with 480 windows of each width an empty
-#: histogram passes with probability below 3e-4.
+#: Sds by which one of 480 windows must stand out: an empty histogram passes with p < 3e-4.
 _CLEAR = 5.2
 _ALONE = 0.12  # noise up to which a unit alone in its bin stands out of it; one in 3000 does not
 #: Farthest continuation of the tail, as a factor: of a normal one, and of a power law.
@@ -31,12 +29,10 @@ _THICKER = 5.0
 _LIGHTEST = 0.1  # least index with which a tail is continued: quantiles are known to a bin
 _THIN = 0.2  # largest part of the units above the thicker one, for it to be a tail
 _TAIL_BINS = 8  # bins above a quantile in which what it cuts off is counted: two octaves
-#: Tail index above which a few records hold much of the information.  Squares of normal residuals
-#: seem to have 0.5 where noise hides all but the last few per cent.
+#: Index above which a tail is heavy: noisy squares of normal residuals seem to have 0.5.
 _HEAVY = 0.6
 _MOST_CLIPPED = 0.2  # largest fraction of the scores that is clipped consistently
-#: Least curvature by which a loss is divided, where the posterior has 1, and the largest part of a
-#: curvature that may be lost.
+#: Least curvature by which a loss is divided (the posterior has 1); largest part that may be lost.
 _LEAST_CURVATURE, _MOST_LOST = 0.01, 0.6
 
 Histogram = tuple[np.ndarray, np.ndarray, float]

@@ -27,11 +27,9 @@ from pymc_dp.tuning.releases import Shares
 #: Sd of the log acceptance ratio, signal and noise, with the longest mean squared jumps; 23 % are
 #: accepted (Roberts, Gelman & Gilks 1997; for noise Ceperley & Dewing 1999).
 LOUDEST = 2.38
-#: Longest leapfrog step, times d^(1/4): the variance of its energy error is below 0.1.
-STEP = 1.1
+STEP = 1.1  # longest leapfrog step, times d^(1/4): the variance of its energy error is below 0.1
 MANY = 20  # most steps of a trajectory, if only their size is given
-#: Noise in the place where chains start, in posterior sds, and least and largest part of the budget
-#: for it.
+#: Noise in the start of chains, in posterior sds; least and largest part of the budget for it.
 CENTRE, LEAST, MOST = 0.5, 0.02, 0.25
 #: Parts of that for two Newton steps; the curvature is noisy, so one leaves an error.
 NEWTON = (0.2, 0.8)

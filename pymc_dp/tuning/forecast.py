@@ -21,18 +21,15 @@ _WRONG = 0.15  # part of what is clipped that is not given back where the model 
 
 SCORE = 3.5  # norm of nearly all scores where the posterior is whitened, in units of sqrt(d/n)
 _CHANGE = 6.0  # norm of nearly all changes of a score over the posterior, in units of d/n
-#: Norm of 99 % of the scores, in the units of `SCORE`, and of nearly all their projections on a
-#: direction, in units of 1/sqrt(n).
+#: Norm of 99 % of the scores, as `SCORE`, and of nearly all their projections, in 1/sqrt(n).
 _KICK, PROJECTION = 2.5, 4.5
 #: How much larger the noise of a run is than at the best clip norm in the best coordinates.
 _FOUND = 1.15
-#: What curvature and steps of the quadratic form add to the noise, in units of its square. Eight
-#: models had noise of 0.5 to 0.9 by the law of their scores, and errors of 0.6 to 2.9.
+#: What the quadratic form adds to the noise, in units of its square: fitted to eight models.
 _ADDED = 0.8
 #: Part of the budget for the anchored score, for the chains of the other samplers.
 _ANCHOR, _CHAINS = 0.7, 0.8
-#: Effective draws per squared mu of a score of norm bound 1/2 whose noise is the friction of a
-#: chain: .86 / sigma^2 per kick on N(0, I).
+#: Effective draws per squared mu of a score of bound 1/2 whose noise is friction, on N(0, I).
 WORTH = 0.86
 SAMPLERS = ("DPLangevin", "DPHMC", "DPPenalty")
 """Step methods that have a forecast."""
@@ -42,11 +39,9 @@ _FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}
 #: what n/d records tell of a parameter. Logistic regressions, groups and Rasch models kept 0.7 to
 #: 1.0 of the width of the prior at 0.25 and above, 0.5 to 0.6 at 0.14.
 _HIDES = 0.2
-#: Noise in an anchored score, in posterior sds, above which it shapes what is published; fewest
-#: effective draws that are worth a chain that touches records.
+#: Largest noise in an anchored score, in posterior sds, and fewest effective draws, for its chains.
 WIDE, LEAST = 0.6, 200.0
-#: Most parameters for which the whole curvature is released in any case; and most entries, for all
-#: records, where its noise does not hide it. Otherwise only the diagonal is.
+#: Most parameters with a whole curvature in any case; else most entries for all records.
 _FULL, _ENTRIES = 60, 2e9
 CURVATURE = 0.24  # part of the budget that the curvature of the quadratic form has
 

@@ -29,8 +29,7 @@ from pymc_dp.tuning.releases import Shares
 LOOK = 0.008  # part of the budget for a look at a histogram
 #: Most paths for the look at energy errors: one alone may miss the record with the largest.
 _PATHS = 8
-#: Anchored: part of what is left for the first of two scores, and part of the budget to move the
-#: origin; least and largest parts for accept tests.
+#: Anchored: parts for the first of two scores (of the rest), for moving the origin, for accept tests.
 _FIRST, _RECENTRE = 0.3, 0.02
 _TESTS = (0.01, 0.10)
 #: Plain: halvings of the step that are tried while the noise of energy errors is above `_LOUD`. It
@@ -70,14 +69,10 @@ class Form:
     curvature was released.
     """
 
-    #: As users name it.
-    form: ClassVar[str]
-    #: Whether chains ask the records.
-    asks: ClassVar[bool] = True
-    #: Whether the records could be told from the noise.
-    trusted: ClassVar[bool] = True
-    #: How far apart chains start, in the widths that were learned.
-    apart: ClassVar[float] = 1.0
+    form: ClassVar[str]  # as users name it
+    asks: ClassVar[bool] = True  # whether chains ask the records
+    trusted: ClassVar[bool] = True  # whether the records could be distinguished from the noise
+    apart: ClassVar[float] = 1.0  # how far apart chains start, in the widths that were learned
 
     clip: Coordinates
     basis: np.ndarray

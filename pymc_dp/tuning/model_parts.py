@@ -36,8 +36,7 @@ _FAR, _FALL = 1e6, 5.0
 #: Places from which this is checked, and the largest log density that shows such a fall.
 _PLACES, _EXACT = 5, 1e12
 _STEP = 1e-3  # step of the differences that tell the prior's curvature
-#: About a prior that has no density, or no draws.
-_NO_NUMBERS = (
+_NO_NUMBERS = (  # about a prior that has no density, or no draws
     "Nothing has been spent. A prior may hold NaN or an infinite number: model.point_logps() says "
     "which one. Default priors that bambi scales by truncated or censored data may; give your own."
 )

@@ -35,9 +35,8 @@ from pymc_dp.tuning.model_parts import ModelParts
 
 PREPARES = " preparation"
 """Ending of the names of plans of preparations."""
-#: Shown among the messages of PyMC.
-_log = logging.getLogger("pymc.pymc_dp")
-#: Parts of the rest for the chains that may be gone on resumption: more is a warning, a refusal.
+_log = logging.getLogger("pymc.pymc_dp")  # shown among the messages of PyMC
+#: Parts of the rest for the chains that may be gone on resumption without a warning, a refusal.
 _GONE, _TOO_MUCH_GONE = 0.05, 0.9
 
 _T = TypeVar("_T")

@@ -17,8 +17,7 @@ from pymc_dp.base.matrices import minus_hessian, root, within
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 
-#: Pairs of public draws for what is not known of the parameters, most steps of the optimiser, and
-#: how far from the prior's location it goes, in widths of the prior.
+#: Pairs of public draws; most steps of the optimiser; how far it goes, in widths of the prior.
 _PAIRS, _STEPS, _FURTHEST = 8, 30, 20.0
 _FARTHEST_MODE = 5.0  # how far a mode may be, in standard deviations per parameter
 

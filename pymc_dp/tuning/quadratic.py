@@ -32,12 +32,11 @@ from pymc_dp.tuning.releases import CurvatureNoise, Shares
 #: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:
 #: enough records must pass a kink for the noise. Intervals of Laplace residuals are 7 % wider.
 _FLAT_STEP = 0.3
-#: Parts of what is left for the curvature, and for one or two more where it changes by more than
-#: this factor over the step that it was meant for.
+#: Parts of the rest for a curvature, and for more where it changes by this factor over a step.
 _CURVATURES, _STEADY = (CURVATURE, 0.06, 0.06), 0.6
-#: And by more than so many sds of its noise; the noise of the search, which cost less, is larger.
+#: And by more than this many sds of its noise; that of the search, which cost less, is larger.
 _UNSURE = 8.0
-#: Noise of a curvature of 1 that hides directions; what is paid for less, at most, of what is left.
+#: Noise of a curvature of 1 that hides directions; largest part of the rest to pay for less.
 _CLEAR, _MOST = 0.3, 0.45
 #: How far a step goes, in sds of a score, noise included; and how far the posterior mean may end
 #: from where the curvature was taken: in 4 % of simulated runs it was farther, with bad intervals.
@@ -232,7 +231,7 @@ class Quadratic(Form):
             unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
             steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
             first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
-            # what two places do not tell of the curvature between them is an error like noise
+            # what two curvatures do not tell of those in between is an error like noise
             bent = 0.5 * (before - curvature) @ step
             noise = noise + of_step + common + np.outer(bent, bent)
             if steady and float(np.linalg.norm(step)) < 0.999 * longest:

@@ -42,11 +42,9 @@ from pymc_dp.tuning.preparing import Shown
 
 _DRAWS = 24  # number of made-up noises from which the size of one is estimated
 _FEWEST = 10  # fewer entries tell too little about what they have in common
-#: Distance from the mean, in standard deviations of all, from which on an entry is kept: it is of
-#: another population (Efron and Morris 1972 limit how far it is moved).
+#: Sds from the mean at which an entry is of another population (Efron and Morris 1972) and is kept.
 _FARTHEST = 3.0
-#: Parts of the budget for how much clipping takes from a unit, and for the covariance of that;
-#: fraction of the units above the bound on what a unit adds to it.
+#: Parts of the budget for the size of clipping losses, and their covariance; units above its bound.
 _LOSS_LOOK, _LOSS, _LOSS_TAIL = 0.004, 0.008, 0.002
 #: Part of the budget for how many laws of outcomes are not found, and the fraction that may be.
 _LAWS, _NOT_FOUND = 0.002, 0.02
