@@ -41,14 +41,13 @@ Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in t
 
 @dataclass(frozen=True)
 class Bulk:
-    """A released Gaussian approximation of the posterior: mode `location` (d,), (d, d) matrices, in
-    theta.
+    """A released Gaussian approximation of the posterior, in theta; shapes (d,) and (d, d).
 
-    `data_precision` is the curvature of the log-likelihood, positive semidefinite;
-    `prior_precision` that of the public terms, which may be indefinite; `precision` that of the
-    posterior, with absolute eigenvalues raised to their noise. `arrived` is False where the noise
-    hid the records or the last steps were longer than noise; `known` is False where noise hides the
-    curvature of a direction.
+    `location` is about the mode. `data_precision` is the curvature of the log-likelihood, positive
+    semidefinite; `prior_precision` that of the public terms, which may be indefinite; `precision`
+    that of the posterior, with absolute eigenvalues raised to their noise. `arrived` is False where
+    the noise hid the records or the last steps were longer than noise; `known` is False where noise
+    hides the curvature of a direction.
     """
 
     location: np.ndarray
@@ -101,9 +100,9 @@ def find_bulk(
     A round steps by (|H| + lambda D)^-1 (G + prior gradient): |H| is the released curvature of the
     log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
     their noise, D the inverse prior variances, and lambda keeps the step in a trust region
-    (More 1978). The next score judges it: a step that went too far is shortened, one that left the
-    score as it was prolonged, without another curvature. Parameters that no record sees follow
-    (`Public.settled`).
+    (More 1978). The next score judges it: a step that went too far is shortened, and one that did
+    not change the score is prolonged, without another curvature. Parameters that no record sees
+    follow (`Public.settled`).
     """
     d, n = len(start.location), releases.n_public
     kind = OuterProduct if flat else Curvature

@@ -127,9 +127,7 @@ class Lost:
     def corrected(
         self, score: np.ndarray, noise: np.ndarray, curvature: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The score (d,), the covariance of its noise, and that of what clipping has lost;
-        `curvature` is H.
-        """
+        """The score (d,), the covariances of its noise and of what clipping lost; `curvature` is H."""
         if not self.shared.any():
             return score, noise, self.covariance
         values, vectors = np.linalg.eigh(curvature)
@@ -214,11 +212,11 @@ def tail_quantile(
 def cheapest_bound(
     edges: np.ndarray, counts: np.ndarray, noise_sd: float, price: float, most: float, n: float
 ) -> float | None:
-    """The clip norm that costs least (`costs_of_clipping`) where what it takes is given back on
-    average.
+    """The clip norm that costs least where what it takes is given back on average.
 
-    `price` is the variance of the noise, all entries of the sum together, for a bound of 1 on each;
-    `most` is the part of the units that may lie above. 0 and None are as for :func:`tail_quantile`.
+    Costs are `costs_of_clipping`. `price` is the variance of the noise, all entries of the sum
+    together, for a bound of 1 on each; `most` is the part of the units that may lie above. The
+    result is 0 or None as for :func:`tail_quantile`.
     """
     found = _tail(edges, counts, noise_sd, most, n)
     if found is None or found.edge == 0.0:

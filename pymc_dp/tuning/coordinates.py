@@ -84,13 +84,13 @@ def prepare_scaled(
     the axes of z.
 
     A log-likelihood ratio is about a projection of the score on the move. In random directions
-    projections are shorter than scores by sqrt(d), so ratios per unit of distance are bounded by
-    their upper quantile on a few directions; along an axis a score may have its full length (that
-    of a group, on the axis of its effect), so there by that of the longest entries. The tail of the
-    projections biases the draws (that of the scores only lowers acceptance), in logistic regression
-    by about 80 tail (n / 2e4)^(1/2) posterior sds; it is kept to a sixth of the Monte-Carlo error,
-    as far as noise allows. Chains of a small budget hardly move, so two more scores centre their
-    start.
+    projections are shorter than scores by sqrt(d), so ratios per unit of distance are clipped to
+    their upper quantile on a few directions. Along an axis a score may have its full length (that
+    of a group, on the axis of its effect), so there it is a quantile of the longest entries. The
+    tail of the projections biases the draws (that of the scores only lowers acceptance), in
+    logistic regression by about 80 tail (n / 2e4)^(1/2) posterior sds; it is kept to a sixth of the
+    Monte-Carlo error, as far as noise allows. Chains of a small budget hardly move, so two more
+    scores centre their start.
     """
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     most = None if centred else FIRST_PART - LOOK - LONG_LOOK
@@ -211,8 +211,8 @@ def trajectory(
     gradients and K `iterations` of all chains, their noise adds T^2 d K gradient_noise^2 weight / w
     to the variance of the log acceptance ratio, however T is cut into steps, and that of the ratio
     T^2 d K ratio_noise^2 / (1 - w). The sum is least at w proportional to gradient_noise
-    weight^(1/2). Mean squared jumps are longest where it is 2.38^2, or at the quarter turn T =
-    pi/2. Steps only have to be short enough for their own energy error.
+    weight^(1/2). Mean squared jumps are longest where the variance is 2.38^2, or at the quarter
+    turn T = pi/2. Steps only have to be short enough for their own energy error.
     """
     longest = STEP * d**-0.25
 
@@ -295,8 +295,7 @@ def prepare_statistic(
     start: Coordinates,
     n: float,
 ) -> Start:
-    """Normal approximation of the posterior of a noisy statistic, by plain optimisation of
-    releases.
+    """Normal approximation of the posterior of a noisy statistic, by plain optimisation.
 
     ``release(label, share)`` gives (m,) noisy sums and their noise sd. `prior` is in unconstrained
     parameters, as `start`, its location and spread. `n`, public, multiplies the log-normaliser (0

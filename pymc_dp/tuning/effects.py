@@ -111,8 +111,7 @@ def _effects(
 
 
 def _solved(seen: Seen, places: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """For every mixed effect a parameter linear in it and in no other effect; None where there is
-    none.
+    """For every mixed effect a parameter that is linear in it and in no other effect, if any.
 
     The ``z`` of ``(mu + tau * z)[g]``, the ``b`` of ``b + a**2``.
     """

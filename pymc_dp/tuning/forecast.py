@@ -39,7 +39,7 @@ _FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}
 #: what n/d records tell of a parameter. Logistic regressions, groups and Rasch models kept 0.7 to
 #: 1.0 of the width of the prior at 0.25 and above, 0.5 to 0.6 at 0.14.
 _HIDES = 0.2
-#: Largest noise in an anchored score, in posterior sds, and fewest effective draws, for its chains.
+#: Chains of an anchor need less noise in it, in posterior sds, and more effective draws.
 WIDE, LEAST = 0.6, 200.0
 #: Most parameters with a whole curvature in any case; else most entries for all records.
 _FULL, _ENTRIES = 60, 2e9
@@ -258,9 +258,7 @@ def forecast_of(
     mu2: float,
     norms: Norms | None = None,
 ) -> Forecast:
-    """What a part of a budget would buy: `mu2`, a squared GDP mu, for `d` parameters; see
-    `forecast`.
-    """
+    """What a part of a budget, `mu2`, would buy for `d` parameters; see `forecast`."""
     return forecast(
         sampler,
         draws=draws,
@@ -278,8 +276,7 @@ def forecast_of(
 def costs_of_clipping(
     norms: np.ndarray, numbers: np.ndarray, bounds: np.ndarray, price: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What (m,) clip norms b cost where what is clipped is given back on average: `error` and
-    `cost`.
+    """Error and cost of (m,) clip norms b where what is clipped is given back on average.
 
     `numbers` units have the scores of the (k,) norms where the posterior is whitened; `price` is
     the noise variance of all entries of the sum together, for a bound of 1. With e_i =
@@ -302,13 +299,12 @@ def _clipped_noise(norms: Norms, n: int, d: int, mu2: float, sensitivity: float)
 
 
 def whole_curvature(n: int, d: int, mu2: float) -> bool:
-    """Whether the whole curvature of n records is released, not its diagonal; for a preparation of
-    `mu2`.
+    """Whether the whole curvature of n records is released, and not its diagonal.
 
-    Curvatures of records have norms of about d/n where the sum is 1, and a matrix of noise the norm
-    sqrt(2 d). Item responses with 120 and 240 parameters were nearer to the truth with the whole
-    matrix where the product was 0.2 to 0.8, and left with the prior at 1.3; the diagonal makes
-    intervals of means of parameters too narrow.
+    `mu2` is that of the preparation. Curvatures of records have norms of about d/n where the sum is
+    1, and a matrix of noise the norm sqrt(2 d). Item responses with 120 and 240 parameters were
+    nearer to the truth with the whole matrix where the product was 0.2 to 0.8, and left with the
+    prior at 1.3; the diagonal makes intervals of means of parameters too narrow.
     """
     noise = 2.0 * math.sqrt(2.0 * d) * d / n / math.sqrt(CURVATURE * mu2)  # of replaced records
     return d <= _FULL or (n * d * d / 2.0 < _ENTRIES and noise < 1.0)
@@ -317,7 +313,7 @@ def whole_curvature(n: int, d: int, mu2: float) -> bool:
 def _jumps(sampler: str, n: int, d: int, mu2: float, sensitivity: float) -> float:
     """Squared distance over which all log-likelihood ratios together have noise of variance 1.
 
-    See `random_walk` and `trajectory` in `pymc_dp.tuning.coordinates`; DPHMC pays for gradients,
+    See `random_walk` and `trajectory` in `pymc_dp.tuning.coordinates`. DPHMC pays for gradients,
     too.
     """
     bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)

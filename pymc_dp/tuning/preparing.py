@@ -188,8 +188,9 @@ class Shown:
 
 
 class Preparing:
-    """Releases for the settings of a step, from the rest of a budget; BudgetExceeded before any
-    spending.
+    """Releases for the settings of a step, from the rest of a budget.
+
+    Raises BudgetExceeded before anything is spent.
     """
 
     def __init__(
@@ -354,8 +355,9 @@ class Preparing:
         return Shown(preparation, self.progressbar)
 
     def _units(self, share: float, form: str | None, hint: bool) -> int:
-        """Ledger units of a new preparation; warns or refuses if too few. `hint`: none has these
-        settings.
+        """Ledger units of a new preparation; warns or refuses if too few.
+
+        `hint`: no preparation has these settings.
         """
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())

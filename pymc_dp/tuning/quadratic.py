@@ -53,9 +53,7 @@ _UNTOUCHED = 0.8  # part of the prior's width from which on the records have sai
 
 
 def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
-    """Whether two measurements of a vector differ by noise alone, to five sds of chi-square
-    (p < 1e-4).
-    """
+    """Whether two measurements of a vector agree, to five sds of chi-square (p < 1e-4)."""
     inverse, d = pinvh(covariance, return_rank=True)
     square = float(difference @ inverse @ difference)
     return square < d + 5.0 * math.sqrt(2.0 * d) + 10.0
@@ -110,8 +108,7 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
 class _Origin:
     """Where scores and curvatures are taken: a place that moves.
 
-    `here` are the coordinates w, `clip` those of clipping; records see the directions `seen`
-    (k, d).
+    Coordinates w are `here`, those of clipping `clip`; records see the directions `seen` (k, d).
     """
 
     def __init__(self, blank: Form, public: Public) -> None:
@@ -422,9 +419,7 @@ def far_from(origin: np.ndarray, drawn: np.ndarray) -> float:
 
 
 def about_prior(drawn: np.ndarray, parts: ModelParts) -> list[str]:
-    """Variables, or parts of them, about which (m, d) draws say no more than the prior; warns if
-    all.
-    """
+    """Variables about which (m, d) draws say no more than the prior; warns if these are all."""
     if parts.prior_draws is None:
         return []
     low, high = np.quantile(drawn, [0.16, 0.84], axis=0)

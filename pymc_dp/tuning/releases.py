@@ -54,9 +54,7 @@ _LOSS_BOUND = 0.25
 
 @dataclass(frozen=True, eq=False)
 class ScoreNoise:
-    """The noise in a sum of scores, of this sd in the entries `reach` (d,) of z that some record
-    sees.
-    """
+    """Noise in a sum of scores: of this sd in the entries `reach` (d,) of z that records see."""
 
     sd: float
     reach: np.ndarray
@@ -83,9 +81,7 @@ class CurvatureNoise:
         return cls(sd**2 * np.where(pairs, 0.5 + 0.5 * np.eye(len(pairs)), 0.0))
 
     def norm(self, basis: np.ndarray | None = None) -> float:
-        """About the largest spectral norm of basis' N basis: mean and two sds over made-up noise,
-        fixed seed.
-        """
+        """About the largest spectral norm of basis' N basis: mean and two sds of made-up noise."""
         d = len(self.variances)
         sds = np.sqrt(self.variances)
         if not np.any(sds - np.diag(np.diag(sds))):  # the diagonal alone: d numbers
@@ -141,7 +137,7 @@ class Shares:
     ) -> tuple[Clipping, Clipping] | None:
         """How scores are clipped in the plain form, and in the others; None where noise hides them.
 
-        Up to a fraction `tail` where nothing is given back; else by `price`, as for
+        Up to a fraction `tail` where nothing is given back, else by `price` as for
         `cheapest_bound`.
         """
         histogram, n = self.histogram("scores", spec, share), self.releases.n_public
