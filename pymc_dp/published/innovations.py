@@ -294,8 +294,9 @@ class NonCentred:
     The target is the posterior of the parameters given the innovations and the records that are
     held. Elliptical slice sampling (Murray, Adams & MacKay 2010) with any normal reference
     (Nishihara, Murray & Adams 2014) is exact; the reference is learned from the prior and from
-    draws of the tuning chain. Far in the upper tail records do not come back. Nothing is moved if
-    there is such a record, before or after, since innovations stay; so the target stays invariant.
+    draws of the tuning chain. Far in the upper tail records do not come back from innovations. If
+    there is such a record nothing is moved; innovations stay, so this holds on both sides of a move
+    and the target stays invariant.
     """
 
     def __init__(self, reading: Reading, latents: Sequence[Variable] | None = None) -> None:

@@ -65,9 +65,7 @@ class Offers(ABC):
         return self.reading.factors(dict(zip(self.reading.values, values, strict=True)))
 
     def _offered(self, values: Sequence[Variable]) -> list[Variable]:
-        """New values of the records, their rows, and local densities; -inf at an end of a
-        transform.
-        """
+        """New values of the records, rows and local densities (-inf at an end of a transform)."""
         rows, local = self._factors(values)
         outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
         return [*values, rows, pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)]

@@ -293,9 +293,9 @@ def DiscreteGaussianRelease(
 
     Notes
     -----
-    Canonne, Kamath & Steinke (2020).  The density is exact; predictive draws are up to sigma = 300.
-    Above, a rounded Gaussian is drawn, whose probabilities differ by less than one part in a
-    million per squared standard deviation.
+    Canonne, Kamath & Steinke (2020).  The density is exact, and so are predictive draws up to
+    sigma = 300; above, a rounded Gaussian is drawn, whose probabilities differ by less than one
+    part in a million per squared standard deviation.
     """
     kind = "DiscreteGaussianRelease"
     levels = [] if rho is None else [math.sqrt(2.0 * _positive("rho", rho))]
@@ -523,8 +523,8 @@ def KNormGradientRelease(
 
     Notes
     -----
-    Reimherr & Awan (2019): probabilities proportional to ``exp(-epsilon |gradient| / (2
-    sensitivity))``.
+    Reimherr & Awan (2019): probabilities are proportional to
+    ``exp(-epsilon |gradient| / (2 sensitivity))``.
     """
     rate = check_epsilon(epsilon) / (2.0 * _positive("sensitivity", sensitivity))
     if norm not in (1, 2, np.inf):

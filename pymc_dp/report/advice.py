@@ -303,9 +303,7 @@ def score_norms(
     draws: int,
     random_seed: int | None,
 ) -> list[np.ndarray]:
-    """Norms of the scores of simulated records, one array per draw from the prior; see
-    `clip_advice`.
-    """
+    """Norms of the scores of simulated records, an array per draw; see `clip_advice`."""
     draws = check_integer("draws", draws, minimum=10)
     model = pm.modelcontext(model)
     budget = get_budget(model)

@@ -388,8 +388,8 @@ class PrivateStep(BlockedStep):
     def finish(self) -> None:
         """End the preparation; until then an equal step resumes it, at no cost.
 
-        `dp.sample` ends it when its result is complete. After `pm.sample`, which does not tell what
-        became of the draws, it stays open until chains are charged.
+        `dp.sample` ends it when its result is complete. After `pm.sample` nothing tells what became
+        of the draws, except what charged chains have left.
         """
         if self._unfinished is not None:
             self.budget.account.finish_plan(self._unfinished)

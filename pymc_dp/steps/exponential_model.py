@@ -63,9 +63,7 @@ class ExponentialModel:
         return {**self.__dict__, "_jacobian": None}
 
     def facts(self, theta: np.ndarray) -> dict[str, Any]:
-        """What tells this family and its scaling from others, whose preparation must not be
-        resumed.
-        """
+        """What tells this family from others, whose preparation must not be resumed."""
         probes = [self.natural(theta + step).tobytes() for step in (0.0, 0.1, -0.3)]
         return {"family": self.name, "digest": hashlib.sha256(b"".join(probes)).hexdigest()}
 

@@ -68,9 +68,7 @@ class Known:
         return bool(self.values & ancestors_without_shapes([graph]))
 
     def within(self, least: float = -math.inf, most: float = math.inf) -> tuple[float, float]:
-        """Bounds of a number, cut off at the support; UnsafeModel where that leaves no finite
-        interval.
-        """
+        """Bounds of a number within the support; UnsafeModel if no finite interval is left."""
         lower, upper = max(float(self.lower), least), min(float(self.upper), most)
         self._refuse_unusable(np.array(lower), np.array(upper))
         return lower, upper

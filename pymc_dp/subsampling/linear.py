@@ -30,9 +30,7 @@ _BLOCK = 2**14  # rows that are evaluated at once
 def linear_rows(
     graph: RowGraph, parameters: ParameterVector, data: Sequence[ndarray]
 ) -> LinearRows | None:
-    """The records as rows of one linear predictor; None if they are not. `data` as
-    ``graph.leaves``.
-    """
+    """Records as rows of one linear predictor, or None; `data` is ordered as ``graph.leaves``."""
     theta = parameters.theta
     phis = parameters.substitute([cut.phi for cut in graph.cuts])
     if graph.n_rows * parameters.size > _LARGEST:

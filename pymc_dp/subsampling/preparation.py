@@ -138,7 +138,7 @@ class Pilot:
     - third: n^3 times the third central moment of d_k, root mean square over the places.
 
     All records are looked at in a few places, since some of a small group can be all that the
-    expansion misses; the worst and a sample of the others then in many: third moments grow as
+    expansion misses; the worst and a sample of the others in many: third moments grow as
     distance^9.
     """
 
@@ -167,8 +167,7 @@ class Pilot:
     def bias(self, size: int) -> float:
         """Error of the log-density that samples of `size` perturb, where the posterior is.
 
-        The correction by half the variance leaves minus a third of the third cumulant of the
-        estimate.
+        The correction by half the variance leaves minus a third of the estimate's third cumulant.
         """
         return self.third / (3.0 * float(size) ** 2)
 

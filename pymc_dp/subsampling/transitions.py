@@ -35,8 +35,7 @@ MOST_BATCHES = 16
 class Drawn(NamedTuple):
     """The random numbers of one iteration, drawn before its compiled loops run.
 
-    Numba needs 17 microseconds to take a generator, as long as a whole iteration with a small
-    sample.
+    Numba needs 17 microseconds to take a generator, as long as a small sample's whole iteration.
     """
 
     momentum: ndarray  # (d,) a draw from N(0, mass matrix), which is overwritten
@@ -107,8 +106,7 @@ def perturbed(
     n_steps: int,
     numbers: Drawn,
 ) -> tuple[float, float, float, float, float]:
-    """One iteration; `rows` (n, k) is what is read of records, `covariance` the inverse mass
-    matrix.
+    """One iteration. `rows` (n, k) are all records, `covariance` is the inverse mass matrix.
 
     Returns the probabilities of acceptance of theta and of the sample, the estimated variance of
     the log-likelihood estimate, the error of the energy, and the estimated log-posterior. `kernel`

@@ -127,7 +127,7 @@ class Lost:
     def corrected(
         self, score: np.ndarray, noise: np.ndarray, curvature: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The score (d,), the covariances of its noise and of what clipping lost; `curvature` is H."""
+        """Score (d,), and covariances of its noise and of what clipping lost; `curvature` is H."""
         if not self.shared.any():
             return score, noise, self.covariance
         values, vectors = np.linalg.eigh(curvature)
