@@ -423,10 +423,7 @@ def _statement(
 
 @dataclass(frozen=True)
 class _Scaling:
-    """From rows to contributions (row - centre) / half of known norm, and back to sums.
-
-    Bounds, centre and half are (m,); without bounds contributions are the rows themselves.
-    """
+    """From rows to contributions, (row - centre) / half; without bounds the rows themselves."""
 
     norm: float  # bound on the norm of a contribution
     lower: np.ndarray

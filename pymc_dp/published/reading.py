@@ -544,8 +544,7 @@ def check_records(reading: Reading) -> bool:
 
     Returns whether records are known to be exchangeable: nothing behind their densities has room
     for an entry per record, and permuted records have permuted rows and densities. NotFactorizable
-    if one record's row or density depends on others, or the number of records does more than leave
-    out rows.
+    if a row or density depends on other records, or their number does more than leave out rows.
     """
     n, what, count = reading.n, names(reading.latents), reading.count
     graphs = [*reading.factors({}), reading.row_log_prior()]
@@ -597,8 +596,7 @@ def check_proposal(
 
     `given` maps random variables to what stands for them; `proposed` holds what is proposed
     (n, ...) and its log-ratio (n,), functions of value variables. NotFactorizable if that depends
-    on other records, ValueError if the proposal draws a variable instead of taking its current
-    value.
+    on other records, ValueError if the proposal draws a variable whose value is given.
     """
     behind = list(ancestors(proposed))
     if taken := set(behind) & set(given):

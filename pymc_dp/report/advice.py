@@ -45,10 +45,7 @@ MODE = Mode(linker="py", optimizer="fast_run")
 
 
 class Simulation:
-    """`ROWS` simulated records in place of those of the model, records on the first axis.
-
-    Unnamed arrays with `length` entries or more may be private.
-    """
+    """`ROWS` simulated records; unnamed arrays of `length` entries or more may be private."""
 
     def __init__(
         self,

@@ -505,8 +505,7 @@ class PrivateStep(BlockedStep):
         """Epsilon spent once all chains have come as far as this one; rounded up.
 
         It depends on the iteration alone, as what other chains have leased depends on timing. A run
-        has 25 values of it, at a millisecond each; with releases on batches, at a second each, it
-        has one.
+        has 25 values of it, at a millisecond each, or one with batches, at a second.
         """
         plan, budget = self.plan, self.budget
         batches = self._beside

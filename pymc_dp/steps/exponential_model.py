@@ -47,10 +47,7 @@ class ByHand:
 
 @dataclass(frozen=True, eq=False)
 class ExponentialModel:
-    """What a sampler needs of a likelihood p(y|theta) = h(y) exp(phi . S(y) - A).
-
-    `statistic` is S, bounded. `n` is 0 where the number of records is private, an entry of S.
-    """
+    """Likelihood h(y) exp(phi . S(y) - A); n is 0 where the private number of records is in S."""
 
     name: str
     statistic: Statistic

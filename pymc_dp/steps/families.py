@@ -326,10 +326,7 @@ def family_of(
 
 
 def with_count(family: Family, m: int) -> Family:
-    """The family for a private number of records: 1 is an entry, with -A as its parameter.
-
-    The statistic of `family` has m entries.
-    """
+    """The family for a private number of records: 1 is entry m + 1, with -A as its parameter."""
     if family.log_normalizer is None:
         return family
     weight = family.norm / math.sqrt(m)

@@ -125,8 +125,7 @@ class GeneralRows:
         Control variates of `order` are about `at`; `estimator` is "perturbed", "signed" or "mean".
         Returns the kernel's graph, its constants, the rows (n, k), and the width of the designs,
         which come first. From theta, centre, (scale, shift, size of a mini-batch, constants) and a
-        sample the kernel gives the (1,) estimate, the (rows,) d_k, and the (d,) gradient of the
-        estimate.
+        sample the kernel gives the (1,) estimate, the (rows,) d_k, and its (d,) gradient.
         """
         theta, centre, constants = self.theta, self.theta.type("centre"), pt.dvector("constants")
         at_centre = clone_replace(self._shared, {theta: centre}) if self._shared else []

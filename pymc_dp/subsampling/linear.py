@@ -89,10 +89,7 @@ def _assembled(
 
 
 class LinearRows:
-    """The records of a linear predictor: offset (n,), design (n, d), a and b (n,).
-
-    `family` is a place in :data:`pymc_dp.rows.predictor.FAMILIES`.
-    """
+    """Records of a linear predictor: place in `FAMILIES`, offset (n,), design (n, d), a, b."""
 
     def __init__(
         self, family: int, offset: ndarray, design: ndarray, a: ndarray, b: ndarray

@@ -137,9 +137,8 @@ class Pilot:
     - largest: n times the largest distance of d_k from its mean, at all but a tenth of the places.
     - third: n^3 times the third central moment of d_k, root mean square over the places.
 
-    All records are looked at in a few places, since some of a small group can be all that the
-    expansion misses; the worst and a sample of the others in many: third moments grow as
-    distance^9.
+    All records are looked at in a few places, since the expansion may miss only some of a small
+    group; the worst and a sample of the others in many: third moments grow as distance^9.
     """
 
     def __init__(self, variates: Variates, rng: np.random.Generator) -> None:

@@ -239,10 +239,7 @@ def _power(exponent: Variable) -> float:
 
 
 def columns_of(graph: RowGraph, data: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:
-    """The row expression of every cut that has one, evaluated: (n, p) designs, (n,) labels.
-
-    `data` is in the order of ``graph.leaves``, records first.
-    """
+    """Designs (n, p), labels (n,) of cuts with a row expression; `data` as ``graph.leaves``."""
     blocks = [leaf.block for leaf in graph.leaves]
     found: dict[Variable, np.ndarray] = {}
     for cut in graph.cuts:

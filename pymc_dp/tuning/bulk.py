@@ -349,8 +349,7 @@ def clip_scaling(
     variance over posterior variance is the trace of Sigma Q^-1 times q^2, Q = A A'. For block b
     with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling by
     lambda_b^2 = sqrt(e_b) / q_b minimises the product of sum e_b / lambda_b^2 and sum lambda_b^2
-    q_b^2 (Cauchy-Schwarz). Within the dense block that gives the geometric mean of Sigma_b and
-    W_b^-1.
+    q_b^2 (Cauchy-Schwarz); in the dense block, so does the geometric mean of Sigma_b and W_b^-1.
     """
     d = len(precision)
     if effects is not None:

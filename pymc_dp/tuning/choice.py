@@ -59,10 +59,10 @@ def prepare_langevin(
 ) -> Form:
     """Everything that the chains of DPLangevin need.
 
-    The first arguments, `flat` and `counts` are as for `find_bulk`; `paths` are the iterations of
-    all chains and runs. `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records
-    are replaced, else 1. `consistent`: the law of outcomes is known, so what clipping takes is
-    given back.
+    First arguments, `flat` and `counts` as for `find_bulk`; `paths` are the iterations of all
+    chains and runs. `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are
+    replaced, else 1. `consistent`: what clipping takes is given back, as the law of outcomes is
+    known.
     """
     public = Public(density, structure, start)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2

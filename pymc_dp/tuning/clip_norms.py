@@ -117,8 +117,7 @@ class Lost:
 
     Let e be what clipping takes from the sum g, of covariance H over data of the model at the
     origin. What is left changes with w as H - C does, C = Cov(e, g): it leans towards the origin.
-    Multiplied by H (H - C)^-1 it is a score again. `covariance` is Cov(e), `shared` is C, both
-    (d, d) in w.
+    Multiplied by H (H - C)^-1 it is a score again. In w, `covariance` is Cov(e) and `shared` is C.
     """
 
     covariance: np.ndarray

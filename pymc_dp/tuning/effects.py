@@ -1,8 +1,7 @@
 """Reparameterise by what the likelihood depends on, where that is non-linear in the parameters.
 
 The preparation learns the likelihood of these *effects* (:mod:`pymc_dp.rows.nonlinear`), which is
-near normal in large data.  The target is public: prior times that likelihood at the effects of the
-parameters.
+near normal in large data. The target is public: prior times that likelihood at the effects.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class Effects:
     """The records of a model as functions of effects, and a normal approximation of their prior.
 
     Shapes: median (k,), precision (k, k). `start` holds initial values and prior widths of the
-    effects. The normal prior guides the search only. `solved`: parameters and effects that can
-    replace them.
+    effects. The normal prior guides only the search. `solved`: parameters, and effects in their
+    place.
     """
 
     seen: Seen
@@ -111,10 +110,7 @@ def _effects(
 
 
 def _solved(seen: Seen, places: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """For every mixed effect a parameter that is linear in it and in no other effect, if any.
-
-    The ``z`` of ``(mu + tau * z)[g]``, the ``b`` of ``b + a**2``.
-    """
+    """For every mixed effect a parameter that is linear in it alone: the b of b + a**2."""
     d = places.shape[1]
     mixed = np.arange(seen.n_direct, seen.parameters.size)
     only_here = np.ones(d, dtype=bool)  # seen by no other effect, so far
@@ -218,10 +214,7 @@ def _apart(parts: ModelParts) -> np.ndarray:
 def _in_effects(
     theta: Any, flat: Any, target: Any, solved: tuple[np.ndarray, np.ndarray]
 ) -> tuple[Any, Any]:
-    """Parameters and target as functions of a vector with effects in place of parameters.
-
-    Effect j is offset_j + slope_j theta_s(j); the density is that of the effects.
-    """
+    """Parameters and target as functions of effects, effect j = offset_j + slope_j theta_s(j)."""
     places, entries = solved
     offset = graph_replace(flat, {theta: pt.set_subtensor(theta[places], 0.0)})[entries]
     ahead = graph_replace(flat, {theta: pt.set_subtensor(theta[places], 1.0)})[entries]

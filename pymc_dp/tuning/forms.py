@@ -42,10 +42,7 @@ F = TypeVar("F", bound="Form")
 
 
 class Target(NamedTuple):
-    """What chains move in, ask about and follow; the ledger keeps `facts`.
-
-    Public `draws` (m, d), where given, take the place of a chain.
-    """
+    """What chains follow; public `draws` (m, d) replace chains, and the ledger keeps `facts`."""
 
     coordinates: Coordinates
     engine: RowEngine
@@ -151,9 +148,8 @@ class Anchored(Form):
     ) -> Anchored:
         """Release the anchor; `known` (d, d) is the curvature of the log-likelihood in theta.
 
-        The first part moves the origin to the mode that it implies, from where changes are
-        smallest; the second is taken there, and the first joins it by a released change, whose
-        noise is small.
+        The first part moves the origin to the mode that it implies, where changes are smallest. The
+        second is taken there; a released change, of little noise, joins the first to it.
         """
         basis, total, clipping = blank.basis, budget.total, blank.clipping
         rng = np.random.default_rng(1)
@@ -281,10 +277,7 @@ class Plain(Form):
 
 
 def _accept_tests(error: float, unit: float, least: float, most: float) -> tuple[float, float]:
-    """Bound on energy errors, as long as costs nothing, and the part of the budget for the tests.
-
-    `error` is the bound needed. Bound 1 takes the part unit^2, within `least` and `most`.
-    """
+    """Bound on energy errors, and part of the budget for tests: unit^2 for a bound of 1."""
     error = max(error, math.sqrt(least) / unit)
     return error, min((error * unit) ** 2, most)
 
@@ -292,10 +285,7 @@ def _accept_tests(error: float, unit: float, least: float, most: float) -> tuple
 def _energy_clip(
     found: Form, budget: Shares, noise: float, clip_norm: float, rng: np.random.Generator
 ) -> float:
-    """Bound on the energy errors of the records, from paths of the dynamics of N(0, I).
-
-    Several paths only where the budget pays for histograms that count single records.
-    """
+    """Bound on energy errors, from as many paths of N(0, I) as histograms can be paid for."""
     noise = max(noise, math.sqrt(2.0 * found.friction / found.step_size))
     count = min(max(int(LOOK * budget.total / 2.0), 1), _PATHS)
     longest = 0.0

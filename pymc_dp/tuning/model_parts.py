@@ -186,7 +186,7 @@ class ModelParts:
         """Whether the public log density falls far out on the axes of some parameters, or may.
 
         By 5 at 10^6 widths of the prior, where a Cauchy density has fallen by 27; from several
-        places where parameters differ, as a scale of 0 suits equal effects, and rounding may hide a
+        places with unequal parameters, as a scale of 0 suits equal effects, and large values hide a
         fall.
         """
 

@@ -104,10 +104,7 @@ def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, 
 
 
 def settle(end: Callable[[], None]) -> None:
-    """Call `end`, which tells the ledger that a run or its preparation has ended.
-
-    A failure or interruption is only a warning: it is no reason to lose a result.
-    """
+    """Call `end`, which ends a run in the ledger; a failure only warns, to keep the result."""
     try:
         end()
     except (LedgerError, KeyboardInterrupt) as error:
@@ -188,10 +185,7 @@ class Shown:
 
 
 class Preparing:
-    """Releases for the settings of a step, from the rest of a budget.
-
-    Raises BudgetExceeded before anything is spent.
-    """
+    """Releases for a step, from what is left; BudgetExceeded before anything is spent."""
 
     def __init__(
         self,
@@ -355,10 +349,7 @@ class Preparing:
         return Shown(preparation, self.progressbar)
 
     def _units(self, share: float, form: str | None, hint: bool) -> int:
-        """Ledger units of a new preparation; warns or refuses if too few.
-
-        `hint`: no preparation has these settings.
-        """
+        """Ledger units of a new preparation; warns if too few. `hint`: none has these settings."""
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())
         expected = self._forecast(units)

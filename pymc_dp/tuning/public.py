@@ -43,10 +43,7 @@ def seen_together(structure: RowEngine, location: np.ndarray) -> np.ndarray:
 
 
 class Public:
-    """What steps of a search take from the public log density, in theta.
-
-    `spread` (d,) are the widths of the prior, and `unseen` the parameters that no record sees.
-    """
+    """The public log density, as a search sees it: widths `spread` of the prior, and `unseen`."""
 
     def __init__(self, density: Density, structure: RowEngine, start: Coordinates) -> None:
         self.density = density

@@ -62,10 +62,7 @@ def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
 def _both(
     first: np.ndarray, noise: np.ndarray, second: np.ndarray, rest: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What two scores tell of the one at the place of the second, and its noise.
-
-    Where they differ by more than noise, the first is ignored.
-    """
+    """What two scores tell at the place of the second; the first only where they agree."""
     square = (second - first) ** 2
     far = square > _FAR * (noise + rest).diagonal()
     noise = noise + np.diag(np.where(far, square, 0.0))
@@ -81,8 +78,7 @@ def _common(
 
     The score of the log sd of n residuals changes by the sum of the squared moves of means, in
     their posterior sds; its own is 1/sqrt(2 n). No expected curvature contains this. `noise` (d, d)
-    is the covariance of what the noise of `curvature` makes of the move; `inside` marks effects of
-    groups.
+    is that of the move, from the noise of `curvature`; `inside` marks effects of groups.
     """
     moved = np.where(inside, moved, 0.0)
     unsure = math.sqrt(float(moved @ noise @ moved))
@@ -106,10 +102,7 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
 
 
 class _Origin:
-    """Where scores and curvatures are taken: a place that moves.
-
-    Coordinates w are `here`, those of clipping `clip`; records see the directions `seen` (k, d).
-    """
+    """Where scores are taken: coordinates w (`here`), `clip`, and (k, d) directions `seen`."""
 
     def __init__(self, blank: Form, public: Public) -> None:
         self.here, self.clip, self._public = blank.coordinates, blank.clip, public
@@ -316,10 +309,7 @@ class Quadratic(Form):
         return public + log_likelihood(likelihood_of, self.coordinates, self.likelihood)
 
     def far(self, drawn: np.ndarray, parts: ModelParts) -> float:
-        """Fraction of (m, d) draws at which the released likelihood is an extrapolation.
-
-        These lie beyond 2 sqrt(d) + 4 of their widths; parameters that no record sees are left out.
-        """
+        """Fraction of (m, d) draws, by seen parameters, that extrapolate the likelihood."""
         hidden = unseen(parts.engine, self.clip.location)
         return far_from(np.delete(self.clip.location, hidden), np.delete(drawn, hidden, axis=1))
 
@@ -367,10 +357,7 @@ class PriorOnly(Form):
         )
 
     def target(self, preparing: Preparing, engine: RowEngine) -> Target:
-        """Draws from the prior, as a chain may not reach all of it; a chain where there are none.
-
-        Public observations would make another distribution of it.
-        """
+        """Prior draws where nothing public is observed, as a chain may not reach all of it."""
         parts, draws = preparing.parts, None
         public = set(parts.budget.public)
         if not any(rv.name in public for rv in parts.model.observed_RVs):

@@ -236,10 +236,7 @@ def put_together(
 def _alike(
     noisy: np.ndarray, blocks: Sequence[np.ndarray]
 ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], bool]]:
-    """Places above the diagonal that are alike, and whether they lie about 0.
-
-    The diagonal is left out, as groups differ in size.
-    """
+    """Places off the diagonal (groups differ in size) that are alike; whether they lie about 0."""
     d = len(noisy)
     group = np.full(d, -1)
     for k, block in enumerate(blocks):
