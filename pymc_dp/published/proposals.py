@@ -155,11 +155,7 @@ class Prior(Offers):
 
 
 class Soma(Prior):
-    """Single offers to all records at once (Xiong & Ju 2025).
-
-    An offer that does not suit one record may suit another. It costs as much as a sweep of the
-    other ways, so there are few of them.
-    """
+    """One offer at a time to all records (Xiong & Ju 2025); each costs as much as a sweep."""
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """As many offers as the square root of the number of records; padding is drawn again."""
@@ -254,11 +250,7 @@ class Crank(Offers):
 
 
 class Enumerate(Offers):
-    """Draws from the full conditional distribution of every record, cell by cell.
-
-    For discrete records with finitely many values. The variables of a record are drawn jointly if
-    they have at most 32 cells together, else one after the other.
-    """
+    """Draws of discrete records from their full conditionals, jointly up to 32 cells."""
 
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading)

@@ -369,11 +369,7 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
 
 
 def records_of(model: Model) -> list[Variable]:
-    """The variables with one row per record about which something was published.
-
-    Behind an observed sum over records; or discrete and each reported with noise, in a density with
-    an entry per record that depends on nothing else unknown.
-    """
+    """Variables behind an observed sum over records, or discrete and each reported with noise."""
     start = model.initial_point()
     shapes = {rv: np.shape(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs}
     found: set[Variable] = set()

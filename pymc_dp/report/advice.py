@@ -245,7 +245,7 @@ def clip_advice(
     draws: int = 200,
     random_seed: int | None = None,
 ) -> ClipAdvice:
-    """Clip norms that would be about right if the prior were, without touching the data.
+    """Clip norms that are about right if the prior is, without touching the data.
 
     Parameters are drawn from the prior, observed variables given these and public features, and
     the score vectors of these simulated records are measured at the parameters that made them.

@@ -50,11 +50,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an observed variable.
-
-    `parameters`, shared by all records, are functions of the value variables `values`; `lower` and
-    `upper` are public bounds of one record.
-    """
+    """An observed variable: its shared parameters as graphs of `values`, and bounds of a record."""
 
     name: str
     parameters: list[Variable]

@@ -221,11 +221,7 @@ def _no_flatter(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
 
 
 def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
-    """How the target differs from its normal approximation, in words; empty where it hardly does.
-
-    By weighted draws of the normal, parameter by parameter, as intervals are; three Monte-Carlo
-    errors are allowed for.
-    """
+    """How weighted draws of the normal differ from the target, if they do: see `_in_words`."""
     u = np.random.default_rng(0).standard_normal((_SPREAD_DRAWS, len(mode)))
     log_target = np.array([float(target.log_density(z)) for z in mode + u @ widths.T])
     log_weights = log_target + 0.5 * (u**2).sum(axis=1)

@@ -204,11 +204,7 @@ def callable_prior(graph: KernelGraph) -> Any:
 
 
 class Sampled(NamedTuple):
-    """How the posterior is estimated from a sample.
-
-    `family` is that of the linear predictor, or -1. `expansion` is the sum of the control variates;
-    with the prior, where that is quadratic too.
-    """
+    """`family` of the predictor, or -1; `expansion` has the prior where that is quadratic."""
 
     family: int
     expansion: Expansion
@@ -357,11 +353,7 @@ def leapfrog(
     step_size: float,
     n_steps: int,
 ) -> float:
-    """Move theta and the momentum along a trajectory; the log-posterior at its end.
-
-    Half a kick, then drifts and kicks, then half a kick, all on one sample. (The published listing
-    mixes up the indices of its half kicks.)
-    """
+    """Half a kick, drifts and kicks, half a kick, all on one sample; the log-posterior there."""
     value = 0.0
     momentum += 0.5 * step_size * gradient
     for step in range(n_steps):

@@ -197,8 +197,8 @@ class GeneralRows:
     ) -> tuple[list[Variable], list[Variable | None], Callable[[np.ndarray], np.ndarray]]:
         """First and second derivatives of shared values along theta - centre; None for affine ones.
 
-        Derivatives of other values, where they are few, are read from `constants`, which the
-        function gives for a centre.
+        Few derivatives of other values are stored in `constants`, which the function gives for a
+        centre.
         """
         theta, direction, way = self.theta, self.theta.type("direction"), self.theta - centre
         firsts: list[Variable] = []

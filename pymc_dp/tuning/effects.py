@@ -36,8 +36,7 @@ class Effects:
     """The records of a model as functions of effects, and a normal approximation of their prior.
 
     Shapes: median (k,), precision (k, k). `start` holds initial values and prior widths of the
-    effects. The normal prior guides only the search. `solved`: parameters, and effects in their
-    place.
+    effects. The normal prior guides only the search. `solved`: see `_solved`.
     """
 
     seen: Seen
@@ -110,7 +109,7 @@ def _effects(
 
 
 def _solved(seen: Seen, places: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """For every mixed effect a parameter that is linear in it alone: the b of b + a**2."""
+    """A parameter for each mixed effect, linear in it alone (b of b + a**2), and the effects."""
     d = places.shape[1]
     mixed = np.arange(seen.n_direct, seen.parameters.size)
     only_here = np.ones(d, dtype=bool)  # seen by no other effect, so far

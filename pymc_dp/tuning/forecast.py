@@ -311,11 +311,7 @@ def whole_curvature(n: int, d: int, mu2: float) -> bool:
 
 
 def _jumps(sampler: str, n: int, d: int, mu2: float, sensitivity: float) -> float:
-    """Squared distance over which all log-likelihood ratios together have noise of variance 1.
-
-    See `random_walk` and `trajectory` in `pymc_dp.tuning.coordinates`. DPHMC also pays for
-    gradients.
-    """
+    """Squared distance over which all ratios together have noise variance 1; see `random_walk`."""
     bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
     return _CHAINS * mu2 * n / (sensitivity * bounds) ** 2
 

@@ -118,8 +118,8 @@ class ModelParts:
         """Initial point of the model, and the prior width of every parameter as a diagonal scaling.
 
         Half the width of the central 68 % of the prior draws, which heavy tails do not spoil;
-        without draws (``pm.Flat``, code of the user) the inverse root of the prior's curvature at
-        that point, or 1.
+        without draws (``pm.Flat``, code of the user) the inverse root of the prior's curvature
+        there, or 1.
         """
         initial, widths = self.records.initial, np.full(len(self.records.initial), np.nan)
         if self.prior_draws is not None:
@@ -186,7 +186,7 @@ class ModelParts:
         """Whether the public log density falls far out on the axes of some parameters, or may.
 
         By 5 at 10^6 widths of the prior, where a Cauchy density has fallen by 27; from several
-        places with unequal parameters, as a scale of 0 suits equal effects, and large values hide a
+        places with unequal parameters, as a scale of 0 suits equal effects and large values hide a
         fall.
         """
 

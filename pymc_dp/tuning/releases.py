@@ -135,11 +135,7 @@ class Shares:
     def clipping(
         self, spec: Score, tail: float, price: float | None, share: float
     ) -> tuple[Clipping, Clipping] | None:
-        """How scores are clipped in the plain form, and in the others; None where noise hides them.
-
-        Up to a fraction `tail` where nothing is given back, else by `price` as for
-        `cheapest_bound`.
-        """
+        """Clipping in the plain form, and in the others; None where noise hides the scores."""
         histogram, n = self.histogram("scores", spec, share), self.releases.n_public
         bound, index = heavy_quantile(*histogram, tail, n)
         if not bound:

@@ -49,11 +49,10 @@ def plot_effective_draws(
     Returns
     -------
     matplotlib.axes.Axes
-        Both axes logarithmic.  Solid: effective draws of all chains together.  Dashed, for
-        ``DPLangevin``: how many independent draws would estimate a posterior mean equally well,
-        privacy noise and Monte-Carlo error together.  Dotted: effective draws where the chains
+        Both axes logarithmic.  Solid: effective draws of all chains together; dotted where these
         would sample a normal approximation of the likelihood ("quadratic"), which costs no budget.
-        Vertical lines: the budget, and what is left of it.
+        Dashed, for ``DPLangevin``: independent draws that would estimate a posterior mean equally
+        well, privacy noise and Monte-Carlo error together.  Vertical: the budget, and its rest.
 
     Raises
     ------

@@ -83,9 +83,9 @@ def plot_posterior_comparison(
 
     Notes
     -----
-    A reference that is not private is as confidential as the data that it was made from, and so is
-    the picture: the legend says so.  Entries of a variable are matched by their coordinates where
-    both have names for them, and by position otherwise.
+    A reference that is not private is as confidential as its data, and so is the picture: the
+    legend says so.  Entries of a variable are matched by coordinates where both have names for
+    them, and by position otherwise.
 
     Examples
     --------
