@@ -26,8 +26,7 @@ from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 
 #: Shapes of random variables are computed without drawing them, and without a compiler.
 _NOTHING_DRAWN = Mode(linker="py", optimizer="fast_compile")
-#: Up to this standard deviation the discrete Gaussian is drawn from a table of probabilities.
-_TABLE_SD = 300.0
+_TABLE_SD = 300.0  # up to which the discrete Gaussian is drawn from a table
 
 
 # -- statistics -----------------------------------------------------------------------------------

@@ -57,8 +57,7 @@ _PROPOSALS: dict[str, Callable[[Reading], Offers]] = {
 _SHOWN = {"dp_acceptance": "Moved", "dp_min_log_alpha": "Min log α"}  # in the progress bar
 _LARGE = 2**28  # bytes of stored records above which the user is warned
 _FEW_DRAWS = 100.0  # below which a parameter is said to mix badly
-#: Fraction of iterations at the largest number of records above which the user is warned.
-_FULL = 0.001
+_FULL = 0.001  # fraction of iterations with all records above which the user is warned
 _MANY = 0.1  # fraction of iterations without non-centred moves above which the user is warned
 _REFRESH = 16  # iterations after which sums that were kept up to date are computed again
 _STARTS = 100  # a start is sought among so many draws from the model
@@ -193,8 +192,7 @@ class PrivacyAwareGibbs(CompiledStep):
         else:
             self.offers = Written(reading, self._proposal)
         self.noncentred: NonCentred | None = None
-        #: Why there are no non-centred moves.
-        self._centred = "noncentered=False"
+        self._centred = "noncentered=False"  # why there are no moves
         if self._noncentered is not False:
             try:
                 named = self._noncentered if isinstance(self._noncentered, list) else None

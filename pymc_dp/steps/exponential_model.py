@@ -31,8 +31,7 @@ from pymc_dp.steps.families import Family, family_of, with_count
 from pymc_dp.tuning.model_parts import ModelParts
 
 _AGREEMENT = 1e-9  # required relative agreement with PyMC's log-density
-#: Numbers of made-up records, and of places in parameter space, at which it is checked.
-_RECORDS, _PLACES = 64, 24
+_RECORDS, _PLACES = 64, 24  # made-up records and parameters at which it is checked
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,8 +35,7 @@ _SPREAD_DRAWS = 2000
 #: How much less than 90 % of the target an interval of the normal may hold, and how many standard
 #: deviations its centre may be off; fewer effective draws than this tell neither.
 _CONTENT, _SHIFT, _FEWEST = 0.05, 0.3, 50.0
-#: Widest result, in widths of the prior: a density that is flat at its mode tells nothing of it.
-_WIDEST = 10.0
+_WIDEST = 10.0  # widest result, in widths of the prior, as a mode may be flat
 
 
 class _Normal:

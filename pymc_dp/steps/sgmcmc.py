@@ -20,12 +20,10 @@ from pymc_dp.tuning.coordinates import learn_coordinates
 from pymc_dp.tuning.model_parts import Design
 from pymc_dp.tuning.preparing import Preparing
 
-#: Default size of a batch: at least so many records, and this part of all.
-_SMALLEST, _PART = 256, 0.02
+_SMALLEST, _PART = 256, 0.02  # least default size of a batch, and part of all records
 #: Longest steps on N(0, I): variances are off by h/4 of Langevin dynamics, h^2/8 of the thermostat.
 _LONGEST = {"Langevin": 0.1, "Nosé-Hoover": 0.25}
-#: Part of the variance that the sampling of batches may add to that of Langevin dynamics.
-_SAMPLING = 0.05
+_SAMPLING = 0.05  # largest part of the variance from the sampling of batches
 
 
 class _Dynamics(PrivateStep):

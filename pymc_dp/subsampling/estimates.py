@@ -31,13 +31,11 @@ from pymc_dp.rows.predictor import FAMILIES
 
 PERTURBED, MEAN = 0, -1  # sizes of a mini-batch that stand for estimators without mini-batches
 _LOGIT, _LOG, _NORMAL = (FAMILIES.index(name) for name in ("logit", "log", "normal"))
-#: Flags that let sums be reordered, and keep numbers that are not finite.
-_REORDERED = {"reassoc", "contract", "nsz"}
+_REORDERED = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity stay
 
 # -- samples of records ---------------------------------------------------------------------------
 
-#: (m, p) designs and (k, m) other numbers of m records.
-Sample = tuple[ndarray, ndarray]
+Sample = tuple[ndarray, ndarray]  # (m, p) designs, (k, m) other numbers
 _BLOCK = 2**14  # rows that are filled at once
 
 

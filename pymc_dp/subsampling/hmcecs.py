@@ -37,13 +37,11 @@ _TOO_LARGE = 1.0  # variance above which the user is warned
 _SAFE = 0.25  # a quarter of the way to a negative factor, for the farthest record of the pilot
 #: Most that a record may add to a perturbed log-likelihood, so that rare ones count; and its error.
 _LARGEST, _BIAS = 1.0, 0.05
-#: Error of the log-density above which the user is warned: means move by less of a sd.
-_BIASED = 0.15
+_BIASED = 0.15  # error of the log-density at which users are warned: means move by less of a sd
 _DIVERGENT = 1000.0  # energy error from which on an iteration counts as divergent
 _LEAST = 10  # records of a sample, at least: from fewer, the tails of the posterior cannot be told
 _MOST_STEPS = 1000  # leapfrog steps of an iteration, at most
-#: Longest step that is tried, in posterior standard deviations: longer ones are unstable.
-_LONGEST = 2.0
+_LONGEST = 2.0  # longest step, in posterior standard deviations: longer ones are unstable
 STARTS = 100  # a chain tries to begin at so many draws, until one has a finite density
 
 

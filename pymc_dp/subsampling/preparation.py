@@ -171,8 +171,7 @@ class Pilot:
         return self.third / (3.0 * float(size) ** 2)
 
 
-#: The search begins with at least so many records, and with so many for each parameter.
-_FIRST, _PER_PARAMETER = 5000, 50
+_FIRST, _PER_PARAMETER = 5000, 50  # records at the start of the search: least, per parameter
 _NEAR = 0.03  # Newton decrement, in posterior standard deviations, that counts as the mode
 _LONGEST = 100  # Newton steps, at most
 

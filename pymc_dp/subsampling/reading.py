@@ -254,8 +254,7 @@ def columns_of(graph: RowGraph, data: Sequence[np.ndarray]) -> dict[Variable, np
     return found
 
 
-#: Relative error that rounding may make, of a difference and of the log-density itself.
-_TOLERANCE, _ROUNDING = 1e-6, 1e-9
+_TOLERANCE, _ROUNDING = 1e-6, 1e-9  # rounding of a difference, and of the log-density
 
 
 def refuse_another_density(

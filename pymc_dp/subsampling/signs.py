@@ -11,8 +11,7 @@ import xarray as xr
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_probability
 
-#: Least fraction tau of positive signs: variances grow by (2 tau - 1)^-2, 1.6 at 0.9.
-MIN_POSITIVE = 0.9
+MIN_POSITIVE = 0.9  # least tau, part of positive signs: variances grow by (2 tau - 1)^-2, 1.6
 
 
 def _signed_draws(idata: Any, min_positive: float) -> tuple[xr.Dataset, xr.DataArray]:

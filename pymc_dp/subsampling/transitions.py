@@ -28,8 +28,7 @@ from pymc_dp.subsampling.estimates import (
     trajectory,
 )
 
-#: Mini-batches of one product, at most: a Poisson(1) variable exceeds it with probability 1e-15.
-MOST_BATCHES = 16
+MOST_BATCHES = 16  # of one product: a Poisson(1) variable exceeds it with probability 1e-15
 
 
 class Drawn(NamedTuple):

@@ -32,8 +32,7 @@ LONGEST = 100.0  # largest width of a parameter that no record sees, in widths o
 ROUNDS = 50  # before the last ones
 PATIENCE = 2  # most times that one step is shortened
 LOOK = 0.35  # part of a release's budget for the histogram that finds its clip norm
-#: Least share of a round: histograms that hide a few per cent of the records hide rare events.
-LEAST = 0.002
+LEAST = 0.002  # least share of a round: noise that hides a few per cent hides rare events
 TAIL = 0.01  # fraction of the scores that may be clipped while the bulk is looked for
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta

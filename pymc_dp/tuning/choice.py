@@ -34,8 +34,7 @@ FORMS: dict[str, type[Form]] = {form.form: form for form in (Anchored, Plain, Qu
 
 WARM_UP = 0.12  # part of the budget for the search for the bulk
 LONG_LOOK = 0.1  # largest part for the look at the scores: a bound that is too long costs more
-#: Least and largest part for the changes of scores that anchored chains ask for.
-KICKS = (0.02, 0.25)
+KICKS = (0.02, 0.25)  # least and largest part for the changes of scores of anchored chains
 WANTED = 800.0  # effective draws that these should be worth, over all chains
 FEWEST = 20.0  # the same where the alternative is a normal approximation of what is not normal
 REACH = 2.5  # how far the effect of one group goes, in its sds

@@ -16,21 +16,16 @@ from pymc_dp.rows.contributions import ConsistentScore, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.forecast import ROOM, costs_of_clipping
 
-#: Widths, in bins, of search windows: norms of scores spread over four octaves or take few values.
-_WINDOWS = (1, 2, 4, 8, 16)
+_WINDOWS = (1, 2, 4, 8, 16)  # widths in bins: norms spread over four octaves or take few values
 _MARGIN = 8  # bins above the highest that is seen in which the tail is searched: two octaves
-#: Sds by which one of 480 windows must stand out: an empty histogram passes with p < 3e-4.
-_CLEAR = 5.2
+_CLEAR = 5.2  # sds above noise: any of 480 empty windows passes with p < 3e-4
 _ALONE = 0.12  # noise up to which a unit alone in its bin stands out of it; one in 3000 does not
-#: Farthest continuation of the tail, as a factor: of a normal one, and of a power law.
-_FURTHEST, _FARTHEST_HEAVY = 2.0, 32.0
-#: The exponent of a power law is taken between a quantile and one with a tail this much thicker.
-_THICKER = 5.0
+_FURTHEST, _FARTHEST_HEAVY = 2.0, 32.0  # longest continuations: of a normal tail, of a power law
+_THICKER = 5.0  # how much thicker a tail is at the quantile that gives the exponent
 _LIGHTEST = 0.1  # least index with which a tail is continued: quantiles are known to a bin
 _THIN = 0.2  # largest part of the units above the thicker one, for it to be a tail
 _TAIL_BINS = 8  # bins above a quantile in which what it cuts off is counted: two octaves
-#: Index above which a tail is heavy: noisy squares of normal residuals seem to have 0.5.
-_HEAVY = 0.6
+_HEAVY = 0.6  # tail index: noisy squares of normal residuals seem to have 0.5
 _MOST_CLIPPED = 0.2  # largest fraction of the scores that is clipped consistently
 #: Least curvature by which a loss is divided (the posterior has 1); largest part that may be lost.
 _LEAST_CURVATURE, _MOST_LOST = 0.01, 0.6

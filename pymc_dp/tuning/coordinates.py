@@ -29,14 +29,11 @@ from pymc_dp.tuning.releases import Shares
 LOUDEST = 2.38
 STEP = 1.1  # longest leapfrog step, times d^(1/4): the variance of its energy error is below 0.1
 MANY = 20  # most steps of a trajectory, if only their size is given
-#: Noise in the start of chains, in posterior sds; least and largest part of the budget for it.
-CENTRE, LEAST, MOST = 0.5, 0.02, 0.25
-#: Parts of that for two Newton steps; the curvature is noisy, so one leaves an error.
-NEWTON = (0.2, 0.8)
+CENTRE, LEAST, MOST = 0.5, 0.02, 0.25  # noise in the start, in posterior sds; budget parts
+NEWTON = (0.2, 0.8)  # parts of that for two steps, as noise in the curvature leaves an error in one
 STATISTIC = 0.05  # the least part for the start of an exponential family
-#: Part of the budget for a look at the tail of the projections: what it hides biases the draws.
-LONG_LOOK = 0.06
-#: The same for all of this without the last steps; the search may take twice what is planned.
+LONG_LOOK = 0.06  # part for the tail of the projections: what it hides biases the draws
+#: The most for all of this without the last steps; the search may take twice what is planned.
 FIRST_PART = 2.0 * WARM_UP + LOOK + LONG_LOOK
 DIRECTIONS = 4  # directions on which scores are projected
 

@@ -26,8 +26,7 @@ from pymc_dp.tuning.model_parts import ModelParts
 from pymc_dp.tuning.quadratic import Quadratic, far_from, shuffled, spare
 
 _PLACES = 4  # places at which derivatives of effects are computed
-#: An effect has no boundary on a side where records accept it this many prior widths away.
-_FAR = 30.0
+_FAR = 30.0  # no boundary where records accept an effect this many prior widths away
 _SEEDS = 0, 1  # seeds of the draws: all is public
 
 

@@ -15,32 +15,25 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget
 from pymc_dp.rows.contributions import Norms, score_norms
 
-#: Room for what is given back to a clipped score, in units of the norm to which it is clipped.
-ROOM = 1.1
+ROOM = 1.1  # room for what is given back to a clipped score, in units of its norm
 _WRONG = 0.15  # part of what is clipped that is not given back where the model is wrong
 
 SCORE = 3.5  # norm of nearly all scores where the posterior is whitened, in units of sqrt(d/n)
 _CHANGE = 6.0  # norm of nearly all changes of a score over the posterior, in units of d/n
 #: Norm of 99 % of the scores, as `SCORE`, and of nearly all their projections, in 1/sqrt(n).
 _KICK, PROJECTION = 2.5, 4.5
-#: How much larger the noise of a run is than at the best clip norm in the best coordinates.
-_FOUND = 1.15
-#: What the quadratic form adds to the noise, in units of its square: fitted to eight models.
-_ADDED = 0.8
-#: Part of the budget for the anchored score, for the chains of the other samplers.
-_ANCHOR, _CHAINS = 0.7, 0.8
-#: Effective draws per squared mu of a score of bound 1/2 whose noise is friction, on N(0, I).
-WORTH = 0.86
+_FOUND = 1.15  # noise of a run over that with the best clip norm and coordinates
+_ADDED = 0.8  # what the quadratic form adds to the noise, over its square; fitted to eight models
+_ANCHOR, _CHAINS = 0.7, 0.8  # parts of the budget for an anchored score, for other chains
+WORTH = 0.86  # effective draws per squared mu of a score of bound 1/2 as friction, on N(0, I)
 SAMPLERS = ("DPLangevin", "DPHMC", "DPPenalty")
 """Step methods that have a forecast."""
-#: Least and largest number of draws per chain that "auto" chooses.
-_FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}
+_FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}  # draws that "auto" chooses: least, most
 #: Noise of a score, in units of sqrt(n/d) posterior sds (priors are about half as wide), that hides
 #: what n/d records tell of a parameter. Logistic regressions, groups and Rasch models kept 0.7 to
 #: 1.0 of the width of the prior at 0.25 and above, 0.5 to 0.6 at 0.14.
 _HIDES = 0.2
-#: Chains of an anchor need less noise in it, in posterior sds, and more effective draws.
-WIDE, LEAST = 0.6, 200.0
+WIDE, LEAST = 0.6, 200.0  # most noise of an anchor, in posterior sds; least effective draws
 #: Most parameters with a whole curvature in any case; else most entries for all records.
 _FULL, _ENTRIES = 60, 2e9
 CURVATURE = 0.24  # part of the budget that the curvature of the quadratic form has

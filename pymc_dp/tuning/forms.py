@@ -27,8 +27,7 @@ from pymc_dp.tuning.public import Public, seen_together
 from pymc_dp.tuning.releases import Shares
 
 LOOK = 0.008  # part of the budget for a look at a histogram
-#: Most paths for the look at energy errors: one alone may miss the record with the largest.
-_PATHS = 8
+_PATHS = 8  # most paths: one alone may miss the record with the largest energy error
 #: Anchored: parts for the first of two scores (of the rest), a move of the origin, accept tests.
 _FIRST, _RECENTRE = 0.3, 0.02
 _TESTS = (0.01, 0.10)

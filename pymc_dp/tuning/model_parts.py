@@ -29,12 +29,9 @@ from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.structure import is_flat
 
 _DRAWS = 500
-#: Prior draws are public; the same seed makes a resumed preparation ask the same questions.
-_SEED = 20_240_229
-#: A proper log density must have fallen by `_FALL` at `_FAR` widths of the prior.
-_FAR, _FALL = 1e6, 5.0
-#: Places from which this is checked, and the largest log density that shows such a fall.
-_PLACES, _EXACT = 5, 1e12
+_SEED = 20_240_229  # public; a resumed preparation asks the same questions
+_FAR, _FALL = 1e6, 5.0  # a proper log density falls by `_FALL` at `_FAR` prior widths
+_PLACES, _EXACT = 5, 1e12  # places that are checked; largest log density that shows it
 _STEP = 1e-3  # step of the differences that tell the prior's curvature
 _NO_NUMBERS = (  # about a prior that has no density, or no draws
     "Nothing has been spent. A prior may hold NaN or an infinite number: model.point_logps() says "

@@ -34,15 +34,12 @@ from pymc_dp.tuning.releases import CurvatureNoise, Shares
 _FLAT_STEP = 0.3
 #: Parts of the rest for a curvature, and for more where it changes by this factor over a step.
 _CURVATURES, _STEADY = (CURVATURE, 0.06, 0.06), 0.6
-#: And by more than this many sds of its noise; that of the search, which cost less, is larger.
-_UNSURE = 8.0
-#: Noise of a curvature of 1 that hides directions; largest part of the rest to pay for less.
-_CLEAR, _MOST = 0.3, 0.45
+_UNSURE = 8.0  # sds of its noise by which a curvature must change as well
+_CLEAR, _MOST = 0.3, 0.45  # noise that hides a curvature of 1; largest part to pay for less
 #: How far a step goes, in sds of a score, noise included; and how far the posterior mean may end
 #: from where the curvature was taken: in 4 % of simulated runs it was farther, with bad intervals.
 _FURTHEST = 3.0
-#: Least precision of the prior in w: the quadratic holds over no more than 30 posterior sds.
-_FLATTEST = 1e-3
+_FLATTEST = 1e-3  # of the prior in w: the quadratic holds over 30 posterior sds at most
 _FAR = 9.0  # square in one direction, in units of its variance, that is not noise
 _EXCESS = 0.15  # how much clipped scores exceed the bound, in units of it
 _TAIL = 0.03  # fraction of the curvatures that may be clipped, which makes intervals wider

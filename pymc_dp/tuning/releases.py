@@ -42,14 +42,11 @@ from pymc_dp.tuning.preparing import Shown
 
 _DRAWS = 24  # number of made-up noises from which the size of one is estimated
 _FEWEST = 10  # fewer entries tell too little about what they have in common
-#: Sds from the mean at which an entry is of another population (Efron and Morris 1972) and is kept.
-_FARTHEST = 3.0
+_FARTHEST = 3.0  # sds from the mean of another population (Efron and Morris 1972)
 #: Parts of the budget for the size of clipping losses, and their covariance; units above its bound.
 _LOSS_LOOK, _LOSS, _LOSS_TAIL = 0.004, 0.008, 0.002
-#: Part of the budget for how many laws of outcomes are not found, and the fraction that may be.
-_LAWS, _NOT_FOUND = 0.002, 0.02
-#: That bound, in squared clip norms, where noise hides it or most units lose nothing.
-_LOSS_BOUND = 0.25
+_LAWS, _NOT_FOUND = 0.002, 0.02  # part of the budget, and fraction of laws that may be unknown
+_LOSS_BOUND = 0.25  # bound on a clipping loss, in squared clip norms, where noise hides it
 
 
 @dataclass(frozen=True, eq=False)

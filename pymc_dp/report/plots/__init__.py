@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 
 #: Colours that readers with any kind of colour vision can tell apart (Okabe & Ito 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-#: Line styles, for where there are more lines than colours, and for black-and-white print.
-STYLES = ("-", "--", "-.", ":")
+STYLES = ("-", "--", "-.", ":")  # for more lines than colours, and for black-and-white print
 LIMIT, REFERENCE = "0.15", "0.75"  # greys of limits and bounds, and of references to compare with
 
 

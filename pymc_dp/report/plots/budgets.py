@@ -166,8 +166,7 @@ def _parts_of_statement(facts: dict[str, Any]) -> list[Part]:
 # -- where a budget went --------------------------------------------------------------------------
 
 
-#: Points of a curve over releases: a millisecond each; with batches of records a second.
-_POINTS, _FEW_POINTS = 200, 5
+_POINTS, _FEW_POINTS = 200, 5  # of a curve: a millisecond each; with batches a second
 _MANY = 100  # number of releases from which their axis is logarithmic
 
 

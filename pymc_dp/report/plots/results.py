@@ -30,8 +30,7 @@ if TYPE_CHECKING:
 # -- a private posterior beside another one -------------------------------------------------------
 
 
-#: Parameters up to which "auto" draws densities, panels in a row, and parameters of a picture.
-_DENSITIES, _COLUMNS, _MOST = 8, 2, 60
+_DENSITIES, _COLUMNS, _MOST = 8, 2, 60  # most densities of "auto", panels in a row, parameters
 _THICK, _THIN = 0.5, 0.9  # probability of the thick and the thin part of an interval
 
 
