@@ -1,7 +1,8 @@
 """Records as parameters and innovations: x = F(parameters, u), with u free of the parameters.
 
 Moving the parameters with u held fixed (the non-centred, or ancillary, half of an interweaving
-strategy, Yu & Meng 2011) moves the imputed records as well, which breaks their tight coupling.
+strategy, Yu & Meng 2011) moves the imputed records as well, and so breaks their tight coupling to
+the parameters.
 """
 
 from __future__ import annotations

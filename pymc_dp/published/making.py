@@ -196,8 +196,9 @@ def release_statistic(
         Who pays: the budget of a model of the same records, or a ledger, in which the release then
         gets an account of its own.
     epsilon, delta : float
-        What this release may cost.  "laplace" and "geometric" take no delta.  For "gaussian" with a
-        PrivacyBudget, leave both out to spend all that is left.
+        What this release may cost.  "laplace" and "geometric" are (epsilon, 0)-private and take no
+        delta.  "gaussian" is (epsilon, delta)-private; with a PrivacyBudget leave both out to spend
+        all that is left.
     row_norm : float, optional
         In place of `bounds`: public bound on the norm of a row, l2 for "gaussian" and l1 for the
         others; longer rows are scaled down.  Tighter for indicators of cells, of l1 norm 1.

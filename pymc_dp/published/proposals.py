@@ -155,7 +155,11 @@ class Prior(Offers):
 
 
 class Soma(Prior):
-    """One offer at a time to all records (Xiong & Ju 2025); each costs as much as a sweep."""
+    """Single offers to all records at once (Xiong & Ju 2025).
+
+    An offer that suits one record badly may suit another, so fewer are rejected where the releases
+    are precise. Each costs as much as a sweep of the other ways, so there are few.
+    """
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
         """As many offers as the square root of the number of records; padding is drawn again."""

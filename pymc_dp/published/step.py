@@ -97,7 +97,8 @@ class PrivacyAwareGibbs(CompiledStep):
     moves : int, default 2
         How many such moves follow a sweep; each costs about six evaluations of all records.
     store_records : bool, default False
-        Whether :func:`pymc_dp.sample` keeps the records.  ``pm.sample`` needs ``var_names``.
+        Whether the result of :func:`pymc_dp.sample` keeps the records.  Plain ``pm.sample`` keeps
+        all free variables unless told with ``var_names``.
     model : pymc.Model, optional
         Default: the model of the context.
     rng : optional

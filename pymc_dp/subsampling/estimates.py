@@ -351,7 +351,10 @@ def leapfrog(
     step_size: float,
     n_steps: int,
 ) -> float:
-    """Half a kick, drifts and kicks, half a kick, all on one sample; the log-posterior there."""
+    """Half a kick, drifts and kicks, half a kick, all on one sample; the log-posterior there.
+
+    The published listing mixes up the indices of its half kicks.
+    """
     value = 0.0
     momentum += 0.5 * step_size * gradient
     for step in range(n_steps):

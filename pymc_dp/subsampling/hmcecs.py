@@ -66,8 +66,8 @@ class HMCECS(CompiledStep):
     order : {2, 1, 0}, default 2
         Of the Taylor control variates.  2 needs by far the smallest samples.
     subsample_size : int, optional
-        m, records in a sample, 10 or more; rounded up to a multiple of `blocks`.  Default: by a
-        pilot, so that the variance of the estimated log-likelihood is about 0.5; at least 100.
+        m, expected records in a sample, 10 or more; rounded up to a multiple of `blocks`.  Default:
+        by a pilot, for a variance of the estimated log-likelihood of about 0.5; at least 100.
     blocks : int, default 100
         G: one block of a sample is renewed in each iteration, so that successive estimates have
         correlation 1 - 1/G.  For "signed", the number of products lambda.

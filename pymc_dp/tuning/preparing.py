@@ -263,7 +263,7 @@ class Preparing:
         `ask` is called twice where the rest of an interrupted preparation cannot be paid any more:
         what is left then pays for a new one. `settings` are the public ones on which the requests
         depend. Shares are parts of `share` of what is left of the budget; the requests cost at most
-        `needed` of that.
+        `needed` of that. `engine` has the records, by default in unconstrained parameters.
 
         Raises BudgetExceeded if nothing is left, and ValueError if no part of the budget could pay
         for the chains afterwards; nothing was spent then.
