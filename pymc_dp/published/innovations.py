@@ -1,8 +1,8 @@
 """Records as parameters and innovations: x = F(parameters, u), with u free of the parameters.
 
-Holding the innovations u fixed while the parameters move (the non-centred, or ancillary, half of an
-interweaving strategy, Yu & Meng 2011) moves all records with them, which breaks the tight coupling
-between parameters and imputed records.
+Moving the parameters with u held fixed (the non-centred, or ancillary, half of an interweaving
+strategy, Yu & Meng 2011) moves the imputed records as well, and so breaks their tight coupling to
+the parameters.
 """
 
 from __future__ import annotations
@@ -28,23 +28,22 @@ from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.published.reading import Function, Reading, State, forward, is_drawn, placed
 from pymc_dp.records.graph import ParameterVector
 
-#: Ends of uniform innovations, where quantiles are infinite.
-_LOWEST, _LAST = 2.0**-1000, 1.0 - 2.0**-53
-#: Above this a distribution function cannot tell values apart to six digits: 6.6 sds of a normal.
+_LOWEST, _LAST = (
+    2.0**-1000,
+    1.0 - 2.0**-53,
+)  # ends of uniform innovations with finite quantiles
+#: Above this a distribution function does not separate values to six digits: 6.6 sds of a normal.
 HIGHEST = 1.0 - 2.0**-36
 HIGHEST_SCORE = 6.6
-#: Symbolic random variables of PyMC whose distribution functions do not jump.
-_SMOOTH = ("halfcauchy", "weibull")
-#: PyMC's quantiles of these are off by 1e-4 about the median.
-_INEXACT = ("t",)
-#: Halvings of the search for a quantile of counts without a closed form: up to 2^24.
-_HALVINGS = 24
-#: Draws of the prior from which the first reference normal is made.
-_PRIOR_DRAWS = 400
-#: Its weight, in draws, against what the chain sees while it tunes.
-_PRIOR_WEIGHT = 20.0
-#: A bracket is halved about this often before the parameters stay where they are.
-_SHRINKS = 100
+_SMOOTH = (
+    "halfcauchy",
+    "weibull",
+)  # symbolic, but their distribution functions do not jump
+_INEXACT = ("t",)  # PyMC's quantiles of these are off by 1e-4 about the median
+_HALVINGS = 24  # halvings of the search for a quantile of counts without a closed form: up to 2^24
+_PRIOR_DRAWS = 400  # draws of the prior from which the first reference normal is made
+_PRIOR_WEIGHT = 20.0  # its weight, in draws, against what the chain sees while it tunes
+_SHRINKS = 100  # a bracket is halved about this often before the parameters stay where they are
 
 Draw = Callable[[Generator, tuple[int, ...]], np.ndarray]
 
@@ -54,13 +53,11 @@ class Innovation:
     """How the records of one random variable are standardised.
 
     ``standardised(rv, x, w)`` gives the innovations of records x under the parameters of `rv`; w
-    are uniform numbers, one per entry, which only discrete records need. ``restored(rv, u)`` gives
-    the records again, under whatever parameters `rv` has by then. ``drawn(rng, shape)`` gives new
-    innovations; it is ``None`` where drawing records directly is faster.
-
-    Innovations are standard normal (`normal`), uniform on (0, 1) (`uniform`), or neither. They are
-    `limited` if they are values of a distribution function (or their scores), from which records
-    come back up to `HIGHEST` (`HIGHEST_SCORE`) only.
+    are uniform numbers for discrete records. ``restored(rv, u)`` gives the records under the
+    parameters that `rv` has then. ``drawn(rng, shape)`` draws innovations; ``None`` where drawing
+    records is faster. Innovations may be standard normal (`normal`) or uniform on (0, 1)
+    (`uniform`). `limited` ones are values of a distribution function (or their scores), from which
+    records come back up to `HIGHEST` (`HIGHEST_SCORE`) only.
     """
 
     standardised: Callable[[Variable, Variable, Variable], Variable]
@@ -295,18 +292,16 @@ def _count_quantile(rv: Variable, u: Variable) -> Variable:
 class NonCentred:
     """Elliptical slice moves of the parameters with the records' innovations held fixed.
 
-    Innovations move the records in `latents`. By default these are all for which a formula is
-    known, also those of other steps, which would hold shared parameters in place. A ValueError is
-    raised if a variable that was asked for has no innovations, or no parameter can be moved.
+    Records in `latents` move, by default all with known innovations, also those of other steps,
+    which would hold shared parameters in place. ValueError if a given variable has no innovations,
+    or no parameter can be moved.
 
-    The target is the posterior of the parameters given the innovations and those records that are
-    held themselves. It is sampled by elliptical slice sampling (Murray, Adams & MacKay 2010) with
-    any normal distribution for a reference (Nishihara, Murray & Adams 2014): exact whatever the
-    reference, which is learned from the prior and, while the chain tunes, from its draws.
-
-    Far in the upper tail, records do not come back from the values of their distribution function.
-    If there is such a record, nothing is moved: innovations stay, so this holds on both sides of a
-    move and the target stays invariant.
+    The target is the posterior of the parameters given the innovations and the records that are
+    held. Elliptical slice sampling (Murray, Adams & MacKay 2010) with any normal reference
+    (Nishihara, Murray & Adams 2014) is exact; the reference is learned from the prior and from
+    draws of the tuning chain. Far in the upper tail records do not come back from innovations. If
+    there is such a record nothing is moved; innovations stay, so this holds on both sides of a move
+    and the target stays invariant.
     """
 
     def __init__(self, reading: Reading, latents: Sequence[Variable] | None = None) -> None:

@@ -33,8 +33,7 @@ from pymc_dp.published.releases import GaussianRelease, GeometricRelease, Laplac
 from pymc_dp.rows.record_statistics import RowByRow, widened
 
 Mechanism = Literal["gaussian", "laplace", "geometric"]
-#: Units of a record's bound on the grid of Laplace noise, at most: 2^30.
-_FINEST = 30
+_FINEST = 30  # units of a record's bound on the grid of Laplace noise: 2^30 at most
 _DECLARE: dict[str, Callable[..., Variable]] = {
     "gaussian": GaussianRelease,
     "laplace": LaplaceRelease,
@@ -197,13 +196,12 @@ def release_statistic(
         Who pays: the budget of a model of the same records, or a ledger, in which the release then
         gets an account of its own.
     epsilon, delta : float
-        What this release may cost.  "laplace" and "geometric" are (epsilon, 0)-differentially
-        private and take no delta.  "gaussian" is (epsilon, delta)-private; with a PrivacyBudget
-        leave both out to spend all that is left.
+        What this release may cost.  "laplace" and "geometric" are (epsilon, 0)-private and take no
+        delta.  "gaussian" is (epsilon, delta)-private; with a PrivacyBudget leave both out to spend
+        all that is left.
     row_norm : float, optional
         In place of `bounds`: public bound on the norm of a row, l2 for "gaussian" and l1 for the
-        others; longer rows are scaled down.  The tighter choice for indicators of cells, whose l1
-        norm is 1 however many cells there are.
+        others; longer rows are scaled down.  Tighter for indicators of cells, of l1 norm 1.
     name : str, default "statistic"
         For the ledger.
     progressbar : bool, default True
@@ -229,12 +227,11 @@ def release_statistic(
     is mu-Gaussian private, the others exact discrete Laplace noise (Canonne, Kamath & Steinke 2020)
     and are (epsilon, 0)-private.  The charge is committed before a record is read.  The ledger
     counts squared mu, so pure privacy is charged as the smallest mu that implies it
-    (``accounting.mu_from_pure``): far more than a "gaussian" release of that epsilon
-    at a small delta, which is why "gaussian" is the better choice together with other releases.
+    (``accounting.mu_from_pure``), far more than a "gaussian" release of that epsilon at a small
+    delta: "gaussian" is the better choice together with other releases.
 
     *Assumptions.*  `statistic`, bounds and norms are chosen without looking at the records, and so
-    are the types and widths of the arrays: a column that pandas made an integer one because nothing
-    was missing tells that nothing was missing.
+    are types and widths of the arrays: a pandas column of integers tells that nothing is missing.
 
     *Arithmetic.*  Rows are computed in double precision, integers too, so nothing wraps: the square
     of an integer is rounded where it passes 2^53.  A cast to integers cuts off decimals.  ``~x`` is
@@ -425,10 +422,7 @@ def _statement(
 
 @dataclass(frozen=True)
 class _Scaling:
-    """From rows to contributions (row - centre) / half of known norm, and back to sums.
-
-    Bounds, centre and half are (m,); without bounds contributions are the rows themselves.
-    """
+    """From rows to contributions, (row - centre) / half; without bounds the rows themselves."""
 
     norm: float  # bound on the norm of a contribution
     lower: np.ndarray

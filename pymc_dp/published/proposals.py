@@ -3,12 +3,10 @@
 Given the parameters, the records have density prod f(x_i) g(sum t(x_i)) prod l_i(x_i): the model,
 the releases, and whatever else depends on single records.
 
-The loops over records make one decision each, with the sum over all records kept up to date. They
-are compiled for the density of the releases of one model when they are called first, once per
-process and not cached on disk. What they share: `rows` (n, M) float64 are what each record adds to
-the sum, `total` (M + P,) float64 is the sum of the rows of the first `n_present` records and then
-what was published; both are kept up to date. Records from `n_present` on add nothing to the sum.
-`uniforms` are uniform random numbers.
+The loops over records are compiled for the density of the releases of one model, once per process
+and not cached on disk. They keep up to date `rows` (n, M) float64, what each record adds to the
+sum, and `total` (M + P,) float64, the sum of the rows of the first `n_present` records
+(others add nothing), then what was published. `uniforms` are uniform random numbers.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ from pymc_dp.published.reading import (
     placed,
 )
 
-#: Cells of all discrete variables of a record together, up to which they are drawn jointly.
-_JOINT_CELLS = 32
+_JOINT_CELLS = 32  # of all discrete variables of a record, up to which they are drawn jointly
 
 
 # -- what is offered ------------------------------------------------------------------------------
@@ -68,10 +65,7 @@ class Offers(ABC):
         return self.reading.factors(dict(zip(self.reading.values, values, strict=True)))
 
     def _offered(self, values: Sequence[Variable]) -> list[Variable]:
-        """New values of the records, their rows, and their local densities.
-
-        A record that is rounded to an end of its transform is impossible.
-        """
+        """New values of the records, rows and local densities (-inf at an end of a transform)."""
         rows, local = self._factors(values)
         outside = [by_row(pt.or_(pt.isinf(v), pt.isnan(v))) > 0 for v in values]
         return [*values, rows, pt.switch(pt.any(pt.stack(outside), axis=0), -np.inf, local)]
@@ -163,8 +157,8 @@ class Prior(Offers):
 class Soma(Prior):
     """Single offers to all records at once (Xiong & Ju 2025).
 
-    An offer that suits one record badly may suit another: fewer are rejected where the releases
-    are precise.  Each offer costs as much as a sweep of the others, so there are few of them.
+    An offer that suits one record badly may suit another, so fewer are rejected where the releases
+    are precise. Each costs as much as a sweep of the other ways, so there are few.
     """
 
     def __call__(self, state: State, rng: np.random.Generator) -> tuple[float, float]:
@@ -197,9 +191,8 @@ class Soma(Prior):
 class Crank(Offers):
     """Autoregressive moves of the normal scores of the records (preconditioned Crank-Nicolson).
 
-    Reversible for the model, so only the releases decide. Records so far in a tail that they do not
-    come back from their scores stay where they are. The correlation is learned while the chain
-    tunes: towards 0, independent records, where the releases let nearly all of them pass.
+    Reversible for the model, so only the releases decide. Records too far in a tail to come back
+    stay. The correlation is learned while the chain tunes: towards 0 where nearly all moves pass.
     """
 
     _TARGET = 0.5
@@ -261,11 +254,7 @@ class Crank(Offers):
 
 
 class Enumerate(Offers):
-    """Draws from the full conditional distribution of every record, cell by cell.
-
-    For discrete records with finitely many values. All variables of a record are drawn jointly if
-    they have at most 32 cells together, else one after the other.
-    """
+    """Draws of discrete records from their full conditionals, jointly up to 32 cells."""
 
     def __init__(self, reading: Reading) -> None:
         super().__init__(reading)
@@ -337,8 +326,8 @@ class Enumerate(Offers):
         return changed / (n * len(self._blocks)), 0.0
 
 
-#: ``proposal(current, parameters)``: both are dicts of tensors by name.  Returns the proposed
-#: records by name, and (n,) log q(current | proposed) - log q(proposed | current).
+#: ``proposal(current, parameters)``, dicts of tensors by name: the proposed records by name, and
+#: (n,) log q(current | proposed) - log q(proposed | current).
 Proposal = Callable[[dict[str, Variable], dict[str, Variable]], tuple[dict[str, Any], Any]]
 
 
@@ -434,11 +423,9 @@ def replace_one_by_one(
 ) -> tuple[int, float]:
     """Offer every record its proposal, in turn (Ju et al. 2022, Algorithm 1, step 2).
 
-    `proposed` (n, M) is what the proposals would add, `log_ratio` (n,) all of the acceptance
-    ratios but the densities of the releases, and `log_uniform` (n,) logarithms of uniform
-    numbers. `accepted` (n,) receives the decisions.
-
-    Returns how many were accepted, and the smallest log acceptance probability.
+    `proposed` (n, M) is what the proposals would add, `log_ratio` (n,) all of the acceptance ratio
+    but the densities of the releases; `accepted` (n,) receives the decisions. Returns how many were
+    accepted, and the smallest log acceptance probability.
     """
     width = rows.shape[1]
     moved = total.copy()
@@ -475,13 +462,11 @@ def choose_cells(
     n_present: int,
     chosen: np.ndarray,
 ) -> int:
-    """Draw every record's cell from its full conditional distribution, in turn.
+    """Draw every record's cell from its full conditional distribution, in turn; how many changed.
 
-    `cells` (C, n, M) is what each record would add in each cell, and `log_weights` (C, n) the
-    log-probability of each cell but for the releases; `uniforms` is (n,). `chosen` (n,) int64
-    holds the current cells, and receives the new ones.
-
-    Returns how many records changed.
+    `cells` (C, n, M) is what each record would add in each cell, `log_weights` (C, n) the
+    log-probability of each cell but for the releases; `uniforms` is (n,). `chosen` (n,) int64 holds
+    the current cells, and receives the new ones.
     """
     n_cells, width = cells.shape[0], rows.shape[1]
     moved, weights = total.copy(), np.empty(n_cells)
@@ -521,11 +506,9 @@ def swap_offers(
 ) -> tuple[int, float]:
     """Offer single proposals to all records at once (Xiong & Ju 2025, SOMA).
 
-    `offers` (k, M) is what each offer would add; `uniforms` is (k, 2). Only the first
-    `n_present` records are offered anything. `places` (k,) int64 receives the record that each
-    offer replaced, or -1.
-
-    Returns how many were accepted, and the smallest log acceptance probability.
+    `offers` (k, M) is what each offer would add; `uniforms` is (k, 2). `places` (k,) int64 receives
+    the record, of the first `n_present`, that each offer replaced, or -1. Returns how many were
+    accepted, and the smallest log acceptance probability.
     """
     width = rows.shape[1]
     moved, weights = total.copy(), np.empty(n_present)
@@ -568,14 +551,11 @@ def births_and_deaths(
     exchangeable: bool,
     order: np.ndarray,
 ) -> int:
-    """Moves of the number of records by one, up or down.
+    """Moves of the number of records by one, up or down; returns the new number.
 
-    `log_prior` (n + 1,) is the log-probability of 0, ..., n records; `uniforms` is (moves, 3).
-    If the records are `exchangeable`, any of them may be the one that leaves or comes; else it
-    is the last or the next. `order` (n,) int64 is the place of each record, and is reordered
-    like the rows.
-
-    Returns the new number of records.
+    `log_prior` (n + 1,) is the log-probability of 0, ..., n records; `uniforms` is (moves, 3). Any
+    of `exchangeable` records may leave or come, else the last or the next; `order` (n,) int64, the
+    places of the records, is reordered like the rows.
     """
     n, width = rows.shape
     moved = total.copy()

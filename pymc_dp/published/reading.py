@@ -5,12 +5,12 @@ observed variable stands a sum over records; in front of it only the sum, never 
 
     records --> rows t_i (n, M) --> total T = sum of rows (M,) --> log-density g(T)
 
-Every factor of the model that depends on records is read in this way (Ju et al. 2022, Assumption 2,
-record additivity), or else must give one number per record: randomised response, measurements with
-noise of their own, and other variables below a record. Factors that do neither are refused.
+Every factor that depends on records is read in this way (Ju et al. 2022, Assumption 2, record
+additivity), or must give one number per record: randomised response, measurements with noise of
+their own, and other variables below a record. Factors that do neither are refused.
 
-That records are apart is checked by experiment: another record's values must not change a record's
-row, density or proposal.
+That records are separate is checked by experiment: the values of another record must not change a
+record's row, density or proposal.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ from pymc_dp.errors import NotFactorizable
 from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, is_data, is_long_array
 from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 
-#: The seed of the experiments: a setting.
-_SEED = 7
+_SEED = 7  # the seed of the experiments: a setting
 _TRIALS = 4
 _POINTS = 4
-#: Names of what `Reading.factors` and `Reading.row_log_prior` give.
+#: What `Reading.factors` and `Reading.row_log_prior` give.
 _LABELS = ("row of the statistic", "log-density of an observed variable", "log-density")
 #: Distributions on all real numbers, by the names of PyTensor's operations.
 _REAL = ("normal", "multivariate_normal", "laplace", "logistic", "cauchy", "gumbel", "t")
@@ -62,10 +61,9 @@ _TOLERANCE = 1e-9
 class Function:
     """A compiled function with random streams of its own.
 
-    PyMC's random variables share their generators with every function compiled from the model; a
-    copy of a function in another process would repeat their draws. The generators are replaced
-    here, and renewed for each chain with :meth:`reseed`. A function that is called too rarely to be
-    worth it is not `compiled`.
+    PyMC's random variables share their generators with every function compiled from the model, so
+    copies in other processes would repeat their draws. :meth:`reseed` renews them for each chain.
+    Functions that are called rarely are not `compiled`.
     """
 
     def __init__(
@@ -113,9 +111,8 @@ def compiled_exactly(
 def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
     """Log-densities that are -inf exactly where their parameters are impossible.
 
-    PyMC's checks raise an error, or make all records impossible if one is. Without them, densities
-    of impossible parameters may be finite. Each check is split into the conditions on single
-    entries of which it is made.
+    PyMC's checks raise an error or make all records impossible; without them, densities of
+    impossible parameters may be finite. So each check is split into conditions on single entries.
     """
     found: dict[Variable, Variable] = {}
     for node in toposort(list(outputs)):
@@ -286,11 +283,9 @@ class Reading:
 def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> Reading:
     """Find rows, sums and densities in a model.
 
-    `latents` are free random variables with one row per record. `count` is a free scalar integer
-    variable: how many of the records exist.
-
-    Raises NotFactorizable if a factor is neither a function of sums over records nor one of single
-    records, and ValueError if the records differ in length.
+    `latents` are free random variables with one row per record; `count`, a free scalar integer one,
+    says how many exist. NotFactorizable if a factor is neither a function of sums over records nor
+    one of single records, ValueError if the records differ in length.
     """
     latents = [rv for rv in model.free_RVs if rv in latents]
     n = _number_of_records(model, latents)
@@ -374,11 +369,7 @@ def read(model: Model, latents: Sequence[Variable], count: Variable | None) -> R
 
 
 def records_of(model: Model) -> list[Variable]:
-    """The variables with one row per record about which something was published.
-
-    Behind an observed sum over records; or discrete, and each reported with noise: the density has
-    an entry per record and depends on nothing else that is unknown.
-    """
+    """Variables behind an observed sum over records, or discrete and each reported with noise."""
     start = model.initial_point()
     shapes = {rv: np.shape(start[model.rvs_to_values[rv].name]) for rv in model.free_RVs}
     found: set[Variable] = set()
@@ -548,10 +539,8 @@ def check_records(reading: Reading) -> bool:
     """Check that rows and densities of records are local, on records drawn from the model.
 
     Returns whether records are known to be exchangeable: nothing behind their densities has room
-    for an entry per record, and permuted records have permuted rows and densities.
-
-    Raises NotFactorizable if the row or a density of one record depends on other records, or the
-    number of records enters in another way than by leaving out the rows of those that do not exist.
+    for an entry per record, and permuted records have permuted rows and densities. NotFactorizable
+    if a row or density depends on other records, or their number does more than leave out rows.
     """
     n, what, count = reading.n, names(reading.latents), reading.count
     graphs = [*reading.factors({}), reading.row_log_prior()]
@@ -601,11 +590,9 @@ def check_proposal(
 ) -> None:
     """Check that a proposal offers each record something that depends on that record alone.
 
-    `given` maps random variables of the model to what stands for them in the proposal. `proposed`
-    holds what is proposed (n, ...) and its log-ratio (n,), functions of value variables.
-
-    Raises NotFactorizable if one record's proposal depends on other records, and ValueError if the
-    proposal draws a variable of the model instead of taking its current value.
+    `given` maps random variables to what stands for them; `proposed` holds what is proposed
+    (n, ...) and its log-ratio (n,), functions of value variables. NotFactorizable if that depends
+    on other records, ValueError if the proposal draws a variable whose value is given.
     """
     behind = list(ancestors(proposed))
     if taken := set(behind) & set(given):

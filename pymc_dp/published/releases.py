@@ -1,10 +1,10 @@
 """Declaring how a published statistic was made from confidential records.
 
-Each function adds one observed variable to the model.  It is an ordinary PyMC variable: its
-density, given the records, is that of the mechanism, so PyMC can differentiate it, draw it in
-predictive samples and show it in a graph.  :class:`pymc_dp.PrivacyAwareGibbs` finds the sum over
-records in the density by itself (:mod:`pymc_dp.published.reading`), so a release written with a
-plain distribution, ``pm.Laplace("s", mu=statistic.sum(0), b=2.0, observed=s)``, works as well.
+Each function adds one observed variable, an ordinary PyMC variable whose density, given the
+records, is that of the mechanism: PyMC can differentiate it and draw it in predictive samples.
+:class:`pymc_dp.PrivacyAwareGibbs` finds the sum over records in the density
+(:mod:`pymc_dp.published.reading`), so a release written with a plain distribution,
+``pm.Laplace("s", mu=statistic.sum(0), b=2.0, observed=s)``, works as well.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 
 #: Shapes of random variables are computed without drawing them, and without a compiler.
 _NOTHING_DRAWN = Mode(linker="py", optimizer="fast_compile")
-#: Up to this standard deviation the discrete Gaussian is drawn from a table of probabilities.
-_TABLE_SD = 300.0
+_TABLE_SD = 300.0  # up to which the discrete Gaussian is drawn from a table
 
 
 # -- statistics -----------------------------------------------------------------------------------
@@ -219,8 +218,7 @@ def GeometricRelease(
     observed : int or (m,) integer array
         What was published.
     scale : float or (m,) array
-        Scale b of the noise: the probability of u is proportional to
-        ``exp(-|u| / b)``.
+        Scale b of the noise: the probability of u is proportional to ``exp(-|u| / b)``.
     sensitivity, epsilon : float
         In place of `scale`: l1 sensitivity of the sum and epsilon; b = sensitivity / epsilon.
     **kwargs
@@ -294,9 +292,9 @@ def DiscreteGaussianRelease(
 
     Notes
     -----
-    Canonne, Kamath & Steinke (2020).  The density is exact.  Predictive draws are exact up to
-    sigma = 300; above, a rounded Gaussian stands in, whose probabilities differ by less than
-    one part in a million per squared standard deviation.
+    Canonne, Kamath & Steinke (2020).  The density is exact, and so are predictive draws up to
+    sigma = 300; above, a rounded Gaussian is drawn, whose probabilities differ by less than one
+    part in a million per squared standard deviation.
     """
     kind = "DiscreteGaussianRelease"
     levels = [] if rho is None else [math.sqrt(2.0 * _positive("rho", rho))]

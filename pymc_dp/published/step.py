@@ -54,39 +54,30 @@ _PROPOSALS: dict[str, Callable[[Reading], Offers]] = {
     "enumerate": Enumerate,
     "soma": Soma,
 }
-#: Columns of the progress bar.
-_SHOWN = {"dp_acceptance": "Moved", "dp_min_log_alpha": "Min log α"}
-#: Bytes of stored records above which the user is warned.
-_LARGE = 2**28
-#: Effective draws below which a parameter is said to mix badly.
-_FEW_DRAWS = 100.0
-#: Fraction of iterations at the largest number of records above which the user is warned.
-_FULL = 0.001
-#: Fraction of iterations without non-centred moves above which the user is warned.
-_MANY = 0.1
-#: Iterations after which sums that were kept up to date are computed again.
-_REFRESH = 16
-#: A start is sought among so many draws from the model.
-_STARTS = 100
-#: Parameters at which a conditional distribution is compared with a normal one.
-_TRIALS = 3
+_SHOWN = {"dp_acceptance": "Moved", "dp_min_log_alpha": "Min log α"}  # in the progress bar
+_LARGE = 2**28  # bytes of stored records above which the user is warned
+_FEW_DRAWS = 100.0  # below which a parameter is said to mix badly
+_FULL = 0.001  # fraction of iterations with all records above which the user is warned
+_MANY = 0.1  # fraction of iterations without non-centred moves above which the user is warned
+_REFRESH = 16  # iterations after which sums that were kept up to date are computed again
+_STARTS = 100  # a start is sought among so many draws from the model
+_TRIALS = 3  # parameters at which a conditional distribution is compared with a normal one
 
 
 class PrivacyAwareGibbs(CompiledStep):
     """Imputes confidential records, given the parameters and what was published about them.
 
-    The model declares the confidential records as free variables and the published statistics as
-    releases (:func:`pymc_dp.LaplaceRelease` and others).  This step updates the records; the
-    parameters get a step of PyMC's own, NUTS by default.  Together they sample the exact posterior
-    of parameters and records given the releases.
+    The model declares confidential records as free variables and published statistics as releases
+    (:func:`pymc_dp.LaplaceRelease` and others).  This step updates the records, PyMC's own (NUTS by
+    default) the parameters.  Together they sample their exact posterior given the releases.
 
     Parameters
     ----------
     vars : list of variables, optional
-        The records: free variables with one row per record, discrete or continuous, (n,) or
-        (n, k).  Also the number of records, a scalar integer variable that enters through
-        :func:`pymc_dp.present`, where it is confidential.  Default: all variables with one row
-        per record on which a release depends, and discrete ones that were reported one by one.
+        The records: free variables with one row per record, discrete or continuous, (n,) or (n, k).
+        Also their number, where it is confidential: a scalar integer variable that enters through
+        :func:`pymc_dp.present`.  Default: all variables with one row per record on which a release
+        depends, and discrete ones that were reported one by one.
     proposal : {"prior", "pcn", "enumerate", "soma"} or callable, default "prior"
         How records are offered new values:
 
@@ -100,14 +91,14 @@ class PrivacyAwareGibbs(CompiledStep):
           log q(proposed | current), both in PyTensor.
     noncentered : "auto", bool, or list of variables, default "auto"
         Also move the parameters with the records' innovations held fixed
-        (``pymc_dp.published.innovations``): for which records.  "auto": where it is possible, also
-        for records of other steps that depend on these parameters.  Without, the parameters of
-        vague releases mix slowly, since n imputed records hold them in place.
+        (``pymc_dp.published.innovations``): for which records.  "auto": where possible, also for
+        records of other steps that depend on these parameters.  Otherwise parameters of vague
+        releases mix slowly, since n imputed records hold them in place.
     moves : int, default 2
         How many such moves follow a sweep; each costs about six evaluations of all records.
     store_records : bool, default False
-        Whether the result of :func:`pymc_dp.sample` keeps the records.  Plain ``pm.sample``
-        stores all free variables unless told with ``var_names``.
+        Whether the result of :func:`pymc_dp.sample` keeps the records.  Plain ``pm.sample`` keeps
+        all free variables unless told with ``var_names``.
     model : pymc.Model, optional
         Default: the model of the context.
     rng : optional
@@ -135,9 +126,9 @@ class PrivacyAwareGibbs(CompiledStep):
     never below exp(-epsilon) (Proposition 3.1); under add/remove privacy with known n, never below
     exp(-2 epsilon).  Nothing private is used: what was published stays as private as it was.
 
-    *Weaknesses.*  A sweep visits all n records.  Records with innovations that are not known
-    (mixtures, truncated distributions) are held themselves while the parameters move.  Sums of
-    rows are floating-point numbers: clamp entries that may exceed 1e150 in size.
+    *Weaknesses.*  A sweep visits all n records.  Records without known innovations (mixtures,
+    truncated distributions) stay while the parameters move.  Sums of rows are floating-point
+    numbers: clamp entries that may exceed 1e150 in size.
 
     Statistics per draw: ``dp_acceptance`` (part of the records that moved), ``dp_min_log_alpha``
     (smallest log acceptance probability), ``dp_drift`` (rounding error of the running sum).
@@ -202,8 +193,7 @@ class PrivacyAwareGibbs(CompiledStep):
         else:
             self.offers = Written(reading, self._proposal)
         self.noncentred: NonCentred | None = None
-        #: Why there are no non-centred moves.
-        self._centred = "noncentered=False"
+        self._centred = "noncentered=False"  # why there are no moves
         if self._noncentered is not False:
             try:
                 named = self._noncentered if isinstance(self._noncentered, list) else None
@@ -450,9 +440,8 @@ def _moved_along(noncentered: Any, latents: Sequence[Variable]) -> list[Variable
 class ConjugateNormal(CompiledStep):
     """Draws parameters from their conditional distribution, where that is normal.
 
-    For coefficients with normal priors that enter the mean of normal records linearly, with the
-    other variables given (``dp.PrivacyAwareGibbs``, or any other step).  Far cheaper than NUTS, and
-    without tuning.
+    For coefficients with normal priors that enter the mean of normal records linearly; other steps
+    (``dp.PrivacyAwareGibbs``) move the other variables.  Far cheaper than NUTS, and without tuning.
 
     Parameters
     ----------

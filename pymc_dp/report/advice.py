@@ -39,17 +39,12 @@ from pymc_dp.steps.settings import scaling_matrix
 # -- records simulated from the prior predictive distribution -------------------------------------
 
 
-#: Records for each draw of the parameters.
-ROWS = 100
-#: A few hundred calls take less time than a compilation.
-MODE = Mode(linker="py", optimizer="fast_run")
+ROWS = 100  # records for each draw of the parameters
+MODE = Mode(linker="py", optimizer="fast_run")  # cheaper than a compilation, for a few calls
 
 
 class Simulation:
-    """`ROWS` simulated records in place of those of the model, records on the first axis.
-
-    Unnamed arrays with `length` entries or more may be private.
-    """
+    """`ROWS` simulated records; unnamed arrays of `length` entries or more may be private."""
 
     def __init__(
         self,
@@ -208,8 +203,7 @@ def _not_simulated(rv: Variable) -> ValueError:
 # -- the clip norm that is about right for them ---------------------------------------------------
 
 
-#: With 200 draws of 100 records there are 100 above the quantile of 99.5 %.
-_QUANTILES = (0.5, 0.9, 0.99, 0.995, 0.999)
+_QUANTILES = (0.5, 0.9, 0.99, 0.995, 0.999)  # 100 records of 20,000 are above the quantile of 0.995
 
 
 @dataclass(frozen=True)
@@ -249,7 +243,7 @@ def clip_advice(
     draws: int = 200,
     random_seed: int | None = None,
 ) -> ClipAdvice:
-    """Clip norms that would be about right if the prior were, without touching the data.
+    """Clip norms that are about right if the prior is, without touching the data.
 
     Parameters are drawn from the prior, observed variables given these and public features, and
     the score vectors of these simulated records are measured at the parameters that made them.
@@ -304,10 +298,7 @@ def score_norms(
     draws: int,
     random_seed: int | None,
 ) -> list[np.ndarray]:
-    """Norms of the scores of simulated records, one array for each draw from the prior.
-
-    Arguments, errors and guarantee are those of :func:`clip_advice`.
-    """
+    """Norms of the scores of simulated records, an array per draw; see `clip_advice`."""
     draws = check_integer("draws", draws, minimum=10)
     model = pm.modelcontext(model)
     budget = get_budget(model)

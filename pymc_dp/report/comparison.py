@@ -1,7 +1,7 @@
 """One plan of Gaussian releases, as different accountants would count it.
 
-For papers and for readers of older ones: budgets in this package are counted exactly (Gaussian DP),
-or by privacy loss distributions where batches are sampled, never by the bounds shown here.
+For papers and readers of older ones: this package counts budgets exactly (Gaussian DP), or by
+privacy loss distributions where batches are sampled, never by the bounds shown here.
 """
 
 from __future__ import annotations

@@ -130,10 +130,9 @@ def inefficiency(
     Notes
     -----
     Dang et al. (2019): the inefficiency factor IF is the number of draws that are worth one
-    independent draw, and the computational time CT = IF x evaluations (eq. 3.2) compares runs of
-    equally many draws whatever the implementation.  With signs, CT = IF / (2 tau - 1)² x
-    evaluations (eq. 5.4), tau being the share of positive signs.  The relative computational time
-    of two algorithms is the ratio of their CT (eq. 6.1).
+    independent draw.  The computational time CT = IF x evaluations (eq. 3.2), or with a share tau
+    of positive signs IF / (2 tau - 1)² x evaluations (eq. 5.4), compares runs of equally many draws
+    whatever the implementation, as the ratio of their CT (eq. 6.1).
 
     *Weaknesses.*  The paper estimates IF with the spectral density at 0 (R package coda); here it
     is ArviZ's rank-normalised bulk ESS.  Bias of the draws is not in it.
@@ -175,8 +174,7 @@ def _sign_loss(signs: Any, shape: tuple[int, ...]) -> float:
 # -- how far draws are from a reference -----------------------------------------------------------
 
 
-#: More draws than this are thinned before distances are taken.
-_LARGEST = 2000
+_LARGEST = 2000  # more draws than this are thinned before distances are taken
 _PAIRS = 500
 
 
@@ -313,9 +311,8 @@ def clipping_report(
     -------
     pandas.DataFrame
         One row for each clip norm.  ``clipped`` is the share of records above it.  Simulated:
-        ``worst``, that share at the draw of the parameters where it is largest, and ``kept``, the
-        sum of the clipped norms over the sum of all.  Bought: ``noise_sd``, the standard deviation
-        of the noise on ``clipped``, which may be negative.
+        ``worst``, the largest such share of a draw of the parameters, and ``kept``, the sum of the
+        clipped norms over that of all.  Bought: ``noise_sd`` of ``clipped``, which may be negative.
 
     Raises
     ------
@@ -337,9 +334,8 @@ def clipping_report(
 
     *Weaknesses.*  Simulated records are what the model and its prior expect: where the prior is
     wide, most draws are far from the posterior and more is clipped there than in a run.  A bought
-    count is about one point only.  A small share does not prove a small bias, which depends on
-    how skewed the clipped part is: for the log-likelihood ratios of ``DPPenalty``, 0.5 % of skewed
-    records can move a posterior mean by one standard deviation.
+    count is about one point only.  A small share does not prove a small bias: for ``DPPenalty``,
+    0.5 % of skewed records can move a posterior mean by one standard deviation.
     """
     norms = np.array([positive("clip_norm", c) for c in np.atleast_1d(np.asarray(clip_norm))])
     model = pm.modelcontext(model)

@@ -52,8 +52,7 @@ class PrivateStepState(StepMethodState):
     """PyMC's own state; privacy noise and paid iterations are never part of it."""
 
 
-#: Attributes that a pickle leaves out: they belong to a chain or to the process.
-_OF_A_CHAIN = ("_model", "_state", "_point")
+_OF_A_CHAIN = ("_model", "_state", "_point")  # or of the process: a pickle leaves them out
 
 
 def _rebuild(cls: type[PrivateStep], state: dict[str, Any]) -> PrivateStep:
@@ -66,8 +65,7 @@ class PrivateStep(BlockedStep):
     """Base class of the private step methods.
 
     A subclass names its releases in :meth:`_releases`, makes the state of a chain in
-    :meth:`_initial_state` and moves it in :meth:`_transition`; everything that concerns budgets,
-    records and PyMC is here.
+    :meth:`_initial_state` and moves it in :meth:`_transition`.
     """
 
     name = "private"
@@ -81,11 +79,8 @@ class PrivateStep(BlockedStep):
         "warning": (SamplerWarning, None),
     }
     _state_class = PrivateStepState
-    #: Settings that are either all learned privately or all given.
-    _by_hand: tuple[str, ...] = ("clip_norm", "scaling")
-    #: Attributes that must be given with them.
-    _needed: tuple[str, ...] = ()
-    #: Whether the step can read batches of the records.
+    _by_hand: tuple[str, ...] = ("clip_norm", "scaling")  # all learned privately, or all given
+    _needed: tuple[str, ...] = ()  # attributes that must be given with them
     _takes_batches = False
     _batch_queries: type[BatchQueries] = BatchQueries
 
@@ -393,8 +388,8 @@ class PrivateStep(BlockedStep):
     def finish(self) -> None:
         """End the preparation; until then an equal step resumes it, at no cost.
 
-        `dp.sample` ends it when its result is complete.  After `pm.sample` nobody knows what became
-        of the draws; where chains are charged, what they have left tells.
+        `dp.sample` ends it when its result is complete. After `pm.sample` nothing tells what became
+        of the draws, except what charged chains have left.
         """
         if self._unfinished is not None:
             self.budget.account.finish_plan(self._unfinished)
@@ -509,9 +504,8 @@ class PrivateStep(BlockedStep):
     def _epsilon_now(self) -> float:
         """Epsilon spent once all chains have come as far as this one; rounded up.
 
-        It depends on the iteration number alone: what the other chains have leased by now depends
-        on timing.  A run has 25 values of it, as each takes a millisecond; it has one value with or
-        beside releases on batches, where each takes a second.
+        It depends on the iteration alone, as what other chains have leased depends on timing. A run
+        has 25 values of it, at a millisecond each, or one with batches, at a second.
         """
         plan, budget = self.plan, self.budget
         batches = self._beside

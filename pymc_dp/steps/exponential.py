@@ -22,8 +22,7 @@ from pymc_dp.tuning.coordinates import Start, prepare_statistic, random_walk
 from pymc_dp.tuning.model_parts import Design, ModelParts
 from pymc_dp.tuning.preparing import Preparing, Shown
 
-#: Fewer effective draws than that are worth a warning.
-_FEW = 10.0
+_FEW = 10.0  # fewer effective draws than that are worth a warning
 
 
 class ExponentialFamilyPenalty(PrivateStep):
@@ -32,37 +31,36 @@ class ExponentialFamilyPenalty(PrivateStep):
     For records that are independent and identically distributed given the parameters, in an
     exponential family: Normal, Bernoulli, Binomial, Poisson, Exponential, Gamma, Categorical and
     MvNormal are recognised, whatever the priors and however their parameters are computed; others
-    are described by hand.  The statistics are summed once, so an iteration costs the same for ten
-    records as for ten million.
+    are described by hand. The statistics are summed once, so the cost of an iteration does not
+    depend on the number of records.
 
     Parameters
     ----------
     vars : sequence of variables, optional
         All free variables, or left out.
     draws, tune, chains : int
-        The plan: what ``pm.sample`` will be called with.  Noise is calibrated to it; another call
-        is refused before anything is spent.
+        The plan: what ``pm.sample`` will be called with. Noise is calibrated to it; another call is
+        refused before anything is spent.
     step_size : float or (d,) array, optional
-        Standard deviation of the Gaussian proposal in z, per coordinate if an array.  Default
+        Standard deviation of the Gaussian proposal in z, per coordinate if an array. Default
         (automatic settings only): as for :class:`DPPenalty`.
     scaling : float, (d,) array, (d, d) array or dict, optional
         The A of theta = initial point + A z, in unconstrained space: about the posterior standard
-        deviation of each parameter, from public knowledge.  Default: from one or two noisy sums of
-        the statistic, charged first, by a normal approximation of what they say.
+        deviation of each parameter, from public knowledge. Default: a normal approximation of one
+        or two noisy sums of the statistic, which are charged first.
     statistic : callable, optional
-        By hand, together with the next three: the statistic S of the records.  Called with one
+        By hand, together with the next three: the statistic S of the records. Called with one
         (n, ...) tensor, or with tensors by name where the likelihood reads ``pm.Data`` beside the
         observed variable; returns (n, m), each row computed from its record alone.
     natural : callable, optional
-        The natural parameters phi, (m,).  Its arguments are names of variables of the model:
+        The natural parameters phi, (m,). Its arguments are names of variables of the model:
         ``lambda mu, sigma: pt.stack([mu / sigma**2, -0.5 / sigma**2])``.
     log_normalizer : callable, optional
         A in p(y) = h(y) exp(phi . S(y) - A); arguments as for `natural`.
     statistic_bounds : (lower, upper), optional
         Public bounds of the entries of S, numbers or (m,) arrays: entries are clamped.
     noise_multiplier : float, optional
-        Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
-        budget.
+        Noise standard deviation over sensitivity; default: so that the plan uses the budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
     model, rng, compile_kwargs, initial_point, blocked, progressbar
@@ -75,23 +73,23 @@ class ExponentialFamilyPenalty(PrivateStep):
 
     Notes
     -----
-    *Guarantee.*  One Gaussian release of the sums per iteration, with fresh noise; all draws
-    together satisfy the budget.  Stationary distribution: the exact posterior given the statistics,
+    *Guarantee.* One Gaussian release of the sums per iteration, with fresh noise; all draws
+    together satisfy the budget. Stationary distribution: the exact posterior given the statistics,
     clamped to their public bounds and rounded to a fine grid, whatever the noise.
 
     With statistics of norm at most R (``pymc_dp.steps.families`` derives their scales) the l2
     sensitivity of the sums is 2 R if one record is replaced, 2^(1/2) R where no entry is negative
-    (Categorical), and R if one is added or removed.  In the last case the number of records, which
+    (Categorical), and R if one is added or removed. In the last case the number of records, which
     multiplies the log-normaliser, is private, so 1 is an entry of the statistic.
 
-    *Assumptions.*  Bounds (:func:`pymc_dp.bounds`, `statistic_bounds`) and settings are public.
-    That the statistic is that of the model is not assumed: it is compared with PyMC's log-density.
+    *Assumptions.* Bounds (:func:`pymc_dp.bounds`, `statistic_bounds`) and settings are public. The
+    statistic is not assumed to be that of the model: it is compared with PyMC's log-density.
 
-    *Weaknesses.*  Bounds that are too narrow clamp, and the posterior is then about the clamped
-    data; bounds that are too wide cost noise in proportion.  The noise of a ratio grows with the
-    distance moved, so steps shrink and the chain slows as the budget falls: chains are worth about
-    M / (12 d s^2) independent draws for squared mu M, with s the change of phi per posterior
-    standard deviation times the sensitivity, however many iterations are made.
+    *Weaknesses.* Bounds that are too narrow clamp, and the posterior is then about the clamped
+    data; bounds that are too wide cost noise in proportion. The noise of a ratio grows with the
+    distance moved, so the chain slows as the budget falls: chains are worth about M / (12 d s^2)
+    independent draws for squared mu M, with s the change of phi per posterior standard deviation
+    times the sensitivity, however many iterations are made.
 
     References
     ----------

@@ -30,10 +30,8 @@ from pymc_dp.rows.record_statistics import RowByRow, widened
 from pymc_dp.steps.families import Family, family_of, with_count
 from pymc_dp.tuning.model_parts import ModelParts
 
-#: Required relative agreement with PyMC's log-density.
-_AGREEMENT = 1e-9
-#: Numbers of made-up records, and of places in parameter space, at which it is checked.
-_RECORDS, _PLACES = 64, 24
+_AGREEMENT = 1e-9  # required relative agreement with PyMC's log-density
+_RECORDS, _PLACES = 64, 24  # made-up records and parameters at which it is checked
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +46,7 @@ class ByHand:
 
 @dataclass(frozen=True, eq=False)
 class ExponentialModel:
-    """What a sampler needs of a likelihood p(y|theta) = h(y) exp(phi . S(y) - A).
-
-    `statistic` is S, bounded.  `n` is the number of records; 0 where it is private and counted by
-    an entry of the statistic.
-    """
+    """Likelihood h(y) exp(phi . S(y) - A); n is 0 where the private number of records is in S."""
 
     name: str
     statistic: Statistic
@@ -65,10 +59,7 @@ class ExponentialModel:
         return {**self.__dict__, "_jacobian": None}
 
     def facts(self, theta: np.ndarray) -> dict[str, Any]:
-        """What tells this family and its scaling from others.
-
-        An interrupted preparation of another family must not be resumed.
-        """
+        """What tells this family from others, whose preparation must not be resumed."""
         probes = [self.natural(theta + step).tobytes() for step in (0.0, 0.1, -0.3)]
         return {"family": self.name, "digest": hashlib.sha256(b"".join(probes)).hexdigest()}
 
@@ -112,11 +103,9 @@ class _SingleRows:
 def exponential_model(parts: ModelParts, by_hand: ByHand | None, sampler: str) -> ExponentialModel:
     """Recognise the likelihood of a model, or take the user's description; check either.
 
-    phi . S(y) - A is compared with PyMC's own log-density, on made-up records within the bounds and
-    parameters drawn from the prior: the difference may depend on the record alone, to 1e-9.
-
-    UnsafeModel and ValueError name the variable or the argument, and the remedy.  Nothing was spent
-    then, and only types and shapes of the data were read.
+    phi . S(y) - A is compared with PyMC's log-density on made-up records and draws of the prior:
+    the difference may depend on the record alone, to 1e-9. UnsafeModel and ValueError name the
+    remedy; nothing was spent then, and only types and shapes of the data were read.
     """
     model, budget = parts.model, parts.budget
     records = parts.records

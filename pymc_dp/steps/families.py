@@ -1,19 +1,17 @@
 """Exponential families of PyMC distributions, with statistics scaled to public bounds.
 
-A record y of a family has log density phi . T(y) - A + (a function of y alone).  Every release adds
-the same noise to all entries of the sum of T, as large as the norm of the longest T(y), so the
-statistic is chosen among its affine images, with the noise on entry j in the units of the entry:
+A record y has log density phi . T(y) - A + (a function of y alone). All entries of the sum of T get
+the same noise, as large as the norm of the longest T(y), so T is chosen among its affine images:
 
-- Entries that are known to lie in a box are shifted and scaled to [-1, 1].  With sensitivities
-  Delta_j of single entries and weights w_j, the noise on entry j has variance
-  sum_k (w_k Delta_k)^2 / w_j^2, and the product of these, the squared volume of the noise, is least
-  where all w_k Delta_k are equal (inequality of means).  The norm is then sqrt(m).
+- Entries in a box are scaled to [-1, 1]. With sensitivities Delta_j and weights w_j of entries, the
+  noise on entry j has variance sum_k (w_k Delta_k)^2 / w_j^2; the product of these, the squared
+  volume of the noise, is least where all w_k Delta_k are equal. The norm is then sqrt(m).
 - (t, t^2) with t in [-1, 1] is a curve that stays away from corners of its box: see `_gaussian`.
 - Indicators of K categories have norm 1, and no negative entries.
 - Where the number of records is private, 1 is an entry too, with weight w: the volume of the noise,
   (norm^2 + w^2)^(m+1) / w^2, is least at w^2 = norm^2 / m.
 
-Entries whose natural parameter is a constant say nothing of the parameters and are left out.
+Entries with a constant natural parameter say nothing of the parameters and are left out.
 """
 
 from __future__ import annotations
@@ -36,8 +34,8 @@ from pymc_dp.records.bounds import Interval
 class Family:
     """An exponential family: statistic of the records, and natural parameters of a model.
 
-    `statistic` maps records (n, ...) to (n, m), with rows no longer than `norm`, and clamps records
-    to `limits`.  `natural` is phi, (m,); `log_normalizer` is A, a scalar, or None where it is 0.
+    `statistic` clamps records (n, ...) to `limits` and maps them to (n, m), with rows no longer
+    than `norm`. `natural` is phi, (m,); `log_normalizer` is A, a scalar, or None where it is 0.
     `nonnegative`: no entry of the statistic is negative.
     """
 
@@ -52,11 +50,7 @@ class Family:
 
 @dataclass(frozen=True)
 class Known:
-    """What is known of an observed variable.
-
-    `parameters` are those of PyMC's distribution, shared by all records, as functions of the value
-    variables `values`.  `lower` and `upper` are public bounds of one record.
-    """
+    """An observed variable: its shared parameters as graphs of `values`, and bounds of a record."""
 
     name: str
     parameters: list[Variable]
@@ -70,10 +64,7 @@ class Known:
         return bool(self.values & ancestors_without_shapes([graph]))
 
     def within(self, least: float = -math.inf, most: float = math.inf) -> tuple[float, float]:
-        """Bounds of a number, cut off at those of the support.
-
-        Raises UnsafeModel if a side has no bound, or nothing is left between them.
-        """
+        """Bounds of a number within the support; UnsafeModel if no finite interval is left."""
         lower, upper = max(float(self.lower), least), min(float(self.upper), most)
         self._refuse_unusable(np.array(lower), np.array(upper))
         return lower, upper
@@ -186,8 +177,8 @@ def _gamma(known: Known) -> Family:
 def _categorical(known: Known) -> Family:
     """Indicators of the K categories; a label that is none of them counts as zeros.
 
-    The sum of the indicators is the number of records.  Where that is public, a multiple of it may
-    be taken from the natural parameters: these, and the noise of ratios, are smallest with mean 0.
+    Where their sum, the number of records, is public, natural parameters may be shifted: they, and
+    the noise of ratios, are smallest with mean 0.
     """
     [p] = known.parameters
     k = p.type.shape[-1]
@@ -274,8 +265,7 @@ def _gaussian(
 
 # -- finding them ---------------------------------------------------------------------------------
 
-#: By the name of PyTensor's operation: the function that makes the family, and the numbers of
-#: dimensions of a record and of the parameters.
+#: By PyTensor's names: what makes the family; numbers of dimensions of a record and of parameters.
 FAMILIES: dict[str, tuple[Callable[[Known], Family], int, tuple[int, ...]]] = {
     "bernoulli": (_bernoulli, 0, (0,)),
     "binomial": (_binomial, 0, (0, 0)),
@@ -299,9 +289,9 @@ def family_of(
 ) -> Family:
     """The family of an observed variable.
 
-    `parameters` of its distribution are functions of the model's value variables `values`; `limits`
-    are public bounds of one record, infinite where there is none.  Raises UnsafeModel if the
-    distribution is not known, parameters differ from record to record, or bounds lack.
+    `parameters` are functions of the value variables `values`; `limits` are public bounds of a
+    record or infinite. UnsafeModel if the distribution is not known, parameters differ from record
+    to record, or bounds lack.
     """
     op = rv.owner.op
     if getattr(op, "name", None) not in FAMILIES:
@@ -332,10 +322,7 @@ def family_of(
 
 
 def with_count(family: Family, m: int) -> Family:
-    """The family for a private number of records: 1 is an entry, with -A as its parameter.
-
-    The statistic of `family` has m entries.
-    """
+    """The family for a private number of records: 1 is entry m + 1, with -A as its parameter."""
     if family.log_normalizer is None:
         return family
     weight = family.norm / math.sqrt(m)

@@ -27,37 +27,36 @@ class DPHMC(PrivateStep):
     vars : sequence of variables, optional
         All free variables, or left out.
     draws, tune, chains : int
-        The plan: what ``pm.sample`` will be called with.  Noise is calibrated to it; another call
-        is refused before anything is spent.  With settings by hand, tuning iterations move without
-        the accept test, to reach the bulk of the posterior from afar; they are charged like others.
+        The plan: what ``pm.sample`` will be called with. Noise is calibrated to it; another call is
+        refused before anything is spent. With settings by hand, tuning iterations move without the
+        accept test, to reach the bulk of the posterior from afar; they are charged like others.
     step_size : float, optional
-        Leapfrog step in z.  Default (automatic settings only): so that trajectories are as long as
+        Leapfrog step in z. Default (automatic settings only): so that trajectories are as long as
         the noise of the plan allows, see Notes.
     n_steps : int, optional
-        L, leapfrog steps per iteration.  Default (automatic settings only): as few as keep the
-        energy error of a step small, often 1, because the noise of a trajectory does not depend on
-        how many steps it is cut into.
+        L, leapfrog steps per iteration. Default (automatic settings only): as few as keep the
+        energy error small, often 1; the noise of a trajectory does not depend on how it is cut into
+        steps.
     clip_norm : float or {"gradient": float, "log_ratio": float}, optional
         Bound b on the norm of one record's score in z, and on how fast its log-likelihood changes
-        per unit of distance in z.  One number serves for both.  Default: learned privately.
+        per unit of distance in z. One number serves for both. Default: learned privately.
     scaling : float, (d,) array, (d, d) array or dict, optional
         The A of theta = initial point + A z, in unconstrained space: about the posterior standard
-        deviation of each parameter, from public knowledge.  Default: learned privately.
+        deviation of each parameter, from public knowledge. Default: learned privately.
     integrator : {"leapfrog", "position"}
         "leapfrog" is the paper's; "position" starts with half a drift and saves a gradient.
     reuse_gradient : bool, optional
         Use the last gradient of an iteration as the first of the next (leapfrog only): L gradients
-        an iteration instead of L + 1.  Default: where settings are automatic and the integrator is
-        leapfrog, because one step of two half kicks then has half of the noise of a whole kick.
+        an iteration instead of L + 1. Default: with automatic settings and leapfrog, because two
+        half kicks then have half of the noise of a whole one.
     jitter : float, default 0.1
-        Step sizes vary by this fraction around `step_size`, by a randomised Halton sequence, so
-        that trajectories do not return to where they started.
+        Step sizes vary by this fraction, by a randomised Halton sequence, so that trajectories do
+        not return to where they started.
     gradient_share : float, optional
-        Part of the budget for gradients; the rest pays for accept tests.  Default: .5 by hand, else
+        Part of the budget for gradients; the rest pays for accept tests. Default: .5 by hand, else
         what makes the noise of both together least.
     noise_multiplier : float or {"gradient": float, "log_ratio": float}, optional
-        Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
-        budget.
+        Noise standard deviation over sensitivity; default: so that the plan uses the budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
     model, rng, compile_kwargs, initial_point, blocked, progressbar
@@ -70,19 +69,19 @@ class DPHMC(PrivateStep):
 
     Notes
     -----
-    *Guarantee.*  ``n_steps + 1`` Gaussian gradient releases (``n_steps`` with "position" or
+    *Guarantee.* ``n_steps + 1`` Gaussian gradient releases (``n_steps`` with "position" or
     `reuse_gradient`) and one log-likelihood ratio per iteration; all draws together satisfy the
-    budget.  Stationary distribution: the exact posterior for any gradient noise and clipping, if
+    budget. Stationary distribution: the exact posterior for any gradient noise and clipping, if
     no log-likelihood ratio is clipped.
 
-    *Automatic settings.*  On N(0, I) a trajectory of length T = L h moves by about T d^(1/2), and
+    *Automatic settings.* On N(0, I) a trajectory of length T = L h moves by about T d^(1/2), and
     the noise of its gradients and of its ratio adds (T c)^2 d K to the variance of the log
-    acceptance ratio, with K iterations in all and c known from the clip norms and the budget.  Mean
+    acceptance ratio, with K iterations in all and c known from the clip norms and the budget. Mean
     squared jumps are longest where that is 2.38^2 (23 % accepted), or at T = pi/2.
 
-    *Assumptions.*  Settings are public; ``clip_norm`` of the ratio is a valid Lipschitz bound.
+    *Assumptions.* Settings are public; ``clip_norm`` of the ratio is a valid Lipschitz bound.
 
-    *Weaknesses.*  The log-likelihood ratio is taken over the whole length of a trajectory, so its
+    *Weaknesses.* The log-likelihood ratio is taken over the whole length of a trajectory, so its
     noise is large: DPLangevin needs a far smaller budget for the same accuracy.
 
     References

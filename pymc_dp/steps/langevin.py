@@ -39,9 +39,8 @@ class DPLangevin(PrivateStep):
     consistent_clipping : bool, optional
         Give back what clipping takes from the scores of an anchor on average, over outcomes that
         the model would draw for each record (Fisher consistency), so that short clip norms leave no
-        bias where the model is true. Default: where each record is one row with one outcome, and
-        its support is known (all usual distributions, censored, zero-inflated and mixtures
-        included).
+        bias where the model is true. Default: where each record is one row with one outcome of
+        known support (all usual distributions, also censored, zero-inflated and mixed).
     step_size : float, optional
         h, the step in coordinates in which the posterior is about N(0, I).
     n_steps : int, optional
@@ -53,22 +52,20 @@ class DPLangevin(PrivateStep):
         log-likelihood there (``|A|^2 B^2 / 4`` for logistic regression with rows of norm at most
         B; the chain is exact then if gradients are never clipped), halved in effect by
         `log_concave`; `energy_clip`, about ``0.1 * clip_norm``, is used where no such bound is
-        known. `step_size` is needed too, and nothing is spent on a preparation. Tuning iterations
-        then move without the accept test, to reach the bulk from afar.
+        known. `step_size` is needed too, and nothing is spent on a preparation.
     momentum : {"persistent", "fresh"}, optional
         Keep the momentum between iterations, or draw it again. Default: persistent for the plain
         form with ``n_steps=1``, else fresh.
     friction : float, optional
         Least friction, per unit of time: public noise is added where the privacy noise is weaker,
-        which keeps the chain from moving in circles. Default: 0.3 for the forms with fresh
-        momentum, else 1.
+        which keeps the chain from moving in circles. Default: 0.3 with fresh momentum, else 1.
     jitter : float, default 0.0
         Step sizes vary by this fraction, by a randomised Halton sequence.
     energy_share : float, optional
         Part of the budget for accept tests; the rest pays for gradients. For settings by hand.
     noise_multiplier : float or {"gradient": float, "energy_error": float}, optional
-        Noise standard deviation over sensitivity, for settings by hand; default: calibrated so that
-        the plan uses the budget.
+        Noise standard deviation over sensitivity, by hand; default: so that the plan uses the
+        budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
     model, rng, compile_kwargs, initial_point, blocked, progressbar
@@ -89,10 +86,10 @@ class DPLangevin(PrivateStep):
       tilted by the noise of that one release, exactly, and publication corrects for it
       (``pymc_dp.publication.noise_aware``).
     - *plain*: every iteration pays for the whole score; the target is the posterior itself. For
-      posteriors so far from normal that scores change as much as they are.
+      posteriors far from normal, where changes of scores are as large as scores.
     - *quadratic*: where the budget pays for a few scores and curvatures only. Chains do not touch
-      the records; the likelihood is its normal approximation, which accounts for the noise.
-      Also where what records see is non-linear in the parameters (group means of a non-centred
+      the records; the likelihood is its normal approximation, which accounts for the noise. Also
+      where what records see is non-linear in the parameters (group means of a non-centred
       hierarchy, products): the likelihood of these *effects* is approximated, the rest is exact.
 
     *Guarantee.*  All releases together satisfy the budget.  Stationary distribution: the stated

@@ -32,11 +32,10 @@ from pymc_dp.tuning.public import Target, find_mode, unseen
 from pymc_dp.tuning.quadratic import Quadratic, about_prior, unreliable
 
 _SPREAD_DRAWS = 2000
-#: How much less than 90 % the target may have in an interval of the normal, and by how many
-#: standard deviations its centre may be off; fewer effective draws than this tell neither.
+#: How much less than 90 % of the target an interval of the normal may hold, and how many standard
+#: deviations its centre may be off; fewer effective draws than this tell neither.
 _CONTENT, _SHIFT, _FEWEST = 0.05, 0.3, 50.0
-#: Widest result, in widths of the prior: a density that is flat at its mode tells nothing of it.
-_WIDEST = 10.0
+_WIDEST = 10.0  # widest result, in widths of the prior, as a mode may be flat
 
 
 class _Normal:
@@ -175,11 +174,9 @@ def _settled(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Where in w to look for the mode from, and the precision of how far it may be.
 
-    Apart from what was released: parameters that records see are about where the prior is. Those of
-    the prior alone (tau of a hierarchy) are where the last step of a search left them; no score
-    tells where they belong. They begin at their mode given the others and stay within five of
-    their standard deviations there: as tau goes to 0, and all effects to one value, the density
-    has no bound.
+    Without releases, parameters that records see are about where the prior is. Those of the prior
+    alone (tau of a hierarchy) begin at their mode given the others and stay within five of their
+    sds: as tau goes to 0, and all effects to one value, the density has no bound.
     """
     spread = before.scaling.diagonal()
     widths = at.scaling / spread[:, None]
@@ -224,11 +221,7 @@ def _no_flatter(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
 
 
 def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
-    """How the target differs from its normal approximation, in words; empty where it hardly does.
-
-    Draws of the normal are weighted to draws of the target, and the parameters looked at one by
-    one, as their intervals are. Three Monte-Carlo errors are allowed for.
-    """
+    """How weighted draws of the normal differ from the target, if they do: see `_in_words`."""
     u = np.random.default_rng(0).standard_normal((_SPREAD_DRAWS, len(mode)))
     log_target = np.array([float(target.log_density(z)) for z in mode + u @ widths.T])
     log_weights = log_target + 0.5 * (u**2).sum(axis=1)
@@ -276,7 +269,7 @@ def laplace(
     var_names : list of str, optional
         As in :func:`pymc_dp.release`.
     random_seed : int or Generator, optional
-        Of the draws.  Privacy noise always comes from the operating system.
+        Of the draws. Privacy noise always comes from the operating system.
     progressbar : bool, default True
 
     Returns
@@ -292,20 +285,19 @@ def laplace(
     Notes
     -----
     The log-likelihood is replaced by a quadratic one, from two released scores and a released
-    curvature at the mode.  Given the parameters, the released score is N(H z, H + V), with V the
-    privacy noise.  So the draws are wider than the posterior by what the noise hides, and hardly
-    wider than the prior.  In unconstrained space the result is normal about the mode of prior times
-    released likelihood.  Where weighted draws show that this target is not near normal there, as in
-    hierarchies whose scale is little known, the normal has the mean and the covariance of NUTS
-    draws of the target.
+    curvature at the mode. Given the parameters, the released score is N(H z, H + V), with V the
+    privacy noise, so the draws are wider than the posterior by what the noise hides, and hardly
+    wider than the prior. In unconstrained space the result is normal about the mode of prior times
+    released likelihood. Where weighted draws show that this target is not near normal there, as in
+    hierarchies whose scale is little known, it has the mean and covariance of NUTS draws of the
+    target.
 
-    *Guarantee.*  The releases of the preparation satisfy the budget.
+    *Guarantee.* The releases of the preparation satisfy the budget.
 
-    *Weaknesses.*  Approximate where the posterior is not near normal; ``DPLangevin`` is better
-    there.  A warning and the statement say where prior times released likelihood is not near
-    normal about the mode that was found.  If the prior has several modes, the others are not
-    looked for.  The bias of clipping is not covered.  It is the honest choice for near-normal
-    posteriors and for budgets too small for chains.
+    *Weaknesses.* Approximate where the posterior is not near normal; ``DPLangevin`` is better
+    there. A warning and the statement say where prior times released likelihood is not near normal
+    about the mode that was found; other modes of the prior are not looked for. The bias of clipping
+    is not covered. Use it for near-normal posteriors and for budgets too small for chains.
     """
     draws = check_integer("draws", draws, minimum=1)
     chains = check_integer("chains", chains, minimum=1)

@@ -47,37 +47,34 @@ class DPPenalty(PrivateStep):
         is refused before anything is spent.
     step_size : float or (d,) array, optional
         Standard deviation of the Gaussian proposal in z, per coordinate if an array.  Default
-        (automatic settings only): the longest mean squared jump on N(0, I) with the noise that the
-        plan implies, 2.38 / (d (1 + K c^2))^(1/2), with K iterations in all and c the noise of a
-        ratio per unit of distance if one iteration had the whole budget.
+        (automatic settings only): 2.38 / (d (1 + K c^2))^(1/2), for the longest mean squared jump
+        on N(0, I), with K iterations in all and c the noise of a ratio per unit of distance if one
+        iteration had the whole budget.
     clip_norm : float, optional
         Bound b on how fast one record's log-likelihood changes: ratios are clipped to
-        ``b * |z' - z|``.  A public Lipschitz bound (for logistic regression, a bound on the norm
-        of a row of features in z) makes the chain exact.  Default: learned privately, from
-        projections of the scores on a few random directions, or from their longest entries where
-        one component moves at a time.
+        ``b * |z' - z|``.  A public Lipschitz bound (for logistic regression, a bound on the norm of
+        a row of features in z) makes the chain exact.  Default: learned privately, from projections
+        of scores on random directions, or from their longest entries for moves of one component.
     scaling : float, (d,) array, (d, d) array or dict, optional
         The A of theta = initial point + A z, in unconstrained space: about the posterior standard
         deviation of each parameter, from public knowledge.  Default: learned privately.
     proposal : {"gaussian", "one_component", "guided", "independence"}
-        A random walk of all coordinates; of one at a time; of one at a time, on in its direction
-        until it is rejected; or draws from a Student t about z = 0 whatever the position, for large
-        budgets.
+        A random walk of all coordinates; of one at a time; of one at a time, in the same direction
+        until it is rejected; or draws from a Student t about z = 0, for large budgets.
     likelihood_power : float, default 1
         The target is prior times likelihood to this power, at most 1: of n records it has the
         width of a posterior of ``likelihood_power * n``, and the noise weighs less.
     noise_multiplier : float, optional
-        Noise standard deviation over sensitivity; default: calibrated so that the plan uses the
-        budget.
+        Noise standard deviation over sensitivity; default: so that the plan uses the budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
     batch_size : int, optional
         Number of records (or users) in a batch, from which every ratio is estimated; default: all
         records.  Approximate, and sensible with a small `likelihood_power` only.
     batches : {"poisson", "fixed_size"}
-        Every record is in a batch by a secret coin of its own, and `batch_size` is the expected
-        size; or batches are secret subsets of exactly this size, for 2 to 7 times the epsilon, and
-        under ``replace_one`` only.
+        A secret coin for each record decides whether it is in a batch, of expected size
+        `batch_size`; or batches are secret subsets of exactly this size, for 2 to 7 times the
+        epsilon, and under ``replace_one`` only.
     model, rng, compile_kwargs, initial_point, blocked, progressbar
         As in PyMC.
 
@@ -95,10 +92,10 @@ class DPPenalty(PrivateStep):
     sampling probability q, and its sampling variance by T^2 (1 - q) / q^2 sum r^2.  What is
     released is the estimate less half of that variance, a sum with one bounded term per record:
     ``|T r / q - T^2 (1 - q) r^2 / (2 q^2)| <= T c / q + T^2 (1 - q) c^2 / (2 q^2)`` for
-    ``|r| <= c``.  So
-    the variance costs no release of its own.  The penalty is right as far as the estimate is normal
-    and its variance well estimated.  All releases are accounted together by their privacy loss
-    distribution (fixed sizes: by Rényi divergences), and paid for when the step is built.
+    ``|r| <= c``.  So the variance costs no release of its own.  The penalty is right as far as the
+    estimate is normal and its variance well estimated.  All releases are accounted together by
+    their privacy loss distribution (fixed sizes: Rényi divergences), and paid for when the step is
+    built.
 
     *Assumptions.*  ``clip_norm`` is a valid Lipschitz bound; settings are public.
 
@@ -269,28 +266,27 @@ class DPBarker(DPPenalty):
     -----
     *Guarantee.*  One Gaussian release per iteration; all draws together satisfy the budget.
 
-    With `batch_size`, a batch with sampling probability q tells two sums in one Gaussian release:
+    With `batch_size`, a batch with sampling probability q gives two sums in one Gaussian release:
     of T r / q, which estimates the ratio, and of w T r^2 / (q c), from which its sampling variance
-    follows; a record with ``|r| <= c`` adds a vector of norm (T c / q) (1 + w^2)^(1/2) at most, and
-    w = 1/2 makes the ratio 12 % noisier than it would be alone.  The test fills up what privacy
-    noise and estimated sampling variance leave of `noise_sd`, with public noise.  The guarantee
-    counts the Gaussian noise that is added, amplified by the sampling, and nothing else: it does
-    not rest on the noise of sampling being normal, as that of Räisä (2021) does.
+    follows.  A record with ``|r| <= c`` adds a vector of norm (T c / q) (1 + w^2)^(1/2) at most;
+    w = 1/2 makes the ratio 12 % noisier than it would be alone.  Public noise fills up what privacy
+    noise and estimated sampling variance leave of `noise_sd`.  The guarantee counts only the added
+    Gaussian noise, amplified by the sampling: unlike that of Räisä (2021) it does not need normal
+    sampling noise.
 
     *Assumptions.*  As for :class:`DPPenalty`.
 
-    *Weaknesses.*  Approximate: the test is never exactly Barker's, though its error at the
-    default is far below what chains of usual length can show.  A proposal whose answer is noisier
-    than `noise_sd` is rejected.  At most half of the proposals are accepted.
+    *Weaknesses.*  Approximate: the test is never exactly Barker's, though its error at the default
+    is far below what chains of usual length can show.  A proposal whose answer is noisier than
+    `noise_sd` is rejected.  At most half of the proposals are accepted.
 
-    With `batch_size` it is approximate for two more reasons.  The noise of sampling is normal by a
-    central limit theorem only: skewed ratios r shift the log odds of a move by about
+    With `batch_size` it is approximate for two more reasons.  Sampling noise is normal by a central
+    limit theorem only: skewed ratios r shift the log odds of a move by about
     (2 - q) (1 - q) T^3 sum r^3 / (12 q^2) where both ways are equally likely, one over the root of
     the size of the batch.  And its variance is estimated, with noise of standard deviation
-    (1 - q) (T c / q) s / w, s the privacy noise, which is 1.8 (1 - q) s^2 over the noise
-    multiplier: where the estimate comes near what `noise_sd` allows, or below nothing, tests are
-    noisier than they should be.  In simulations draws were 1 to 3 % too wide for a multiplier of 2,
-    and up to 6 % for one below 1.
+    (1 - q) (T c / q) s / w (s the privacy noise), 1.8 (1 - q) s^2 over the noise multiplier: tests
+    are too noisy where the estimate is negative or near what `noise_sd` allows.  In simulations
+    draws were 1 to 3 % too wide for a multiplier of 2, and up to 6 % for one below 1.
 
     References
     ----------

@@ -79,7 +79,7 @@ def scaling_matrix(scaling: Any, parameters: ParameterVector, model: Model) -> n
 
     `scaling` is one number for all, a (d,) vector, a (d, d) matrix, or a dict by variable name (the
     model's names or PyMC's names of the unconstrained values) of numbers or arrays of the
-    variable's shape.  Raises ValueError if the shape, the names or the values do not fit.
+    variable's shape. ValueError if shape, names or values do not fit.
     """
     d = parameters.size
     if isinstance(scaling, Mapping):
@@ -141,8 +141,7 @@ def _by_name(scaling: Mapping[str, Any], parameters: ParameterVector, model: Mod
 
 # -- batches --------------------------------------------------------------------------------------
 
-#: How batches are drawn.
-KINDS = ("poisson", "fixed_size")
+KINDS = ("poisson", "fixed_size")  # how batches are drawn
 
 
 def check_batch_size(
@@ -202,9 +201,9 @@ def fixed_batches(
 ) -> Iterator[Batches]:
     """One release on a batch per iteration, charged as a whole while a step is made.
 
-    If making the step fails before anything was released, the charge is taken back.  Without a
-    `noise_multiplier` the smallest one with which all fits is used.  `automatic` says that a
-    preparation will need a part of the budget; `event_of` comes from `batch_events`.
+    If making the step fails before anything was released, the charge is taken back. Without a
+    `noise_multiplier` the smallest one with which all fits is used. `automatic` leaves room for a
+    preparation; `event_of` comes from `batch_events`.
     """
     account = budget.account
     cap = account.read().cap

@@ -20,12 +20,10 @@ from pymc_dp.tuning.coordinates import learn_coordinates
 from pymc_dp.tuning.model_parts import Design
 from pymc_dp.tuning.preparing import Preparing
 
-#: Default size of a batch: at least so many records, and this part of all.
-_SMALLEST, _PART = 256, 0.02
+_SMALLEST, _PART = 256, 0.02  # least default size of a batch, and part of all records
 #: Longest steps on N(0, I): variances are off by h/4 of Langevin dynamics, h^2/8 of the thermostat.
 _LONGEST = {"Langevin": 0.1, "Nosé-Hoover": 0.25}
-#: Part of the variance that the sampling of batches may add to that of Langevin dynamics.
-_SAMPLING = 0.05
+_SAMPLING = 0.05  # largest part of the variance from the sampling of batches
 
 
 class _Dynamics(PrivateStep):
@@ -101,9 +99,8 @@ class DPSGLD(_Dynamics):
     draws, tune, chains : int
         The plan: what ``pm.sample`` will be called with.
     step_size : float, optional
-        h of z' = z + h/2 score + N(0, h), in z.  Default (automatic settings only): 0.1, or less
-        where the sampling of batches would add more than 5 % to the variance, and at most the step
-        at which the privacy noise is all the noise that is needed.
+        h of z' = z + h/2 score + N(0, h), in z.  Default (automatic settings only): 0.1, or less:
+        batches add at most 5 % to the variance, and privacy at most the noise that is needed.
     batch_size : int, optional
         Number of records (or users) in a batch.  Default: 2 %, 256 at least.
     clip_norm : float, optional
@@ -111,12 +108,11 @@ class DPSGLD(_Dynamics):
     scaling : float, (d,) array, (d, d) array or dict, optional
         As for :class:`DPLangevin`.  Default: learned privately.
     noise_multiplier : float, optional
-        Noise standard deviation over `clip_norm`; default: the least with which the plan fits the
-        budget.
+        Noise standard deviation over `clip_norm`; default: the least that fits the budget.
     runs : int, default 1
         Must be 1: the plan is fixed when the step is built.
     batches : {"poisson", "fixed_size"}
-        Every record is in a batch by a secret coin of its own, so its size varies about
+        A secret coin for each record decides whether it is in a batch, whose size varies about
         `batch_size`; or batches are secret subsets of exactly this size, for 2 to 7 times the
         epsilon, and under ``replace_one`` only.
     model, rng, compile_kwargs, initial_point, blocked, progressbar
@@ -139,9 +135,9 @@ class DPSGLD(_Dynamics):
     *Assumptions.*  As for :class:`DPLangevin`.
 
     *Weaknesses.*  There is no accept test, so draws are biased: by h/4 of the variance from the
-    step, by (1 - q)/q h/4 of it from batches with sampling probability q, by clipping, and by the
-    curvature where the posterior is not near normal.  The published samplers of this name take a
-    step of h score with noise of variance h and sample at temperature 1/2; this one does not.
+    step, by (1 - q)/q h/4 of it from batches with sampling probability q, by clipping, and where
+    the posterior is not near normal.  Published samplers of this name take a step of h score with
+    noise of variance h and so sample at temperature 1/2; this one does not.
 
     References
     ----------

@@ -1,17 +1,14 @@
 """What a sample of records says of the log-posterior, and trajectories along it: compiled loops.
 
-d_k is what control variates leave of the log-likelihood of record k. Three numbers describe an
-estimate of the sum of all d_k:
+d_k is what control variates leave of the log-likelihood of record k. An estimate of their sum has a
+scale (n / m, with m records in the sample or mini-batch), a shift (a of the block-Poisson
+estimator, eq. 5.1), and a batch (records of a mini-batch of that estimator, whose absolute value is
+taken; `PERTURBED` for eq. 4.5, `MEAN` for stochastic gradients).
 
-- scale: n / m, with m records in the sample, or in a mini-batch of it;
-- shift: a of the block-Poisson estimator (eq. 5.1);
-- batch: records of a mini-batch of the block-Poisson estimator, whose absolute value is taken;
-  `PERTURBED` for eq. 4.5, `MEAN` for stochastic gradients.
-
-Records of one linear predictor have loops of their own. Others have a kernel, compiled from the
-graph of the model, which these loops call through its address: a function among the arguments of a
-loop costs half a millisecond in each call from Python, and the type of the loop depends on it. An
-address is a number, so the loops are compiled once, and cached, for all models.
+Records of one linear predictor have loops of their own; others have a kernel, compiled from the
+graph of the model and called through its address. A function as an argument would cost half a
+millisecond per call, and the type of the loop would depend on it; with addresses, loops are
+compiled once, and cached, for all models.
 """
 
 from __future__ import annotations
@@ -32,18 +29,14 @@ from pymc_dp.rows.functions import compile_function
 from pymc_dp.rows.linear import value_and_slope
 from pymc_dp.rows.predictor import FAMILIES
 
-#: Sizes of a mini-batch that stand for estimators without mini-batches.
-PERTURBED, MEAN = 0, -1
+PERTURBED, MEAN = 0, -1  # sizes of a mini-batch that stand for estimators without mini-batches
 _LOGIT, _LOG, _NORMAL = (FAMILIES.index(name) for name in ("logit", "log", "normal"))
-#: Flags that let sums be reordered, and keep numbers that are not finite.
-_REORDERED = {"reassoc", "contract", "nsz"}
+_REORDERED = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity stay
 
 # -- samples of records ---------------------------------------------------------------------------
 
-#: (m, p) designs and (k, m) other numbers of m records.
-Sample = tuple[ndarray, ndarray]
-#: Rows that are filled at once.
-_BLOCK = 2**14
+Sample = tuple[ndarray, ndarray]  # (m, p) designs, (k, m) other numbers
+_BLOCK = 2**14  # rows that are filled at once
 
 
 def packed(arrays: Sequence[ndarray]) -> ndarray:
@@ -163,9 +156,8 @@ def call_address(typingctx: Any, address: Any, arguments: Any) -> Any:
 KernelGraph = tuple[list[Variable], list[Variable]]
 _VECTOR, _MATRIX = types.float64[::1], types.float64[:, ::1]
 
-# Where a function raises (the inverse of a singular matrix), its results are not numbers: an error
-# would not leave an address, which would return 0. Numba takes seconds to compile an assigned
-# slice, so results are copied by loops.
+# Where a function raises (a singular matrix), its results are not numbers: behind an address an
+# error would return 0. Numba takes seconds to compile an assigned slice, so loops copy results.
 
 
 def callable_kernel(graph: KernelGraph) -> Any:
@@ -210,11 +202,7 @@ def callable_prior(graph: KernelGraph) -> Any:
 
 
 class Sampled(NamedTuple):
-    """How the posterior is estimated from a sample.
-
-    `family` is that of the linear predictor; -1 without one. `expansion` is the sum of the control
-    variates; with the prior, where that is quadratic too.
-    """
+    """`family` of the predictor, or -1; `expansion` has the prior where that is quadratic."""
 
     family: int
     expansion: Expansion
@@ -363,10 +351,9 @@ def leapfrog(
     step_size: float,
     n_steps: int,
 ) -> float:
-    """Move theta and the momentum along a trajectory; the log-posterior at its end.
+    """Half a kick, drifts and kicks, half a kick, all on one sample; the log-posterior there.
 
-    All of it sees the same sample: half a kick, then drifts and kicks, then half a kick. The
-    published listing mixes up the indices of its half kicks.
+    The published listing mixes up the indices of its half kicks.
     """
     value = 0.0
     momentum += 0.5 * step_size * gradient
@@ -396,9 +383,8 @@ def trajectory(
 ) -> tuple[float, float, float]:
     """A trajectory from theta and its accept test, given the sample and a uniform number.
 
-    Returns the probability of acceptance, the error of the energy along the trajectory, and the
-    estimated log-posterior, up to a constant, where the chain is now. Where it was accepted, theta
-    and d_k are those at its end.
+    Returns the probability of acceptance, the error of the energy, and the estimated log-posterior,
+    up to a constant, where the chain is now; if accepted, theta and d_k are those at the end.
     """
     value = density(kernel, prior, at, sample, theta, d, gradient)
     kinetic = 0.5 * np.dot(momentum, covariance @ momentum)

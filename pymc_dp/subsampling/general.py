@@ -7,9 +7,9 @@ derivatives of eta along delta = theta - centre,
 
     q_k = l_k(eta*) + grad l_k . eta' + (eta' . H_k eta' + grad l_k . eta'') / 2.
 
-Rows are separate, so the gradient of a *sum* over rows holds the gradient of every row. One more
-gradient, of ``sum_k grad l_k . eta'`` with eta' held fixed, holds all products H_k eta'. No Hessian
-of a record is formed, and the cost does not depend on the number of parameters.
+Rows are separate, so the gradient of a *sum* over rows holds that of every row, and the gradient of
+``sum_k grad l_k . eta'``, with eta' held fixed, holds all products H_k eta'. No Hessian of a record
+is formed, and the cost does not depend on the number of parameters.
 """
 
 from __future__ import annotations
@@ -34,21 +34,15 @@ from pymc_dp.rows.simplify import hoisted
 from pymc_dp.subsampling.estimates import KernelGraph, packed
 from pymc_dp.subsampling.reading import columns_of
 
-#: Numbers of a second derivative that are kept in a compiled function.
-_NUMBERS = 2**14
-#: Up to so many numbers that a row sees, its derivatives by them are stored: 28 at most.
-_FEW = 6
+_NUMBERS = 2**14  # numbers of a second derivative that are kept in a compiled function
+_FEW = 6  # up to so many numbers that a row sees, its derivatives by them are stored: 28 at most
 #: For functions called once for every row, one array operation after the other.
 _ONCE = Mode(linker="py", optimizer="fast_run").excluding("fusion")
-#: Rows that are evaluated at once, so that what is between stays in a cache.
-_BLOCK = 4096
+_BLOCK = 4096  # rows that are evaluated at once, so that what is between stays in a cache
 
 
 class GeneralRows:
-    """The records of a model, each a function of what it sees of theta.
-
-    `data` is in the order of ``graph.leaves``, records first.
-    """
+    """The records of a model; `data` is in the order of ``graph.leaves``, records first."""
 
     def __init__(
         self, graph: RowGraph, parameters: ParameterVector, data: Sequence[np.ndarray]
@@ -128,11 +122,10 @@ class GeneralRows:
     ) -> tuple[KernelGraph, np.ndarray, np.ndarray, int]:
         """The estimate from a sample of records, and what it reads of every record.
 
-        Control variates of this order are about the point `at`; `estimator` is "perturbed",
-        "signed" or "mean". Returns the kernel's graph, its constants, the rows (n, k), and the
-        width of the designs, which come first in the rows. From theta, centre, (scale, shift, size
-        of a mini-batch, constants) and a sample, the kernel gives the (1,) estimate, the (rows,)
-        d_k, and the (d,) gradient of the estimate by theta.
+        Control variates of `order` are about `at`; `estimator` is "perturbed", "signed" or "mean".
+        Returns the kernel's graph, its constants, the rows (n, k), and the width of the designs,
+        which come first. From theta, centre, (scale, shift, size of a mini-batch, constants) and a
+        sample the kernel gives the (1,) estimate, the (rows,) d_k, and its (d,) gradient.
         """
         theta, centre, constants = self.theta, self.theta.type("centre"), pt.dvector("constants")
         at_centre = clone_replace(self._shared, {theta: centre}) if self._shared else []
@@ -204,8 +197,8 @@ class GeneralRows:
     ) -> tuple[list[Variable], list[Variable | None], Callable[[np.ndarray], np.ndarray]]:
         """First and second derivatives of shared values along theta - centre; None for affine ones.
 
-        Derivatives of values that are not affine are read from `constants`, where they are few: the
-        function gives them for a centre.
+        Few derivatives of other values are stored in `constants`, which the function gives for a
+        centre.
         """
         theta, direction, way = self.theta, self.theta.type("direction"), self.theta - centre
         firsts: list[Variable] = []

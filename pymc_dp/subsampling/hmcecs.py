@@ -30,31 +30,19 @@ from pymc_dp.subsampling.transitions import (
     start_signed,
 )
 
-#: Variance of the estimated log-likelihood that subsample sizes are chosen for.
-_VARIANCE = 0.5
-#: Fraction of accepted moves below which a chain is said to be stuck.
-_HARDLY_MOVED = 0.1
-#: Signed estimates bound the target where the expansion fails by exp(-blocks) only.
-_FEW_BLOCKS = 20
-#: Variance above which the user is warned.
-_TOO_LARGE = 1.0
-#: A quarter of the way to a negative factor, for the farthest record of the pilot.
-_SAFE = 0.25
-#: For the perturbed estimator: most that one record of a sample may add to the log-likelihood, and
-#: the error of the log-density, so that rare records, of a small group for example, count fully.
+_VARIANCE = 0.5  # variance of the estimated log-likelihood that subsample sizes are chosen for
+_HARDLY_MOVED = 0.1  # fraction of accepted moves below which a chain is said to be stuck
+_FEW_BLOCKS = 20  # signed estimates bound the target where the expansion fails by exp(-blocks) only
+_TOO_LARGE = 1.0  # variance above which the user is warned
+_SAFE = 0.25  # a quarter of the way to a negative factor, for the farthest record of the pilot
+#: Most that a record may add to a perturbed log-likelihood, so that rare ones count; and its error.
 _LARGEST, _BIAS = 1.0, 0.05
-#: Error of the log-density above which the user is warned: means move by less of a sd.
-_BIASED = 0.15
-#: Energy error from which on an iteration counts as divergent.
-_DIVERGENT = 1000.0
-#: Records of a sample, at least: from fewer, the tails of the posterior cannot be told.
-_LEAST = 10
-#: Leapfrog steps of an iteration, at most.
-_MOST_STEPS = 1000
-#: Longest step that is tried, in posterior standard deviations: longer ones are unstable.
-_LONGEST = 2.0
-#: A chain tries to begin at so many draws, until one has a finite density.
-STARTS = 100
+_BIASED = 0.15  # error of the log-density at which users are warned: means move by less of a sd
+_DIVERGENT = 1000.0  # energy error from which on an iteration counts as divergent
+_LEAST = 10  # records of a sample, at least: from fewer, the tails of the posterior cannot be told
+_MOST_STEPS = 1000  # leapfrog steps of an iteration, at most
+_LONGEST = 2.0  # longest step, in posterior standard deviations: longer ones are unstable
+STARTS = 100  # a chain tries to begin at so many draws, until one has a finite density
 
 
 class HMCECS(CompiledStep):
@@ -79,8 +67,7 @@ class HMCECS(CompiledStep):
         Of the Taylor control variates.  2 needs by far the smallest samples.
     subsample_size : int, optional
         m, expected records in a sample, 10 or more; rounded up to a multiple of `blocks`.  Default:
-        by a pilot, so that the variance of the estimated log-likelihood is about 0.5, and 100 at
-        least.
+        by a pilot, for a variance of the estimated log-likelihood of about 0.5; at least 100.
     blocks : int, default 100
         G: one block of a sample is renewed in each iteration, so that successive estimates have
         correlation 1 - 1/G.  For "signed", the number of products lambda.
@@ -89,12 +76,11 @@ class HMCECS(CompiledStep):
         posterior mode on all records, which is cheap beside any chain on all records.
     step_size : float, optional
         Of the leapfrog integrator, in units of posterior standard deviations, at most 1; used as it
-        is.  At most 1000 steps make a trajectory.
-        Default: dual averaging while the chain tunes, and then shortened a little so that a whole
-        number of steps makes up `path_length`.
+        is.  At most 1000 steps make a trajectory.  Default: dual averaging while the chain tunes,
+        then shortened a little so that a whole number of steps makes up `path_length`.
     path_length : float, optional
-        Length of a trajectory; default pi/2, a quarter of the period of a normal posterior, after
-        which draws are independent.  Steps: ``ceil(path_length / step_size)``.
+        Length of a trajectory, of ``ceil(path_length / step_size)`` steps; default pi/2, a quarter
+        of the period of a normal posterior, after which draws are independent.
     target_accept : float, default 0.8
         Of dual averaging.
     model : pymc.Model, optional
@@ -124,14 +110,13 @@ class HMCECS(CompiledStep):
     near enough to its mode that Taylor expansions about it predict the records' log-likelihoods.
     The perturbed estimator takes the error of the estimate to be normal.
 
-    *Weaknesses.*  One mode.  Few records per parameter leave little to gain, and NUTS is better.
-    Where a `reference` is far from the mode, estimates are too variable: the step warns when it is
-    made, and when a chain ends.  Chains start in the normal approximation of the posterior,
-    whatever the initial values, since far from the mode estimates say nothing; where the density
-    is not finite another draw is taken.  The mass matrix is
-    minus the Hessian at the reference and is not adapted.  With few records, or few blocks of the
-    signed estimator, the estimated likelihood may have mass where the expansion is meaningless; a
-    chain that is lost there hardly moves, and says so at its end.
+    *Weaknesses.*  One mode.  With few records per parameter there is little to gain, and NUTS is
+    better.  Where a `reference` is far from the mode, estimates are too variable: the step warns
+    when it is made, and when a chain ends.  Chains start in the normal approximation of the
+    posterior, where the density is finite, whatever the initial values, since estimates far from
+    the mode say nothing.  The mass matrix is minus the Hessian at the reference and is not adapted.
+    With few records, or few blocks of the signed estimator, the estimated likelihood may have mass
+    where the expansion is meaningless; a chain that is lost there hardly moves, and warns.
 
     Statistics per draw: ``acceptance_rate`` of theta and ``acceptance_rate_u`` of the sample,
     ``sigma2`` (estimated variance of the log-likelihood estimate), ``sign``, ``energy_error``,

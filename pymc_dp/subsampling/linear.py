@@ -23,19 +23,14 @@ from pymc_dp.rows.predictor import FAMILIES, Predictor, has_kinks, predictor_of
 from pymc_dp.subsampling.estimates import concave, packed
 from pymc_dp.subsampling.reading import columns_of
 
-#: Numbers of a dense design that may be kept: 4 GB.
-_LARGEST = 2**29
-#: Rows that are evaluated at once.
-_BLOCK = 2**14
+_LARGEST = 2**29  # numbers of a dense design that may be kept: 4 GB
+_BLOCK = 2**14  # rows that are evaluated at once
 
 
 def linear_rows(
     graph: RowGraph, parameters: ParameterVector, data: Sequence[ndarray]
 ) -> LinearRows | None:
-    """The records as rows of one linear predictor; None if they are not.
-
-    `data` is in the order of ``graph.leaves``, records first.
-    """
+    """Records as rows of one linear predictor, or None; `data` is ordered as ``graph.leaves``."""
     theta = parameters.theta
     phis = parameters.substitute([cut.phi for cut in graph.cuts])
     if graph.n_rows * parameters.size > _LARGEST:
@@ -94,11 +89,7 @@ def _assembled(
 
 
 class LinearRows:
-    """The records of a linear predictor.
-
-    `family` is a place in :data:`pymc_dp.rows.predictor.FAMILIES`. Shapes: offset (n,),
-    design (n, d), a and b (n,).
-    """
+    """Records of a linear predictor: place in `FAMILIES`, offset (n,), design (n, d), a, b."""
 
     def __init__(
         self, family: int, offset: ndarray, design: ndarray, a: ndarray, b: ndarray

@@ -39,10 +39,8 @@ from pymc_dp.subsampling.reading import (
     refuse_partial,
 )
 
-#: Records that are evaluated at once.
-_RECORDS = 20_000
-#: Of the pilot: places at which all records are looked at; then the records that are looked at
-#: further, the worst and others, and at how many places.
+_RECORDS = 20_000  # records that are evaluated at once
+#: Of the pilot: places for all records; then the worst records, others, and places for these.
 _POINTS, _WORST, _OTHERS, _PLACES = 8, 2_000, 5_000, 100
 
 
@@ -52,12 +50,11 @@ Source = LinearRows | GeneralRows
 class Variates:
     """Control variates of all records, ready for compiled loops.
 
-    `curved` is the log-posterior about the centre. `expansion` is the sum of the control variates;
-    with the prior, if that is quadratic. `family` is that of the linear predictor; -1 without one.
-    `rows` (n, k) is what an estimate reads of every record: first the design, `width` numbers.
-    `data` are the arrays of the model that were read.
-    `kernel_graph` and `prior_graph` are None where loops of our own, or the expansion, take their
-    place; `constants` are those of the kernel.
+    `curved` is the log-posterior about the centre, `expansion` the sum of the control variates,
+    with the prior if that is quadratic; `family` is that of the linear predictor, or -1. `rows`
+    (n, k) is what an estimate reads of every record, first the design of `width` numbers.
+    `kernel_graph`, with `constants`, and `prior_graph` are None where loops of our own, or the
+    expansion, replace them.
     """
 
     def __init__(
@@ -140,9 +137,8 @@ class Pilot:
     - largest: n times the largest distance of d_k from its mean, at all but a tenth of the places.
     - third: n^3 times the third central moment of d_k, root mean square over the places.
 
-    All records are looked at, at a few places: some of a small group can be all that the expansion
-    misses. Those for which it is farthest off, and a sample of the others, are then looked at in
-    many places, since third moments grow as the ninth power of the distance from the centre.
+    All records are looked at in a few places, since the expansion may miss only some of a small
+    group; the worst and a sample of the others in many: third moments grow as distance^9.
     """
 
     def __init__(self, variates: Variates, rng: np.random.Generator) -> None:
@@ -170,18 +166,14 @@ class Pilot:
     def bias(self, size: int) -> float:
         """Error of the log-density that samples of `size` perturb, where the posterior is.
 
-        The correction by half the variance leaves a third of the third cumulant of the estimate,
-        with the opposite sign.
+        The correction by half the variance leaves minus a third of the estimate's third cumulant.
         """
         return self.third / (3.0 * float(size) ** 2)
 
 
-#: The search begins with at least so many records, and with so many for each parameter.
-_FIRST, _PER_PARAMETER = 5000, 50
-#: Newton decrement, in posterior standard deviations, that counts as the mode.
-_NEAR = 0.03
-#: Newton steps, at most.
-_LONGEST = 100
+_FIRST, _PER_PARAMETER = 5000, 50  # records at the start of the search: least, per parameter
+_NEAR = 0.03  # Newton decrement, in posterior standard deviations, that counts as the mode
+_LONGEST = 100  # Newton steps, at most
 
 
 class Posterior:
@@ -209,9 +201,9 @@ class Posterior:
 class Curved:
     """A quadratic approximation of the log-posterior at theta.
 
-    `hessian` (d, d) is that of the log-likelihood. `covariance`, `root` and `inverse_root` (d, d)
-    are the inverse of minus the Hessian of the log-posterior, a square root of it, and the inverse
-    of that; with the absolute values of curvatures, where the log-posterior is not concave.
+    `hessian` (d, d) is that of the log-likelihood. `covariance` is the inverse of minus the Hessian
+    of the log-posterior, with absolute curvatures where that is not concave; `root` and
+    `inverse_root` are a square root of it, and the inverse of that.
     """
 
     theta: np.ndarray
@@ -254,9 +246,9 @@ def find_mode(
 ) -> Curved:
     """The posterior mode, and the curvature there.
 
-    Newton's method on some records, which costs little; `rng` chooses them. Then a quasi-Newton
-    method on all of them, in coordinates in which the posterior of the few has unit covariance;
-    then Newton's method, of which one step is the rule.
+    Newton's method on some records, which `rng` chooses; then a quasi-Newton method on all, in
+    coordinates in which the posterior of the few has unit covariance; then Newton's method, of
+    which one step is the rule.
     """
     size, everything = max(_FIRST, _PER_PARAMETER * source.d), Posterior(source, prior)
     if size >= source.n:
@@ -302,11 +294,9 @@ def prepare(
 ) -> Variates:
     """Read a model, find its mode, and expand the records about it.
 
-    `sampler` is a name for messages, and `estimator` one of "perturbed", "signed" and "mean".
-    `reference` holds values of the free variables, in their own spaces, to expand about; default:
-    the mode. If `general`, no loops of our own for linear predictors are used.
-
-    Raises RuntimeError if what was derived is not the density of the model.
+    `estimator` is one of "perturbed", "signed" and "mean". `reference` holds values of the free
+    variables, in their own spaces, to expand about in place of the mode. `general` uses no special
+    loops for linear predictors. RuntimeError if what was derived is not the density of the model.
     """
     model = pm.modelcontext(model)
     refuse_budget(model, sampler)

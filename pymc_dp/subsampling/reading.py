@@ -35,8 +35,7 @@ from pymc_dp.records.graph import ParameterVector, RowGraph
 from pymc_dp.records.units import row_counts
 from pymc_dp.rows.functions import compile_function
 
-#: Records up to which the structural proof is also checked numerically.
-_CHECKED = 20_000
+_CHECKED = 20_000  # records up to which the structural proof is also checked numerically
 
 
 def refuse_budget(model: Model, sampler: str) -> None:
@@ -93,8 +92,8 @@ class Data:
 def read(model: Model, sampler: str) -> Records:
     """Prior and per-record terms of a model, with one group of rows; `sampler` is for messages.
 
-    Raises NotFactorizable if the log-likelihood cannot be shown to be a sum of one term per record,
-    and UnsafeModel if the data are not finite.
+    NotFactorizable if the log-likelihood cannot be shown to be a sum of one term per record,
+    UnsafeModel if the data are not finite.
     """
     try:
         rows = row_counts(model, ())
@@ -131,8 +130,8 @@ def read(model: Model, sampler: str) -> Records:
 class PriorTerm:
     """Log-density of the prior with the Jacobian of the transforms, and its derivatives.
 
-    `graph` gives the (1,) log-density and its (d,) gradient from theta. `is_quadratic` says that
-    the log-density is a quadratic function of theta, as for normal priors: the graph shows it.
+    `graph` gives the (1,) log-density and its (d,) gradient from theta. `is_quadratic`: the graph
+    shows that the log-density is a quadratic function of theta, as for normal priors.
     """
 
     def __init__(self, records: Records) -> None:
@@ -156,8 +155,7 @@ class PriorTerm:
         return -minus_hessian(lambda at: self.total(at)[1], theta, steps)
 
 
-# Second derivatives would show it as well, but PyTensor 2.38 does not come to an end of simplifying
-# those of a simplex transform.
+# Second derivatives are no test: PyTensor 2.38 never finishes simplifying those of a simplex.
 
 #: Entries of the first input, moved about.
 _VIEWS: tuple[type, ...] = (
@@ -241,10 +239,7 @@ def _power(exponent: Variable) -> float:
 
 
 def columns_of(graph: RowGraph, data: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:
-    """The row expression of every cut that has one, evaluated: (n, p) designs, (n,) labels.
-
-    `data` is in the order of ``graph.leaves``, records first.
-    """
+    """Designs (n, p), labels (n,) of cuts with a row expression; `data` as ``graph.leaves``."""
     blocks = [leaf.block for leaf in graph.leaves]
     found: dict[Variable, np.ndarray] = {}
     for cut in graph.cuts:
@@ -259,8 +254,7 @@ def columns_of(graph: RowGraph, data: Sequence[np.ndarray]) -> dict[Variable, np
     return found
 
 
-#: Relative error that rounding may make, of a difference and of the log-density itself.
-_TOLERANCE, _ROUNDING = 1e-6, 1e-9
+_TOLERANCE, _ROUNDING = 1e-6, 1e-9  # rounding of a difference, and of the log-density
 
 
 def refuse_another_density(
@@ -271,11 +265,9 @@ def refuse_another_density(
 ) -> None:
     """Compare the log-posterior of all records with PyMC's own, at some points.
 
-    `total` gives the log-posterior of all records at a (d,) point, up to a constant. The first of
-    the `points` should be possible.
-
-    Raises UnsafeModel if the density of some records is not finite at the first point, and
-    RuntimeError if differences between the points are others than PyMC's.
+    `total` gives it at a (d,) point, up to a constant. UnsafeModel if the density of some records
+    is not finite at the first point, which should be possible; RuntimeError if differences between
+    the points are others than PyMC's.
     """
     names = [rv.name for rv in model.observed_RVs]
     by_record = model.logp(vars=model.observed_RVs, sum=False)

@@ -11,9 +11,7 @@ import xarray as xr
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_probability
 
-#: Fraction tau of positive signs below which expectations are not trusted: their variance is that
-#: of unsigned draws over (2 tau - 1)^2, 1.6 times as much at 0.9.
-MIN_POSITIVE = 0.9
+MIN_POSITIVE = 0.9  # least tau, part of positive signs: variances grow by (2 tau - 1)^-2, 1.6
 
 
 def _signed_draws(idata: Any, min_positive: float) -> tuple[xr.Dataset, xr.DataArray]:
@@ -112,8 +110,7 @@ def resample_signed(
     idata : arviz.InferenceData or xarray.DataTree
         From ``pm.sample(step=dp.HMCECS(estimator="signed"))``.
     draws : int, optional
-        Per chain; default: as many as there are positive draws more than negative ones, in the
-        chain where these are fewest.
+        Per chain; default: the fewest, over chains, by which positive draws exceed negative ones.
     min_positive : float, default 0.9
         Least part of positive signs.
     random_seed : int or Generator, optional
@@ -126,18 +123,17 @@ def resample_signed(
     Raises
     ------
     ValueError
-        If there are no signs, too few are positive, in any chain no more than negative, or more
+        If there are no signs, too few are positive (in any chain no more than negative), or more
         draws are asked for than are left.
 
     Notes
     -----
     *Guarantee.*  Exact if all signs are positive: draws are returned as they are.
 
-    *Weaknesses.*  Draws cannot have negative weight.  Each negative draw is left out together
-    with the positive draw of its chain that is nearest to it, in units of standard deviations,
-    which stands for about the same place.  Where many signs are negative the draws are too wide
-    (1.4 times the variance with 28 % of them, in one experiment).
-    :func:`signed_expectation` needs no such device.
+    *Weaknesses.*  Draws cannot have negative weight, so each negative draw is left out together
+    with the nearest positive draw of its chain, in units of standard deviations.  Where many signs
+    are negative the draws are too wide (1.4 times the variance with 28 % of them, in one
+    experiment).  :func:`signed_expectation` does not have this bias.
     """
     posterior, sign = _signed_draws(idata, min_positive)
     rng = np.random.default_rng(random_seed)

@@ -18,8 +18,7 @@ from pymc_dp.subsampling.hmcecs import STARTS
 from pymc_dp.subsampling.preparation import Variates, prepare
 
 StepSize = float | Callable[[int], float]
-#: Smallest step size.
-_SHORTEST = 1e-4
+_SHORTEST = 1e-4  # smallest step size
 
 
 class _Scores:
@@ -219,8 +218,7 @@ class SGLD(_Stochastic):
 
     *Weaknesses.*  There is no accept test: variances are those of the posterior over 1 - h/4, and
     further off by about h/4 times the variance of the score of a sample.  A decreasing schedule
-    removes the bias in the limit, and draws from different iterations then have unequal weight,
-    which nothing here knows.
+    removes the bias in the limit; draws then have unequal weight, which results do not account for.
 
     References
     ----------

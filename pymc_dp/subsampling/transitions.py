@@ -1,8 +1,8 @@
 """One iteration of HMC-ECS: part of the sample, then a trajectory (Dang et al. 2019, Algorithm 1).
 
 Perturbed chains (eq. 4.5) renew one block of their sample. Signed chains (Section 5) estimate the
-likelihood without bias by products of Poisson(1) many factors each (eq. 5.1), of which one is
-renewed; the chain sees the absolute value, and keeps the sign.
+likelihood without bias by products of Poisson(1) many factors (eq. 5.1), of which one is renewed;
+the chain sees the absolute value, and keeps the sign.
 """
 
 from __future__ import annotations
@@ -28,16 +28,11 @@ from pymc_dp.subsampling.estimates import (
     trajectory,
 )
 
-#: Mini-batches of one product, at most: a Poisson(1) variable exceeds it with probability 1e-15.
-MOST_BATCHES = 16
+MOST_BATCHES = 16  # of one product: a Poisson(1) variable exceeds it with probability 1e-15
 
 
 class Drawn(NamedTuple):
-    """The random numbers of one iteration, drawn before its compiled loops run.
-
-    Numba needs 17 microseconds to take a generator, as long as it needs for a whole iteration with
-    a small sample.
-    """
+    """Random numbers of an iteration, drawn before: a generator costs Numba 17 microseconds."""
 
     momentum: ndarray  # (d,) a draw from N(0, mass matrix), which is overwritten
     block: int  # the block of the sample, or the product, that is offered other records
@@ -48,10 +43,7 @@ class Drawn(NamedTuple):
 def perturbed_numbers(
     rng: np.random.Generator, mass_root: ndarray, n: int, blocks: int, size: int
 ) -> Drawn:
-    """Random numbers for a sample of `blocks` blocks of `size` of n records.
-
-    ``mass_root @ mass_root.T`` is the mass matrix.
-    """
+    """Random numbers for blocks of `size` of n records; mass matrix ``mass_root @ mass_root.T``."""
     momentum = mass_root @ rng.standard_normal(len(mass_root))
     block, records = rng.integers(blocks), rng.integers(0, n, size)
     return Drawn(momentum, int(block), records, rng.random(2))
@@ -107,15 +99,11 @@ def perturbed(
     n_steps: int,
     numbers: Drawn,
 ) -> tuple[float, float, float, float, float]:
-    """One iteration.
-
-    `kernel` and `prior` are those of :func:`pymc_dp.subsampling.estimates.density`.
-    `rows` (n, k) is what is read of all records, and `covariance` (d, d) the inverse of the mass
-    matrix.
+    """One iteration. `rows` (n, k) are all records, `covariance` is the inverse mass matrix.
 
     Returns the probabilities of acceptance of theta and of the sample, the estimated variance of
-    the estimate of the log-likelihood, the error of the energy along the trajectory, and the
-    estimated log-posterior.
+    the log-likelihood estimate, the error of the energy, and the estimated log-posterior. `kernel`
+    and `prior` are as in :func:`pymc_dp.subsampling.estimates.density`.
     """
     d = chain.d
     theta, gradient = chain.theta, chain.gradient
@@ -264,11 +252,7 @@ def signed(
     n_steps: int,
     numbers: Drawn,
 ) -> tuple[float, float, float, float, float, float]:
-    """One iteration, of a :class:`SignedChain`.
-
-    Parameters and results are those of :func:`perturbed`; the sign of the estimated likelihood
-    comes last.
-    """
+    """One iteration of a :class:`SignedChain`; as :func:`perturbed`, but the sign comes last."""
     theta, gradient, count = chain.theta, chain.gradient, chain.counts
     if not np.isfinite(chain.d[0]):
         m = count[0] * at.batch

@@ -1,17 +1,11 @@
 """Where the bulk of the posterior is, and how wide: private Newton steps from the prior.
 
-Each round releases what one Newton step needs (a histogram of score norms, the clipped score, a
-histogram of curvature norms, the clipped curvature) in the coordinates that the rounds before have
-learned, so that noise shrinks with the distance (Biswas et al. 2020, CoinPress, for means).
-
-Contributions are clipped in coordinates that are whitened where every record pushes every
-coordinate, and have one common scale where a record touches one entry only.  Noise is isotropic
-there, and its size is the largest norm that a record may have.  For dense predictors the norm of a
-record is spread over all coordinates, and whitening makes the noise least in posterior standard
-deviations.  For an indexed parameter a record touches one entry: the norm is a maximum over
-entries, not a sum, so one scale for the whole block gives each group's score the same noise however
-many groups there are.  With whitening, small groups would have the largest norms; their force would
-be clipped away.
+Each round releases what one step needs in the coordinates that earlier rounds learned, so noise
+shrinks with the distance (Biswas et al. 2020, CoinPress, for means). It is isotropic where
+contributions are clipped, and proportional to the largest norm of a record. For dense predictors,
+whitened coordinates make it least in posterior standard deviations. Where a record touches one
+entry of an indexed parameter, one scale for the block gives the score of each of its groups the
+same noise, however many there are; whitening would clip away the force of small groups.
 """
 
 from __future__ import annotations
@@ -33,34 +27,26 @@ from pymc_dp.tuning.preparing import Shown
 from pymc_dp.tuning.public import Public, unseen
 from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares
 
-#: A search that has not arrived may cost so many times the planned part of the budget.
-PERSISTENCE = 13.0 / 3.0
-#: Largest width of a parameter that no record sees, in widths of the prior.
-LONGEST = 100.0
-#: Most rounds before the last ones.
-ROUNDS = 50
-#: A step is shortened at most so many times before a new one is made.
-PATIENCE = 2
-#: Part of a release's budget for the histogram that finds its clip norm.
-LOOK = 0.35
-#: Least share of a round: histograms that hide a few per cent of the records hide rare events.
-LEAST = 0.002
-#: Fraction of the scores that may be clipped while the bulk is looked for.
-TAIL = 0.01
+PERSISTENCE = 13.0 / 3.0  # most that a search may cost, in units of the planned part of the budget
+LONGEST = 100.0  # largest width of a parameter that no record sees, in widths of the prior
+ROUNDS = 50  # before the last ones
+PATIENCE = 2  # most times that one step is shortened
+LOOK = 0.35  # part of a release's budget for the histogram that finds its clip norm
+LEAST = 0.002  # least share of a round: noise that hides a few per cent hides rare events
+TAIL = 0.01  # fraction of the scores that may be clipped while the bulk is looked for
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
 
 
 @dataclass(frozen=True)
 class Bulk:
-    """A released Gaussian approximation of the posterior, in unconstrained space.
+    """A released Gaussian approximation of the posterior, in theta; shapes (d,) and (d, d).
 
-    `location` (d,) is about the posterior mode; matrices are (d, d), in theta.  `data_precision` is
-    the curvature of the log-likelihood there, positive semidefinite; `prior_precision` that of the
-    public terms, which may be indefinite; `precision` that of the posterior, positive definite:
-    eigenvalues in absolute value, raised to their noise.  `spent` is a part of the budget.
-    `arrived` is False where the noise hid the records, or the last steps were still longer than
-    noise; `known` is False where the noise hides the curvature of some direction.
+    `location` is about the mode. `data_precision` is the curvature of the log-likelihood, positive
+    semidefinite; `prior_precision` that of the public terms, which may be indefinite; `precision`
+    that of the posterior, with absolute eigenvalues raised to their noise. `arrived` is False where
+    the noise hid the records or the last steps were longer than noise; `known` is False where noise
+    hides the curvature of a direction.
     """
 
     location: np.ndarray
@@ -101,37 +87,21 @@ def find_bulk(
     counts: bool = False,
     price: float | None = None,
 ) -> Bulk:
-    """Private Newton steps from the prior to the bulk of the posterior.
+    """Private Newton steps from `start` (location and widths of the prior) to the bulk.
 
-    Parameters
-    ----------
-    start : Coordinates
-        Location and standard deviations of the prior.
-    share : float
-        Part of the budget to be spent. Far from the bulk, where the scores of the records agree,
-        rounds cost little.
-    most : float, optional
-        Part that is never passed, where the search has not arrived within `share`. Default:
-        `PERSISTENCE` times `share`.
-    flat : bool
-        Log-likelihoods are piecewise linear: outer products of scores stand for their curvature.
-    counts : bool
-        Rows are counts or choices, so the longest score that any outcome would give is known
-        (`LongestScore`), and bounds on scores are taken from it. Otherwise the scores of an outcome
-        that few units have would not be seen, and would be clipped to those of the others.
-    price : float, optional
-        Variance of the noise in all entries of a sum together, for a bound of 1 and the whole
-        budget: where a step was within the noise, the next scores have the bound that costs least,
-        and what that takes is given back. By default none are.
+    `share` is the part of the budget to spend; a search that has not arrived may go on to `most`
+    (default `PERSISTENCE` times `share`). `flat`: log-likelihoods are piecewise linear, so outer
+    products of scores stand for their curvature. `counts`: outcomes are counts or choices, so
+    bounds come from the longest score of any outcome, as rare ones would be clipped. With `price`,
+    the noise variance of all entries of a sum for a bound of 1 and the whole budget, scores after a
+    step within the noise get the cheapest bound, and what that clips is given back.
 
-    Notes
-    -----
-    A round steps by (|H| + lambda D)^-1 (G + prior gradient), with |H| the released curvature of
-    the log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
-    their noise, D the inverse prior variances and lambda such that the step is within a trust
-    region (More 1978). The score at the next place judges the step: one that went too far is
-    shortened, one that left the score as it was is prolonged, both without another curvature.
-    Steps are made in the parameters that records see; the others follow (`Public.settled`).
+    A round steps by (|H| + lambda D)^-1 (G + prior gradient): |H| is the released curvature of the
+    log posterior, eigenvalues in absolute value (Dauphin et al. 2014) and at least the size of
+    their noise, D the inverse prior variances, and lambda keeps the step in a trust region
+    (More 1978). The next score judges it: a step that went too far is shortened, and one that did
+    not change the score is prolonged, without another curvature. Parameters that no record sees
+    follow (`Public.settled`).
     """
     d, n = len(start.location), releases.n_public
     kind = OuterProduct if flat else Curvature
@@ -203,8 +173,8 @@ class _Search:
         if clip_norm is None and (self.step is None or share > self.visible):
             return True
         if not clipping or not clip_norm:
-            # Scores that have overflowed count as zero, or are spread over so many octaves that
-            # none stands out, where they did before: the step went much too far.
+            # Scores overflowed (and count as zero) or spread over many octaves: the step was far
+            # too long.
             if self.step is not None:
                 self.shortened = 0
                 self.shorten(0.25)
@@ -223,7 +193,7 @@ class _Search:
                 self.prolong(slope)
                 return False
             if self.shortened == PATIENCE:
-                # the direction was wrong, not the length: it is from before rare records were seen
+                # the direction was wrong, from before rare records were seen, not the length
                 self.radius = math.sqrt(self.d)
             self.shortened = 0
             if self.step @ self.metric @ self.step > 0.5 * self.radius**2:
@@ -248,7 +218,7 @@ class _Search:
     # -- releases -------------------------------------------------------------------------------
 
     def clipping(self, label: str, share: float) -> Clipping | None:
-        """How scores are clipped, with a part of their share; None where noise hides them."""
+        """How scores are clipped, for a part of their share; None where noise hides them."""
         spec = self.norms(self.at)
         histogram = self.budget.histogram(f"{label} score norms", spec, LOOK * share)
         bound = tail_quantile(*histogram, TAIL, self.n)
@@ -268,7 +238,7 @@ class _Search:
     def curvature(
         self, label: str, share: float
     ) -> tuple[np.ndarray, CurvatureNoise | None] | None:
-        """Released curvature in z and its noise, if any; None where hidden."""
+        """Released curvature in z, and its noise if any; None where hidden."""
         whole = whole_curvature(self.n, self.d, self.budget.total)
         spec = self.kind(self.at, diagonal=not whole, step=1e-6)
         label = f"{label} curvature"
@@ -368,21 +338,17 @@ def clip_scaling(
 ) -> np.ndarray:
     """The scaling A of the coordinates theta = m + A z in which contributions are clipped.
 
-    `precision` (d, d) is that of the posterior, in theta; positive definite.  `blocks` are the
-    parameters that reach each of the n units through an index; the rest is dense.  `effects` (d, d)
-    is T of theta' = T theta, in which the entries of the blocks are what units see.  `unseen` are
-    parameters that reach no unit, as those of the prior of group effects: their scores are 0, and
-    they are kept apart from the others.  A has mean square posterior width 1 in z, that of seen and
-    of unseen parameters.
+    `precision` (d, d) is that of the posterior in theta, positive definite. `blocks` are the
+    parameters that reach each of the n units through an index; the rest is dense. `effects` is T of
+    theta' = T theta, in which units see the entries of the blocks. `unseen` parameters reach no
+    unit and are kept apart. A has mean square posterior width 1 in z, of seen and of unseen
+    parameters.
 
-    Notes
-    -----
     With noise of sd proportional to the norm q of a record, the sum over parameters of noise
     variance over posterior variance is the trace of Sigma Q^-1 times q^2, Q = A A'. For block b
-    with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling the blocks
-    by lambda_b, lambda_b^2 = sqrt(e_b) / q_b, minimises the product of sum e_b / lambda_b^2 and
-    sum lambda_b^2 q_b^2 (Cauchy-Schwarz). Within the dense block the same argument gives the
-    geometric mean of Sigma_b and W_b^-1.
+    with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling by
+    lambda_b^2 = sqrt(e_b) / q_b minimises the product of sum e_b / lambda_b^2 and sum lambda_b^2
+    q_b^2 (Cauchy-Schwarz); in the dense block, so does the geometric mean of Sigma_b and W_b^-1.
     """
     d = len(precision)
     if effects is not None:

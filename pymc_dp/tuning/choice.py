@@ -1,8 +1,7 @@
 """What DPLangevin needs before its chains can run, and which form they have.
 
-Released once, in the parent process: where the bulk is (`find_bulk`), how long score vectors and
-their changes are, the anchored score itself, and the size of energy errors.  What is left of the
-budget pays for the chains.
+Released once, in the parent process: the bulk, the norms of scores and of their changes, the
+anchored score and the size of energy errors.  What is left of the budget pays for the chains.
 """
 
 from __future__ import annotations
@@ -33,20 +32,13 @@ from pymc_dp.tuning.releases import Shares
 FORMS: dict[str, type[Form]] = {form.form: form for form in (Anchored, Plain, Quadratic)}
 """The forms, as users name them."""
 
-#: Part of the budget for the search for the bulk.
-WARM_UP = 0.12
-#: Largest part for the look at the scores: a bound that is too long costs more.
-LONG_LOOK = 0.1
-#: Least and largest part for the changes of scores that anchored chains ask for.
-KICKS = (0.02, 0.25)
-#: Effective draws that these are to be worth, over all chains.
-WANTED = 800.0
-#: The same where the alternative is a normal approximation of what is not normal.
-FEWEST = 20.0
-#: How far a group's effect goes, in its sds: alone it is not held back by a norm of all.
-REACH = 2.5
-#: Where scores change by more than this part of themselves, an anchor saves nothing.
-NONLINEAR = 0.2
+WARM_UP = 0.12  # part of the budget for the search for the bulk
+LONG_LOOK = 0.1  # largest part for the look at the scores: a bound that is too long costs more
+KICKS = (0.02, 0.25)  # least and largest part for the changes of scores of anchored chains
+WANTED = 800.0  # effective draws that these should be worth, over all chains
+FEWEST = 20.0  # the same where the alternative is a normal approximation of what is not normal
+REACH = 2.5  # how far the effect of one group goes, in its sds
+NONLINEAR = 0.2  # where scores change by more than this part of themselves, an anchor saves nothing
 
 
 def prepare_langevin(
@@ -66,20 +58,10 @@ def prepare_langevin(
 ) -> Form:
     """Everything that the chains of DPLangevin need.
 
-    Parameters
-    ----------
-    density, start, structure, flat, counts
-        As for `find_bulk`; the public log density is in theta.
-    paths : int
-        Iterations of all chains and runs together.
-    sensitivity : float
-        Of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
-    form : {"anchored", "plain", "quadratic"}, optional
-        Default: the one that makes most of the budget.
-    step_size, n_steps : optional
-        Of the chains; by default chosen here.
-    consistent : bool
-        The law of outcomes is known, and what clipping takes from scores is given back.
+    First arguments, `flat` and `counts` as for `find_bulk`; `paths` are the iterations of all
+    chains and runs. `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are
+    replaced, else 1. `consistent`: what clipping takes is given back, as the law of outcomes is
+    known.
     """
     public = Public(density, structure, start)
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
@@ -101,7 +83,7 @@ def prepare_langevin(
     basis = np.linalg.solve(clip.scaling, root(np.linalg.inv(bulk.precision)))
     stretch = float(np.linalg.norm(basis, 2))  # of noise, from z to w
     rng = np.random.default_rng(0)  # public: places at which norms are looked at
-    # as far on every axis: had it been near on that of a small group, its force would be clipped
+    # equally far on every axis, so that the force of a small group is not clipped
     away = rng.choice([-1.0, 1.0], d) * (1.0 + 1.5 / math.sqrt(d))
     if not (consistent and bulk.arrived and budget.laws_found(clip)):
         price = None
@@ -129,7 +111,7 @@ def prepare_langevin(
         return WORTH * share * total / (sensitivity * change * stretch) ** 2
 
     def kicks_wanted() -> float:
-        """Share of the chains' changes of scores."""
+        """Share of the changes of scores."""
         return min(max(KICKS[0], WANTED / worth(1.0)), KICKS[1] * (1.0 - budget.spent))
 
     left = 1.0 - budget.spent
@@ -180,10 +162,9 @@ def learn_form(
 ) -> tuple[Form, RowEngine]:
     """The private preparation of DPLangevin, consistently clipped where that is possible.
 
-    Where no form is asked for and the shared values of the likelihood are non-linear in the
-    parameters, the records are asked about these.  With the form come the records, in the
-    coordinates in which they are clipped.  Raises ValueError if consistent clipping is asked for
-    and not available.
+    Without `form`, where the shared values of the likelihood are non-linear in the parameters,
+    records are asked about these values. The second result has the records in the coordinates of
+    clipping. ValueError if consistent clipping is asked for and not available.
     """
     parts = preparing.parts
     density: Density = parts.terms

@@ -1,6 +1,6 @@
 """Where to clip: what a noisy histogram says about the tail of a positive quantity.
 
-What clipping takes from scores is given back on average where the law of outcomes is known.
+Where the law of outcomes is known, what clipping takes from scores is given back on average.
 """
 
 from __future__ import annotations
@@ -16,33 +16,18 @@ from pymc_dp.rows.contributions import ConsistentScore, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.forecast import ROOM, costs_of_clipping
 
-#: Widths, in bins, of the windows in which norms are searched: the norms of one model's scores are
-#: spread over four octaves, or are a few values alone.
-_WINDOWS = (1, 2, 4, 8, 16)
-#: The tail is searched so many bins above the highest that is seen: two octaves.
-_MARGIN = 8
-#: A window must stand out of the noise by this many sds; with 480 windows of each width an empty
-#: histogram passes with probability below 3e-4.
-_CLEAR = 5.2
-#: Noise up to which a unit alone in its bin stands out of it; one in 3000 does not.
-_ALONE = 0.12
-#: Farthest continuation of the tail, as a factor: of a normal one, and of a power law.
-_FURTHEST, _FARTHEST_HEAVY = 2.0, 32.0
-#: The exponent of a power law is taken between a quantile and one whose tail is so much thicker.
-_THICKER = 5.0
-#: Least index with which a tail is continued: quantiles are known to a bin.
-_LIGHTEST = 0.1
-#: Largest part of the units above the thicker one, for it to be a tail.
-_THIN = 0.2
-#: Bins above a quantile in which what it cuts off is counted: two octaves.
-_TAIL_BINS = 8
-#: Tail index above which a few records hold much of the information: more than that of squares of
-#: residuals, which seem to come to 0.5 where noise hides all but the last few per cent.
-_HEAVY = 0.6
-#: Largest fraction of the scores that is clipped where what that takes is given back on average.
-_MOST_CLIPPED = 0.2
-#: Least curvature by which a loss is divided, where the posterior has 1, and the largest part of a
-#: curvature that may be lost.
+_WINDOWS = (1, 2, 4, 8, 16)  # widths in bins: norms spread over four octaves or take few values
+_MARGIN = 8  # bins above the highest that is seen in which the tail is searched: two octaves
+_CLEAR = 5.2  # sds above noise: any of 480 empty windows passes with p < 3e-4
+_ALONE = 0.12  # noise up to which a unit alone in its bin stands out of it; one in 3000 does not
+_FURTHEST, _FARTHEST_HEAVY = 2.0, 32.0  # longest continuations: of a normal tail, of a power law
+_THICKER = 5.0  # how much thicker a tail is at the quantile that gives the exponent
+_LIGHTEST = 0.1  # least index with which a tail is continued: quantiles are known to a bin
+_THIN = 0.2  # largest part of the units above the thicker one, for it to be a tail
+_TAIL_BINS = 8  # bins above a quantile in which what it cuts off is counted: two octaves
+_HEAVY = 0.6  # tail index: noisy squares of normal residuals seem to have 0.5
+_MOST_CLIPPED = 0.2  # largest fraction of the scores that is clipped consistently
+#: Least curvature by which a loss is divided (the posterior has 1); largest part that may be lost.
 _LEAST_CURVATURE, _MOST_LOST = 0.01, 0.6
 
 Histogram = tuple[np.ndarray, np.ndarray, float]
@@ -53,10 +38,9 @@ Histogram = tuple[np.ndarray, np.ndarray, float]
 class Clipping:
     """How the scores of an anchor are clipped.
 
-    `bound` is on what a unit adds to the sum.  What takes scores to the norm `inner`, if any, is
-    given back on average: see `ConsistentScore`.  `above` is the noisy fraction of the scores that
-    are longer, and its standard deviation.  Where nothing is given back, `hidden` is the number of
-    scores longer than the bound that noise may hide, and `tail_index` that of the scores, see
+    `bound` is on what a unit adds to the sum. What clipping to `inner` takes is given back on
+    average (`ConsistentScore`). `above` is the noisy fraction of longer scores and its sd. Without
+    `inner`, `hidden` scores above the bound may be hidden by noise; `tail_index`: see
     `heavy_quantile`.
     """
 
@@ -70,11 +54,7 @@ class Clipping:
     def consistent(
         cls, norms: Histogram, price: float, longest: float, n: float
     ) -> Clipping | None:
-        """The clipping that costs least where what it takes is given back.
-
-        None if its bound is not below `longest`.  `norms` are those of the scores; `price` is as
-        for `cheapest_bound`.
-        """
+        """The cheapest clipping where what it takes is given back; None if not below `longest`."""
         inner = cheapest_bound(*norms, price, _MOST_CLIPPED, n)
         if not inner or ROOM * inner >= longest:
             return None
@@ -86,7 +66,7 @@ class Clipping:
         return self.tail_index > _HEAVY
 
     def facts(self) -> dict[str, Any]:
-        """What the privacy statement says of it."""
+        """For the privacy statement."""
         return {
             "clipping": "consistent" if self.inner is not None else None,
             "clipped": list(self.above),
@@ -130,11 +110,9 @@ class Clipping:
 class Lost:
     """What clipping takes from a sum of scores of which it gives back the mean.
 
-    With e what it takes from the sum g, of covariance H over data of the model at the origin, the
-    sum that is left changes with w as H - C does, C = Cov(e, g), and not as H: it leans towards the
-    origin.  It is multiplied by H (H - C)^-1, and then is a score with an error of its own.
-
-    `covariance` is Cov(e) and `shared` is C, both (d, d) in w.
+    Let e be what clipping takes from the sum g, of covariance H over data of the model at the
+    origin. What is left changes with w as H - C does, C = Cov(e, g): it leans towards the origin.
+    Multiplied by H (H - C)^-1 it is a score again. In w, `covariance` is Cov(e) and `shared` is C.
     """
 
     covariance: np.ndarray
@@ -143,10 +121,7 @@ class Lost:
     def corrected(
         self, score: np.ndarray, noise: np.ndarray, curvature: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The score (d,), the covariance of its noise, and that of what clipping has lost.
-
-        `noise` is the covariance of the noise; `curvature` is H, as far as it is known.
-        """
+        """Score (d,), and covariances of its noise and of what clipping lost; `curvature` is H."""
         if not self.shared.any():
             return score, noise, self.covariance
         values, vectors = np.linalg.eigh(curvature)
@@ -164,7 +139,7 @@ def tail_of_scores(n: int) -> float:
     """Fraction of the scores that may be clipped where noise is about a posterior sd.
 
     With 0.3 % clipped at n = 1e5 the bias was below 0.05 posterior sds in logistic regression; it
-    grows like sqrt(n) for a fixed fraction, while posterior sds shrink.
+    grows like sqrt(n), as posterior sds shrink.
     """
     return 0.003 * min(1.0, math.sqrt(1e5 / n))
 
@@ -172,10 +147,9 @@ def tail_of_scores(n: int) -> float:
 def harmless_tail(n: int, noise: float) -> float:
     """Fraction of the scores that may be clipped where clipping changes the target.
 
-    `noise` is the noise sd over the clip norm of the sum in question.  Scores above the clip norm b
-    are longer than it by about 0.15 b on average, and may all point the same way (squares of
-    residuals do), so that a fraction t of them moves the sum by up to 0.15 n t b. Half of the noise
-    is harmless.
+    `noise` is the noise sd of the sum over the clip norm b. Scores above b exceed it by about 0.15
+    b on average and may all point the same way (squares of residuals do), so a fraction t moves the
+    sum by up to 0.15 n t b. Half of the noise is harmless.
     """
     return min(0.003, 0.5 * noise / (0.15 * n))
 
@@ -194,9 +168,9 @@ def above(norms: Histogram, bound: float, n: float) -> tuple[float, float]:
 class _Tail:
     """Where a tail begins.
 
-    About `least` units are above `edge`: as many as were asked for, or as noise hides; `edge` is 0
-    where nearly all units are zero.  `n` counts the units that are not zero.  `above` (m,) are
-    noisy numbers of units above the edges ``edges[top + 1 - k]``, k = 1, ..., m.
+    About `least` units, as many as asked for or as noise hides, are above `edge`, which is 0 where
+    nearly all units are zero. `n` counts those that are not. `above` (m,) are noisy numbers of
+    units above the edges ``edges[top + 1 - k]``, k = 1, ..., m.
     """
 
     edge: float
@@ -214,31 +188,13 @@ def tail_quantile(
 ) -> float | None:
     """Upper quantile of a positive quantity from a histogram with noisy counts.
 
-    Parameters
-    ----------
-    edges : (k + 1,) ndarray
-        Ascending bin edges in natural units; the first bin holds zeros.
-    counts : (k,) ndarray
-        Noisy counts.
-    noise_sd : float
-        Standard deviation of the noise on each count.
-    tail : float
-        Fraction that may lie above, of the units that are not zero.
-    n : float
-        Public number of units.
+    The first bin holds zeros; `noise_sd` is that of each count; about the fraction `tail` of the
+    units that are not zero lies above the result. It is 0 where nearly all units are zero or beyond
+    all bins, and None where nothing stands out of the noise.
 
-    Returns
-    -------
-    float or None
-        The edge with about that fraction above it. 0 where nearly all units are zero, or beyond
-        all bins; None where nothing stands out of the noise.
-
-    Notes
-    -----
-    Most bins are empty and add nothing but noise, so the tail is summed from 8 bins above the
-    highest that are seen; what lies beyond is too rare to be seen. The quantile is not below the
-    first bin of the highest window that is thicker than the tail. Where the noise hides a tail as
-    thin as asked for, the quantile of a thicker one is continued like a normal one.
+    Empty bins add only noise, so the tail is summed from 8 bins above the highest that is seen. The
+    quantile is not below the first bin of the highest window that is thicker than the tail. Where
+    noise hides so thin a tail, the quantile of a thicker one is continued like a normal one.
     """
     found = _tail(edges, counts, noise_sd, tail, n)
     if found is None or found.edge == 0.0:
@@ -252,10 +208,9 @@ def cheapest_bound(
 ) -> float | None:
     """The clip norm that costs least where what it takes is given back on average.
 
-    It is the b that costs least by `pymc_dp.tuning.forecast.costs_of_clipping`; where nothing
-    stands out, the result is as for :func:`tail_quantile`.  `price` is the variance of the noise,
-    all entries of the sum together, for a bound of 1 on each; `most` is the part of the units that
-    may lie above.
+    Costs are `costs_of_clipping`. `price` is the variance of the noise, all entries of the sum
+    together, for a bound of 1 on each; `most` is the part of the units that may lie above. The
+    result is 0 or None as for :func:`tail_quantile`.
     """
     found = _tail(edges, counts, noise_sd, most, n)
     if found is None or found.edge == 0.0:
@@ -276,10 +231,7 @@ def cheapest_bound(
 def hidden_tail(
     edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
 ) -> float:
-    """Number of units beyond those asked for that noise may hide above a quantile.
-
-    Arguments as for :func:`tail_quantile`; 0 where the noise is less than the tail.
-    """
+    """Number of units beyond those asked for that noise may hide above a `tail_quantile`."""
     found = _tail(edges, counts, noise_sd, tail, n)
     return 0.0 if found is None else max(found.least - tail * found.n, 0.0)
 
@@ -289,18 +241,14 @@ def heavy_quantile(
 ) -> tuple[float | None, float]:
     """The quantile of a quantity whose excess matters, and the index of its tail.
 
-    Arguments as for :func:`tail_quantile`, but `tail` is the fraction that may lie above if what
-    lies above exceeds the quantile by 0.15 of it on average; less where it exceeds it by more.
+    As :func:`tail_quantile`, but `tail` is the fraction that may lie above if its mean excess is
+    0.15 of the quantile; a larger excess allows fewer. The index is xi of a tail t ~ q^(-1/xi)
+    about its thinnest part that is seen (0.2 for squares of normal residuals, 2/3 for those of
+    Student's t with 3 degrees of freedom), or 0 where no tail thinner than a fifth is seen.
 
-    The index is xi of a tail t ~ q^(-1/xi) about the thinnest part of it that is seen: 0.2 for
-    squares of normal residuals, 2/3 for those of Student's t with 3 degrees of freedom; 0 where no
-    tail thinner than a fifth is seen.
-
-    Notes
-    -----
-    The mean excess of a power law is xi / (1 - xi) of the quantile. A tail that noise hides is
-    continued by that law, or like an exponential one where none is seen. Where the noise does not
-    hide a unit that is alone in its bin, there is no more to it than the highest bin that is seen.
+    The mean excess of a power law is xi / (1 - xi) of the quantile. A hidden tail is continued by
+    that law, or like an exponential one where none is seen. Where a unit alone in its bin is not
+    hidden, the quantity ends at the highest bin that is seen.
     """
     found = _tail(edges, counts, noise_sd, tail, n)
     if found is None or found.edge == 0.0:

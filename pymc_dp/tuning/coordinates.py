@@ -1,8 +1,4 @@
-"""What the other samplers need before their chains can run: coordinates, clip norms, moves.
-
-DPHMC, DPPenalty and the samplers on batches make the same search as DPLangevin; chains of an
-exponential family start from one or two noisy sums of its statistic.
-"""
+"""What the other samplers need before their chains can run: coordinates, clip norms, moves."""
 
 from __future__ import annotations
 
@@ -28,30 +24,18 @@ from pymc_dp.tuning.preparing import Preparing, Shown
 from pymc_dp.tuning.public import Density, Public, Target, find_mode
 from pymc_dp.tuning.releases import Shares
 
-#: Standard deviation of the log acceptance ratio, signal and noise together, at which mean squared
-#: jumps are longest: v 2 Phi(-v^(1/2) / 2) is greatest at v = 2.38^2, where 23 % are accepted
-#: (Roberts, Gelman & Gilks 1997 for the signal, Ceperley & Dewing 1999 for the noise).
+#: Sd of the log acceptance ratio, signal and noise, with the longest mean squared jumps; 23 % are
+#: accepted (Roberts, Gelman & Gilks 1997; for noise Ceperley & Dewing 1999).
 LOUDEST = 2.38
-#: Longest leapfrog step, times d^(1/4): its energy error has a variance below 0.1 where widths are
-#: known to a factor of 1.5.
-STEP = 1.1
-#: Most steps of a trajectory, if only their size is given.
-MANY = 20
-#: Noise in the place where chains start, in posterior sds, and the least and the most of the budget
-#: for it: the search of the bulk has spent 2 % on its last score.
-CENTRE, LEAST, MOST = 0.5, 0.02, 0.25
-#: Parts of that for two Newton steps: as the curvature is noisy too, the first leaves an error that
-#: the second divides again.
-NEWTON = (0.2, 0.8)
-#: The least part for the start of an exponential family.
-STATISTIC = 0.05
-#: Part of the budget for a look at the tail of the projections: what it hides biases the draws.
-LONG_LOOK = 0.06
-#: The most of the budget for all of this without the last steps to the centre: the search may take
-#: twice as long as planned.
+STEP = 1.1  # longest leapfrog step, times d^(1/4): the variance of its energy error is below 0.1
+MANY = 20  # most steps of a trajectory, if only their size is given
+CENTRE, LEAST, MOST = 0.5, 0.02, 0.25  # noise in the start, in posterior sds; budget parts
+NEWTON = (0.2, 0.8)  # parts of that for two steps, as noise in the curvature leaves an error in one
+STATISTIC = 0.05  # the least part for the start of an exponential family
+LONG_LOOK = 0.06  # part for the tail of the projections: what it hides biases the draws
+#: The most for all of this without the last steps; the search may take twice what is planned.
 FIRST_PART = 2.0 * WARM_UP + LOOK + LONG_LOOK
-#: Number of directions on which scores are projected.
-DIRECTIONS = 4
+DIRECTIONS = 4  # directions on which scores are projected
 
 
 @dataclass(frozen=True)
@@ -59,9 +43,8 @@ class Scaled:
     """Coordinates in which the posterior is about N(0, I), and how long scores are there.
 
     `clip_norms` are "gradient", of scores, and "log_ratio", of log-likelihood ratios per unit of
-    distance.  `left` is the squared mu that is left for the chains.  `trusted` is False where the
-    budget could not tell the records from the noise: these are then the prior's coordinates, and a
-    guess.
+    distance. `left` is the squared mu for the chains. `trusted` is False where the noise hid the
+    records: these are then the prior's coordinates, and a guess.
     """
 
     coordinates: Coordinates
@@ -93,32 +76,18 @@ def prepare_scaled(
 ) -> Scaled:
     """The same search as for DPLangevin, two looks at the scores, last steps to their zero.
 
-    Parameters
-    ----------
-    releases, density, start, structure, sensitivity, flat
-        As for `pymc_dp.tuning.choice.prepare_langevin`.
-    centred : bool, default True
-        Whether to make the last steps to the centre; without them at most `FIRST_PART` is spent,
-        also by a search that does not arrive.
-    along_axes : bool, default False
-        Whether the chains move along the axes of z, not in random directions.
-    consistent : bool, default False
-        The law of outcomes is known: the scores of the last steps are given back what clipping
-        takes.
+    Arguments as for `pymc_dp.tuning.choice.prepare_langevin`; `consistent` concerns the last steps.
+    Without these (`centred` False) at most `FIRST_PART` is spent. `along_axes`: chains move along
+    the axes of z.
 
-    Notes
-    -----
-    A log-likelihood ratio is about a projection of the score on the move, and moves have random
-    directions: projections are shorter than scores by a factor of sqrt(d), so the bound of ratios
-    per unit of distance is the upper quantile of the projections on a few directions.  Along an
-    axis there may be scores of full length (those of a group, on the axis of its effect), so for
-    moves along axes it is that of the longest entries.  The tail of the projections biases the
-    draws (the tail of the scores only lowers acceptance), in logistic regression by about
-    80 tail (n / 2e4)^(1/2) posterior sds; this is to be a sixth of the Monte-Carlo error, as far as
-    the noise lets it be seen.
-
-    Chains of a small budget hardly move from their start.  Two more scores, with noise of half a
-    posterior sd if a quarter of the budget can pay for it, centre them.
+    A log-likelihood ratio is about a projection of the score on the move. In random directions
+    projections are shorter than scores by sqrt(d), so ratios per unit of distance are clipped to
+    their upper quantile on a few directions. Along an axis a score may have its full length (that
+    of a group, on the axis of its effect), so there it is a quantile of the longest entries. The
+    tail of the projections biases the draws (that of the scores only lowers acceptance), in
+    logistic regression by about 80 tail (n / 2e4)^(1/2) posterior sds; it is kept to a sixth of the
+    Monte-Carlo error, as far as noise allows. Chains of a small budget hardly move, so two more
+    scores centre their start.
     """
     n, d, total = releases.n_public, len(start.location), releases.units_mu2
     most = None if centred else FIRST_PART - LOOK - LONG_LOOK
@@ -207,16 +176,12 @@ def _projections(releases: Shown, at: Coordinates) -> Histogram:
 def random_walk(d: int, iterations: int, noise: float) -> float:
     """Proposal sd, per coordinate, of a random walk on N(0, I) with a noisy accept test.
 
-    `iterations` are those of all chains together.  `noise` is the noise sd of a log-likelihood
-    ratio per unit of distance, if one iteration had the whole budget.
-
-    Notes
-    -----
-    The log ratio of a move of length r has variance r^2 of its own and K noise^2 r^2 of noise, if K
-    iterations share the budget, and half of both as its mean, so that a fraction 2 Phi(-v^(1/2)/2)
-    is accepted, v = r^2 (1 + K noise^2).  Mean squared jumps are longest at v = 2.38^2.  The
+    `noise` is the sd of a log-likelihood ratio per unit of distance, if one of the K iterations
+    (of all chains) had the whole budget. The log ratio of a move of length r has variance r^2 of
+    its own, K noise^2 r^2 of noise, and half of both as its mean, so a fraction 2 Phi(-v^(1/2)/2)
+    is accepted, v = r^2 (1 + K noise^2). Mean squared jumps are longest at v = 2.38^2. The
     effective draws, K r^2 / (4 d) times the fraction accepted, are then 0.33 K N / (d (K + N)) with
-    N = 1 / noise^2: chains much longer than N gain nothing from more iterations, and lose nothing.
+    N = 1 / noise^2: chains much longer than N neither gain nor lose from more iterations.
     """
     return LOUDEST / math.sqrt(d * (1.0 + iterations * noise**2))
 
@@ -234,29 +199,17 @@ def trajectory(
 ) -> Trajectory:
     """Steps of noisy Hamiltonian trajectories on N(0, I), and what to spend on gradients.
 
-    Parameters
-    ----------
-    iterations : int
-        Of all chains together.
-    gradient_noise : float
-        Noise sd of one released score, if it had the whole budget.
-    ratio_noise : float
-        The same for a log-likelihood ratio, per unit of distance.
-    weight : callable
-        n_steps -> number of gradients times the sum of squared kick coefficients, over n_steps^2:
-        the noise of all kicks relative to that of one.
-    n_steps, step_size, gradient_share
-        Kept where given.
+    `gradient_noise` is the noise sd of one score with the whole budget; `ratio_noise` that of a
+    log-likelihood ratio, per unit of distance. ``weight(n_steps)`` is the noise of all kicks
+    relative to that of one: the number of gradients times the sum of squared kick coefficients,
+    over n_steps^2.
 
-    Notes
-    -----
-    A trajectory of length T = L h moves by about T d^(1/2).  With the share w of the budget for
-    gradients, and K iterations, their noise adds T^2 d K gradient_noise^2 weight / w to the
-    variance of the log acceptance ratio, however many steps T is cut into, and that of the ratio
-    T^2 d K ratio_noise^2 / (1 - w).  The sum is least where w is proportional to
-    gradient_noise weight^(1/2), and the mean squared jump is longest where it is 2.38^2, or at the
-    quarter turn T = pi/2, after which the start is forgotten.  Steps only have to be short enough
-    for their own energy error.
+    A trajectory of length T = L h moves by about T d^(1/2). With the share w of the budget for
+    gradients and K `iterations` of all chains, their noise adds T^2 d K gradient_noise^2 weight / w
+    to the variance of the log acceptance ratio, however T is cut into steps, and that of the ratio
+    T^2 d K ratio_noise^2 / (1 - w). The sum is least at w proportional to gradient_noise
+    weight^(1/2). Mean squared jumps are longest where the variance is 2.38^2, or at the quarter
+    turn T = pi/2. Steps only have to be short enough for their own energy error.
     """
     longest = STEP * d**-0.25
 
@@ -291,12 +244,11 @@ class Natural(Protocol):
 
 @dataclass(frozen=True)
 class Start:
-    """About where the posterior is.
+    """About where the posterior is: `coordinates` make it about N(0, I).
 
-    `coordinates`: the posterior is about N(0, I) in these.  `noise` is the noise sd of a
-    log-likelihood ratio per unit of distance, if one release had the whole budget; the root mean
-    square over directions.  `spent` is a part of the budget.  `trusted` is False where no mode was
-    found: these are then the prior's coordinates.
+    `noise` is the noise sd of a log-likelihood ratio per unit of distance (root mean square over
+    directions), if one release had the whole budget. Where no mode was found, `trusted` is False,
+    and the coordinates are the prior's.
     """
 
     coordinates: Coordinates
@@ -342,19 +294,15 @@ def prepare_statistic(
 ) -> Start:
     """Normal approximation of the posterior of a noisy statistic, by plain optimisation.
 
-    `release` maps ``(label, share)`` to ``((m,) noisy sums, noise_sd)``.  `prior` is in
-    unconstrained parameters; `start` holds the location and spread of the prior.  `n` is the public
-    number of records, the multiple of the log-normaliser; 0 if it is among the entries.
+    ``release(label, share)`` gives (m,) noisy sums and their noise sd. `prior` is in unconstrained
+    parameters, as `start`, its location and spread. `n`, public, multiplies the log-normaliser (0
+    if the number of records is among the entries).
 
-    Notes
-    -----
-    All of it is post-processing of the releases.  The first costs 5 % of the budget; if its noise
-    moves the mode by more than half a posterior standard deviation per parameter, a second one
-    makes up for that, as far as a quarter of the budget does.
-
-    Noise may bring the sums to where no parameter puts them (a negative variance), and the mode to
-    infinity.  The search is then repeated with half the variance that the noise gives a log ratio
-    to the prior's location taken off, as in the accept test of the chains, which keeps it finite.
+    A second release follows, of up to a quarter of the budget, where noise moves the mode by more
+    than half a posterior standard deviation per parameter. Noise may bring the sums to where no
+    parameter puts them (a negative variance), and the mode to infinity: then the search is repeated
+    with half the variance that the noise gives a log ratio to the prior's location taken off, as in
+    the accept test.
     """
     value, sd = release("statistic 1", STATISTIC)
     spent = STATISTIC

@@ -1,9 +1,7 @@
-"""Posteriors curved for public reasons: the quadratic form, of the effects that records see.
+"""Reparameterise by what the likelihood depends on, where that is non-linear in the parameters.
 
-Where the shared values of a likelihood are non-linear in the parameters
-(:mod:`pymc_dp.rows.nonlinear`), the preparation learns the likelihood of these *effects*, which is
-near normal in large data; the target, prior times that likelihood at the effects of the parameters,
-is public.
+The preparation learns the likelihood of these *effects* (:mod:`pymc_dp.rows.nonlinear`), which is
+near normal in large data. The target is public: prior times that likelihood at the effects.
 """
 
 from __future__ import annotations
@@ -27,21 +25,17 @@ from pymc_dp.rows.nonlinear import Seen, see
 from pymc_dp.tuning.model_parts import ModelParts
 from pymc_dp.tuning.quadratic import Quadratic, far_from, shuffled, spare
 
-#: Places at which derivatives of effects are computed.
-_PLACES = 4
-#: An effect has no boundary on a side where records accept it this many prior widths away.
-_FAR = 30.0
-#: Seeds of the draws: all is public.
-_SEEDS = 0, 1
+_PLACES = 4  # places at which derivatives of effects are computed
+_FAR = 30.0  # no boundary where records accept an effect this many prior widths away
+_SEEDS = 0, 1  # seeds of the draws: all is public
 
 
 @dataclass(frozen=True, eq=False)
 class Effects:
     """The records of a model as functions of effects, and a normal approximation of their prior.
 
-    Shapes: median (k,), precision (k, k).  `engine` and `start` are in effects; `start` holds their
-    initial values and prior widths.  The normal prior guides the search, the target has the exact
-    prior.  `solved`: parameters, and the effects that can take their place, see `_solved`.
+    Shapes: median (k,), precision (k, k). `start` holds initial values and prior widths of the
+    effects. The normal prior guides only the search. `solved`: see `_solved`.
     """
 
     seen: Seen
@@ -52,7 +46,7 @@ class Effects:
     solved: tuple[np.ndarray, np.ndarray] | None
 
     def gradient(self, effects: np.ndarray) -> np.ndarray:
-        """(k,) gradient of the log-density of the approximate prior."""
+        """Gradient of the log-density of the approximate prior."""
         return self.precision @ (self.median - effects)
 
     def both(self, effects: np.ndarray) -> tuple[float, np.ndarray]:
@@ -69,10 +63,8 @@ def effects_of(
 ) -> Effects | None:
     """Records in terms of their effects; None where parameters themselves are as good.
 
-    `engine` has the same records in unconstrained parameters; `prior_draws` are (m, d).
-
-    Public: decided from the graph, the prior and made-up data.  Effects with a boundary (a shape
-    ``mu**2 / sigma**2``, say), which a step of the search could pass, are not used.
+    Public: decided from the graph, the prior draws (m, d) and made-up data. Effects with a boundary
+    (a shape ``mu**2 / sigma**2``, say), which a step of the search could pass, are not used.
     """
     if prior_draws is None:
         return None
@@ -117,10 +109,7 @@ def _effects(
 
 
 def _solved(seen: Seen, places: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
-    """For every mixed effect a parameter that is linear in it and in no other effect.
-
-    The ``z`` of ``(mu + tau * z)[g]``, the ``b`` of ``b + a**2``.  None where there are no such.
-    """
+    """A parameter for each mixed effect, linear in it alone (b of b + a**2), and the effects."""
     d = places.shape[1]
     mixed = np.arange(seen.n_direct, seen.parameters.size)
     only_here = np.ones(d, dtype=bool)  # seen by no other effect, so far
@@ -172,10 +161,9 @@ class InEffects(Quadratic):
     def explored(self, parts: ModelParts) -> Explored:
         """As for `Quadratic`; w are the whitened effects of theta.
 
-        Where effects can take the place of parameters NUTS moves in these (the centred
-        parametrisation, which informative data ask for); if it does not mix well there, in the
-        parameters themselves, and the better one is kept.  Chains start far from each other in the
-        prior, so that several modes are seen.
+        NUTS moves in effects where they can replace parameters (the centred parametrisation, which
+        suits informative data), and if that does not mix well also in the parameters; the better
+        run is kept. Chains start far apart in the prior, so that several modes are seen.
         """
         theta, effects = parts.records.parameters.theta, self.effects
         flat = effects.seen.symbolic(parts.records.parameters)
@@ -225,10 +213,7 @@ def _apart(parts: ModelParts) -> np.ndarray:
 def _in_effects(
     theta: Any, flat: Any, target: Any, solved: tuple[np.ndarray, np.ndarray]
 ) -> tuple[Any, Any]:
-    """Parameters, and the target, as functions of a vector with effects in place of parameters.
-
-    Effect j is offset_j + slope_j theta_s(j); the density is that of the effects.
-    """
+    """Parameters and target as functions of effects, effect j = offset_j + slope_j theta_s(j)."""
     places, entries = solved
     offset = graph_replace(flat, {theta: pt.set_subtensor(theta[places], 0.0)})[entries]
     ahead = graph_replace(flat, {theta: pt.set_subtensor(theta[places], 1.0)})[entries]

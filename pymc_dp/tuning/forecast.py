@@ -15,45 +15,28 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget
 from pymc_dp.rows.contributions import Norms, score_norms
 
-#: Room for what is given back to a clipped score, in units of the norm to which it is clipped.
-ROOM = 1.1
-#: Part of what is clipped that is not given back where the model is wrong.
-_WRONG = 0.15
+ROOM = 1.1  # room for what is given back to a clipped score, in units of its norm
+_WRONG = 0.15  # part of what is clipped that is not given back where the model is wrong
 
-#: Norm of nearly all scores where the posterior is whitened, in units of sqrt(d/n).
-SCORE = 3.5
-#: Norm of nearly all changes of a score over the posterior, in units of d/n.
-_CHANGE = 6.0
-#: Norm of all but one per cent of the scores, in the same units as `SCORE`, and of nearly all
-#: projections of scores on a direction, in units of 1/sqrt(n).
+SCORE = 3.5  # norm of nearly all scores where the posterior is whitened, in units of sqrt(d/n)
+_CHANGE = 6.0  # norm of nearly all changes of a score over the posterior, in units of d/n
+#: Norm of 99 % of the scores, as `SCORE`, and of nearly all their projections, in 1/sqrt(n).
 _KICK, PROJECTION = 2.5, 4.5
-#: How much larger the noise of a run is than at the best clip norm in the best coordinates.
-_FOUND = 1.15
-#: What the curvature and the steps of the quadratic form add to the noise, in units of its square.
-#: With 2,000 and 5,000 records and epsilon = 1, eight models of one predictor had noise of 0.5 to
-#: 0.9 by the law of their scores, and were 0.6 to 2.9 from the exact posterior.
-_ADDED = 0.8
-#: Part of the budget for the anchored score, for the chains of the other samplers.
-_ANCHOR, _CHAINS = 0.7, 0.8
-#: Effective draws per squared mu of a score of norm bound 1/2, where its noise is the friction of a
-#: chain: measured on N(0, I), per kick .86 / sigma^2.
-WORTH = 0.86
+_FOUND = 1.15  # noise of a run over that with the best clip norm and coordinates
+_ADDED = 0.8  # what the quadratic form adds to the noise, over its square; fitted to eight models
+_ANCHOR, _CHAINS = 0.7, 0.8  # parts of the budget for an anchored score, for other chains
+WORTH = 0.86  # effective draws per squared mu of a score of bound 1/2 as friction, on N(0, I)
 SAMPLERS = ("DPLangevin", "DPHMC", "DPPenalty")
 """Step methods that have a forecast."""
-#: Least and largest number of draws per chain that "auto" chooses.
-_FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}
-#: Noise of a score, in units of sqrt(n/d) posterior sds, that hides what n/d records tell of a
-#: parameter: a prior is often about sqrt(n/d)/2 posterior sds wide. Logistic regressions, groups
-#: and Rasch models were left with 0.7 to 1.0 of that width at 0.25 and above, 0.5 to 0.6 at 0.14.
+_FEWEST, _MOST = 50, {"DPHMC": 1000, "DPPenalty": 4000}  # draws that "auto" chooses: least, most
+#: Noise of a score, in units of sqrt(n/d) posterior sds (priors are about half as wide), that hides
+#: what n/d records tell of a parameter. Logistic regressions, groups and Rasch models kept 0.7 to
+#: 1.0 of the width of the prior at 0.25 and above, 0.5 to 0.6 at 0.14.
 _HIDES = 0.2
-#: With more noise in an anchored score than this, in posterior sds, it shapes what is published;
-#: fewer effective draws than this are not worth a chain that touches records.
-WIDE, LEAST = 0.6, 200.0
-#: Up to this many parameters the whole curvature matrix is released; above it only where it has no
-#: more than so many entries for all records and its noise does not hide it, else the diagonal.
+WIDE, LEAST = 0.6, 200.0  # most noise of an anchor, in posterior sds; least effective draws
+#: Most parameters with a whole curvature in any case; else most entries for all records.
 _FULL, _ENTRIES = 60, 2e9
-#: Part of the budget that the curvature of the quadratic form has.
-CURVATURE = 0.24
+CURVATURE = 0.24  # part of the budget that the curvature of the quadratic form has
 
 
 @dataclass(frozen=True)
@@ -64,10 +47,8 @@ class Forecast:
 
     - `form`: what DPLangevin will probably do: "anchored" or "quadratic"; else "chains".
     - `noise_multipliers`: about what each mechanism will get.
-    - `noise_sd`: standard deviation of the privacy noise in the posterior mean, in posterior
-      standard deviations.
+    - `noise_sd`, `monte_carlo_error`: in the posterior mean, in posterior standard deviations.
     - `effective_draws`: of all chains together.
-    - `monte_carlo_error`: of the posterior mean, in posterior standard deviations.
     - `diagonal`: whether noise will hide how parameters depend on each other, so that intervals of
       their sums and means will be too narrow.
     """
@@ -131,9 +112,9 @@ def forecast(
 ) -> Forecast:
     """Forecast of one run; ValueError names the argument.
 
-    `draws` "auto": as many as the budget should be cut into. `mu2` is the squared GDP mu that is
-    left. `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are replaced,
-    else 1. `norms` are those of scores under the model; by default those of a light tail.
+    `draws` "auto": as many as the budget should be cut into. `mu2`, a squared GDP mu, is left.
+    `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
+    `norms` are those of scores under the model; by default of a light tail.
     """
     if sampler not in SAMPLERS:
         raise ValueError(f"step must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
@@ -270,10 +251,7 @@ def forecast_of(
     mu2: float,
     norms: Norms | None = None,
 ) -> Forecast:
-    """What a part of a budget would buy: `mu2`, a squared GDP mu, for `d` parameters.
-
-    `norms` are those of the scores of made-up rows, over outcomes of the model itself.
-    """
+    """What a part of a budget, `mu2`, would buy for `d` parameters; see `forecast`."""
     return forecast(
         sampler,
         draws=draws,
@@ -291,20 +269,13 @@ def forecast_of(
 def costs_of_clipping(
     norms: np.ndarray, numbers: np.ndarray, bounds: np.ndarray, price: float
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What (m,) clip norms cost where what is clipped is given back on average.
+    """Error and cost of (m,) clip norms b where what is clipped is given back on average.
 
-    The (k,) norms are those of scores where the posterior is whitened, and numbers says how many
-    units have them. The price is the variance of the noise, all entries of the sum together, for a
-    bound of 1 on each.
-
-    Returns
-    -------
-    error, cost : (m,) ndarray
-        With e_i = (norm_i - b)_+, price (1.1 b)^2 + sum_i e_i^2, the second being the covariance of
-        what is clipped, if each is as far from its mean as from 0; and that plus
-        (0.15 sum_i e_i)^2, the square of what remains of its sum where the model is wrong, and not
-        all of it is given back. (Of mortgages and a logistic regression it was 4 to 20 %, at
-        quantiles from 0.99 to 0.9.)
+    `numbers` units have the scores of the (k,) norms where the posterior is whitened; `price` is
+    the noise variance of all entries of the sum together, for a bound of 1. With e_i =
+    (norm_i - b)_+, the error is price (1.1 b)^2 + sum_i e_i^2; the second term is the covariance of
+    what is clipped, if each is as far from its mean as from 0. The cost adds (0.15 sum_i e_i)^2,
+    what is not given back where the model is wrong (4 to 20 % of the sum in examples).
     """
     beyond = np.maximum(norms - bounds[:, None], 0.0)
     error = price * (ROOM * bounds) ** 2 + np.maximum(beyond**2 @ numbers, 0.0)
@@ -323,22 +294,17 @@ def _clipped_noise(norms: Norms, n: int, d: int, mu2: float, sensitivity: float)
 def whole_curvature(n: int, d: int, mu2: float) -> bool:
     """Whether the whole curvature of n records is released, and not its diagonal.
 
-    `mu2` is the squared mu of the preparation. Curvatures of records have norms of about d/n where
-    the sum is 1, and a symmetric matrix of noise the spectral norm sqrt(2 d).  Item responses with
-    120 and 240 parameters were nearer to the truth with the whole matrix where that product was 0.2
-    to 0.8, and left with the prior where it was 1.3 and above; with the diagonal, intervals of a
-    mean of parameters are too narrow.
+    `mu2` is that of the preparation. Curvatures of records have norms of about d/n where the sum is
+    1, and a matrix of noise the norm sqrt(2 d). Item responses with 120 and 240 parameters were
+    nearer to the truth with the whole matrix where the product was 0.2 to 0.8, and left with the
+    prior at 1.3; the diagonal makes intervals of means of parameters too narrow.
     """
     noise = 2.0 * math.sqrt(2.0 * d) * d / n / math.sqrt(CURVATURE * mu2)  # of replaced records
     return d <= _FULL or (n * d * d / 2.0 < _ENTRIES and noise < 1.0)
 
 
 def _jumps(sampler: str, n: int, d: int, mu2: float, sensitivity: float) -> float:
-    """Squared distance over which all log-likelihood ratios together have noise of variance 1.
-
-    Gradients have their part of the budget in DPHMC, and two half kicks to a trajectory.  See
-    `pymc_dp.tuning.coordinates.random_walk` and `pymc_dp.tuning.coordinates.trajectory`.
-    """
+    """Squared distance over which all ratios together have noise variance 1; see `random_walk`."""
     bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
     return _CHAINS * mu2 * n / (sensitivity * bounds) ** 2
 

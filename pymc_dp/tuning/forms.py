@@ -26,17 +26,13 @@ from pymc_dp.tuning.preparing import Preparing, can_pay, improper_prior
 from pymc_dp.tuning.public import Public, seen_together
 from pymc_dp.tuning.releases import Shares
 
-#: Part of the budget for a look at a histogram.
-LOOK = 0.008
-#: Most paths for the look at energy errors: one alone may miss the record with the largest.
-_PATHS = 8
-#: Anchored: part of what is left for the first of the two scores that an anchor is made of, and
-#: part of the budget to move the origin; least and largest parts for accept tests.
+LOOK = 0.008  # part of the budget for a look at a histogram
+_PATHS = 8  # most paths: one alone may miss the record with the largest energy error
+#: Anchored: parts for the first of two scores (of the rest), a move of the origin, accept tests.
 _FIRST, _RECENTRE = 0.3, 0.02
 _TESTS = (0.01, 0.10)
-#: Plain: halvings of the step that are tried, as long as the noise of the energy errors is too
-#: much.  That noise is to be 1 / `_QUIET`, if a part of the budget between `_LOUD_TESTS` pays for
-#: it.  Above `_LOUD` it is too much.
+#: Plain: halvings of the step that are tried while the noise of energy errors is above `_LOUD`. It
+#: should be 1 / `_QUIET`, if a part of the budget between `_LOUD_TESTS` pays for it.
 _KICKS = (1, 2, 4, 8)
 _QUIET, _LOUD = 3.0, 1.0
 _LOUD_TESTS = (0.02, 0.3)
@@ -45,11 +41,7 @@ F = TypeVar("F", bound="Form")
 
 
 class Target(NamedTuple):
-    """What chains move in, ask about and follow.
-
-    Where `draws`, (m, d) and public, are given, a run takes its draws from them in place of a
-    chain.  The ledger keeps `facts`.
-    """
+    """What chains follow; public `draws` (m, d) replace chains, and the ledger keeps `facts`."""
 
     coordinates: Coordinates
     engine: RowEngine
@@ -62,26 +54,21 @@ class Target(NamedTuple):
 class Form:
     """What a preparation has learned; released values and public numbers only.
 
-    The chains move in w, theta = location + clip.scaling @ basis @ w, where the posterior is about
-    N(0, I); contributions are clipped in z = basis @ w.  The location of `clip` is the origin.
+    Chains move in w, theta = location + clip.scaling @ basis @ w, where the posterior is about
+    N(0, I); contributions are clipped in z = basis @ w. The origin is the location of `clip`.
 
-    `score` (d,) is the released score at the origin, in w; 0 in the plain form.  `covariance` is
-    that of the noise in it.  `curvature` (d, d) is that of the log-likelihood at the origin, in w:
-    the whole likelihood of the quadratic form.  `clip_norms` holds "anchor", "gradient" and
-    "energy_error", as far as the form has them; `shares` are relative parts of the rest of the
-    budget.  `effective_draws` is what the chains' releases are worth.  `clipping` is that of the
-    scores of the anchor, or of all scores in the plain form.  `diagonal`: only the diagonal of the
-    curvature in z was released.
+    `score` (d,) is the released score at the origin, in w, or 0 in the plain form, and `covariance`
+    that of its noise. `curvature` (d, d) is that of the log-likelihood there: the whole likelihood
+    of the quadratic form. `clip_norms` holds "anchor", "gradient" and "energy_error", `shares`
+    relative parts of the rest of the budget, which buys `effective_draws`. `clipping` is that of
+    the scores of the anchor (of all in the plain form). `diagonal`: only the diagonal of the
+    curvature was released.
     """
 
-    #: As users name it.
-    form: ClassVar[str]
-    #: Whether chains ask the records.
-    asks: ClassVar[bool] = True
-    #: Whether the records could be told from the noise.
-    trusted: ClassVar[bool] = True
-    #: How far apart chains start, in the widths that were learned.
-    apart: ClassVar[float] = 1.0
+    form: ClassVar[str]  # as users name it
+    asks: ClassVar[bool] = True  # whether chains ask the records
+    trusted: ClassVar[bool] = True  # whether the records could be distinguished from the noise
+    apart: ClassVar[float] = 1.0  # how far apart chains start, in the widths that were learned
 
     clip: Coordinates
     basis: np.ndarray
@@ -158,11 +145,10 @@ class Anchored(Form):
         sensitivity: float,
         step_size: float | None,
     ) -> Anchored:
-        """Release the anchor.
+        """Release the anchor; `known` (d, d) is the curvature of the log-likelihood in theta.
 
-        The first part moves the origin to the mode that it implies, from where changes are
-        smallest; the second is taken there, and the first joins it by a released change, whose
-        noise is small.  `known` (d, d) is the curvature of the log-likelihood in theta.
+        The first part moves the origin to the mode that it implies, where changes are smallest. The
+        second is taken there; a released change, of little noise, joins the first to it.
         """
         basis, total, clipping = blank.basis, budget.total, blank.clipping
         rng = np.random.default_rng(1)
@@ -290,12 +276,7 @@ class Plain(Form):
 
 
 def _accept_tests(error: float, unit: float, least: float, most: float) -> tuple[float, float]:
-    """Bound on energy errors, as long as costs nothing, and the part of the budget for the tests.
-
-    `error` is the bound that is needed.  Bound 1 takes the part unit^2 for the noise in the log
-    ratio that is wanted.  `least` and `most` limit the part: up to the least, a longer bound is
-    free.
-    """
+    """Bound on energy errors, and part of the budget for tests: unit^2 for a bound of 1."""
     error = max(error, math.sqrt(least) / unit)
     return error, min((error * unit) ** 2, most)
 
@@ -303,10 +284,7 @@ def _accept_tests(error: float, unit: float, least: float, most: float) -> tuple
 def _energy_clip(
     found: Form, budget: Shares, noise: float, clip_norm: float, rng: np.random.Generator
 ) -> float:
-    """Bound on the energy errors of the records, from paths of the dynamics of N(0, I).
-
-    One path, or more where the budget pays for histograms that count single records.
-    """
+    """Bound on energy errors, from as many paths of N(0, I) as histograms can be paid for."""
     noise = max(noise, math.sqrt(2.0 * found.friction / found.step_size))
     count = min(max(int(LOOK * budget.total / 2.0), 1), _PATHS)
     longest = 0.0

@@ -29,16 +29,11 @@ from pymc_dp.rows.predictor import recognise
 from pymc_dp.rows.structure import is_flat
 
 _DRAWS = 500
-#: Prior draws are public; the same seed makes a resumed preparation ask the same questions.
-_SEED = 20_240_229
-#: A proper log density must have fallen by `_FALL` at `_FAR` widths of the prior.
-_FAR, _FALL = 1e6, 5.0
-#: Number of places from which this is checked, and the largest log density that shows such a fall.
-_PLACES, _EXACT = 5, 1e12
-#: Step of the differences by which the prior's curvature is told.
-_STEP = 1e-3
-#: About a prior that has no density, or no draws.
-_NO_NUMBERS = (
+_SEED = 20_240_229  # public; a resumed preparation asks the same questions
+_FAR, _FALL = 1e6, 5.0  # a proper log density falls by `_FALL` at `_FAR` prior widths
+_PLACES, _EXACT = 5, 1e12  # places that are checked; largest log density that shows it
+_STEP = 1e-3  # step of the differences that tell the prior's curvature
+_NO_NUMBERS = (  # about a prior that has no density, or no draws
     "Nothing has been spent. A prior may hold NaN or an infinite number: model.point_logps() says "
     "which one. Default priors that bambi scales by truncated or censored data may; give your own."
 )
@@ -48,9 +43,8 @@ _NO_NUMBERS = (
 class Design:
     """How a sampler moves and what it may ask.
 
-    `engine` has the records that queries are about, in the coordinates in which they are clipped;
-    `prior` has the public terms in the `coordinates` of the chains.  `shares` are relative parts of
-    what is left of the budget; the ledger keeps `settings`.
+    `engine` has the records in the coordinates of clipping, `prior` the public terms in those of
+    the chains. `shares` are relative parts of the rest of the budget; the ledger keeps `settings`.
     """
 
     coordinates: Coordinates
@@ -62,7 +56,7 @@ class Design:
 
 
 class ModelParts:
-    """What a model is made of, in unconstrained parameters theta.  Raises UnsafeModel."""
+    """What a model is made of, in unconstrained parameters theta. Raises UnsafeModel."""
 
     def __init__(
         self, model: Model, budget: PrivacyBudget, compile_kwargs: dict[str, Any] | None = None
@@ -120,9 +114,9 @@ class ModelParts:
     def start(self) -> Coordinates:
         """Initial point of the model, and the prior width of every parameter as a diagonal scaling.
 
-        The width is half the width of the central 68 % of the prior draws, which heavy tails do not
-        spoil.  Where the prior cannot be drawn from (``pm.Flat``), or draws with code of the user's
-        own, it is the inverse root of the prior's curvature at the initial point, or 1.
+        Half the width of the central 68 % of the prior draws, which heavy tails do not spoil;
+        without draws (``pm.Flat``, code of the user) the inverse root of the prior's curvature
+        there, or 1.
         """
         initial, widths = self.records.initial, np.full(len(self.records.initial), np.nan)
         if self.prior_draws is not None:
@@ -164,9 +158,8 @@ class ModelParts:
     def improper(self) -> list[str]:
         """Names of the free variables that nothing public bounds, as ``pm.Flat``.
 
-        These are found by their names in the graph, where no public observation depends on them,
-        and others by the public log density along the axes, which does not fall.  A sum of two of
-        them that a public observation bounds is not found.
+        Found by name in the graph, or because the public log density does not fall along their
+        axes; a sum of two of them that a public observation bounds is not found.
         """
         model, public = self.model, set(self.budget.public)
         bounded = {*ancestors([rv for rv in model.observed_RVs if rv.name in public])}
@@ -187,12 +180,11 @@ class ModelParts:
         return found
 
     def _falls(self, places: np.ndarray, where: slice) -> bool:
-        """Whether the public log density falls far out on the axes of some parameters.
+        """Whether the public log density falls far out on the axes of some parameters, or may.
 
-        By 5 at 10^6 widths of the prior, where that of a Cauchy distribution has fallen by 27.
-        Looked at from several places, where no two parameters agree: a scale of 0 suits effects
-        that are all the same, and a small one makes numbers in which 27 is lost.  True where it is
-        not known.
+        By 5 at 10^6 widths of the prior, where a Cauchy density has fallen by 27; from several
+        places with unequal parameters, as a scale of 0 suits equal effects and large values hide a
+        fall.
         """
 
         def log_density(at: np.ndarray) -> float:

@@ -35,10 +35,8 @@ from pymc_dp.tuning.model_parts import ModelParts
 
 PREPARES = " preparation"
 """Ending of the names of plans of preparations."""
-#: Shown among the messages of PyMC.
-_log = logging.getLogger("pymc.pymc_dp")
-#: Parts of what a preparation left for the chains that may be gone when it is resumed: more than
-#: the first is a warning, more than the second a refusal.
+_log = logging.getLogger("pymc.pymc_dp")  # shown among the messages of PyMC
+#: Parts of the rest for the chains that may be gone on resumption without a warning, a refusal.
 _GONE, _TOO_MUCH_GONE = 0.05, 0.9
 
 _T = TypeVar("_T")
@@ -48,12 +46,10 @@ _T = TypeVar("_T")
 class Version:
     """Data and priors as they were at some time.
 
-    Whether private data are still the same is told by what was done, and not by their values: a
-    result shows whether a preparation was resumed, and could tell whether a record was changed
-    in between.  ``pm.set_data`` makes another version, whatever it sets.
-
-    `public` is a digest of public data and priors.  Each function in `private` gives a private
-    array, as long as anybody holds it.
+    Whether private data are the same is told by what was done (``pm.set_data`` makes another
+    version), not by values: a result shows whether a preparation was resumed, and could tell
+    whether a record changed. `public` is a digest of public data and priors; `private` gives the
+    private arrays, as long as anybody holds them.
     """
 
     public: bytes
@@ -108,10 +104,7 @@ def unfinished_preparations(budget: PrivacyBudget) -> list[tuple[int, dict[str, 
 
 
 def settle(end: Callable[[], None]) -> None:
-    """Call `end`, which tells the ledger that a run or its preparation has ended.
-
-    If that fails or is interrupted it warns: this is no reason to lose a result.
-    """
+    """Call `end`, which ends a run in the ledger; a failure only warns, to keep the result."""
     try:
         end()
     except (LedgerError, KeyboardInterrupt) as error:
@@ -192,10 +185,7 @@ class Shown:
 
 
 class Preparing:
-    """Releases for the settings of a step, from what is left of a budget.
-
-    Raises BudgetExceeded before anything is spent.
-    """
+    """Releases for a step, from what is left; BudgetExceeded before anything is spent."""
 
     def __init__(
         self,
@@ -270,14 +260,13 @@ class Preparing:
     ) -> _T:
         """What `ask` makes of the releases of a new preparation, or of one that was interrupted.
 
-        `ask` is called twice where the rest of an interrupted preparation cannot be paid, since
-        something else was: what is left then pays for a new one.  `settings` are the public ones on
-        which the requests depend.  `share` is the part of what is left of the budget that shares
-        are parts of, and `needed` the part of that which the requests cost at most.  `engine` has
-        the records to ask about; default: in unconstrained parameters.
+        `ask` is called twice where the rest of an interrupted preparation cannot be paid any more:
+        what is left then pays for a new one. `settings` are the public ones on which the requests
+        depend. Shares are parts of `share` of what is left of the budget; the requests cost at most
+        `needed` of that. `engine` has the records, by default in unconstrained parameters.
 
-        Raises BudgetExceeded if nothing is left for a new preparation, and ValueError if no part of
-        the budget could pay for the chains afterwards; nothing was spent then.
+        Raises BudgetExceeded if nothing is left, and ValueError if no part of the budget could pay
+        for the chains afterwards; nothing was spent then.
         """
         asked = (settings, share, engine, needed)
         try:
@@ -289,10 +278,7 @@ class Preparing:
         return found
 
     def compare_rest(self) -> None:
-        """Warn if chains get less than their preparation was made for.
-
-        Raises BudgetExceeded if next to nothing is left for them.
-        """
+        """Warn if chains get less than planned; BudgetExceeded if they get next to nothing."""
         preparation = self._preparation
         if preparation is None or not preparation.resumed:
             return
@@ -363,10 +349,7 @@ class Preparing:
         return Shown(preparation, self.progressbar)
 
     def _units(self, share: float, form: str | None, hint: bool) -> int:
-        """Ledger units that a new preparation plans with; warns, or refuses, if these are too few.
-
-        `hint` says that there is no preparation of the same settings.
-        """
+        """Ledger units of a new preparation; warns if too few. `hint`: none has these settings."""
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())
         expected = self._forecast(units)
@@ -401,10 +384,9 @@ class Preparing:
 
     @property
     def unfinished(self) -> int | None:
-        """Plan of the preparation that an equal step resumes, until it is finished.
+        """Plan of the preparation that an equal step resumes, until finished; None on batches.
 
-        None on batches: equal steps share their preparation for good, as there is no budget for
-        another.
+        There equal steps share their preparation for good, as no budget is left for another.
         """
         if self._preparation is None or self.set_aside:
             return None

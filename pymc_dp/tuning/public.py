@@ -1,9 +1,8 @@
 """The public log density, the parameters that no record sees, and modes of public targets.
 
-The mean and the scale of a centred hierarchy reach records through other parameters only, so no
-release moves them, and quadratic models of their density are poor guides: that of a scale falls off
-slowly on one side and has no bound on the other, where all effects come to one value.  A search
-keeps them where the public density expects them, and makes its steps in the other parameters.
+Mean and scale of a centred hierarchy reach records through other parameters only: no release moves
+them, and quadratic models of their density are poor (that of a scale is unbounded where all effects
+coincide). A search keeps them where the public density expects them, and steps in the others.
 """
 
 from __future__ import annotations
@@ -18,11 +17,9 @@ from pymc_dp.base.matrices import minus_hessian, root, within
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 
-#: Pairs of public draws that stand for what is not known of the parameters, the most steps of the
-#: optimiser, and how far from the prior's location it goes, in widths of the prior.
+#: Pairs of public draws; most steps of the optimiser; how far it goes, in widths of the prior.
 _PAIRS, _STEPS, _FURTHEST = 8, 30, 20.0
-#: How far a mode may be, in standard deviations per parameter: what is known holds no farther.
-_FARTHEST_MODE = 5.0
+_FARTHEST_MODE = 5.0  # how far a mode may be, in standard deviations per parameter
 
 
 class Density(Protocol):
@@ -46,10 +43,7 @@ def seen_together(structure: RowEngine, location: np.ndarray) -> np.ndarray:
 
 
 class Public:
-    """What steps of a search take from the public log density, in theta.
-
-    `spread` (d,) are the widths of the prior, and `unseen` the parameters that no record sees.
-    """
+    """The public log density, as a search sees it: widths `spread` of the prior, and `unseen`."""
 
     def __init__(self, density: Density, structure: RowEngine, start: Coordinates) -> None:
         self.density = density
@@ -68,17 +62,13 @@ class Public:
         return np.asarray(at.scaling.T @ slope)
 
     def settled(self, location: np.ndarray, precision: np.ndarray) -> np.ndarray:
-        """The location with the parameters that no record sees where the density expects them.
+        """The location, with the parameters that no record sees where the density expects them.
 
-        `precision` (d, d) is about that of the posterior.  The location is returned as it is where
-        the density cannot be evaluated.
-
-        Notes
-        -----
-        The mean, in these parameters, of the normal law of that precision which is nearest to the
-        density (Kullback-Leibler; Opper & Archambeau 2009, "The variational Gaussian approximation
-        revisited").  The density at the location alone would have scales too small, by what effects
-        differ more than their estimates do, or 0, which two levels of groups have as their mode.
+        Unchanged where the density cannot be evaluated. It is the mean, in these parameters, of the
+        normal law of this `precision` (d, d), about the posterior's, nearest to the density
+        (Kullback-Leibler; Opper & Archambeau 2009). The density at the location alone would make
+        scales too small, as estimates of effects differ less than effects do, or 0, the mode for
+        two levels of groups.
         """
         unseen = self.unseen
         if not unseen.size:
@@ -126,8 +116,8 @@ def find_mode(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mode (d,) of a public target, and the precision there, by Newton steps in a trust region.
 
-    `metric` (d, d) is the precision of what is known of the target before: its mode is looked for
-    within five standard deviations of the start, by default 0, for each parameter.
+    It is looked for within five standard deviations of the start, per parameter, by the precision
+    `metric` (d, d) of what is known before.
     """
     d = len(metric)
     start = np.zeros(d) if start is None else start

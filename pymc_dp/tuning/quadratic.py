@@ -30,45 +30,27 @@ from pymc_dp.tuning.public import Public, unseen
 from pymc_dp.tuning.releases import CurvatureNoise, Shares
 
 #: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:
-#: scores change only at kinks, and enough records must pass one that the noise does not hide them.
-#: The density of Laplace residuals falls by 14 % on the way, so intervals are 7 % wider.
+#: enough records must pass a kink for the noise. Intervals of Laplace residuals are 7 % wider.
 _FLAT_STEP = 0.3
-#: Parts of what is left for the curvature, and for one or two more where it is not steady: where it
-#: changes by more than this factor over the step that it was meant for.
+#: Parts of the rest for a curvature, and for more where it changes by this factor over a step.
 _CURVATURES, _STEADY = (CURVATURE, 0.06, 0.06), 0.6
-#: And by more than so many sds of its noise; the noise of the search, which cost less, is larger.
-_UNSURE = 8.0
-#: Noise of a curvature of 1 from which on directions are hidden: more is paid for less noise, up to
-#: a part of what is left.
-_CLEAR, _MOST = 0.3, 0.45
-#: How far a step goes, in standard deviations of a score, noise included; and how far the posterior
-#: mean may be in the end from where the curvature was taken, in its own. Of 2,400 simulated runs
-#: with one to six parameters 92 ended farther, and their 90 % intervals held half of the truths.
+_UNSURE = 8.0  # sds of its noise by which a curvature must change as well
+_CLEAR, _MOST = 0.3, 0.45  # noise that hides a curvature of 1; largest part to pay for less
+#: How far a step goes, in sds of a score, noise included; and how far the posterior mean may end
+#: from where the curvature was taken: in 4 % of simulated runs it was farther, with bad intervals.
 _FURTHEST = 3.0
-#: Least precision of the prior in w: the quadratic holds over no more than 30 posterior sds.
-_FLATTEST = 1e-3
-#: Square in one direction, in units of its variance, that is not noise.
-_FAR = 9.0
-#: How much clipped scores exceed the bound, in units of it, where noise hides how many do.
-_EXCESS = 0.15
-#: Fraction of the curvatures that may be clipped: it makes them smaller, so intervals wider.
-_TAIL = 0.03
-#: Places near the initial point that are tried where there are no prior draws.
-_TRIES = 100
-#: Seed of the draws: all is public.
-_SEED = 0
-#: Number of draws of the prior, where nothing was learned.
-_PRIOR_DRAWS = 4000
-#: Part of the prior's width from which on the records have said next to nothing.
-_UNTOUCHED = 0.8
+_FLATTEST = 1e-3  # of the prior in w: the quadratic holds over 30 posterior sds at most
+_FAR = 9.0  # square in one direction, in units of its variance, that is not noise
+_EXCESS = 0.15  # how much clipped scores exceed the bound, in units of it
+_TAIL = 0.03  # fraction of the curvatures that may be clipped, which makes intervals wider
+_TRIES = 100  # places near the initial point that are tried where there are no prior draws
+_SEED = 0  # seed of the draws: all is public
+_PRIOR_DRAWS = 4000  # number of draws of the prior, where nothing was learned
+_UNTOUCHED = 0.8  # part of the prior's width from which on the records have said next to nothing
 
 
 def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
-    """Whether two measurements of one vector differ by no more than their noise explains.
-
-    The limit is five standard deviations of chi-square: a sound measurement fails with probability
-    below 1e-4.
-    """
+    """Whether two measurements of a vector agree, to five sds of chi-square (p < 1e-4)."""
     inverse, d = pinvh(covariance, return_rank=True)
     square = float(difference @ inverse @ difference)
     return square < d + 5.0 * math.sqrt(2.0 * d) + 10.0
@@ -77,10 +59,7 @@ def _consistent(difference: np.ndarray, covariance: np.ndarray) -> bool:
 def _both(
     first: np.ndarray, noise: np.ndarray, second: np.ndarray, rest: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """What two scores tell of the one at the place of the second, and its noise.
-
-    Where they differ by more than noise, the first is ignored.
-    """
+    """What two scores tell at the place of the second; the first only where they agree."""
     square = (second - first) ** 2
     far = square > _FAR * (noise + rest).diagonal()
     noise = noise + np.diag(np.where(far, square, 0.0))
@@ -92,13 +71,11 @@ def _both(
 def _common(
     moved: np.ndarray, curvature: np.ndarray, noise: np.ndarray, inside: np.ndarray, n: float
 ) -> float:
-    """Error of the score of a residual sd, say, after a move of the effects of many groups.
+    """Error of the score of a residual sd, say, after a move (d,) of the effects of many groups.
 
     The score of the log sd of n residuals changes by the sum of the squared moves of means, in
-    their posterior sds; its own is 1/sqrt(2 n).  No expected curvature contains this change.
-
-    `moved` is (d,); `curvature` (d, d) is released; `noise` (d, d) is the covariance of what its
-    noise makes of the move; `inside` (d,) says which parameters are effects of groups.
+    their posterior sds; its own is 1/sqrt(2 n). No expected curvature contains this. `noise` (d, d)
+    is that of the move, from the noise of `curvature`; `inside` marks effects of groups.
     """
     moved = np.where(inside, moved, 0.0)
     unsure = math.sqrt(float(moved @ noise @ moved))
@@ -109,7 +86,7 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
     """A noisy curvature without the directions in which it may be nothing but noise.
 
     Eigenvalues are compared with the largest that noise alone has in as many dimensions: first in
-    all directions, then in those that were not above it, as long as some of these are above that.
+    all directions, then in those that were not above it, until none is.
     """
     values, vectors = np.linalg.eigh(released)
     hidden = np.ones(len(values), dtype=bool)
@@ -122,11 +99,7 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
 
 
 class _Origin:
-    """Where scores and curvatures are taken: a place that moves.
-
-    `here` are the coordinates w, `clip` those in which contributions are clipped.  The rows of
-    `seen` (k, d) are the directions of w that records see.
-    """
+    """Where scores are taken: coordinates w (`here`), `clip`, and (k, d) directions `seen`."""
 
     def __init__(self, blank: Form, public: Public) -> None:
         self.here, self.clip, self._public = blank.coordinates, blank.clip, public
@@ -163,9 +136,8 @@ def _looked(
 ) -> tuple[np.ndarray, CurvatureNoise, float] | None:
     """A curvature, its noise and its clip norm; None where noise hides how long they are.
 
-    `again` is for labels.  `size` is the largest eigenvalue of the noise for the whole budget and a
-    clip norm of 1, in w.  `before` is an earlier clip norm: a later look costs less, and may be
-    hidden where the first was not.
+    `again` is for labels. `size` is the largest eigenvalue of the noise for the whole budget and a
+    clip norm of 1, in w. `before` is an earlier clip norm, for where this cheaper look is hidden.
     """
     clip_norm = budget.tail(f"curvature norms{again}", look, _TAIL, share / 6.0) or before
     if not clip_norm:
@@ -193,15 +165,12 @@ class Quadratic(Form):
     ) -> Quadratic | None:
         """Release scores and curvatures; None where noise hides them.
 
-        The first score moves the origin to where the second and the curvature are taken; it then
-        counts there, too. What the noise in the curvature adds to the score, over the distance to
-        the mode, is noise like any other. Where the curvature changes much on the way, or the way
-        was longer than a step may be, the origin moves again, by the first score less what the
-        curvature at both ends of the way took from it.  The second score comes in two parts, and
-        the first of them may move the origin once more.
-
-        `known` (d, d) is the curvature of the log-likelihood in theta, as the search left it;
-        `flat` says that log-likelihoods are piecewise linear.
+        The first score moves the origin to where the second and the curvature are taken, and then
+        counts there, too, with what the noise in the curvature adds on the way. Where the curvature
+        changes much, or the way was longer than a step may be, the origin moves again, by the first
+        score less what the curvature at both ends took from it. The second score comes in two
+        parts; the first may move the origin once more. `known` (d, d) is the curvature of the
+        log-likelihood in theta, from the search; `flat`: log-likelihoods are piecewise linear.
         """
         d, basis, clipping = len(blank.score), blank.basis, blank.clipping
         left = 1.0 - budget.spent
@@ -249,7 +218,7 @@ class Quadratic(Form):
             unsure = _UNSURE * math.sqrt(max(float(step @ of_step @ step), 0.0))
             steady = _STEADY * then - unsure <= now <= then / _STEADY + unsure
             first = first - (curvature if steady else 0.5 * (before + curvature)) @ step
-            # what two places do not tell of the curvature between them is an error like noise
+            # what two curvatures do not tell of those in between is an error like noise
             bent = 0.5 * (before - curvature) @ step
             noise = noise + of_step + common + np.outer(bent, bent)
             if steady and float(np.linalg.norm(step)) < 0.999 * longest:
@@ -320,11 +289,9 @@ class Quadratic(Form):
     def explored(self, parts: ModelParts) -> Explored:
         """Draws of prior times released likelihood, in random order; warns where they are few.
 
-        The target is p(theta) N(G; H w, H + V), w the whitened parameters, G the released score, H
-        the released curvature and V the noise in G.  The same releases give the same draws.
-
-        Raises KeyboardInterrupt however PyMC takes one: no draws of part of the chains are used.
-        Raises SamplingError if NUTS cannot begin.
+        The target is p(theta) N(G; H w, H + V), with the released score G and curvature H, and V
+        the noise in G. The same releases give the same draws. Raises KeyboardInterrupt however PyMC
+        takes one, and SamplingError if NUTS cannot begin.
         """
         theta, at = parts.records.parameters.theta, self.coordinates
         rng = np.random.default_rng(_SEED)
@@ -339,12 +306,7 @@ class Quadratic(Form):
         return public + log_likelihood(likelihood_of, self.coordinates, self.likelihood)
 
     def far(self, drawn: np.ndarray, parts: ModelParts) -> float:
-        """Fraction of (m, d) draws at which the released likelihood is an extrapolation.
-
-        Distances are in widths of the draws themselves: those of a normal posterior lie within
-        2 sqrt(d) + 4 of where its curvature was taken. Parameters that records do not see may be
-        anywhere.
-        """
+        """Fraction of (m, d) draws, by seen parameters, that extrapolate the likelihood."""
         hidden = unseen(parts.engine, self.clip.location)
         return far_from(np.delete(self.clip.location, hidden), np.delete(drawn, hidden, axis=1))
 
@@ -392,10 +354,7 @@ class PriorOnly(Form):
         )
 
     def target(self, preparing: Preparing, engine: RowEngine) -> Target:
-        """Draws from the prior, as a chain may not reach all of it; a chain where there are none.
-
-        Public observations would make another distribution of it.
-        """
+        """Prior draws where nothing public is observed, as a chain may not reach all of it."""
         parts, draws = preparing.parts, None
         public = set(parts.budget.public)
         if not any(rv.name in public for rv in parts.model.observed_RVs):
@@ -444,10 +403,7 @@ def far_from(origin: np.ndarray, drawn: np.ndarray) -> float:
 
 
 def about_prior(drawn: np.ndarray, parts: ModelParts) -> list[str]:
-    """Variables about which (m, d) draws say no more than the prior; warns if these are all.
-
-    A name comes with the number of entries where these are not all.
-    """
+    """Variables about which (m, d) draws say no more than the prior; warns if these are all."""
     if parts.prior_draws is None:
         return []
     low, high = np.quantile(drawn, [0.16, 0.84], axis=0)

@@ -1,15 +1,13 @@
 """Releases of a preparation: sums of scores and curvatures, by their share of the budget.
 
-Entries that the structure of the model makes 0 for every unit are set to 0: whatever the release
-puts there is noise.  A parameter of the prior alone has no score, and two groups have no curvature
-in common, so a hierarchy pays only for what its records see.
+Entries that the structure of the model makes 0 for every unit hold only noise and are set to 0, so
+a hierarchy pays only for what its records see.
 
-Where entries of a curvature are alike (those in which one coordinate meets the effects of all
-groups, which are draws of one population, and those between whitened coordinates, which lie about
-0) and hardly differ but for their noise, they are put near to their mean (James and Stein 1961;
-Efron and Morris 1973).  The noise that is left is less: what each has of its own, and what the mean
-has, which all share.  A hierarchy needs it most: a parameter that all records see has one entry
-with each group, and their noise adds up.
+Entries of a curvature that are alike (those of one coordinate with the effects of all groups, and
+those between whitened coordinates, about 0) are shrunk to their mean where they hardly differ but
+for noise (James and Stein 1961; Efron and Morris 1973). This leaves the noise that each has of its
+own and that of the mean. A hierarchy needs it most: the noise of the entries of a shared parameter
+with all groups adds up.
 """
 
 from __future__ import annotations
@@ -42,29 +40,18 @@ from pymc_dp.tuning.clip_norms import (
 )
 from pymc_dp.tuning.preparing import Shown
 
-#: Number of made-up noises from which the size of one is estimated.
-_DRAWS = 24
-#: Fewer entries tell too little about what they have in common.
-_FEWEST = 10
-#: An entry that is farther from the mean, in standard deviations of all, stays what it is: it is
-#: of another population (Efron and Morris 1972 limit how far it is moved).
-_FARTHEST = 3.0
-#: Parts of the budget for how much clipping takes from a unit, and for the covariance of that; and
-#: the fraction of the units that are above the bound on what a unit adds to it.
+_DRAWS = 24  # number of made-up noises from which the size of one is estimated
+_FEWEST = 10  # fewer entries tell too little about what they have in common
+_FARTHEST = 3.0  # sds from the mean of another population (Efron and Morris 1972)
+#: Parts of the budget for the size of clipping losses, and their covariance; units above its bound.
 _LOSS_LOOK, _LOSS, _LOSS_TAIL = 0.004, 0.008, 0.002
-#: Part of the budget for how many laws of outcomes are not found, and the fraction that may be.
-_LAWS, _NOT_FOUND = 0.002, 0.02
-#: Bound on what a unit adds to what clipping takes, in units of the squared clip norm, where noise
-#: hides it or most units lose nothing.
-_LOSS_BOUND = 0.25
+_LAWS, _NOT_FOUND = 0.002, 0.02  # part of the budget, and fraction of laws that may be unknown
+_LOSS_BOUND = 0.25  # bound on a clipping loss, in squared clip norms, where noise hides it
 
 
 @dataclass(frozen=True, eq=False)
 class ScoreNoise:
-    """The noise in a sum of scores: of this sd in the entries of z that some record sees, `reach`.
-
-    Shape of `reach`: (d,).
-    """
+    """Noise in a sum of scores: of this sd in the entries `reach` (d,) of z that records see."""
 
     sd: float
     reach: np.ndarray
@@ -78,8 +65,8 @@ class ScoreNoise:
 class CurvatureNoise:
     """The noise in a sum of curvatures, a symmetric random matrix.
 
-    `variances` (d, d) are those of the noise that each entry has of its own, independent but for
-    symmetry.  Each (d, d) array in `shared` is multiplied by one standard normal number, and added.
+    `variances` (d, d): each entry's own noise, independent but for symmetry. Each (d, d) array in
+    `shared` is multiplied by one standard normal number, and added.
     """
 
     variances: np.ndarray
@@ -87,18 +74,11 @@ class CurvatureNoise:
 
     @classmethod
     def of(cls, sd: float, pairs: np.ndarray) -> CurvatureNoise:
-        """The noise of a packed matrix whose numbers have noise of this sd.
-
-        That is the sd on the diagonal; entries off it have half its variance.  `pairs` (d, d) says
-        which entries are noisy.
-        """
+        """Noise of a packed matrix of numbers of this sd; half the variance off the diagonal."""
         return cls(sd**2 * np.where(pairs, 0.5 + 0.5 * np.eye(len(pairs)), 0.0))
 
     def norm(self, basis: np.ndarray | None = None) -> float:
-        """About the largest spectral norm of basis' N basis; `basis` is (d, k).
-
-        It is the mean and two standard deviations over made-up noise with a fixed seed.
-        """
+        """About the largest spectral norm of basis' N basis: mean and two sds of made-up noise."""
         d = len(self.variances)
         sds = np.sqrt(self.variances)
         if not np.any(sds - np.diag(np.diag(sds))):  # the diagonal alone: d numbers
@@ -152,11 +132,7 @@ class Shares:
     def clipping(
         self, spec: Score, tail: float, price: float | None, share: float
     ) -> tuple[Clipping, Clipping] | None:
-        """How scores are clipped in the plain form, and in the others; None where noise hides them.
-
-        `tail` is the fraction that may be clipped where nothing is given back.  `price` is as for
-        `cheapest_bound`, where what is clipped can be given back.
-        """
+        """Clipping in the plain form, and in the others; None where noise hides the scores."""
         histogram, n = self.histogram("scores", spec, share), self.releases.n_public
         bound, index = heavy_quantile(*histogram, tail, n)
         if not bound:
@@ -223,12 +199,10 @@ class Shares:
 def put_together(
     matrix: np.ndarray, variances: np.ndarray, blocks: Sequence[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray, list[np.ndarray]]:
-    """The curvature and its noise, with entries that are alike put near to their mean.
+    """The curvature (d, d) and its noise, with entries that are alike put near to their mean.
 
-    `matrix` and `variances` are (d, d), in the coordinates z in which the released noise is
-    independent.  `blocks` are the coordinates of the effects of groups; the others are whitened.
-    Each of the (d, d) arrays that come third is multiplied by one standard normal number, which all
-    its entries share, and added to the noise.
+    In the coordinates z, where the released noise is independent; `blocks` are those of effects of
+    groups, and the others are whitened. The third result is as `CurvatureNoise.shared`.
     """
     matrix, before, variances = matrix.copy(), variances, variances.copy()
     shared = []
@@ -255,11 +229,7 @@ def put_together(
 def _alike(
     noisy: np.ndarray, blocks: Sequence[np.ndarray]
 ) -> Iterator[tuple[tuple[np.ndarray, np.ndarray], bool]]:
-    """Places above the diagonal that are alike, and whether they lie about 0.
-
-    There are none on the diagonal: groups differ in size, and those whose size the noise hides are
-    left out.
-    """
+    """Places off the diagonal (groups differ in size) that are alike; whether they lie about 0."""
     d = len(noisy)
     group = np.full(d, -1)
     for k, block in enumerate(blocks):

@@ -1,7 +1,7 @@
 """Pictures of budgets, posteriors and chains; on this page, what they share.
 
-Functions that return matplotlib axes.  They draw what their arguments say and nothing else: no
-record is read and nothing is spent.
+Functions that return matplotlib axes and draw only what their arguments say: no record is read and
+nothing is spent.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ if TYPE_CHECKING:
 
 #: Colours that readers with any kind of colour vision can tell apart (Okabe & Ito 2008).
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-#: Line styles, for where there are more lines than colours, and for black-and-white print.
-STYLES = ("-", "--", "-.", ":")
-#: Greys of limits and bounds, and of references to compare with.
-LIMIT, REFERENCE = "0.15", "0.75"
+STYLES = ("-", "--", "-.", ":")  # for more lines than colours, and for black-and-white print
+LIMIT, REFERENCE = "0.15", "0.75"  # greys of limits and bounds, and of references to compare with
 
 
 def axes_for(ax: Any, size: tuple[float, float]) -> Axes:

@@ -166,10 +166,8 @@ def _parts_of_statement(facts: dict[str, Any]) -> list[Part]:
 # -- where a budget went --------------------------------------------------------------------------
 
 
-#: Points of a curve over releases: a millisecond each; with batches of records a second.
-_POINTS, _FEW_POINTS = 200, 5
-#: Number of releases from which their axis is logarithmic.
-_MANY = 100
+_POINTS, _FEW_POINTS = 200, 5  # of a curve: a millisecond each; with batches a second
+_MANY = 100  # number of releases from which their axis is logarithmic
 
 
 def plot_budget(spent: Any, kind: str = "mechanism", *, ax: Axes | None = None) -> Axes:
@@ -180,10 +178,9 @@ def plot_budget(spent: Any, kind: str = "mechanism", *, ax: Axes | None = None) 
     spent : PrivacyBudget, or arviz.InferenceData or xarray.DataTree
         A budget, of which the ledger is drawn, or a released result, of which the statement is.
     kind : {"mechanism", "time"}
-        - "mechanism": one bar for each mechanism, each beginning where the one before it ends.  The
-          unit is the share of the budget, in squared GDP mu, since epsilons do not add up.  The
-          rounds of a search for the posterior are one bar; of a released result, all that came
-          before the chains is one.
+        - "mechanism": one bar for each mechanism, end to end, as shares of the budget in squared
+          GDP mu, since epsilons do not add up.  The rounds of a search for the posterior are one
+          bar; of a released result, all that came before the chains is one.
         - "time": epsilon at the budget's delta, of everything up to a release, against the number
           of the release; of a released result against the draw that all chains have made.
     ax : matplotlib.axes.Axes, optional
@@ -384,10 +381,9 @@ def plot_epsilon_delta(
 
     Notes
     -----
-    The statement of a release is the point that the budget promised; what was charged when one
-    stopped is no promise if stopping depended on what was seen.  The grey curve is everything that
-    the budget may still come to, where it has one: releases on batches of records are accounted at
-    the budget's own delta alone.
+    The statement of a release is the point that the budget promised; what was charged by then is no
+    promise if stopping depended on what was seen.  The grey curve is the whole budget; there is
+    none for releases on batches of records, which are accounted at the budget's own delta alone.
 
     Examples
     --------

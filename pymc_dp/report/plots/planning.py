@@ -49,11 +49,10 @@ def plot_effective_draws(
     Returns
     -------
     matplotlib.axes.Axes
-        Both axes logarithmic.  Solid: effective draws of all chains together.  Dashed, for
-        ``DPLangevin``: how many independent draws would estimate a posterior mean equally well,
-        privacy noise and Monte-Carlo error together.  Dotted: effective draws where the chains
+        Both axes logarithmic.  Solid: effective draws of all chains together; dotted where these
         would sample a normal approximation of the likelihood ("quadratic"), which costs no budget.
-        Vertical lines: the budget, and what is left of it.
+        Dashed, for ``DPLangevin``: independent draws that would estimate a posterior mean equally
+        well, privacy noise and Monte-Carlo error together.  Vertical: the budget, and its rest.
 
     Raises
     ------
@@ -135,8 +134,7 @@ def _model_of(given: Any) -> tuple[Model, PrivacyBudget]:
 # -- clip norms -----------------------------------------------------------------------------------
 
 
-#: Ratio of norms from which their axis is logarithmic.
-_WIDE = 20.0
+_WIDE = 20.0  # ratio of norms from which their axis is logarithmic
 
 
 def plot_clip_advice(advice: ClipAdvice, *, ax: Axes | None = None) -> Axes:

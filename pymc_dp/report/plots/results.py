@@ -30,10 +30,8 @@ if TYPE_CHECKING:
 # -- a private posterior beside another one -------------------------------------------------------
 
 
-#: Parameters up to which "auto" draws densities, panels in a row, and parameters of a picture.
-_DENSITIES, _COLUMNS, _MOST = 8, 2, 60
-#: Probability of the thick and the thin part of an interval.
-_THICK, _THIN = 0.5, 0.9
+_DENSITIES, _COLUMNS, _MOST = 8, 2, 60  # most densities of "auto", panels in a row, parameters
+_THICK, _THIN = 0.5, 0.9  # probability of the thick and the thin part of an interval
 
 
 class _Pair(NamedTuple):
@@ -84,9 +82,9 @@ def plot_posterior_comparison(
 
     Notes
     -----
-    A reference that is not private is as confidential as the data that it was made from, and so is
-    the picture: the legend says so.  Entries of a variable are matched by their coordinates where
-    both have names for them, and by position otherwise.
+    A reference that is not private is as confidential as its data, and so is the picture: the
+    legend says so.  Entries of a variable are matched by coordinates where both have names for
+    them, and by position otherwise.
 
     Examples
     --------
@@ -260,8 +258,7 @@ def _forest(ax: Axes, pairs: list[_Pair], labels: tuple[str, str]) -> None:
 # -- how often chains moved -----------------------------------------------------------------------
 
 
-#: Chains with a line of their own in the legend.
-_NAMED = 6
+_NAMED = 6  # chains with a line of their own in the legend
 
 
 def plot_acceptance(idata: Any, *, window: int | None = None, ax: Axes | None = None) -> Axes:
@@ -290,8 +287,7 @@ def plot_acceptance(idata: Any, *, window: int | None = None, ax: Axes | None = 
     Notes
     -----
     Drawn from ``dp_accepted`` alone, which is released; the acceptance *probabilities* of a private
-    step are not.  In a result that was not released, draws that were frozen after the budget was
-    used up are left out.
+    step are not.  Draws that were frozen after the budget was used up are left out.
 
     Examples
     --------
@@ -389,8 +385,7 @@ def plot_gibbs_acceptance(
     matplotlib.axes.Axes
         For each chain a line, the part of the records that moved (``dp_acceptance``), and points,
         the smallest acceptance probability of any record (``exp(dp_min_log_alpha)``).  The vertical
-        axis is logarithmic where probabilities or the bound are below 0.05; a probability of 0 is
-        then not seen.
+        axis is logarithmic, without zeros, where probabilities or the bound are below 0.05.
 
     Raises
     ------
