@@ -140,7 +140,7 @@ def sample(
                 f"dp.sample and pm.sample have no argument {name}. Settings of a step are given in "
                 "step_kwargs."
             )
-    # PyMC would compile what may not be released, and PyTensor write the data inside to its cache
+    # what may not be released is not compiled: PyTensor would write the data in it to its cache
     names = releasable(model, budget, kwargs.get("var_names"))
     # all free variables, whatever was asked for: publication moves them together
     free = [rv.name for rv in model.free_RVs]

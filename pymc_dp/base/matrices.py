@@ -11,7 +11,7 @@ from scipy.linalg import eigh
 def minus_hessian(
     gradient: Callable[[np.ndarray], np.ndarray], at: np.ndarray, steps: np.ndarray
 ) -> np.ndarray:
-    """(d, d) minus the Hessian, by central differences of the gradient over -steps to steps,
+    """(d, d) minus the Hessian, by central differences of the gradient of half lengths `steps`
     (d,).
     """
     rows = [
@@ -50,8 +50,8 @@ def within(hessian: np.ndarray, metric: np.ndarray, slope: np.ndarray, radius: f
 
 def root(matrix: np.ndarray) -> np.ndarray:
     """A square root R of a positive semidefinite matrix, R R' = matrix, with principal axes as
-    columns. Others mix large groups and small ones: score changes then have longer tails, against
-    anchors.
+    columns. Axes that mix large and small groups give score changes longer tails; an anchor may not
+    pay then.
     """
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
     return np.asarray(vectors * np.sqrt(np.maximum(values, values[-1] * 1e-14)))
