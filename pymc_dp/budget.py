@@ -36,8 +36,7 @@ from pymc_dp.records.bounds import check_public, seal, stated
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import count_units, longest_unnamed, private_observed, row_counts
 
-#: An array as long as there are units may be private, and those of one or two entries cannot be
-#: told from shapes.
+#: Arrays with one entry per unit may be private; those of one or two entries cannot be recognised.
 _FEWEST_UNITS = 3
 _ATTRIBUTE = "pymc_dp_budget"
 _TAG = "pymc_dp_account"
@@ -63,13 +62,11 @@ class PrivacyBudget:
     Parameters
     ----------
     epsilon, delta : float
-        The promise: everything released under this budget together is (epsilon, delta)
-        differentially private.  epsilon from 1e-3 to 1e6; delta from 1e-300 to 0.5, well below
-        1 / number of units.
+        Everything released under this budget together is (epsilon, delta) differentially private.
+        epsilon from 1e-3 to 1e6; delta from 1e-300 to 0.5, well below 1 / number of units.
     neighboring : {"replace_one", "add_or_remove_one"}
-        Two data sets are neighbours if one unit's data are replaced (the number of units is then
-        public; the default, and the relation of the source papers), or if one unit is added or
-        removed.
+        Neighbours differ in one unit, whose data are replaced (the number of units is then public;
+        the default, and the relation of the source papers), or which is added or removed.
     privacy_unit : (n,) integer array, or dict of str to (n,) integer array, optional
         The person, or other unit, that each row belongs to, when several rows belong to one.  A
         dict gives ids per observed variable, needed when they differ in length.  Default: every
@@ -100,15 +97,15 @@ class PrivacyBudget:
 
     Notes
     -----
-    *Guarantee.*  The whole transcript of all releases under the budget is mu-GDP with mu^2 the sum
-    of their squared mu, and a release is refused when that sum would pass the budget: a filter
-    that is valid with everything chosen adaptively from earlier releases (Smith & Thakurta 2022;
+    *Guarantee.* The whole transcript of all releases under the budget is mu-GDP with mu^2 the sum
+    of their squared mu, and a release is refused when that sum would pass the budget: a filter that
+    is valid with everything chosen adaptively from earlier releases (Smith & Thakurta 2022;
     Koskela, Tobaben & Honkela 2022).
 
-    *Assumptions.*  Model, priors, bounds and settings are chosen without looking at the private
-    data.  The machine and its operator are trusted.
+    *Assumptions.* Model, priors, bounds and settings are chosen without looking at the private
+    data. The machine and its operator are trusted.
 
-    *Weaknesses.*  Time and memory use are not protected.
+    *Weaknesses.* Time and memory use are not protected.
     """
 
     #: What the rest of the budget will buy: a method that `pymc_dp.tuning.forecast` defines, as a
@@ -344,7 +341,7 @@ class PrivacyBudget:
         """What may still be charged.
 
         Epsilons do not add up: ``spent().epsilon + remaining().epsilon`` is more than the budget's
-        epsilon, while the squared mu do.
+        epsilon. The squared mu add up.
 
         Returns
         -------
@@ -389,9 +386,9 @@ class PrivacyBudget:
         Returns
         -------
         pandas.DataFrame
-            One row per plan and mechanism, where a one-off release of a preparation is a mechanism:
-            sampler, mechanism, noise multiplier, releases charged, epsilon of them alone, and their
-            share of the budget; then the totals.
+            One row per plan and mechanism (each one-off release is one): sampler, mechanism, noise
+            multiplier, releases charged, epsilon of them alone, and their share of the budget; then
+            the totals.
         """
         charged: dict[tuple[int, GaussianEvent], int] = {}
         samplers: dict[int, str] = {}
@@ -515,10 +512,7 @@ def _digest(model: Model, public: Iterable[str]) -> bytes:
 
 
 def _refuse_in_a_worker() -> None:
-    """A script without a guard is run again in every worker that is spawned, and would pay again.
-
-    RuntimeError before anything is reserved.
-    """
+    """A script without a main guard runs again in every spawned worker, and would pay again."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             "A worker process is running your script again, and would open and spend a budget of "
@@ -528,10 +522,7 @@ def _refuse_in_a_worker() -> None:
 
 
 def model_of(given: Model | None) -> Model:
-    """The model given, or that of the context; TypeError if there is none.
-
-    ValueError if it is something else: another argument without its name, say.
-    """
+    """The model given, or that of the context; TypeError if there is none."""
     try:
         model = pm.modelcontext(given)
     except TypeError:
@@ -565,10 +556,7 @@ def get_budget(model: Model | None = None) -> PrivacyBudget | None:
 
 
 def require_budget(model: Model, what: str) -> PrivacyBudget:
-    """The budget of a complete model, or an error that shows how to give it one.
-
-    UnsafeModel names `what` needs the budget.
-    """
+    """The budget of a complete model; UnsafeModel tells how to give it one, for `what` needs it."""
     if has_lost_budget(model):
         raise UnsafeModel(
             "This model is a copy of one with a PrivacyBudget, and copies do not carry it. Build "

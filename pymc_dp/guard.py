@@ -1,8 +1,6 @@
 """A guard among PyMC's step methods: a budgeted model is not sampled without privacy by accident.
-
-PyMC asks every class in ``pymc.step_methods.STEP_METHODS`` how well it suits a variable that no
-step was assigned to.  This one raises when the variable belongs to a budgeted model, which stops
-plain ``pm.sample()``, external samplers and steps that cover only some of the variables.
+PyMC asks every class in ``pymc.step_methods.STEP_METHODS`` about a variable without a step. This
+one raises for a budgeted model: no plain ``pm.sample()``, external sampler or partial step.
 """
 
 from __future__ import annotations

@@ -81,8 +81,7 @@ def sample(
     """Draw from the posterior, and return only what may be published.
 
     With :class:`pymc_dp.PrivacyAwareGibbs`, for models of published statistics, no budget is
-    involved: the records that are imputed on the way are left out of the result unless the step
-    was told to store them.
+    involved; imputed records are left out of the result unless the step was told to store them.
 
     Parameters
     ----------
@@ -120,10 +119,8 @@ def sample(
     Notes
     -----
     ``random_seed`` fixes proposals and momenta; privacy noise always comes from the operating
-    system, so two runs with one seed differ.
-
-    Deterministics that may not be released are not computed.  ``pm.sample`` computes them, and
-    PyTensor may then leave the data behind them in its compile directory.
+    system, so two runs with one seed differ. Deterministics that may not be released are not
+    computed: PyTensor might leave the data behind them in its compile directory.
     """
     model = model_of(model)
     if isinstance(step, str) and step not in (*STEPS, PrivacyAwareGibbs.__name__):
@@ -143,8 +140,7 @@ def sample(
                 f"dp.sample and pm.sample have no argument {name}. Settings of a step are given in "
                 "step_kwargs."
             )
-    # What may not be released is not computed either: PyMC would compile it with the data inside,
-    # and PyTensor would write that to its cache.
+    # what may not be released is not compiled: PyTensor would write the data in it to its cache
     names = releasable(model, budget, kwargs.get("var_names"))
     # all free variables, whatever was asked for: publication moves them together
     free = [rv.name for rv in model.free_RVs]
@@ -288,9 +284,9 @@ def sample_posterior_predictive(
 ) -> Any:
     """Posterior predictive draws that use no private data.
 
-    Predictions at the covariates of the records would publish those covariates.  A variable is
-    simulated only if its graph shows that it depends on parameters and public data alone; for
-    predictions at new, public covariates build a model that has them.
+    Predictions at the covariates of the records would publish them. A variable is simulated only if
+    its graph depends on parameters and public data alone; for predictions at new, public covariates
+    build a model that has them.
 
     Parameters
     ----------

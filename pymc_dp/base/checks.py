@@ -54,10 +54,8 @@ def check_delta(delta: object) -> float:
 
 
 def check_budget(epsilon: object, delta: object) -> tuple[float, float]:
-    """Return a budget as floats; raise ValueError unless a ledger can count it.
-
-    One unit of a ledger is 2^-40 of squared mu, and its sums are 64-bit integers: the smallest
-    budget has several hundred units, and the largest one less than 2^62.
+    """Return a budget as floats; raise ValueError unless a ledger can count it. Ledgers add units
+    of 2^-40 squared mu in 64 bits: a budget has several hundred to 2^62 of them.
     """
     budget = check_epsilon(epsilon), check_delta(delta)
     facts = ("epsilon", budget[0], _EPSILONS), ("delta", budget[1], _DELTAS)

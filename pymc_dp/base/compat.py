@@ -1,6 +1,5 @@
-"""The seam to PyMC: how it is called and calls, and what differs between PyMC 5 and PyMC 6.
-
-Nothing else knows the version, of PyMC or PyTensor.
+"""The seam to PyMC: how it is called and calls; no other module knows versions of PyMC or
+PyTensor.
 """
 
 from __future__ import annotations
@@ -99,10 +98,8 @@ class SampleCall:
 
 
 def sample_call() -> SampleCall | None:
-    """What ``pm.sample`` was called with, seen from a step method; ``None`` outside of it.
-
-    Neither PyMC 5 nor PyMC 6 tells a step method how long its chains will be before they start,
-    so the frame of ``pm.sample`` is read.
+    """What ``pm.sample`` was called with, read from its frame; ``None`` outside of it. PyMC does
+    not tell a step method before the chains start how long they will be.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -208,10 +205,8 @@ _FIRST = ("vars", "draws", "tune", "chains")
 
 
 def full_signature(cls: type, hidden: Collection[str] = ()) -> inspect.Signature:
-    """Signature of a step method with the parameters that its ``**kwargs`` stands for.
-
-    Variables and plan come first, then the class's own parameters, then those of its bases.
-    `hidden` are parameters of bases that `cls` sets, or refuses.
+    """Signature of a step method with the parameters that its ``**kwargs`` stands for. `hidden` are
+    parameters of bases that `cls` sets, or refuses.
     """
     found: dict[str, inspect.Parameter] = {}
     for base in cls.__mro__:

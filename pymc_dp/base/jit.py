@@ -1,8 +1,6 @@
 """Numba compilation with a disk cache wherever there is a place for one, which is never stale.
-
-Numba's own cache looks only at the file of the function that is called.  Code compiled into it
-from other files, and constants taken from them, would stay as they were after these files changed.
-So compiled code is kept in a directory named by a digest of every file that it can come from.
+Numba's own cache checks only the file of the called function, not others whose code or constants
+were compiled in. Here the directory is named by a digest of every file that code can come from.
 """
 
 from __future__ import annotations
@@ -66,10 +64,8 @@ def sources() -> dict[str, str]:
 
 
 def _digest() -> str:
-    """Digest of the sources, and of what else compiled code depends on.
-
-    Numba looks at its own version, that of Python, the processor and the types of arguments.
-    Without sources (in an archive, say) no code of another process is ever read.
+    """Digest of the sources and settings, beyond what Numba's cache checks by itself. Without
+    sources (in an archive, say) no code of another process is ever read.
     """
     found = sorted(sources().items()) or uuid4()
     mathematics = getattr(numba.config, "USING_SVML", False)
@@ -82,10 +78,7 @@ DIGEST = _digest()
 
 
 class _Locator(_CacheLocator):
-    """Where numba would keep the code of a function of this package, in a directory of the digest.
-
-    Code of other sources is in other directories, so no process ever reads or overwrites it.
-    """
+    """Numba's place for the code of a function of this package, in a directory of the digest."""
 
     usual = tuple(CompileResultCacheImpl._locator_classes)
 
@@ -124,11 +117,8 @@ CompileResultCacheImpl._locator_classes.insert(0, _Locator)
 
 def compiled(**options: Any) -> Callable[[F], F]:
     """``numba.njit(cache=True, nogil=True, **options)``, uncached where nothing can be written.
-
-    Threads may run it side by side (:mod:`pymc_dp.base.threads`).  In a read-only installation
-    without a writable user cache directory ``cache=True`` raises at decoration, and the package
-    could not be imported.  Locators named in ``NUMBA_CACHE_LOCATOR_CLASSES`` do not know the
-    digest.
+    There ``cache=True`` would raise at import. Threads may run the code side by side. Locators
+    named in ``NUMBA_CACHE_LOCATOR_CLASSES`` do not know the digest.
     """
     cache = not getattr(numba.config, "CACHE_LOCATOR_CLASSES", "")
 

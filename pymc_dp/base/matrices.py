@@ -11,9 +11,8 @@ from scipy.linalg import eigh
 def minus_hessian(
     gradient: Callable[[np.ndarray], np.ndarray], at: np.ndarray, steps: np.ndarray
 ) -> np.ndarray:
-    """(d, d) minus the Hessian of a function with the given gradient, by central differences.
-
-    `steps` (d,) are half the lengths of the differences along each axis.
+    """(d, d) minus the Hessian, by central differences of the gradient of half lengths `steps`
+    (d,).
     """
     rows = [
         (gradient(at - step * axis) - gradient(at + step * axis)) / (2.0 * step)
@@ -30,11 +29,9 @@ def positive_part(matrix: np.ndarray, floor: float = 0.0) -> np.ndarray:
 
 
 def within(hessian: np.ndarray, metric: np.ndarray, slope: np.ndarray, radius: float) -> np.ndarray:
-    """The step (d,) that is best for a quadratic model in a trust region.
-
-    It is (hessian + lambda metric)^-1 slope with the least lambda >= 0 that makes
-    s' metric s <= radius^2 (More 1978).  `hessian` and `metric` are symmetric, positive definite;
-    `slope` is the gradient of what is maximised.
+    """The step (d,) that is best for a quadratic model in a trust region (More 1978). (hessian +
+    lambda metric)^-1 slope with the least lambda >= 0 that makes s' metric s <= radius^2; `hessian`
+    and `metric` are positive definite, `slope` is the gradient of what is maximised.
     """
     values, basis = eigh(hessian, metric)  # basis' metric basis = I
     inner = basis.T @ slope
@@ -52,10 +49,9 @@ def within(hessian: np.ndarray, metric: np.ndarray, slope: np.ndarray, radius: f
 
 
 def root(matrix: np.ndarray) -> np.ndarray:
-    """A square root R of a positive semidefinite matrix, R R' = matrix.
-
-    Its columns are principal axes. With others, that mix large groups and small ones, changes of
-    scores have longer tails, and an anchor may not pay.
+    """A square root R of a positive semidefinite matrix, R R' = matrix, with principal axes as
+    columns. Axes that mix large and small groups give score changes longer tails; an anchor may not
+    pay then.
     """
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2.0)
     return np.asarray(vectors * np.sqrt(np.maximum(values, values[-1] * 1e-14)))

@@ -1,7 +1,4 @@
-"""Threads that share the rows of one pass, and PyTensor functions that they may run side by side.
-
-Several threads are used where no other chain needs the processors.
-"""
+"""Threads that share the rows of one pass, where no other chain needs the processors."""
 
 from __future__ import annotations
 
@@ -33,9 +30,8 @@ _workers: int | None = None
 
 @cache
 def available() -> int:
-    """Processors that this process may use, or ``NUMBA_NUM_THREADS`` if that is set and less.
-
-    Looked up once: passes are short.
+    """Processors that this process may use, or ``NUMBA_NUM_THREADS`` if that is less; looked up
+    once.
     """
     processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
     found = processors or os.cpu_count() or 1
@@ -67,9 +63,8 @@ def pieces(numbers: int, threads: int) -> int:
 
 
 def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:
-    """The results of ``part`` for slices that make up 0, ..., n - 1, in order.
-
-    Threads are started for the pass alone: none is alive when a process is forked.
+    """The results of ``part`` for slices that make up 0, ..., n - 1, in order. Threads live for the
+    pass alone: none is alive when a process is forked.
     """
     parts = 1 if numbers < 2 * _WORTH else pieces(numbers, count())
     if parts == 1:
@@ -86,10 +81,9 @@ def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:
 
 
 class ExactLinker(NumbaLinker):
-    """Numba's linker: every row of a block gives the same bits wherever it stands.
-
-    A function that was pickled is compiled again where it arrives, and PyTensor's default there is
-    ``fastmath``: so the linker, which travels with the function, turns that off.
+    """Numba's linker: every row of a block gives the same bits wherever it stands. A pickled
+    function is compiled again where it arrives, by default with ``fastmath``; the linker travels
+    with it and turns that off.
     """
 
     def fgraph_convert(self, fgraph: Any, **kwargs: Any) -> Any:

@@ -1,6 +1,5 @@
 """Barker's accept test with Gaussian noise: a logistic variable is put together from the noise.
-
-Source: Barker (1965); Seita, Pan, Chen & Canny (2017), An efficient minibatch acceptance test for
+Barker (1965); Seita, Pan, Chen & Canny (2017), An efficient minibatch acceptance test for
 Metropolis-Hastings; Räisä (2021), section 3.2, for the private form.
 """
 
@@ -40,15 +39,12 @@ class Correction:
 
 @cache
 def correction(sd: float) -> Correction:
-    """The mixture of normals that comes closest to the logistic distribution.
+    """The mixture of normals that brings N(0, sd^2) closest to the logistic distribution.
 
-    `sd` is the standard deviation of the Gaussian noise. It must be below that of the logistic
-    distribution, pi / 3^(1/2) = 1.81, else ValueError.
-
-    A logistic variable is for no sd exactly a normal one plus an independent other: its
-    characteristic function over the Gaussian's diverges. A linear program in the weights makes the
-    largest difference of distribution functions least. It is 2.3e-7 for sd 1, 2.9e-5 for 1.2,
-    6.5e-4 for 1.4 and 5.0e-3 for 1.6.
+    sd < pi / 3^(1/2) = 1.81. A logistic variable is for no sd exactly a normal one plus an
+    independent other: its characteristic function over the Gaussian's diverges. A linear program in
+    the weights makes the largest difference of distribution functions least: 2.3e-7 for sd 1,
+    2.9e-5 for 1.2, 6.5e-4 for 1.4 and 5.0e-3 for 1.6.
     """
     if not 0.0 < sd < np.pi / np.sqrt(3.0):
         raise ValueError(
@@ -86,22 +82,18 @@ class BarkerTest:
     """Accept when log ratio + noise + correction > 0.
 
     Public noise fills the noise of every answer up to `noise_sd`. Proposals whose answer is noisier
-    are rejected; as noise is symmetric in the two positions, so is that. (Where an answer tells an
-    estimate of its noise, the law of the estimate is symmetric.)
+    are rejected; noise, or the law of its estimate, is symmetric in the two positions, so that is
+    too.
 
-    Notes
-    -----
-    Guarantee
-        With a logistic V, P(lambda + V > 0) / P(-lambda + V > 0) = exp(lambda): detailed balance.
-        Here V is logistic up to `Correction.error`.
+    *Guarantee.* With a logistic V, P(lambda + V > 0) / P(-lambda + V > 0) = exp(lambda): detailed
+    balance. Here V is logistic up to `Correction.error`.
 
-    Weaknesses
-        Approximate, whatever the correction. The relative error of small acceptance probabilities
-        is larger than that of the distribution function. The test accepts at most half as many
-        proposals as a Metropolis test. Noise with a third cumulant k changes the log odds of a move
-        and its reverse by k (1 - 6 f) / 6 in first order, with f the logistic density at the log
-        ratio. Where part of the noise is that of sampling, with an estimated variance v, k is its
-        third cumulant less three times its covariance with v.
+    *Weaknesses.* Approximate, whatever the correction. The relative error of small acceptance
+    probabilities is larger than that of the distribution function. The test accepts at most half as
+    many proposals as a Metropolis test. Noise with a third cumulant k changes the log odds of a
+    move and its reverse by k (1 - 6 f) / 6 in first order, with f the logistic density at the log
+    ratio. Where part of the noise is that of sampling, with an estimated variance v, k is its third
+    cumulant less three times its covariance with v.
     """
 
     noise_sd: float

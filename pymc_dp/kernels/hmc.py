@@ -1,7 +1,6 @@
-"""Hamiltonian Monte Carlo with noisy gradients and a penalty-corrected accept test.
-
-Source: Raisa, Koskela & Honkela (2021), Differentially Private Hamiltonian Monte Carlo,
-Algorithm 1, with unit mass in the scaled coordinates z.
+"""Hamiltonian Monte Carlo with noisy gradients and a penalty-corrected accept test. Raisa, Koskela
+& Honkela (2021), Differentially Private Hamiltonian Monte Carlo, Algorithm 1, with unit mass in the
+scaled coordinates z.
 """
 
 from __future__ import annotations
@@ -81,11 +80,9 @@ def integrate(
     score: Callable[[Array], Array],
     first: Array | None = None,
 ) -> Trajectory:
-    """Follow kicks p <- p + kick * h * score(z) and drifts z <- z + drift * h * p.
-
-    The `step_size` is h; an array (d,) is a diagonal mass, h / sqrt(m_j). `score` gives the noisy
-    score of the posterior, and is called with finite positions only. A zero kick asks for no score,
-    and the first kick uses `first` if that is given.
+    """Follow kicks p <- p + kick * h * score(z) and drifts z <- z + drift * h * p. h is
+    `step_size`; an array (d,) is a diagonal mass, h / sqrt(m_j). `score` gives the noisy score of
+    the posterior, at finite positions only. The first kick uses `first` if that is given.
     """
     start, finite, gradient = z, all_finite(z), np.zeros(z.shape)
     for kick, drift in stages:
@@ -102,13 +99,9 @@ def integrate(
 def initial_state(
     z: Array, prior: Prior, *, release_gradient: Callable[[Array], Array] | None = None
 ) -> HMCState:
-    """State of a chain that starts at ``z``.
-
-    ValueError if the position or its log prior density is not finite.
-
-    To reuse gradients, pass ``queries.gradient`` as `release_gradient`: one release at ``z`` is
-    made and kept in the state. Build a new state, and pay again, whenever the noise, the clip norm
-    or the scaling changes.
+    """State of a chain that starts at ``z``, which must be finite in position and prior density. To
+    reuse gradients, pass ``queries.gradient`` as `release_gradient`: one release at ``z`` is made
+    and kept. Build a new state, and pay again, whenever noise, clip norm or scaling changes.
     """
     log_prior = start_log_prior(z, prior)
     if release_gradient is None:
@@ -129,44 +122,29 @@ def transition(
 ) -> tuple[HMCState, HMCInfo]:
     """One iteration of DP-HMC with fresh momentum.
 
-    Parameters
-    ----------
-    state : HMCState
-        A stored gradient is used for the first half kick (gradient reuse, for leapfrog only).
-    step_size : float or array of shape (d,)
-        h in z; an array is a diagonal mass, h / sqrt(m_j). May vary between iterations if it does
-        not depend on the state.
-    n_steps : int
-        L, number of drifts for leapfrog, of kicks for position.
-    integrator : {"leapfrog", "position"}
-        Leapfrog is Algorithm 1 of the paper; position saves a release by starting with half a
-        drift.
-    adjusted : bool, default True
-        False moves without the accept test, and asks for no log-likelihood ratio: a burn-in towards
-        the bulk. Such draws are not kept.
+    `step_size` is h in z; an array (d,) is a diagonal mass, h / sqrt(m_j). It may vary between
+    iterations if it does not depend on the state. `n_steps` is L: drifts for leapfrog (Algorithm 1
+    of the paper), kicks for position, which saves a release by starting with half a drift. Not
+    `adjusted`: a burn-in towards the bulk, without accept test and its release; such draws are not
+    kept.
 
-    Notes
-    -----
     Accept when log u < R~ + log pi0(z')/pi0(z) + (p.p - p'.p')/2 - s^2/2, with R~ the released sum
     of clipped log-likelihood ratios and s its noise standard deviation.
 
-    Gradient reuse extends the state to (z, G) with target pi(z) N(G; g(z), sigma^2 I). G drives the
-    first half kick and a fresh G' the last; the map (z, p, G, G') -> (z', -p', G', G) is a
-    volume-preserving involution and the densities of G, G' cancel. On rejection G stays and G' is
-    dropped.
+    A gradient stored in the state is reused for the first half kick (leapfrog only). That extends
+    the state to (z, G) with target pi(z) N(G; g(z), sigma^2 I). G drives the first half kick and a
+    fresh G' the last; the map (z, p, G, G') -> (z', -p', G', G) is a volume-preserving involution
+    and the densities of G, G' cancel. On rejection G stays and G' is dropped.
 
-    Guarantee
-        The posterior is stationary, for any noise and any clipping of the gradients: a noisy kick
-        is a shear for every value of its noise, so the trajectory is reversible with respect to
-        Lebesgue measure.
+    *Guarantee.* The posterior is stationary, for any noise and any clipping of the gradients: a
+    noisy kick is a shear for every value of its noise, so the trajectory is reversible with respect
+    to Lebesgue measure.
 
-    Assumptions
-        No log-likelihood ratio is clipped, s is symmetric in (z, z'), momentum is fresh.
+    *Assumptions.* No log-likelihood ratio is clipped, s is symmetric in (z, z'), momentum is fresh.
 
-    Weaknesses
-        Each iteration pays for a log-likelihood ratio, whose clip grows with the distance moved;
-        clipping it biases the chain as in `pymc_dp.kernels.penalty`. Gradient noise accumulates in
-        the kinetic energy and lowers acceptance as L grows.
+    *Weaknesses.* Each iteration pays for a log-likelihood ratio, whose clip grows with the distance
+    moved; clipping it biases the chain as in `pymc_dp.kernels.penalty`. Gradient noise accumulates
+    in the kinetic energy and lowers acceptance as L grows.
     """
     if state.gradient is not None and integrator != "leapfrog":
         raise ValueError(

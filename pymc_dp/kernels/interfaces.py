@@ -1,14 +1,14 @@
 """What a kernel may ask, and of whom.
 
-Shapes. Every vector is ``(..., d)`` and every scalar ``(...)``, with the same leading batch axes
-throughout one call; a single chain has none. All positions are in the scaled coordinates z in
-which gradients are clipped (theta = m + A z).
+Every vector is ``(..., d)`` and every scalar ``(...)``, with the same leading batch axes throughout
+one call; a single chain has none. Positions are in the scaled coordinates z in which gradients are
+clipped (theta = m + A z).
 
-Contract of every query. The answer is already clipped record by record, summed over records,
-noised and charged; the noise is Gaussian, fresh at every call and independent of everything else.
-A kernel passes finite positions only. Where the proposal of a batch member has failed, the kernel
-asks about the current position instead and ignores the answer, so that each iteration makes the
-same number of releases whatever happens; a log-ratio query then has ``z_to == z_from``.
+Every answer is already clipped record by record, summed over records, noised and charged; the noise
+is Gaussian, fresh at every call and independent of everything else. A kernel passes finite
+positions only. Where the proposal of a batch member has failed, the kernel asks about the current
+position instead (a log ratio with ``z_to == z_from``) and ignores the answer, so that each
+iteration makes the same number of releases.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ Mask: TypeAlias = np.bool_ | npt.NDArray[np.bool_]  # one truth value per chain,
 
 
 class Prior(Protocol):
-    """The public part of the log posterior: prior, Jacobians, public likelihood terms.
-
-    A known linear tilt of the target (an anchored score times z) belongs here too.
+    """The public part of the log posterior: prior, Jacobians, public likelihood terms, a known
+    tilt.
     """
 
     def log_density(self, z: Array) -> Batch:
@@ -40,10 +39,8 @@ class LogRatioQueries(Protocol):
     """Noisy differences of the log-likelihood between two positions."""
 
     def log_ratio(self, z_from: Array, z_to: Array) -> tuple[Batch, Batch]:
-        """Sum over records of the clipped log-likelihood ratio, plus noise.
-
-        Returns ``(value, noise_sd)``. ``noise_sd`` and the clip are symmetric in the two
-        positions: the penalty method is exact only then.
+        """Noisy sum over records of the clipped log-likelihood ratio, and noise_sd. noise_sd and
+        the clip are symmetric in the two positions: the penalty method is exact only then.
         """
 
 
@@ -69,17 +66,14 @@ class Path(Protocol):
         """Sum over records of the clipped log-likelihood gradient at ``mid``, plus noise."""
 
     def advance(self, displacement: Array) -> None:
-        """Add clip(g_i(mid)) . displacement to record i's account, at the ``mid`` last asked.
-
-        The account uses the true clipped gradient, never the released one: the released one is
-        correlated with the path, and the accept test would be invalid.
+        """Add clip(g_i(mid)) . displacement to record i's account, at the ``mid`` last asked. The
+        gradient is the true clipped one: the released one is correlated with the path, and would
+        make the accept test invalid.
         """
 
     def energy_error(self, z_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:
-        """Sum over records of e_i clipped to [lower, upper], plus noise.
-
-        e_i = l_i(z_end) - l_i(z_start) - account_i. Returns ``(value, noise_sd)``; ``noise_sd``
-        depends on the interval in a way that [-upper, -lower] would not change.
+        """Noisy sum over records of e_i clipped to [lower, upper], and noise_sd. e_i = l_i(z_end) -
+        l_i(z_start) - account_i. [-upper, -lower] would give the same noise_sd.
         """
 
     def finish(self, accepted: Mask) -> None:
@@ -101,17 +95,14 @@ class StatisticQueries(Protocol):
     """Noisy sums of a sufficient statistic: every time the same sums, with other noise."""
 
     def statistic(self) -> tuple[Array, Batch]:
-        """Sum over records of the bounded statistic, plus noise, ``(..., m)``.
-
-        Returns ``(value, noise_sd)``, the noise of every entry being N(0, noise_sd^2).
+        """Noisy sum over records of the bounded statistic, ``(..., m)``, and noise_sd of every
+        entry.
         """
 
 
 class ClipInterval(Protocol):
-    """Interval to which the energy errors of a path are clipped.
-
-    A function of released path quantities only. Reversing the path swaps the two arguments and
-    must turn [lower, upper] into [-upper, -lower].
+    """Interval to which the energy errors of a path are clipped, a function of released quantities.
+    Reversing the path swaps the arguments and must turn [lower, upper] into [-upper, -lower].
     """
 
     def __call__(self, departure: Batch, arrival: Batch) -> tuple[Batch, Batch]:

@@ -1,7 +1,5 @@
-"""Step-size multipliers from a randomised Halton sequence.
-
-Source: Owen (2017), A randomized Halton algorithm; Hoffman, Radul & Sountsov (2021) for its use
-with Hamiltonian trajectories.
+"""Step-size multipliers from a randomised Halton sequence. Owen (2017); Hoffman, Radul & Sountsov
+(2021) for its use with Hamiltonian trajectories.
 """
 
 from __future__ import annotations
@@ -23,12 +21,8 @@ def van_der_corput(index: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class HaltonJitter:
-    """Multipliers 1 + width * (2 u_t - 1), u_t the t-th van der Corput point shifted modulo 1.
-
-    The `width` is in [0, 1), so multipliers are positive. The `shift`, in [0, 1), is the same for
-    all iterations of a chain; `random` draws it.
-
-    Guarantee: the multiplier depends on the iteration only, never on the state, so a kernel that
+    """Multipliers 1 + width * (2 u_t - 1), u_t the t-th van der Corput point + `shift`, modulo 1.
+    *Guarantee.* The multiplier depends on the iteration only, never on the state, so a kernel that
     leaves the posterior stationary at every step size still does.
     """
 

@@ -1,5 +1,4 @@
 """Metropolis-adjusted underdamped Langevin trajectories in which the privacy noise is the friction.
-
 Relatives: Horowitz (1991), generalised HMC; Zhang, Cooper & De Sa (2020), AMAGOLD; Riou-Durand &
 Vogrinc (2022), MALT.
 """
@@ -30,11 +29,9 @@ from pymc_dp.kernels.penalty import penalty_test
 
 @dataclass(frozen=True, slots=True)
 class ConstantInterval:
-    """Clip energy errors to [-c, c] whatever the path.
-
-    About a tenth of the gradient clip norm suits whitened coordinates.
-
-    Weaknesses: nothing shows that no record is clipped, and clipped energy errors bias the target.
+    """Clip energy errors to [-c, c] whatever the path. About a tenth of the gradient clip norm
+    suits whitened coordinates. *Weaknesses.* Nothing shows that no record is clipped, and clipped
+    energy errors bias the target.
     """
 
     c: float
@@ -48,19 +45,17 @@ class ConstantInterval:
 class CurvatureInterval:
     """Interval that contains every energy error of a record with bounded curvature.
 
-    `beta` is a public bound on the spectral norm of a record's log-likelihood Hessian in z. It
-    comes from public bounds on the covariates, never from the data. `log_concave` says that every
-    record's Hessian lies in [-beta I, 0]; this halves the width.
+    `beta` is a public bound on the spectral norm of a record's log-likelihood Hessian in z, from
+    public bounds on the covariates, never from the data. `log_concave` says that every record's
+    Hessian lies in [-beta I, 0]; this halves the width.
 
     The path moves from z_j by delta_j to mid_j and by delta'_j to z_{j+1}. Taylor's theorem about
     mid_j leaves e_i = sum_j (delta'_j.H'_j.delta'_j - delta_j.H_j.delta_j) / 2 for some Hessians of
-    l_i, so with D = sum |delta_j|^2 and D' = sum |delta'_j|^2
+    l_i. So with D = sum |delta_j|^2 and D' = sum |delta'_j|^2, |e_i| <= beta (D + D') / 2, and
+    -beta D'/2 <= e_i <= beta D/2 if log-concave.
 
-    - |e_i| <= beta (D + D') / 2 in general,
-    - -beta D'/2 <= e_i <= beta D/2 if log-concave.
-
-    Guarantee: no energy error is clipped, so the accept test is exact.
-    Assumptions: ``beta`` holds along the path and no gradient was clipped.
+    *Guarantee.* No energy error is clipped, so the accept test is exact. *Assumptions.* ``beta``
+    holds along the path and no gradient was clipped.
     """
 
     beta: float
@@ -108,11 +103,9 @@ class KickCoefficients(NamedTuple):
 def kick_coefficients(
     step_size: float | Array, gradient_noise_sd: float, friction: float | Array = 0.0
 ) -> KickCoefficients:
-    """Coefficients of one kick.
-
-    With the noise of a kick sigma_t = max(sigma, sqrt(2 friction / h)) and
-    kappa = h^2 sigma_t^2 / 4, they satisfy a^2 + s^2 sigma_t^2 = 1 and s = h (1 + a) / 2: a kick
-    without force leaves N(0, I) unchanged. kappa > 1 is allowed and makes a negative.
+    """Coefficients of one kick. With the noise of a kick sigma_t = max(sigma, sqrt(2 friction / h))
+    and kappa = h^2 sigma_t^2 / 4, they satisfy a^2 + s^2 sigma_t^2 = 1 and s = h (1 + a) / 2: a
+    kick without force leaves N(0, I) unchanged. kappa > 1 is allowed and makes a negative.
     """
     variance = np.maximum(gradient_noise_sd**2, 2.0 * np.asarray(friction) / step_size)
     kappa = np.square(step_size) * variance / 4.0
@@ -191,10 +184,7 @@ def _walk(
 
 
 def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> LangevinState:
-    """State of a chain that starts at ``z``, with momentum from N(0, I).
-
-    ValueError if the position or its log prior density is not finite.
-    """
+    """State of a chain that starts at ``z``, with momentum from N(0, I)."""
     return LangevinState(z, rng.standard_normal(z.shape), start_log_prior(z, prior))
 
 
@@ -213,58 +203,43 @@ def transition(
 ) -> tuple[LangevinState, LangevinInfo]:
     """One Langevin trajectory with an exact path-space accept test.
 
-    Parameters
-    ----------
-    step_size : float or array of shape (d,)
-        h in z; an array is a diagonal mass, h / sqrt(m_j). May vary between iterations if it does
-        not depend on the state. The noise sets no upper limit.
-    n_steps : int
-        L, number of kicks, one gradient release each.
-    interval : ClipInterval
-        Of the per-record energy errors.
-    persistent : bool, default True
-        Keep the momentum of the last iteration; with strong noise the kicks refresh it anyway.
-        False draws it again, which suits L > 1.
-    friction : float or array of shape (d,), default 0
-        Least friction gamma wanted, in 1 / time: public noise is added where the release's own
-        noise is below sqrt(2 gamma / h). About 1 suits whitened coordinates.
-    adjusted : bool, default True
-        False moves without the accept test, and asks for no energy error: a burn-in towards the
-        bulk from a distance at which no path would be accepted. Such draws are not kept.
+    `step_size` is h in z; an array (d,) is a diagonal mass, h / sqrt(m_j). It may vary between
+    iterations if it does not depend on the state; the noise sets no upper limit. `n_steps` is L,
+    the number of kicks, with a gradient release each. `interval` is that of the energy errors. Not
+    `persistent`: the momentum is drawn again, which suits L > 1; with strong noise the kicks
+    refresh it anyway. `friction`, a number or (d,), is the least gamma wanted, in 1 / time: public
+    noise is added where the release's own is below sqrt(2 gamma / h). About 1 suits whitened
+    coordinates. Not `adjusted`: a burn-in from a distance at which no path would be accepted,
+    without accept test and its release; such draws are not kept.
 
-    Notes
-    -----
-    For j = 0..L-1, with a and s from `kick_coefficients` and delta_j = h p_j / 2::
+    For j = 0..L-1, with a and s from `kick_coefficients`::
 
         mid_j   = z_j + h p_j / 2
         G_j     = sum_i clip_b(g_i(mid_j)) + grad log pi0(mid_j) + N(0, sigma^2 I)
         p_{j+1} = a p_j + s G_j
         z_{j+1} = z_j + h (p_j + p_{j+1}) / 2
 
-    Each record's energy error is that of a mid-point rule for a line integral,
-    e_i = l_i(z_L) - l_i(z_0) - sum_j clip_b(g_i(mid_j)).(z_{j+1} - z_j). With E the released sum of
-    clipped e_i and s_e its noise, accept when log u < E + log pi0(z_L)/pi0(z_0)
-    - sum_j grad log pi0(mid_j).(z_{j+1} - z_j) - s_e^2 / 2. Otherwise the position stays and the
-    momentum changes sign. Path reversal is a unit-Jacobian involution; the kinetic terms cancel
-    because s^2 sigma^2 = 1 - a^2, and each kick leaves -(h/2) (p_j + p_{j+1}).(true drift), which
-    the accounts hold.
+    Each record's energy error is that of a mid-point rule for a line integral, e_i = l_i(z_L) -
+    l_i(z_0) - sum_j clip_b(g_i(mid_j)).(z_{j+1} - z_j). With E the released sum of clipped e_i and
+    s_e its noise, accept when log u < E + log pi0(z_L)/pi0(z_0) - sum_j grad log
+    pi0(mid_j).(z_{j+1} - z_j) - s_e^2 / 2. Otherwise the position stays and the momentum changes
+    sign. Path reversal is a unit-Jacobian involution; the kinetic terms cancel because s^2 sigma^2
+    = 1 - a^2, and each kick leaves -(h/2) (p_j + p_{j+1}).(true drift), which the accounts hold.
 
-    The averages in the info estimate the posterior mean better than the draws do:
-    mean(midpoint) + Lambda^{-1} mean(gradient), Lambda the posterior precision in z, is unbiased
-    for a Gaussian posterior whatever the path.
+    The info's averages estimate the posterior mean better than the draws do: mean(midpoint) +
+    Lambda^{-1} mean(gradient), Lambda the posterior precision in z, is unbiased for a Gaussian
+    posterior whatever the path.
 
-    Guarantee
-        pi(z) N(p; 0, I) is stationary, for any gradient noise, any step size and any clipping of
-        the gradients (that only lowers acceptance).
+    *Guarantee.* pi(z) N(p; 0, I) is stationary, for any gradient noise, any step size and any
+    clipping of the gradients (that only lowers acceptance).
 
-    Assumptions
-        No energy error is clipped (`CurvatureInterval` proves it where gradients are not clipped
-        either), the accounts hold the true clipped gradients, the interval is antisymmetric under
-        path reversal, and `queries.gradient_noise_sd` is the actual noise.
+    *Assumptions.* No energy error is clipped (`CurvatureInterval` proves it where gradients are not
+    clipped either), the accounts hold the true clipped gradients, the interval is antisymmetric
+    under path reversal, and `queries.gradient_noise_sd` is the actual noise.
 
-    Weaknesses
-        Where gradients are clipped, energy errors are first order in the step, and clipping them
-        biases the target. Rejections reverse a persistent momentum, so acceptance should be high.
+    *Weaknesses.* Where gradients are clipped, energy errors are first order in the step, and
+    clipping them biases the target. Rejections reverse a persistent momentum, so acceptance should
+    be high.
     """
     momentum = state.momentum if persistent else rng.standard_normal(state.z.shape)
 

@@ -1,7 +1,6 @@
-"""Penalty method: Metropolis-Hastings with Gaussian noise on the log-likelihood ratio.
-
-Source: Yildirim & Ermis (2019), Exact MCMC with differentially private moves; the correction is
-that of Ceperley & Dewing (1999), The penalty method for random walks with uncertain energies.
+"""Penalty method: Metropolis-Hastings with Gaussian noise on the log-likelihood ratio. Yildirim &
+Ermis (2019), Exact MCMC with differentially private moves, with the correction of Ceperley & Dewing
+(1999), The penalty method for random walks with uncertain energies.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ class GaussianProposal:
 
 @dataclass(frozen=True, slots=True)
 class OneComponentProposal:
-    """Random walk of one coordinate, chosen at random, by scale * N(0, 1); symmetric.
-
-    The move is shorter by a factor of sqrt(d) than one of all coordinates with the same scale, and
-    so is the noise of its log-likelihood ratio (Yildirim & Ermis 2019, section 3.1).
+    """Random walk of one coordinate, chosen at random, by scale * N(0, 1); symmetric. The move, and
+    so the noise of its log-likelihood ratio, is less by sqrt(d) than that of all coordinates with
+    the same scale (Yildirim & Ermis 2019, section 3.1).
     """
 
     scale: float | Array
@@ -60,12 +58,11 @@ class OneComponentProposal:
 
 @dataclass(frozen=True, slots=True)
 class GuidedProposal:
-    """Guided walk: one coordinate goes on in its own direction until a move is rejected.
+    """Guided walk: one coordinate moves on in its own direction until a move is rejected.
 
-    The length of the step is scale * |N(0, 1)|. Every coordinate carries a direction of 1 or -1,
-    kept where it moved and turned round where it did not (Gustafson 1998; Yildirim & Ermis 2019).
-    The stationary distribution of position and directions is the posterior times fair coins: a move
-    and its reverse, with the direction turned round, are proposed with the same density, and the
+    Every coordinate carries a direction of 1 or -1, kept where it moved and reversed where it did
+    not (Gustafson 1998; Yildirim & Ermis 2019). The posterior times fair coins is stationary: a
+    move and its reverse, with the direction reversed, are proposed with the same density, and the
     accept test satisfies detailed balance in the positions.
     """
 
@@ -82,11 +79,9 @@ class GuidedProposal:
 
 @dataclass(frozen=True, slots=True)
 class IndependenceProposal:
-    """Draws from a fixed distribution about z = 0, wherever the chain is.
-
-    A multivariate Student t with 5 degrees of freedom, whose tails are heavier than those of most
-    posteriors. In learned coordinates, where the posterior is about N(0, I), it was itself released
-    before. The moves are long, and so is the noise of their ratios: for large budgets.
+    """Draws from a Student t with 5 degrees of freedom about z = 0, wherever the chain is. In
+    learned coordinates, where the posterior is about N(0, I) as was released before; the tails are
+    heavier than those of most posteriors. Moves are long, and so noisy: for large budgets.
     """
 
     scale: float | Array
@@ -123,17 +118,14 @@ class StatisticRatios:
     With p(y|z) = h(y) exp(phi(z) . S(y) - A(z)), and S^ = sum_i S(y_i) + N(0, sd^2 I) released in
     every iteration, the log ratio of two positions is (phi(z') - phi(z)) . S^ - n (A(z') - A(z)).
     Its noise has standard deviation sd |phi(z') - phi(z)|, the same in both directions, as
-    `transition` demands.  Source: Yildirim & Ermis (2019), Algorithm 3.
+    `transition` demands. Source: Yildirim & Ermis (2019), Algorithm 3.
 
     `n` is the public number of records. Where it is not public, 1 is an entry of the statistic,
     -A(z) is one of the natural parameters, and `n` is 0.
 
-    Guarantee: one release of the sums for each ratio.
-
-    Assumptions: the noise of the sums is fresh at every call, of the stated size, and the same for
-    all entries.
-
-    Weaknesses: all entries get the same noise, in whatever units they are; the caller scales them.
+    *Guarantee.* One release of the sums for each ratio. *Assumptions.* The noise of the sums is
+    fresh at every call, of the stated size, and the same for all entries. *Weaknesses.* All entries
+    get the same noise, in whatever units they are; the caller scales them.
     """
 
     queries: StatisticQueries
@@ -176,16 +168,14 @@ class PenaltyInfo(NamedTuple):
 def penalty_test(
     rng: np.random.Generator, possible: Mask, value: Batch, noise_sd: Batch, public: Batch
 ) -> tuple[Mask, Batch]:
-    """Accept when log u < value + public - noise_sd^2 / 2.
+    """Accept when log u < value + public - noise_sd^2 / 2; returns decisions and right-hand side.
 
-    The `value` is the released log ratio, R + N(0, noise_sd^2), and `public` is the public part of
-    the log acceptance ratio. Where `possible` is False the proposal is rejected whatever the
-    released value. Returns the decisions and the right-hand side.
+    `value` is the released log ratio, R + N(0, noise_sd^2), `public` the public part. Where
+    `possible` is False the proposal is rejected whatever the released value.
 
-    Guarantee: with lambda = R + public odd and noise_sd even under exchange of current and proposed
-    state, detailed balance holds exactly, because
-    E min(1, exp(lambda + xi - s^2/2)) = exp(lambda) E min(1, exp(-lambda + xi - s^2/2)) for xi ~
-    N(0, s^2).
+    *Guarantee.* With lambda = R + public odd and noise_sd even under exchange of current and
+    proposed state, detailed balance holds exactly: E min(1, exp(lambda + xi - s^2/2)) = exp(lambda)
+    E min(1, exp(-lambda + xi - s^2/2)) for xi ~ N(0, s^2).
     """
     log_accept = value + public - 0.5 * np.square(noise_sd)
     log_u = -rng.standard_exponential(np.shape(possible))
@@ -193,10 +183,7 @@ def penalty_test(
 
 
 def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> PenaltyState:
-    """State of a chain that starts at ``z``, with directions at random.
-
-    ValueError if the position or its log prior density is not finite.
-    """
+    """State of a chain that starts at ``z``, with directions at random."""
     direction = np.where(rng.random(z.shape) < 0.5, -1.0, 1.0)
     return PenaltyState(z, start_log_prior(z, prior), direction)
 

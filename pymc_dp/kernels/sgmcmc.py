@@ -1,7 +1,7 @@
 """Langevin, Hamiltonian and Nosé-Hoover dynamics with noisy scores, without an accept test.
 
-Sources: Welling & Teh (2011); Wang, Fienberg & Smola (2015); Li, Chen, Liu & Carin (2019), for
-private stochastic gradients; Chen, Fox & Guestrin (2014), for friction; Ding et al. (2014), for the
+Welling & Teh (2011); Wang, Fienberg & Smola (2015); Li, Chen, Liu & Carin (2019), for private
+stochastic gradients; Chen, Fox & Guestrin (2014), for friction; Ding et al. (2014), for the
 thermostat; Leimkuhler & Shang (2016), for the order of its parts.
 """
 
@@ -51,9 +51,8 @@ class SGInfo(NamedTuple):
 
 
 def largest_step(gradient_noise_sd: float) -> float:
-    """The step of `langevin` at which the noise of the scores is all the noise it needs.
-
-    (step_size / 2)^2 noise_sd^2 = step_size.
+    """The step of `langevin` at which the noise of the scores is all the noise it needs. (step_size
+    / 2)^2 noise_sd^2 = step_size.
     """
     return math.inf if gradient_noise_sd == 0.0 else 4.0 / gradient_noise_sd**2
 
@@ -74,18 +73,13 @@ def langevin(
     """One step of private stochastic-gradient Langevin dynamics.
 
     z' = z + h/2 (s + score of the prior) + N(0, h - (h/2)^2 sd^2), with h the `step_size`, at most
-    `largest_step`, s the noisy score and sd its privacy noise. This noise is part of the noise that
-    the dynamics need: only what is missing is added. The published private samplers take a
-    drift of h s with noise of variance h, and sample at temperature 1/2.
+    `largest_step`, s the noisy score and sd its privacy noise, which is part of the noise that the
+    dynamics need. (The published private samplers take a drift of h s with noise of variance h, and
+    sample at temperature 1/2.)
 
-    Notes
-    -----
-    Guarantee
-        On N(0, 1), with the whole score, the stationary variance is 1 / (1 - h/4).
-
-    Weaknesses
-        No accept test: a bias of order h, and of (1 - q)/q h times the information in the records
-        from sampling batches of them. Clipping biases the drift itself.
+    *Guarantee.* On N(0, 1), with the whole score, the stationary variance is 1 / (1 - h/4).
+    *Weaknesses.* No accept test: a bias of order h, and of (1 - q)/q h times the information in the
+    records from sampling batches of them. Clipping biases the drift itself.
     """
     with np.errstate(all="ignore"):
         score = queries.gradient(state.z) + prior.gradient(state.z)
@@ -116,13 +110,8 @@ def hamiltonian(
     `step_size`, and in the palindromic order z, friction, score, friction, z. The noise of scores
     is not subtracted from that of the dynamics (Chen, Fox & Guestrin 2014 with B = 0).
 
-    Notes
-    -----
-    Guarantee
-        With exact scores and h -> 0, the posterior is stationary.
-
-    Weaknesses
-        No accept test: a bias of order h^2, and one of order h times the variance of the scores.
+    *Guarantee.* With exact scores and h -> 0, the posterior is stationary. *Weaknesses.* No accept
+    test: a bias of order h^2, and one of order h times the variance of the scores.
     """
     half = 0.5 * step_size
     z, p = state
@@ -159,18 +148,13 @@ def thermostat(
 
     dz = p dt, dp = (score - xi p) dt + sqrt(2 A) dW, dxi = (|p|^2 / d - 1) dt, in steps of h, the
     `step_size`, and in the palindromic order z, xi, friction, score, friction, xi, z. A is the
-    `friction`: noise of variance 2 A h in all, that of the scores included. The variable xi settles
-    where it takes out what noise of any size puts in, so the noise of batches, whose variance
-    nobody knows, is absorbed.
+    `friction`: noise of variance 2 A h in all, that of the scores included. xi settles where it
+    takes out what noise of any size puts in, so the noise of batches, whose variance nobody knows,
+    is absorbed.
 
-    Notes
-    -----
-    Guarantee
-        With Gaussian noise of a constant, unknown variance and h -> 0, the posterior is stationary.
-
-    Weaknesses
-        No accept test: a bias of order h^2, and one from noise that is not Gaussian or varies with
-        z. Clipping biases the score itself.
+    *Guarantee.* With Gaussian noise of a constant, unknown variance and h -> 0, the posterior is
+    stationary. *Weaknesses.* No accept test: a bias of order h^2, and one from noise that is not
+    Gaussian or varies with z. Clipping biases the score itself.
     """
     h = step_size
     z, p, xi = state

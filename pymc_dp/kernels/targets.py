@@ -11,9 +11,8 @@ from pymc_dp.kernels.interfaces import Array, Batch, Mask, Path, PathQueries, Pr
 
 class Tilted:
     """Public terms with a known linear term: log pi0(z) + G . z, with G an anchored score, (d,).
-
-    The target is restricted to norm(z) <= radius: a tilt by noise need not be proper where the
-    prior has heavy tails and the likelihood is flat.
+    Restricted to norm(z) <= radius: a tilt by noise need not be proper where the prior has heavy
+    tails and the likelihood is flat.
     """
 
     def __init__(self, prior: Prior, score: Array, radius: float = math.inf) -> None:
@@ -34,12 +33,9 @@ class Tilted:
 class Quadratic:
     """Public terms and the likelihood of a noisy score under a quadratic log-likelihood.
 
-    If the log-likelihood is G . z - z'Hz / 2, then G is N(Hz, H). What was released, with noise of
-    covariance V, is N(Hz, H + V). Its likelihood accounts for the noise, with any prior, and adds
-    no more precision than H (H + V)^-1 H.
-
-    The `score` (d,) was released at z = 0; `curvature` is H, (d, d) and positive semidefinite;
-    `noise` is V, (d, d).
+    If the log-likelihood is G . z - z'Hz / 2, then G is N(Hz, H). What was released at z = 0, with
+    noise of covariance V, is N(Hz, H + V): its likelihood accounts for the noise, with any prior.
+    `score` (d,) is G, `curvature` H, positive semidefinite, and `noise` V.
     """
 
     def __init__(self, prior: Prior, score: Array, curvature: Array, noise: Array) -> None:
@@ -95,15 +91,12 @@ class NoRecords:
 
 
 class InBasis:
-    """Path queries about z = B w, asked in w.
+    """Path queries about z = B w, asked in w, with B = `basis`, (d, d) and invertible.
 
-    Contributions are clipped, and noise is isotropic, in z; the chain moves in w, where the
-    posterior is about N(0, I). The first decides what noise costs, the second how the chain mixes
-    (a mass matrix (B B')^-1 in z).
-
-    A score in w is B' times that in z, so its noise has covariance sigma^2 B'B; public noise from
-    `rng` makes it isotropic, as the kernel assumes. `queries` are in z; `basis` is B, (d, d) and
-    invertible.
+    Contributions are clipped, and noise is isotropic, in z, which decides what noise costs; the
+    chain moves in w, where the posterior is about N(0, I), which decides how the chain mixes (a
+    mass matrix (B B')^-1 in z). A score in w is B' times that in z, so its noise has covariance
+    sigma^2 B'B; public noise from `rng` makes it isotropic, as the kernel assumes.
     """
 
     def __init__(self, queries: PathQueries, basis: Array, rng: np.random.Generator) -> None:

@@ -41,10 +41,8 @@ class Release(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """One account of a ledger; plans have numbers that are unique within it.
-
-    It holds no figure: each method reads the file, and what it writes is committed when it returns.
-    All raise LedgerError where the ledger has no account, or the account no plan, of that number.
+    """One account of a ledger; plans have numbers that are unique within it. It holds no figure:
+    each method reads the file, and what it writes is committed when it returns.
     """
 
     ledger: Ledger
@@ -62,13 +60,7 @@ class Account:
         unit: str | None,
         public_payload: Mapping[str, Any],
     ) -> Account:
-        """Reserve `cap` ledger units for one budget.
-
-        The owner states the rest; `unit` is what one privacy unit is, in words; the payload holds
-        public facts to keep beside, JSON values only. BudgetExceeded if the reservations of all
-        accounts would pass the ledger's cap; LedgerError if relation or unit is not that of the
-        ledger's other accounts; ValueError if a number is out of range.
-        """
+        """Reserve `cap` ledger units for one budget; the payload holds further public facts."""
         cap = check_integer("cap", cap, minimum=1)
         if cap > _LARGEST:
             raise ValueError("cap is more than a ledger can count; use an epsilon up to 1e6")
@@ -132,12 +124,9 @@ class Account:
     # -- plans, runs, chains --------------------------------------------------------------------
 
     def record_plan(self, plan_id: int, payload: Mapping[str, Any]) -> None:
-        """Record a plan before anything is done for it; the same plan twice is recorded once.
-
-        The payload holds JSON values; ``payload["chains"]`` is the number of chains of a run. A
-        plan of one-off releases has ``payload["kind"] == "preparation"`` instead: it can be charged
-        (`charge`) but not run. LedgerError if another plan has that number, or the account is
-        closed; ValueError if a run has no positive number of chains.
+        """Record a plan before anything is done for it; the same plan twice is recorded once. A run
+        has its number of chains as ``payload["chains"]``. A plan of one-off releases has
+        ``payload["kind"] == "preparation"``: it can be charged (`charge`) but not run.
         """
         plan_id = check_integer("plan_id", plan_id, minimum=0)
         if payload.get("kind") != PREPARATION:
@@ -159,11 +148,7 @@ class Account:
             return self._plan(transaction, plan_id)
 
     def find_plan(self, facts: Mapping[str, Any]) -> int | None:
-        """The newest unfinished plan whose payload agrees with `facts`, or None.
-
-        Their values are equal as JSON. The payload may have others, such as what remained of the
-        budget when it was recorded.
-        """
+        """The newest unfinished plan whose payload has all entries of `facts`, or None."""
         wanted = as_stored(facts)
         with self.ledger.journal.transaction() as transaction:
             finished = {row.plan for row in transaction.rows("finish", account=self.number)}
@@ -189,15 +174,10 @@ class Account:
     ) -> int:
         """Authorise one run (one call of ``pm.sample``) of a plan and return its number, from 0.
 
-        Nothing is charged: the chains charge as they go. A run that could not be paid to its end,
-        `run_cost` ledger units at most, is refused here, before any work. A run that was
-        interrupted before any of its chains began has made no release: it is authorised again and
-        not counted twice. `batches` are the releases on batches that it will make, as they were
-        fixed and charged.
-
-        BudgetExceeded if all runs were used, or less than `run_cost` remains, or the releases on
-        batches were made; LedgerError if the account is closed; PlanMismatch if the plan is a
-        preparation, or `batches` are not those that were fixed.
+        Nothing is charged: the chains charge as they go. A run that could not be paid to its end
+        (`run_cost` at most) is refused before any work. A run that was interrupted before any of
+        its chains began has released nothing: it is authorised again and counted once. `batches`
+        are the releases on batches that it will make, as they were fixed and charged.
         """
         max_runs = check_integer("max_runs", max_runs, minimum=1)
         run_cost = check_integer("run_cost", run_cost, minimum=0)
@@ -238,11 +218,7 @@ class Account:
             return runs
 
     def begin_chain(self, plan_id: int) -> int:
-        """Register a chain of the newest run and return its number within the run, from 0.
-
-        PlanMismatch if no run was authorised, all of its chains have started, or another step makes
-        the releases on batches.
-        """
+        """Register a chain of the newest run and return its number within the run, from 0."""
         with self.ledger.journal.transaction() as transaction:
             plan = self._plan(transaction, plan_id)
             run = transaction.newest("run", account=self.number, plan=plan_id)
@@ -273,16 +249,11 @@ class Account:
     def fix_batches(self, payload: Mapping[str, Any] | None) -> None:
         """Fix, and charge, the releases on batches that the account will make, before all others.
 
-        The same releases are fixed once, however often this is called.  As long as nothing else
-        was charged, others replace them, and None takes them back.  After that they are final,
-        whether they will be made or not.  So there is no choice between them and others, or
-        between them and Gaussian releases in their place.  This makes their accounting valid
-        beside a filter (``pymc_dp.privacy.subsampled.room_beside``).
-
-        ``payload["reserved"]`` are the ledger units to be charged. BudgetExceeded if the budget is
-        less; LedgerError if the account is closed, if something else was charged, or a run was
-        authorised, and if there are other accounts, or the ledger's own cap is at another delta, as
-        the guarantee holds at this account's alone.
+        As long as nothing else was charged, other releases replace them, and None takes them back.
+        After that they are final, whether they will be made or not: nobody can choose between them
+        and others, or Gaussian releases in their place. This makes their accounting valid beside a
+        filter (`pymc_dp.privacy.subsampled.room_beside`). LedgerError if there are other accounts,
+        or a cap of the ledger at another delta: the guarantee holds at this account's delta alone.
         """
         limit, delta = self.ledger.total_cap, self.ledger.delta
         new = {} if payload is None else as_stored(payload)
@@ -306,10 +277,8 @@ class Account:
             return self._batches(transaction) or None
 
     def lease(self, plan_id: int, cost: int, want: int) -> int:
-        """Charge up to `want` iterations of `cost` units each and return how many were charged.
-
-        Only whole iterations are charged. The charge is committed when the method returns; 0 means
-        that the account cannot pay for one more.
+        """Charge up to `want` iterations of `cost` units each; the number charged, 0 if none can be
+        paid.
         """
         cost = check_integer("cost", cost, minimum=1)
         want = check_integer("want", want, minimum=0)
@@ -321,10 +290,7 @@ class Account:
         return granted
 
     def give_back(self, plan_id: int, cost: int, unused: int) -> None:
-        """Return leased iterations of `cost` units that were never begun.
-
-        LedgerError if that is more than the plan was charged.
-        """
+        """Return leased iterations that were never begun; LedgerError if fewer were charged."""
         cost = check_integer("cost", cost, minimum=1)
         unused = check_integer("unused", unused, minimum=0)
         with self.ledger.journal.transaction() as transaction:
@@ -339,12 +305,9 @@ class Account:
                 transaction.append("return", self.number, -unused * cost, payload, plan_id)
 
     def charge(self, plan_id: int, event: GaussianEvent) -> int:
-        """Charge one release of a recorded plan and return its cost in ledger units.
-
-        The charge is committed when the method returns: only then may a record be touched. The
-        cost is the event's, so that it cannot differ from the noise multiplier that is recorded;
-        its `mechanism` is the label under which the values are kept. BudgetExceeded if the cost
-        would pass the account's cap; LedgerError if the plan is finished, or the account closed.
+        """Charge one release of a recorded plan and return its cost; then a record may be touched.
+        The cost is the event's own, so it cannot differ from the recorded noise multiplier; the
+        event's `mechanism` is the label under which the values are kept.
         """
         with self.ledger.journal.transaction() as transaction:
             info = self._open(transaction)
@@ -364,11 +327,9 @@ class Account:
         return event.cost
 
     def keep(self, plan_id: int, label: str, values: Mapping[str, Any], number: int) -> None:
-        """Keep the released values of the plan's newest charge, whose `mechanism` was `label`.
-
-        Released values only, as JSON; finite floats come back exactly. `number` is how many
-        releases of the plan were kept before. LedgerError if no charge pays for the release, or
-        another process has kept one meanwhile.
+        """Keep, as JSON, the released values of the plan's newest charge, whose `mechanism` was
+        `label`. `number` is how many releases of the plan were kept before: another process may
+        keep one meanwhile.
         """
         with self.ledger.journal.transaction() as transaction:
             self._plan(transaction, plan_id)
@@ -427,9 +388,8 @@ class Account:
         return entry.payload if entry else {}
 
     def _begun_on_batches(self, transaction: Transaction) -> int | None:
-        """The plan whose chains make the releases on batches, or None if none has begun.
-
-        They are charged once, for the chains of one run.
+        """The plan whose chains make the releases on batches (charged once, for one run), or
+        None.
         """
         for run in transaction.rows("run", account=self.number):
             if run.payload.get("batches") and _chains_of(transaction, run):

@@ -1,16 +1,12 @@
 """What releases cost: events, conversions between (epsilon, delta) and mu, noise for a budget.
 
-An event says what one release was, as frozen data that an accountant can only read.
-
-A mechanism is mu-GDP when telling two neighbours apart is no easier than telling N(0, 1) from
-N(mu, 1). Its exact (epsilon, delta) curve is (Dong, Roth & Su 2022, Corollary 1; the same as
-Balle & Wang 2018, Theorem 8)
+A mechanism is mu-GDP when telling two neighbours apart is no easier than telling N(0, 1) from N(mu,
+1). Its exact curve is (Dong, Roth & Su 2022, Corollary 1; Balle & Wang 2018, Theorem 8)
 
     delta(epsilon) = Phi(-epsilon/mu + mu/2) - e^epsilon Phi(-epsilon/mu - mu/2).
 
-Every function here errs on the private side. `delta_from_mu` returns an upper bound of the curve:
-the computed value plus a bound on its rounding error. The inverses only ever return points at
-which that upper bound was evaluated and found to hold.
+Every function errs on the private side. `delta_from_mu` returns the computed value plus a bound on
+its rounding error. The inverses only return points at which that upper bound was found to hold.
 """
 
 from __future__ import annotations
@@ -37,9 +33,7 @@ BATCHES = "batches"
 MU2_UNIT = 2**40
 """Ledger units in one unit of squared Gaussian-DP mu: a ledger counts multiples of 2^-40."""
 _ROUNDOFF = 2.0**-53
-# Relative error allowed for erfcx and ndtr, in units of 2^-53. SciPy's are within 8 where they are
-# called here; the tests compare the result with 60-digit arithmetic.
-_FUNCTION_ERROR = 16 * _ROUNDOFF
+_FUNCTION_ERROR = 16 * _ROUNDOFF  # relative, of erfcx and ndtr; SciPy's are within 8 units here
 _SMALLEST = math.ulp(0.0)
 _TAIL = 40.0  # Phi(-40) < e^-800 is below the smallest float, so 1 - Phi(40) rounds to 0
 
@@ -69,7 +63,7 @@ class _Event:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """Rebuild an event from `to_dict`; ValueError if `values` does not describe one."""
+        """Rebuild an event from `to_dict`."""
         if values.get("event") != cls.kind:
             raise ValueError(f"not a {cls.kind} event: 'event' is {values.get('event')!r}")
         names = [field.name for field in fields(cls)]  # type: ignore[arg-type]
@@ -80,17 +74,12 @@ class _Event:
 
 @dataclass(frozen=True, slots=True)
 class GaussianEvent(_Event):
-    """One release of a query with Gaussian noise.
+    """One release of a query with Gaussian noise; `noise_multiplier` is τ = σ/Δ, Δ the l2
+    sensitivity.
 
-    `mechanism` names the query, ``"gradient"`` for instance. `noise_multiplier` is τ = σ/Δ,
-    dimensionless; positive and finite.
-
-    Guarantee
-    ---------
-    A query of l2 sensitivity Δ released with noise of standard deviation σ = τΔ is (1/τ)-GDP (Dong,
-    Roth & Su 2022, Theorem 1), so it uses 1/τ² of squared mu. Squared mu adds up under fully
-    adaptive composition, hence the sum of `cost` over the events of a transcript bounds what the
-    transcript has used.
+    *Guarantee.* (1/τ)-GDP (Dong, Roth & Su 2022, Theorem 1), so it uses 1/τ² of squared mu. Squared
+    mu adds up under fully adaptive composition: the sum of `cost` over the events of a transcript
+    bounds what the transcript has used.
     """
 
     kind: ClassVar[str] = "gaussian"
@@ -102,39 +91,30 @@ class GaussianEvent(_Event):
 
     @property
     def cost(self) -> int:
-        """Squared mu of the release in ledger units, ceil(2^40/τ²), at least 1.
-
-        The noise multiplier is a float and therefore an exact rational: the ceiling is taken in
-        integer arithmetic, so the cost is never below the truth and sums of costs never round.
+        """Squared mu in ledger units, ceil(2^40/τ²): in integers, since a float τ is an exact
+        rational. So the cost is never below the truth, and sums of costs never round.
         """
         return math.ceil(MU2_UNIT / Fraction(self.noise_multiplier) ** 2)
 
 
 @dataclass(frozen=True, slots=True)
 class SubsampledGaussianEvent(_Event):
-    """One release, with Gaussian noise, of a sum over a Poisson batch.
+    """One release, with Gaussian noise of standard deviation σ, of a sum over a Poisson batch.
 
-    Every unit is in the batch with probability q, independently of all others and of earlier
-    batches; the contribution of a unit has an l2 norm of at most C; noise of standard deviation σ
-    is added to their sum. `noise_multiplier` is s = σ/C, with C the largest norm of *one* unit's
-    contribution under both neighbouring relations.  (The sensitivity in `GaussianEvent` is 2C under
-    ``replace_one``; here the accountant knows that.) `sampling_probability` is q, in (0, 1].
+    Every unit is in the batch with probability q = `sampling_probability`, independently of all
+    others and of earlier batches; its contribution has an l2 norm of at most C. `noise_multiplier`
+    is s = σ/C under both neighbouring relations. (`GaussianEvent` uses the sensitivity, 2C under
+    ``replace_one``; here the accountant applies that factor.)
 
-    Guarantee
-    ---------
-    The privacy loss is at most that of a pair of mixtures of normals: under ``add_or_remove_one``
-    (1 - q) N(0, σ²) + q N(C, σ²) against N(0, σ²), in either order; under ``replace_one`` that with
-    means C and -C.  `pymc_dp.privacy.subsampled` composes them.
+    *Guarantee.* The privacy loss is at most that of a pair of mixtures of normals: under
+    ``add_or_remove_one`` (1 - q) N(0, σ²) + q N(C, σ²) against N(0, σ²), in either order; under
+    ``replace_one`` that with means C and -C. `pymc_dp.privacy.subsampled` composes them.
 
-    Assumptions
-    -----------
-    The batch is a Poisson sample, and which units are in it stays secret.  Batches of a fixed size
-    cost several times as much (`FixedBatchGaussianEvent`).
+    *Assumptions.* The batch is a Poisson sample, and which units are in it stays secret. Batches of
+    a fixed size cost several times as much (`FixedBatchGaussianEvent`).
 
-    Weaknesses
-    ----------
-    The loss is not Gaussian, so no sum of squared mu describes it: a plan of such releases is fixed
-    beforehand and reserved as a whole.
+    *Weaknesses.* The loss is not Gaussian, so no sum of squared mu describes it: a plan of such
+    releases is fixed beforehand and reserved as a whole.
     """
 
     kind: ClassVar[str] = "subsampled_gaussian"
@@ -157,26 +137,18 @@ class SubsampledGaussianEvent(_Event):
 class FixedBatchGaussianEvent(_Event):
     """One release, with Gaussian noise, of a sum over a batch of exactly B of n units.
 
-    The batch is a uniformly random subset, drawn without replacement for each release; the
-    contribution of a unit has an l2 norm of at most C; noise of standard deviation σ is added to
-    their sum. `noise_multiplier` is s = σ/C, as in `SubsampledGaussianEvent`.
+    The batch is a uniformly random subset, drawn without replacement for each release;
+    contributions and `noise_multiplier` are as in `SubsampledGaussianEvent`.
 
-    Guarantee
-    ---------
-    Under ``replace_one``, sums of neighbours over the same batch are at most 2C apart, and the unit
-    that was replaced is in a batch with probability B/n.  Rényi divergences are bounded by Wang,
-    Balle & Kasiviswanathan (2019, Theorem 27); `pymc_dp.privacy.subsampled` adds them up.
+    *Guarantee.* Under ``replace_one``, sums of neighbours over the same batch are at most 2C apart,
+    and the replaced unit is in a batch with probability B/n. Wang, Balle & Kasiviswanathan (2019,
+    Theorem 27) bound the Rényi divergences; `pymc_dp.privacy.subsampled` adds them up.
 
-    Assumptions
-    -----------
-    n is public, and which units are in a batch stays secret.
+    *Assumptions.* n is public, and which units are in a batch stays secret.
 
-    Weaknesses
-    ----------
-    2 to 7 times the epsilon of Poisson batches of the same mean size (more below 0.05): the bound
-    is not tight, and no tight one is known, as no pair of neighbouring data sets is known to be the
-    worst.  With 1000 releases, q = 0.01 and delta = 1e-6, epsilon is 23.29 against 3.21 (s = 1),
-    4.02 against 1.37 (s = 2) and 1.24 against 0.51 (s = 5).  There is none for
+    *Weaknesses.* 2 to 7 times the epsilon of Poisson batches of the same mean size (more below
+    0.05): no tight bound is known. With 1000 releases, q = 0.01 and delta = 1e-6, epsilon is 23.29
+    against 3.21 (s = 1), 4.02 against 1.37 (s = 2) and 1.24 against 0.51 (s = 5). No bound for
     ``add_or_remove_one``.
     """
 
@@ -211,7 +183,7 @@ BatchEvent: TypeAlias = SubsampledGaussianEvent | FixedBatchGaussianEvent
 
 
 def batch_event(values: Mapping[str, Any]) -> BatchEvent:
-    """Rebuild a release on batches, of whichever kind, from `to_dict`; ValueError if it is none."""
+    """Rebuild a release on batches from `to_dict`."""
     if values.get("event") == FixedBatchGaussianEvent.kind:
         return FixedBatchGaussianEvent.from_dict(values)
     return SubsampledGaussianEvent.from_dict(values)
@@ -228,11 +200,9 @@ def _check_mu(mu: object) -> float:
 
 
 def _delta_upper(epsilon: float, mu: float) -> float:
-    """Upper bound of delta(epsilon; mu), within about 1e-12 (1 + 1/mu) relative of it.
-
-    With a = mu/2 - epsilon/mu and s = mu/2 + epsilon/mu, e^epsilon phi(s) = phi(a), hence
-    e^epsilon Phi(-s) = exp(-a²/2) erfcx(s/sqrt 2)/2: no power of e^epsilon is ever formed, which
-    the textbook form needs and which overflows at epsilon = 709.
+    """Upper bound of delta(epsilon; mu), within about 1e-12 (1 + 1/mu) relative of it. With a =
+    mu/2 - epsilon/mu and s = mu/2 + epsilon/mu, e^epsilon phi(s) = phi(a), hence e^epsilon Phi(-s)
+    = exp(-a²/2) erfcx(s/sqrt 2)/2. So e^epsilon, which overflows, is not needed.
     """
     if mu == 0:
         return 0.0
@@ -264,11 +234,8 @@ def _delta_upper(epsilon: float, mu: float) -> float:
 
 
 def delta_from_mu(epsilon: float, mu: float) -> float:
-    """Smallest delta for which mu-GDP implies (epsilon, delta)-DP, rounded up.
-
-    Never below the exact value; above it by a relative 1e-12 (1 + 1/mu) or so. mu is the square
-    root of the squared mu that a ledger counts. Epsilon 0 gives the total variation distance.
-    ValueError if an argument is negative or not finite.
+    """Smallest delta for which mu-GDP implies (epsilon, delta)-DP, rounded up. Above the exact
+    value by a relative 1e-12 (1 + 1/mu) or so.
     """
     value = check_number("epsilon", epsilon)
     if value < 0:
@@ -277,12 +244,7 @@ def delta_from_mu(epsilon: float, mu: float) -> float:
 
 
 def epsilon_from_mu(mu: float, delta: float) -> float:
-    """Smallest epsilon for which mu-GDP implies (epsilon, delta)-DP, rounded up.
-
-    Never below the exact value: bisection keeps the end at which the upper bound of delta was seen
-    to be at most `delta`. 0 when `delta` alone covers the release. ValueError if `mu` is negative
-    or not finite, or `delta` is outside (0, 1).
-    """
+    """Smallest epsilon >= 0 for which mu-GDP implies (epsilon, delta)-DP, rounded up."""
     mu, delta = _check_mu(mu), check_delta(delta)
     if _delta_upper(0.0, mu) <= delta:
         return 0.0
@@ -304,12 +266,7 @@ def epsilon_from_mu(mu: float, delta: float) -> float:
 
 
 def mu_from_budget(epsilon: float, delta: float) -> float:
-    """Largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down.
-
-    Never above the exact value: bisection keeps the end at which the upper bound of delta was seen
-    to be at most `delta`. ValueError if `epsilon` is not positive and finite, or `delta` is outside
-    (0, 1).
-    """
+    """Largest mu for which mu-GDP implies (epsilon, delta)-DP, rounded down."""
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     low = 1.0
     while _delta_upper(epsilon, low) > delta:
@@ -329,9 +286,9 @@ def mu_from_pure(epsilon: float) -> float:
     """Smallest mu for which (epsilon, 0)-DP implies mu-GDP, rounded up.
 
     It is -2 Phi^-1(1 / (1 + e^epsilon)). The trade-off function of (epsilon, 0)-DP (Dong, Roth & Su
-    2022, Proposition 2.5) consists of two lines that meet on the diagonal, at (a, a) with
-    a = 1 / (1 + e^epsilon).  The one of mu-GDP is convex, symmetric, and passes through (0, 1) and
-    (a, a), so it lies nowhere above.  With a smaller mu it passes above (a, a).
+    2022, Proposition 2.5) is two lines that meet at (a, a), a = 1 / (1 + e^epsilon). That of mu-GDP
+    is convex, symmetric, and passes through (0, 1) and (a, a), so it lies nowhere above; with a
+    smaller mu it passes above (a, a).
     """
     half = -float(ndtri_exp(-np.logaddexp(0.0, check_epsilon(epsilon))))
     return 2.0 * half * (1.0 + 1e-12) + 1e-15
@@ -343,10 +300,7 @@ def units_from_mu(mu: float) -> int:
 
 
 def mu_from_units(units: int) -> float:
-    """Smallest float that is at least sqrt(units/2^40): the mu of a charge, rounded up.
-
-    It undoes `units_from_mu` without ever passing it: mu_from_units(units_from_mu(mu)) <= mu.
-    """
+    """Smallest float >= sqrt(units/2^40): mu_from_units(units_from_mu(mu)) <= mu."""
     return _root_above(Fraction(check_integer("units", units, minimum=0), MU2_UNIT))
 
 
@@ -364,10 +318,8 @@ def _root_above(square: Fraction) -> float:
 
 
 def smallest_noise_multiplier(cost: int) -> float:
-    """Smallest float τ for which one release costs at most `cost` ledger units.
-
-    It is the least τ with 2^40/τ² <= cost, compared exactly: the float below it would cost more.
-    Rounding τ up rounds the privacy loss down. ValueError if `cost` is not a positive integer.
+    """Smallest float τ (compared exactly) for which one release costs at most `cost` ledger
+    units.
     """
     return _root_above(Fraction(MU2_UNIT, check_integer("cost", cost, minimum=1)))
 
@@ -377,15 +329,12 @@ def calibrate(
 ) -> dict[str, GaussianEvent]:
     """Noise multipliers with which a fixed plan uses a budget of `total` ledger units.
 
-    Mechanism k is released ``counts[k]`` times over the whole plan (all chains, all iterations). It
-    may use the fraction ``shares[k] / sum(shares)`` of `total`. Each of its releases gets an equal
-    part, rounded down to whole ledger units (2^-40 of squared mu). ValueError if an argument is out
-    of range, the two mappings name different mechanisms, or a release would get less than one unit.
+    Mechanism k is released ``counts[k]`` times over all chains and iterations, and may use the
+    fraction ``shares[k] / sum(shares)`` of `total`, in equal parts.
 
-    Guarantee
-    ---------
-    ``sum(counts[k] * event[k].cost) <= total`` exactly: shares are divided as rationals, parts are
-    rounded down, and an event never costs more than its part.
+    *Guarantee.* ``sum(counts[k] * event[k].cost) <= total`` exactly: shares are divided as
+    rationals, parts are rounded down to whole ledger units, and an event never costs more than its
+    part.
     """
     total = check_integer("total", total, minimum=1)
     if not counts:

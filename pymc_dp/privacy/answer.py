@@ -1,21 +1,19 @@
 """How an answer about records is made: paid for, clipped, added in integers, noised.
 
-Whatever is released about records is the value of :func:`answer`.  It is a Gaussian mechanism on a
-grid of integers (that of a published statistic may be a Laplace mechanism):
+Whatever is released about records is the value of :func:`answer`, a Gaussian mechanism on a grid of
+integers (for a published statistic perhaps a Laplace mechanism):
 
 1. the numbers of each privacy unit are clipped, rounded to the grid (:class:`Grid`) and added in
-   int64 by the loops of this file, so that the sums of two neighbouring data sets differ by at most
-   ``Grid.sensitivity`` units in l2 norm, exactly.  Integers add up to the same sum in any order,
-   any blocks and any number of threads;
+   int64, so that the sums of two neighbouring data sets differ by at most ``Grid.sensitivity``
+   units in l2 norm, exactly, for any order, any blocks and any number of threads;
 2. a normal variable with a standard deviation of ``2**m`` units, rounded to an integer without any
-   other error, is added (:mod:`pymc_dp.privacy.noise`).  As ``round(x + N) = x + round(N)`` for an
-   integer x, the value is a function of the exact Gaussian mechanism's, and (1/tau)-GDP.  Sum and
+   other error, is added (:mod:`pymc_dp.privacy.noise`). As ``round(x + N) = x + round(N)`` for an
+   integer x, the value is a function of the exact Gaussian mechanism's, and (1/tau)-GDP. Sum and
    noise have 64 bits: if one wraps, both do, and wrapping is post-processing;
 3. the value is scaled back to natural units, which is post-processing.
 
-None of this happens without a :class:`Receipt` of a charge that is committed to the ledger.  What
-gives the numbers of a unit (:mod:`pymc_dp.rows`) is trusted for one thing: they depend on the rows
-of that unit and on public numbers alone.
+All this needs a :class:`Receipt` of a committed charge. The functions that compute a unit's numbers
+(:mod:`pymc_dp.rows`) are trusted to use nothing but the rows of that unit and public numbers.
 """
 
 from __future__ import annotations
@@ -58,10 +56,8 @@ _SLACK = 1.0 - 2.0**-50
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """The integer grid of one release.
-
-    The noise has standard deviation ``2**log2_sigma`` units: a power of two, so that the noise
-    sampler works on integers alone.  `noise_multiplier` is tau, that over the l2 sensitivity.
+    """The integer grid of one release, with noise of standard deviation ``2**log2_sigma`` units.
+    The noise sampler needs a power of two. `noise_multiplier` is tau, noise over l2 sensitivity.
     """
 
     log2_sigma: int
@@ -69,10 +65,7 @@ class Grid:
 
     @classmethod
     def finest(cls, noise_multiplier: float, n: int) -> Grid:
-        """The finest grid on which contributions of `n` units and the noise fit into 64 bits.
-
-        PrivacyError if even the coarsest one (2^20 units per standard deviation) is too fine.
-        """
+        """The finest grid on which contributions of `n` units and the noise fit into 64 bits."""
         for log2_sigma in range(FINEST, COARSEST - 1, -1):
             # a contribution is at most the sensitivity, sigma / tau
             largest = 2.0**log2_sigma / noise_multiplier
@@ -97,11 +90,9 @@ class Grid:
         return self.sensitivity / 2.0 if neighboring == "replace_one" else self.sensitivity
 
     def count_unit(self, neighboring: Neighboring) -> int:
-        """Size of one count of a histogram, in units.
-
-        Each record counts once in one bin.  Replacing it changes two counts by one, an l2 distance
-        of sqrt(2); adding or removing it changes one.  The largest integer w with
-        ``w * distance <= 2^m / tau`` is found in exact arithmetic; PrivacyError if it is 0.
+        """Size of one count of a histogram, in units. Replacing a record changes two counts by one,
+        an l2 distance of sqrt(2); adding or removing it changes one. The result is the largest
+        integer w with ``w * distance <= 2^m / tau``, exactly.
         """
         squared = Fraction(4**self.log2_sigma) / Fraction(self.noise_multiplier) ** 2
         size = math.isqrt(math.floor(squared / (2 if neighboring == "replace_one" else 1)))
@@ -116,9 +107,9 @@ class Grid:
 def vector_bound(norm_bound: float, d: int) -> float:
     """Norm to which a real d-vector is clipped so that its rounding has norm <= `norm_bound`.
 
-    Rounding moves each entry by at most 1/2, hence the norm by at most sqrt(d)/2; the relative
+    Rounding moves each entry by at most 1/2, hence the norm by at most sqrt(d)/2. The relative
     slack (d + 8) 2^-53 covers the rounding errors of the norm (d/2 + 2 units in the last place), of
-    the quotient and of the products with it.  PrivacyError if nothing is left of the bound.
+    the quotient and of the products with it.
     """
     bound = (norm_bound - math.sqrt(d) / 2.0) * (1.0 - (d + 8) * 2.0**-53)
     if not bound > 0.0:
@@ -131,29 +122,26 @@ def vector_bound(norm_bound: float, d: int) -> float:
 
 def nonnegative_bound(sensitivity: float) -> float:
     """Norm bound of vectors without negative entries that gives a sensitivity if one is replaced.
-
-    Two such vectors a, b with |a|, |b| <= B differ by (|a|^2 + |b|^2 - 2 a.b)^1/2 <= 2^1/2 B, since
-    a.b >= 0: for indicators of categories that is attained, and less than the 2 B of any vectors.
-    The slack covers the rounding of the quotient.
+    Two such vectors with |a|, |b| <= B differ by (|a|^2 + |b|^2 - 2 a.b)^1/2 <= 2^1/2 B, not 2 B,
+    as a.b >= 0. The slack covers the rounding of the quotient.
     """
     return sensitivity / math.sqrt(2.0) * (1.0 - 2.0**-50)
 
 
 # -- clip, round and add --------------------------------------------------------------------------
 #
-# `units` is grid units per natural unit, `bound` a norm bound in grid units, and `total`
-# the int64 sum, added to in place.  `scale` receives what each vector was scaled by: min(1, bound /
-# norm), or 0 where the vector is not finite or its norm overflows; such a vector adds 0.
+# `units` is grid units per natural unit, `bound` a norm bound in grid units, `total` the int64 sum,
+# changed in place. `scale` receives min(1, bound / norm) of each vector, or 0 where the vector is
+# not finite or its norm overflows; such a vector adds 0.
 
 
 @compiled(error_model="numpy")
 def clip_vectors(
     block: SparseBlock, units: float, bound: float, total: Array, scale: Array
 ) -> None:
-    """Add the vectors of a block, one per column, of which some entries are held; others are 0.
-
+    """Add the vectors of a block, one per column; entries that the block does not hold are 0.
     Sensitivity: each column adds an integer vector of norm at most the bound that was given to
-    :func:`vector_bound`.  Zeros change neither a norm nor an integer.
+    :func:`vector_bound`.
     """
     values, common, moving = block
     n, q = values.shape[1], common.shape[0]
@@ -187,15 +175,16 @@ def clip_vectors(
 def clip_multiples(
     moves: Moves, first: int, factors: Array, units: float, bound: float, total: Array, scale: Array
 ) -> None:
-    """The same for multiples f_i u_i of vectors whose lengths are known: they are never made.
+    """The same for multiples f_i u_i of the vectors first, ..., first + n - 1, which are never
+    made.
 
-    The contributions are those of the vectors first, ..., first + n - 1, in float64 or float32;
-    the factors (n,), in natural units, and products are in float64.
+    Their lengths are known. Factors (n,), in natural units, and products are in float64, the
+    vectors in float64 or float32.
 
     Sensitivity: with w = f_i / unit and N = |w| lengths_i, in floating point, a vector is
-    multiplied by |w| min(1, bound / N).  The four roundings there, and one of each entry, are
-    relative; the slack of :func:`vector_bound` covers them, as it covers those of
-    :func:`clip_vectors`.  No contribution is the sum of several vectors, so nothing cancels.
+    multiplied by |w| min(1, bound / N). The four roundings there, and one of each entry, are
+    relative; the slack of :func:`vector_bound` covers them. No contribution is the sum of several
+    vectors, so nothing cancels.
     """
     n = factors.shape[0]
     length, multiples = moves.lengths[first : first + n], np.empty(n)
@@ -222,10 +211,9 @@ def clip_multiples(
 def clip_linear(
     rows: LinearRows, z: Array, part: Array, units: float, bound: float, total: Array, found: Array
 ) -> None:
-    """The same for the scores at z of rows with a linear predictor: those from part[0] to part[1].
-
-    A tile of rows stays in the fastest caches from its data to its integers.  Of each row, `found`,
-    (3, rows), receives u . z, the slope, and what its vector was scaled by.
+    """The same for the scores at z of rows part[0] to part[1], which have a linear predictor. For
+    each row, `found`, (3, rows), receives u . z, the slope, and what its vector was scaled by. A
+    tile of rows stays in the fastest caches from its data to its integers.
     """
     for start in range(part[0], part[1], TILE):
         stop = min(start + TILE, part[1])
@@ -237,10 +225,8 @@ def clip_linear(
 @compiled(error_model="numpy")
 def clip_interval(values: Array, units: float, lower: np.int64, upper: np.int64) -> np.int64:
     """Sum of (n,) values, rounded and clipped to an interval in grid units, lower <= 0 <= upper.
-
-    Sensitivity: each value adds an integer in [lower, upper], so replacing one changes the sum by
-    at most upper - lower, and adding or removing one by at most max(-lower, upper).  A value that
-    is not a number adds 0, an infinite one its end of the interval.
+    Sensitivity: replacing a value changes the sum by at most upper - lower, adding or removing one
+    by at most max(-lower, upper). NaN adds 0.
     """
     total, low, high = np.int64(0), float(lower), float(upper)
     for i in range(values.shape[0]):
@@ -258,9 +244,9 @@ def clip_interval(values: Array, units: float, lower: np.int64, upper: np.int64)
 def clip_l1(vectors: Array, units: float, bound: np.int64, total: Array) -> None:
     """Add (d, n) vectors, one per column, clipped in l1 norm and cut off to integers.
 
-    Sensitivity: each column adds an integer vector of l1 norm at most `bound`, which is checked in
-    integers before it is added.  A column that is not finite, whose norm overflows, or whose
-    rounded scaling would pass the bound (2^46 and more), adds 0.
+    Sensitivity: each column adds an integer vector of l1 norm at most `bound`, checked in integers.
+    A column that is not finite, whose norm overflows, or whose rounded scaling would pass the bound
+    (2^46 and more), adds 0.
     """
     d, n = vectors.shape
     entries = np.empty(d, dtype=np.int64)
@@ -284,12 +270,12 @@ def clip_l1(vectors: Array, units: float, bound: np.int64, total: Array) -> None
 def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: Array) -> None:
     """Add `weight` for each of (d, n) vectors, to the one bin in which its norm is.
 
-    `squared_edges` are the squares of the ends between neighbouring bins, increasing.
+    `squared_edges` are the squares of the ends between neighbouring bins, increasing. A norm that
+    overflows is in the last bin, NaN in the first, like the zero that :func:`clip_vectors` adds for
+    it.
 
-    Sensitivity: replacing one vector moves the counts by sqrt(2) `weight` in l2 norm, and adding or
-    removing one by `weight`.  The norm is a function of its column alone.  One that overflows is in
-    the last bin; one that is not a number is in the first, like the zero that :func:`clip_vectors`
-    adds for it.
+    Sensitivity: the norm is a function of its column alone, so replacing one vector moves the
+    counts by sqrt(2) `weight` in l2 norm, and adding or removing one by `weight`.
     """
     d, n = vectors.shape
     squares = np.zeros(n)
@@ -312,12 +298,9 @@ def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: 
 
 @dataclass(frozen=True)
 class Sum(ABC):
-    """A clipped sum over all units on a grid of integers, with noise: what is common to all.
-
-    A sum has a `size`, the number of its entries, and a `sensitivity`, its largest change between
-    neighbours in natural units, which is ``grid.sensitivity`` units of the grid; `add` adds the
-    clipped numbers of a block of units to an int64 total.  Guarantee: with the normal noise of this
-    class, (1 / noise_multiplier)-GDP.
+    """A clipped sum over all units on a grid of integers, with noise: what is common to all. `size`
+    is the number of its entries; `add` adds the clipped numbers of a block of units to an int64
+    total. Guarantee: with the normal noise of this class, (1 / noise_multiplier)-GDP.
     """
 
     grid: Grid
@@ -330,7 +313,9 @@ class Sum(ABC):
     @property
     @abstractmethod
     def sensitivity(self) -> float:
-        """Largest l2 change between neighbours, in natural units."""
+        """Largest l2 change between neighbours, in natural units: ``grid.sensitivity`` of
+        the grid.
+        """
 
     @cached_property
     def unit(self) -> float:
@@ -424,14 +409,13 @@ class NormCounts(Sum):
 class LaplaceSum:
     """Of vectors clipped in l1 norm and cut off to integers, with discrete Laplace noise.
 
-    Guarantee: epsilon-differentially private, exactly.  Integer sums of neighbours differ by at
-    most `distance` in l1 norm, and the noise, drawn without rounding, has the scale distance /
-    epsilon.  Its `noise_multiplier` is that of normal noise which protects no better.
+    Guarantee: epsilon-differentially private, exactly. Integer sums of neighbours differ by at most
+    `distance` in l1 norm, and the noise, drawn without rounding, has the scale distance / epsilon.
+    `noise_multiplier` is that of normal noise which protects no better.
 
-    `bound` is that on the l1 norm of a unit's vector, in units of the grid; `unit` the size of one,
-    the integer 1 for geometric noise, whose values are integers.  `one_sided` vectors have no
-    negative entries, and none above bounds that add up to `bound`: two of them then differ by no
-    more than one of them.
+    `bound` limits the l1 norm of a unit's vector, in grid units of size `unit` (the integer 1 for
+    geometric noise, whose values are integers). `one_sided` vectors have no negative entries, and
+    none above bounds that add up to `bound`: two of them then differ by at most `bound`.
     """
 
     size: int
@@ -470,11 +454,9 @@ class LaplaceSum:
 
 @dataclass(frozen=True, eq=False)
 class Query:
-    """A question about records: public, or a function of earlier answers.
-
-    The ledger was charged for `mechanism`; `of` is what each unit adds, of
-    :mod:`pymc_dp.rows.contributions` or :mod:`pymc_dp.privacy.queries`; `sum` is how it is clipped
-    and added, and the noise.
+    """A question about records: public, or a function of earlier answers. The ledger was charged
+    for `mechanism`. `of` is what each unit adds (:mod:`pymc_dp.rows.contributions`,
+    :mod:`pymc_dp.privacy.queries`); `sum` clips, adds and noises it.
     """
 
     mechanism: str
@@ -483,10 +465,9 @@ class Query:
 
 
 class Receipt:
-    """Answers that a charge has paid for, which is committed to the ledger.
+    """Answers that a committed charge has paid for: mechanisms, noise multipliers and numbers.
 
-    `paid` has their mechanisms, noise multipliers and numbers.  Made by
-    :mod:`pymc_dp.privacy.meter` alone, and of no use in another process.
+    Made by :mod:`pymc_dp.privacy.meter` alone, and of no use in another process.
     """
 
     def __init__(self, paid: Iterable[tuple[str, float, int]] = ()) -> None:
@@ -516,9 +497,8 @@ class Receipt:
 
 
 def told(sum_: Sum | LaplaceSum) -> float | None:
-    """The value if the bound decides it and records do not.
-
-    0 if nothing may be added, minus infinity if floats cannot divide by the bound.
+    """The value if the bound decides it and records do not; minus infinity for an unusable
+    bound.
     """
     usable = _SMALLEST < sum_.unit and sum_.noise_sd < _LARGEST
     return 0.0 if sum_.noise_sd == 0.0 else None if usable else -math.inf
@@ -528,9 +508,9 @@ def told(sum_: Sum | LaplaceSum) -> float | None:
 def answer(query: Query, total: Callable[[Query], Array], receipt: Receipt) -> Array:
     """The released value of a query: the (size,) sum in natural units, plus noise.
 
-    ``total(query)`` is the exact int64 sum over all units, which is private; what does not fit into
-    64 bits wraps.  The receipt is checked before a record is touched, and used up by the value.
-    Where something fails in between, nobody has seen a value, and the receipt is as it was.
+    ``total(query)``, the exact int64 sum over all units, is private. The receipt is checked before
+    a record is touched, and used up by the value. If something fails in between, nobody has seen a
+    value, and the receipt is as it was.
     """
     receipt.check(query.mechanism, query.sum.noise_multiplier)
     if (value := told(query.sum)) is not None:

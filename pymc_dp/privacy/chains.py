@@ -1,7 +1,6 @@
-"""Answers for a chain, paid for by whole iterations.
-
-A query raises unless an iteration that pays for it has been started
-(:meth:`Queries.begin_iteration`), so no record is read before the ledger has been charged.
+"""Answers for a chain, paid for by whole iterations. A query raises unless an iteration that pays
+for it has begun (:meth:`Queries.begin_iteration`), so no record is read before the ledger has been
+charged.
 """
 
 from __future__ import annotations
@@ -48,17 +47,14 @@ class Queries:
     """Private answers about the records of one model, for one chain.
 
     `events` has the noise multiplier of each mechanism ("gradient", "log_ratio", "energy_error",
-    "statistic"). `clip_norms["gradient"]` bounds the l2 norm of one unit's score in z.
-    `clip_norms["log_ratio"]` bounds the change of one unit's log-likelihood per unit of distance in
-    z. `n_public`, the public number of units, sets the resolution of the grid.
+    "statistic"). `clip_norms["gradient"]` bounds the l2 norm of one unit's score in z, and
+    `clip_norms["log_ratio"]` the change of its log-likelihood per unit of distance in z.
+    `n_public`, the public number of units, sets the resolution of the grid.
 
-    *Guarantee.*  Each answer of mechanism k is (1 / noise_multiplier_k)-GDP with respect to one
-    unit, given all earlier answers.
-
-    *Assumptions.*  Contributions of different units are computed independently of each other, which
-    :mod:`pymc_dp.records` proves for the model.
-
-    *Weaknesses.*  The time an answer takes is not protected.
+    *Guarantee.* Each answer of mechanism k is (1 / noise_multiplier_k)-GDP with respect to one
+    unit, given all earlier answers. *Assumptions.* Contributions of different units are computed
+    independently of each other, which :mod:`pymc_dp.records` proves for the model. *Weaknesses.*
+    The time an answer takes is not protected.
     """
 
     def __init__(
@@ -138,10 +134,9 @@ class Queries:
         return self._ask(Query("gradient", ScoreAt(z), self._scores))
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
-        """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019), and noise_sd.
-
-        The sum is sum_i clip_c(l_i(z_to) - l_i(z_from)) + N(0, noise_sd^2), with
-        c = clip_norm |z_to - z_from|; noise_sd is symmetric in the two points.
+        """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019), and noise_sd. sum_i
+        clip_c(l_i(z_to) - l_i(z_from)) + N(0, noise_sd^2), with c = clip_norm |z_to - z_from|;
+        noise_sd is symmetric in the two points.
         """
         c = self._ratio_bound(z_from, z_to)
         return self._number("log_ratio", LogRatio(z_from, z_to), -c, c)
@@ -190,10 +185,8 @@ class Path:
     def energy_error(
         self, z_end: np.ndarray, lower: float | np.ndarray, upper: float | np.ndarray
     ) -> tuple[float, float]:
-        """Noisy sum of clipped energy errors, and noise_sd.
-
-        Every e_i = l_i(z_end) - l_i(z_start) - work_i is clipped to [lower, upper],
-        lower <= 0 <= upper, a function of released quantities.
+        """Noisy sum of clipped energy errors, and noise_sd. Every e_i = l_i(z_end) - l_i(z_start) -
+        work_i is clipped to [lower, upper], lower <= 0 <= upper, a function of released quantities.
         """
         of = EnergyError(self._number, self._kicks, self._start, z_end)
         return self._queries._number("energy_error", of, float(lower), float(upper))
@@ -203,12 +196,10 @@ class Path:
 
 
 class StatisticQueries(Queries):
-    """Noisy sums of a statistic of the records of one model, for one chain.
+    """Noisy sums of a statistic of the records of one model, for one chain; as `Queries` otherwise.
 
-    `settings` are the arguments of `Queries`, with the mechanism "statistic".
-
-    *Guarantee.*  Each answer is (1 / noise_multiplier)-GDP with respect to one unit, given all
-    earlier ones: its noise is its own.  Records are read at the first answer of a chain, after it
+    *Guarantee.* Each answer is (1 / noise_multiplier)-GDP with respect to one unit, given all
+    earlier ones: its noise is its own. Records are read at the first answer of a chain, after it
     was paid for, and not again.
     """
 
@@ -223,29 +214,24 @@ class StatisticQueries(Queries):
         return [self._query]
 
     def statistic(self) -> tuple[np.ndarray, float]:
-        """Noisy sum of the statistics of all units, and noise_sd.
-
-        The (size,) sum is sum_i S_i + N(0, noise_sd^2 I), the noise fresh at every call.
-        """
+        """(size,) noisy sum over all units, sum_i S_i + N(0, noise_sd^2 I), and noise_sd."""
         return self._ask(self._query), self._query.sum.noise_sd
 
 
 class BatchQueries(Queries):
-    """Private answers about batches, drawn for each answer in a way that nobody knows.
+    """Private answers about secret batches, drawn for each answer.
 
-    `meter` counts iterations; they were paid for together (`pymc_dp.privacy.plan.Batches`). The
-    mechanism of `event` is "gradient" or "log_ratio". The sampling probability of a Poisson batch
-    is a multiple of 1 / `COINS`; a batch of a fixed size is one of all units of the engine.
-    `clip_norm` is as in `Queries`. The likelihood power is that of the target, for "log_ratio".
+    `meter` counts iterations, which were paid for together (`pymc_dp.privacy.plan.Batches`). The
+    mechanism of `event` is "gradient" or "log_ratio". The probability of a Poisson batch is a
+    multiple of 1 / `COINS`; a batch of a fixed size is one of all units of the engine. `clip_norm`
+    is as in `Queries`. The likelihood power is that of the target, for "log_ratio".
 
-    *Guarantee.*  The contribution of a unit that is in the batch has norm at most C, and the noise
-    has standard deviation ``noise_multiplier * C``, on the integer grid of `Queries`, whose
-    sensitivity is here that of one unit in or out of the sum.  What neighbours are is for the
-    accountant: if a unit is replaced, one contribution of norm C gives way to another.
-
-    *Assumptions.*  As for `Queries`; batches stay secret.
-
-    *Weaknesses.*  The time an answer takes tells the size of a Poisson batch.
+    *Guarantee.* The contribution of a unit in the batch has norm at most C, and the noise has
+    standard deviation ``noise_multiplier * C``, on the integer grid of `Queries`, whose sensitivity
+    is here that of one unit in or out of the sum. The accountant takes care of the neighbouring
+    relation: if a unit is replaced, one contribution of norm C gives way to another. *Assumptions.*
+    As for `Queries`; batches stay secret. *Weaknesses.* The time an answer takes tells the size of
+    a Poisson batch.
     """
 
     def __init__(
@@ -281,22 +267,23 @@ class BatchQueries(Queries):
         return self._ask(Query("gradient", of, self._scores)) / self.probability
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
-        """Estimate of the tempered log-likelihood ratio less half its sampling variance.
+        """Estimate of the tempered log-likelihood ratio less half its sampling variance, and
+        noise_sd.
 
-        The estimate is the sum over the batch of T r / q - T^2 (1 - q) r^2 / (2 q^2), plus noise;
-        noise_sd is that of the privacy noise alone. r are the ratios, clipped to
-        c = clip_norm |z_to - z_from|, q is the probability and T the power.
+        The estimate is the sum over the batch of T r / q - T^2 (1 - q) r^2 / (2 q^2), plus privacy
+        noise with noise_sd. r are the ratios, clipped to c = clip_norm |z_to - z_from|, q is the
+        probability and T the power.
 
-        A sum of T r / q over a Poisson batch has the mean sum T r over all records and a variance
-        of T^2 (1 - q) / q sum r^2, of which T^2 (1 - q) / q^2 sum r^2 over the batch is an unbiased
-        estimate.  If the sum is about normal, subtracting half of that is the penalty for sampling.
-        One unit in or out of the batch changes the value by at most
-        C = T c / q + T^2 (1 - q) c^2 / (2 q^2), at r = -c.
+        The sum of T r / q over a Poisson batch has the mean sum T r over all records and the
+        variance T^2 (1 - q) / q sum r^2, of which T^2 (1 - q) / q^2 sum r^2 over the batch is an
+        unbiased estimate. If the sum is about normal, subtracting half of that is the penalty for
+        sampling. One unit in or out of the batch changes the value by at most C = T c / q + T^2 (1
+        - q) c^2 / (2 q^2), at r = -c.
 
-        With B of n records, q = B / n, and 1 - q corrects for a finite population.  The variance is
-        then T^2 (1 - q) / q times n / (n - 1) times the sum of squares about the mean. What is
-        taken off for it is too much by (sum T r)^2 (1 - q) / (2 B). This is small beside 1 where a
-        proposal may be accepted, and is the price of terms that hold one record each.
+        With B of n records, q = B / n, the variance is T^2 (1 - q) / q times n / (n - 1) times the
+        sum of squares about the mean. The penalty is then too large by (sum T r)^2 (1 - q) / (2 B).
+        This is small beside 1 where a proposal may be accepted, and is the price of terms that hold
+        one record each.
         """
         c = self._ratio_bound(z_from, z_to)
         linear = self.likelihood_power / self.probability
@@ -318,8 +305,7 @@ class BatchQueries(Queries):
 
 class MomentQueries(BatchQueries):
     """Answers about batches that give the sampling variance of a ratio apart, for Barker's test.
-
-    *Guarantee.*  As for `BatchQueries`, for one vector with two entries.
+    *Guarantee.* As for `BatchQueries`, for one vector with two entries.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -338,21 +324,20 @@ class MomentQueries(BatchQueries):
         return super().ratio_noise_sd * math.hypot(1.0, _SQUARES)
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
-        """Estimate of the tempered log-likelihood ratio, and of all the noise that it has.
+        """Estimate of the tempered log-likelihood ratio, and the standard deviation of all its
+        noise.
 
-        The first is the sum over the batch of T r / q, plus noise; r are the ratios, clipped to
-        c = clip_norm |z_to - z_from|, q is the probability and T the power. The second is
-        (s^2 + v)^(1/2), with s the standard deviation of the privacy noise and v an estimate of the
-        variance of sampling; 0 if the sum is negative.
+        The first is the sum over the batch of T r / q, plus noise, with r, q and T as in
+        `BatchQueries.log_ratio`. The second is (s^2 + v)^(1/2), with s that of the privacy noise
+        and v an estimate of the variance of sampling; 0 if the sum is negative.
 
-        A record of the batch adds the vector (T / q) (r, w r^2 / c), whose norm is at most
-        C = (T c / q) (1 + w^2)^(1/2), attained at r = -c and c: one Gaussian release with noise
-        s = noise_multiplier C on both entries.  From the second follows
-        v = T^2 (1 - q) / q^2 sum r^2, whose mean is the sampling variance of the first under
-        Poisson sampling (for batches of a fixed size see `BatchQueries.log_ratio`).  Its own
-        privacy noise has the standard deviation (1 - q) (T c / q) s / w, so v may be negative.  It
-        is not cut off at 0: that would bias the total upwards, by 0.4 of this noise where there is
-        little sampling variance.
+        A record of the batch adds the vector (T / q) (r, w r^2 / c), whose norm is at most C = (T c
+        / q) (1 + w^2)^(1/2), attained at r = -c and c: one Gaussian release with noise s =
+        noise_multiplier C on both entries. From the second entry follows v = T^2 (1 - q) / q^2 sum
+        r^2, whose mean is the sampling variance of the first for Poisson batches (for fixed sizes
+        see `BatchQueries.log_ratio`). Its own privacy noise, (1 - q) (T c / q) s / w, may make v
+        negative. v is not cut off at 0: that would bias the total upwards, by 0.4 of this noise
+        where there is little sampling variance.
         """
         c = self._ratio_bound(z_from, z_to)
         linear = self.likelihood_power / self.probability

@@ -1,7 +1,5 @@
-"""Who has records: answers a query with the exact integer sum over its units, before noise.
-
-A holder knows nothing of budgets.  What it gives is private, and asked for by
-:func:`pymc_dp.privacy.answer.answer` alone.
+"""Who has records: answers a query with the exact integer sum over its units, before noise. It
+knows no budget. The sum is private, asked for by :func:`pymc_dp.privacy.answer.answer` alone.
 """
 
 from __future__ import annotations
@@ -58,10 +56,9 @@ class _Path:
 
 
 class Holder:
-    """The records of one machine.
-
-    It remembers, for one chain and in one process, log-likelihoods at the last two points, what
-    units gathered along a path, and the sum of a statistic; no pickle holds any of it.
+    """The records of one machine. It remembers, for one chain and in one process, log-likelihoods
+    at the last two points, what units gathered along a path, and the sum of a statistic; no pickle
+    holds any of it.
     """
 
     def __init__(self, engine: Rows) -> None:
@@ -213,9 +210,8 @@ def rehearse(rows: Rows, queries: Sequence[Query]) -> None:
 def at_last_two(
     memory: dict[bytes, np.ndarray], z: np.ndarray, compute: Callable[[], np.ndarray]
 ) -> np.ndarray:
-    """The value at z (d,), from a memory of the two points that were used last.
-
-    These are the current point of a chain and the proposed one.  The memory is changed in place.
+    """The value at z (d,), from a memory of the last two points: a chain's current and proposed
+    one.
     """
     key = z.tobytes()
     if key in memory:  # the point was used: it is now the newer one

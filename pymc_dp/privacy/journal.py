@@ -1,20 +1,14 @@
 """An append-only, hash-chained table of charges in one SQLite file, safe against kill -9.
 
-Guarantee
----------
-`Journal.transaction` commits before it returns, and all of it or nothing: a process killed at any
-moment leaves either the old table or the new one. Two processes never write at the same time.
+*Guarantee.* `Journal.transaction` commits all or nothing, before it returns: a process killed at
+any moment leaves either the old table or the new one. Two processes never write at the same time.
 
-How
----
-- A file lock around every transaction. SQLite's own lock alone lets writers starve: waiting ones
-  sleep, and the one that has just finished takes the lock again (155, 38, 1 and 1 commits of four
-  writers were seen).
+- A file lock around every transaction: with SQLite's own lock alone, waiting writers starve.
 - Rollback journal (``DELETE``) and ``synchronous=EXTRA``: SQLite before 3.51.3 can lose committed
   WAL transactions, and EXTRA also syncs the directory after the journal is deleted, so that a power
   failure cannot bring the journal, and with it the old table, back.
-- A connection lives for one transaction. Nothing is open in between that a fork could share or a
-  pickle could carry, and opening one is cheap beside a commit that reaches the disk.
+- A connection lives for one transaction: nothing is open in between that a fork could share or a
+  pickle could carry. Opening one is cheap beside a commit that reaches the disk.
 - No fork happens inside a transaction (`os.register_at_fork`): SQLite keeps its locks in process
   memory, and a child would inherit them while the file is not locked for it.
 """
@@ -89,7 +83,7 @@ def as_stored(payload: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row. There is no time in it: when a model was sampled is nobody's business.
+    """One row, without a time: when a model was sampled is nobody's business.
 
     - `seq`: 1, 2, 3, … without gaps.
     - `account`: 0 for the row that describes the ledger.
@@ -98,11 +92,9 @@ class Entry:
       ``"charge"``, ``"release"`` or ``"finish"``.
     - `amount`: the reservation of an account; ledger units of a lease or a charge; of releases on
       batches, less those that they replace; negative for what is returned or taken back; else 0.
-    - `balance`: what the account has spent after this row: the running sum over the kinds in
-      `SPENDING`.
+    - `balance`: what the account has spent after this row, a running sum over `SPENDING`.
     - `payload`: public facts about the row.
-    - `previous`, `hash`: SHA-256 in hexadecimal of the row before and of this row (which covers the
-      one before).
+    - `previous`, `hash`: SHA-256 in hexadecimal of the row before, and of this row with `previous`.
     """
 
     seq: int
@@ -142,9 +134,8 @@ class Transaction:
         self._connection = connection
 
     def rows(self, *kinds: str, order: str = "seq", **of: int) -> list[Entry]:
-        """Return the rows of these kinds, or of all, oldest first.
-
-        `of` may name an ``account``, a ``plan``, and the row ``after`` which they stand.
+        """Return the rows of these kinds, or of all, oldest first. `of` may name an ``account``, a
+        ``plan``, and the row ``after`` which they stand.
         """
         condition, values = _condition(kinds, of)
         # With "+", SQLite looks up the kind and then sorts, rather than reading all of an account.
@@ -204,10 +195,8 @@ def _condition(kinds: Sequence[str], of: Mapping[str, int]) -> tuple[str, tuple[
 
 
 class Journal:
-    """Transactions on one file; holds a path and no handle, so it may be pickled and forked.
-
-    `path` is absolute, and ``path + ".lock"`` is the lock beside it. `durable` says whether a
-    commit must survive a power failure, and so waits for the disk.
+    """Transactions on one file; holds a path and no handle, so it may be pickled and forked. ``path
+    + ".lock"`` is the lock. `durable`: a commit waits for the disk, to survive a power failure.
     """
 
     def __init__(self, path: str, durable: bool) -> None:
@@ -239,10 +228,7 @@ class Journal:
 
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
-        """Lock, read, append, commit. An exception inside leaves the file as it was.
-
-        LedgerError if the file cannot be locked, read or written.
-        """
+        """Lock, read, append, commit. An exception inside leaves the file as it was."""
         with _FORK_GUARD, self._lock():
             try:
                 with closing(self._connect()) as connection:
@@ -272,9 +258,8 @@ class Journal:
         )
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
-            # Without durability SQLite does not wait for the disk. What a process wrote before
-            # kill -9 is in the page cache and survives it, in the order in which it was written, so
-            # the commit stays atomic; only a power failure could undo it.
+            # Without durability SQLite does not wait for the disk. What was written before kill -9
+            # survives in the page cache, in order, so only a power failure could undo a commit.
             connection.execute(f"PRAGMA synchronous={'EXTRA' if self.durable else 'OFF'}")
             connection.execute("PRAGMA fullfsync=ON")  # macOS: fsync alone stops at the drive cache
         except BaseException:
@@ -316,13 +301,11 @@ class Journal:
             with suppress(OSError):  # a lock that was lost: what was written is committed or not
                 lock.release()
             if locked - self._contended_at < 1.0:
-                # Others wait, and a waiting process only looks now and then. Staying away for one
-                # and a half turns lets two of them go first, so that writers nearly take turns.
+                # Others wait and look only now and then; let two of them go first.
                 time.sleep(min(max(1.5 * held, 2 * _POLL), _LONGEST_PAUSE))
 
     def _refuse_soft(self, lock: BaseFileLock) -> None:
-        # filelock replaces a lock that the file system lacks by the mere existence of a file, which
-        # a killed process leaves behind.
+        # where the file system has no locks, filelock uses a file, which a killed process leaves
         if isinstance(lock, SoftFileLock):
             raise LedgerError(
                 f"the file system of {self.path} has no file locks (as on some network drives); "

@@ -24,11 +24,9 @@ _FORMAT = 2
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """How the account of one privacy budget stood when it was read.
-
-    `cap` and `spent` count ledger units, 2^-40 of squared mu. Once the account is `closed`, the
-    unspent part of the reservation is released and `cap` is what was spent. The owner stated all
-    the rest; `unit` is what one privacy unit is, in words.
+    """How the account of one privacy budget stood when it was read. `cap` and `spent` count ledger
+    units, 2^-40 of squared mu. Closing an account releases what is unspent: `cap` is then what was
+    spent.
     """
 
     cap: int
@@ -58,19 +56,19 @@ class Ledger:
 
     Notes
     -----
-    *Guarantee.*  A charge is committed before the method that makes it returns, and the charges of
-    an account never pass its cap, whichever processes write and whenever they are killed. The caps
-    of all accounts never pass the ledger's cap. With the filter theorem of Smith & Thakurta (2022)
-    and Koskela, Tobaben & Honkela (2022) the releases paid from an account are then GDP with the
-    squared mu of its cap, however adaptively they were chosen.
+    *Guarantee.* A charge is committed before the method that makes it returns. The charges of an
+    account never pass its cap, and the caps of all accounts never pass the ledger's, whichever
+    processes write and whenever they are killed. By the filter theorem of Smith & Thakurta (2022)
+    and Koskela, Tobaben & Honkela (2022) the releases paid from an account are GDP with the squared
+    mu of its cap, however adaptively they were chosen.
 
-    *Assumptions.*  All work on the data set is charged to the same file, nobody with write access
-    is hostile, and file locks work (a local disk). The file grows by about 250 bytes per lease. It
+    *Assumptions.* All work on the data set is charged to the same file, nobody with write access is
+    hostile, and file locks work (a local disk). The file grows by about 250 bytes per lease. It
     holds released values, no private one, and no time.
 
-    *Weaknesses.*  The hash chain shows that a row in the middle was edited. Replacing the file by
-    an older copy or rewriting it whole cannot be seen from the file alone: `verify` with the head
-    hash of a published statement shows it.
+    *Weaknesses.* The hash chain shows that a row in the middle was edited. An older copy, or a file
+    that was rewritten whole, is recognised only by `verify` with the head hash of a published
+    statement.
     """
 
     _of_process: ClassVar[dict[str, tuple[dict[Any, Any], dict[int, Any]]]] = {}
@@ -168,9 +166,9 @@ class Ledger:
     def temporary(cls, neighboring: Neighboring = "replace_one") -> Ledger:
         """Make a private ledger that this process removes when it exits.
 
-        Its charges survive a kill of any process, but not a power failure. A power failure ends
-        all processes that could continue to spend, and the released values with them. So nothing
-        is lost by not waiting for the disk, and a charge is about a hundred times cheaper.
+        Its charges survive a kill of any process, but not a power failure, which also ends all
+        processes that could continue to spend. So a charge need not wait for the disk, and is about
+        a hundred times cheaper.
 
         Parameters
         ----------
@@ -303,7 +301,7 @@ class Ledger:
     def verify(self, head: str | None = None) -> int:
         """Walk the whole hash chain and return the number of rows.
 
-        A row that was changed, inserted, removed or put elsewhere is found.
+        A row that was changed, inserted, removed or moved is found.
 
         Parameters
         ----------
@@ -347,7 +345,7 @@ class Ledger:
 
 
 def _file(path: object) -> Path:
-    """The path of a ledger file; ValueError if it is something else, as SQLite would take it."""
+    """The path of a ledger file; ValueError for names that SQLite would take as something else."""
     if not isinstance(path, str | bytes | os.PathLike):
         raise ValueError(f"the path of a ledger must be a path, not {type(path).__name__}")
     name = os.fsdecode(path)

@@ -29,10 +29,7 @@ Answers: TypeAlias = Mapping[GaussianEvent, int] | Mapping[BatchEvent, int]
 
 
 def noise_is_secure(ledger: Ledger) -> bool:
-    """Whether noise hides what is charged to a ledger.
-
-    PrivacyError if it is the reproducible noise of tests, and the ledger outlives this process.
-    """
+    """Whether noise is secure; PrivacyError if it is not and the ledger outlives this process."""
     secure = not noise.is_insecure()
     if not secure and not ledger.is_temporary:
         raise PrivacyError("Insecure test noise is refused together with a persistent ledger.")
@@ -41,9 +38,8 @@ def noise_is_secure(ledger: Ledger) -> bool:
 
 @contextmanager
 def interrupts_wait() -> Iterator[None]:
-    """Let a keyboard interrupt come after the block, which lasts one pass over the records.
-
-    So what was charged is also released, and kept.
+    """Delay a keyboard interrupt to the end of the block (one pass over the records). So what was
+    charged is also released, and kept.
     """
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is None:  # set by what Python is embedded in
@@ -79,27 +75,21 @@ class Meter:
     """Pays for the iterations of one chain, in blocks, from one account of a ledger.
 
     `per_iteration` and `at_start` are the answers that one iteration, and the beginning of a chain,
-    make; where they cost nothing, nothing is leased. `iterations` are those that the chain plans
-    (draws and tune); more are never charged. `prepaid` says that all answers were paid for
-    together, as those about batches are.
+    make; where they cost nothing, nothing is leased. `iterations` (draws and tune) are never
+    exceeded. `prepaid`: all answers were paid for together, as those about batches are.
 
-    Guarantee
-    ---------
-    `begin_iteration` returns a receipt only for iterations whose charge is committed, whenever the
-    process is killed, and never in another process than the one that called `begin_chain`: a fork,
-    a copy or a pickle of a meter holds no paid iterations. Unused iterations come back only through
-    `close`.
+    *Guarantee.* `begin_iteration` returns a receipt only for iterations whose charge is committed,
+    whenever the process is killed, and never in another process than the one that called
+    `begin_chain`: a fork, a copy or a pickle of a meter holds no paid iterations. Unused iterations
+    come back only through `close`.
 
-    Assumptions
-    -----------
-    One chain uses the meter at a time, in the thread that began it; another thread is refused while
-    that one lives and its chain has iterations left.
+    *Assumptions.* One chain uses the meter at a time, in the thread that began it; another thread
+    is refused while that one lives and its chain has iterations left.
 
-    Weaknesses
-    ----------
-    A killed chain loses what is left of its block: at most the next power of two of 64 iterations,
-    half a second, or 200 commits, whichever is largest, so that charging takes less than 1 % of the
-    time of iterations of 1 ms and more. The first block is 64 iterations, for want of measurements.
+    *Weaknesses.* A killed chain loses what is left of its block: at most the next power of two of
+    64 iterations, half a second, or 200 commits, whichever is largest. So charging takes less than
+    1 % of the time of iterations of 1 ms and more. The first block is 64 iterations, for want of
+    measurements.
     """
 
     def __init__(
@@ -157,11 +147,9 @@ class Meter:
             )
 
     def begin_chain(self) -> Receipt:
-        """Register a chain, and pay for its start.
-
-        A chain whose start cannot be paid is `frozen` from the beginning, and the receipt is for
-        nothing. A chain that this process has not closed is closed first. PlanMismatch if no run
-        was authorised, all of its chains have started, or another thread is at one.
+        """Register a chain, and pay for its start. If the start cannot be paid, the chain is
+        `frozen` from the beginning, and the receipt is for nothing. A chain that this process has
+        not closed is closed first.
         """
         with self._beginning:
             self.refuse_other_threads()
@@ -175,10 +163,7 @@ class Meter:
         return _receipt({} if self._frozen else self.at_start)
 
     def begin_iteration(self) -> Receipt | None:
-        """Pay for the next iteration; None means frozen for good.
-
-        PlanMismatch if no chain was begun in this process.
-        """
+        """Pay for the next iteration; None means frozen for good."""
         if not self._is_mine():
             raise PlanMismatch(
                 "an iteration was asked for but no chain was begun in this process and thread; "
@@ -190,9 +175,8 @@ class Meter:
         return _receipt(self.per_iteration)
 
     def close(self) -> None:
-        """Give back the iterations of the block that were not begun; harmless when repeated.
-
-        Those of another thread that is at its chain stay with it.
+        """Give back the iterations of the block that were not begun; harmless when repeated. Those
+        of another thread that is at its chain stay with it.
         """
         if self._is_elsewhere():
             return

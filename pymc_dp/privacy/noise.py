@@ -5,12 +5,12 @@ to integers, to an integer answer. Rounding commutes with adding an integer, so 
 rounded exact Gaussian release: post-processing, with the Gaussian guarantee and none of the leaks
 of floating-point noise (Mironov 2012).
 
-Normal draws are a function of a tape of random words: algorithm N of C. F. F. Karney, *Sampling
-exactly from the normal distribution*, ACM TOMS 42(1), arXiv:1303.6257, with its algorithms H and B,
-which compare uniform deviates; there is no floating-point number anywhere.  The compiled functions
-share three arrays: `words`, the tape, uint32; `digits` (4, DIGITS), the digits drawn so far of the
-deviates in use; and `state` (5,), how many digits are known of each deviate and, last, the cursor
-on the tape, past its end once the words have run out.  A pool owns the tapes.
+Normal draws are a function of a tape of random words: algorithms N, H and B of C. F. F. Karney,
+*Sampling exactly from the normal distribution*, ACM TOMS 42(1), arXiv:1303.6257, without any
+floating-point number. The compiled functions share three arrays: `words`, the tape, uint32;
+`digits` (4, DIGITS), the digits drawn so far of the deviates in use; and `state` (5,), how many
+digits are known of each deviate and, last, the cursor on the tape, past its end once the words have
+run out.
 """
 
 from __future__ import annotations
@@ -52,12 +52,11 @@ State = NDArray[np.int64]
 class EntropyPool:
     """Unused random words of this process.
 
-    A tape leaves the pool before it is read and comes back when its used words are behind the
-    returned position. So it has one owner at any moment, and an owner that is interrupted takes its
-    words with it. ``deque.pop`` and ``deque.append`` are atomic: there is no lock that a forked
-    child could inherit locked, or that a signal handler could wait for while its own thread holds
-    it. Tapes carry the process id, so that a child refuses its parent's words even if it was forked
-    without Python's hooks.
+    A tape leaves the pool before it is read and comes back without its used words. So it has one
+    owner at any moment, and an interrupted owner takes its words with it. ``deque.pop`` and
+    ``deque.append`` are atomic: there is no lock that a forked child could inherit locked, or on
+    which a signal handler could wait for its own thread. Tapes carry the process id, so that a
+    child refuses its parent's words even if it was forked without Python's hooks.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
@@ -65,7 +64,7 @@ class EntropyPool:
         self._tapes: deque[tuple[int, NDArray[np.uint32], int]] = deque(maxlen=POOL_TAPES)
 
     def take(self) -> tuple[NDArray[np.uint32], int]:
-        """Words of this process and the position of the first unused one; perhaps none left."""
+        """Words of this process, perhaps none, and the position of the first unused one."""
         while True:
             try:
                 process, words, position = self._tapes.pop()
@@ -141,13 +140,12 @@ if hasattr(os, "register_at_fork"):
 def insecure_noise(seed: int) -> Iterator[None]:
     """Make the noise reproducible, for tests only: what is released inside is **not private**.
 
-    Two blocks entered with the same seed see the same draws. The mode holds for the whole process,
-    all threads included, and `is_insecure` reports it: whoever releases an answer must ask and
-    stamp ``privacy_guarantee="none"``. A forked child stays insecure for its lifetime and gets a
-    stream of its own (a function of the seed and of the number of forks before it): with shared
-    noise, chains would be copies of each other. A fresh interpreter (spawn, forkserver) draws
-    operating-system entropy and says so truthfully; a result to which an insecure parent
-    contributed must carry the parent's stamp.
+    Two blocks with the same seed see the same draws. The mode holds for all threads of the process,
+    and `is_insecure` reports it: a release must ask and stamp ``privacy_guarantee="none"``. A
+    forked child stays insecure, with a stream of its own (a function of the seed and of the number
+    of forks before it), as chains with shared noise would be copies of each other. A fresh
+    interpreter (spawn, forkserver) draws operating-system entropy and reports so; a result to which
+    an insecure parent contributed must carry the parent's stamp.
     """
     global _pool
     outer = _pool
@@ -166,8 +164,8 @@ def is_insecure() -> bool:
 # -- normal draws --------------------------------------------------------------------------------
 
 
-# The parts of one draw own no memory: without reference counts on the arrays they share, which
-# numba would keep at every call, and inlined, a draw takes 0.07 us instead of 1.2 (numba 0.68).
+# Without reference counts on the arrays that the parts of a draw share, and inlined, a draw takes
+# 0.07 us instead of 1.2 (numba 0.68).
 _part = compiled(_nrt=False, forceinline=True)
 
 
@@ -290,21 +288,19 @@ def fill(
 ) -> tuple[int, int]:
     """Write draws as far as the words reach, and erase the words that were used.
 
-    Draws from ``done`` on are overwritten by ``round(2**log2_sigma * N(0, 1))``; the exponent, from
-    0 to 40, is not checked. Of the tape, words from ``position`` on are unused, and those used up
-    are set to zero.
+    Draws from ``done`` on become ``round(2**log2_sigma * N(0, 1))``; the exponent, 0 to 40, is not
+    checked. Words of the tape from ``position`` on are unused.
 
     Returned are ``done`` and ``position`` after the last finished draw. A draw for which the words
     do not suffice has used none: call again with the same words and more behind them. The draws are
-    thus a function of one endless tape, wherever it was cut; to drop the unfinished draw instead
-    would favour draws that need few words.
+    thus a function of one endless tape, wherever it was cut; dropping the unfinished draw would
+    favour draws that need few words.
 
-    *Guarantee.*  The distribution is exact but for comparisons that are undecided after 256 bits,
-    which count as "not less". In each comparison one deviate is fresh, hence independent of the
-    other and equal to it in 256 bits with probability 2^-256. A draw makes fewer than 2^5
-    comparisons on average (it uses 18.5 words, and each comparison needs a new one), so by the
-    union bound the total variation distance is below 2^-250 per draw. The rounding looks at the
-    first 41 bits of the fraction at most and is exact.
+    *Guarantee.* The distribution is exact but for comparisons that are undecided after 256 bits,
+    which count as "not less". In each comparison one deviate is fresh, so they are equal in 256
+    bits with probability 2^-256. A draw makes fewer than 2^5 comparisons on average (it uses 18.5
+    words, and each comparison needs a new one), so the total variation distance is below 2^-250 per
+    draw. The rounding looks at the first 41 bits of the fraction at most and is exact.
     """
     digits = np.empty((4, DIGITS), np.uint32)
     state = np.zeros(5, np.int64)
@@ -323,23 +319,18 @@ def fill(
 
 
 def rounded_normal(size: int, log2_sigma: int) -> NDArray[np.int64]:
-    """Independent draws of a normal variable of mean 0, rounded to the integer grid.
+    """Independent draws of ``round(2**log2_sigma * N(0, 1))``, log2_sigma from 0 to 40.
 
-    They are ``round(2**log2_sigma * N(0, 1))``. The standard deviation before rounding is
-    ``2**log2_sigma`` grid units, from 2^0 to 2^40 (else ValueError). With a power of two, rounding
-    is a matter of bits.
+    *Guarantee.* Given independent uniform words, the distribution is within 2^-250 of the exact one
+    in total variation (see `fill`). No word serves two draws: not in two calls, threads or
+    processes, not after a fork, nor after a ``KeyboardInterrupt`` at any moment (the words in use
+    are lost). The state of ``numpy.random`` and the ``random_seed`` of PyMC have no influence.
 
-    *Guarantee.*  Given independent uniform words, the distribution is within 2^-250 of the exact
-    one in total variation (the argument is in `fill`). No word serves two draws: not in two calls,
-    threads or processes, not after a fork, nor after a ``KeyboardInterrupt`` at any moment (the
-    words in use are lost). The state of ``numpy.random`` and the ``random_seed`` of PyMC have no
-    influence.
-
-    *Assumptions.*  ``os.urandom`` is indistinguishable from random, and the memory of this process
+    *Assumptions.* ``os.urandom`` is indistinguishable from random, and the memory of this process
     is private. Used words are overwritten in the pool, but the bytes object in which ``os.urandom``
     delivered them is freed without being erased.
 
-    *Weaknesses.*  The running time depends on the draws. A machine image restored twice (a virtual
+    *Weaknesses.* The running time depends on the draws. A machine image restored twice (a virtual
     machine snapshot, CRIU) repeats the words then in the pool, 128 KiB per thread at most.
     """
     size = operator.index(size)
@@ -365,13 +356,9 @@ def rounded_normal(size: int, log2_sigma: int) -> NDArray[np.int64]:
 def discrete_laplace(size: int, scale: Fraction) -> list[int]:
     """Independent integers u with probability proportional to exp(-|u| / scale), scale > 0.
 
-    Canonne, Kamath & Steinke (2020), Algorithms 1 and 2.  Python integers are slow and exact; a
-    published statistic needs one draw per entry.
-
-    *Guarantee.*  Exact, given uniform random bits: no floating-point number is involved.  Bits come
-    from ``secrets``, never from a seed.
-
-    *Weaknesses.*  The running time depends on the draws.
+    Canonne, Kamath & Steinke (2020), Algorithms 1 and 2, in Python integers. *Guarantee.* Exact,
+    given uniform random bits, which come from ``secrets``, never from a seed. *Weaknesses.* The
+    running time depends on the draws.
     """
     if scale <= 0:
         raise ValueError(f"scale must be positive, not {scale}.")
@@ -408,9 +395,9 @@ def _happens(gamma: Fraction) -> bool:
 def coins(size: int, numerator: int) -> NDArray[np.bool_]:
     """Independent secret coins, which decide who is in a Poisson batch.
 
-    Each is True with probability ``numerator / 2**32``, exactly; the numerator is 0 to 2^32. A coin
-    is one word of operating-system entropy, never one that another draw has used.  The guarantee of
-    a subsampled release needs coins that nobody can predict: a seed would void it.
+    Each is True with probability ``numerator / 2**32``, exactly. A coin is one word of
+    operating-system entropy that no other draw has used: the guarantee of a subsampled release
+    needs coins that nobody can predict, and a seed would void it.
     """
     size, numerator = operator.index(size), operator.index(numerator)
     if size < 0 or not 0 <= numerator <= 2**32:
@@ -421,13 +408,12 @@ def coins(size: int, numerator: int) -> NDArray[np.bool_]:
 
 
 def subset(n: int, size: int) -> NDArray[np.int64]:
-    """A secret subset of 0, ..., n - 1, each of this size with the same probability, exactly.
+    """A secret subset of 0, ..., n - 1, ascending, each of this size with the same probability,
+    exactly.
 
-    It is in ascending order; size <= n <= 2^32. Numbers are drawn uniformly until `size` of them
-    are distinct; all are equally likely to be among these.  A round draws no more than are missing,
-    so none is drawn too much, and which ones to keep is never a question.  What is drawn is the
-    smaller of the subset and its complement. Words of operating-system entropy as in `coins`; those
-    of the bits of n that are n or more are rejected.
+    Numbers are drawn uniformly, from words as in `coins`, until `size` <= n <= 2^32 of them are
+    distinct. A round draws no more than are missing, so none has to be dropped. What is drawn is
+    the smaller of the subset and its complement.
     """
     n, size = operator.index(n), operator.index(size)
     if not 0 <= size <= n <= 2**32:

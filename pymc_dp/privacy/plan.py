@@ -1,7 +1,4 @@
-"""A plan: how many releases a run makes, with how much noise, and what it costs.
-
-Pure arithmetic on public numbers; no data, no clock.
-"""
+"""A plan: how many releases a run makes, with how much noise, and what it costs."""
 
 from __future__ import annotations
 
@@ -22,10 +19,9 @@ _ROUNDED = 4
 
 @dataclass(frozen=True)
 class Batches:
-    """Releases on batches of records, one per iteration of every chain, and how many in all.
-
-    `reserved` are the ledger units that they are charged: what the account's cap has above the
-    largest Gaussian transcript that may run beside them (`pymc_dp.privacy.accounting.room_beside`).
+    """One release on a batch of records per iteration of every chain, and how many in all.
+    `reserved` ledger units are charged: what the account's cap has above the largest Gaussian
+    transcript that may run beside them (`pymc_dp.privacy.subsampled.room_beside`).
     """
 
     event: BatchEvent
@@ -45,11 +41,10 @@ class Batches:
 class Plan:
     """The releases of one step method, fixed before a record is touched.
 
-    `runs` is how many times ``pm.sample`` will be called. `events` has the noise multiplier of each
-    mechanism; `per_iteration` and `at_start` count its releases in one iteration, and once per
-    chain. `plan_id` is a random label that ties published draws to the ledger; 53 bits, so that it
-    survives as a float. `batches`, releases on batches of records, are paid for as a whole; then
-    there are no others.
+    `runs` is how many times ``pm.sample`` will be called. `per_iteration` and `at_start` count the
+    releases of each mechanism of `events` in one iteration, and once per chain. `plan_id` is a
+    random label that ties published draws to the ledger; 53 bits, so that it survives as a float.
+    `batches` are paid for as a whole; then there are no other releases.
     """
 
     sampler: str
@@ -120,11 +115,9 @@ def plan_batches(
     room: int,
     noise_multiplier: float | None = None,
 ) -> Batches:
-    """One release on a batch per iteration, for a budget of which nothing is spent.
-
-    `event_of` gives the event of one release by its noise multiplier. The default multiplier is the
-    smallest with which all fits. `cap` is the budget in ledger units; Gaussian releases beside it
-    will need `room` of them. BudgetExceeded if it does not fit; ValueError names the argument.
+    """One release on a batch per iteration, for a budget of which nothing is spent. `event_of`
+    gives the event of one release by its noise multiplier; the default multiplier is the smallest
+    with which all fits. Gaussian releases beside it will need `room` of the budget's `cap`.
     """
     draws = check_integer("draws", draws, minimum=1)
     tune = check_integer("tune", tune, minimum=0)
@@ -157,12 +150,9 @@ def make_plan(
     shares: Mapping[str, float],
     noise_multiplier: float | Mapping[str, float] | None = None,
 ) -> Plan:
-    """Choose noise multipliers so that a run uses a budget, or take those given.
-
-    `per_iteration` and `at_start` count the releases of each mechanism; `shares` has the part of
-    the budget for each. `available` are the ledger units to spend; not used when noise multipliers
-    are given. `noise_multiplier` is one for all mechanisms or one each; ``None`` calibrates.
-    ValueError names the argument.
+    """Choose noise multipliers so that a run uses a budget, or take those given. `shares` has the
+    part of each mechanism in the `available` ledger units. `noise_multiplier` is one for all
+    mechanisms or one each; ``None`` calibrates.
     """
     draws = check_integer("draws", draws, minimum=1)
     tune = check_integer("tune", tune, minimum=0)
@@ -185,10 +175,7 @@ def make_plan(
 def per_mechanism(
     argument: str, value: float | Mapping[str, float], mechanisms: list[str]
 ) -> dict[str, float]:
-    """One positive number for each mechanism, from a number or a mapping.
-
-    ValueError names the argument and the mechanisms.
-    """
+    """One positive number for each mechanism, from a number or a mapping."""
     if isinstance(value, Mapping):
         if set(value) != set(mechanisms):
             raise ValueError(

@@ -38,9 +38,9 @@ _WHOLE = 1.0 + 1e-9
 class Histogram(NamedTuple):
     """A noisy histogram of the norms of all units; shapes: edges (k + 1,), counts (k,).
 
-    The edges are the same for all data: 0, powers of 2^(1/4) from 2^-60 to 2^60, infinity.  Bin j
-    holds the norms with ``edges[j] <= norm < edges[j + 1]``; the first one also holds the zeros.
-    Counts have noise of standard deviation `noise_sd` each; they may be negative.
+    The edges are always `EDGES`. Bin j holds the norms with ``edges[j] <= norm < edges[j + 1]``;
+    the first one also holds the zeros. Counts have noise of standard deviation `noise_sd` each, and
+    may be negative.
     """
 
     edges: np.ndarray
@@ -54,10 +54,9 @@ class Unpayable(BudgetExceeded):
 
 @dataclass
 class _Pending:
-    """A release that was charged and not kept, and its values if they were made.
-
-    The values are kept later as they are. A second value for the same charge would be one too many,
-    as the first may have left traces in the file.
+    """A release that was charged and not kept, and its values if they were made. The values are
+    kept later as they are: they may have left traces in the file, so other values for the same
+    charge would be a second release.
     """
 
     event: GaussianEvent
@@ -79,21 +78,21 @@ class _Pending:
 class Preparation:
     """One-off releases of a recorded plan, each charged first and kept in the ledger.
 
-    Built again for the same plan, a preparation answers the same sequence of requests with the kept
-    values, without a charge and without touching a record, and goes on where it was interrupted. It
-    plans with `units` ledger units; a request says which share of them it costs. `n_public`, the
-    public number of units, sets the resolution of the grid.
+    Built again for the same plan, a preparation answers the same requests with the kept values,
+    without a charge and without touching a record, and continues where it was interrupted. A
+    request costs a share of `units` ledger units. `n_public`, the public number of units, sets the
+    resolution of the grid.
 
-    *Guarantee.*  A release with share s is a Gaussian mechanism that costs at most s * units, or 1,
-    given everything released before, and its charge is committed before a record is touched.  All
-    together cost at most `units`.  A release that was interrupted between its charge and
-    `Account.keep` showed no value to anybody.  Within the process, where its value was in memory at
-    most, it is made, or kept, for the same charge. After a process was killed it is charged again,
-    if what remains pays for it, as the file may hold traces of a value that was about to be kept.
+    *Guarantee.* A release with share s is a Gaussian mechanism that costs at most s * units, or 1,
+    given everything released before, and its charge is committed before a record is touched. All
+    together cost at most `units`. A release that was interrupted between its charge and
+    `Account.keep` showed no value to anybody: within the process it is made, or kept, for the same
+    charge. After a process was killed it is charged again, if what remains pays for it, as the file
+    may hold traces of a value that was about to be kept.
 
-    *Assumptions.*  Contributions of different units are computed independently of each other.
+    *Assumptions.* Contributions of different units are computed independently of each other.
 
-    *Weaknesses.*  Interrupted releases make a preparation cost more than `units`; the account's cap
+    *Weaknesses.* Interrupted releases make a preparation cost more than `units`; the account's cap
     holds all the same.
     """
 
@@ -135,10 +134,8 @@ class Preparation:
         settings: Mapping[str, Any],
         n_public: int,
     ) -> Preparation | None:
-        """The unfinished preparation of the same settings, with its own units, or None.
-
-        `sampler` is who prepares. `settings` are the public settings, JSON values only, on which
-        the requests depend.
+        """The unfinished preparation of the same `sampler`, with its own units, or None. `settings`
+        are the public settings, JSON values only, on which the requests depend.
         """
         plan_id = account.find_plan(_facts(sampler, settings))
         if plan_id is None:
@@ -158,10 +155,8 @@ class Preparation:
         n_public: int,
         needed: int | None = None,
     ) -> Preparation:
-        """A new preparation; `sampler` and `settings` as in :meth:`resume`.
-
-        `needed` is how many of `units` will be charged at most; default: all. BudgetExceeded if it
-        could not be paid to its end.
+        """A new preparation; `sampler` and `settings` as in :meth:`resume`. `needed` is how many of
+        `units` will be charged at most (default: all); these must remain.
         """
         if (units if needed is None else needed) > account.read().remaining:
             raise BudgetExceeded(
@@ -197,13 +192,11 @@ class Preparation:
     # -- requests -------------------------------------------------------------------------------
 
     def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
-        """Noisy histogram of the norms of all units' contributions.
+        """Noisy histogram of the norms of all units' contributions; those not finite count as zero.
 
-        A contribution that is not finite counts as zero. The label is shown in the budget's table.
-        The release may cost the fraction `share` of `units`, in (0, 1]. BudgetExceeded if the
-        account cannot pay, or not for the rest of what is resumed; no record was touched.
-        PrivacyError if the shares would pass 1, or the request differs from the one that is
-        replayed.
+        The release may cost the fraction `share` of `units`. BudgetExceeded if the account cannot
+        pay for it and the rest of what is resumed; PrivacyError if shares pass 1, or a replayed
+        request differs. No record was touched then.
         """
 
         def counts(grid: Grid) -> NormCounts:
@@ -215,11 +208,9 @@ class Preparation:
     def vector_sum(
         self, label: str, spec: Contribution, clip_norm: float, share: float
     ) -> tuple[np.ndarray, float]:
-        """Noisy (size,) sum of the clipped contributions v_i of all units, and noise_sd.
-
-        The sum is sum_i clip(v_i) + N(0, noise_sd^2 I). A v_i that is not finite adds zero.
-        `clip_norm` bounds the l2 norm of one unit's vector; it is public, or chosen from earlier
-        releases. `label`, `share` and errors are as in :meth:`histogram`.
+        """(size,) noisy sum over all units, sum_i clip(v_i) + N(0, noise_sd^2 I), and noise_sd. A
+        v_i that is not finite adds zero. `clip_norm` bounds the l2 norm of v_i; it is public, or
+        chosen from earlier releases. Errors as in :meth:`histogram`.
         """
         clip_norm = check_number("clip_norm", clip_norm)
 

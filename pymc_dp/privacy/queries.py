@@ -1,8 +1,6 @@
-"""What is asked of records, as public data, and of whom.
-
-A question says what each unit adds to an answer.  Here are those of chains, in which all positions
-are in the coordinates z of the chain; :mod:`pymc_dp.rows.contributions` has those of one-off
-releases.
+"""What is asked of records, as public data, and of whom. A question says what each unit adds to an
+answer. Those of chains are here, with all positions in the chain's coordinates z;
+:mod:`pymc_dp.rows.contributions` has those of one-off releases.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ class Rows(Protocol):
     """Records of `n_units` units, whatever the model; :mod:`pymc_dp.rows` makes them.
 
     They are trusted for one thing: what they say of a unit is a function of its own rows and of
-    public numbers, computed by the same operations wherever these rows stand.  A rehearsal tries
-    it (:func:`pymc_dp.privacy.holder.rehearse`).
+    public numbers, computed by the same operations wherever these rows stand. A rehearsal tries it
+    (:func:`pymc_dp.privacy.holder.rehearse`).
     """
 
     n_units: int
@@ -101,10 +99,9 @@ class LogRatio:
 
 @dataclass(frozen=True, eq=False)
 class Kick:
-    """The score vector at a midpoint of a path, which has come to the point `at`.
-
-    Paths of a chain have numbers.  From one kick to the next question a unit gathers its work,
-    clip(g_i(midpoint)) . (where the path has come then - `at`), which is not released.
+    """The score vector at a midpoint of path number `path`, which has come to the point `at`. From
+    one kick to the next question a unit gathers its work, clip(g_i(midpoint)) . (where the path has
+    come then - `at`), which is not released.
     """
 
     path: int
@@ -132,10 +129,8 @@ class OfBatch:
 
 @dataclass(frozen=True, eq=False)
 class TemperedRatio:
-    """T r / q - T^2 (1 - q) r^2 / (2 q^2), with r the log-likelihood ratio clipped to [-c, c].
-
-    `linear` and `square` are T / q and T^2 (1 - q) / (2 q^2), of the power T and the sampling
-    probability q.
+    """linear r - square r^2, with r the log-likelihood ratio clipped to [-c, c]. `linear` is T / q
+    and `square` T^2 (1 - q) / (2 q^2): power T, sampling probability q.
     """
 
     start: np.ndarray
@@ -147,9 +142,8 @@ class TemperedRatio:
 
 @dataclass(frozen=True, eq=False)
 class RatioMoments:
-    """(T / q) (r, w r^2 / c), with r the log-likelihood ratio clipped to [-c, c].
-
-    `linear` and `weight` are T / q and w.
+    """linear (r, weight r^2 / c), with r the log-likelihood ratio clipped to [-c, c], linear = T /
+    q.
     """
 
     start: np.ndarray

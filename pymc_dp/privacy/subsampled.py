@@ -1,24 +1,20 @@
 """What releases on batches cost, by dp-accounting.
 
-Batches of a fixed size are accounted by Rényi differential privacy.  A bound on the Rényi
-divergences of one release (Wang, Balle & Kasiviswanathan 2019, Theorem 27) is added up at every
-order α, together with α µ²/2 for a Gaussian transcript beside; epsilon is the least over the
-orders.  Poisson batches are accounted by numerical privacy loss distributions, as follows.
+Batches of a fixed size are accounted by Rényi differential privacy (`renyi_epsilon`). Poisson
+batches are accounted by numerical privacy loss distributions: dp-accounting puts the loss of one
+release on a grid ("connect the dots": Doroshenko et al. 2022), always to the pessimistic side, and
+composes by Fourier transforms.
 
-The privacy loss of a Gaussian sum over a Poisson batch is not Gaussian, and the composition of k
-of them has no closed form.  dp-accounting puts the loss on a grid ("connect the dots": Doroshenko
-et al. 2022), always to the pessimistic side, and composes by Fourier transforms.
-
-Every function here errs on the private side.  The one error of the grid that is not pessimistic by
+Every function here errs on the private side. The one error of the grid that is not pessimistic by
 construction, rounding in the Fourier transforms, is paid with a part of delta (`_ROUNDING`).
 
-Which grid.  With an interval h, each of k releases adds at most h²/4 to the variance of the loss
-(h²/6 on average), so what matters is h relative to the standard deviation v of *one* release's
-loss: h = v/100 overstates epsilon by some 1e-5 of it.  Coarser grids are taken where this one
-would have more points than a call of about a second allows (but none coarser than v/10 for that
-reason), and where second differences of delta on the grid would drown in rounding errors (losses
-below 1e-3).  The grid follows from the plans alone, so that all functions here agree about the
-same plans; a GDP transcript beside them needs none, since its loss is exactly normal (`_Curve`).
+With an interval h, each of k releases adds at most h²/4 to the variance of the loss (h²/6 on
+average), so what matters is h relative to the standard deviation v of *one* release's loss: h =
+v/100 overstates epsilon by some 1e-5 of it. Coarser grids are taken where this one would have more
+points than a call of about a second allows (but none coarser than v/10 for that reason), and where
+second differences of delta on the grid would drown in rounding errors (losses below 1e-3). The grid
+follows from the plans alone, so that all functions here agree about the same plans; a GDP
+transcript beside them needs none, since its loss is exactly normal (`_Curve`).
 
 Above an epsilon of some hundreds the grid would have millions of points, and that batches are
 secret is worth little: there they are not counted as secret (`_told_epsilon`).
@@ -60,18 +56,17 @@ Plan = tuple[BatchEvent, int]
 _FINEST, _COARSEST = 0.01, 0.1
 _POINTS_ONCE = 60_000  # grid points of one release's loss: some 7 µs each
 _POINTS = 60_000  # grid points of a composition, some 7 µs each beside a GDP transcript
-#: Error of a composition by Fourier transform, per release.  The largest seen against the closed
-#: form (sampling probability 1) was 2e-17 per release, from 10^4 to 10^6 releases.
+#: Error of a composition by Fourier transform, per release.  The largest seen was 2e-17 (against
+#: the closed form, sampling probability 1, from 10^4 to 10^6 releases).
 _ROUNDING = 1e-16
 _RESOLUTION = 2.0**-20  # relative, of noise multipliers
 _LARGE = 500.0  # an epsilon above which batches do not count as secret
 
 
-# Of Rényi divergences.  Beyond the first order dp-accounting has no bound better than that without
-# amplification; with noise above the second, in units of the sensitivity, it loses the digits of
-# its bound.  The orders are so close that epsilon is within 0.2 % of the least over all of them up
-# to `_AMPLIFIED`, wherever divergences grow in proportion to their order; the others are for
-# epsilon below 0.05.
+# Beyond the first order, or with noise above the second (in units of the sensitivity), there is no
+# amplification: dp-accounting has no better bound there, or loses its digits. The orders are so
+# close that epsilon is within 0.2 % of the least over all up to `_AMPLIFIED`, wherever divergences
+# grow in proportion to their order; the others are for epsilon below 0.05.
 _AMPLIFIED, _VAST = 256.0, 1e6
 _ORDERS = (
     *(tenths / 10 for tenths in range(11, 50)),
@@ -150,11 +145,11 @@ def renyi_epsilon(
 ) -> float:
     """Epsilon of plans on batches of fixed sizes together with a GDP transcript of `units`.
 
-    Each plan is an event and the number of its releases; `units` is squared mu in ledger units. The
-    bound of every release holds whatever came before it, so divergences of one order add up over an
-    adaptive sequence. A µ-GDP release of the transcript has α µ²/2 at most: if sums of µ² are
-    refused beyond `units`, that is a Rényi filter (Feldman & Zrnic 2021) at *every* order, since
-    the same sum decides at all of them. So the order may be chosen last.
+    The least over the orders α. The bound of every release (Wang, Balle & Kasiviswanathan 2019,
+    Theorem 27) holds whatever came before it, so divergences of one order add up over an adaptive
+    sequence. A µ-GDP release of the transcript has α µ²/2 at most: if sums of µ² are refused beyond
+    `units`, that is a Rényi filter (Feldman & Zrnic 2021) at *every* order, since the same sum
+    decides at all of them. So the order may be chosen last.
     """
     convert, best = library().rdp.compute_epsilon, math.inf
     for order in _ORDERS:
@@ -170,7 +165,6 @@ def renyi_epsilon(
 @lru_cache(maxsize=4096)
 def _divergence(event: FixedBatchGaussianEvent, order: float) -> float:
     """Bound on the Rényi divergence of one release; at most that without amplification, α/(2τ²).
-
     The latter holds since both neighbours draw the same batches: divergences of mixtures with the
     same weights are at most the largest of their components.
     """
@@ -230,10 +224,9 @@ def _composed(plans: Sequence[Plan], neighboring: str) -> Any:
 
 
 class _Curve:
-    """Upper bound of the hockey-stick divergence of all plans, by its order.
-
-    The divergence of order e^t is a convex function of e^t, so its chords bound it from above. The
-    curve is a constant where it is far below `delta`.
+    """Upper bound of the hockey-stick divergence of all plans, by its order; constant far below
+    `delta`. The divergence of order e^t is a convex function of e^t, so its chords bound it from
+    above.
     """
 
     def __init__(self, losses: Any, delta: float) -> None:
@@ -246,10 +239,10 @@ class _Curve:
     def beside(self, units: int, epsilon: float) -> float:
         """Delta at epsilon, together with a GDP transcript.
 
-        E[H(epsilon - L)], with H the divergence of the plans, and L ~ N(mu²/2, mu²) the loss of
-        the transcript in cells.  H(epsilon - L) is increasing in L and convex in e^-L: within a
-        cell of width d, a chord in e^-L bounds it, and gives the upper end at most d/8 more weight
-        than a chord in L would.
+        E[H(epsilon - L)], with H the divergence of the plans and L ~ N(mu²/2, mu²) the loss of the
+        transcript in cells. H(epsilon - L) is increasing in L and convex in e^-L: within a cell of
+        width d, a chord in e^-L bounds it, and gives the upper end at most d/8 more weight than a
+        chord in L.
         """
         mu = mu_from_units(units)
         order = epsilon - mu * (_CELLS + mu / 2.0)
@@ -289,11 +282,9 @@ def _usable(delta: float, plans: Sequence[Plan]) -> float:
 
 
 def _told_epsilon(plans: Sequence[Plan], units: int, delta: float, neighboring: str) -> float:
-    """Epsilon, from above, of plans on Poisson batches that an adversary is told, and `units`.
-
-    A unit is in k of the releases, or fewer, but for a probability of delta/2.  Given its coins,
-    these and the transcript are Gaussian releases whose squared mu add up; they get the rest of
-    delta.
+    """Epsilon, from above, of plans on Poisson batches that an adversary is told, and `units`. A
+    unit is in k of the releases, or fewer, but for a probability of delta/2. Given its coins, these
+    and the transcript are Gaussian releases whose squared mu add up; they get the rest of delta.
     """
     squares, chance = units / MU2_UNIT, delta / 2.0 / len(plans)
     for event, steps in plans:
@@ -313,26 +304,20 @@ def epsilon_of(
     """Epsilon of fixed plans of subsampled releases together with a GDP transcript, rounded up.
 
     All plans are on batches of one kind. `units` is the squared mu of all other releases in ledger
-    units of 2^-40, relative to the sensitivity under `neighboring`. ImportError if dp-accounting is
-    not installed and `plans` is not empty. ValueError if an argument is out of its range, or delta
-    is below the accuracy of the computation.
+    units of 2^-40, relative to the sensitivity under `neighboring`. ValueError if delta is below
+    the accuracy of the computation.
 
-    Guarantee
-    ---------
-    (epsilon, delta)-DP for everything that the plans and the transcript release, in whatever order
-    and however the releases of the transcript were chosen (see `room_beside`).
+    *Guarantee.* (epsilon, delta)-DP for everything that the plans and the transcript release, in
+    whatever order and however the releases of the transcript were chosen (see `room_beside`).
 
-    Assumptions
-    -----------
-    Batches are what the events say, drawn for each release, and secret.
+    *Assumptions.* Batches are what the events say, drawn for each release, and secret.
 
-    Weaknesses
-    ----------
-    Batches of a fixed size cost 2 to 7 times the epsilon of Poisson batches.  For Poisson batches
-    the result is above the exact value: by some 1e-5 of it at 1000 releases, 1e-4 at 10^4, 1e-3 at
-    10^6, where a finer grid would take longer; by 5e-3 at q = 1e-4, and by up to 1e-2 where the
-    loss of one release is below 1e-6.  Poisson batches do not count as secret where that alone
-    gives more than 500: the result is then several times the exact value, where that is below 1000.
+    *Weaknesses.* Batches of a fixed size cost 2 to 7 times the epsilon of Poisson batches. For
+    Poisson batches the result is above the exact value: by some 1e-5 of it at 1000 releases, 1e-4
+    at 10^4, 1e-3 at 10^6, where a finer grid would take longer; by 5e-3 at q = 1e-4, and by up to
+    1e-2 where the loss of one release is below 1e-6. Poisson batches do not count as secret where
+    that alone gives more than 500: the result is then several times the exact value, where that is
+    below 1000.
     """
     neighboring = check_neighboring(neighboring)
     plans, delta = _check_plans(plans, neighboring), check_delta(delta)
@@ -368,31 +353,25 @@ def room_beside(
     """How many ledger units of GDP releases a budget allows beside fixed plans, rounded down.
 
     A ledger that may charge `cap` units reserves ``cap - room_beside(...)`` for the plans, which
-    are all on batches of one kind. The result is between 0 and `cap`, and the largest such number
-    up to about 1e-9 of it. ImportError if dp-accounting is not installed and `plans` is not empty.
-    ValueError if the plans alone pass the budget, or an argument is out of its range.
+    are all on batches of one kind. The result is the largest such number up to about 1e-9 of it.
+    ValueError if the plans alone pass the budget.
 
-    Guarantee
-    ---------
-    Plans of subsampled releases, fixed beforehand, together with GDP releases that are chosen
-    adaptively (also from what the plans released, and interleaved with them) and refused once their
-    squared mu would pass the result, are (epsilon, delta)-DP.
+    *Guarantee.* Plans of subsampled releases, fixed beforehand, together with GDP releases that are
+    chosen adaptively (also from what the plans released, and interleaved with them) and refused
+    once their squared mu would pass the result, are (epsilon, delta)-DP.
 
-    Notes
-    -----
-    Why a filter may run beside a fixed plan.  Write H(t; W) for the hockey-stick divergence of
-    order e^t of a pair W of distributions, and N(r) for the pair N(0, 1), N(r, 1).  Each release k
-    of the plan has a dominating pair W_k, whatever came before; a GDP release of m has N(m).  Let
+    *Why a filter may run beside a fixed plan.* Write H(t; W) for the hockey-stick divergence of
+    order e^t of a pair W of distributions, and N(r) for the pair N(0, 1), N(r, 1). Each release k
+    of the plan has a dominating pair W_k, whatever came before; a GDP release of m has N(m). Let
     V(t; K, r) be the largest divergence of order e^t that an adversary can still bring about when
-    the releases K of the plan are to come and r² of squared mu is left.  Claim:
-    V(t; K, r) <= H(t; N(r) x W_K), where W_K is the product over K.  Backwards induction on the
-    number of releases: if the next one is a GDP release of m <= r, its privacy loss L leaves
-    E[V(t - L; K, sqrt(r² - m²))] <= H(t; N(m) x N(sqrt(r² - m²)) x W_K), and since normal
-    distributions are invariant under rotation, N(m) x N(sqrt(r² - m²)) is N(r).  If it is a
-    release k of the
-    plan, E[V(t - L; K without k, r)] <= H(t; W_k x N(r) x W_(K without k)).  Stopping early is
-    post-processing.  Only sums of squared mu enter, so m may depend on everything released.  The
-    same argument fails for two adaptively chosen kinds of losses, which is why the plans are fixed.
+    the releases K of the plan are to come and r² of squared mu is left. Claim: V(t; K, r) <= H(t;
+    N(r) x W_K), with W_K the product over K. Backwards induction on the number of releases: if the
+    next one is a GDP release of m <= r, its privacy loss L leaves E[V(t - L; K, sqrt(r² - m²))] <=
+    H(t; N(m) x N(sqrt(r² - m²)) x W_K), and N(m) x N(sqrt(r² - m²)) is N(r), as normal
+    distributions are invariant under rotation. If it is a release k of the plan, E[V(t - L; K
+    without k, r)] <= H(t; W_k x N(r) x W_(K without k)). Stopping early is post-processing. Only
+    sums of squared mu enter, so m may depend on everything released. The same argument fails for
+    two adaptively chosen kinds of losses, which is why the plans are fixed.
     """
     neighboring = check_neighboring(neighboring)
     plans = _check_plans(plans, neighboring)
@@ -454,16 +433,12 @@ def smallest_noise_multiplier(
     neighboring: str = "replace_one",
     units: int = 0,
 ) -> float:
-    """Smallest noise multiplier with which a plan keeps a budget, rounded up.
+    """Smallest noise multiplier with which a plan keeps a budget, rounded up, within 1e-5.
 
-    s = σ/C, with C the largest norm of one unit's contribution; within 1e-5 of the smallest.
-    `event_of` gives the event of one release by its noise multiplier, and `steps` their number.
-    `units` of GDP releases are under the same budget. ImportError if dp-accounting is not
-    installed. ValueError if these leave nothing of the budget, or an argument is out of its range.
+    s = σ/C, with C the largest norm of one unit's contribution. `event_of` gives the event of one
+    of `steps` releases by its noise multiplier; `units` of GDP releases are under the same budget.
 
-    Guarantee
-    ---------
-    ``epsilon_of`` was evaluated at the result and is at most `epsilon`.
+    *Guarantee.* ``epsilon_of`` was evaluated at the result and is at most `epsilon`.
     """
     epsilon, delta = check_epsilon(epsilon), check_delta(delta)
     steps = check_integer("steps", steps, minimum=1)

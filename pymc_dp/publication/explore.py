@@ -20,9 +20,8 @@ from pymc_dp.rows.functions import compile_parameter_function
 #: Chains, tuning iterations and draws of NUTS.
 CHAINS, _TUNE, _DRAWS = 4, 1000, 1000
 _AGAIN = "The same call resumes from what was released, at no further cost."
-#: Most parameters whose covariance is told by the 101 draws of the first window of adaptation.
-#: With more than 100 it is singular, chains hardly move, and NUTS never recovers; more parameters
-#: than this are scaled one by one.
+#: Most parameters for a dense mass matrix. From the 101 draws of the first window, one of more than
+#: 100 parameters would be singular, and NUTS would never recover.
 _DENSE = 50
 #: Effective draws that are enough.
 ENOUGH = 400.0
@@ -31,10 +30,8 @@ _APART = 0.5
 
 
 class Explored(NamedTuple):
-    """What NUTS made of a target.
-
-    `draws` are (4000, d), unconstrained; `effective` is what they are worth in the worst parameter;
-    `apart` says that chains ended in different places.
+    """What NUTS made of a target: (4000, d) unconstrained draws. They are worth `effective` draws
+    in the worst parameter; `apart`: chains ended in different places.
     """
 
     draws: np.ndarray
@@ -43,7 +40,7 @@ class Explored(NamedTuple):
 
     @property
     def doubt(self) -> str:
-        """Why they are not to be relied on, in words; empty where they are."""
+        """Why the draws are not to be relied on, in words; empty where they are."""
         if self.apart:
             return "chains that explored prior times released likelihood ended in different places"
         if not self.effective >= ENOUGH:
@@ -55,9 +52,8 @@ class Explored(NamedTuple):
 
 
 def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:
-    """Log N(G; H w, H + V), up to a constant; released values are inputs, so that it is cached.
-
-    `flat` (d,) is symbolic: theta, of which w are the coordinates.
+    """Log N(G; H w, H + V) up to a constant, of symbolic theta `flat` (d,) with coordinates w.
+    Released values are inputs, so that the compiled function is cached.
     """
     weight = np.linalg.pinv(likelihood.curvature + likelihood.noise, hermitian=True)
     inverse, curvature, weight, location, score = (
@@ -101,14 +97,12 @@ def explore(
     scaling: np.ndarray | None = None,
     target_accept: float = 0.9,
 ) -> Explored:
-    """Draws of a public log density.
+    """Draws of a public log density, a symbolic function `target` of the vector `theta`.
 
-    `target` is a symbolic function of the vector `theta`; `starts` are (CHAINS, d).  With a (d, d)
-    `scaling`, NUTS moves in coordinates x, theta = scaling @ x, in which widths are about alike.  A
-    `target_accept` nearer to 1 is for narrow places.
-
-    Raises KeyboardInterrupt however PyMC takes one: no draws of part of the chains are used.
-    Raises SamplingError if NUTS cannot begin at one of the starts.
+    `starts` are (CHAINS, d). With a (d, d) `scaling`, NUTS moves in x, theta = scaling @ x, in
+    which widths are about alike. Narrow places need a `target_accept` nearer to 1.
+    KeyboardInterrupt however PyMC takes one: draws of part of the chains are not used.
+    SamplingError if NUTS cannot begin.
     """
     quiet = logging.getLogger("pymc")
     level = quiet.level

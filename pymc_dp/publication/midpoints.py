@@ -17,15 +17,13 @@ from pymc_dp.records.extraction import extract
 
 
 def newton_estimate(midpoint: np.ndarray, score: np.ndarray, precision: np.ndarray) -> np.ndarray:
-    """Where a Newton step from `midpoint` ends: an estimate of the posterior mean.
+    """Estimate of the posterior mean by a Newton step: midpoint + Lambda^-1 score.
 
-    It is midpoint + Lambda^-1 score; shapes: midpoint and score (..., d), precision (d, d) or its
-    diagonal (d,). These are the means over the mid-points of a path and over the scores released
-    there, that of the prior included. Lambda is the posterior precision in the same coordinates,
-    from public knowledge or releases; an inexact one costs accuracy and no bias. With the exact
-    Lambda of a normal posterior the result is the mean of the posterior plus the noise of one
-    release, wherever the path ran. Over a stationary chain its expectation is the mean of the
-    mid-points whatever Lambda is, as the score's is 0.
+    Midpoint and score, (..., d), are means over the mid-points of a path and over the scores
+    released there, the prior's included. Lambda, (d, d) or (d,), is the posterior precision, from
+    public knowledge or releases. With the exact one of a normal posterior, the result is the
+    posterior mean plus the noise of one release, wherever the path ran. Whatever Lambda is, there
+    is no bias: over a stationary chain the score has mean 0 and the result that of the mid-points.
     """
     if precision.ndim == 1:
         return midpoint + score / precision
@@ -56,18 +54,18 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
 
     Notes
     -----
-    Free post-processing.  Every iteration has released a score, which the draws use only as a force
-    and as friction.  The mean of ``newton_estimate`` over iterations is the estimate for the
+    Free post-processing. Every iteration has released a score, which the draws use only as a force
+    and as friction. The mean of ``newton_estimate`` over iterations is the estimate for the
     unconstrained parameters; the draws are moved there together, and the means of their constrained
-    values are returned.  The standard error is that of the Newton estimates, carried over by
+    values are returned. The standard error is that of the Newton estimates, carried over by
     regression of the variable on the unconstrained parameters.
 
-    *Assumptions.*  The posterior is smooth and the chains are stationary.
+    *Assumptions.* The posterior is smooth and the chains are stationary.
 
-    *Weaknesses.*  Persistent momentum without public friction adds the scores up by itself: the
-    gain is a few per cent then, and large with fresh momentum or much public friction.  The error
-    is that of the chains, as is ArviZ's ``mcse``: the noise of an anchored score is not in it, but
-    in the spread of noise-aware draws.
+    *Weaknesses.* The gain is large with fresh momentum or much public friction; with persistent
+    momentum and no public friction, which adds the scores up by itself, it is a few per cent. The
+    error is that of the chains, as is ArviZ's ``mcse``: the noise of an anchored score is not in
+    it, but in the spread of noise-aware draws.
     """
     refuse_other_types(idata)
     if STATEMENT not in _compat.attributes(idata):

@@ -1,11 +1,9 @@
 """Noise-aware draws: from the posterior given a noisy score to that given the noise's law.
 
-G = S + xi is the score, xi ~ N(0, V).  The likelihood has curvature H, the prior precision P0; both
-scores are taken at w = 0.
-
-An anchored chain targets pi(w | G): the posterior tilted by exp(xi . w).  It takes the noise for
-data.  With xi' from the law of xi given what was released, pi(w | G - xi') mixed over xi' takes it
-for noise.  All of it is post-processing.
+G = S + xi is the score, xi ~ N(0, V). The likelihood has curvature H, the prior precision P0; both
+scores are taken at w = 0. An anchored chain targets pi(w | G), the posterior tilted by exp(xi . w):
+it takes the noise for data. pi(w | G - xi') mixed over xi', from the law of xi given what was
+released, takes it for noise. All of it is post-processing.
 """
 
 from __future__ import annotations
@@ -22,8 +20,8 @@ from pymc_dp.base.matrices import positive_part, root
 
 #: Of the largest variance or precision, what is none but for rounding.
 NONE = 1e-12
-#: Skewness and excess kurtosis that a posterior near normal may have.  Shifting all draws alike is
-#: wrong by about skewness * t^2 / 2 posterior sds in the mean, where t sds is the size of a shift.
+#: Skewness and excess kurtosis of a posterior near normal.  Shifting all draws alike by t sds is
+#: wrong by about skewness * t^2 / 2 sds in the mean.
 SKEWNESS, KURTOSIS = 0.25, 0.5
 #: Monte-Carlo errors beyond which a moment counts: with 4, one in 16,000 by chance.
 ERRORS = 4.0
@@ -33,16 +31,16 @@ WEIGHT_ESS = 50.0
 #: Draws to choose from when resampling: more would cost time and add nothing.
 CANDIDATES = 4000
 _CHUNK = 256
-#: How much of a prior's score may not be linear over the draws (see `LinearPrior.bend`), in general
-#: and where noise is so much that raw draws may lie where the prior looks more linear than it is.
+#: Largest `LinearPrior.bend` of a prior that counts as normal, in general and with so much noise
+#: that raw draws may lie where the prior looks more linear than it is.
 BENT, EXACTLY = 0.1, 0.01
 #: Variance of a shift over that of the draws: in any direction, where it is not worth a look at the
 #: prior; on average, from which on the shape of the posterior depends on the noise.
 LITTLE, MUCH = 0.02, 0.25
 #: Effective draws per parameter below which a covariance is not worth inverting.
 ENOUGH = 2.0
-#: The mean of noise squared, in its variances, is chi-squared with k degrees of freedom at most for
-#: k parameters that are seen: more than this share of that is not plausible.
+#: The mean noise, squared and in its variances, is at most chi-squared, with a degree of freedom
+#: per parameter that is seen: values less likely than this are not plausible.
 _ONE_IN = 1e-6
 #: At how many draws the prior is looked at: four times their dimension, if that is more.
 PLACES = 1000
@@ -95,14 +93,12 @@ def noise_law(
     """Law of xi given G, N(K (G - H w_p), V - K V), of a Gaussian likelihood and prior.
 
     The gain K = V (V + H + H P0^-1 H)^-1 is how much of a surprising score is noise: 0 where the
-    prior is flat, as nothing is surprising then.
+    prior is flat, as nothing is surprising then. Arguments are G, V, H, P0 and P0 w_p, the score of
+    the prior at w = 0; w_p itself need not exist. Each matrix may be singular, unless V + H is.
 
-    Arguments are G, V, H, P0 and P0 w_p, the score of the prior at w = 0; w_p itself need not
-    exist.  Matrices are positive semidefinite; each may be singular, unless V + H is.
-
-    P0 is never inverted.  Written with the noise-aware posterior N(mu, C), C = (P0 + H U H)^-1 and
-    mu = C (H U G + P0 w_p): the mean is V U (G - H mu), the covariance is
-    V - V U V + V U H C H U V, a sum of positive semidefinite terms.
+    P0 is never inverted. With the noise-aware posterior N(mu, C), C = (P0 + H U H)^-1 and mu = C (H
+    U G + P0 w_p), the mean is V U (G - H mu) and the covariance V - V U V + V U H C H U V, a sum of
+    positive semidefinite terms.
     """
     u, c = _terms(noise, curvature, prior_precision)
     vu = noise @ u
@@ -128,11 +124,10 @@ def noisy_posterior(
 class LinearPrior:
     """The score of a prior over the draws of a posterior, as a linear function of them.
 
-    `precision`, (d, d), is P0: the best linear fit is score - P0 (w - centre). `score` and
-    `centre`, (d,), are means over the draws that were fitted; centre None stands for that of the
-    draws it is used for. `bend` is what the fit leaves, a root mean square in the direction where
-    it is largest, in units of the posterior's own score there: one over its standard deviation.  It
-    is 0 for a normal prior.
+    The best linear fit is score - P0 (w - centre), with P0 the `precision`, (d, d); `score` and
+    `centre`, (d,), are means over the fitted draws, and centre None stands for that of the draws it
+    is used for. `bend`, 0 for a normal prior, is what the fit leaves: a root mean square in the
+    direction where it is largest, in units of the posterior's own score there (one over its sd).
     """
 
     precision: np.ndarray
@@ -156,10 +151,9 @@ class LinearPrior:
 
 
 def linear_prior(draws: np.ndarray, scores: np.ndarray) -> LinearPrior:
-    """Fit a linear function to the (m, d) scores of a prior at (m, d) draws of a posterior.
-
-    For a Gaussian likelihood of curvature H, whatever the prior, integration by parts gives
-    H = Sigma^-1 - P0 with this P0, and a score of the likelihood at the mean that is minus `score`.
+    """Fit a linear function to the (m, d) scores of a prior at (m, d) draws of a posterior. For a
+    Gaussian likelihood of curvature H, whatever the prior, integration by parts gives H = Sigma^-1
+    - P0 with this P0, and a score of the likelihood at the mean that is minus `score`.
     """
     known = np.isfinite(scores).all(axis=1)
     if not known.all():  # not linear, whatever the others say
@@ -185,9 +179,8 @@ def _bend(rest: np.ndarray, covariance: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Likelihood:
-    """A likelihood that is normal but for the noise in its score: N(score; H w, H + V).
-
-    The noisy score, (d,), is that at w = 0. Curvature and noise, (d, d), are H and V.
+    """A likelihood that is normal but for the noise in its score at w = 0: N(score; H w, H + V). H
+    is `curvature` and V is `noise`, (d, d).
     """
 
     score: np.ndarray
@@ -206,11 +199,9 @@ class Likelihood:
 def law_at_mean(
     likelihood: Likelihood, seen: np.ndarray, unseen: np.ndarray, prior: LinearPrior
 ) -> NoiseLaw:
-    """Law of xi under a normal prior; see `noise_aware`.
-
-    Directions without noise are those that no record sees.  The likelihood has neither score nor
-    curvature there, exactly, and whatever draws show of them instead would be divided by next to
-    nothing: they are integrated out first.
+    """Law of xi under a normal prior; see `noise_aware`. Directions without noise are those that no
+    record sees. The likelihood has neither score nor curvature there; whatever draws show of them
+    instead would be divided by next to nothing, so they are integrated out first.
     """
     p0 = positive_part(prior.precision)
     across = seen.T @ p0 @ unseen
@@ -232,10 +223,8 @@ def law_at_mean(
 
 @dataclass(frozen=True, eq=False)
 class Normality:
-    """How far draws are from normal, along standardised axes and their principal directions.
-
-    Skewness and excess kurtosis are (2d,). `near_normal`: none of them is both large enough to
-    matter and significant.
+    """How far draws are from normal, along d standardised axes and their d principal directions.
+    `near_normal`: no skewness or excess kurtosis is both large enough to matter and significant.
     """
 
     skewness: np.ndarray
@@ -244,10 +233,8 @@ class Normality:
 
 
 def normality(draws: np.ndarray, ess: float) -> Normality:
-    """Compare skewness and kurtosis of pooled draws, (n, d), with those of a normal law.
-
-    `ess` is their effective number. The axes of their coordinates must have a meaning: a skewed
-    parameter hides in a rotation.
+    """Compare skewness and kurtosis of (n, d) draws, worth `ess`, with those of a normal law. The
+    axes of their coordinates must have a meaning: a skewed parameter hides in a rotation.
     """
     standardised = (draws - draws.mean(axis=0)) / draws.std(axis=0)
     _, vectors = np.linalg.eigh(standardised.T @ standardised)
@@ -270,12 +257,9 @@ Explore = Callable[[Likelihood], np.ndarray | None]
 class NoiseAware:
     """Noise-aware (chains, draws, d) draws, and how they were made.
 
-    - `normality`: of the raw draws.
-    - `weight_ess`: effective number of raw draws under the weights of one xi', for nine in ten of
-      them.
-    - `widening`: noise-aware over raw posterior standard deviation, a root mean square over
-      directions.
-    - `bend`: how far the prior is from normal over the draws, raw or moved: see `LinearPrior`.
+    `normality` is that of the raw draws. `weight_ess` is their effective number under the weights
+    of one xi', for nine in ten of them. `widening` is noise-aware over raw posterior sd, a root
+    mean square over directions. `bend`, as in `LinearPrior`, is over the draws, raw or moved.
     """
 
     draws: np.ndarray
@@ -301,43 +285,38 @@ def noise_aware(
     """Turn draws given a noisy score into draws given the law of its noise.
 
     `draws`, (chains, draws, d), are raw draws w, more than d of them and not all in a plane, worth
-    `ess`.  `noise` is V in the coordinates w, singular where parameters reach no record.  The A of
-    theta = m + A w is `axes`, by which normality is judged (default: w itself), with theta the
-    parameters of the model. Of these, a record may see `pairs` (d, d) together: the curvature of
-    the likelihood is 0 elsewhere, and what draws show of it is chance.  `explore` makes draws where
-    the prior is not normal over the draws; `scores` gives its scores, (m, d) at (m, d) draws
-    (default: `prior` holds wherever draws may be moved to).
+    `ess`. `noise` is V in the coordinates w, singular where parameters reach no record. `axes` is
+    the A of theta = m + A w (default: identity), with theta the parameters of the model, by which
+    normality is judged; a record may see `pairs` (d, d) of these together: elsewhere the curvature
+    of the likelihood is 0, and what draws show of it is chance. `explore` makes draws where the
+    prior is not normal over the draws; `scores` gives its scores, (m, d) at (m, d) draws (default:
+    `prior` holds wherever draws may be moved to).
 
     With Sigma the covariance of the raw draws and xi' from the law of the noise given what was
     released:
 
-    - shift: w - Sigma xi', which keeps chains and order.  Exact for a normal posterior.
-    - resampled: a raw draw, chosen with weights exp(-xi' . w).  These turn pi(w | G) into
-      pi(w | G - xi') whatever its shape, without a look at the data: it is what a chain of its own
-      for every xi' would give.  Taken where the posterior is not near normal and the weights are
-      spread over enough draws.  The order of the draws means nothing then.
+    - shift: w - Sigma xi', which keeps chains and order. Exact for a normal posterior.
+    - resampled: a raw draw, chosen with weights exp(-xi' . w). These turn pi(w | G) into
+      pi(w | G - xi') whatever its shape, as a chain of its own for every xi' would. Taken where the
+      posterior is not near normal and the weights are spread over enough draws; order is lost.
 
-    *The law of xi'.*  If the prior is about normal over the draws, it is that of
-    `noise_law`.  The score G itself is not needed: on average over the raw draws the
-    score of their target vanishes, so that the noisy score of the likelihood at their mean is minus
-    that of the prior.  Parameters that no record sees (mean and scale of a centred hierarchy) have
-    no noise: the prior is integrated over them, and they follow a shift by their covariance with
-    the others.
+    *The law of xi'.* If the prior is about normal over the draws, it is that of `noise_law`. The
+    score G itself is not needed: on average over the raw draws the score of their target vanishes,
+    so the noisy score of the likelihood at their mean is minus that of the prior. Parameters that
+    no record sees (mean and scale of a centred hierarchy) have no noise: the prior is integrated
+    over them, and they follow a shift by their covariance with the others.
 
     Otherwise (effects whose scale is little known, heavy-tailed priors) a linear prior can be wrong
-    by any number of standard deviations of the noise. The prior can also be linear over the raw
-    draws, which may lie on one side of a kink, and not over the moved ones, so it is looked at
-    there again.
-    `explore` then draws from p(w) N(G; H w, H + V), the prior as it is, H the curvature that raw
-    draws and prior leave to the likelihood, and xi' follows given w.  Where the noise is so much
-    that the shape of the posterior depends on it (the scale of effects takes noise for spread), the
-    explored draws themselves are the result.
+    by any number of standard deviations of the noise. The raw draws may lie on one side of a kink,
+    so linearity is checked at the moved draws again. `explore` then draws from p(w) N(G; H w, H +
+    V), the prior as it is, H the curvature that raw draws and prior leave to the likelihood, and
+    xi' follows given w. Where the noise is so much that the shape of the posterior depends on it
+    (the scale of effects takes noise for spread), the explored draws themselves are the result.
 
-    *widened*: where that is not worth it, as there is hardly any noise, not to be had, or not
-    plausible, xi' is N(0, V): draws are widened, by all that the noise could have moved them, and
-    not moved.
+    *widened*: where that is not worth it (hardly any noise), not to be had, or not plausible, xi'
+    is N(0, V): draws are widened, by all that the noise could have moved them, and not moved.
 
-    *Weaknesses.*  The law of xi' takes the likelihood for Gaussian over the draws.
+    *Weaknesses.* The law of xi' takes the likelihood for Gaussian over the draws.
     """
     d = draws.shape[-1]
     pooled = draws.reshape(-1, d)
@@ -425,9 +404,8 @@ def _possible(
 def _resample(
     rng: np.random.Generator, draws: np.ndarray, xi: np.ndarray
 ) -> tuple[np.ndarray, float]:
-    """For every xi' the index of a draw, chosen with weights exp(-xi' . w).
-
-    Also the share of the draws that the weights make use of, for nine in ten xi'.
+    """For every xi' the index of a draw, chosen with weights exp(-xi' . w). Also the share of the
+    draws that the weights make use of, for nine in ten xi'.
     """
     uniform = rng.random(len(xi))
     chosen, effective = np.empty(len(xi), dtype=int), np.empty(len(xi))

@@ -1,8 +1,6 @@
-"""Publication: what may leave.
-
-A result of ``pm.sample`` holds the observed data, coordinates with names, deterministics that are
-functions of records.  :func:`publish` builds a new object from a whitelist; nothing is copied that
-is not on it.
+"""Publication: what may leave. :func:`publish` builds a new object from a whitelist: a result of
+``pm.sample`` also holds data, coordinates with names, and deterministics that are functions of
+records.
 """
 
 from __future__ import annotations
@@ -44,9 +42,8 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
 
     These are private: private observed variables and their values, ``pm.Data`` not declared public,
     unnamed arrays (they may be rows of the data), code, and, where the number of rows is private,
-    the length of a dim of the records.  Other unnamed numbers, such as an index or the length of a
-    dim that is not declared public, cannot be told from a statistic of the data: the variable is
-    released when it is named.
+    the length of a dim of the records. Other unnamed numbers (an index, the length of an undeclared
+    dim) may be statistics of the data: the variable is released when it is named.
     """
     public = set(budget.public)
     observed = private_observed(model, public)
@@ -104,10 +101,7 @@ def _numbers(data: Any) -> list[float] | None:
 def releasable(
     model: Model, budget: PrivacyBudget, var_names: Sequence[str] | None = None
 ) -> list[str]:
-    """Names of what may be released: by default all that is safe, else those asked for.
-
-    UnsafeRelease if one of `var_names` may not be released; ValueError if it is empty.
-    """
+    """Names of what may be released: by default all that is safe, else those asked for."""
     free = [rv.name for rv in model.free_RVs]
     deterministics = {rv.name: rv for rv in model.deterministics}
     if isinstance(var_names, str):
@@ -161,7 +155,6 @@ def private_draws(
     idata: Any, budget: PrivacyBudget
 ) -> tuple[int, dict[str, Any], xr.Dataset, xr.Dataset]:
     """The plan of a result by id and in full, its draws and its statistics, without frozen draws.
-
     UnsafeRelease if a private step of this budget did not make them.
     """
     groups = _compat.group_names(idata)

@@ -1,7 +1,5 @@
 """What is released of a private run, after the noise in an anchored score is accounted for.
-
-What may leave is decided in :mod:`pymc_dp.publication.publish`; what is done with draws before is a
-function of released values.
+:mod:`pymc_dp.publication.publish` decides what may leave; the rest uses released values alone.
 """
 
 from __future__ import annotations
@@ -49,8 +47,8 @@ _RELEASED = {"posterior", "posterior_raw", "sample_stats"}
 _EDGE = 0.9
 #: Draws so many times as wide as the preparation found, whose error is below 1.6, tell of a fault.
 _WIDEST = 2.5
-#: Effective draws of an exploration that are better than none (draws that are widened instead may
-#: be off by several sds), and how careful the first and the second one are.
+#: Effective draws from which an exploration is better than widened draws (these may be off by
+#: several sds), and ``target_accept`` of the first and the second exploration.
 _FEWEST, _CARE = 50.0, (0.9, 0.99)
 
 
@@ -78,8 +76,8 @@ def release(
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        What ``pm.sample`` returned with a private step.  Default: the draws of a ``dp.sample`` that
-        was interrupted, or failed, when they had been made; the newest of them.
+        What ``pm.sample`` returned with a private step.  Default: the newest draws that a
+        ``dp.sample`` had made when it was interrupted, or failed.
     model : pymc.Model, optional
         Default: the model of the context.
     var_names : sequence of str, optional
@@ -105,8 +103,7 @@ def release(
     Raises
     ------
     UnsafeRelease
-        If the draws do not come from a private step of this model, or something else is asked
-        for.
+        If the draws do not come from a private step of this model, or something else is asked for.
     """
     if idata is None:
         model = model_of(model)
@@ -185,11 +182,10 @@ def account_for_noise(
 ) -> tuple[xr.Dataset, dict[str, Any]]:
     """Noise-aware draws of the variables asked for, and the facts for the statement.
 
-    Of the settings of the plan, ``location`` and ``scaling`` are the coordinates, and
-    ``anchor["covariance"]`` is that of the noise in the anchored score. `posterior` holds the raw
-    draws that were kept; `names` are the free variables and public Deterministics of these to
-    release. `plan_id` seeds the correction, with the draws: released twice, a result is the same.
-    Where nothing could be done, the raw draws and the reason are returned.
+    Of the plan's settings, ``location`` and ``scaling`` are the coordinates and
+    ``anchor["covariance"]`` that of the noise in the anchored score. `posterior` holds the raw
+    draws that were kept. `plan_id` seeds the correction, with the draws: released twice, a result
+    is the same. Where nothing could be done, the raw draws and the reason are returned.
     """
     raw = posterior[list(names)]
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
@@ -316,9 +312,8 @@ class _Exploration:
         self.effective = 0.0
 
     def __call__(self, likelihood: Likelihood) -> np.ndarray | None:
-        """(k, d) draws, or None where NUTS hardly mixes.
-
-        No failure may lose the draws that there are.
+        """(k, d) draws, or None where NUTS hardly mixes; no failure may lose the draws that there
+        are.
         """
         theta = self.records.parameters.theta
         [public] = self.records.parameters.substitute([self.records.public_logp])

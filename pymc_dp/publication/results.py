@@ -1,7 +1,6 @@
 """Results and what they are made of: draws as PyMC stores them, and as unconstrained vectors.
-
-``pm.sample`` converts its draws, and checks them, after the last iteration was paid for. An error
-then loses the draws, data and all.  `PaidDraws` holds them from outside.
+``pm.sample`` converts and checks its draws after the last iteration was paid for; an error then
+would lose them. `PaidDraws` holds them from outside.
 """
 
 from __future__ import annotations
@@ -40,9 +39,8 @@ def _dims(model: Model, name: str, n: int) -> list[str]:
 
 
 def dataset(model: Model, values: Mapping[str, np.ndarray], public: Iterable[str]) -> xr.Dataset:
-    """Variables of a model with the dims they have there, and such coords as are public.
-
-    The values are (chains, draws, ...) arrays that :func:`check_fits` accepts.
+    """(chains, draws, ...) variables of a model with the dims they have there, and public
+    coords.
     """
     columns = {
         name: (("chain", "draw", *_dims(model, name, draws.ndim - 2)), draws)
@@ -62,10 +60,8 @@ def dataset(model: Model, values: Mapping[str, np.ndarray], public: Iterable[str
 
 @contextmanager
 def computing(names: Sequence[str]) -> Iterator[None]:
-    """Say what will be computed with a step that is built in this block.
-
-    A step that is built elsewhere is for ``pm.sample``, which computes all Deterministics and makes
-    groups of the data.
+    """Say what will be computed with a step that is built in this block. Other steps are for
+    ``pm.sample``, which computes all Deterministics and makes groups of the data.
     """
     token = _COMPUTED.set(names)
     try:
@@ -75,9 +71,8 @@ def computing(names: Sequence[str]) -> Iterator[None]:
 
 
 def check_step(model: Model, data: bool) -> None:
-    """As :func:`check_fits`, of what a step that is built now will have computed.
-
-    `data`: look at the data, if PyMC makes groups of a result of them.
+    """:func:`check_fits` of what a step that is built now computes, and perhaps of data for
+    groups.
     """
     computed = _COMPUTED.get()
     shapes = {
@@ -95,11 +90,9 @@ def check_fits(
     data: bool = False,
     reserved: Sequence[str] = _RESERVED,
 ) -> None:
-    """Refuse, with ValueError, names and dims of which no result can be made.
-
-    Else this is found when all is spent. `shapes` are those of one draw of the variables of a
-    result; None is a length that is not known. `data`: look at the data too, of which PyMC makes
-    groups of a result. `reserved` are dims that the result has beside.
+    """Refuse names and dims of which no result can be made, before anything is spent. `shapes` are
+    those of one draw of each variable, None where a length is not known. `data`: look also at the
+    data, of which PyMC makes groups. `reserved` are further dims of the result.
     """
     dims = {name: _dims(model, name, len(shape)) for name, shape in shapes.items()}
     used = {dim for names in dims.values() for dim in names}
@@ -169,10 +162,8 @@ def largest_rectangle(lengths: Sequence[int]) -> tuple[np.ndarray, int]:
 
 
 class PaidDraws(NDArray):
-    """A ``trace`` for ``pm.sample`` that has the draws of all chains, however that ends.
-
-    `names` are free variables and Deterministics to keep; the first `tune` iterations of every
-    chain are not kept.
+    """A ``trace`` for ``pm.sample`` that has the draws of all chains, however that ends. `names`
+    are free variables and Deterministics to keep, without the first `tune` iterations.
     """
 
     def __init__(self, model: Model, names: Sequence[str], tune: int) -> None:
@@ -232,10 +223,8 @@ def _function(inputs: Sequence[Variable], outputs: list[Variable]) -> Callable[.
 
 
 def unconstrain(model: Model, parameters: ParameterVector, draws: Mapping[Any, Any]) -> np.ndarray:
-    """(chains, draws, d) unconstrained parameters of draws of all free variables.
-
-    `draws` are (chains, draws, ...) values of every free variable, by name. A parameter is
-    infinite where a draw was rounded to the boundary of its support.
+    """(chains, draws, d) unconstrained parameters of (chains, draws, ...) free variables, by name.
+    A parameter is infinite where a draw was rounded to the boundary of its support.
     """
     forward = []
     for rv in model.free_RVs:
@@ -261,9 +250,8 @@ def unconstrain(model: Model, parameters: ParameterVector, draws: Mapping[Any, A
 def constrain(
     model: Model, parameters: ParameterVector, theta: np.ndarray, names: Sequence[str]
 ) -> dict[str, np.ndarray]:
-    """(chains, draws, ...) free variables and Deterministics at (chains, draws, d) parameters.
-
-    `names` are functions of unconstrained parameters and public data alone.
+    """(chains, draws, ...) values of `names` at (chains, draws, d) unconstrained parameters. They
+    are functions of these and of public data alone.
     """
     outputs = model.replace_rvs_by_values([model[name] for name in names])
     function = _function([parameters.theta], parameters.substitute(outputs))

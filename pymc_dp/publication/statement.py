@@ -49,11 +49,9 @@ def make_statement(
     vouched: list[str],
     correction: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The facts that go with a release, machine-readable.
-
-    What was promised is read from the ledger, not from the budget object. `plan` is the plan's
-    payload there. `vouched` are released Deterministics whose formulas hold numbers that were taken
-    as public. `correction` says how the noise of an anchored run was taken into account.
+    """The facts that go with a release, machine-readable; promises are read from the ledger. `plan`
+    is the payload there. `vouched` are released Deterministics whose formulas hold numbers that
+    were taken as public. `correction` says how the noise of an anchored run was accounted for.
     """
     from pymc_dp import __version__
 
