@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from functools import cache
 
@@ -18,6 +19,7 @@ from pytensor.tensor.elemwise import Elemwise
 from scipy.special import expit, gammaln, log_expit
 
 from pymc_dp.records.extraction import extract
+from pymc_dp.rows import functions
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import compile_function
@@ -169,3 +171,17 @@ def test_operations_on_more_arrays_than_numpy_can_take_are_one_loop() -> None:
     assert [type(node.op.scalar_op) for node in nodes] == [Composite]
     data = RNG.normal(size=(40, 7))
     np.testing.assert_allclose(function(*data), np.exp(data.sum(axis=0)))
+
+
+def test_functions_of_the_parameters_take_shared_variables(monkeypatch) -> None:
+    """Numba's function is called directly only where all that goes in is given."""
+    monkeypatch.setattr(functions, "_LARGE_GRAPH", 60)
+    theta, values = pt.vector(), pytensor.shared(np.arange(3.0))
+    weighted = functions.compile_parameter_function([theta], (theta * values).sum())
+    both = functions.compile_parameter_function([theta], [theta.sum(), 2.0 * theta])
+    for function in (weighted, pickle.loads(pickle.dumps(weighted))):
+        assert function(np.ones(3)) == 3.0
+    for function in (both, pickle.loads(pickle.dumps(both))):
+        assert function._code is not None
+        total, twice = function(np.ones(3))
+        assert total == 3.0 and twice.tolist() == [2.0, 2.0, 2.0]

@@ -32,6 +32,7 @@ from pymc_dp.privacy.accounting import MU2_UNIT
 from pymc_dp.privacy.answer import VectorSum
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
+from pymc_dp.rows import functions
 from pymc_dp.rows.predicted import PredictorEngine
 from tests.selection import marked
 from tests.steps.test_conformance import CHAINS, DRAWS, TUNE, check_raw, pm_sample
@@ -616,3 +617,19 @@ def test_how_far_groups_go_is_looked_at_where_there_are_any(name):
     model, budget = build(name)
     automatic("langevin-anchored", model)
     assert ("changes of groups" in charged(budget)) == (name == "poisson_groups")
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@pytest.mark.parametrize("epsilon", [1.0, 8.0])
+def test_defaults_as_users_have_them(monkeypatch, epsilon):
+    """Functions of the parameters are compiled, too, which other tests interpret."""
+    monkeypatch.setattr(functions, "_LARGE_GRAPH", 60)
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(4000, 2))
+    with pm.Model():
+        pm.Bernoulli("y", logit_p=x @ pm.Normal("b", shape=2), observed=rng.random(4000) < 0.4)
+        budget = dp.PrivacyBudget(epsilon, 1e-6)
+        released = dp.sample(50, chains=2, cores=1, progressbar=False)
+    assert _compat.group(released, "posterior").sizes["draw"] == 50
+    assert budget.spent().epsilon > 0.0
