@@ -221,10 +221,10 @@ def test_the_guarantee_lists_all_that_decides_epsilon() -> None:
 def test_the_house_does_not_grow() -> None:
     """What is to be read: these figures go down, never up."""
     found = sizes()
-    assert found["lines"] <= 35_550
-    assert found["lines without guests"] <= 26_450
-    assert found["files"] <= 124
+    assert found["lines"] <= 34_150
+    assert found["lines without guests"] <= 25_200
+    assert found["files"] <= 123
     assert found["modules at the root"] <= 5
     assert found["files that decide epsilon"] <= 40
-    assert found["their lines of code"] <= 7_450
+    assert found["their lines of code"] <= 7_400
     assert lines_of_code(MODULES["privacy.answer"]) < 300
