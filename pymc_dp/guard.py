@@ -1,4 +1,5 @@
 """A guard among PyMC's step methods: a budgeted model is not sampled without privacy by accident.
+
 PyMC asks every class in ``pymc.step_methods.STEP_METHODS`` about a variable without a step. This
 one raises for a budgeted model: no plain ``pm.sample()``, external sampler or partial step.
 """

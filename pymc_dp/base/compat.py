@@ -1,5 +1,6 @@
-"""The seam to PyMC: how it is called and calls; no other module knows versions of PyMC or
-PyTensor.
+"""The seam to PyMC: how it is called and calls, and what differs between PyMC 5 and PyMC 6.
+
+Nothing else knows the version, of PyMC or PyTensor.
 """
 
 from __future__ import annotations

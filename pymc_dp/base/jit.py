@@ -1,4 +1,5 @@
 """Numba compilation with a disk cache wherever there is a place for one, which is never stale.
+
 Numba's own cache checks only the file of the called function, not others whose code or constants
 were compiled in. Here the directory is named by a digest of every file that code can come from.
 """

@@ -1,4 +1,7 @@
-"""Threads that share the rows of one pass, where no other chain needs the processors."""
+"""Threads that share the rows of one pass, and PyTensor functions that they may run side by side.
+
+Several threads are used where no other chain needs the processors.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
 """Barker's accept test with Gaussian noise: a logistic variable is put together from the noise.
+
 Barker (1965); Seita, Pan, Chen & Canny (2017), An efficient minibatch acceptance test for
 Metropolis-Hastings; Räisä (2021), section 3.2, for the private form.
 """

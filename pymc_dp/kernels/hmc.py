@@ -1,6 +1,7 @@
-"""Hamiltonian Monte Carlo with noisy gradients and a penalty-corrected accept test. Raisa, Koskela
-& Honkela (2021), Differentially Private Hamiltonian Monte Carlo, Algorithm 1, with unit mass in the
-scaled coordinates z.
+"""Hamiltonian Monte Carlo with noisy gradients and a penalty-corrected accept test.
+
+Raisa, Koskela & Honkela (2021), Differentially Private Hamiltonian Monte Carlo, Algorithm 1, with
+unit mass in the scaled coordinates z.
 """
 
 from __future__ import annotations
@@ -124,27 +125,22 @@ def transition(
 
     `step_size` is h in z; an array (d,) is a diagonal mass, h / sqrt(m_j). It may vary between
     iterations if it does not depend on the state. `n_steps` is L: drifts for leapfrog (Algorithm 1
-    of the paper), kicks for position, which saves a release by starting with half a drift. Not
-    `adjusted`: a burn-in towards the bulk, without accept test and its release; such draws are not
-    kept.
+    of the paper), kicks for position, which saves a release by starting with half a drift. If not
+    `adjusted`, there is no accept test and no release for it: a burn-in, whose draws are not kept.
 
     Accept when log u < R~ + log pi0(z')/pi0(z) + (p.p - p'.p')/2 - s^2/2, with R~ the released sum
-    of clipped log-likelihood ratios and s its noise standard deviation.
-
-    A gradient stored in the state is reused for the first half kick (leapfrog only). That extends
-    the state to (z, G) with target pi(z) N(G; g(z), sigma^2 I). G drives the first half kick and a
-    fresh G' the last; the map (z, p, G, G') -> (z', -p', G', G) is a volume-preserving involution
-    and the densities of G, G' cancel. On rejection G stays and G' is dropped.
+    of clipped log-likelihood ratios and s its noise standard deviation. A gradient stored in the
+    state is reused for the first half kick (leapfrog only). That extends the state to (z, G) with
+    target pi(z) N(G; g(z), sigma^2 I). G drives the first half kick and a fresh G' the last; the
+    map (z, p, G, G') -> (z', -p', G', G) is a volume-preserving involution and the densities of G,
+    G' cancel. On rejection G stays and G' is dropped.
 
     *Guarantee.* The posterior is stationary, for any noise and any clipping of the gradients: a
     noisy kick is a shear for every value of its noise, so the trajectory is reversible with respect
-    to Lebesgue measure.
-
-    *Assumptions.* No log-likelihood ratio is clipped, s is symmetric in (z, z'), momentum is fresh.
-
-    *Weaknesses.* Each iteration pays for a log-likelihood ratio, whose clip grows with the distance
-    moved; clipping it biases the chain as in `pymc_dp.kernels.penalty`. Gradient noise accumulates
-    in the kinetic energy and lowers acceptance as L grows.
+    to Lebesgue measure. *Assumptions.* No log-likelihood ratio is clipped, s is symmetric in (z,
+    z'), momentum is fresh. *Weaknesses.* Each iteration pays for a log-likelihood ratio, whose clip
+    grows with the distance moved; clipping it biases the chain as in `pymc_dp.kernels.penalty`.
+    Gradient noise accumulates in the kinetic energy and lowers acceptance as L grows.
     """
     if state.gradient is not None and integrator != "leapfrog":
         raise ValueError(

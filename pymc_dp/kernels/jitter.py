@@ -1,5 +1,6 @@
-"""Step-size multipliers from a randomised Halton sequence. Owen (2017); Hoffman, Radul & Sountsov
-(2021) for its use with Hamiltonian trajectories.
+"""Step-size multipliers from a randomised Halton sequence.
+
+Owen (2017); Hoffman, Radul & Sountsov (2021) for its use with Hamiltonian trajectories.
 """
 
 from __future__ import annotations

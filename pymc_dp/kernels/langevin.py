@@ -1,4 +1,5 @@
 """Metropolis-adjusted underdamped Langevin trajectories in which the privacy noise is the friction.
+
 Relatives: Horowitz (1991), generalised HMC; Zhang, Cooper & De Sa (2020), AMAGOLD; Riou-Durand &
 Vogrinc (2022), MALT.
 """
@@ -205,12 +206,12 @@ def transition(
 
     `step_size` is h in z; an array (d,) is a diagonal mass, h / sqrt(m_j). It may vary between
     iterations if it does not depend on the state; the noise sets no upper limit. `n_steps` is L,
-    the number of kicks, with a gradient release each. `interval` is that of the energy errors. Not
-    `persistent`: the momentum is drawn again, which suits L > 1; with strong noise the kicks
-    refresh it anyway. `friction`, a number or (d,), is the least gamma wanted, in 1 / time: public
-    noise is added where the release's own is below sqrt(2 gamma / h). About 1 suits whitened
-    coordinates. Not `adjusted`: a burn-in from a distance at which no path would be accepted,
-    without accept test and its release; such draws are not kept.
+    the number of kicks, with a gradient release each. If not `persistent`, the momentum is drawn
+    again, which suits L > 1; with strong noise the kicks refresh it anyway. `friction`, a number or
+    (d,), is the least gamma wanted, in 1 / time (about 1 in whitened coordinates): public noise is
+    added where the release's own is below sqrt(2 gamma / h). If not `adjusted`, there is no accept
+    test and no release for it: a burn-in from a distance at which no path would be accepted, whose
+    draws are not kept.
 
     For j = 0..L-1, with a and s from `kick_coefficients`::
 
@@ -231,15 +232,12 @@ def transition(
     posterior whatever the path.
 
     *Guarantee.* pi(z) N(p; 0, I) is stationary, for any gradient noise, any step size and any
-    clipping of the gradients (that only lowers acceptance).
-
-    *Assumptions.* No energy error is clipped (`CurvatureInterval` proves it where gradients are not
-    clipped either), the accounts hold the true clipped gradients, the interval is antisymmetric
-    under path reversal, and `queries.gradient_noise_sd` is the actual noise.
-
-    *Weaknesses.* Where gradients are clipped, energy errors are first order in the step, and
-    clipping them biases the target. Rejections reverse a persistent momentum, so acceptance should
-    be high.
+    clipping of the gradients (that only lowers acceptance). *Assumptions.* No energy error is
+    clipped (`CurvatureInterval` proves it where gradients are not clipped either), the accounts
+    hold the true clipped gradients, the interval is antisymmetric under path reversal, and
+    `queries.gradient_noise_sd` is the actual noise. *Weaknesses.* Where gradients are clipped,
+    energy errors are first order in the step, and clipping them biases the target. Rejections
+    reverse a persistent momentum, so acceptance should be high.
     """
     momentum = state.momentum if persistent else rng.standard_normal(state.z.shape)
 

@@ -1,6 +1,7 @@
-"""Penalty method: Metropolis-Hastings with Gaussian noise on the log-likelihood ratio. Yildirim &
-Ermis (2019), Exact MCMC with differentially private moves, with the correction of Ceperley & Dewing
-(1999), The penalty method for random walks with uncertain energies.
+"""Penalty method: Metropolis-Hastings with Gaussian noise on the log-likelihood ratio.
+
+Yildirim & Ermis (2019), Exact MCMC with differentially private moves, with the correction of
+Ceperley & Dewing (1999), The penalty method for random walks with uncertain energies.
 """
 
 from __future__ import annotations
@@ -198,29 +199,22 @@ def transition(
     likelihood_power: float = 1.0,
     test: AcceptTest = penalty_test,
 ) -> tuple[PenaltyState, PenaltyInfo]:
-    """One iteration of the penalty method.
+    """One iteration of the penalty method, for prior times likelihood to the power T.
 
-    The target is prior times likelihood to the power T, the `likelihood_power`. Clipping
-    T r_i to T c, as Yildirim & Ermis (2019) do, is T times the same answer: all that changes is
-    what is made of it.
+    T, `likelihood_power`, multiplies the answer: to clip T r_i to T c (Yildirim & Ermis 2019) is
+    the same. Accept z' when log u < R~ + log pi0(z')/pi0(z) + log q(z|z')/q(z'|z) - s^2/2, with R~
+    the released sum of clipped log-likelihood ratios and s its noise standard deviation.
 
-    Notes
-    -----
-    Accept z' when log u < R~ + log pi0(z')/pi0(z) + log q(z|z')/q(z'|z) - s^2/2, with R~ the
-    released sum of clipped log-likelihood ratios and s its noise standard deviation.
+    *Guarantee.* The target is stationary, for any noise.
 
-    Guarantee
-        The posterior (or prior times likelihood to the power T) is stationary, for any noise.
+    *Assumptions.* No ratio is clipped, and s is symmetric in (z, z'). Where the model has a public
+    Lipschitz bound |l_i(z') - l_i(z)| <= b |z' - z| and the clip is at least that, nothing is
+    clipped.
 
-    Assumptions
-        No ratio is clipped, and s is symmetric in (z, z'). Where the model has a public Lipschitz
-        bound |l_i(z') - l_i(z)| <= b |z' - z| and the clip is at least that, nothing is clipped.
-
-    Weaknesses
-        Clipping biases the chain, and much more than often stated: on logistic regression with
-        d = 10 and n = 2e4 to 1e5, clipping 0.5 % of the ratios moved the posterior mean by about
-        1.3 posterior standard deviations, 10 to 20 % by 10 to 18. The noise must stay of order 1,
-        so the step shrinks and the chain slows as the budget falls.
+    *Weaknesses.* Clipping biases the chain, and much more than often stated: on logistic regression
+    with d = 10 and n = 2e4 to 1e5, clipping 0.5 % of the ratios moved the posterior mean by about
+    1.3 posterior standard deviations, 10 to 20 % by 10 to 18. The noise must stay of order 1, so
+    the step shrinks and the chain slows as the budget falls.
     """
     with np.errstate(all="ignore"):  # an overflowing proposal is a rejection, not an error
         z_new, log_q_ratio, turned = proposal(rng, state.z, state.direction)

@@ -1,19 +1,18 @@
 """How an answer about records is made: paid for, clipped, added in integers, noised.
 
-Whatever is released about records is the value of :func:`answer`, a Gaussian mechanism on a grid of
-integers (for a published statistic perhaps a Laplace mechanism):
+Whatever is released about records is the value of :func:`answer`, for a committed :class:`Receipt`:
 
-1. the numbers of each privacy unit are clipped, rounded to the grid (:class:`Grid`) and added in
-   int64, so that the sums of two neighbouring data sets differ by at most ``Grid.sensitivity``
-   units in l2 norm, exactly, for any order, any blocks and any number of threads;
-2. a normal variable with a standard deviation of ``2**m`` units, rounded to an integer without any
-   other error, is added (:mod:`pymc_dp.privacy.noise`). As ``round(x + N) = x + round(N)`` for an
-   integer x, the value is a function of the exact Gaussian mechanism's, and (1/tau)-GDP. Sum and
-   noise have 64 bits: if one wraps, both do, and wrapping is post-processing;
-3. the value is scaled back to natural units, which is post-processing.
+1. The numbers of each privacy unit are clipped, rounded to the grid (:class:`Grid`) and added in
+   int64: sums of neighbouring data sets differ by at most ``Grid.sensitivity`` units in l2 norm,
+   exactly, for any order, any blocks and any number of threads.
+2. A normal variable with a standard deviation of ``2**m`` units, rounded to an integer without any
+   other error, is added. As ``round(x + N) = x + round(N)`` for an integer x, the value is a
+   function of the exact Gaussian mechanism's, and (1/tau)-GDP. (A published statistic may have
+   exact Laplace noise instead.) If 64 bits wrap, sum and noise both do, which is post-processing,
+   as is the scaling to natural units.
 
-All this needs a :class:`Receipt` of a committed charge. The functions that compute a unit's numbers
-(:mod:`pymc_dp.rows`) are trusted to use nothing but the rows of that unit and public numbers.
+The functions that compute a unit's numbers (:mod:`pymc_dp.rows`) are trusted to use nothing but the
+rows of that unit and public numbers.
 """
 
 from __future__ import annotations
@@ -106,10 +105,8 @@ class Grid:
 
 def vector_bound(norm_bound: float, d: int) -> float:
     """Norm to which a real d-vector is clipped so that its rounding has norm <= `norm_bound`.
-
-    Rounding moves each entry by at most 1/2, hence the norm by at most sqrt(d)/2. The relative
-    slack (d + 8) 2^-53 covers the rounding errors of the norm (d/2 + 2 units in the last place), of
-    the quotient and of the products with it.
+    Rounding moves the norm by at most sqrt(d)/2. The slack (d + 8) 2^-53 covers the rounding errors
+    of the norm (d/2 + 2 units in the last place), of the quotient and of the products with it.
     """
     bound = (norm_bound - math.sqrt(d) / 2.0) * (1.0 - (d + 8) * 2.0**-53)
     if not bound > 0.0:
@@ -178,13 +175,12 @@ def clip_multiples(
     """The same for multiples f_i u_i of the vectors first, ..., first + n - 1, which are never
     made.
 
-    Their lengths are known. Factors (n,), in natural units, and products are in float64, the
-    vectors in float64 or float32.
+    Factors (n,), in natural units, and products are in float64, the vectors in float64 or float32.
+    With w = f_i / unit and N = |w| lengths_i, a vector is multiplied by |w| min(1, bound / N).
 
-    Sensitivity: with w = f_i / unit and N = |w| lengths_i, in floating point, a vector is
-    multiplied by |w| min(1, bound / N). The four roundings there, and one of each entry, are
-    relative; the slack of :func:`vector_bound` covers them. No contribution is the sum of several
-    vectors, so nothing cancels.
+    Sensitivity: the four roundings there, and one of each entry, are relative; the slack of
+    :func:`vector_bound` covers them. No contribution is the sum of several vectors: nothing
+    cancels.
     """
     n = factors.shape[0]
     length, multiples = moves.lengths[first : first + n], np.empty(n)
@@ -242,11 +238,9 @@ def clip_interval(values: Array, units: float, lower: np.int64, upper: np.int64)
 
 @compiled(error_model="numpy")
 def clip_l1(vectors: Array, units: float, bound: np.int64, total: Array) -> None:
-    """Add (d, n) vectors, one per column, clipped in l1 norm and cut off to integers.
-
-    Sensitivity: each column adds an integer vector of l1 norm at most `bound`, checked in integers.
-    A column that is not finite, whose norm overflows, or whose rounded scaling would pass the bound
-    (2^46 and more), adds 0.
+    """Add (d, n) vectors, one per column, clipped in l1 norm and cut off to integers. Sensitivity:
+    each column adds an integer vector of l1 norm at most `bound`, checked in integers, or 0 where
+    it is not finite, its norm overflows, or rounding would pass the bound (2^46 and more).
     """
     d, n = vectors.shape
     entries = np.empty(d, dtype=np.int64)
@@ -270,11 +264,8 @@ def clip_l1(vectors: Array, units: float, bound: np.int64, total: Array) -> None
 def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: Array) -> None:
     """Add `weight` for each of (d, n) vectors, to the one bin in which its norm is.
 
-    `squared_edges` are the squares of the ends between neighbouring bins, increasing. A norm that
-    overflows is in the last bin, NaN in the first, like the zero that :func:`clip_vectors` adds for
-    it.
-
-    Sensitivity: the norm is a function of its column alone, so replacing one vector moves the
+    `squared_edges` are the squared ends between bins. A norm that overflows is in the last bin, NaN
+    in the first. Sensitivity: a norm depends on its column alone, so replacing one vector moves the
     counts by sqrt(2) `weight` in l2 norm, and adding or removing one by `weight`.
     """
     d, n = vectors.shape
@@ -413,14 +404,13 @@ class LaplaceSum:
     `distance` in l1 norm, and the noise, drawn without rounding, has the scale distance / epsilon.
     `noise_multiplier` is that of normal noise which protects no better.
 
-    `bound` limits the l1 norm of a unit's vector, in grid units of size `unit` (the integer 1 for
-    geometric noise, whose values are integers). `one_sided` vectors have no negative entries, and
-    none above bounds that add up to `bound`: two of them then differ by at most `bound`.
+    `one_sided` vectors have no negative entries, and none above bounds that add up to `bound`: two
+    of them then differ by at most `bound`.
     """
 
     size: int
-    bound: int
-    unit: float
+    bound: int  # on the l1 norm of a unit's vector, in units of the grid
+    unit: float  # of the grid; the integer 1 for geometric noise, whose values are integers
     epsilon: float
     neighboring: Neighboring
     one_sided: bool = False

@@ -1,6 +1,7 @@
-"""Answers for a chain, paid for by whole iterations. A query raises unless an iteration that pays
-for it has begun (:meth:`Queries.begin_iteration`), so no record is read before the ledger has been
-charged.
+"""Answers for a chain, paid for by whole iterations.
+
+A query raises unless an iteration that pays for it has begun (:meth:`Queries.begin_iteration`), so
+no record is read before the ledger has been charged.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ _SQUARES = 0.5
 class Queries:
     """Private answers about the records of one model, for one chain.
 
-    `events` has the noise multiplier of each mechanism ("gradient", "log_ratio", "energy_error",
-    "statistic"). `clip_norms["gradient"]` bounds the l2 norm of one unit's score in z, and
-    `clip_norms["log_ratio"]` the change of its log-likelihood per unit of distance in z.
-    `n_public`, the public number of units, sets the resolution of the grid.
+    `events` and `clip_norms` are by mechanism: "gradient" (bound on the l2 norm of one unit's score
+    in z), "log_ratio" (on the change of its log-likelihood per unit of distance in z),
+    "energy_error", "statistic". `n_public`, the public number of units, sets the resolution of the
+    grid.
 
     *Guarantee.* Each answer of mechanism k is (1 / noise_multiplier_k)-GDP with respect to one
     unit, given all earlier answers. *Assumptions.* Contributions of different units are computed
@@ -221,10 +222,9 @@ class StatisticQueries(Queries):
 class BatchQueries(Queries):
     """Private answers about secret batches, drawn for each answer.
 
-    `meter` counts iterations, which were paid for together (`pymc_dp.privacy.plan.Batches`). The
-    mechanism of `event` is "gradient" or "log_ratio". The probability of a Poisson batch is a
-    multiple of 1 / `COINS`; a batch of a fixed size is one of all units of the engine. `clip_norm`
-    is as in `Queries`. The likelihood power is that of the target, for "log_ratio".
+    They were paid for together (`pymc_dp.privacy.plan.Batches`); `meter` counts iterations. The
+    mechanism of `event` is "gradient" or "log_ratio", for which `likelihood_power` is that of the
+    target. The probability of a Poisson batch is a multiple of 1 / `COINS`.
 
     *Guarantee.* The contribution of a unit in the batch has norm at most C, and the noise has
     standard deviation ``noise_multiplier * C``, on the integer grid of `Queries`, whose sensitivity
@@ -272,18 +272,16 @@ class BatchQueries(Queries):
 
         The estimate is the sum over the batch of T r / q - T^2 (1 - q) r^2 / (2 q^2), plus privacy
         noise with noise_sd. r are the ratios, clipped to c = clip_norm |z_to - z_from|, q is the
-        probability and T the power.
+        probability and T the power. One unit changes it by at most C = T c / q + T^2 (1 - q) c^2 /
+        (2 q^2), at r = -c.
 
-        The sum of T r / q over a Poisson batch has the mean sum T r over all records and the
-        variance T^2 (1 - q) / q sum r^2, of which T^2 (1 - q) / q^2 sum r^2 over the batch is an
-        unbiased estimate. If the sum is about normal, subtracting half of that is the penalty for
-        sampling. One unit in or out of the batch changes the value by at most C = T c / q + T^2 (1
-        - q) c^2 / (2 q^2), at r = -c.
-
-        With B of n records, q = B / n, the variance is T^2 (1 - q) / q times n / (n - 1) times the
-        sum of squares about the mean. The penalty is then too large by (sum T r)^2 (1 - q) / (2 B).
-        This is small beside 1 where a proposal may be accepted, and is the price of terms that hold
-        one record each.
+        The sum of T r / q over a Poisson batch has the variance T^2 (1 - q) / q sum r^2 over all
+        records, of which T^2 (1 - q) / q^2 sum r^2 over the batch is an unbiased estimate. If the
+        sum is about normal, subtracting half of that is the penalty for sampling. With B of n
+        records, q = B / n, the variance is T^2 (1 - q) / q times n / (n - 1) times the sum of
+        squares about the mean. The penalty is then too large by (sum T r)^2 (1 - q) / (2 B). This
+        is small beside 1 where a proposal may be accepted, and is the price of terms that hold one
+        record each.
         """
         c = self._ratio_bound(z_from, z_to)
         linear = self.likelihood_power / self.probability
@@ -327,17 +325,16 @@ class MomentQueries(BatchQueries):
         """Estimate of the tempered log-likelihood ratio, and the standard deviation of all its
         noise.
 
-        The first is the sum over the batch of T r / q, plus noise, with r, q and T as in
+        The first is the sum over the batch of T r / q, plus noise, with r, q, c and T as in
         `BatchQueries.log_ratio`. The second is (s^2 + v)^(1/2), with s that of the privacy noise
         and v an estimate of the variance of sampling; 0 if the sum is negative.
 
-        A record of the batch adds the vector (T / q) (r, w r^2 / c), whose norm is at most C = (T c
-        / q) (1 + w^2)^(1/2), attained at r = -c and c: one Gaussian release with noise s =
-        noise_multiplier C on both entries. From the second entry follows v = T^2 (1 - q) / q^2 sum
-        r^2, whose mean is the sampling variance of the first for Poisson batches (for fixed sizes
-        see `BatchQueries.log_ratio`). Its own privacy noise, (1 - q) (T c / q) s / w, may make v
-        negative. v is not cut off at 0: that would bias the total upwards, by 0.4 of this noise
-        where there is little sampling variance.
+        A record of the batch adds the vector (T / q) (r, w r^2 / c), of norm at most C = (T c / q)
+        (1 + w^2)^(1/2): one Gaussian release with noise s = noise_multiplier C on both entries.
+        From the second entry follows v = T^2 (1 - q) / q^2 sum r^2, whose mean is the sampling
+        variance of the first for Poisson batches. Its own privacy noise, (1 - q) (T c / q) s / w,
+        may make v negative. v is not cut off at 0: that would bias the total upwards, by 0.4 of
+        this noise where there is little sampling variance.
         """
         c = self._ratio_bound(z_from, z_to)
         linear = self.likelihood_power / self.probability

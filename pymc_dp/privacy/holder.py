@@ -1,5 +1,6 @@
-"""Who has records: answers a query with the exact integer sum over its units, before noise. It
-knows no budget. The sum is private, asked for by :func:`pymc_dp.privacy.answer.answer` alone.
+"""Who has records: answers a query with the exact integer sum over its units, before noise.
+
+It knows no budget. The sum is private, asked for by :func:`pymc_dp.privacy.answer.answer` alone.
 """
 
 from __future__ import annotations

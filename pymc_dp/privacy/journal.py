@@ -85,27 +85,22 @@ def as_stored(payload: Mapping[str, Any]) -> dict[str, Any]:
 class Entry:
     """One row, without a time: when a model was sampled is nobody's business.
 
-    - `seq`: 1, 2, 3, … without gaps.
-    - `account`: 0 for the row that describes the ledger.
-    - `kind`: ``"ledger"``, ``"account"``, ``"batches"`` or ``"close"``; for a run ``"plan"``,
-      ``"run"``, ``"chain"``, ``"lease"`` or ``"return"``; for one-off releases ``"plan"``,
-      ``"charge"``, ``"release"`` or ``"finish"``.
-    - `amount`: the reservation of an account; ledger units of a lease or a charge; of releases on
-      batches, less those that they replace; negative for what is returned or taken back; else 0.
-    - `balance`: what the account has spent after this row, a running sum over `SPENDING`.
-    - `payload`: public facts about the row.
-    - `previous`, `hash`: SHA-256 in hexadecimal of the row before, and of this row with `previous`.
+    Kinds are ``"ledger"``, ``"account"``, ``"batches"`` and ``"close"``; for a run ``"plan"``,
+    ``"run"``, ``"chain"``, ``"lease"`` and ``"return"``; for one-off releases ``"plan"``,
+    ``"charge"``, ``"release"`` and ``"finish"``. Amounts are the reservation of an account, or
+    ledger units: of a lease or a charge, of releases on batches (less those that they replace),
+    negative for what is returned or taken back. Hashes are SHA-256 in hexadecimal.
     """
 
-    seq: int
-    account: int
+    seq: int  # 1, 2, 3, … without gaps
+    account: int  # 0 for the row that describes the ledger
     plan: int | None
     kind: str
     amount: int
-    balance: int
-    payload: dict[str, Any]
-    previous: str
-    hash: str
+    balance: int  # what the account has spent after this row: a running sum over `SPENDING`
+    payload: dict[str, Any]  # public facts
+    previous: str  # hash of the row before
+    hash: str  # of this row, `previous` included
 
     def expected_hash(self) -> str:
         """SHA-256 over the hash of the row before and everything else in this row."""

@@ -75,21 +75,17 @@ class Meter:
     """Pays for the iterations of one chain, in blocks, from one account of a ledger.
 
     `per_iteration` and `at_start` are the answers that one iteration, and the beginning of a chain,
-    make; where they cost nothing, nothing is leased. `iterations` (draws and tune) are never
-    exceeded. `prepaid`: all answers were paid for together, as those about batches are.
+    make. `iterations` (draws and tune) are never exceeded. `prepaid`: all answers were paid for
+    together, as those about batches are.
 
     *Guarantee.* `begin_iteration` returns a receipt only for iterations whose charge is committed,
     whenever the process is killed, and never in another process than the one that called
     `begin_chain`: a fork, a copy or a pickle of a meter holds no paid iterations. Unused iterations
-    come back only through `close`.
-
-    *Assumptions.* One chain uses the meter at a time, in the thread that began it; another thread
-    is refused while that one lives and its chain has iterations left.
-
+    come back only through `close`. *Assumptions.* One chain uses the meter at a time, in the thread
+    that began it; another thread is refused while that one lives and its chain has iterations left.
     *Weaknesses.* A killed chain loses what is left of its block: at most the next power of two of
     64 iterations, half a second, or 200 commits, whichever is largest. So charging takes less than
-    1 % of the time of iterations of 1 ms and more. The first block is 64 iterations, for want of
-    measurements.
+    1 % of the time of iterations of 1 ms and more.
     """
 
     def __init__(

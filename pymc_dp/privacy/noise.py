@@ -1,16 +1,14 @@
 """Exact Gaussian and Laplace noise on an integer grid, from operating-system entropy.
 
-A mechanism adds ``rounded_normal(size, m)``, a normal of standard deviation 2^m grid units rounded
-to integers, to an integer answer. Rounding commutes with adding an integer, so the result is a
-rounded exact Gaussian release: post-processing, with the Gaussian guarantee and none of the leaks
-of floating-point noise (Mironov 2012).
+A mechanism adds ``rounded_normal(size, m)`` to an integer answer. Rounding commutes with adding an
+integer, so the result is a rounded exact Gaussian release: post-processing, with the Gaussian
+guarantee and none of the leaks of floating-point noise (Mironov 2012).
 
 Normal draws are a function of a tape of random words: algorithms N, H and B of C. F. F. Karney,
-*Sampling exactly from the normal distribution*, ACM TOMS 42(1), arXiv:1303.6257, without any
-floating-point number. The compiled functions share three arrays: `words`, the tape, uint32;
-`digits` (4, DIGITS), the digits drawn so far of the deviates in use; and `state` (5,), how many
-digits are known of each deviate and, last, the cursor on the tape, past its end once the words have
-run out.
+*Sampling exactly from the normal distribution*, ACM TOMS 42(1), arXiv:1303.6257, in integers alone.
+The compiled functions share `words`, the tape, uint32; `digits` (4, DIGITS), drawn so far of the
+deviates in use; and `state` (5,), how many digits are known of each deviate and, last, the cursor
+on the tape, past its end once the words have run out.
 """
 
 from __future__ import annotations
@@ -52,11 +50,11 @@ State = NDArray[np.int64]
 class EntropyPool:
     """Unused random words of this process.
 
-    A tape leaves the pool before it is read and comes back without its used words. So it has one
-    owner at any moment, and an interrupted owner takes its words with it. ``deque.pop`` and
-    ``deque.append`` are atomic: there is no lock that a forked child could inherit locked, or on
-    which a signal handler could wait for its own thread. Tapes carry the process id, so that a
-    child refuses its parent's words even if it was forked without Python's hooks.
+    A tape leaves the pool before it is read and comes back without its used words: it has one owner
+    at any moment, and an interrupted owner takes its words with it. ``deque`` is atomic, so there
+    is no lock that a forked child could inherit locked, or on which a signal handler could wait for
+    its own thread. A child refuses its parent's words by process id, even if forked without
+    Python's hooks.
     """
 
     def __init__(self, read: Callable[[int], bytes]) -> None:
@@ -140,12 +138,11 @@ if hasattr(os, "register_at_fork"):
 def insecure_noise(seed: int) -> Iterator[None]:
     """Make the noise reproducible, for tests only: what is released inside is **not private**.
 
-    Two blocks with the same seed see the same draws. The mode holds for all threads of the process,
-    and `is_insecure` reports it: a release must ask and stamp ``privacy_guarantee="none"``. A
-    forked child stays insecure, with a stream of its own (a function of the seed and of the number
-    of forks before it), as chains with shared noise would be copies of each other. A fresh
-    interpreter (spawn, forkserver) draws operating-system entropy and reports so; a result to which
-    an insecure parent contributed must carry the parent's stamp.
+    The mode holds for all threads of the process, and `is_insecure` reports it: a release must ask
+    and stamp ``privacy_guarantee="none"``. A forked child stays insecure, with a stream of its own
+    (a function of the seed and of the number of forks before it), as chains with shared noise would
+    be copies of each other. A fresh interpreter (spawn, forkserver) draws operating-system entropy
+    and reports so; a result to which an insecure parent contributed must carry the parent's stamp.
     """
     global _pool
     outer = _pool
@@ -289,12 +286,10 @@ def fill(
     """Write draws as far as the words reach, and erase the words that were used.
 
     Draws from ``done`` on become ``round(2**log2_sigma * N(0, 1))``; the exponent, 0 to 40, is not
-    checked. Words of the tape from ``position`` on are unused.
-
-    Returned are ``done`` and ``position`` after the last finished draw. A draw for which the words
-    do not suffice has used none: call again with the same words and more behind them. The draws are
-    thus a function of one endless tape, wherever it was cut; dropping the unfinished draw would
-    favour draws that need few words.
+    checked. Returned are ``done`` and ``position`` (of the first unused word) after the last
+    finished draw. A draw for which the words do not suffice has used none: call again with more
+    words behind them. The draws are thus a function of one endless tape, wherever it was cut;
+    dropping the unfinished draw would favour draws that need few words.
 
     *Guarantee.* The distribution is exact but for comparisons that are undecided after 256 bits,
     which count as "not less". In each comparison one deviate is fresh, so they are equal in 256
@@ -325,11 +320,8 @@ def rounded_normal(size: int, log2_sigma: int) -> NDArray[np.int64]:
     in total variation (see `fill`). No word serves two draws: not in two calls, threads or
     processes, not after a fork, nor after a ``KeyboardInterrupt`` at any moment (the words in use
     are lost). The state of ``numpy.random`` and the ``random_seed`` of PyMC have no influence.
-
     *Assumptions.* ``os.urandom`` is indistinguishable from random, and the memory of this process
-    is private. Used words are overwritten in the pool, but the bytes object in which ``os.urandom``
-    delivered them is freed without being erased.
-
+    is private (the bytes that ``os.urandom`` delivers are freed without being erased).
     *Weaknesses.* The running time depends on the draws. A machine image restored twice (a virtual
     machine snapshot, CRIU) repeats the words then in the pool, 128 KiB per thread at most.
     """
@@ -393,11 +385,9 @@ def _happens(gamma: Fraction) -> bool:
 
 
 def coins(size: int, numerator: int) -> NDArray[np.bool_]:
-    """Independent secret coins, which decide who is in a Poisson batch.
-
-    Each is True with probability ``numerator / 2**32``, exactly. A coin is one word of
-    operating-system entropy that no other draw has used: the guarantee of a subsampled release
-    needs coins that nobody can predict, and a seed would void it.
+    """Independent secret coins, True with probability ``numerator / 2**32``, exactly. They decide
+    who is in a Poisson batch. A coin is one word of operating-system entropy that no other draw has
+    used: a subsampled release needs coins that nobody can predict; a seed would void it.
     """
     size, numerator = operator.index(size), operator.index(numerator)
     if size < 0 or not 0 <= numerator <= 2**32:
@@ -411,7 +401,7 @@ def subset(n: int, size: int) -> NDArray[np.int64]:
     """A secret subset of 0, ..., n - 1, ascending, each of this size with the same probability,
     exactly.
 
-    Numbers are drawn uniformly, from words as in `coins`, until `size` <= n <= 2^32 of them are
+    size <= n <= 2^32. Numbers are drawn uniformly, from words as in `coins`, until enough are
     distinct. A round draws no more than are missing, so none has to be dropped. What is drawn is
     the smaller of the subset and its complement.
     """

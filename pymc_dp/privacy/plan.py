@@ -39,23 +39,20 @@ class Batches:
 
 @dataclass(frozen=True)
 class Plan:
-    """The releases of one step method, fixed before a record is touched.
-
-    `runs` is how many times ``pm.sample`` will be called. `per_iteration` and `at_start` count the
-    releases of each mechanism of `events` in one iteration, and once per chain. `plan_id` is a
-    random label that ties published draws to the ledger; 53 bits, so that it survives as a float.
-    `batches` are paid for as a whole; then there are no other releases.
+    """The releases of one step method, fixed before a record is touched. `per_iteration` and
+    `at_start` count the releases of each mechanism of `events` in one iteration, and once per
+    chain. `batches` are paid for as a whole; then there are no other releases.
     """
 
     sampler: str
     draws: int
     tune: int
     chains: int
-    runs: int
+    runs: int  # calls of ``pm.sample``
     events: dict[str, GaussianEvent]
     per_iteration: dict[str, int]
     at_start: dict[str, int]
-    plan_id: int = field(default_factory=lambda: secrets.randbits(53))
+    plan_id: int = field(default_factory=lambda: secrets.randbits(53))  # also exact as a float
     batches: Batches | None = None
 
     @property

@@ -36,16 +36,14 @@ _WHOLE = 1.0 + 1e-9
 
 
 class Histogram(NamedTuple):
-    """A noisy histogram of the norms of all units; shapes: edges (k + 1,), counts (k,).
-
-    The edges are always `EDGES`. Bin j holds the norms with ``edges[j] <= norm < edges[j + 1]``;
-    the first one also holds the zeros. Counts have noise of standard deviation `noise_sd` each, and
-    may be negative.
+    """A noisy histogram of the norms of all units, with the edges `EDGES` (k + 1,) and counts (k,).
+    Bin j holds the norms with ``edges[j] <= norm < edges[j + 1]``; the first one also holds the
+    zeros. Counts may be negative.
     """
 
     edges: np.ndarray
     counts: np.ndarray
-    noise_sd: float
+    noise_sd: float  # of each count
 
 
 class Unpayable(BudgetExceeded):
@@ -80,20 +78,16 @@ class Preparation:
 
     Built again for the same plan, a preparation answers the same requests with the kept values,
     without a charge and without touching a record, and continues where it was interrupted. A
-    request costs a share of `units` ledger units. `n_public`, the public number of units, sets the
-    resolution of the grid.
+    request costs a share of `units` ledger units. `n_public` units set the resolution of the grid.
 
     *Guarantee.* A release with share s is a Gaussian mechanism that costs at most s * units, or 1,
     given everything released before, and its charge is committed before a record is touched. All
     together cost at most `units`. A release that was interrupted between its charge and
     `Account.keep` showed no value to anybody: within the process it is made, or kept, for the same
     charge. After a process was killed it is charged again, if what remains pays for it, as the file
-    may hold traces of a value that was about to be kept.
-
-    *Assumptions.* Contributions of different units are computed independently of each other.
-
-    *Weaknesses.* Interrupted releases make a preparation cost more than `units`; the account's cap
-    holds all the same.
+    may hold traces of a value that was about to be kept. *Assumptions.* Contributions of different
+    units are computed independently of each other. *Weaknesses.* Interrupted releases make a
+    preparation cost more than `units`; the account's cap holds all the same.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
-"""What is asked of records, as public data, and of whom. A question says what each unit adds to an
-answer. Those of chains are here, with all positions in the chain's coordinates z;
-:mod:`pymc_dp.rows.contributions` has those of one-off releases.
+"""What is asked of records, as public data, and of whom.
+
+A question says what each unit adds to an answer. Those of chains are here, with all positions in
+the chain's coordinates z; :mod:`pymc_dp.rows.contributions` has those of one-off releases.
 """
 
 from __future__ import annotations

@@ -1,23 +1,19 @@
 """What releases on batches cost, by dp-accounting.
 
-Batches of a fixed size are accounted by Rényi differential privacy (`renyi_epsilon`). Poisson
-batches are accounted by numerical privacy loss distributions: dp-accounting puts the loss of one
-release on a grid ("connect the dots": Doroshenko et al. 2022), always to the pessimistic side, and
-composes by Fourier transforms.
-
-Every function here errs on the private side. The one error of the grid that is not pessimistic by
-construction, rounding in the Fourier transforms, is paid with a part of delta (`_ROUNDING`).
+Batches of a fixed size are accounted by Rényi differential privacy (`renyi_epsilon`), Poisson
+batches by numerical privacy loss distributions: dp-accounting puts the loss of one release on a
+grid ("connect the dots": Doroshenko et al. 2022), always to the pessimistic side, and composes by
+Fourier transforms. Every function here errs on the private side. The one error that is not
+pessimistic by construction, rounding in the transforms, is paid with a part of delta (`_ROUNDING`).
 
 With an interval h, each of k releases adds at most h²/4 to the variance of the loss (h²/6 on
 average), so what matters is h relative to the standard deviation v of *one* release's loss: h =
 v/100 overstates epsilon by some 1e-5 of it. Coarser grids are taken where this one would have more
 points than a call of about a second allows (but none coarser than v/10 for that reason), and where
 second differences of delta on the grid would drown in rounding errors (losses below 1e-3). The grid
-follows from the plans alone, so that all functions here agree about the same plans; a GDP
-transcript beside them needs none, since its loss is exactly normal (`_Curve`).
-
-Above an epsilon of some hundreds the grid would have millions of points, and that batches are
-secret is worth little: there they are not counted as secret (`_told_epsilon`).
+follows from the plans alone, so that all functions agree about the same plans. Above an epsilon of
+some hundreds it would have millions of points, and that batches are secret is worth little: there
+they are not counted as secret (`_told_epsilon`).
 """
 
 from __future__ import annotations
@@ -304,20 +300,17 @@ def epsilon_of(
     """Epsilon of fixed plans of subsampled releases together with a GDP transcript, rounded up.
 
     All plans are on batches of one kind. `units` is the squared mu of all other releases in ledger
-    units of 2^-40, relative to the sensitivity under `neighboring`. ValueError if delta is below
-    the accuracy of the computation.
+    units, relative to the sensitivity under `neighboring`.
 
     *Guarantee.* (epsilon, delta)-DP for everything that the plans and the transcript release, in
     whatever order and however the releases of the transcript were chosen (see `room_beside`).
-
     *Assumptions.* Batches are what the events say, drawn for each release, and secret.
 
     *Weaknesses.* Batches of a fixed size cost 2 to 7 times the epsilon of Poisson batches. For
     Poisson batches the result is above the exact value: by some 1e-5 of it at 1000 releases, 1e-4
-    at 10^4, 1e-3 at 10^6, where a finer grid would take longer; by 5e-3 at q = 1e-4, and by up to
-    1e-2 where the loss of one release is below 1e-6. Poisson batches do not count as secret where
-    that alone gives more than 500: the result is then several times the exact value, where that is
-    below 1000.
+    at 10^4, 1e-3 at 10^6; by 5e-3 at q = 1e-4, and by up to 1e-2 where the loss of one release is
+    below 1e-6. Poisson batches do not count as secret where that alone gives more than 500: the
+    result is then several times the exact value, where that is below 1000.
     """
     neighboring = check_neighboring(neighboring)
     plans, delta = _check_plans(plans, neighboring), check_delta(delta)

@@ -30,13 +30,11 @@ _APART = 0.5
 
 
 class Explored(NamedTuple):
-    """What NUTS made of a target: (4000, d) unconstrained draws. They are worth `effective` draws
-    in the worst parameter; `apart`: chains ended in different places.
-    """
+    """What NUTS made of a target."""
 
-    draws: np.ndarray
-    effective: float
-    apart: bool
+    draws: np.ndarray  # (4000, d), unconstrained
+    effective: float  # what they are worth in the worst parameter
+    apart: bool  # whether chains ended in different places
 
     @property
     def doubt(self) -> str:

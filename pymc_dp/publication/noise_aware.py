@@ -124,16 +124,15 @@ def noisy_posterior(
 class LinearPrior:
     """The score of a prior over the draws of a posterior, as a linear function of them.
 
-    The best linear fit is score - P0 (w - centre), with P0 the `precision`, (d, d); `score` and
-    `centre`, (d,), are means over the fitted draws, and centre None stands for that of the draws it
-    is used for. `bend`, 0 for a normal prior, is what the fit leaves: a root mean square in the
-    direction where it is largest, in units of the posterior's own score there (one over its sd).
+    The best linear fit is score - P0 (w - centre). `bend`, 0 for a normal prior, is what the fit
+    leaves: a root mean square in the direction where it is largest, in units of the posterior's own
+    score there (one over its sd).
     """
 
-    precision: np.ndarray
-    score: np.ndarray
+    precision: np.ndarray  # (d, d), P0
+    score: np.ndarray  # (d,), mean over the draws that were fitted
     bend: float = 0.0
-    centre: np.ndarray | None = None
+    centre: np.ndarray | None = None  # (d,), their mean; None: that of the draws it is used for
 
     def about(self, centre: np.ndarray) -> LinearPrior:
         """The same function, with its score at another centre; `centre`, if there was none."""
@@ -179,13 +178,11 @@ def _bend(rest: np.ndarray, covariance: np.ndarray) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Likelihood:
-    """A likelihood that is normal but for the noise in its score at w = 0: N(score; H w, H + V). H
-    is `curvature` and V is `noise`, (d, d).
-    """
+    """A likelihood that is normal but for the noise in its score: N(score; H w, H + V)."""
 
-    score: np.ndarray
-    curvature: np.ndarray
-    noise: np.ndarray
+    score: np.ndarray  # (d,), noisy, at w = 0
+    curvature: np.ndarray  # (d, d), H
+    noise: np.ndarray  # (d, d), V
 
     def noise_at(self, rng: np.random.Generator, w: np.ndarray) -> np.ndarray:
         """(m, d) draws of xi given (m, d) parameters."""
@@ -223,13 +220,11 @@ def law_at_mean(
 
 @dataclass(frozen=True, eq=False)
 class Normality:
-    """How far draws are from normal, along d standardised axes and their d principal directions.
-    `near_normal`: no skewness or excess kurtosis is both large enough to matter and significant.
-    """
+    """How far draws are from normal, along standardised axes and their principal directions."""
 
-    skewness: np.ndarray
-    excess_kurtosis: np.ndarray
-    near_normal: bool
+    skewness: np.ndarray  # (2d,)
+    excess_kurtosis: np.ndarray  # (2d,)
+    near_normal: bool  # none of them is both large enough to matter and significant
 
 
 def normality(draws: np.ndarray, ess: float) -> Normality:
@@ -255,19 +250,14 @@ Explore = Callable[[Likelihood], np.ndarray | None]
 
 @dataclass(frozen=True, eq=False)
 class NoiseAware:
-    """Noise-aware (chains, draws, d) draws, and how they were made.
-
-    `normality` is that of the raw draws. `weight_ess` is their effective number under the weights
-    of one xi', for nine in ten of them. `widening` is noise-aware over raw posterior sd, a root
-    mean square over directions. `bend`, as in `LinearPrior`, is over the draws, raw or moved.
-    """
+    """Noise-aware (chains, draws, d) draws, and how they were made."""
 
     draws: np.ndarray
     method: Literal["shift", "resampled", "explored", "widened"]
-    normality: Normality
-    weight_ess: float
-    widening: float
-    bend: float
+    normality: Normality  # of the raw draws
+    weight_ess: float  # effective raw draws under the weights of one xi', for nine in ten of them
+    widening: float  # noise-aware over raw posterior sd, a root mean square over directions
+    bend: float  # of the prior over the draws, raw or moved: see `LinearPrior`
 
 
 def noise_aware(
@@ -292,8 +282,7 @@ def noise_aware(
     prior is not normal over the draws; `scores` gives its scores, (m, d) at (m, d) draws (default:
     `prior` holds wherever draws may be moved to).
 
-    With Sigma the covariance of the raw draws and xi' from the law of the noise given what was
-    released:
+    With Sigma the covariance of the raw draws and xi' from the law of the noise given the releases:
 
     - shift: w - Sigma xi', which keeps chains and order. Exact for a normal posterior.
     - resampled: a raw draw, chosen with weights exp(-xi' . w). These turn pi(w | G) into
@@ -301,17 +290,17 @@ def noise_aware(
       posterior is not near normal and the weights are spread over enough draws; order is lost.
 
     *The law of xi'.* If the prior is about normal over the draws, it is that of `noise_law`. The
-    score G itself is not needed: on average over the raw draws the score of their target vanishes,
-    so the noisy score of the likelihood at their mean is minus that of the prior. Parameters that
-    no record sees (mean and scale of a centred hierarchy) have no noise: the prior is integrated
-    over them, and they follow a shift by their covariance with the others.
+    score G is not needed: on average over the raw draws the score of their target vanishes, so the
+    noisy score of the likelihood at their mean is minus that of the prior. Parameters that no
+    record sees (mean and scale of a centred hierarchy) have no noise: the prior is integrated over
+    them, and they follow a shift by their covariance with the others.
 
     Otherwise (effects whose scale is little known, heavy-tailed priors) a linear prior can be wrong
     by any number of standard deviations of the noise. The raw draws may lie on one side of a kink,
-    so linearity is checked at the moved draws again. `explore` then draws from p(w) N(G; H w, H +
+    so linearity is checked again at the moved draws. `explore` then draws from p(w) N(G; H w, H +
     V), the prior as it is, H the curvature that raw draws and prior leave to the likelihood, and
-    xi' follows given w. Where the noise is so much that the shape of the posterior depends on it
-    (the scale of effects takes noise for spread), the explored draws themselves are the result.
+    xi' follows given w. Where so much noise decides the shape of the posterior (the scale of
+    effects takes noise for spread), the explored draws themselves are the result.
 
     *widened*: where that is not worth it (hardly any noise), not to be had, or not plausible, xi'
     is N(0, V): draws are widened, by all that the noise could have moved them, and not moved.

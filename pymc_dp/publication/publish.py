@@ -1,6 +1,7 @@
-"""Publication: what may leave. :func:`publish` builds a new object from a whitelist: a result of
-``pm.sample`` also holds data, coordinates with names, and deterministics that are functions of
-records.
+"""Publication: what may leave.
+
+:func:`publish` builds a new object from a whitelist: a result of ``pm.sample`` also holds data,
+coordinates with names, and deterministics that are functions of records.
 """
 
 from __future__ import annotations

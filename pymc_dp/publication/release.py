@@ -1,4 +1,5 @@
 """What is released of a private run, after the noise in an anchored score is accounted for.
+
 :mod:`pymc_dp.publication.publish` decides what may leave; the rest uses released values alone.
 """
 

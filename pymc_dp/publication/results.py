@@ -1,4 +1,5 @@
 """Results and what they are made of: draws as PyMC stores them, and as unconstrained vectors.
+
 ``pm.sample`` converts and checks its draws after the last iteration was paid for; an error then
 would lose them. `PaidDraws` holds them from outside.
 """
