@@ -309,6 +309,7 @@ class Ratios:
 
     def __init__(self, ratios: Any) -> None:
         self.ratios = np.array(ratios, dtype=float)
+        self.n_units = len(self.ratios)
 
     def log_likelihood(self, z: np.ndarray) -> np.ndarray:
         return self.ratios if z.any() else np.zeros(len(self.ratios))
