@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import cache
@@ -65,22 +65,19 @@ def pieces(numbers: int, threads: int) -> int:
     return min(threads, max(1, numbers // _WORTH))
 
 
-def over(part: Callable[[slice], Any], n: int, numbers: int) -> Iterator[Any]:
+def over(part: Callable[[slice], Any], n: int, numbers: int) -> list[Any]:
     """The results of ``part`` for slices that make up 0, ..., n - 1, in order. Threads live for the
     pass alone: none is alive when a process is forked.
     """
     parts = 1 if numbers < 2 * _WORTH else pieces(numbers, count())
     if parts == 1:
-        yield part(slice(0, n))
-        return
+        return [part(slice(0, n))]
     edges = [n * k // parts for k in range(parts + 1)]
     slices = [slice(a, b) for a, b in pairwise(edges)]
     with ThreadPoolExecutor(parts - 1) as pool:
         # in the context of the caller: which warnings of NumPy are silent belongs to it
         waiting = [pool.submit(copy_context().run, part, where) for where in slices[1:]]
-        yield part(slices[0])
-        for future in waiting:
-            yield future.result()
+        return [part(slices[0]), *(future.result() for future in waiting)]
 
 
 class ExactLinker(NumbaLinker):

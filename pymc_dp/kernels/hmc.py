@@ -17,7 +17,7 @@ from pymc_dp.kernels.interfaces import (
     HamiltonianQueries,
     Mask,
     Prior,
-    all_finite,
+    every,
     select,
     start_log_prior,
 )
@@ -85,14 +85,14 @@ def integrate(
     `step_size`; an array (d,) is a diagonal mass, h / sqrt(m_j). `score` gives the noisy score of
     the posterior, at finite positions only. The first kick uses `first` if that is given.
     """
-    start, finite, gradient = z, all_finite(z), np.zeros(z.shape)
+    start, finite, gradient = z, every(np.isfinite(z)), np.zeros(z.shape)
     for kick, drift in stages:
         if kick:
             gradient, first = (score(z) if first is None else first), None
             momentum = momentum + kick * step_size * gradient
         if drift:
             z = z + drift * step_size * momentum
-            finite = finite & all_finite(z)
+            finite = finite & every(np.isfinite(z))
             z = select(finite, z, start)
     return Trajectory(z, momentum, gradient, finite)
 

@@ -13,6 +13,8 @@ iteration makes the same number of releases.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -62,13 +64,12 @@ class HamiltonianQueries(LogRatioQueries, GradientQueries, Protocol):
 class Path(Protocol):
     """Questions along one trajectory; keeps per-record accumulators that stay private."""
 
-    def gradient(self, mid: Array) -> Array:
-        """Sum over records of the clipped log-likelihood gradient at ``mid``, plus noise."""
+    def gradient(self, z: Array, mid: Array) -> Array:
+        """Sum over records of the clipped log-likelihood gradient at ``mid``, plus noise.
 
-    def advance(self, displacement: Array) -> None:
-        """Add clip(g_i(mid)) . displacement to record i's account, at the ``mid`` last asked. The
-        gradient is the true clipped one: the released one is correlated with the path, and would
-        make the accept test invalid.
+        The path has come to ``z``.  Where it has come at the next question, z', record i's account
+        receives clip(g_i(mid)) . (z' - z).  The gradient is the true clipped one: the released one
+        is correlated with the path, and would make the accept test invalid.
         """
 
     def energy_error(self, z_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:
@@ -136,10 +137,8 @@ class AcceptTest(Protocol):
 # -- over batch axes -------------------------------------------------------------------------------
 
 
-def all_finite(z: Array) -> Mask:
-    """Whether every coordinate is finite, shape ``(...)``."""
-    finite: Mask = np.logical_and.reduce(np.isfinite(z), axis=-1)
-    return finite
+#: Whether something holds for all coordinates, (..., d) to (...).
+every: Callable[[npt.NDArray[np.bool_]], Mask] = partial(np.logical_and.reduce, axis=-1)
 
 
 def select(mask: Mask, yes: Array, no: Array) -> Array:

@@ -19,7 +19,7 @@ from pymc_dp.kernels.interfaces import (
     Path,
     PathQueries,
     Prior,
-    all_finite,
+    every,
     select,
     start_log_prior,
 )
@@ -138,19 +138,20 @@ def _walk(
     n_steps: int,
 ) -> _Walk:
     """L mid-point kicks with half drifts about them; positions passed on are always finite."""
-    start, finite = z, all_finite(z)
-    departure, arrival, prior_work = (np.zeros(z.shape[:-1]) for _ in range(3))
+    start, z = z, z.copy()
+    finite: Mask = np.True_
+    departure = arrival = prior_work = np.zeros(z.shape[:-1])
     midpoint = gradient = np.zeros(z.shape)
-    add_noise = np.any(kick.extra_sd)
+    add_noise = np.logical_or.reduce(kick.extra_sd, axis=None)
 
     delta = half_step * momentum
     square = np.vecdot(delta, delta)
     for _ in range(n_steps):
         mid = z + delta
-        finite = finite & all_finite(mid)
-        mid = select(finite, mid, start)
+        finite = finite & every(np.isfinite(mid))  # z is finite, too, where the middle is
+        mid[~finite] = z[~finite] = start[~finite]
         prior_gradient = prior.gradient(mid)
-        score = path.gradient(mid) + prior_gradient
+        score = path.gradient(z, mid) + prior_gradient
         midpoint, gradient = midpoint + mid, gradient + score
 
         force = score
@@ -166,14 +167,11 @@ def _walk(
         arrival = arrival + square
 
         z = z + displacement
-        finite = finite & all_finite(z)
-        z = select(finite, z, start)
-        displacement = select(finite, displacement, np.zeros(z.shape))
-        path.advance(displacement)
         prior_work = prior_work + np.vecdot(prior_gradient, displacement)
 
+    finite = finite & every(np.isfinite(z))
     return _Walk(
-        z,
+        select(finite, z, start),
         momentum,
         finite,
         departure,
@@ -189,6 +187,7 @@ def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> LangevinS
     return LangevinState(z, rng.standard_normal(z.shape), start_log_prior(z, prior))
 
 
+@np.errstate(all="ignore")  # an overflowing path is a rejection, not an error
 def transition(
     rng: np.random.Generator,
     state: LangevinState,
@@ -241,26 +240,23 @@ def transition(
     """
     momentum = state.momentum if persistent else rng.standard_normal(state.z.shape)
 
-    with np.errstate(all="ignore"):  # an overflowing path is a rejection, not an error
-        kick = kick_coefficients(step_size, queries.gradient_noise_sd, friction)
-        path = queries.path(state.z)
-        end = _walk(rng, state.z, momentum, path, prior, 0.5 * step_size, kick, n_steps)
+    kick = kick_coefficients(step_size, queries.gradient_noise_sd, friction)
+    path = queries.path(state.z)
+    end = _walk(rng, state.z, momentum, path, prior, 0.5 * step_size, kick, n_steps)
 
-        log_prior_new = prior.log_density(end.z)
-        public = log_prior_new - state.log_prior - end.prior_work
-        possible = end.finite & np.isfinite(public) & np.isfinite(end.departure + end.arrival)
+    log_prior_new = prior.log_density(end.z)
+    public = log_prior_new - state.log_prior - end.prior_work
+    possible = end.finite & np.isfinite(public) & np.isfinite(end.departure + end.arrival)
 
-        z_new = select(possible, end.z, state.z)
-        if adjusted:
-            # A failed path has no interval; any positive width serves, the answer is ignored.
-            lower, upper = interval(
-                np.where(possible, end.departure, 1.0), np.where(possible, end.arrival, 1.0)
-            )
-            value, noise_sd = path.energy_error(z_new, lower, upper)
-            accepted, log_accept = penalty_test(rng, possible, value, noise_sd, public)
-        else:
-            accepted, noise_sd, log_accept = possible, 0.0, np.zeros_like(public)
-        path.finish(accepted)
+    z_new = select(possible, end.z, state.z)
+    if adjusted:
+        # A failed path has no interval; any positive width serves, the answer is ignored.
+        squares = np.where(possible, (end.departure, end.arrival), 1.0)
+        value, noise_sd = path.energy_error(z_new, *interval(*squares))
+        accepted, log_accept = penalty_test(rng, possible, value, noise_sd, public)
+    else:
+        accepted, noise_sd, log_accept = possible, 0.0, np.zeros_like(public)
+    path.finish(accepted)
 
     state = LangevinState(
         select(accepted, z_new, state.z),

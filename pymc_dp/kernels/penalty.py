@@ -22,7 +22,7 @@ from pymc_dp.kernels.interfaces import (
     Proposal,
     Proposed,
     StatisticQueries,
-    all_finite,
+    every,
     select,
     start_log_prior,
 )
@@ -218,7 +218,7 @@ def transition(
     """
     with np.errstate(all="ignore"):  # an overflowing proposal is a rejection, not an error
         z_new, log_q_ratio, turned = proposal(rng, state.z, state.direction)
-        finite = all_finite(z_new)
+        finite = every(np.isfinite(z_new))
         log_prior_new = prior.log_density(select(finite, z_new, state.z))
         public = log_prior_new - state.log_prior + log_q_ratio
         possible = finite & np.isfinite(public)

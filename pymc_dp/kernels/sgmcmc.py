@@ -18,7 +18,7 @@ from pymc_dp.kernels.interfaces import (
     GradientQueries,
     Mask,
     Prior,
-    all_finite,
+    every,
     select,
 )
 
@@ -120,12 +120,12 @@ def hamiltonian(
     with np.errstate(all="ignore"):
         z = z + half * p
         p = kept * p + spread * rng.standard_normal(p.shape)
-        possible = all_finite(z)
+        possible = every(np.isfinite(z))
         asked = select(possible, z, state.z)
         p = p + step_size * (queries.gradient(asked) + prior.gradient(asked))
         p = kept * p + spread * rng.standard_normal(p.shape)
         z = z + half * p
-        possible = possible & _inside(z, prior) & all_finite(p)
+        possible = possible & _inside(z, prior) & every(np.isfinite(p))
     moved = SGHMCState(select(possible, z, state.z), select(possible, p, -state.momentum))
     return moved, SGInfo(possible)
 
@@ -164,14 +164,14 @@ def thermostat(
         z = z + 0.5 * h * p
         xi = xi + 0.5 * h * (np.vecdot(p, p) / d - 1.0)
         p = _damped(p, xi, 0.5 * h)
-        possible = all_finite(z) & np.isfinite(xi)
+        possible = every(np.isfinite(z)) & np.isfinite(xi)
         asked = select(possible, z, state.z)
         score = queries.gradient(asked) + prior.gradient(asked)
         p = p + h * score + math.sqrt(missing) * rng.standard_normal(p.shape)
         p = _damped(p, xi, 0.5 * h)
         xi = xi + 0.5 * h * (np.vecdot(p, p) / d - 1.0)
         z = z + 0.5 * h * p
-        possible = possible & _inside(z, prior) & all_finite(p) & np.isfinite(xi)
+        possible = possible & _inside(z, prior) & every(np.isfinite(p)) & np.isfinite(xi)
     moved = SGNHTState(
         select(possible, z, state.z),
         # a chain that would leave turns back
@@ -187,5 +187,5 @@ def _damped(p: Array, xi: Batch, time: float) -> Array:
 
 
 def _inside(z: Array, prior: Prior) -> Mask:
-    inside: Mask = all_finite(z)
+    inside: Mask = every(np.isfinite(z))
     return inside & np.isfinite(prior.log_density(select(inside, z, np.zeros_like(z))))

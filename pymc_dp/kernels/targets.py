@@ -72,12 +72,9 @@ class NoRecords:
         """Begin a trajectory."""
         return self
 
-    def gradient(self, mid: Array) -> Array:
+    def gradient(self, z: Array, mid: Array) -> Array:
         """No score."""
         return np.zeros_like(mid)
-
-    def advance(self, displacement: Array) -> None:
-        """No accounts."""
 
     def energy_error(self, z_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:
         """No error, no noise."""
@@ -124,14 +121,12 @@ class _PathInBasis:
         self._of = queries
         self._path: Path = queries.queries.path(w_start @ queries.basis.T)
 
-    def gradient(self, mid: Array) -> Array:
-        score = self._path.gradient(mid @ self._of.basis.T) @ self._of.basis
+    def gradient(self, z: Array, mid: Array) -> Array:
+        basis = self._of.basis
+        score = self._path.gradient(z @ basis.T, mid @ basis.T) @ basis
         if self._of._extra is not None:
             score = score + self._of.rng.standard_normal(mid.shape) @ self._of._extra.T
         return score
-
-    def advance(self, displacement: Array) -> None:
-        self._path.advance(displacement @ self._of.basis.T)
 
     def energy_error(self, w_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:
         return self._path.energy_error(w_end @ self._of.basis.T, lower, upper)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -287,8 +286,16 @@ def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: 
 # -- sums: what one unit may add, and the noise that hides it -------------------------------------
 
 
+def _told(sum_: Sum | LaplaceSum) -> float | None:
+    """The value if the bound decides it and records do not; minus infinity for an unusable
+    bound.
+    """
+    usable = _SMALLEST < sum_.unit and sum_.noise_sd < _LARGEST
+    return 0.0 if sum_.noise_sd == 0.0 else None if usable else -math.inf
+
+
 @dataclass(frozen=True)
-class Sum(ABC):
+class Sum:
     """A clipped sum over all units on a grid of integers, with noise: what is common to all. `size`
     is the number of its entries; `add` adds the clipped numbers of a block of units to an int64
     total. Guarantee: with the normal noise of this class, (1 / noise_multiplier)-GDP.
@@ -302,11 +309,11 @@ class Sum(ABC):
         return self.grid.noise_multiplier
 
     @property
-    @abstractmethod
     def sensitivity(self) -> float:
         """Largest l2 change between neighbours, in natural units: ``grid.sensitivity`` of
         the grid.
         """
+        raise NotImplementedError
 
     @cached_property
     def unit(self) -> float:
@@ -317,6 +324,8 @@ class Sum(ABC):
     def noise_sd(self) -> float:
         """Standard deviation of the noise on each entry."""
         return 2.0**self.grid.log2_sigma * self.unit
+
+    told = cached_property(_told)
 
     def noise(self, size: int) -> Array:
         """(size,) int64."""
@@ -426,6 +435,8 @@ class LaplaceSum:
         """Scale of the noise on each entry."""
         return self.unit * self.distance / self.epsilon
 
+    told = cached_property(_told)
+
     @property
     def noise_multiplier(self) -> float:
         return math.nextafter(1.0 / mu_from_pure(self.epsilon), 0.0)
@@ -472,40 +483,33 @@ class Receipt:
         multiplier, count = self._left.get(mechanism, (math.inf, 0))
         return count > 0 and noise_multiplier >= multiplier and self._process == os.getpid()
 
-    def check(self, mechanism: str, noise_multiplier: float) -> None:
-        """Raise `PrivacyError` unless it pays."""
+    def take(self, mechanism: str, noise_multiplier: float) -> None:
+        """Take one answer off; `PrivacyError` unless it is paid for."""
         if not self.pays(mechanism, noise_multiplier):
             raise PrivacyError(
                 f"A {mechanism} answer was asked for that no charge pays for. This is a fault of "
                 "the kernel: its count of releases does not match its queries."
             )
-
-    def use(self, mechanism: str, noise_multiplier: float) -> None:
-        """Take one answer off."""
-        self.check(mechanism, noise_multiplier)
         self._left[mechanism][1] -= 1
 
-
-def told(sum_: Sum | LaplaceSum) -> float | None:
-    """The value if the bound decides it and records do not; minus infinity for an unusable
-    bound.
-    """
-    usable = _SMALLEST < sum_.unit and sum_.noise_sd < _LARGEST
-    return 0.0 if sum_.noise_sd == 0.0 else None if usable else -math.inf
+    def put_back(self, mechanism: str) -> None:
+        """Undo `take`: no value was made, or nobody has seen it."""
+        self._left[mechanism][1] += 1
 
 
 @np.errstate(all="ignore")  # a floating-point warning would tell of an extreme record
 def answer(query: Query, total: Callable[[Query], Array], receipt: Receipt) -> Array:
     """The released value of a query: the (size,) sum in natural units, plus noise.
 
-    ``total(query)``, the exact int64 sum over all units, is private. The receipt is checked before
-    a record is touched, and used up by the value. If something fails in between, nobody has seen a
-    value, and the receipt is as it was.
+    ``total(query)``, the exact int64 sum over all units, is private. The answer is taken off the
+    receipt before a record is touched. If something fails, nobody has seen a value, and the receipt
+    is as it was.
     """
-    receipt.check(query.mechanism, query.sum.noise_multiplier)
-    if (value := told(query.sum)) is not None:
-        released = np.full(query.sum.size, value)
-    else:
-        released = (total(query) + query.sum.noise(query.sum.size)) * query.sum.unit
-    receipt.use(query.mechanism, query.sum.noise_multiplier)
-    return released
+    receipt.take(query.mechanism, query.sum.noise_multiplier)
+    try:
+        if query.sum.told is not None:
+            return np.full(query.sum.size, query.sum.told)
+        return (total(query) + query.sum.noise(query.sum.size)) * query.sum.unit
+    except BaseException:
+        receipt.put_back(query.mechanism)
+        raise

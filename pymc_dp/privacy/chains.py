@@ -23,7 +23,6 @@ from pymc_dp.privacy.answer import (
     Receipt,
     VectorSum,
     answer,
-    told,
 )
 from pymc_dp.privacy.holder import COINS, Holder, rehearse
 from pymc_dp.privacy.meter import Meter
@@ -112,18 +111,11 @@ class Queries:
 
     def begin_iteration(self) -> bool:
         """Pay for one iteration; False when the budget is used up and records stay closed."""
-        self.meter.refuse_other_threads()
-        self._receipt = Receipt()
         receipt = self.meter.begin_iteration()
-        if receipt is None:
-            return False
-        self._receipt = receipt
-        return True
+        self._receipt = Receipt() if receipt is None else receipt
+        return receipt is not None
 
     # -- answers --------------------------------------------------------------------------------
-
-    def _ask(self, query: Query) -> np.ndarray:
-        return answer(query, self.holder.total, self._receipt)
 
     @property
     def gradient_noise_sd(self) -> float:
@@ -132,7 +124,7 @@ class Queries:
 
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) noisy sum of clipped scores: sum_i clip(g_i(z)) + N(0, gradient_noise_sd^2 I)."""
-        return self._ask(Query("gradient", ScoreAt(z), self._scores))
+        return answer(Query("gradient", ScoreAt(z), self._scores), self.holder.total, self._receipt)
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
         """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019), and noise_sd. sum_i
@@ -153,12 +145,12 @@ class Queries:
     def _number(self, mechanism: str, of: Any, lower: float, upper: float) -> tuple[float, float]:
         """Noisy sum of one number of each unit, and the noise."""
         sum_ = IntervalSum(self.grids[mechanism], self.neighboring, lower, upper)
-        [value] = self._ask(Query(mechanism, of, sum_))
-        return float(value), sum_.noise_sd if told(sum_) is None else 0.0
+        [value] = answer(Query(mechanism, of, sum_), self.holder.total, self._receipt)
+        return float(value), sum_.noise_sd if sum_.told is None else 0.0
 
 
 def _refuse_unusable(sum_: VectorSum) -> None:
-    if told(sum_) is not None:
+    if sum_.told is not None:
         raise PrivacyError(f"A bound of {sum_.norm:g} is not usable.")
 
 
@@ -168,20 +160,15 @@ class Path:
     def __init__(self, queries: Queries, number: int, z_start: np.ndarray) -> None:
         self._queries = queries
         self._number = number
-        self._start = self._at = z_start
+        self._start = z_start
         self._kicks = 0
 
-    def gradient(self, midpoint: np.ndarray) -> np.ndarray:
-        """(d,) noisy sum of clipped scores at a midpoint."""
+    def gradient(self, z: np.ndarray, midpoint: np.ndarray) -> np.ndarray:
+        """(d,) noisy sum of clipped scores at a midpoint, to which the path goes on from z."""
         self._kicks += 1
-        of = Kick(self._number, self._at, midpoint)
-        return self._queries._ask(Query("gradient", of, self._queries._scores))
-
-    def advance(self, displacement: np.ndarray) -> None:
-        """Go on from the midpoint, by a displacement; nothing is released."""
-        if not self._kicks:
-            raise PrivacyError("advance() follows gradient(): there is no midpoint yet.")
-        self._at = self._at + displacement
+        of = Kick(self._number, z, midpoint)
+        query, queries = Query("gradient", of, self._queries._scores), self._queries
+        return answer(query, queries.holder.total, queries._receipt)
 
     def energy_error(
         self, z_end: np.ndarray, lower: float | np.ndarray, upper: float | np.ndarray
@@ -216,7 +203,7 @@ class StatisticQueries(Queries):
 
     def statistic(self) -> tuple[np.ndarray, float]:
         """(size,) noisy sum over all units, sum_i S_i + N(0, noise_sd^2 I), and noise_sd."""
-        return self._ask(self._query), self._query.sum.noise_sd
+        return answer(self._query, self.holder.total, self._receipt), self._query.sum.noise_sd
 
 
 class BatchQueries(Queries):
@@ -263,8 +250,8 @@ class BatchQueries(Queries):
 
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) estimate of the sum of clipped scores: noisy, that of a batch / its probability."""
-        of = OfBatch(ScoreAt(z), self.event)
-        return self._ask(Query("gradient", of, self._scores)) / self.probability
+        query = Query("gradient", OfBatch(ScoreAt(z), self.event), self._scores)
+        return answer(query, self.holder.total, self._receipt) / self.probability
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
         """Estimate of the tempered log-likelihood ratio less half its sampling variance, and
@@ -340,8 +327,8 @@ class MomentQueries(BatchQueries):
         linear = self.likelihood_power / self.probability
         sum_ = self._pairs(linear * c * math.hypot(1.0, _SQUARES))
         of = OfBatch(RatioMoments(z_from, z_to, c, linear, _SQUARES), self.event)
-        value, squares = self._ask(Query("log_ratio", of, sum_))
-        if told(sum_) is not None:
+        value, squares = answer(Query("log_ratio", of, sum_), self.holder.total, self._receipt)
+        if sum_.told is not None:
             return float(value), 0.0
         sampling = (1.0 - self.probability) * linear * (c / _SQUARES) * squares
         return float(value), math.sqrt(max(sum_.noise_sd**2 + sampling, 0.0))

@@ -45,15 +45,8 @@ class _Path:
 
     def arrive(self, engine: Rows, at: np.ndarray) -> None:
         """Add each unit's work from where it was kicked last to `at`."""
-        if self.scores is not None:
-            self.work += engine.work(self.scores, self.at, at, self.scale)
-        self.at, self.scores = at, None
-
-    def kicked(self, engine: Rows, at: np.ndarray, scores: Any, scale: np.ndarray) -> None:
-        """Go on from `at` with the scores of a new midpoint."""
-        self.arrive(engine, at)
-        self.kicks += 1
-        self.scores, self.scale = scores, scale
+        self.work += engine.work(self.scores, self.at, at, self.scale)
+        self.at = at
 
 
 class Holder:
@@ -101,9 +94,12 @@ class Holder:
         elif isinstance(of, Kick):
             # the score first: an engine may find `at` as the middle of two midpoints
             scores, scale = self._add_scores(of.midpoint, query.sum, total)
-            if self._path is None or self._path.number != of.path:
-                self._path = _Path(of.path, of.at, self.engine.n_units)
-            self._path.kicked(self.engine, of.at, scores, scale)
+            path = self._path
+            if path is None or path.number != of.path:
+                path = self._path = _Path(of.path, of.at, self.engine.n_units)
+            else:
+                path.arrive(self.engine, of.at)
+            path.scores, path.scale, path.kicks = scores, scale, path.kicks + 1
         elif isinstance(of, EnergyError):
             path, self._path = self._path, None
             if path is None or (path.number, path.kicks) != (of.path, of.kicks):
@@ -129,12 +125,8 @@ class Holder:
 
     def _ratio(self, start: np.ndarray, end: np.ndarray) -> np.ndarray:
         """(n_units,) change of the log-likelihoods, remembering them at the last two points."""
-
-        def at(z: np.ndarray) -> np.ndarray:
-            return at_last_two(self._likelihoods, z, lambda: self.engine.log_likelihood(z))
-
-        first = at(start)
-        return np.asarray(at(end) - first)
+        first = at_last_two(self._likelihoods, start, self.engine.log_likelihood)
+        return at_last_two(self._likelihoods, end, self.engine.log_likelihood) - first
 
     def _add_scores(self, z: np.ndarray, sum_: Any, total: np.ndarray) -> tuple[Any, np.ndarray]:
         """Add the clipped scores at z; return those of every row before clipping, and scales."""
@@ -145,7 +137,7 @@ class Holder:
             scores, scale = engine.scores(z), np.empty(n)
 
             def some(where: slice) -> np.ndarray:
-                own, seen = np.zeros(engine.d, dtype=np.int64), where.start
+                own, seen = np.zeros(len(total), dtype=np.int64), where.start
                 for place, block in engine.sparse_vectors(scores, where):
                     if place != slice(seen, seen + block.values.shape[1]):
                         raise PrivacyError("A unit was about to contribute twice, or not at all.")
@@ -160,17 +152,17 @@ class Holder:
             found = np.empty((3, n))
 
             def some(where: slice) -> np.ndarray:
-                own = np.zeros(engine.d, dtype=np.int64)
+                own = np.zeros(len(total), dtype=np.int64)
                 part = np.array([where.start, where.stop])
                 clip_linear(rows, z, part, units, bound, own, found)
                 return own
 
-            numbers = n * rows.moves.width
+            numbers = rows.moves.common_values.size + rows.moves.moving_values.size
         for own in over(some, n, numbers):
             total += own
         if rows is not None:
-            moved, slopes, scale = found
-            scores = engine.known(z, moved.copy(), slopes)  # alone: the others need not be kept
+            moved, scores, scale = found
+            engine.remember(z, moved.copy())  # alone: the others need not be kept
         return scores, scale
 
 
@@ -209,7 +201,7 @@ def rehearse(rows: Rows, queries: Sequence[Query]) -> None:
 
 
 def at_last_two(
-    memory: dict[bytes, np.ndarray], z: np.ndarray, compute: Callable[[], np.ndarray]
+    memory: dict[bytes, np.ndarray], z: np.ndarray, compute: Callable[[np.ndarray], np.ndarray]
 ) -> np.ndarray:
     """The value at z (d,), from a memory of the last two points: a chain's current and proposed
     one.
@@ -220,7 +212,7 @@ def at_last_two(
     else:
         if len(memory) >= 2:
             del memory[next(iter(memory))]
-        memory[key] = compute()
+        memory[key] = compute(z)
     return memory[key]
 
 

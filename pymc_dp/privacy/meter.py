@@ -64,7 +64,7 @@ def pay(account: Account, plan_id: int, event: GaussianEvent) -> Receipt:
 
 
 def _receipt(answers: Answers) -> Receipt:
-    return Receipt((e.mechanism, e.noise_multiplier, count) for e, count in answers.items())
+    return Receipt([(e.mechanism, e.noise_multiplier, count) for e, count in answers.items()])
 
 
 def _cost(answers: Answers) -> int:
@@ -161,6 +161,7 @@ class Meter:
     def begin_iteration(self) -> Receipt | None:
         """Pay for the next iteration; None means frozen for good."""
         if not self._is_mine():
+            self.refuse_other_threads()
             raise PlanMismatch(
                 "an iteration was asked for but no chain was begun in this process and thread; "
                 "sample through pm.sample, which begins every chain"

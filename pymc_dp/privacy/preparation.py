@@ -25,7 +25,6 @@ from pymc_dp.privacy.answer import (
     Receipt,
     VectorSum,
     answer,
-    told,
 )
 from pymc_dp.privacy.holder import Holder, rehearse
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
@@ -237,7 +236,7 @@ class Preparation:
         cost = self._cost(share)
         event = GaussianEvent(label, smallest_noise_multiplier(cost))
         query = Query(label, spec, sum_on(Grid.finest(event.noise_multiplier, self.n_public)))
-        if told(query.sum) is not None:
+        if query.sum.told is not None:
             raise PrivacyError(f"clip_norm={request['clip_norm']:g} is not a usable bound.")
         request |= {"share": share, "of": type(spec).__name__, "size": spec.size}
         if before is not None:

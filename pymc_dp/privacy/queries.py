@@ -54,15 +54,17 @@ class Rows(Protocol):
         """Score vectors of some units, block by block."""
 
     def work(
-        self, scores: Any, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+        self, scores: Any, start: np.ndarray, end: np.ndarray, scale: float | np.ndarray
     ) -> np.ndarray:
         """(n_units,) scale_i g_i . (end - start)."""
 
     def linear(self) -> LinearRows | None:
-        """The rows as multiples of vectors that do not depend on z; None if they are not."""
+        """The rows as multiples of vectors that do not depend on z; None if they are not. `scores`
+        are then the (n_units,) factors of these vectors, their slopes.
+        """
 
-    def known(self, z: np.ndarray, moved: np.ndarray, slopes: np.ndarray) -> Any:
-        """What `scores` would give at z, where rows are linear and both were computed already."""
+    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+        """Keep (n_units,) u_i . z of linear rows, which was computed with the slopes."""
 
     def forget(self) -> None:
         """Keep nothing of an earlier chain."""

@@ -25,7 +25,7 @@ from pymc_dp.privacy.accounting import (
     smallest_noise_multiplier,
     units_from_mu,
 )
-from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, VectorSum, answer, told
+from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, VectorSum, answer
 from pymc_dp.privacy.holder import Table
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
@@ -258,7 +258,7 @@ def release_statistic(
         sum_ = scaling.laplace_sum(mechanism, epsilon, neighboring, rows.width, n_public)
     event = GaussianEvent(f"{name} ({mechanism})", sum_.noise_multiplier)
     query = Query(event.mechanism, statistic, sum_)
-    if told(sum_) is not None:
+    if sum_.told is not None:
         raise PrivacyError("A record's bound is too small or too large to compute with.")
     made_up = Table(2, lambda: np.zeros((rows.width, 2)))
     made_up.total(query)  # to compile, and to fail, before anything is charged

@@ -29,10 +29,3 @@ class Scores:
 
     rows: list[list[np.ndarray | None]]
     maps: list[list[np.ndarray | None]]
-
-    @property
-    def slopes(self) -> np.ndarray:
-        """(n_units,) slopes, where rows see one number each."""
-        slopes = self.rows[0][0]
-        assert slopes is not None
-        return np.asarray(slopes[0])

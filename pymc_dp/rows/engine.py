@@ -54,7 +54,7 @@ class RowEngine:
         """Keep nothing that is made at the first use, in these coordinates."""
         self._designs: dict[tuple[int, int], tuple[bytes, ScaledDesign]] = {}
         self._layouts: dict[int, Layout] = {}
-        self._reference: Scores | None = None
+        self._reference: Any = None
 
     @classmethod
     def of(
@@ -206,7 +206,7 @@ class RowEngine:
         """(n_units,) log-likelihood of every unit at z."""
         values = self._log_likelihood(z)
         if self.is_tilted:
-            values -= self.work(self.reference(), np.zeros(self.d), z, np.ones(1))
+            values -= self.work(self.reference(), np.zeros(self.d), z, 1.0)
         return values
 
     def _log_likelihood(self, z: np.ndarray) -> np.ndarray:
@@ -221,7 +221,7 @@ class RowEngine:
                 loops.add_to_units(values[None], group.units, out[None])
         return out
 
-    def scores(self, z: np.ndarray) -> Scores:
+    def scores(self, z: np.ndarray) -> Any:
         """Scores at the cuts of every row at z."""
         found = self._scores(z)
         if self.is_tilted:
@@ -239,7 +239,7 @@ class RowEngine:
                         maps[k] = _side_by_side(maps[k], reference.maps[g][k], len(s))
         return found
 
-    def reference(self) -> Scores:
+    def reference(self) -> Any:
         """Scores at z = 0, of which those of a tilted engine are changes."""
         if self._reference is None:
             self._reference = self._scores(np.zeros(self.d))
@@ -256,12 +256,12 @@ class RowEngine:
             )
         return scores
 
-    def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
+    def vectors(self, scores: Any) -> Iterator[tuple[slice, np.ndarray]]:
         """(d, rows) blocks of score vectors, each valid until the next; they may be overwritten."""
         for where, block in self.sparse_vectors(scores, slice(0, self.n_units)):
             yield where, block.dense(self.d)
 
-    def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
+    def sparse_vectors(self, scores: Any, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
         """Vectors without most zeros, of some units; of all of them if units have several rows."""
         if self.one_row_per_unit:
             yield from self._row_vectors(0, scores, units)
@@ -352,15 +352,14 @@ class RowEngine:
         """The rows as multiples of vectors that do not depend on z; None if they are not."""
         return None  # score vectors may be sums of several vectors
 
-    def known(self, z: np.ndarray, moved: np.ndarray, slopes: np.ndarray) -> Scores:
-        """Scores at z of which (n_units,) u_i . z and slopes of the rows in `linear` are there."""
-        raise TypeError("These rows are not linear.")
+    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+        """Keep (n_units,) u_i . z of the rows in `linear`."""
 
     def forget(self) -> None:
         """Keep nothing of an earlier chain."""
 
     def work(
-        self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+        self, scores: Any, start: np.ndarray, end: np.ndarray, scale: float | np.ndarray
     ) -> np.ndarray:
         """(n_units,) scale_i * g_i . (end - start): the work of clipped score vectors."""
         displacement = end - start

@@ -7,7 +7,7 @@ l_i'(v_i) u_i: a pass over the rows reads each u_i once, and makes no vector.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_dp.base.threads import over
 from pymc_dp.rows import linear, loops
-from pymc_dp.rows.coordinates import Coordinates, Scores
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.linear import LinearRows, Moves, predict
@@ -93,7 +93,7 @@ class PredictorEngine(RowEngine):
         part._private = _Private()
         part._linear = self.linear().part(units)
         if self.is_tilted:
-            part._reference = Scores([[part._linear.reference[None]]], [[None]])
+            part._reference = part._linear.reference
         return part
 
     def tilted(self) -> Self:
@@ -145,15 +145,13 @@ class PredictorEngine(RowEngine):
         if self.is_tilted and self._reference is None:
             moved, out = np.empty(self.n_units), np.empty(self.n_units)
             linear.slopes(self._linear, np.zeros(self.d), 0, moved, out)
-            self._reference = Scores([[out[None]]], [[None]])
+            self._reference = out
             self._linear = self._linear._replace(reference=out)
         return self._linear
 
-    def reference(self) -> Scores:
-        """Slopes at z = 0, where the engine is tilted."""
-        self.linear()
-        assert self._reference is not None
-        return self._reference
+    def reference(self) -> np.ndarray:
+        """(n_units,) slopes at z = 0, where the engine is tilted."""
+        return self.linear().reference
 
     def _along(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) u_i . z, kept for the last points: a path step ends between two midpoints."""
@@ -166,15 +164,11 @@ class PredictorEngine(RowEngine):
         found = self._between(z)
         if found is None:
             moved, moves = np.empty(self.n_units), self.linear().moves
-            self._over(moves.width, lambda rows: predict(moves, z, rows.start, moved[rows]))
+            numbers = moves.width * self.n_units
+            over(lambda rows: predict(moves, z, rows.start, moved[rows]), self.n_units, numbers)
             found = moved
-        self._remember(z, found)
+        self.remember(z, found)
         return found
-
-    def _over(self, numbers: int, part: Callable[[slice], None]) -> None:
-        """Call `part` for slices of the rows, each of so many numbers, in threads if it pays."""
-        for _ in over(part, self.n_units, self.n_units * numbers):
-            pass
 
     def _between(self, z: np.ndarray) -> np.ndarray | None:
         """(n_units,) u_i . z where z is half-way between two points that are kept."""
@@ -189,7 +183,7 @@ class PredictorEngine(RowEngine):
         moved = list(self._moved_by.values())
         return 0.5 * (moved[p] + moved[q]) if pairs[p, q] else None
 
-    def _remember(self, z: np.ndarray, moved: np.ndarray) -> None:
+    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
         """Keep (n_units,) u_i . z, and forget the oldest."""
         if not np.logical_and.reduce(np.isfinite(z)):
             return
@@ -215,34 +209,32 @@ class PredictorEngine(RowEngine):
         def part(rows: slice) -> None:
             linear.log_likelihoods(all_rows, rows.start, moved[rows], out[rows])
 
-        self._over(_LOG_LIKELIHOOD, part)
+        over(part, self.n_units, self.n_units * _LOG_LIKELIHOOD)
         return out
 
-    def scores(self, z: np.ndarray) -> Scores:
-        """The slope of every row at z, as its score at the one number that it sees."""
+    def scores(self, z: np.ndarray) -> np.ndarray:
+        """(n_units,) slope of every row at z, its score at the one number that it sees."""
         moved, out = np.empty(self.n_units), np.empty(self.n_units)
         linear.slopes(self.linear(), z, 0, moved, out)
-        return self.known(z, moved, out)
+        self.remember(z, moved)
+        return out
 
-    def known(self, z: np.ndarray, moved: np.ndarray, slopes: np.ndarray) -> Scores:
-        """Scores at z of which (n_units,) u_i . z and slopes are there already."""
-        self._remember(z, moved)
-        return Scores([[slopes[None]]], [[None]])
-
-    def sparse_vectors(self, scores: Scores, units: slice) -> Iterator[tuple[slice, SparseBlock]]:
+    def sparse_vectors(
+        self, scores: np.ndarray, units: slice
+    ) -> Iterator[tuple[slice, SparseBlock]]:
         """Vectors of some units without the coordinates in which they are 0."""
         moves = self.linear().moves
         step = max(1, min(_BLOCK, _CACHED // max(1, moves.width)))
         for start in range(units.start, units.stop, step):
             where = slice(start, min(start + step, units.stop))
-            yield where, moves.times(scores.slopes, where)
+            yield where, moves.times(scores, where)
 
     def work(
-        self, scores: Scores, start: np.ndarray, end: np.ndarray, scale: np.ndarray
+        self, scores: np.ndarray, start: np.ndarray, end: np.ndarray, scale: float | np.ndarray
     ) -> np.ndarray:
         """(n_units,) scale_i * g_i . (end - start): the work of clipped score vectors."""
         there = self._along(end)
-        return np.asarray((there - self._along(start)) * scores.slopes * scale)
+        return (there - self._along(start)) * scores * scale
 
 
 def moves_of(

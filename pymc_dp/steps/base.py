@@ -507,10 +507,10 @@ class PrivateStep(BlockedStep):
         It depends on the iteration alone, as what other chains have leased depends on timing. A run
         has 25 values of it, at a millisecond each, or one with batches, at a second.
         """
-        plan, budget = self.plan, self.budget
-        batches = self._beside
-        stride = max(1, plan.iterations // 25) if batches is None else plan.iterations
-        done = min(-(-(self._iteration + 1) // stride) * stride, plan.iterations)
+        plan, budget, batches = self.plan, self.budget, self._beside
+        iterations = plan.iterations
+        stride = max(1, iterations // 25) if batches is None else iterations
+        done = min(-(-(self._iteration + 1) // stride) * stride, iterations)
         if self._epsilon_at[0] != (self._run, done):
             per_chain = plan.start_cost + done * plan.iteration_cost
             units = self._spent_before + self._run * plan.run_cost + plan.chains * per_chain

@@ -202,7 +202,7 @@ class ExponentialFamilyPenalty(PrivateStep):
     def _natural(self, z: np.ndarray) -> np.ndarray:
         """(m + 1,) as `ExponentialModel.natural`; remembers the last two points."""
         return at_last_two(
-            self._naturals, z, lambda: self._exponential.natural(self.coordinates.theta(z))
+            self._naturals, z, lambda z: self._exponential.natural(self.coordinates.theta(z))
         )
 
     def _initial_state(self, z: np.ndarray) -> penalty.PenaltyState:

@@ -12,7 +12,6 @@ from pymc_dp.kernels import langevin
 from pymc_dp.kernels.interfaces import ClipInterval, PathQueries
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
-from pymc_dp.publication.midpoints import newton_estimate
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.tuning.choice import FORMS, learn_form
@@ -313,7 +312,7 @@ class DPLangevin(PrivateStep):
             friction=self.friction,
             adjusted=self.automatic or not self.tuning,
         )
-        if self.automatic:  # the precision in these coordinates is about 1
-            moved = newton_estimate(info.midpoint, info.gradient, np.ones(len(info.midpoint)))
+        if self.automatic:  # a Newton step: the precision in these coordinates is about 1
+            moved = info.midpoint + info.gradient
             self._stats["dp_newton"] = self.coordinates.theta(moved)
         return state, bool(info.accepted)

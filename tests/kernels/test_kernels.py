@@ -42,7 +42,7 @@ class Queries:
         self.rng, self.gradient_noise_sd, self.weight = rng, gradient_noise_sd, weight
         self.answers = Counter()
         self.asked = []
-        self.mids, self.displacements, self.finished = [], [], []
+        self.mids, self.points, self.finished = [], [], []
 
     def likelihood(self, z):
         square = ((z[..., None, :] - self.centres) ** 2).sum(-1)
@@ -68,19 +68,29 @@ class Queries:
         return self.likelihood(z_to) - self.likelihood(z_from), np.zeros(z_to.shape[:-1])
 
     def path(self, z_start):
-        path = Queries(self.rng, self.gradient_noise_sd, self.weight)
+        path = PathQueries(self.rng, self.gradient_noise_sd, self.weight)
         path.answers, path.finished, path.asked = self.answers, self.finished, path.mids
         path.start, path.account = z_start, np.zeros(z_start.shape[:-1])
         self.last_path = path
         return path
 
-    def advance(self, displacement):
-        assert np.isfinite(displacement).all()
-        self.displacements.append(displacement)
-        self.account = self.account + (self.true_gradient(self.mids[-1]) * displacement).sum(-1)
+
+class PathQueries(Queries):
+    """Along one path."""
+
+    def gradient(self, z, mid):
+        self.arrive(z)
+        return super().gradient(mid)
+
+    def arrive(self, z):
+        assert np.isfinite(z).all()
+        if self.mids:
+            force, displacement = self.true_gradient(self.mids[-1]), z - self.points[-1]
+            self.account = self.account + (force * displacement).sum(-1)
+        self.points.append(z)
 
     def energy_error(self, z_end, lower, upper):
-        assert np.isfinite(z_end).all()
+        self.arrive(z_end)
         assert (np.asarray(lower) < np.asarray(upper)).all()
         self.answers["energy_error"] += 1
         value = self.likelihood(z_end) - self.likelihood(self.start) - self.account
@@ -205,7 +215,7 @@ def test_langevin_log_accept_is_the_ratio_of_path_densities(step_size, friction)
     variance = s**2 * (sigma**2 + extra**2)
     path = queries.last_path
     z, p, expected = state.z, state.momentum, 0.0
-    for mid, displacement in zip(path.mids, path.displacements, strict=True):
+    for mid, displacement in zip(path.mids, np.diff(path.points, axis=0), strict=True):
         np.testing.assert_allclose(mid, z + step_size * p / 2.0)
         q = 2.0 * displacement / step_size - p
         g = queries.true_gradient(mid) - mid
@@ -259,7 +269,7 @@ def test_curvature_interval_contains_every_energy_error_and_is_tight(log_concave
     state = start(langevin, rng, rng.standard_normal((4000, D)))
     langevin.transition(rng, state, queries, Prior(), step_size=0.8, n_steps=1, interval=captured)
     path = queries.last_path
-    mid, move = path.mids[0], path.displacements[0]
+    mid, move = path.mids[0], path.points[1] - path.points[0]
     lower, upper = CurvatureInterval(beta, log_concave)(captured.departure, captured.arrival)
 
     def energy_error(h_before, h_after):
@@ -284,7 +294,7 @@ def test_langevin_flips_momentum_at_rejection_only():
     assert 0 < rejected.sum() < 200
     np.testing.assert_array_equal(new.momentum[rejected], -state.momentum[rejected])
     np.testing.assert_array_equal(new.z[rejected], state.z[rejected])
-    end = (state.z + queries.last_path.displacements[0])[info.accepted]
+    end = queries.last_path.points[1][info.accepted]
     np.testing.assert_array_equal(new.z[info.accepted], end)
     np.testing.assert_array_equal(queries.finished, [info.accepted])
 

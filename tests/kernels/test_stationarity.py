@@ -254,8 +254,8 @@ class ReleasedControlVariate(NoisyQueries):
 
 
 class ReleasedAccounts(RecordPath):
-    def gradient(self, mid):
-        answer = super().gradient(mid)
+    def gradient(self, z, mid):
+        answer = super().gradient(z, mid)
         self.g = self.g + (answer - self.g.sum(-2))[..., None, :] / self.g.shape[-2]
         return answer
 
@@ -506,9 +506,8 @@ class BendingClip(NoisyQueries):
 class ClipAtMidpoint(RecordPath):
     """The bound is taken at the mid-point, which the reversed path shares."""
 
-    def gradient(self, mid):
-        self.g = self.clipped(mid, mid)
-        return self.queries.noisy_gradient(mid, self.g)
+    def clipped_gradients(self, mid):
+        return self.clipped(mid, mid)
 
     def clipped(self, mid, where):
         g = self.queries.target.record_gradients(mid)
@@ -520,14 +519,8 @@ class ClipAtMidpoint(RecordPath):
 class ClipAtStart(ClipAtMidpoint):
     """The bound is taken at z_j, from where the step began."""
 
-    def gradient(self, mid):
-        self.where = getattr(self, "where", self.start)
-        self.g = self.clipped(mid, self.where)
-        return self.queries.noisy_gradient(mid, self.g)
-
-    def advance(self, displacement):
-        super().advance(displacement)
-        self.where = self.where + displacement
+    def clipped_gradients(self, mid):
+        return self.clipped(mid, self.at)
 
 
 class MidpointQueries(BendingClip):
@@ -557,8 +550,8 @@ class WithoutTranspose(InBasis):
             def __getattr__(self, name):
                 return getattr(inner, name)
 
-            def gradient(self, mid):
-                return inner.gradient(mid) @ SKEW.T @ np.linalg.inv(SKEW)
+            def gradient(self, z, mid):
+                return inner.gradient(z, mid) @ SKEW.T @ np.linalg.inv(SKEW)
 
         path._path = Slip()
         return path

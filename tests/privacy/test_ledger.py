@@ -867,7 +867,7 @@ class TestMeter:
         account = planned(temporary, cap=5)
         meter = Meter(account, 1, {UNIT: 1}, {UNIT: 6}, 50)
         with pytest.raises(PrivacyError, match="no charge pays"):
-            meter.begin_chain().check(UNIT.mechanism, UNIT.noise_multiplier)
+            meter.begin_chain().take(UNIT.mechanism, UNIT.noise_multiplier)
         assert meter.frozen
         assert not meter.begin_iteration()
         assert account.read().spent == 0
@@ -945,11 +945,13 @@ class TestMeter:
         receipt, name, multiplier = meter.begin_iteration(), UNIT.mechanism, UNIT.noise_multiplier
         for refused in (("other", multiplier), (name, 0.999 * multiplier)):
             with pytest.raises(PrivacyError, match="no charge pays"):
-                receipt.use(*refused)
-        receipt.use(name, multiplier)
-        receipt.use(name, 2.0 * multiplier)
+                receipt.take(*refused)
+        receipt.take(name, multiplier)
+        receipt.take(name, 2.0 * multiplier)
         with pytest.raises(PrivacyError, match="no charge pays"):
-            receipt.check(name, multiplier)
+            receipt.take(name, multiplier)
+        receipt.put_back(name)
+        receipt.take(name, multiplier)
 
 
 def run_python(code, data=b""):

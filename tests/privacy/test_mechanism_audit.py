@@ -99,10 +99,10 @@ class Transcript:
 class PathTranscript:
     def __init__(self, transcript, path, start):
         self._transcript, self._path, self._start = transcript, path, start
-        self.advance, self.finish = path.advance, path.finish
+        self.finish = path.finish
 
-    def gradient(self, mid):
-        return self._transcript._vector(self._path.gradient(mid))
+    def gradient(self, z, mid):
+        return self._transcript._vector(self._path.gradient(z, mid))
 
     def energy_error(self, z_end, lower, upper):
         answer = self._path.energy_error(z_end, lower, upper)

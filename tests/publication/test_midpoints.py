@@ -26,20 +26,25 @@ class Gaussian:
         self.rng = rng
 
     def path(self, z_start: np.ndarray) -> Gaussian:
-        self.start, self.work = z_start, 0.0
+        self.start, self.work, self.drift = z_start, 0.0, None
         return self
 
     def _score(self, z: np.ndarray) -> np.ndarray:
         return -(z - MEAN) @ PRECISION
 
-    def gradient(self, mid: np.ndarray) -> np.ndarray:
+    def gradient(self, z: np.ndarray, mid: np.ndarray) -> np.ndarray:
+        self.arrive(z)
         self.drift = self._score(mid)
         return self.drift + self.gradient_noise_sd * self.rng.standard_normal(mid.shape)
 
-    def advance(self, displacement: np.ndarray) -> None:
-        self.work = self.work + (self.drift * displacement).sum(-1)
+    def arrive(self, z: np.ndarray) -> None:
+        if self.drift is not None:
+            self.work = self.work + (self.drift * (z - self.at)).sum(-1)
+        self.at = z
 
     def energy_error(self, z_end, lower, upper):
+        self.arrive(z_end)
+
         def density(z):
             return 0.5 * (self._score(z) * (z - MEAN)).sum(-1)
 

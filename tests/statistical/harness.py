@@ -313,17 +313,24 @@ class RecordPath:
         self.queries = queries
         self.start, self.start_value = queries.current
         self.account = np.zeros_like(self.start_value)
+        self.at = self.g = None
 
-    def gradient(self, mid):
-        self.g = self.queries.clipped_gradients(mid)
+    def gradient(self, z, mid):
+        self.arrive(z)
+        self.g = self.clipped_gradients(mid)
         return self.queries.noisy_gradient(mid, self.g)
 
-    def advance(self, displacement):
-        assert np.isfinite(displacement).all()
-        self.account += np.matmul(self.g, displacement[..., None])[..., 0]
+    def clipped_gradients(self, mid):
+        return self.queries.clipped_gradients(mid)
+
+    def arrive(self, z):
+        assert np.isfinite(z).all()
+        if self.g is not None:
+            self.account += np.matmul(self.g, (z - self.at)[..., None])[..., 0]
+        self.at = z
 
     def energy_error(self, z_end, lower, upper):
-        assert np.isfinite(z_end).all()
+        self.arrive(z_end)
         self.end, self.end_value = z_end, self.queries.target.log_likelihood(z_end)
         errors = self.end_value - self.start_value - self.account
         return self.queries.noisy_sum("energy_error", errors, lower, upper)
