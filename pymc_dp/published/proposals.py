@@ -1,4 +1,4 @@
-"""Four ways to offer records something new; each leaves their conditional distribution invariant.
+"""Ways to offer records something new; each leaves their conditional distribution invariant.
 
 Given the parameters, the records have density prod f(x_i) g(sum t(x_i)) prod l_i(x_i): the model,
 the releases, and whatever else depends on single records.

@@ -31,9 +31,9 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
-from pytensor.scalar.basic import AND, LT, Add
-from pytensor.tensor.basic import ARange, Join, MakeVector, ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
+from pytensor.scalar.basic import LT, Add
+from pytensor.tensor.basic import ARange
+from pytensor.tensor.elemwise import CAReduce, Elemwise
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 
@@ -43,7 +43,7 @@ from pymc_dp.errors import NotFactorizable
 from pymc_dp.records.ancestry import TAKES, ancestors_without_shapes, array_of, is_data
 from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 from pymc_dp.records.graph import RowLeaf
-from pymc_dp.records.lifter import Lifter
+from pymc_dp.records.lifter import Lifter, conjunction
 from pymc_dp.records.proof import check_shared
 
 _SEED = 7  # of records drawn for a check: a setting
@@ -116,7 +116,7 @@ def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
         inputs = [found.get(x, x) for x in node.inputs]
         if isinstance(node.op, CheckParameterValue):
             value, *conditions = inputs
-            for entry in (entry for condition in conditions for entry in _entries(condition)):
+            for entry in (entry for condition in conditions for entry in conjunction(condition)):
                 fits = entry.type.ndim <= value.type.ndim
                 switched = pt.switch(entry if fits else pt.all(entry), value, -np.inf)
                 value = switched.astype(node.outputs[0].type.dtype)
@@ -125,21 +125,6 @@ def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
             again = node.clone_with_new_inputs(inputs, strict=False)
             found.update(zip(node.outputs, again.outputs, strict=True))
     return [found.get(x, x) for x in outputs]
-
-
-def _entries(condition: Variable) -> list[Variable]:
-    """Conditions that must all hold."""
-    node = condition.owner
-    if node is None:
-        return [condition]
-    conjunction = isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, AND)
-    scalar = isinstance(node.op, DimShuffle) and node.inputs[0].type.ndim == 0
-    if conjunction or scalar or isinstance(node.op, ScalarFromTensor | TensorFromScalar):
-        return _entries(node.inputs[0])
-    if isinstance(node.op, MakeVector | Join):
-        parts = node.inputs[1:] if isinstance(node.op, Join) else node.inputs
-        return [entry for x in parts for entry in _entries(x)]
-    return [condition]
 
 
 def placed(rv: Variable, given: Mapping[Variable, Variable]) -> Variable:

@@ -34,8 +34,8 @@ from pymc_dp.records.ancestry import (
 from pymc_dp.records.bounds import clamp, source_limits
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import RecordStore, longest_unnamed, private_observed, public_inputs
+from pymc_dp.report import COLOURS, LIMIT, axes_for, log_x_axis, tidy
 from pymc_dp.report.diagnostics import numbers
-from pymc_dp.report.plots import COLOURS, LIMIT, axes_for, log_x_axis, tidy
 from pymc_dp.rows.contributions import Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine

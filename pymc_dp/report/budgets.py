@@ -26,8 +26,7 @@ from pymc_dp.privacy.accounting import (
 )
 from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import facts_of
-from pymc_dp.report.diagnostics import is_labelled
-from pymc_dp.report.plots import (
+from pymc_dp.report import (
     COLOURS,
     LIMIT,
     REFERENCE,
@@ -39,6 +38,7 @@ from pymc_dp.report.plots import (
     rows_for_legend,
     tidy,
 )
+from pymc_dp.report.diagnostics import is_labelled
 from pymc_dp.rows.contributions import score_norms
 from pymc_dp.tuning.forecast import forecast_of
 
