@@ -31,9 +31,8 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors, graph_inputs, toposort
-from pytensor.scalar.basic import LT, Add
-from pytensor.tensor.basic import ARange
-from pytensor.tensor.elemwise import CAReduce, Elemwise
+from pytensor.scalar.basic import Add
+from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
 
@@ -236,11 +235,8 @@ class Reading:
         rows = self.rows
         if self.count is not None:
             value = self.model.rvs_to_values[self.count]
-            all_of_them = pt.constant(np.asarray(self.n, dtype=value.type.dtype))
-            changed = {
-                v: pt.alloc(np.array(True), self.n) for v in ancestors([rows]) if _exist(v, value)
-            }
-            rows = clone_replace(rows, {**changed, value: all_of_them}, rebuild_strict=False)
+            every = pt.constant(self.n, dtype=value.type.dtype)
+            rows = clone_replace(rows, {value: every}, rebuild_strict=False)
         local = pt.zeros(self.n) if self.local is None else self.local
         found = clone_replace([rows, local], given, rebuild_strict=False)
         return [v.astype("float64") for v in found]
@@ -369,22 +365,6 @@ def records_of(model: Model) -> list[Variable]:
                 behind_rows = set(ancestors(rows))
                 found |= {v for v in model.free_RVs if v in behind_rows and shapes[v][:1] == (n,)}
     return [v for v in model.free_RVs if v in found]
-
-
-def _exist(v: Variable, count: Variable) -> bool:
-    """Whether a mask compares places of records with their number, as ``dp.present`` does."""
-    node = v.owner
-    if node is None or not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, LT):
-        return False
-    places, number = node.inputs
-    in_order = any(
-        isinstance(w.owner.op, ARange)
-        if w.owner is not None
-        else isinstance(w, Constant) and np.array_equal(w.data, np.arange(np.size(w.data)))
-        for w in ancestors([places])
-        if w.owner is not None or w.type.ndim == 1
-    )
-    return v.type.ndim == 1 and in_order and count in ancestors([number])
 
 
 def names(variables: Iterable[Variable]) -> str:
