@@ -33,12 +33,11 @@ from pymc_dp.published.releases import (
 )
 from pymc_dp.published.step import ConjugateNormal, PrivacyAwareGibbs
 from pymc_dp.records.bounds import bounds
-from pymc_dp.report.advice import clip_advice
+from pymc_dp.report.budgets import plot_budget, plot_effective_draws, plot_epsilon_delta
+from pymc_dp.report.clipping import clip_advice, clipping_report, plot_clip_advice
 from pymc_dp.report.comparison import compare_accountants
-from pymc_dp.report.diagnostics import clipping_report, inefficiency, mmd
-from pymc_dp.report.plots.budgets import plot_budget, plot_epsilon_delta
-from pymc_dp.report.plots.planning import plot_clip_advice, plot_effective_draws
-from pymc_dp.report.plots.results import (
+from pymc_dp.report.diagnostics import inefficiency, mmd
+from pymc_dp.report.posteriors import (
     plot_acceptance,
     plot_gibbs_acceptance,
     plot_posterior_comparison,

@@ -27,6 +27,14 @@ def check_number(name: str, value: object) -> float:
     return number
 
 
+def check_positive(name: str, value: object) -> float:
+    """Return `value` as a float; raise ValueError unless it is positive and finite."""
+    number = check_number(name, value)
+    if number <= 0:
+        raise ValueError(f"{name} must be positive, not {number}.")
+    return number
+
+
 def check_integer(name: str, value: object, minimum: int) -> int:
     """Return `value` as an int; raise ValueError unless it is an integer >= `minimum`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral) or value < minimum:

@@ -25,6 +25,7 @@ from pymc_dp.base.checks import (
     check_epsilon,
     check_integer,
     check_number,
+    check_positive,
     check_probability,
 )
 
@@ -52,9 +53,7 @@ class _Event:
     def _check(self) -> None:
         if not isinstance(self.mechanism, str) or not self.mechanism:
             raise ValueError("mechanism must be a non-empty string, such as 'gradient'")
-        value = check_number("noise_multiplier", self.noise_multiplier)
-        if value <= 0:
-            raise ValueError(f"noise_multiplier must be positive, not {value}")
+        value = check_positive("noise_multiplier", self.noise_multiplier)
         object.__setattr__(self, "noise_multiplier", value)
 
     def to_dict(self) -> dict[str, Any]:
@@ -342,11 +341,9 @@ def calibrate(
     if set(counts) != set(shares):
         differing = sorted(map(str, set(counts) ^ set(shares)))
         raise ValueError(f"counts and shares must name the same mechanisms; check {differing}")
-    parts: dict[str, Fraction] = {}
-    for name, share in shares.items():
-        parts[name] = Fraction(check_number(f"shares[{name!r}]", share))
-        if parts[name] <= 0:
-            raise ValueError(f"shares[{name!r}] must be positive, not {share}")
+    parts = {
+        name: Fraction(check_positive(f"shares[{name!r}]", share)) for name, share in shares.items()
+    }
     whole = sum(parts.values())
     events = {}
     for name, count in counts.items():

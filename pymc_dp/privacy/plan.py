@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer, check_positive
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.privacy.accounting import BatchEvent, GaussianEvent, calibrate
 from pymc_dp.privacy.subsampled import room_beside, smallest_noise_multiplier
@@ -181,10 +180,6 @@ def per_mechanism(
         numbers = {name: value[name] for name in mechanisms}
     else:
         numbers = dict.fromkeys(mechanisms, value)
-    checked = {}
-    for name, number in numbers.items():
-        number = check_number(f"{argument}[{name!r}]", number)
-        if not 0.0 < number < math.inf:
-            raise ValueError(f"{argument} of {name!r} must be positive and finite, got {number}.")
-        checked[name] = number
-    return checked
+    return {
+        name: check_positive(f"{argument}[{name!r}]", number) for name, number in numbers.items()
+    }

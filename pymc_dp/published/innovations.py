@@ -28,17 +28,11 @@ from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.published.reading import Function, Reading, State, forward, is_drawn, placed
 from pymc_dp.records.graph import ParameterVector
 
-_LOWEST, _LAST = (
-    2.0**-1000,
-    1.0 - 2.0**-53,
-)  # ends of uniform innovations with finite quantiles
+_LOWEST, _LAST = 2.0**-1000, 1.0 - 2.0**-53  # ends of uniform innovations with finite quantiles
 #: Above this a distribution function does not separate values to six digits: 6.6 sds of a normal.
 HIGHEST = 1.0 - 2.0**-36
 HIGHEST_SCORE = 6.6
-_SMOOTH = (
-    "halfcauchy",
-    "weibull",
-)  # symbolic, but their distribution functions do not jump
+_SMOOTH = ("halfcauchy", "weibull")  # symbolic, but their distribution functions do not jump
 _INEXACT = ("t",)  # PyMC's quantiles of these are off by 1e-4 about the median
 _HALVINGS = 24  # halvings of the search for a quantile of counts without a closed form: up to 2^24
 _PRIOR_DRAWS = 400  # draws of the prior from which the first reference normal is made

@@ -1,4 +1,4 @@
-"""Four ways to offer records something new; each leaves their conditional distribution invariant.
+"""Ways to offer records something new; each leaves their conditional distribution invariant.
 
 Given the parameters, the records have density prod f(x_i) g(sum t(x_i)) prod l_i(x_i): the model,
 the releases, and whatever else depends on single records.
@@ -346,7 +346,7 @@ class Written(Offers):
                 f"The proposal must return new records for exactly {sorted(current)}, by name."
             )
         before = reading.row_log_prior()
-        ratio = pt.broadcast_to(pt.as_tensor_variable(log_ratio), (reading.n,))
+        ratio = pt.zeros(reading.n) + log_ratio
         new = {
             rv: pt.as_tensor_variable(proposed[rv.name]).astype(rv.type.dtype)
             for rv in reading.latents

@@ -9,13 +9,13 @@ Every factor that depends on records is read in this way (Ju et al. 2022, Assump
 additivity), or must give one number per record: randomised response, measurements with noise of
 their own, and other variables below a record. Factors that do neither are refused.
 
-That records are separate is checked by experiment: the values of another record must not change a
-record's row, density or proposal.
+That no record changes the row, density or proposal of another is proved as for private data, by a
+walk along the records' axis (:mod:`pymc_dp.records.lifter`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -28,31 +28,27 @@ from pymc.logprob.utils import CheckParameterValue
 from pymc.model import Model
 from pymc.pytensorf import collect_default_updates, reseed_rngs
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Apply, Constant, Variable
+from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.replace import clone_replace
-from pytensor.graph.traversal import ancestors, graph_inputs, toposort, walk
-from pytensor.scalar.basic import AND, LT, Add
-from pytensor.tensor.basic import ARange, Eye, Join, MakeVector, ScalarFromTensor, TensorFromScalar
-from pytensor.tensor.elemwise import CAReduce, DimShuffle, Elemwise
-from pytensor.tensor.extra_ops import CumOp
-from pytensor.tensor.math import Argmax, Dot
+from pytensor.graph.traversal import ancestors, graph_inputs, toposort
+from pytensor.scalar.basic import Add
+from pytensor.tensor.elemwise import CAReduce
 from pytensor.tensor.random.op import RandomVariable
 from pytensor.tensor.random.type import RandomType
-from pytensor.tensor.sort import ArgSortOp, SortOp
 
+from pymc_dp.base.compat import advanced_indices
 from pymc_dp.base.threads import INTERPRETED, exact
 from pymc_dp.errors import NotFactorizable
-from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, is_data, is_long_array
+from pymc_dp.records.ancestry import TAKES, ancestors_without_shapes, array_of, is_data
 from pymc_dp.records.arithmetic import is_discrete, without_wrapping
+from pymc_dp.records.graph import RowLeaf
+from pymc_dp.records.lifter import Lifter, conjunction
+from pymc_dp.records.proof import check_shared
 
-_SEED = 7  # the seed of the experiments: a setting
+_SEED = 7  # of records drawn for a check: a setting
 _TRIALS = 4
-_POINTS = 4
 #: What `Reading.factors` and `Reading.row_log_prior` give.
 _LABELS = ("row of the statistic", "log-density of an observed variable", "log-density")
-#: Distributions on all real numbers, by the names of PyTensor's operations.
-_REAL = ("normal", "multivariate_normal", "laplace", "logistic", "cauchy", "gumbel", "t")
-_TOLERANCE = 1e-9
 
 
 # -- functions compiled from a model --------------------------------------------------------------
@@ -119,7 +115,7 @@ def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
         inputs = [found.get(x, x) for x in node.inputs]
         if isinstance(node.op, CheckParameterValue):
             value, *conditions = inputs
-            for entry in (entry for condition in conditions for entry in _entries(condition)):
+            for entry in (entry for condition in conditions for entry in conjunction(condition)):
                 fits = entry.type.ndim <= value.type.ndim
                 switched = pt.switch(entry if fits else pt.all(entry), value, -np.inf)
                 value = switched.astype(node.outputs[0].type.dtype)
@@ -128,21 +124,6 @@ def _impossible_by_entry(outputs: Sequence[Variable]) -> list[Variable]:
             again = node.clone_with_new_inputs(inputs, strict=False)
             found.update(zip(node.outputs, again.outputs, strict=True))
     return [found.get(x, x) for x in outputs]
-
-
-def _entries(condition: Variable) -> list[Variable]:
-    """Conditions that must all hold."""
-    node = condition.owner
-    if node is None:
-        return [condition]
-    conjunction = isinstance(node.op, CAReduce) and isinstance(node.op.scalar_op, AND)
-    scalar = isinstance(node.op, DimShuffle) and node.inputs[0].type.ndim == 0
-    if conjunction or scalar or isinstance(node.op, ScalarFromTensor | TensorFromScalar):
-        return _entries(node.inputs[0])
-    if isinstance(node.op, MakeVector | Join):
-        parts = node.inputs[1:] if isinstance(node.op, Join) else node.inputs
-        return [entry for x in parts for entry in _entries(x)]
-    return [condition]
 
 
 def placed(rv: Variable, given: Mapping[Variable, Variable]) -> Variable:
@@ -254,11 +235,8 @@ class Reading:
         rows = self.rows
         if self.count is not None:
             value = self.model.rvs_to_values[self.count]
-            all_of_them = pt.constant(np.asarray(self.n, dtype=value.type.dtype))
-            changed = {
-                v: pt.alloc(np.array(True), self.n) for v in ancestors([rows]) if _exist(v, value)
-            }
-            rows = clone_replace(rows, {**changed, value: all_of_them}, rebuild_strict=False)
+            every = pt.constant(self.n, dtype=value.type.dtype)
+            rows = clone_replace(rows, {value: every}, rebuild_strict=False)
         local = pt.zeros(self.n) if self.local is None else self.local
         found = clone_replace([rows, local], given, rebuild_strict=False)
         return [v.astype("float64") for v in found]
@@ -387,22 +365,6 @@ def records_of(model: Model) -> list[Variable]:
                 behind_rows = set(ancestors(rows))
                 found |= {v for v in model.free_RVs if v in behind_rows and shapes[v][:1] == (n,)}
     return [v for v in model.free_RVs if v in found]
-
-
-def _exist(v: Variable, count: Variable) -> bool:
-    """Whether a mask compares places of records with their number, as ``dp.present`` does."""
-    node = v.owner
-    if node is None or not isinstance(node.op, Elemwise) or not isinstance(node.op.scalar_op, LT):
-        return False
-    places, number = node.inputs
-    in_order = any(
-        isinstance(w.owner.op, ARange)
-        if w.owner is not None
-        else isinstance(w, Constant) and np.array_equal(w.data, np.arange(np.size(w.data)))
-        for w in ancestors([places])
-        if w.owner is not None or w.type.ndim == 1
-    )
-    return v.type.ndim == 1 and in_order and count in ancestors([number])
 
 
 def names(variables: Iterable[Variable]) -> str:
@@ -536,53 +498,75 @@ def _not_additive(rv: Variable, why: str) -> NotFactorizable:
 
 
 def check_records(reading: Reading) -> bool:
-    """Check that rows and densities of records are local, on records drawn from the model.
+    """Check that rows and densities of records are local, and that records can be drawn.
 
-    Returns whether records are known to be exchangeable: nothing behind their densities has room
-    for an entry per record, and permuted records have permuted rows and densities. NotFactorizable
-    if a row or density depends on other records, or their number does more than leave out rows.
+    Returns whether records are known to be exchangeable: that rows and densities are the same
+    function of every record. NotFactorizable if one depends on other records, or their number does
+    more than leave out rows.
     """
-    n, what, count = reading.n, names(reading.latents), reading.count
+    n, what = reading.n, names(reading.latents)
     graphs = [*reading.factors({}), reading.row_log_prior()]
-    _check_structure(reading, graphs)
-    alike = reading.local is None and not _has_own_data(reading, [graphs[0], graphs[2]])
-    rng = np.random.default_rng(_SEED)
-    factors = Function(reading.inputs, graphs, compiled=False)
-    masked = Function(reading.inputs, [reading.rows], compiled=False)
-    for parameters, first, second in _experiments(reading, rng):
-        of_first, of_second = (factors(*values, *parameters) for values in (first, second))
-        for found, label in zip(of_first, _LABELS, strict=True):
-            if np.shape(found)[:1] != (n,):
-                raise NotFactorizable(
-                    f"There are {n} records {what}, but not as many values of the {label}: every "
-                    "record needs one of its own, independent of the others."
-                )
-        order = rng.permutation(n)
-        permuted = factors(*[v[order] for v in first], *parameters)
-        alike = alike and all(_same(a[order], b) for a, b in zip(of_first, permuted, strict=True))
-        for _ in range(_TRIALS):
-            swapped = rng.random(n) < 0.5
-            expected = _mix(of_first, of_second, swapped)
-            mixture = factors(*_mix(first, second, swapped), *parameters)
-            for a, b, label in zip(expected, mixture, _LABELS, strict=True):
-                if not _same(a, b):
-                    raise NotFactorizable(
-                        f"The {label} of one record depends on other records. Given the "
-                        f"parameters, records ({what}) must be independent, and the statistic "
-                        "must be computed row by row."
-                    )
-        if count is None:
-            continue
-        place = reading.others.index(count)
-        for k in {0, n, *rng.integers(0, n + 1, _TRIALS).tolist()}:
-            parameters[place] = np.asarray(k, dtype=parameters[place].dtype)
-            [rows] = masked(*first, *parameters)
-            if not _same(np.where(np.arange(n)[:, None] < k, of_first[0], 0.0), rows):
-                raise NotFactorizable(
-                    f"`{count.name}` must enter every statistic as a factor "
-                    f"dp.present({count.name}, {n}), and in no other way."
-                )
+    for label, shape in zip(_LABELS, _shapes(reading.model, graphs), strict=True):
+        if shape[:1] != (n,):
+            raise NotFactorizable(
+                f"There are {n} records {what}, but not as many values of the {label}: every "
+                "record needs one of its own, independent of the others."
+            )
+    values = dict(zip(reading.inputs, reading.at_the_start, strict=True))
+    try:
+        alike = _alike(graphs, values, reading.values, n) and reading.local is None
+    except NotFactorizable as error:
+        raise NotFactorizable(
+            "The statistic or density of one record depends on other records, or something behind "
+            f"it puts all records together. Given the parameters, records ({what}) must be "
+            "independent, and each record's row must be computed from that record alone. "
+            f"{error.nonprivate}"
+        ) from None
+    records = _drawn(reading)
+    if reading.count is not None:
+        _check_count(reading, reading.count, graphs[0], records)
     return alike
+
+
+def _drawn(reading: Reading) -> list[np.ndarray]:
+    """Records from the model, at its initial point."""
+    drawn = [forward(reading.model, rv, rv, rv) for rv in reading.latents]
+    graphs = clone_replace(drawn, reading.constrained(reading.others), rebuild_strict=False)
+    draw = Function(reading.inputs, graphs, compiled=False)
+    draw.reseed(np.random.default_rng(_SEED))
+    try:
+        records = draw(*reading.at_the_start)
+    except NotImplementedError:
+        raise NotFactorizable(
+            f"Records ({names(reading.latents)}) cannot be drawn from the model, so there is "
+            "nothing to offer them. Give them a distribution that PyMC can draw from."
+        ) from None
+    for rv, value in zip(reading.latents, records, strict=True):
+        if len(value) != reading.n:
+            raise ValueError(
+                f"A transform changes the number of rows of `{rv.name}`, which holds records. "
+                "Declare it with transform=None."
+            )
+    return records
+
+
+def _check_count(
+    reading: Reading, count: Variable, every: Variable, records: Sequence[np.ndarray]
+) -> None:
+    """The number of records leaves out rows; else they are what they are if `every` one exists."""
+    n, rng = reading.n, np.random.default_rng(_SEED)
+    both = Function(reading.inputs, [every, reading.rows], compiled=False)
+    place = reading.inputs.index(reading.model.rvs_to_values[count])
+    point = [*records, *reading.at_the_start[len(records) :]]
+    for k in {0, n, *rng.integers(0, n + 1, _TRIALS).tolist()}:
+        point[place] = np.asarray(k, dtype=point[place].dtype)
+        whole, rows = both(*point)
+        kept = np.where(np.arange(n)[:, None] < k, whole, 0.0)
+        if not np.allclose(kept, rows, rtol=1e-9, atol=0.0, equal_nan=True):
+            raise NotFactorizable(
+                f"`{count.name}` must enter every statistic as a factor "
+                f"dp.present({count.name}, {n}), and in no other way."
+            )
 
 
 def check_proposal(
@@ -602,28 +586,18 @@ def check_proposal(
         )
     nodes = dict.fromkeys(v.owner for v in behind if is_drawn(v))
     draws = [node.default_output() for node in nodes]
-    draw = Function(reading.inputs, draws, compiled=False)
-    rng = np.random.default_rng(_SEED)
-    draw.reseed(rng)
-    laws = [p for d in draws for p in d.owner.op.dist_params(d.owner)]
-    held = {d: d.type(name=f"draw{k}") for k, d in enumerate(draws)}
-    outputs = clone_replace([*proposed, *laws], held, rebuild_strict=False)
-    propose = Function([*reading.inputs, *held.values()], outputs, compiled=False)
-    for parameters, first, second in _experiments(reading, rng):
-        drawn = draw(*first, *parameters)
-        others = _mix(drawn, draw(*second, *parameters), np.ones(reading.n, dtype=np.bool_))
-        swapped = rng.random(reading.n) < 0.5
-        of_first = propose(*first, *parameters, *drawn)
-        of_second = propose(*second, *parameters, *others)
-        mixture = _mix(first, second, swapped), parameters, _mix(drawn, others, swapped)
-        found = propose(*[x for part in mixture for x in part])
-        expected = _mix(of_first, of_second, swapped)
-        if not all(_same(a, b) for a, b in zip(expected, found, strict=True)):
-            raise NotFactorizable(
-                "What is proposed to one record, or its log-ratio, depends on other records. "
-                "Records are accepted one by one, so each proposal must be computed from that "
-                "record and the parameters."
-            )
+    drawn = Function(reading.inputs, draws, compiled=False)(*reading.at_the_start)
+    laws = [law for d in draws for law in d.owner.op.dist_params(d.owner)]
+    values = dict(zip([*reading.inputs, *draws], [*reading.at_the_start, *drawn], strict=True))
+    own = [d for d, x in zip(draws, drawn, strict=True) if np.shape(x)[:1] == (reading.n,)]
+    try:
+        _alike([*proposed, *laws], values, [*reading.values, *own], reading.n)
+    except NotFactorizable as error:
+        raise NotFactorizable(
+            "What is proposed to one record, or its log-ratio, depends on other records. "
+            "Records are accepted one by one, so each proposal must be computed from that "
+            f"record and the parameters. {error.nonprivate}"
+        ) from None
 
 
 def is_drawn(v: Variable) -> bool:
@@ -632,112 +606,55 @@ def is_drawn(v: Variable) -> bool:
     return v.owner is not None and isinstance(v.owner.op, drawn)
 
 
-def _experiments(
-    reading: Reading, rng: np.random.Generator
-) -> Iterator[tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]]:
-    """Parameters about the start, where coefficients may be 0, and away; two sets of records."""
-    drawn = [forward(reading.model, rv, rv, rv) for rv in reading.latents]
-    given = reading.constrained(reading.others)
-    graphs = clone_replace(drawn, given, rebuild_strict=False)
-    others = reading.inputs[len(drawn) :]
-    draw = Function(others, graphs, compiled=False)
-    draw.reseed(rng)
-    for trial in range(_POINTS):
-        parameters = [_moved(reading, v, trial, rng) for v in others]
-        try:
-            first, second = draw(*parameters), draw(*parameters)
-        except NotImplementedError:
-            raise NotFactorizable(
-                f"Records ({names(reading.latents)}) cannot be drawn from the model, so there is "
-                "nothing to offer them. Give them a distribution that PyMC can draw from."
-            ) from None
-        for rv, value in zip(reading.latents, first, strict=True):
-            if len(value) != reading.n:
-                raise ValueError(
-                    f"A transform changes the number of rows of `{rv.name}`, which holds records. "
-                    "Declare it with transform=None."
-                )
-        yield parameters, first, second
+class _Walk(Lifter):
+    """Also takes columns of all rows, ``x[:, columns]``: no entry in memory is private here."""
+
+    def _lift(self, variable: Variable, axis: int) -> Variable:
+        node = variable.owner
+        if node is not None and isinstance(node.op, TAKES) and axis == 0:
+            rows, *columns = advanced_indices(node)
+            if rows == slice(None) and all(isinstance(x, Variable) for x in columns):
+                self.shared.extend(columns)
+                return self.lift(node.inputs[0], 0)[(rows, *columns)]
+        return super()._lift(variable, axis)
 
 
-def _moved(reading: Reading, value: Variable, trial: int, rng: np.random.Generator) -> np.ndarray:
-    """A parameter at the start, and then at random about it, where its value is unbounded."""
-    start = np.asarray(reading.start[value.name])
-    if trial == 0 or start.dtype.kind != "f":
-        return start
-    rv = reading.model.values_to_rvs[value]
-    moved = rng.standard_normal(start.shape)
-    if reading.model.rvs_to_transforms[rv] is None and rv.owner.op.name not in _REAL:
-        moved = 0.1 * start * np.tanh(moved)  # stay inside of a support that is not known
-    return np.asarray(start + moved, dtype=start.dtype)
+def _alike(
+    graphs: Sequence[Variable],
+    values: Mapping[Variable, np.ndarray],
+    records: Sequence[Variable],
+    n: int,
+) -> bool:
+    """Prove that an entry of `graphs`, of n, depends on its own entry of `records` alone.
 
-
-def _check_structure(reading: Reading, graphs: Sequence[Variable]) -> None:
-    """Nothing behind a record's factors reduces, sorts or multiplies along the records' axis."""
-    hidden = set(reading.values)
-    for v in walk(graphs, _without_conditions):
-        for x in _joined(v.owner) if v.owner is not None else ():
-            if not ancestors_without_shapes([x]) & hidden:
-                continue
-            if _shapes(reading.model, [x])[0][0] == reading.n:
-                raise NotFactorizable(
-                    f"Behind the statistic or density of one record, `{v.owner.op}` puts all "
-                    f"records ({names(reading.latents)}) together. Each record's row must be "
-                    "computed from that record alone."
-                )
-
-
-def _without_conditions(v: Variable) -> list[Variable]:
-    if v.owner is None:
-        return []
-    checked = isinstance(v.owner.op, CheckParameterValue)
-    return list(v.owner.inputs[:1] if checked else v.owner.inputs)
-
-
-def _joined(node: Apply) -> list[Variable]:
-    """Inputs whose entries are put together along their first axis."""
-    op, inputs = node.op, node.inputs
-    if isinstance(op, Dot):
-        return inputs[1:] if inputs[0].type.ndim > 1 else inputs
-    if isinstance(op, SortOp | ArgSortOp) and len(inputs) > 1:  # until PyTensor 3
-        known = isinstance(inputs[1], Constant) and inputs[1].data is not None
-        axis = [int(inputs[1].data) % inputs[0].type.ndim] if known else None
-    elif isinstance(op, CAReduce | CumOp | Argmax | SortOp | ArgSortOp):
-        axis = op.axis
-    else:
-        return []
-    first = axis is None or 0 in np.atleast_1d(axis)
-    return inputs[:1] if first and inputs[0].type.ndim else []
-
-
-def _has_own_data(reading: Reading, graphs: Sequence[Variable]) -> bool:
-    """Whether something with room for an entry per record is behind records' rows or prior."""
-
-    def has_room(v: Variable) -> bool:
-        if v.owner is not None:
-            return isinstance(v.owner.op, ARange | Eye)
-        longest = max(np.shape(reading.start.get(v.name, 0)), default=0)
-        return is_long_array(v, reading.n) or longest >= reading.n
-
-    return any(map(has_room, ancestors_without_shapes(graphs) - set(reading.values)))
-
-
-def _mix(
-    first: Sequence[np.ndarray], second: Sequence[np.ndarray], where: np.ndarray
-) -> list[np.ndarray]:
-    """Rows of `second` where a mask says; what has no row per record is that of `first`."""
-    return [
-        np.where(where.reshape((-1,) + (1,) * (np.ndim(a) - 1)), b, a)
-        if np.shape(a)[:1] == where.shape
-        else a
-        for a, b in zip(first, second, strict=True)
-    ]
-
-
-def _same(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether columns agree, on the scale of their own entries."""
-    a, b = np.asarray(a, dtype=float), np.asarray(b, dtype=float)
-    size = np.abs(np.where(np.isfinite(a), a, 0.0)).max(axis=0, initial=0.0)
-    with np.errstate(invalid="ignore"):
-        near = np.abs(a - b) <= _TOLERANCE * np.maximum(size, np.abs(a))
-    return bool((near | (a == b) | (np.isnan(a) & np.isnan(b))).all())
+    What has not n entries must not depend on records at all. `values` of all inputs tell shapes.
+    Returns whether nothing else is different for each record; NotFactorizable without a proof.
+    """
+    if n == 1:
+        return True
+    inputs = {v: pytensor.shared(np.array(x), v.name, shape=np.shape(x)) for v, x in values.items()}
+    graphs = clone_replace(list(graphs), inputs, rebuild_strict=False)
+    # what depends on no input is a constant, however it is made
+    depend, fixed = set(inputs.values()), set()
+    for node in toposort(graphs):
+        if not depend.isdisjoint(node.inputs):
+            depend.update(node.outputs)
+            fixed.update(node.inputs)
+    made = [x for x in fixed.union(graphs) - depend if not isinstance(x, Constant)]
+    found = pytensor.function([], made, mode=INTERPRETED)()
+    constants = {v: pt.constant(x, dtype=v.type.dtype) for v, x in zip(made, found, strict=True)}
+    graphs = clone_replace(graphs, constants, rebuild_strict=False)
+    sources = {inputs[v] for v in records}
+    public = {v for v in ancestors(graphs) if v.owner is None} - sources
+    leaves: dict[Variable, RowLeaf] = {}
+    for graph in graphs:
+        walk = _Walk("records", {}, public, n, n, leaves, {}, [])
+        if graph.type.ndim and graph.type.shape[0] in (n, None):
+            walk.lift(graph, 0)
+        else:
+            walk.shared.append(graph)
+        check_shared(walk)
+    others = [leaf for source, leaf in leaves.items() if source not in sources]
+    rows = [np.moveaxis(array_of(leaf.source), leaf.axis, 0) for leaf in others]
+    constant = all(isinstance(leaf.source, Constant) for leaf in others)
+    return constant and all(np.array_equal(x[1:], x[:-1]) for x in rows)

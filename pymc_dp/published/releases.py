@@ -20,7 +20,13 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 
-from pymc_dp.base.checks import check_delta, check_epsilon, check_integer, check_number
+from pymc_dp.base.checks import (
+    check_delta,
+    check_epsilon,
+    check_integer,
+    check_number,
+    check_positive,
+)
 from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.records.arithmetic import is_discrete, without_wrapping
 
@@ -187,9 +193,9 @@ def GaussianRelease(
     ValueError
         If the noise is not described, or shapes do not fit.
     """
-    levels = [] if mu is None else [_positive("mu", mu)]
+    levels = [] if mu is None else [check_positive("mu", mu)]
     if rho is not None:
-        levels.append(math.sqrt(2.0 * _positive("rho", rho)))
+        levels.append(math.sqrt(2.0 * check_positive("rho", rho)))
     if epsilon is not None or delta is not None:
         levels.append(mu_from_budget(check_epsilon(epsilon), check_delta(delta)))
     way = "one of mu, rho, or epsilon and delta"
@@ -297,7 +303,7 @@ def DiscreteGaussianRelease(
     part in a million per squared standard deviation.
     """
     kind = "DiscreteGaussianRelease"
-    levels = [] if rho is None else [math.sqrt(2.0 * _positive("rho", rho))]
+    levels = [] if rho is None else [math.sqrt(2.0 * check_positive("rho", rho))]
     sigma = _scale(kind, scale, sensitivity, levels, "rho")
     rows, value = _sum(f"{kind} `{name}`", statistic, sigma, observed, whole=True)
     log_sum, largest = np.vectorize(_log_theta)(sigma), float(np.max(sigma))
@@ -478,7 +484,7 @@ def ExponentialMechanismRelease(
     McSherry & Talwar (2007): probabilities are proportional to exp(epsilon utility / (2
     sensitivity)).  Their sum depends on the records, so the set of candidates has to be finite.
     """
-    rate = check_epsilon(epsilon) / (2.0 * _positive("sensitivity", sensitivity))
+    rate = check_epsilon(epsilon) / (2.0 * check_positive("sensitivity", sensitivity))
     kind = "ExponentialMechanismRelease"
     rows = _rows(f"{kind} `{name}`", utility, ndim=(2,))
     return _choice(kind, name, rows, lambda total: rate * total, observed, **kwargs)
@@ -525,7 +531,7 @@ def KNormGradientRelease(
     Reimherr & Awan (2019): probabilities are proportional to
     ``exp(-epsilon |gradient| / (2 sensitivity))``.
     """
-    rate = check_epsilon(epsilon) / (2.0 * _positive("sensitivity", sensitivity))
+    rate = check_epsilon(epsilon) / (2.0 * check_positive("sensitivity", sensitivity))
     if norm not in (1, 2, np.inf):
         raise ValueError(f"norm must be 1, 2 or numpy.inf, not {norm!r}.")
     kind = "KNormGradientRelease"
@@ -585,7 +591,7 @@ def ObjectivePerturbationRelease(
     sum gradient + gamma s + b = 0, so its density is that of b times
     ``|det(sum hessian + gamma I)|``.
     """
-    size, ridge = _positive("scale", scale), check_number("regularization", regularization)
+    size, ridge = check_positive("scale", scale), check_number("regularization", regularization)
     what = f"ObjectivePerturbationRelease `{name}`"
     first, second = _rows(what, gradient, ndim=(2,)), _rows(what, hessian, ndim=(3,))
     p = _shape(first)[1]
@@ -743,19 +749,12 @@ def _shape(rows: Variable) -> tuple[int, ...]:
     return rows.type.shape
 
 
-def _positive(name: str, value: Any) -> float:
-    number = check_number(name, value)
-    if number <= 0:
-        raise ValueError(f"{name} must be positive, not {number}.")
-    return number
-
-
 def _scale(
     kind: str, scale: Any, sensitivity: float | None, levels: list[float], way: str
 ) -> np.ndarray:
     """The scale as it is given, or else the sensitivity by the privacy level."""
     if scale is None and sensitivity is not None and len(levels) == 1:
-        scale = _positive("sensitivity", sensitivity) / levels[0]
+        scale = check_positive("sensitivity", sensitivity) / levels[0]
     elif scale is None or sensitivity is not None or levels:
         raise ValueError(
             f"{kind} needs scale=..., or sensitivity with {way}: how large the noise was."

@@ -457,7 +457,7 @@ def _check(lifter: Lifter, v: Variable, axis: int) -> Variable:
     """
     value = lifter.lift(v.owner.inputs[0], axis)
     for condition in v.owner.inputs[1:]:
-        for part in _conjunction(condition):
+        for part in conjunction(condition):
             if not lifter.touches_rows(part):
                 if lifter.depends_on_parameters(part):
                     lifter.shared.append(part)
@@ -484,20 +484,20 @@ def _broadcasts_to(x: Variable, y: Variable) -> bool:
     )
 
 
-def _conjunction(condition: Variable) -> list[Variable]:
+def conjunction(condition: Variable) -> list[Variable]:
     """The elementwise conditions behind ``all(all(a), all(b), ...)`` and ``all(a) & all(b)``."""
     if condition.owner is None:
         return [condition]
     op = condition.owner.op
     if isinstance(op, ScalarFromTensor):
-        return _conjunction(condition.owner.inputs[0])
+        return conjunction(condition.owner.inputs[0])
     if isinstance(op, All):
         x = condition.owner.inputs[0]
         if x.owner is not None and isinstance(x.owner.op, MakeVector):
-            return [part for y in x.owner.inputs for part in _conjunction(y)]
-        return _conjunction(x) if x.type.ndim == 0 else [x]
+            return [part for y in x.owner.inputs for part in conjunction(y)]
+        return conjunction(x) if x.type.ndim == 0 else [x]
     if isinstance(op, Elemwise) and isinstance(op.scalar_op, AND) and condition.dtype == "bool":
-        return [part for y in condition.owner.inputs for part in _conjunction(y)]
+        return [part for y in condition.owner.inputs for part in conjunction(y)]
     return [condition]
 
 

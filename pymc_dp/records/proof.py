@@ -84,7 +84,7 @@ def lift_rows(
             cuts[key] = replace(cuts[key], row_data=column)
         for label, (_, indexed, axis) in zip(columns[len(designs) :], lifter.lookups, strict=True):
             lookups.append((label, static_shape(indexed, parameters)[axis]))
-        _check_shared(lifter)
+        check_shared(lifter)
         terms.append(value)
     rows = {leaf.block for leaf in leaves.values()} | {cut.eta for cut in cuts.values()}
     phis = [cut.phi for cut in cuts.values()]
@@ -117,7 +117,7 @@ def lift_rows(
     )
 
 
-def _check_shared(lifter: Lifter) -> None:
+def check_shared(lifter: Lifter) -> None:
     """Refuse row data, and private arrays of unknown meaning, that reach every record."""
     hidden = hides_code(lifter.shared)
     if hidden is not None:

@@ -171,7 +171,7 @@ def lengths_of_rows(model: Model, axes: Mapping[Variable, int]) -> set[Variable]
 def longest_unnamed(n_units: int, n_public: int | None) -> int:
     """The number of entries from which on an unnamed array may hold one for each record, or unit.
 
-    Refusals may not depend on a private number, so half of `n_public` stands for that of units.
+    Refusals may not depend on a private number, so half of `n_public`, at least 3, stands for it.
     """
     return n_units if n_public is None else max(n_public // 2, 3)
 

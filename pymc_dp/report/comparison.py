@@ -17,7 +17,7 @@ from pymc_dp.base.checks import (
     check_delta,
     check_integer,
     check_neighboring,
-    check_number,
+    check_positive,
     check_probability,
 )
 from pymc_dp.privacy.accounting import SubsampledGaussianEvent, epsilon_from_mu
@@ -88,9 +88,7 @@ def compare_accountants(
     advanced composition    28.013
     Name: epsilon, dtype: float64
     """
-    tau = check_number("noise_multiplier", noise_multiplier)
-    if tau <= 0:
-        raise ValueError(f"noise_multiplier must be positive, not {tau}")
+    tau = check_positive("noise_multiplier", noise_multiplier)
     releases = check_integer("releases", releases, minimum=1)
     delta = check_delta(delta)
     q = check_probability("sampling_probability", sampling_probability)

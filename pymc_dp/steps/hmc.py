@@ -9,11 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer, check_number, check_positive
 from pymc_dp.kernels import hmc
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import positive
 from pymc_dp.tuning.coordinates import learn_coordinates, trajectory
 from pymc_dp.tuning.model_parts import Design
 from pymc_dp.tuning.preparing import Preparing
@@ -113,7 +112,7 @@ class DPHMC(PrivateStep):
             )
         if reuse_gradient and integrator != "leapfrog":
             raise ValueError("reuse_gradient=True needs integrator='leapfrog'.")
-        self.step_size = None if step_size is None else positive("step_size", step_size)
+        self.step_size = None if step_size is None else check_positive("step_size", step_size)
         self.n_steps = None if n_steps is None else check_integer("n_steps", n_steps, minimum=1)
         self.integrator: hmc.Integrator = integrator
         if reuse_gradient is None:

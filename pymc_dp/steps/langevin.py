@@ -7,13 +7,13 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer, check_number, check_positive
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.interfaces import ClipInterval, PathQueries
 from pymc_dp.kernels.jitter import HaltonJitter
 from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import positive, required
+from pymc_dp.steps.settings import required
 from pymc_dp.tuning.choice import FORMS, learn_form
 from pymc_dp.tuning.effects import InEffects
 from pymc_dp.tuning.forms import Form, Plain
@@ -173,16 +173,16 @@ class DPLangevin(PrivateStep):
             raise ValueError("log_concave=True narrows the interval of `curvature`; give that.")
         self.form: str = "plain" if by_hand else form
         self.consistent_clipping = consistent_clipping
-        self.step_size = None if step_size is None else positive("step_size", step_size)
+        self.step_size = None if step_size is None else check_positive("step_size", step_size)
         self.n_steps = None if n_steps is None else check_integer("n_steps", n_steps, minimum=1)
         self.persistent = momentum == "persistent"
         if by_hand:
             self.n_steps = self.n_steps or 1
             self.persistent = momentum != "fresh"
             self.interval: ClipInterval = (
-                ConstantInterval(positive("energy_clip", energy_clip))
+                ConstantInterval(check_positive("energy_clip", energy_clip))
                 if curvature is None
-                else CurvatureInterval(positive("curvature", curvature), bool(log_concave))
+                else CurvatureInterval(check_positive("curvature", curvature), bool(log_concave))
             )
         self._momentum = momentum
         self.friction = 1.0 if friction is None else check_number("friction", friction)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError
 from pymc_dp.privacy.accounting import BatchEvent, FixedBatchGaussianEvent, SubsampledGaussianEvent
@@ -54,14 +54,6 @@ def required(sampler: str, **values: Any) -> None:
         raise ValueError(
             f"{sampler} needs {meanings}." + ("" if {*missing} <= {"draws", "chains"} else caution)
         )
-
-
-def positive(name: str, value: Any) -> float:
-    """A positive finite number, or a ValueError that names the argument."""
-    number = check_number(name, value)
-    if number <= 0:
-        raise ValueError(f"{name} must be positive, got {number}.")
-    return number
 
 
 def step_sizes(value: Any) -> np.ndarray | None:

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pymc as pm
 
-from pymc_dp.base.checks import check_number, warn
+from pymc_dp.base.checks import check_number, check_positive, warn
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import sgmcmc
 from pymc_dp.kernels.interfaces import start_log_prior
 from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import positive
 from pymc_dp.tuning.coordinates import learn_coordinates
 from pymc_dp.tuning.model_parts import Design
 from pymc_dp.tuning.preparing import Preparing
@@ -43,7 +42,7 @@ class _Dynamics(PrivateStep):
         scaling: Any = None,
         **kwargs: Any,
     ) -> None:
-        self.step_size = None if step_size is None else positive("step_size", step_size)
+        self.step_size = None if step_size is None else check_positive("step_size", step_size)
         if batch_size is None:
             budget = get_budget(pm.modelcontext(kwargs.get("model")))
             n = 1 if budget is None else budget.n_public

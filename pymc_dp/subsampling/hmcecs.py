@@ -16,7 +16,7 @@ from rich.progress import TextColumn
 from rich.table import Column
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.checks import check_integer, check_number
+from pymc_dp.base.checks import check_integer, check_number, check_positive
 from pymc_dp.base.compat import CompiledStep
 from pymc_dp.subsampling.estimates import PERTURBED, Sampled, first_records
 from pymc_dp.subsampling.preparation import Pilot, prepare
@@ -176,11 +176,12 @@ class HMCECS(CompiledStep):
                 UserWarning,
                 stacklevel=2,
             )
-        self.path_length = _positive("path_length", path_length) or math.pi / 2.0
+        path_length = math.pi / 2.0 if path_length is None else path_length
+        self.path_length = check_positive("path_length", path_length)
         self.target_accept = check_number("target_accept", target_accept)
         if not 0.0 < self.target_accept < 1.0:
             raise ValueError(f"target_accept must lie between 0 and 1, not {target_accept}.")
-        self._given_step = _positive("step_size", step_size)
+        self._given_step = None if step_size is None else check_positive("step_size", step_size)
         if self._given_step is not None and self._given_step > 1.0:
             raise ValueError(
                 f"step_size={step_size} is in posterior standard deviations, and must be at most "
@@ -463,12 +464,3 @@ class HMCECS(CompiledStep):
 def _at_most(size: float) -> int:
     """A number of records, where the pilot may have found no finite one."""
     return math.ceil(size) if size < 1e15 else 10**15
-
-
-def _positive(name: str, value: float | None) -> float | None:
-    if value is None:
-        return None
-    number = check_number(name, value)
-    if number <= 0.0:
-        raise ValueError(f"{name} must be positive, not {value}.")
-    return number

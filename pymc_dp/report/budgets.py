@@ -1,17 +1,18 @@
-"""What was spent, and what it promises."""
+"""What was spent, what it promises, and what a budget can be expected to buy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import cycle, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from pymc.model import Model
 
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.checks import check_delta
-from pymc_dp.budget import PrivacyBudget
+from pymc_dp.base.checks import check_delta, check_epsilon
+from pymc_dp.budget import MODELS, PrivacyBudget, get_budget, name_of, require_budget
 from pymc_dp.privacy.accounting import (
     MU2_UNIT,
     BatchEvent,
@@ -20,22 +21,26 @@ from pymc_dp.privacy.accounting import (
     SubsampledGaussianEvent,
     batch_event,
     epsilon_from_mu,
+    mu_from_budget,
     mu_from_units,
 )
 from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.statement import facts_of
-from pymc_dp.report.diagnostics import is_labelled
-from pymc_dp.report.plots import (
+from pymc_dp.report import (
     COLOURS,
     LIMIT,
     REFERENCE,
     axes_for,
     check_choice,
     legend_above,
+    log_x_axis,
     mark,
     rows_for_legend,
     tidy,
 )
+from pymc_dp.report.diagnostics import is_labelled
+from pymc_dp.rows.contributions import score_norms
+from pymc_dp.tuning.forecast import forecast_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -426,3 +431,116 @@ def _deltas(deltas: Sequence[float] | None, charges: Charges) -> np.ndarray:
     if values.ndim != 1 or len(values) < 2:
         raise ValueError("deltas must be a list of at least two numbers, from which a curve goes.")
     return np.array(sorted(check_delta(float(value)) for value in values))
+
+
+# -- what a budget can be expected to buy ----------------------------------------------------------
+
+
+def plot_effective_draws(
+    model: Model | PrivacyBudget,
+    epsilons: Sequence[float] | None = None,
+    *,
+    step: Any = "DPLangevin",
+    draws: int = 1000,
+    tune: int = 0,
+    chains: int = 4,
+    ax: Axes | None = None,
+) -> Axes:
+    """Effective draws that a budget can be expected to buy, against its epsilon.
+
+    Parameters
+    ----------
+    model : pymc.Model or PrivacyBudget
+        A model with a budget, or the budget of a model.
+    epsilons : sequence of float, optional
+        At the budget's delta.  Default: 25 values from a tenth of the budget to ten times it.
+    step : name, class, or list of them, default "DPLangevin"
+        Step methods that ``budget.plan`` knows.
+    draws, tune, chains : int
+        As in ``budget.plan``.
+    ax : matplotlib.axes.Axes, optional
+        Default: a new figure, 6.4 inches wide.
+
+    Returns
+    -------
+    matplotlib.axes.Axes
+        Both axes logarithmic.  Solid: effective draws of all chains together; dotted where these
+        would sample a normal approximation of the likelihood ("quadratic"), which costs no budget.
+        Dashed, for ``DPLangevin``: independent draws that would estimate a posterior mean equally
+        well, privacy noise and Monte-Carlo error together.  Vertical: the budget, and its rest.
+
+    Raises
+    ------
+    UnsafeModel
+        If the model has no budget.
+    ValueError
+        If an argument is not usable.
+
+    Notes
+    -----
+    *Guarantee.*  Arithmetic on public numbers by ``budget.plan``: nothing is spent, nothing is
+    written to a ledger, no record is read.
+
+    *Weaknesses.*  Rules of thumb for posteriors near normal.
+
+    Examples
+    --------
+    >>> dp.plot_effective_draws(model, step=["DPLangevin", "DPHMC"])  # doctest: +SKIP
+    """
+    model, budget = _model_of(model)
+    if epsilons is None:
+        grid = budget.epsilon * np.geomspace(0.1, 10.0, 25)
+    else:
+        grid = np.array(sorted(check_epsilon(float(epsilon)) for epsilon in epsilons))
+    if len(grid) < 2:
+        raise ValueError("epsilons must be a list of at least two numbers.")
+    names = list(step) if isinstance(step, list | tuple) else [step]
+    records = budget.records_of(model, check=False, read=False)
+    known: dict[str, Any] = {"d": records.parameters.size, "norms": score_norms(records)}
+    mu2s = [mu_from_budget(float(epsilon), budget.delta) ** 2 for epsilon in grid]
+    plans = [
+        [forecast_of(budget, name_of(name), draws, tune, chains, mu2=mu2, **known) for mu2 in mu2s]
+        for name in names
+    ]
+    ax = axes_for(ax, (6.4, 4.0))
+    for colour, found in zip(cycle(COLOURS), plans, strict=False):
+        effective = np.array([plan.effective_draws for plan in found])
+        chosen = np.array([plan.form == "quadratic" for plan in found])
+        noisy = any(plan.noise_sd > 0 for plan in found)
+        worth = np.array([plan.error**-2.0 if noisy else np.nan for plan in found])
+        for values, style, width, what in (
+            (np.where(chosen, np.nan, effective), "-", 2.0, "effective draws"),
+            (np.where(chosen, effective, np.nan), ":", 2.0, "of a normal approximation"),
+            (worth, "--", 1.5, "worth, privacy noise included"),
+        ):
+            if not np.isnan(values).all():
+                label = f"{found[0].sampler}: {what}"
+                ax.plot(grid, values, style, color=colour, linewidth=width, label=label)
+    drawn = np.concatenate([np.asarray(line.get_ydata()) for line in ax.get_lines()])
+    low, high = 0.7 * np.nanmin(drawn), 1.3 * np.nanmax(drawn)
+    label = f"budget: ε = {budget.epsilon:g}, δ = {budget.delta:g}"
+    ax.vlines(budget.epsilon, low, high, color=LIMIT, linestyle="--", linewidth=1.0, label=label)
+    left = budget.remaining().epsilon
+    if grid[0] <= left < 0.99 * budget.epsilon:
+        label = f"left of it: ε = {left:.3g}"
+        ax.vlines(left, low, high, color=LIMIT, linewidth=1.0, label=label)
+    log_x_axis(ax)
+    ax.set_yscale("log")
+    ax.set_xlabel(f"ε at δ = {budget.delta:g}")
+    ax.set_ylabel("draws, all chains together")
+    legend_above(ax, low, high)
+    tidy(ax)
+    return ax
+
+
+def _model_of(given: Any) -> tuple[Model, PrivacyBudget]:
+    if isinstance(given, PrivacyBudget):
+        for model in MODELS:
+            if get_budget(model) is given:
+                return model, given
+        raise ValueError("model is a budget whose model is gone; pass the model.")
+    if not isinstance(given, Model):
+        raise ValueError(
+            f"model must be a PyMC model with a budget, or a budget; not {type(given).__name__}."
+        )
+    return given, require_budget(given, "dp.plot_effective_draws")

@@ -11,8 +11,7 @@ import xarray as xr
 from pymc_dp.base.checks import check_epsilon, check_integer, check_neighboring
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.publication.statement import facts_of
-from pymc_dp.report.diagnostics import dataset_of, draws_of, entries, is_labelled
-from pymc_dp.report.plots import (
+from pymc_dp.report import (
     COLOURS,
     LIMIT,
     REFERENCE,
@@ -22,6 +21,7 @@ from pymc_dp.report.plots import (
     legend_above,
     tidy,
 )
+from pymc_dp.report.diagnostics import dataset_of, draws_of, entries, is_labelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
