@@ -25,6 +25,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records.ancestry import (
+    RowCounts,
     ancestors_without_shapes,
     array_of,
     counts_rows,
@@ -37,10 +38,13 @@ from pymc_dp.records.ancestry import (
 )
 from pymc_dp.records.arithmetic import is_discrete, without_errors
 from pymc_dp.records.bounds import Interval, clamp, source_limits
-from pymc_dp.records.counts import RowCounts
-from pymc_dp.records.densities import log_densities, long_constants_kept, may_be_infinite
+from pymc_dp.records.densities import (
+    log_densities,
+    long_constants_kept,
+    may_be_infinite,
+    with_outcomes,
+)
 from pymc_dp.records.graph import ParameterVector, RowGraph
-from pymc_dp.records.outcomes import with_outcomes
 from pymc_dp.records.proof import check_numerically, ends_of_support, lift_rows
 from pymc_dp.records.units import (
     Group,

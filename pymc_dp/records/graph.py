@@ -63,7 +63,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.outcomes`.
+    """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.densities`.
 
     The leaf number `leaf` holds it, from `lower` to `upper`; a nonnegative integer if `discrete`.
     `atoms` are places with a probability of their own; `modes` is how many the density may have.

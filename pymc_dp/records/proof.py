@@ -27,6 +27,7 @@ from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.records.ancestry import (
     SHAPE_OPS,
+    RowCounts,
     ancestors_without_shapes,
     array_of,
     counts_rows,
@@ -36,7 +37,6 @@ from pymc_dp.records.ancestry import (
     static_shape,
 )
 from pymc_dp.records.arithmetic import without_errors
-from pymc_dp.records.counts import RowCounts
 from pymc_dp.records.graph import Cut, RowGraph, RowLeaf, full_eta
 from pymc_dp.records.lifter import Lifter, describe
 

@@ -16,13 +16,12 @@ import numpy as np
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import ParameterVector
 from pymc_dp.rows import groups as row_groups
-from pymc_dp.rows import loops, sparse
+from pymc_dp.rows import loops
 from pymc_dp.rows.coordinates import Coordinates, Scores
 from pymc_dp.rows.functions import RowFunctions
-from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.groups import RowGroup, effects, index_blocks, touched
 from pymc_dp.rows.linear import LinearRows
-from pymc_dp.rows.sparse import Layout, ScaledDesign, SparseBlock
-from pymc_dp.rows.structure import effects, index_blocks, touched
+from pymc_dp.rows.loops import Layout, ScaledDesign, SparseBlock
 
 _CACHED = 2**16  # numbers of a block of vectors: half of a second-level cache
 
@@ -143,15 +142,15 @@ class RowEngine:
         return RowEngine(groups, self.parameters, self.n_units, self.coordinates)
 
     def index_blocks(self, theta: np.ndarray) -> list[np.ndarray]:
-        """Group effects among the parameters: :func:`pymc_dp.rows.structure.index_blocks`."""
+        """Group effects among the parameters: :func:`pymc_dp.rows.groups.index_blocks`."""
         return index_blocks(self.groups, theta)
 
     def effects(self, theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Index blocks, and coordinates for them: :func:`pymc_dp.rows.structure.effects`."""
+        """Index blocks, and coordinates for them: :func:`pymc_dp.rows.groups.effects`."""
         return effects(self.groups, theta)
 
     def touched(self, coordinates: Coordinates) -> np.ndarray:
-        """Coordinates of z that a row may see together: :func:`pymc_dp.rows.structure.touched`."""
+        """Coordinates of z that a row may see together: :func:`pymc_dp.rows.groups.touched`."""
         return touched(self.groups, coordinates.location, coordinates.scaling)
 
     # -- what rows see --------------------------------------------------------------------------
@@ -338,7 +337,7 @@ class RowEngine:
         group = self.groups[g]
         design = group.columns().designs[group.functions.ordered[k]]
         constant = group.functions.constant_jacobians[k] is not None
-        fits = width * matrix.any(axis=0).sum() * group.n_rows <= sparse.LARGEST
+        fits = width * matrix.any(axis=0).sum() * group.n_rows <= loops.LARGEST
         if not (self._keeps and constant and fits):  # made for the block: the same bits
             return ScaledDesign.of(design, matrix, width, where), 0
         columns = layout.common.tobytes()  # those that rows touch, which may change with z

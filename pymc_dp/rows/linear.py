@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
-from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.loops import SparseBlock
 
 # `exp` and `log1p` have no branches or library calls, so that loops over rows use vector
 # instructions.  Additions, multiplications, one division and one rounding round alike in scalar and

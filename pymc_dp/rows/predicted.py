@@ -19,8 +19,8 @@ from pymc_dp.rows.coordinates import Coordinates, Scores
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.linear import LinearRows, Moves, predict
+from pymc_dp.rows.loops import LARGEST, Layout, SparseBlock
 from pymc_dp.rows.predictor import FAMILIES, Predictor
-from pymc_dp.rows.sparse import LARGEST, Layout, SparseBlock
 
 _BLOCK, _CACHED = 8192, 2**16  # rows, and numbers of a block of vectors: half a second-level cache
 _WIDER = 2  # how many times as many numbers as the data of a row its vector may hold
