@@ -309,6 +309,10 @@ _COPIES = (SpecifyShape, DimShuffle)  # they leave the numbers of a row as they 
 _MODES = 4  # more modes of a mixture have no nodes of their own
 
 
+Support = tuple[float | Column, float | Column, tuple[float | Column, ...]]
+"""Two ends, and places between them with a probability of their own."""
+
+
 class _Unknown(Exception):
     """The support is not known."""
 
@@ -364,9 +368,7 @@ def _is_count(rv: Variable) -> bool:
     return _is_count(rv.owner.inputs[0]) if base else bool(is_discrete(rv))
 
 
-def _integers(
-    rv: Variable, leaves: Sequence[RowLeaf], largest: float
-) -> tuple[float | Column, float | Column, tuple[float | Column, ...]]:
+def _integers(rv: Variable, leaves: Sequence[RowLeaf], largest: float) -> Support:
     """Support of a count, as far as the distribution tells it, and its atoms."""
     if not isinstance(rv.owner.op, CensoredRV):
         return 0.0, 1.0 if isinstance(rv.owner.op, BernoulliRV) else largest, ()
@@ -384,9 +386,7 @@ def _largest(block: Variable) -> int:
     return 2**31 - 1 if dtype.kind == "f" else min(2**31 - 1, int(np.iinfo(dtype).max))
 
 
-def _interval(
-    rv: Variable, leaves: Sequence[RowLeaf]
-) -> tuple[float | Column, float | Column, tuple[float | Column, ...]]:
+def _interval(rv: Variable, leaves: Sequence[RowLeaf]) -> Support:
     """Support of a continuous outcome, and its atoms."""
     op = rv.owner.op
     if isinstance(op, CensoredRV):
@@ -446,9 +446,7 @@ def _by_transform(
     raise _Unknown
 
 
-def _censored(
-    rv: Variable, leaves: Sequence[RowLeaf]
-) -> tuple[float | Column, float | Column, tuple[float | Column, ...]]:
+def _censored(rv: Variable, leaves: Sequence[RowLeaf]) -> Support:
     """Where an outcome is cut off, and which of these ends are finite."""
     low, high = (
         _end(end, leaves, infinite)

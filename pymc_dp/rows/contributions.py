@@ -174,7 +174,7 @@ def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]
         for g, (units, times) in enumerate(terms):
             for some, rows in _blocks(part, g):
                 own = rows.law.weights, rows.of_outcomes(), rows.directions
-                found.add(units[some], times[some], sizes[g], *own)
+                found.add(units[some], times[some], sizes[g], own)
         yield where, found
 
 

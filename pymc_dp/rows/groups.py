@@ -70,14 +70,12 @@ class Columns:
         self, cut: Cut, out: np.ndarray, scores: np.ndarray, first: int, entries: loops.Compressed
     ) -> None:
         """Add to `out`, (d, rows), scores (k, n_rows) from row `first` times a map d phi / d z."""
-        at = (scores, first, *entries)
         if cut.kind == "dot":
-            loops.add_products(out, self.designs[cut], *at)
+            loops.add_products(out, self.designs[cut], scores, first, entries)
         elif cut.kind == "index":
-            labels = (len(entries[0]) - 1) // len(scores)
-            loops.add_indexed(out, self.labels[cut], labels, *at)
+            loops.add_indexed(out, self.labels[cut], scores, first, entries)
         else:
-            loops.add_copies(out, *at)
+            loops.add_copies(out, scores, first, entries)
 
 
 def rows_of(array: np.ndarray, rows: Rows) -> np.ndarray:

@@ -127,15 +127,10 @@ def clip_factors(vectors: ndarray, clip_norm: float, out: ndarray) -> None:
 
 @compiled(error_model="numpy")
 def add_products(
-    vectors: ndarray,
-    design: ndarray,
-    scores: ndarray,
-    first: int,
-    starts: ndarray,
-    columns: ndarray,
-    values: ndarray,
+    vectors: ndarray, design: ndarray, scores: ndarray, first: int, entries: Compressed
 ) -> None:
     """vectors[c, i] += design[j, first+i] * scores[k, first+i] * B[j*K+k, c], B compressed."""
+    starts, columns, values = entries
     p, n = design.shape[0], vectors.shape[1]
     width = scores.shape[0]
     product = np.empty(_TILE)
@@ -164,15 +159,9 @@ def add_products(
 
 
 @compiled(error_model="numpy")
-def add_copies(
-    vectors: ndarray,
-    scores: ndarray,
-    first: int,
-    starts: ndarray,
-    columns: ndarray,
-    values: ndarray,
-) -> None:
+def add_copies(vectors: ndarray, scores: ndarray, first: int, entries: Compressed) -> None:
     """vectors[c, i] += scores[k, first + i] * B[k, c], with B in compressed rows."""
+    starts, columns, values = entries
     n = vectors.shape[1]
     for k in range(scores.shape[0]):
         s = scores[k, first : first + n]
@@ -185,17 +174,12 @@ def add_copies(
 
 @compiled(error_model="numpy")
 def add_indexed(
-    vectors: ndarray,
-    labels: ndarray,
-    size: int,
-    scores: ndarray,
-    first: int,
-    starts: ndarray,
-    columns: ndarray,
-    values: ndarray,
+    vectors: ndarray, labels: ndarray, scores: ndarray, first: int, entries: Compressed
 ) -> None:
     """vectors[c, i] += scores[k, first + i] * B[label*K + k, c], with B in compressed rows."""
+    starts, columns, values = entries
     width, n = scores.shape[0], vectors.shape[1]
+    size = (starts.shape[0] - 1) // width
     for i in range(n):
         label = labels[first + i]
         if label < 0:
@@ -533,7 +517,7 @@ class ScaledDesign(NamedTuple):
             entries = compressed_rows(part)
             for rows in row_blocks(n, _BLOCK):
                 block = np.zeros((len(columns), rows.stop - rows.start))
-                add_products(block, design, ones, where.start + rows.start, *entries)
+                add_products(block, design, ones, where.start + rows.start, entries)
                 with np.errstate(over="ignore"):  # a long one gets the weight 0
                     moves[k][:, rows] = block
         return cls(moves, columns)
