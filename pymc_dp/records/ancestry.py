@@ -378,7 +378,7 @@ def _behind_value(variable: Variable) -> Iterator[_Item]:
         yield inputs[0], None
     elif isinstance(op, CAReduce | CumOp | LogSoftmax | Softmax):
         yield inputs[0], None
-        yield from _axes(inputs[0], None if op.axis is None else _as_tuple(op.axis))
+        yield from _axes(inputs[0], None if op.axis is None else np.atleast_1d(op.axis))
     elif isinstance(op, Dot):
         for x, contracted in zip(inputs, (-1, -2), strict=True):
             yield x, None
@@ -457,7 +457,7 @@ def _behind(variable: Variable, axis: int | None) -> Iterator[_Item]:
             yield inputs[0], op.new_order[axis]
     elif isinstance(op, CAReduce):
         ndim = inputs[0].type.ndim
-        dropped = {a % ndim for a in _as_tuple(op.axis)}  # not all axes: the result has some
+        dropped = {a % ndim for a in np.atleast_1d(op.axis)}  # not all axes: the result has some
         yield inputs[0], [k for k in range(ndim) if k not in dropped][axis]
     elif isinstance(op, Alloc):
         yield inputs[1 + axis], None
@@ -520,20 +520,10 @@ def _behind_reshape(node: Apply, axis: int) -> Iterator[_Item]:
         size = int(sizes.data[axis])
     elif sizes.owner is not None and isinstance(sizes.owner.op, MakeVector):
         size = sizes.owner.inputs[axis]
-    while isinstance(size, Variable) and size.owner and _is_cast(size.owner.op):
-        [size] = size.owner.inputs
+    if isinstance(size, Variable):
+        size = without_casts(size, (ScalarFromTensor, TensorFromScalar))
     if not _fixed(size):
         yield size, None
     if not _fixed(size) or (_number(size) or 0) < 0:  # what the other sizes leave
         yield sizes, None
         yield from _axes(x)
-
-
-def _is_cast(op: Any) -> bool:
-    if isinstance(op, Elemwise):
-        return isinstance(op.scalar_op, Cast)
-    return isinstance(op, ScalarFromTensor | TensorFromScalar)
-
-
-def _as_tuple(axis: Any) -> tuple[int, ...]:
-    return (axis,) if isinstance(axis, int) else tuple(axis)

@@ -18,7 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from typing import Literal
 
 import numpy as np
@@ -107,10 +108,7 @@ class RowGraph:
     @cached_property
     def loglik(self) -> Variable:
         """(rows,) log-likelihood: the sum of the terms."""
-        total, *others = self.terms
-        for term in others:
-            total = total + term
-        return total
+        return reduce(add, self.terms)
 
 
 @dataclass(frozen=True, eq=False)

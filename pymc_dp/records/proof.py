@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pytensor
@@ -164,9 +166,6 @@ def check_numerically(
     terms = rewrite_graph(
         terms, include=("canonicalize", "local_remove_check_parameter"), clone=False
     )
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
     shared_etas = [full_eta(cut, graph.n_rows) for cut in graph.cuts]
     rebuilt = clone_replace(
         [graph.loglik],
@@ -176,7 +175,7 @@ def check_numerically(
     blocks = [leaf.block for leaf in graph.leaves]
     function = pytensor.function(
         [*values, *blanks, *blocks],
-        without_errors([total, rebuilt], interpreted=True),
+        without_errors([reduce(add, terms), rebuilt], interpreted=True),
         mode=INTERPRETED,
         on_unused_input="ignore",
         accept_inplace=True,

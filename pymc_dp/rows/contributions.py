@@ -25,7 +25,6 @@ import numpy as np
 from numpy import ndarray
 from pytensor.graph.basic import Variable
 
-from pymc_dp.base.jit import compiled
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import RowGraph
@@ -72,9 +71,10 @@ def expected_products(engine: RowEngine, g: int, diagonal: bool) -> Iterator[tup
     for where, rows in _blocks(engine, g):
         second = np.zeros((len(rows.scores), *rows.scores.shape))
         for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
-            _add_products(weight, scores, second)
+            second += (weight * scores)[:, None] * scores
         # a row whose law is not found: its own outcome stands for those that it could have
-        _add_products(np.subtract(1.0, rows.law.weights.any(axis=0)), rows.scores, second)
+        own = np.subtract(1.0, rows.law.weights.any(axis=0)) * rows.scores
+        second += own[:, None] * rows.scores
         everywhere = np.ones(rows.directions.shape[:2], dtype=bool)
         for part, block in loops.packed(everywhere, rows.directions, -second, diagonal):
             yield slice(where.start + part.start, where.start + part.stop), block
@@ -88,11 +88,10 @@ class _Rows:
         functions = group.functions
         self._tried = functions.of_outcomes
         self._data = [np.asarray(array) for array in group.store.read()]
-        everyone, scaling = slice(0, group.n_rows), engine.coordinates.scaling
-        self._phis, jacobians = functions.shared(engine.coordinates.location)
-        maps = [None if jacobian is None else jacobian @ scaling for jacobian in jacobians]
+        everyone = slice(0, group.n_rows)
+        self._phis, maps = engine.shared(group)
         self.directions = group.directions(self._phis, maps, everyone)
-        self._used = [jacobian is not None for jacobian in jacobians]
+        self._used = [matrix is not None for matrix in maps]
         self._etas, self._labels, blocks = group.inputs(self._phis, everyone)
         self.scores = self._parts(functions.scores(self._etas, self._phis, self._labels, blocks))
         self._constants = self._tried.constants(self._etas, self._phis, self._labels, self._data)
@@ -180,22 +179,10 @@ def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]
 
 def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
     group = engine.groups[g]
-    phis, jacobians = group.functions.shared(engine.coordinates.location)
-    seen = len(group.seen(phis, jacobians))
+    seen = len(group.seen(*engine.shared(group)))
     size = max(1, min(BLOCK, _DIRECTIONS // (seen * (engine.d + seen))))
     for where in loops.row_blocks(group.n_rows, size):
         yield where, _Rows(engine, where, g)
-
-
-@compiled(error_model="numpy")
-def _add_products(weights: ndarray, scores: ndarray, out: ndarray) -> None:
-    """out[a, b, i] += w_i s_a s_b."""
-    width, n = scores.shape
-    for a in range(width):
-        for b in range(width):
-            s, t, y = scores[a], scores[b], out[a, b]
-            for i in range(n):
-                y[i] += weights[i] * s[i] * t[i]
 
 
 class Contribution(ABC):
@@ -354,14 +341,17 @@ class Curvature(_Vector):
         return iter([(slice(0, engine.n_units), self._along_axes(engine.tilted()))])
 
     def _of_rows(self, engine: RowEngine, g: int) -> Blocks:
-        counts = engine.eta_counts()
-        assert counts is not None
-        at_once = max(1, min(BLOCK, _DIRECTIONS // (counts[g] * (engine.d + counts[g]))))
-        n = engine.groups[g].n_rows
+        group = engine.groups[g]
+        shared, n = engine.shared(group), group.n_rows
+        seen = group.seen(*shared)
+        at_once = max(1, min(BLOCK, _DIRECTIONS // (len(seen) * (engine.d + len(seen)))))
         for start in range(0, n, at_once):
             rows = slice(start, min(start + at_once, n))
-            seen, directions = engine.directions(g, rows)
-            seconds = engine.second_derivatives(g, rows, self.step, _norms(directions))
+            directions = group.directions(*shared, rows)
+            squares = np.zeros((len(seen), rows.stop - start))
+            for u in directions.transpose(1, 0, 2):  # in one order, however many rows there are
+                squares += u * u
+            seconds = group.second_derivatives(*shared, rows, self.step, np.sqrt(squares))
             for where, block in loops.packed(seen, directions, seconds, self.diagonal):
                 yield slice(start + where.start, start + where.stop), block
 
@@ -497,22 +487,14 @@ def _vectors(engine: RowEngine, z: np.ndarray | None = None) -> np.ndarray:
 
 def sees_few(engine: RowEngine) -> bool:
     """Whether rows see z through at least one and at most d numbers, all of them affine in z."""
-    counts = engine.eta_counts()
-    return counts is not None and 1 <= min(counts) and max(counts) <= engine.d
-
-
-@compiled(error_model="numpy")
-def _norms(directions: np.ndarray) -> np.ndarray:
-    """|directions[k, :, i]|."""
-    width, d, n = directions.shape
-    out = np.zeros((width, n))
-    for k in range(width):
-        for j in range(d):
-            for i in range(n):
-                out[k, i] += directions[k, j, i] * directions[k, j, i]
-        for i in range(n):
-            out[k, i] = math.sqrt(out[k, i])
-    return out
+    counts = []
+    for group in engine.groups:
+        functions = group.functions
+        fixed = zip(functions.constant_jacobians, functions.differentiable, strict=True)
+        if any(constant is None for constant, smooth in fixed if smooth):
+            return False
+        counts.append(len(group.seen(*engine.shared(group))))
+    return 1 <= min(counts) and max(counts) <= engine.d
 
 
 # A forecast needs the tail of the scores.  Features are made up, outcomes have the model's law at a

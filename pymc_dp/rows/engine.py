@@ -155,35 +155,13 @@ class RowEngine:
 
     # -- what rows see --------------------------------------------------------------------------
 
-    def eta_counts(self) -> list[int] | None:
-        """How many numbers the rows of each group see; None where one is not affine in z."""
-        counts = []
-        for group in self.groups:
-            functions = group.functions
-            jacobians = functions.constant_jacobians
-            smooth = [j for j, s in zip(jacobians, functions.differentiable, strict=True) if s]
-            if any(jacobian is None for jacobian in smooth):
-                return None
-            counts.append(len(group.seen(*self._shared(group))))
-        return counts
-
-    def _shared(self, group: RowGroup) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Shared values and their derivatives by z, per cut, at z = 0."""
-        phis, jacobians = group.functions.shared(self.coordinates.location)
+    def shared(
+        self, group: RowGroup, theta: np.ndarray | None = None
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Shared values and their derivatives by z, per cut, at `theta`, or at z = 0."""
+        at = self.coordinates.location if theta is None else theta
+        phis, jacobians = group.functions.shared(at)
         return phis, [None if j is None else j @ self.coordinates.scaling for j in jacobians]
-
-    def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
-        """(K, d) which coordinates move a number of any row, and (K, d, rows) directions."""
-        group = self.groups[g]
-        shared = self._shared(group)
-        return group.seen(*shared), group.directions(*shared, where)
-
-    def second_derivatives(
-        self, g: int, where: slice, step: float, norms: np.ndarray
-    ) -> np.ndarray:
-        """(K, K, rows) second derivatives of log-likelihoods by the numbers seen, at z = 0."""
-        group = self.groups[g]
-        return group.second_derivatives(*self._shared(group), where, step, norms)
 
     def by_unit(self, size: int, of_rows: Callable[[int], Blocks]) -> Blocks:
         """(size, units) numbers of units: the sums of those of the rows of each group."""
@@ -248,11 +226,9 @@ class RowEngine:
         theta = self.coordinates.theta(z)
         scores = Scores([], [])
         for group in self.groups:
-            phis, jacobians = group.functions.shared(theta)
+            phis, maps = self.shared(group, theta)
             scores.rows.append(group.scores(phis))
-            scores.maps.append(
-                [None if jac is None else jac @ self.coordinates.scaling for jac in jacobians]
-            )
+            scores.maps.append(maps)
         return scores
 
     def vectors(self, scores: Scores) -> Iterator[tuple[slice, np.ndarray]]:
@@ -385,16 +361,14 @@ class RowEngine:
         for cut, s, flat in zip(group.functions.ordered, rows, phis, strict=True):
             if s is None or flat is None:
                 continue
+            eta = flat
             if cut.kind == "dot":
                 eta = np.empty_like(s)
-                loops.linear_predictor(columns.designs[cut], 0, flat.reshape(-1, s.shape[0]), eta)
-                loops.dot_rows(s, eta, out)
+                loops.linear_predictor(columns.designs[cut], 0, flat.reshape(-1, len(s)), eta)
             elif cut.kind == "index":
-                phi = flat.reshape(-1, s.shape[0])
-                loops.gather_dot(s, columns.labels[cut], phi, out)
-            else:
-                for j in range(s.shape[0]):
-                    out += s[j] * flat[j]
+                eta = flat.reshape(-1, len(s)).T[:, columns.labels[cut]]
+            for own, values in zip(s, eta, strict=True):
+                out += own * values
 
 
 def _side_by_side(here: np.ndarray | None, there: np.ndarray | None, width: int) -> np.ndarray:

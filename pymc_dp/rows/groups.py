@@ -253,7 +253,7 @@ class RowGroup:
             return found
 
         start = scores(etas, phis)
-        found = np.empty((len(start), *start.shape))
+        found = np.zeros((len(start), *start.shape))
         for a, (k, cut, j, part) in enumerate(self._numbers(phis, maps)):
             at = etas[k] if cut.kind == "dot" else phis[k]
             moved = at.copy()
@@ -269,7 +269,8 @@ class RowGroup:
                 end = scores(etas, [*phis[:k], moved, *phis[k + 1 :]])
             if cut.kind == "index":
                 length = length[self.columns().labels[cut][where]]
-            loops.slopes(start, end, length.astype("float64"), found[a])
+            length = length.astype("float64")
+            np.divide(end - start, length, out=found[a], where=length != 0.0)
         return (found + found.transpose(1, 0, 2)) / 2.0
 
     def _numbers(

@@ -104,7 +104,7 @@ class JointPoints:
         (nodes, K, rows) by what rows see, and directions (K, d, rows).
         """
         lattices = self._every, self._counts, self._seeds, self._strides
-        _add_terms(units, times, size, *terms, *lattices, self.vectors, self.weights)
+        _add_terms(units, times, size, terms, (*lattices, self.vectors, self.weights))
 
     def clipped(self, clip_norm: float) -> ndarray:
         """(d, n) clipped scores plus expected excess, with the mean score as control variate."""
@@ -186,16 +186,11 @@ def _add_terms(
     units: ndarray,
     times: ndarray,
     size: int,
-    laws: ndarray,
-    scores: ndarray,
-    directions: ndarray,
-    every: ndarray,
-    counts: ndarray,
-    seeds: ndarray,
-    strides: ndarray,
-    vectors: ndarray,
-    weights: ndarray,
+    added: tuple[ndarray, ndarray, ndarray],
+    points: tuple[ndarray, ndarray, ndarray, ndarray, ndarray, ndarray],
 ) -> None:
+    laws, scores, directions = added
+    every, counts, seeds, strides, vectors, weights = points
     nodes, width, n = scores.shape
     d = directions.shape[1]
     longest = max(nodes, 2)

@@ -101,19 +101,6 @@ def lengths(common: ndarray, moving: ndarray, out: ndarray) -> None:
 
 
 @compiled(error_model="numpy")
-def to_factors(squares: ndarray, clip_norm: float) -> None:
-    """Squared norms -> min(1, clip_norm / norm), 0 where the norm is not finite."""
-    for i in range(squares.shape[0]):
-        norm = math.sqrt(squares[i])
-        if not norm < math.inf:
-            squares[i] = 0.0
-        elif norm <= clip_norm:
-            squares[i] = 1.0
-        else:
-            squares[i] = clip_norm / norm
-
-
-@compiled(error_model="numpy")
 def clip_factors(vectors: ndarray, clip_norm: float, out: ndarray) -> None:
     """out[i] = min(1, clip_norm / |vectors[:, i]|), 0 where the norm is not finite."""
     d, n = vectors.shape
@@ -122,7 +109,12 @@ def clip_factors(vectors: ndarray, clip_norm: float, out: ndarray) -> None:
     for j in range(d):
         for i in range(n):
             out[i] += vectors[j, i] * vectors[j, i]
-    to_factors(out, clip_norm)
+    for i in range(n):
+        norm = math.sqrt(out[i])
+        if not norm < math.inf:
+            out[i] = 0.0
+        else:
+            out[i] = 1.0 if norm <= clip_norm else clip_norm / norm
 
 
 @compiled(error_model="numpy")
@@ -203,35 +195,6 @@ def add_scaled(
             s = scores[k, first : first + n]
             for i in range(n):
                 y[i] += u[i] * s[i]
-
-
-@compiled(error_model="numpy")
-def dot_rows(scores: ndarray, etas: ndarray, out: ndarray) -> None:
-    """out[i] += sum_k scores[k, i] * etas[k, i]."""
-    width, n = scores.shape
-    for k in range(width):
-        for i in range(n):
-            out[i] += scores[k, i] * etas[k, i]
-
-
-@compiled(error_model="numpy")
-def gather_dot(scores: ndarray, labels: ndarray, phi: ndarray, out: ndarray) -> None:
-    """out[i] += sum_k scores[k, i] * phi[label_i, k]."""
-    size, width = phi.shape
-    for i in range(labels.shape[0]):
-        label = labels[i] if labels[i] >= 0 else labels[i] + size
-        for k in range(width):
-            out[i] += scores[k, i] * phi[label, k]
-
-
-@compiled(error_model="numpy")
-def slopes(start: ndarray, end: ndarray, length: ndarray, out: ndarray) -> None:
-    """out[k, i] = (end[k, i] - start[k, i]) / length[i], or by the one length; 0 where it is 0."""
-    width, n = start.shape
-    for k in range(width):
-        for i in range(n):
-            by = length[i] if length.shape[0] > 1 else length[0]
-            out[k, i] = (end[k, i] - start[k, i]) / by if by != 0.0 else 0.0
 
 
 @compiled(error_model="numpy")

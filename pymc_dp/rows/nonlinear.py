@@ -27,14 +27,13 @@ Guarantee: only the graph is looked at, never values of row data or their number
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any
 
 import numpy as np
 import pytensor.tensor as pt
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Constant, Variable, equal_computations
 from pytensor.graph.fg import FunctionGraph
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.rewriting.basic import MergeOptimizer
@@ -127,21 +126,8 @@ def _columns(graph: RowGraph) -> dict[Cut, int]:
         if isinstance(leaf.source, Constant)  # each use of a NumPy array makes one
     }
 
-    @cache
-    def equal(x: Variable, y: Variable) -> bool:
-        if x is y:
-            return True
-        if x in arrays or y in arrays:
-            return arrays.get(x) == arrays.get(y)
-        if x.owner is None or y.owner is None:
-            return isinstance(x, Constant) and isinstance(y, Constant) and bool(x.equals(y))
-        return (
-            x.owner.op == y.owner.op
-            and x.owner.outputs.index(x) == y.owner.outputs.index(y)
-            and len(x.owner.inputs) == len(y.owner.inputs)
-            and all(equal(a, b) for a, b in zip(x.owner.inputs, y.owner.inputs, strict=True))
-        )
-
+    alike = [(a, b) for a in arrays for b in arrays if arrays[a] == arrays[b]]
+    here, there = [a for a, _ in alike], [b for _, b in alike]
     numbers: dict[Cut, int] = {}
     for cut in graph.cuts:
         if cut.row_data is None:
@@ -152,7 +138,7 @@ def _columns(graph: RowGraph) -> dict[Cut, int]:
             if other.kind == cut.kind
             and other.phi.type.shape[0] == cut.phi.type.shape[0]
             and other.row_data is not None
-            and equal(other.row_data, cut.row_data)
+            and equal_computations([other.row_data], [cut.row_data], here, there)
         )
         numbers[cut] = next(same, len(numbers))
     return numbers
@@ -281,16 +267,13 @@ class _Walk:
         refused: set[Variable] = set()
         while True:
             found, alone = self._frontier(terms, refused)
-            wrong = {x for x in found if self._is_redundant(x, found, alone)}
+            # what follows, wholly or in part, from what rows see anyway
+            kinds = [(x, kind) for x in found if (kind := self.kind(x)) is not None]
+            wrong = {x for x, kind in kinds if kind.etas <= alone}
+            wrong |= {x for x in found if not set(found) & set(ancestors([x])) <= {x}}
             if not wrong:
                 return found
             refused |= wrong
-
-    def _is_redundant(self, x: Variable, found: Iterable[Variable], alone: set[Variable]) -> bool:
-        """Whether a value follows, wholly or in part, from what rows see anyway."""
-        kind = self.kind(x)
-        assert kind is not None
-        return kind.etas <= alone or not (set(found) & set(ancestors([x]))) <= {x}
 
     def _frontier(
         self, terms: Sequence[Variable], refused: set[Variable]

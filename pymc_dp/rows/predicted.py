@@ -105,7 +105,7 @@ class PredictorEngine(RowEngine):
     def pays(self, n: int) -> bool:
         """Whether to keep the vectors u_i of `n` rows; it depends on public things alone."""
         group = self.groups[0]
-        phis, maps = self._shared(group)
+        phis, maps = self.shared(group)
         cuts = group.functions.ordered
         widths = [math.prod(tail) for tail in self.predictor.tails]
         layout = Layout.of([cut.kind for cut in cuts], widths, maps, self.d)
@@ -135,7 +135,7 @@ class PredictorEngine(RowEngine):
         """The rows as multiples of vectors that do not depend on z."""
         if self._linear is None:
             rows, group = self._rows(), self.groups[0]
-            phis, maps = self._shared(group)
+            phis, maps = self.shared(group)
             origin = rows.offset.copy()
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
             moves = moves_of(group, rows.weights, maps, self.predictor.single)
