@@ -11,7 +11,7 @@ two truth values is 1 or 2, differs between backends and fused loops (:func:`wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -221,21 +221,18 @@ def _in_double_precision(node: Apply, inputs: Sequence[Variable], single: bool) 
 
 def _with_inputs(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
     """The operation on real numbers, or on integers again where it takes no others."""
-    for attempt in _attempts(node, inputs):
+    before = [
+        now if now is then else now.astype(then.type.dtype)
+        for now, then in zip(inputs, node.inputs, strict=True)
+    ]
+    attempts = [before]
+    if isinstance(node.op, Blockwise | Dot | Elemwise | Join):
+        attempts.insert(0, list(inputs))
+    elif not isinstance(node.op, HasInnerGraph):
+        attempts.insert(0, [inputs[0], *before[1:]])  # labels and lengths come after the array
+    for attempt in attempts:
         try:
             return node.op.make_node(*attempt).outputs
         except (AssertionError, IndexError, NotImplementedError, TypeError, ValueError):
             continue
     raise AssertionError(f"{node.op} was made with the types of these inputs before.")
-
-
-def _attempts(node: Apply, inputs: Sequence[Variable]) -> Iterator[list[Any]]:
-    before = [
-        now if now is then else now.astype(then.type.dtype)
-        for now, then in zip(inputs, node.inputs, strict=True)
-    ]
-    if isinstance(node.op, Blockwise | Dot | Elemwise | Join):
-        yield list(inputs)
-    elif not isinstance(node.op, HasInnerGraph):
-        yield [inputs[0], *before[1:]]  # labels and lengths come after the array
-    yield before

@@ -246,17 +246,16 @@ def open_sided(rvs: Sequence[Variable]) -> None:
     for node in toposort(rvs):
         if type(node.op) not in _OPEN:
             continue
-        sides = [_is_of_data(bound) for bound in node.inputs[-2:]]
+        roots = [
+            [v for v in ancestors_without_shapes([bound]) if v.owner is None]
+            for bound in node.inputs[-2:]
+        ]
+        sides = [any(is_data(v) or getattr(v.type, "ndim", 0) > 0 for v in x) for x in roots]
         if any(sides):
             op = copy(node.op)
             op.__class__ = _OPEN[type(node.op)]
             op.sides = sides
             node.op = op
-
-
-def _is_of_data(bound: Variable) -> bool:
-    behind = [v for v in ancestors_without_shapes([bound]) if v.owner is None]
-    return any(is_data(v) or getattr(v.type, "ndim", 0) > 0 for v in behind)
 
 
 @_logprob.register(_OpenTruncated)

@@ -28,6 +28,8 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
+from pymc_dp.records.ancestry import array_of
+
 
 @dataclass(frozen=True, eq=False)
 class RowLeaf:
@@ -36,6 +38,12 @@ class RowLeaf:
     source: Variable
     axis: int
     block: Variable
+
+    @property
+    def entries(self) -> tuple[int, ...]:
+        """The shape of what it holds of one row."""
+        shape = np.shape(array_of(self.source))
+        return shape[: self.axis] + shape[self.axis + 1 :]
 
 
 @dataclass(frozen=True, eq=False)

@@ -308,11 +308,10 @@ def _is_end(
             np.asarray(start[v.name] + rng.normal(size=shape), dtype=v.type.dtype)
             for v, shape in parameters.items()
         ]
-        blocks = []
-        for leaf in graph.leaves:
-            shape = list(np.shape(array_of(leaf.source)))
-            del shape[leaf.axis]
-            blocks.append(_rows_about((_ROWS, *shape), leaf.block.type.dtype, centres, rng))
+        blocks = [
+            _rows_about((_ROWS, *leaf.entries), leaf.block.type.dtype, centres, rng)
+            for leaf in graph.leaves
+        ]
         with np.errstate(all="ignore"):
             found.append(function(*theta, *blocks))
     *values, taken = np.array(found).swapaxes(0, 1).reshape(len(logps), -1)  # (ways, places x rows)

@@ -196,17 +196,14 @@ class Contribution(ABC):
     def size(self) -> int:
         """Entries per unit."""
 
-    def _placed(self, engine: RowEngine) -> RowEngine:
-        """The records in the coordinates that are meant."""
-        return engine
-
     @abstractmethod
     def _values(self, engine: RowEngine) -> Blocks:
         """Units, and (size, units) values of these, valid until the next; some may be infinite."""
 
     def blocks(self, engine: RowEngine) -> Blocks:
         """Units, and their (size, units) values, 0 where not finite; they may be overwritten."""
-        engine = self._placed(engine)
+        if isinstance(self, _Vector):
+            engine = engine.with_coordinates(self.coordinates)
         if self.over_outcomes:
             if why := law_unknown(engine):
                 raise TypeError(why)
@@ -231,9 +228,6 @@ class _Vector(Contribution):
     def size(self) -> int:
         """Entries per unit."""
         return len(self.coordinates.location)
-
-    def _placed(self, engine: RowEngine) -> RowEngine:
-        return engine.with_coordinates(self.coordinates)
 
 
 class _Number(_Vector):
