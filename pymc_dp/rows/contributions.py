@@ -89,7 +89,7 @@ class _Rows:
         self._tried = functions.of_outcomes
         self._data = [np.asarray(array) for array in group.store.read()]
         everyone = slice(0, group.n_rows)
-        self._phis, maps = engine.shared(group)
+        self._phis, maps = group.shared(engine.coordinates)
         self.directions = group.directions(self._phis, maps, everyone)
         self._used = [matrix is not None for matrix in maps]
         self._etas, self._labels, blocks = group.inputs(self._phis, everyone)
@@ -179,7 +179,7 @@ def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]
 
 def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
     group = engine.groups[g]
-    seen = len(group.seen(*engine.shared(group)))
+    seen = len(group.seen(*group.shared(engine.coordinates)))
     size = max(1, min(BLOCK, _DIRECTIONS // (seen * (engine.d + seen))))
     for where in loops.row_blocks(group.n_rows, size):
         yield where, _Rows(engine, where, g)
@@ -336,7 +336,7 @@ class Curvature(_Vector):
 
     def _of_rows(self, engine: RowEngine, g: int) -> Blocks:
         group = engine.groups[g]
-        shared, n = engine.shared(group), group.n_rows
+        shared, n = group.shared(engine.coordinates), group.n_rows
         seen = group.seen(*shared)
         at_once = max(1, min(BLOCK, _DIRECTIONS // (len(seen) * (engine.d + len(seen)))))
         for start in range(0, n, at_once):
@@ -487,7 +487,7 @@ def sees_few(engine: RowEngine) -> bool:
         fixed = zip(functions.constant_jacobians, functions.differentiable, strict=True)
         if any(constant is None for constant, smooth in fixed if smooth):
             return False
-        counts.append(len(group.seen(*engine.shared(group))))
+        counts.append(len(group.seen(*group.shared(engine.coordinates))))
     return 1 <= min(counts) and max(counts) <= engine.d
 
 

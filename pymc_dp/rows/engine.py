@@ -242,13 +242,8 @@ class RowEngine:
 
     # -- what rows see --------------------------------------------------------------------------
 
-    def shared(
-        self, group: RowGroup, theta: np.ndarray | None = None
-    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Shared values and their derivatives by z, per cut, at `theta`, or at z = 0."""
-        at = self.coordinates.location if theta is None else theta
-        phis, jacobians = group.functions.shared(at)
-        return phis, [None if j is None else j @ self.coordinates.scaling for j in jacobians]
+    def _shared(self, group: RowGroup) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        return group.shared(self.coordinates)
 
     def by_unit(self, size: int, of_rows: Callable[[int], Blocks]) -> Blocks:
         """(size, units) numbers of units: the sums of those of the rows of each group."""
@@ -313,7 +308,7 @@ class RowEngine:
         theta = self.coordinates.theta(z)
         scores = Scores([], [])
         for group in self.groups:
-            phis, maps = self.shared(group, theta)
+            phis, maps = group.shared(self.coordinates, theta)
             scores.rows.append(group.scores(phis))
             scores.maps.append(maps)
         return scores

@@ -17,6 +17,7 @@ from pymc_dp.base.threads import over
 from pymc_dp.records.graph import Cut, each_alone
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import RowFunctions
 
 BLOCK = 8192  # rows per block, at most: what a block needs stays in a second-level cache
@@ -219,6 +220,13 @@ class RowGroup:
         for _ in over(part, len(blocks), numbers):
             pass
 
+    def shared(
+        self, coordinates: Coordinates, theta: np.ndarray | None = None
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Shared values and their derivatives by z, per cut, at `theta`, or at z = 0."""
+        phis, jacobians = self.functions.shared(coordinates.location if theta is None else theta)
+        return phis, [None if j is None else j @ coordinates.scaling for j in jacobians]
+
     def seen(self, phis: Sequence[np.ndarray], maps: Maps) -> np.ndarray:
         """(K, d) whether the k-th number that rows see depends on the j-th coordinate; public."""
         found = [part.any(axis=0) for *_, part in self._numbers(phis, maps)]
@@ -312,7 +320,10 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
         everywhere = None
         for theta in places:
             phis, jacobians = functions.shared(theta)
-            alone = _alone(jacobians)
+            # whether the parameters behind each shared value are behind no other
+            behind = [None if j is None else np.any(j != 0.0, axis=0) for j in jacobians]
+            many = sum(b.astype(int) for b in behind if b is not None)
+            alone = [b is not None and not np.any(b & (many > 1)) for b in behind]
             etas, labels, zeros = made_up.inputs(phis, slice(0, _ROWS))
             etas = [rng.normal(size=eta.shape) for eta in etas]
             for blocks in (zeros, ones):
@@ -337,10 +348,3 @@ def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
         if everywhere is not None and everywhere.any():
             return True
     return False
-
-
-def _alone(jacobians: Sequence[np.ndarray | None]) -> list[bool]:
-    """Whether the parameters behind each shared value are behind no other."""
-    behind = [None if j is None else np.any(j != 0.0, axis=0) for j in jacobians]
-    many = sum(b.astype(int) for b in behind if b is not None)
-    return [b is not None and not np.any(b & (many > 1)) for b in behind]

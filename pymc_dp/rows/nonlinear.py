@@ -151,7 +151,6 @@ class _Walk:
         self.cuts = graph.cuts
         self.columns = _columns(graph)
         self.kinds: dict[Variable, _Kind | None] = {}
-        self.fixed: dict[Variable, bool] = {}
         self.groups: dict[tuple[Any, ...], Variable] = {}
         for cut in self.cuts:
             known = cut.phi.type.dtype == "float64" and None not in cut.phi.type.shape
@@ -170,7 +169,7 @@ class _Walk:
         shape = getattr(x.type, "shape", None)
         if shape is None:
             return None
-        if self._is_fixed(x):
+        if not any(v.owner is None and not isinstance(v, Constant) for v in ancestors([x])):
             return _CONSTANT if not shape or shape[0] == 1 else None
         if x.owner is None or x.type.dtype != "float64" or None in shape[1:]:
             return None
@@ -184,15 +183,6 @@ class _Walk:
         if isinstance(op, Elemwise) and isinstance(op.scalar_op, _ARITHMETIC):
             return _combined(op.scalar_op, [self.kind(y) for y in inputs])
         return None
-
-    def _is_fixed(self, x: Variable) -> bool:
-        """Whether a value is computed from constants alone."""
-        if x not in self.fixed:
-            node = x.owner
-            self.fixed[x] = isinstance(x, Constant) or (
-                node is not None and bool(node.inputs) and all(map(self._is_fixed, node.inputs))
-            )
-        return self.fixed[x]
 
     # -- sums and products ----------------------------------------------------------------------
 
@@ -451,15 +441,12 @@ def _evaluated(
     theta = parameters.theta
     values = parameters.substitute(phis)
     matrices = [jacobian_of(value, theta) for value in values]
-    varies = [theta in ancestors_without_shapes([matrix]) for matrix in matrices]
-    moving = [matrix for matrix, varying in zip(matrices, varies, strict=True) if varying]
-    function = compile_parameter_function([theta], [*values, *moving], compile_kwargs)
+    function = compile_parameter_function([theta], [*values, *matrices], compile_kwargs)
     at = [function(place) for place in places]
-    found, j = {}, len(phis)
-    for k, (phi, varying) in enumerate(zip(phis, varies, strict=True)):
-        found[phi] = _Shape(np.shape(at[0][k]), varying and _mixes([row[j] for row in at]))
-        j += varying
-    return found
+    return {
+        phi: _Shape(np.shape(at[0][k]), _mixes([row[len(phis) + k] for row in at]))
+        for k, phi in enumerate(phis)
+    }
 
 
 def _mixes(jacobians: Sequence[np.ndarray | None]) -> bool:

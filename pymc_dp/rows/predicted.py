@@ -105,7 +105,7 @@ class PredictorEngine(RowEngine):
     def pays(self, n: int) -> bool:
         """Whether to keep the vectors u_i of `n` rows; it depends on public things alone."""
         group = self.groups[0]
-        phis, maps = self.shared(group)
+        phis, maps = self._shared(group)
         cuts = group.functions.ordered
         widths = [math.prod(tail) for tail in self.predictor.tails]
         layout = Layout.of([cut.kind for cut in cuts], widths, maps, self.d)
@@ -135,7 +135,7 @@ class PredictorEngine(RowEngine):
         """The rows as multiples of vectors that do not depend on z."""
         if self._linear is None:
             rows, group = self._rows(), self.groups[0]
-            phis, maps = self.shared(group)
+            phis, maps = self._shared(group)
             origin = rows.offset.copy()
             self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
             moves = moves_of(group, rows.weights, maps, self.predictor.single)
@@ -266,22 +266,19 @@ def moves_of(
     n, q = group.n_rows, len(layout.common)
     values = np.empty((layout.width, n), dtype)
     moving = np.empty((layout.moving, n), dtype=np.int64)
-    labelled = list(zip([part is not None for part in layout.labelled], cuts, strict=True))
     entries = [
         loops.compressed_rows(np.ascontiguousarray(matrix[:, layout.common]))
         for _, _, matrix in cuts
     ]
+    of_cuts = [columns.labels.get(cut) for cut, _, _ in cuts]
     for where in loops.row_blocks(n, _BLOCK):
         block = layout.empty(where.stop - where.start)
         common = block.values[:q]
         common[:] = 0.0
         for (cut, w, _), own in zip(cuts, entries, strict=True):
             columns.add(cut, common, w, where.start, own)
-        layout.fill(
-            block,
-            [columns.labels[cut][where] if u else None for u, (cut, _, _) in labelled],
-            [np.ascontiguousarray(w[:, where]) if u else None for u, (_, w, _) in labelled],
-        )
+        labels = [None if every is None else every[where] for every in of_cuts]
+        layout.fill(block, labels, [np.ascontiguousarray(w[:, where]) for _, w, _ in cuts])
         with np.errstate(over="ignore"):  # its length is then infinite, and its weight 0
             values[:, where] = block.values
         moving[:, where] = block.moving
