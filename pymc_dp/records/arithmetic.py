@@ -85,7 +85,10 @@ def _replacement(node: Apply, inputs: Sequence[Variable], interpreted: bool) -> 
         base, exponent = inputs
         if exponent.type.dtype[0] == "f" or never_negative(exponent):
             return None
-        return _real_power(base.astype(dtype), exponent.astype("int64"))
+        base, exponent = base.astype(dtype), exponent.astype("int64")
+        # not base**float(exponent): LLVM makes that a call to a routine that need not be there
+        found = base ** pt.abs(pt.maximum(exponent, np.iinfo("int64").min + 1))
+        return pt.switch(exponent < 0, 1.0 / found, found).astype(dtype)
     if not dtype.startswith(("int", "uint")):
         return None
     if isinstance(scalar, Cast):
@@ -104,12 +107,6 @@ def _power(base: Variable, exponent: Variable) -> Variable:
     modulus = pt.abs(pt.maximum(exponent, least + 1))
     # 1/base is an integer for a base of 1 and -1 alone
     return pt.switch((exponent >= 0) | pt.eq(base, 1) | pt.eq(base, -1), base**modulus, 0)
-
-
-def _real_power(base: Variable, exponent: Variable) -> Variable:
-    # not base**float(exponent): LLVM makes that a call to a routine that need not be there
-    found = base ** pt.abs(pt.maximum(exponent, np.iinfo("int64").min + 1))
-    return pt.switch(exponent < 0, 1.0 / found, found).astype(base.type.dtype)
 
 
 def never_negative(x: Variable) -> bool:

@@ -197,7 +197,11 @@ def extract(
         groups.append(Group(graph, store, units[graph.names[0]]))
         if check:
             check_numerically(terms, graph, values, shapes, public_variables)
-    _refuse_unread_bounds(groups, limits)
+    read_from = {leaf.source for group in groups for leaf in group.graph.leaves}
+    if unread := [f"`{source.name}`" for source in limits if source not in read_from]:
+        raise ValueError(  # a statement says what is clamped: nothing may be left as it is
+            f"{', '.join(unread)} has bounds, but no private likelihood reads it. Leave them out."
+        )
     refuse_shared_rows(groups, public_variables)
     refuse_captured_rows(groups)
     public_logp = _public_logp(model, public, groups, shapes, length, counts)
@@ -301,16 +305,6 @@ def _refuse_graph(model: Model, graph: RowGraph, limits: Mapping[Variable, Inter
                 f"`{leaf.source.name}` is used as a label and has bounds, but holds no integers. "
                 "Pass labels as integers, or leave out their bounds."
             )
-
-
-def _refuse_unread_bounds(groups: Sequence[Group], limits: Mapping[Variable, Interval]) -> None:
-    """A statement says what is clamped, so nothing may have bounds and be left as it is."""
-    read = {leaf.source for group in groups for leaf in group.graph.leaves}
-    unread = [f"`{source.name}`" for source in limits if source not in read]
-    if unread:
-        raise ValueError(
-            f"{', '.join(unread)} has bounds, but no private likelihood reads it. Leave them out."
-        )
 
 
 def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:

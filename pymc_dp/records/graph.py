@@ -19,6 +19,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
+from itertools import pairwise
 from operator import add
 from typing import Literal
 
@@ -131,12 +132,9 @@ class ParameterVector:
     @classmethod
     def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
         """The vector of value variables of these shapes."""
-        sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
-        ends = np.cumsum(sizes)
-        slices = tuple(
-            slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)
-        )
-        theta = pt.TensorType("float64", shape=(int(sum(sizes)),))(name="theta")
+        ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)]).tolist()
+        slices = tuple(slice(*places) for places in pairwise(ends))
+        theta = pt.TensorType("float64", shape=(ends[-1],))(name="theta")
         return cls(theta, tuple(values), slices, tuple(tuple(s) for s in shapes))
 
     @property

@@ -31,7 +31,7 @@ from pymc_dp.records.graph import RowGraph
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.engine import Blocks, RowEngine
 from pymc_dp.rows.groups import BLOCK, RowGroup, rows_of
 from pymc_dp.rows.joint import POINTS, JointPoints, fractions, hashed, repetitions
 from pymc_dp.rows.law import LogDensity, law_of, most_nodes
@@ -40,8 +40,6 @@ from pymc_dp.rows.predicted import PredictorEngine
 _LARGEST = 2**23  # numbers held at once: 64 MB of float64
 _DIRECTIONS = 2**20  # numbers of a block of directions: what fits into the third level of cache
 _JOINT = 2**22  # numbers of the joint points of a block of units
-
-Blocks = Iterator[tuple[slice, ndarray]]
 
 
 def law_unknown(engine: RowEngine) -> str:
@@ -66,7 +64,7 @@ def _sources(graph: RowGraph) -> set[Variable]:
     return {leaf.source for leaf in graph.leaves if leaf.block in behind}
 
 
-def expected_products(engine: RowEngine, g: int, diagonal: bool) -> Iterator[tuple[slice, ndarray]]:
+def expected_products(engine: RowEngine, g: int, diagonal: bool) -> Blocks:
     """Packed E[g g'] of the rows of a group, which have mean 0 and are independent."""
     for where, rows in _blocks(engine, g):
         second = np.zeros((len(rows.scores), *rows.scores.shape))
@@ -155,9 +153,6 @@ def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]
     at_once = max(1, min(BLOCK, _JOINT // (points * engine.d)))
     for where in loops.row_blocks(engine.n_units, at_once):
         part = engine.part(where)
-        scores = np.empty((part.d, part.n_units))
-        for some, block in part.vectors(part.scores(np.zeros(part.d))):
-            scores[:, some] = block
         combinations, seeds = np.ones(part.n_units), np.zeros(part.n_units, dtype="uint64")
         terms = []
         for group, size in zip(part.groups, sizes, strict=True):
@@ -169,7 +164,7 @@ def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]
                 times = repetitions([x for k, x in enumerate(data) if k != outcome.leaf], units)
             np.multiply.at(combinations, units, np.where(times > 0, size + times - 1.0, 1.0))
             terms.append((units, times))
-        found = JointPoints(scores, seeds, combinations)
+        found = JointPoints(_vectors(part), seeds, combinations)
         for g, (units, times) in enumerate(terms):
             for some, rows in _blocks(part, g):
                 own = rows.law.weights, rows.of_outcomes(), rows.directions
