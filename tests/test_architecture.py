@@ -58,7 +58,6 @@ PURE = {
     "rows.joint",
     "rows.linear",
     "rows.loops",
-    "rows.sparse",
 }
 FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
 

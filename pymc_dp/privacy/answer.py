@@ -33,7 +33,7 @@ from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy.accounting import mu_from_pure
 from pymc_dp.privacy.noise import discrete_laplace, rounded_normal
 from pymc_dp.rows.linear import LinearRows, Moves, slopes
-from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.loops import SparseBlock
 
 Array: TypeAlias = np.ndarray
 

@@ -26,7 +26,7 @@ from pymc_dp.privacy.queries import (
     ScoreAt,
     TemperedRatio,
 )
-from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.loops import SparseBlock
 
 #: Probabilities of being in a batch are multiples of 1 / COINS.
 COINS = 2**32

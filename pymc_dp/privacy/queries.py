@@ -14,7 +14,7 @@ import numpy as np
 
 from pymc_dp.privacy.accounting import BatchEvent
 from pymc_dp.rows.linear import LinearRows
-from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.loops import SparseBlock
 
 
 class Rows(Protocol):

@@ -11,7 +11,7 @@ two truth values is 1 or 2, differs between backends and fused loops (:func:`wit
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,10 @@ def _replacement(node: Apply, inputs: Sequence[Variable], interpreted: bool) -> 
         base, exponent = inputs
         if exponent.type.dtype[0] == "f" or never_negative(exponent):
             return None
-        return _real_power(base.astype(dtype), exponent.astype("int64"))
+        base, exponent = base.astype(dtype), exponent.astype("int64")
+        # not base**float(exponent): LLVM makes that a call to a routine that need not be there
+        found = base ** pt.abs(pt.maximum(exponent, np.iinfo("int64").min + 1))
+        return pt.switch(exponent < 0, 1.0 / found, found).astype(dtype)
     if not dtype.startswith(("int", "uint")):
         return None
     if isinstance(scalar, Cast):
@@ -104,12 +107,6 @@ def _power(base: Variable, exponent: Variable) -> Variable:
     modulus = pt.abs(pt.maximum(exponent, least + 1))
     # 1/base is an integer for a base of 1 and -1 alone
     return pt.switch((exponent >= 0) | pt.eq(base, 1) | pt.eq(base, -1), base**modulus, 0)
-
-
-def _real_power(base: Variable, exponent: Variable) -> Variable:
-    # not base**float(exponent): LLVM makes that a call to a routine that need not be there
-    found = base ** pt.abs(pt.maximum(exponent, np.iinfo("int64").min + 1))
-    return pt.switch(exponent < 0, 1.0 / found, found).astype(base.type.dtype)
 
 
 def never_negative(x: Variable) -> bool:
@@ -221,21 +218,18 @@ def _in_double_precision(node: Apply, inputs: Sequence[Variable], single: bool) 
 
 def _with_inputs(node: Apply, inputs: Sequence[Variable]) -> list[Variable]:
     """The operation on real numbers, or on integers again where it takes no others."""
-    for attempt in _attempts(node, inputs):
+    before = [
+        now if now is then else now.astype(then.type.dtype)
+        for now, then in zip(inputs, node.inputs, strict=True)
+    ]
+    attempts = [before]
+    if isinstance(node.op, Blockwise | Dot | Elemwise | Join):
+        attempts.insert(0, list(inputs))
+    elif not isinstance(node.op, HasInnerGraph):
+        attempts.insert(0, [inputs[0], *before[1:]])  # labels and lengths come after the array
+    for attempt in attempts:
         try:
             return node.op.make_node(*attempt).outputs
         except (AssertionError, IndexError, NotImplementedError, TypeError, ValueError):
             continue
     raise AssertionError(f"{node.op} was made with the types of these inputs before.")
-
-
-def _attempts(node: Apply, inputs: Sequence[Variable]) -> Iterator[list[Any]]:
-    before = [
-        now if now is then else now.astype(then.type.dtype)
-        for now, then in zip(inputs, node.inputs, strict=True)
-    ]
-    if isinstance(node.op, Blockwise | Dot | Elemwise | Join):
-        yield list(inputs)
-    elif not isinstance(node.op, HasInnerGraph):
-        yield [inputs[0], *before[1:]]  # labels and lengths come after the array
-    yield before

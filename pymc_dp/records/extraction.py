@@ -25,6 +25,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records.ancestry import (
+    RowCounts,
     ancestors_without_shapes,
     array_of,
     counts_rows,
@@ -37,10 +38,13 @@ from pymc_dp.records.ancestry import (
 )
 from pymc_dp.records.arithmetic import is_discrete, without_errors
 from pymc_dp.records.bounds import Interval, clamp, source_limits
-from pymc_dp.records.counts import RowCounts
-from pymc_dp.records.densities import log_densities, long_constants_kept, may_be_infinite
+from pymc_dp.records.densities import (
+    log_densities,
+    long_constants_kept,
+    may_be_infinite,
+    with_outcomes,
+)
 from pymc_dp.records.graph import ParameterVector, RowGraph
-from pymc_dp.records.outcomes import with_outcomes
 from pymc_dp.records.proof import check_numerically, ends_of_support, lift_rows
 from pymc_dp.records.units import (
     Group,
@@ -74,7 +78,7 @@ class Records:
     initial: np.ndarray
 
 
-def _refuse_unsupported(model: Model) -> None:
+def _refuse_unsupported(model: Model, observed: Sequence[Variable]) -> None:
     for rv in model.free_RVs:
         if type(rv.owner.op).__name__ == "PartialObservedRV" or rv.name.endswith("_unobserved"):
             raise NotFactorizable(
@@ -98,11 +102,8 @@ def _refuse_unsupported(model: Model) -> None:
                 f"`{rv.name}` uses pm.Minibatch or total_size, whose scaling and sampling are not "
                 "accounted for. Give the full data without total_size."
             )
-
-
-def _refuse_bounds_that_are_looked_at(observed: Sequence[Variable]) -> None:
-    """Refuse censored counts if bounds of all records decide how PyMC holds what is observed."""
     for rv in observed:
+        # bounds of all records would decide how PyMC holds censored counts
         censored = [
             v.owner for v in ancestors([rv]) if v.owner and isinstance(v.owner.op, CensoredRV)
         ]
@@ -137,11 +138,10 @@ def extract(
     two rows of zeros, and no private value is looked at.  Errors (NotFactorizable, UnsafeModel,
     ValueError) name variable and remedy.
     """
-    _refuse_unsupported(model)
+    observed = private_observed(model, public)
+    _refuse_unsupported(model, observed)
     n_units, units = count_units(model, public, privacy_unit)
     rows = row_counts(model, public)
-    observed = private_observed(model, public)
-    _refuse_bounds_that_are_looked_at(observed)
     # from this length on, an axis of an unnamed array may be one of records, or of units
     length = longest_unnamed(n_units, n_public if count_is_private else None)
     public_variables = public_inputs(model, public)
@@ -191,14 +191,17 @@ def extract(
             if len(terms) > 1:  # what one variable observes may be a covariate of another
                 alone = lift_rows({name: logp}, shapes, public_variables, graph.n_rows, length)
             _refuse_ends(model, alone, shapes, point)
-        _refuse_constant(graph)
-        _refuse_other_axes(model, graph)
-        _refuse_bounded_labels(graph, limits)
-        store = _store(graph, limits) if read else _blank(graph)
+        _refuse_graph(model, graph, limits)
+        blank = [np.zeros((2, *leaf.entries), leaf.block.type.dtype) for leaf in graph.leaves]
+        store = _store(graph, limits) if read else RecordStore(blank)
         groups.append(Group(graph, store, units[graph.names[0]]))
         if check:
             check_numerically(terms, graph, values, shapes, public_variables)
-    _refuse_unread_bounds(groups, limits)
+    read_from = {leaf.source for group in groups for leaf in group.graph.leaves}
+    if unread := [f"`{source.name}`" for source in limits if source not in read_from]:
+        raise ValueError(  # a statement says what is clamped: nothing may be left as it is
+            f"{', '.join(unread)} has bounds, but no private likelihood reads it. Leave them out."
+        )
     refuse_shared_rows(groups, public_variables)
     refuse_captured_rows(groups)
     public_logp = _public_logp(model, public, groups, shapes, length, counts)
@@ -232,15 +235,6 @@ def _initial_point(model: Model) -> dict[str, np.ndarray]:
             name = model.rvs_to_values[rv].name
             point[name] = np.where(np.isfinite(point[name]), point[name], 0.0)
     return point
-
-
-def _blank(graph: RowGraph) -> RecordStore:
-    arrays = []
-    for leaf in graph.leaves:
-        shape = list(np.shape(array_of(leaf.source)))
-        del shape[leaf.axis]
-        arrays.append(np.zeros((2, *shape), leaf.source.type.dtype))
-    return RecordStore(arrays)
 
 
 def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
@@ -290,16 +284,20 @@ def _refuse_ends(
         )
 
 
-def _refuse_constant(graph: RowGraph) -> None:
+def _refuse_graph(model: Model, graph: RowGraph, limits: Mapping[Variable, Interval]) -> None:
     if not any(cut.phi.type.dtype.startswith("float") for cut in graph.cuts):
         raise UnsafeModel(
             f"The distribution of {graph.quoted} depends on no free variable, so there is nothing "
             "to learn from its records. Leave it out, or put a free variable into its parameters."
         )
-
-
-def _refuse_bounded_labels(graph: RowGraph, limits: Mapping[Variable, Interval]) -> None:
-    """A label between two groups is no label."""
+    for name in graph.names:  # records are the first axis, also where another axis is as long
+        seen = ancestors([model.rvs_to_values[model[name]]])
+        if any(leaf.axis != 0 and leaf.source in seen for leaf in graph.leaves):
+            raise NotFactorizable(
+                f"The likelihood of `{name}` runs over another axis of its observed value than the "
+                "first. Put records on the first axis."
+            )
+    # a label between two groups is no label
     behind = ancestors_without_shapes([label for label, _ in graph.lookups])
     for leaf in graph.leaves:
         if leaf.source in limits and leaf.block in behind and leaf.block.type.dtype[0] not in "iu":
@@ -307,16 +305,6 @@ def _refuse_bounded_labels(graph: RowGraph, limits: Mapping[Variable, Interval])
                 f"`{leaf.source.name}` is used as a label and has bounds, but holds no integers. "
                 "Pass labels as integers, or leave out their bounds."
             )
-
-
-def _refuse_unread_bounds(groups: Sequence[Group], limits: Mapping[Variable, Interval]) -> None:
-    """A statement says what is clamped, so nothing may have bounds and be left as it is."""
-    read = {leaf.source for group in groups for leaf in group.graph.leaves}
-    unread = [f"`{source.name}`" for source in limits if source not in read]
-    if unread:
-        raise ValueError(
-            f"{', '.join(unread)} has bounds, but no private likelihood reads it. Leave them out."
-        )
 
 
 def _refuse_wrong_labels(graph: RowGraph, arrays: Sequence[np.ndarray]) -> None:
@@ -434,17 +422,6 @@ def _starts(model: Model) -> list[Variable]:
         initval_strategies=model.rvs_to_initial_values,
         return_transformed=True,
     )
-
-
-def _refuse_other_axes(model: Model, graph: RowGraph) -> None:
-    """Records are the first axis of what is observed, also where another axis is as long."""
-    for name in graph.names:
-        observed = ancestors([model.rvs_to_values[model[name]]])
-        if any(leaf.axis != 0 and leaf.source in observed for leaf in graph.leaves):
-            raise NotFactorizable(
-                f"The likelihood of `{name}` runs over another axis of its observed value than the "
-                "first. Put records on the first axis."
-            )
 
 
 def _public_logp(

@@ -18,7 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, reduce
+from itertools import pairwise
+from operator import add
 from typing import Literal
 
 import numpy as np
@@ -26,6 +28,8 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
+
+from pymc_dp.records.ancestry import array_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,6 +39,12 @@ class RowLeaf:
     source: Variable
     axis: int
     block: Variable
+
+    @property
+    def entries(self) -> tuple[int, ...]:
+        """The shape of what it holds of one row."""
+        shape = np.shape(array_of(self.source))
+        return shape[: self.axis] + shape[self.axis + 1 :]
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +73,7 @@ class Column:
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.outcomes`.
+    """Where the one number that a row observes can lie; see :mod:`pymc_dp.records.densities`.
 
     The leaf number `leaf` holds it, from `lower` to `upper`; a nonnegative integer if `discrete`.
     `atoms` are places with a probability of their own; `modes` is how many the density may have.
@@ -107,10 +117,7 @@ class RowGraph:
     @cached_property
     def loglik(self) -> Variable:
         """(rows,) log-likelihood: the sum of the terms."""
-        total, *others = self.terms
-        for term in others:
-            total = total + term
-        return total
+        return reduce(add, self.terms)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,12 +132,9 @@ class ParameterVector:
     @classmethod
     def of(cls, values: Sequence[Variable], shapes: Sequence[tuple[int, ...]]) -> ParameterVector:
         """The vector of value variables of these shapes."""
-        sizes = [int(np.prod(shape, dtype=int)) for shape in shapes]
-        ends = np.cumsum(sizes)
-        slices = tuple(
-            slice(int(end - size), int(end)) for end, size in zip(ends, sizes, strict=True)
-        )
-        theta = pt.TensorType("float64", shape=(int(sum(sizes)),))(name="theta")
+        ends = np.cumsum([0, *(math.prod(shape) for shape in shapes)]).tolist()
+        slices = tuple(slice(*places) for places in pairwise(ends))
+        theta = pt.TensorType("float64", shape=(ends[-1],))(name="theta")
         return cls(theta, tuple(values), slices, tuple(tuple(s) for s in shapes))
 
     @property

@@ -32,11 +32,12 @@ from pytensor.tensor.math import All, Dot
 from pytensor.tensor.rewriting.ofg import inline_ofg_node
 from pytensor.tensor.shape import Reshape, SpecifyShape
 from pytensor.tensor.special import LogSoftmax, Softmax
-from pytensor.tensor.subtensor import AdvancedSubtensor, Subtensor
+from pytensor.tensor.subtensor import Subtensor
 
-from pymc_dp.base.compat import AdvancedSubtensor1, LogSumExp, advanced_indices, subtensor_indices
+from pymc_dp.base.compat import LogSumExp, advanced_indices, subtensor_indices
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.records.ancestry import (
+    TAKES,
     ancestors_without_shapes,
     array_of,
     is_data,
@@ -101,18 +102,11 @@ class Lifter:
                 break
             order = [op.new_order[a] if a != "x" else "x" for a in order]
             phi = phi.owner.inputs[0]
-        if order[axis] == "x":
-            eta = self.cut("copy", phi, (self.n_rows, *phi.type.shape))
-            return eta.dimshuffle(
-                [
-                    0 if k == axis else ("x" if isinstance(a, str) else a + 1)
-                    for k, a in enumerate(order)
-                ]
-            )
-        # the axis of size one belongs to the value itself
-        eta = self.cut("copy", variable, (self.n_rows, *variable.type.shape))
-        keep = [0 if k == axis else k + 1 for k in range(variable.type.ndim)]
-        return eta.dimshuffle(keep)
+        if order[axis] != "x":  # the axis of size one belongs to the value itself
+            phi, order = variable, list(range(variable.type.ndim))
+        eta = self.cut("copy", phi, (self.n_rows, *phi.type.shape))
+        after = ["x" if isinstance(a, str) else a + 1 for a in order]
+        return eta.dimshuffle([*after[:axis], 0, *after[axis + 1 :]])
 
     def cut(
         self,
@@ -232,7 +226,6 @@ class Lifter:
 # -- rules -----------------------------------------------------------------------------------------
 
 
-_AXIS_OPS = (Softmax, LogSoftmax, CumOp)
 #: Neither these nor their derivatives fail.  An inverse (the derivative of a determinant) or a
 #: general solve raises for some matrices, which would tell of a record.
 _NEVER_FAIL = {"Cholesky", "CholeskySolve", "Dot", "SolveTriangular"}
@@ -339,17 +332,6 @@ def _subtensor(lifter: Lifter, v: Variable, axis: int) -> Variable:
     return lifter.lift(x, source)[tuple(entries)]
 
 
-def _flat_index(phi: Variable, labels: list[Variable]) -> tuple[Variable, Variable]:
-    """Several label columns as one: ``phi[g, h]`` is ``phi.reshape(G*H)[g*H + h]``."""
-    flat = None
-    for k, label in enumerate(labels):
-        size = phi.shape[k]
-        wrapped = pt.switch(label < 0, label + size, label)
-        flat = wrapped if flat is None else flat * size + wrapped
-    rest = [phi.shape[k] for k in range(len(labels), phi.ndim)]
-    return phi.reshape((-1, *rest), ndim=1 + len(rest)), flat
-
-
 def _take(lifter: Lifter, v: Variable, axis: int) -> Variable:
     x, entries = v.owner.inputs[0], advanced_indices(v.owner)
     while entries and entries[-1] == slice(None):
@@ -384,7 +366,14 @@ def _take(lifter: Lifter, v: Variable, axis: int) -> Variable:
     if any(not all(label.type.broadcastable[1:]) for label in labels):
         raise lifter.refuse("it is indexed by a matrix", "Use one column of labels per index.")
     columns = [label.dimshuffle(0) if label.type.ndim else label for label in labels]
-    phi, label = (x, columns[0]) if len(columns) == 1 else _flat_index(x, columns)
+    phi, label = x, columns[0]
+    if len(columns) > 1:  # phi[g, h] is phi.reshape(G * H)[g * H + h]
+        sizes = [x.shape[k] for k in range(x.ndim)]
+        wrapped = [pt.switch(g < 0, g + n, g) for g, n in zip(columns, sizes, strict=False)]
+        label = wrapped[0]
+        for column, size in zip(wrapped[1:], sizes[1:], strict=False):
+            label = label * size + column
+        phi = x.reshape((-1, *sizes[len(columns) :]), ndim=1 + x.ndim - len(columns))
     eta = lifter.cut("index", phi, (lifter.n_rows, *phi.type.shape[1:]), label)
     return eta.dimshuffle(0, *["x"] * (depth - 1), *range(1, eta.type.ndim))
 
@@ -505,14 +494,11 @@ RULES: tuple[tuple[type | tuple[type, ...], Callable[[Lifter, Variable, int], Va
     (Elemwise, _elemwise),
     (DimShuffle, _dimshuffle),
     ((CAReduce, *((LogSumExp,) if LogSumExp is not None else ())), _reduction),
-    (_AXIS_OPS, _along_axis),
+    ((Softmax, LogSoftmax, CumOp), _along_axis),
     (Dot, lambda lifter, v, axis: _product(lifter, v, axis, *v.owner.inputs)),
     (Blockwise, _blockwise),
     (Subtensor, _subtensor),
-    (
-        (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ())),
-        _take,
-    ),
+    (TAKES, _take),
     (Alloc, _alloc),
     (Join, _join),
     (Reshape, _reshape),

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import add
 
 import numpy as np
 import pytensor
@@ -27,6 +29,7 @@ from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.records.ancestry import (
     SHAPE_OPS,
+    RowCounts,
     ancestors_without_shapes,
     array_of,
     counts_rows,
@@ -36,9 +39,9 @@ from pymc_dp.records.ancestry import (
     static_shape,
 )
 from pymc_dp.records.arithmetic import without_errors
-from pymc_dp.records.counts import RowCounts
 from pymc_dp.records.graph import Cut, RowGraph, RowLeaf, full_eta
 from pymc_dp.records.lifter import Lifter, describe
+from pymc_dp.records.units import made_up
 
 
 def lift_rows(
@@ -60,7 +63,7 @@ def lift_rows(
     leaves: dict[Variable, RowLeaf] = {}
     cuts: dict[tuple, Cut] = {}
     conditions: list[Variable] = []
-    lookups: list[tuple[Variable, int]] = []
+    lifters: list[Lifter] = []
     terms: list[Variable] = []
     for name, logp in logps.items():
         length = private_length or n_rows
@@ -70,31 +73,19 @@ def lift_rows(
             value = value.sum(axis=tuple(range(1, value.type.ndim)))
         if not leaves:
             raise NotFactorizable(f"The likelihood of `{name}` does not depend on any data.")
-        rows_of_block = next(iter(leaves.values())).block.shape[0]
-        designs = [key for key, cut in cuts.items() if cut.row_data is not None]
-        value, *columns = clone_replace(
-            [
-                value,
-                *[cuts[key].row_data for key in designs],
-                *[label for label, _, _ in lifter.lookups],
-            ],
-            {lifter.block_rows: rows_of_block},
-        )
-        for key, column in zip(designs, columns, strict=False):
-            cuts[key] = replace(cuts[key], row_data=column)
-        for label, (_, indexed, axis) in zip(columns[len(designs) :], lifter.lookups, strict=True):
-            lookups.append((label, static_shape(indexed, parameters)[axis]))
         check_shared(lifter)
+        lifters.append(lifter)
         terms.append(value)
     rows = {leaf.block for leaf in leaves.values()} | {cut.eta for cut in cuts.values()}
     phis = [cut.phi for cut in cuts.values()]
-    outputs = [
-        *terms,
-        *[cut.row_data for cut in cuts.values() if cut.row_data is not None],
-        *phis,
-        *[label for label, _ in lookups],
-        *conditions,
-    ]
+    lookups = [lookup for lifter in lifters for lookup in lifter.lookups]
+    columns = [cut.row_data for cut in cuts.values() if cut.row_data is not None]
+    block_rows = next(iter(leaves.values())).block.shape[0]
+    of_rows = clone_replace(
+        [*terms, *columns, *[label for label, _, _ in lookups]],
+        {lifter.block_rows: block_rows for lifter in lifters},
+    )
+    outputs = [*of_rows, *phis, *conditions]
     if counts is not None:
         counted = replace(counts, public={*counts.public, *parameters, *rows}).behind(outputs, phis)
         if counted is not None:
@@ -103,14 +94,15 @@ def lift_rows(
     found = iter(fixed_shapes(outputs, parameters, public, rows))
     terms = [next(found) for _ in terms]
     row_data = [None if cut.row_data is None else next(found) for cut in cuts.values()]
+    labels = [(next(found), static_shape(x, parameters)[axis]) for _, x, axis in lookups]
     return RowGraph(
         terms=tuple(terms),
         cuts=tuple(
-            replace(cut, row_data=columns, phi=next(found))
-            for cut, columns in zip(cuts.values(), row_data, strict=True)
+            replace(cut, row_data=column, phi=next(found))
+            for cut, column in zip(cuts.values(), row_data, strict=True)
         ),
         leaves=tuple(leaves.values()),
-        lookups=tuple((next(found), size) for _, size in lookups),
+        lookups=tuple(labels),
         conditions=tuple(found),
         n_rows=n_rows,
         names=tuple(logps),
@@ -151,16 +143,6 @@ def check_shared(lifter: Lifter) -> None:
             )
 
 
-def _synthetic(
-    source: Variable, shape: tuple[int, ...], largest: int, rng: np.random.Generator
-) -> np.ndarray:
-    """Data of the shape and type of `source`: in (0, 1) if real, in 0..largest if integer."""
-    dtype = np.dtype(source.type.dtype)
-    if dtype.kind == "f":
-        return rng.uniform(0.1, 0.9, shape).astype(dtype)
-    return rng.integers(0, largest + 1, shape).astype(dtype)
-
-
 def check_numerically(
     raw: dict[str, Variable],
     graph: RowGraph,
@@ -184,9 +166,6 @@ def check_numerically(
     terms = rewrite_graph(
         terms, include=("canonicalize", "local_remove_check_parameter"), clone=False
     )
-    total = terms[0]
-    for term in terms[1:]:
-        total = total + term
     shared_etas = [full_eta(cut, graph.n_rows) for cut in graph.cuts]
     rebuilt = clone_replace(
         [graph.loglik],
@@ -196,7 +175,7 @@ def check_numerically(
     blocks = [leaf.block for leaf in graph.leaves]
     function = pytensor.function(
         [*values, *blanks, *blocks],
-        without_errors([total, rebuilt], interpreted=True),
+        without_errors([reduce(add, terms), rebuilt], interpreted=True),
         mode=INTERPRETED,
         on_unused_input="ignore",
         accept_inplace=True,
@@ -208,7 +187,7 @@ def check_numerically(
     arrays = [
         array_of(leaf.source)
         if leaf.source in public
-        else _synthetic(leaf.source, np.shape(array_of(leaf.source)), largest, rng)
+        else made_up(np.shape(array_of(leaf.source)), array_of(leaf.source).dtype, largest, rng)
         for leaf in graph.leaves
     ]
 
@@ -229,7 +208,7 @@ def check_numerically(
         if leaf.source in public:
             continue
         changed = np.moveaxis(array.copy(), leaf.axis, 0)
-        changed[chosen] = _synthetic(leaf.source, changed[chosen].shape, largest, rng)
+        changed[chosen] = made_up(changed[chosen].shape, changed.dtype, largest, rng)
         arrays[k] = np.moveaxis(changed, 0, leaf.axis)
     after, _ = evaluate()
     others = np.arange(graph.n_rows) != chosen
@@ -329,11 +308,10 @@ def _is_end(
             np.asarray(start[v.name] + rng.normal(size=shape), dtype=v.type.dtype)
             for v, shape in parameters.items()
         ]
-        blocks = []
-        for leaf in graph.leaves:
-            shape = list(np.shape(array_of(leaf.source)))
-            del shape[leaf.axis]
-            blocks.append(_made_up((_ROWS, *shape), leaf.block.type.dtype, centres, rng))
+        blocks = [
+            _rows_about((_ROWS, *leaf.entries), leaf.block.type.dtype, centres, rng)
+            for leaf in graph.leaves
+        ]
         with np.errstate(all="ignore"):
             found.append(function(*theta, *blocks))
     *values, taken = np.array(found).swapaxes(0, 1).reshape(len(logps), -1)  # (ways, places x rows)
@@ -349,7 +327,7 @@ def _is_end(
     return False
 
 
-def _made_up(
+def _rows_about(
     shape: tuple[int, ...], dtype: str, centres: list[float], rng: np.random.Generator
 ) -> np.ndarray:
     """Rows in (0, 1), and near and far around numbers of the model; never 0, a possible atom."""

@@ -22,6 +22,15 @@ from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, share_m
 from pymc_dp.records.graph import RowGraph
 
 
+def made_up(
+    shape: tuple[int, ...], dtype: np.dtype, largest: int, rng: np.random.Generator
+) -> np.ndarray:
+    """Reals from 0.1 to 0.9, or integers from 0 to `largest`."""
+    real = dtype.kind == "f"
+    made = rng.uniform(0.1, 0.9, shape) if real else rng.integers(largest + 1, size=shape)
+    return made.astype(dtype)
+
+
 class RecordStore:
     """The private arrays of a model.  `reads` counts how often they were asked for."""
 
@@ -49,12 +58,10 @@ class RecordStore:
         arrays, rng = [], np.random.default_rng(0)
         for array in self._arrays:
             shape = (n_rows, *array.shape[1:])
-            made = np.full(shape, value or 0, array.dtype)
             if value is None:
-                real = array.dtype.kind == "f"
-                made[...] = (
-                    rng.uniform(0.1, 0.9, shape) if real else rng.integers(largest + 1, size=shape)
-                )
+                made = made_up(shape, array.dtype, largest, rng)
+            else:
+                made = np.full(shape, value, array.dtype)
             made = made[rows].copy()
             made.flags.writeable = array.flags.writeable
             arrays.append(made)

@@ -4,6 +4,14 @@ A *contribution* says which quantity is meant, at which points; it is public.  I
 private: only :mod:`pymc_dp.privacy` asks for them, after the ledger has been charged.  A value is a
 function of its unit's rows, computed by the same operations wherever these stand, so that sums of
 rounded values have an exact sensitivity.
+
+Scores of outcomes that the model at z = 0 would draw for a unit have mean 0 (the score identity),
+so what clipping takes from them on average is known, the *expected excess*
+c_i = E[g(y*, x_i) - clip(g(y*, x_i))].  Added to the clipped score it removes the bias of clipping,
+whatever the bound, where the model is true and z = 0 is near the truth.  It is a function of one
+unit: of its data, the parameters, and constants.  What a row could observe has the scores
+sum_a u_a s_a, with directions u_a that do not depend on the outcome (:mod:`pymc_dp.rows.groups`).
+Rows of a unit are independent (:mod:`pymc_dp.rows.joint`).
 """
 
 from __future__ import annotations
@@ -14,22 +22,162 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
+from pytensor.graph.basic import Variable
 
-from pymc_dp.base.jit import compiled
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.extraction import Records
+from pymc_dp.records.graph import RowGraph
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.expected import expected_products, law_unknown, units_with_outcomes
-from pymc_dp.rows.groups import BLOCK, RowGroup
+from pymc_dp.rows.engine import Blocks, RowEngine
+from pymc_dp.rows.groups import BLOCK, RowGroup, rows_of
+from pymc_dp.rows.joint import POINTS, JointPoints, fractions, hashed, repetitions
+from pymc_dp.rows.law import LogDensity, law_of, most_nodes
 from pymc_dp.rows.predicted import PredictorEngine
 
 _LARGEST = 2**23  # numbers held at once: 64 MB of float64
-_DIRECTIONS = 2**20  # numbers of the derivatives behind a block of curvatures: a third-level cache
+_DIRECTIONS = 2**20  # numbers of a block of directions: what fits into the third level of cache
+_JOINT = 2**22  # numbers of the joint points of a block of units
 
-Blocks = Iterator[tuple[slice, np.ndarray]]
+
+def law_unknown(engine: RowEngine) -> str:
+    """Why the law of what a unit observes is not known, in one public sentence; empty if it is."""
+    graphs = [group.functions.graph for group in engine.groups]
+    read = [_sources(graph) for graph in graphs]
+    for k, graph in enumerate(graphs):
+        seen = set().union(*read[:k], *read[k + 1 :])
+        observed = {graph.leaves[outcome.leaf].source for outcome in graph.outcomes}
+        if not observed or observed & seen:
+            return (
+                f"The support of {graph.quoted} is not known, or what is observed is a covariate "
+                "too."
+            )
+    return ""
+
+
+def _sources(graph: RowGraph) -> set[Variable]:
+    """The arrays whose entries matter."""
+    columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
+    behind = ancestors_without_shapes([*graph.terms, *columns])
+    return {leaf.source for leaf in graph.leaves if leaf.block in behind}
+
+
+def expected_products(engine: RowEngine, g: int, diagonal: bool) -> Blocks:
+    """Packed E[g g'] of the rows of a group, which have mean 0 and are independent."""
+    for where, rows in _blocks(engine, g):
+        second = np.zeros((len(rows.scores), *rows.scores.shape))
+        for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
+            second += (weight * scores)[:, None] * scores
+        # a row whose law is not found: its own outcome stands for those that it could have
+        own = np.subtract(1.0, rows.law.weights.any(axis=0)) * rows.scores
+        second += own[:, None] * rows.scores
+        everywhere = np.ones(rows.directions.shape[:2], dtype=bool)
+        for part, block in loops.packed(everywhere, rows.directions, -second, diagonal):
+            yield slice(where.start + part.start, where.start + part.stop), block
+
+
+class _Rows:
+    """Rows of a group: directions, and scores of the outcomes that are and could be."""
+
+    def __init__(self, engine: RowEngine, where: slice, g: int) -> None:
+        group = engine.groups[g].rows(where)
+        functions = group.functions
+        self._tried = functions.of_outcomes
+        self._data = [np.asarray(array) for array in group.store.read()]
+        everyone = slice(0, group.n_rows)
+        self._phis, maps = group.shared(engine.coordinates)
+        self.directions = group.directions(self._phis, maps, everyone)
+        self._used = [matrix is not None for matrix in maps]
+        self._etas, self._labels, blocks = group.inputs(self._phis, everyone)
+        self.scores = self._parts(functions.scores(self._etas, self._phis, self._labels, blocks))
+        self._constants = self._tried.constants(self._etas, self._phis, self._labels, self._data)
+        [self.outcome] = functions.graph.outcomes
+        self.law = law_of(self.outcome, self._data, self._shifts_of, self._density_of)
+
+    def _parts(self, found: list[ndarray | None]) -> ndarray:
+        parts = [
+            np.ascontiguousarray(s.T)
+            for s, used in zip(found, self._used, strict=True)
+            if s is not None and used
+        ]
+        scores = np.concatenate(parts)
+        loops.clean(scores)
+        return scores
+
+    def _with(self, outcome: ndarray, data: list[ndarray]) -> list[ndarray]:
+        data, leaf = list(data), self.outcome.leaf
+        old = data[leaf]
+        data[leaf] = outcome.astype(old.dtype, copy=False).view()
+        data[leaf].flags.writeable = old.flags.writeable
+        return data
+
+    def _shifts_of(self, some: slice | ndarray) -> ndarray:
+        columns = [rows_of(self._data[k], some) for k in self.outcome.hashed]
+        n = len(columns[0])
+        return np.asarray(fractions(hashed(columns, np.arange(n), n)))
+
+    def _density_of(self, some: slice | ndarray) -> LogDensity:
+        etas, labels, constants = (
+            [array[some] for array in found]
+            for found in (self._etas, self._labels, self._constants)
+        )
+        data = [rows_of(array, some) for array in self._data]
+
+        def log_density(outcome: ndarray) -> ndarray:
+            blocks = [*self._with(outcome, data), *constants]
+            found = self._tried.loglik(etas, self._phis, labels, blocks)
+            return np.asarray(found, dtype="float64")
+
+        return log_density
+
+    def _scores(self, outcome: ndarray) -> ndarray:
+        blocks = [*self._with(outcome, self._data), *self._constants]
+        return self._parts(self._tried.scores(self._etas, self._phis, self._labels, blocks))
+
+    def of_outcomes(self) -> ndarray:
+        """(nodes, K, rows) scores of the outcomes that could be, 0 where none has a weight."""
+        law = self.law
+        found = np.zeros((len(law.weights), *self.scores.shape))
+        for scores, node, weight in zip(found, law.nodes, law.weights, strict=True):
+            if weight.any():
+                scores[:] = self._scores(node)
+        return found
+
+
+def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]]:
+    """Units, with what they could observe, for an engine `each_alone` whose laws are known."""
+    sizes = [most_nodes(*group.functions.graph.outcomes) for group in engine.groups]
+    points = sizes[0] if engine.one_row_per_unit else POINTS
+    at_once = max(1, min(BLOCK, _JOINT // (points * engine.d)))
+    for where in loops.row_blocks(engine.n_units, at_once):
+        part = engine.part(where)
+        combinations, seeds = np.ones(part.n_units), np.zeros(part.n_units, dtype="uint64")
+        terms = []
+        for group, size in zip(part.groups, sizes, strict=True):
+            units = np.arange(group.n_rows) if group.units is None else group.units
+            data, times = group.store.read(), np.ones(len(units), dtype="int64")
+            [outcome] = group.functions.graph.outcomes
+            seeds += hashed([data[k] for k in outcome.hashed], units, part.n_units)
+            if size == 2 and group.units is not None:
+                times = repetitions([x for k, x in enumerate(data) if k != outcome.leaf], units)
+            np.multiply.at(combinations, units, np.where(times > 0, size + times - 1.0, 1.0))
+            terms.append((units, times))
+        found = JointPoints(_vectors(part), seeds, combinations)
+        for g, (units, times) in enumerate(terms):
+            for some, rows in _blocks(part, g):
+                own = rows.law.weights, rows.of_outcomes(), rows.directions
+                found.add(units[some], times[some], sizes[g], own)
+        yield where, found
+
+
+def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
+    group = engine.groups[g]
+    seen = len(group.seen(*group.shared(engine.coordinates)))
+    size = max(1, min(BLOCK, _DIRECTIONS // (seen * (engine.d + seen))))
+    for where in loops.row_blocks(group.n_rows, size):
+        yield where, _Rows(engine, where, g)
 
 
 class Contribution(ABC):
@@ -43,17 +191,14 @@ class Contribution(ABC):
     def size(self) -> int:
         """Entries per unit."""
 
-    def _placed(self, engine: RowEngine) -> RowEngine:
-        """The records in the coordinates that are meant."""
-        return engine
-
     @abstractmethod
     def _values(self, engine: RowEngine) -> Blocks:
         """Units, and (size, units) values of these, valid until the next; some may be infinite."""
 
     def blocks(self, engine: RowEngine) -> Blocks:
         """Units, and their (size, units) values, 0 where not finite; they may be overwritten."""
-        engine = self._placed(engine)
+        if isinstance(self, _Vector):
+            engine = engine.with_coordinates(self.coordinates)
         if self.over_outcomes:
             if why := law_unknown(engine):
                 raise TypeError(why)
@@ -78,9 +223,6 @@ class _Vector(Contribution):
     def size(self) -> int:
         """Entries per unit."""
         return len(self.coordinates.location)
-
-    def _placed(self, engine: RowEngine) -> RowEngine:
-        return engine.with_coordinates(self.coordinates)
 
 
 class _Number(_Vector):
@@ -110,7 +252,7 @@ class Score(_Vector):
 
 @dataclass(frozen=True, eq=False)
 class ConsistentScore(Score):
-    """The clipped score vector at z = 0 plus its expected excess (:mod:`pymc_dp.rows.expected`)."""
+    """The clipped score vector at z = 0 plus its expected excess, c_i (see above)."""
 
     clip_norm: float = math.inf
     over_outcomes = True
@@ -188,14 +330,17 @@ class Curvature(_Vector):
         return iter([(slice(0, engine.n_units), self._along_axes(engine.tilted()))])
 
     def _of_rows(self, engine: RowEngine, g: int) -> Blocks:
-        counts = engine.eta_counts()
-        assert counts is not None
-        at_once = max(1, min(BLOCK, _DIRECTIONS // (counts[g] * (engine.d + counts[g]))))
-        n = engine.groups[g].n_rows
+        group = engine.groups[g]
+        shared, n = group.shared(engine.coordinates), group.n_rows
+        seen = group.seen(*shared)
+        at_once = max(1, min(BLOCK, _DIRECTIONS // (len(seen) * (engine.d + len(seen)))))
         for start in range(0, n, at_once):
             rows = slice(start, min(start + at_once, n))
-            seen, directions = engine.directions(g, rows)
-            seconds = engine.second_derivatives(g, rows, self.step, _norms(directions))
+            directions = group.directions(*shared, rows)
+            squares = np.zeros((len(seen), rows.stop - start))
+            for u in directions.transpose(1, 0, 2):  # in one order, however many rows there are
+                squares += u * u
+            seconds = group.second_derivatives(*shared, rows, self.step, np.sqrt(squares))
             for where, block in loops.packed(seen, directions, seconds, self.diagonal):
                 yield slice(start + where.start, start + where.stop), block
 
@@ -331,22 +476,14 @@ def _vectors(engine: RowEngine, z: np.ndarray | None = None) -> np.ndarray:
 
 def sees_few(engine: RowEngine) -> bool:
     """Whether rows see z through at least one and at most d numbers, all of them affine in z."""
-    counts = engine.eta_counts()
-    return counts is not None and 1 <= min(counts) and max(counts) <= engine.d
-
-
-@compiled(error_model="numpy")
-def _norms(directions: np.ndarray) -> np.ndarray:
-    """|directions[k, :, i]|."""
-    width, d, n = directions.shape
-    out = np.zeros((width, n))
-    for k in range(width):
-        for j in range(d):
-            for i in range(n):
-                out[k, i] += directions[k, j, i] * directions[k, j, i]
-        for i in range(n):
-            out[k, i] = math.sqrt(out[k, i])
-    return out
+    counts = []
+    for group in engine.groups:
+        functions = group.functions
+        fixed = zip(functions.constant_jacobians, functions.differentiable, strict=True)
+        if any(constant is None for constant, smooth in fixed if smooth):
+            return False
+        counts.append(len(group.seen(*group.shared(engine.coordinates))))
+    return 1 <= min(counts) and max(counts) <= engine.d
 
 
 # A forecast needs the tail of the scores.  Features are made up, outcomes have the model's law at a

@@ -16,15 +16,16 @@ import numpy as np
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import ParameterVector
 from pymc_dp.rows import groups as row_groups
-from pymc_dp.rows import loops, sparse
+from pymc_dp.rows import loops
 from pymc_dp.rows.coordinates import Coordinates, Scores
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.linear import LinearRows
-from pymc_dp.rows.sparse import Layout, ScaledDesign, SparseBlock
-from pymc_dp.rows.structure import effects, index_blocks, touched
+from pymc_dp.rows.loops import Layout, ScaledDesign, SparseBlock
 
 _CACHED = 2**16  # numbers of a block of vectors: half of a second-level cache
+
+_WIDE, _LOOKS = (1.0, 3.0, 10.0), 3  # distances, relative to 1 + |theta|, and looks at each
 
 _MAKING = threading.Lock()  # held while a thread makes what all keep
 
@@ -143,48 +144,106 @@ class RowEngine:
         return RowEngine(groups, self.parameters, self.n_units, self.coordinates)
 
     def index_blocks(self, theta: np.ndarray) -> list[np.ndarray]:
-        """Group effects among the parameters: :func:`pymc_dp.rows.structure.index_blocks`."""
-        return index_blocks(self.groups, theta)
+        """Blocks of parameters of which a row sees one entry at a time; the others are dense.
+
+        A block's k >= 2 indices reach the rows through "index" cuts alone, each in one label of a
+        cut, all in the same columns: the intercepts ``alpha[g]``, the ``z`` of ``(mu + tau *
+        z)[g]``, each column of ``slopes[g]``.  Public: read from the zeros of d phi / d theta at a
+        public `theta`.
+        """
+        dense: set[int] = set()
+        labels: dict[int, set[tuple[int, int, int]]] = {}
+        columns: dict[int, set[tuple[int, int, int]]] = {}
+        for g, group in enumerate(self.groups):
+            for at in _places(theta):
+                phis, jacobians = group.functions.shared(at)
+                for k, cut in enumerate(group.functions.ordered):
+                    jacobian = jacobians[k]
+                    if jacobian is None:
+                        continue
+                    entries, parameters = np.nonzero(jacobian)
+                    if cut.kind != "index":
+                        dense.update(parameters.tolist())
+                        continue
+                    width = phis[k].size // len(phis[k])
+                    for entry, j in zip(entries.tolist(), parameters.tolist(), strict=True):
+                        labels.setdefault(j, set()).add((g, k, entry // width))
+                        columns.setdefault(j, set()).add((g, k, entry % width))
+        found: dict[frozenset[tuple[int, int, int]], list[int]] = {}
+        for j in sorted(labels.keys() - dense):
+            if len(labels[j]) == len({(g, k) for g, k, _ in labels[j]}):
+                found.setdefault(frozenset(columns[j]), []).append(j)
+        return [np.array(block, dtype=np.int64) for block in found.values() if len(block) > 1]
 
     def effects(self, theta: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        """Index blocks, and coordinates for them: :func:`pymc_dp.rows.structure.effects`."""
-        return effects(self.groups, theta)
+        """Index blocks, and coordinates in which their entries are the effects that rows see.
+
+        T, (d, d), of theta' = T theta is the identity, but for rows of a block: derivatives of its
+        effects by theta, at a public `theta`.  For ``(mu + tau * z)[g]`` group means replace the
+        ``z``: a row of a group has no score in ``mu`` and ``tau``, and the ridge along these needs
+        no noise.
+        """
+        blocks = self.index_blocks(theta)
+        change = np.eye(theta.size)
+        rows: dict[int, list[np.ndarray]] = {}
+        members = {int(j) for block in blocks for j in block}
+        for group in self.groups:
+            _, jacobians = group.functions.shared(theta)
+            for k, cut in enumerate(group.functions.ordered):
+                jacobian = jacobians[k]
+                if cut.kind != "index" or jacobian is None:
+                    continue
+                for j in members:
+                    for entry in np.flatnonzero(jacobian[:, j]):
+                        rows.setdefault(j, []).append(jacobian[entry])
+        for block in blocks:
+            # an effect that is seen through several cuts has no one row that stands for it
+            if all(len(rows.get(int(j), [])) == 1 for j in block):
+                for j in map(int, block):
+                    change[j] = rows[j][0]
+        if not np.linalg.cond(change) < 1e8:
+            change = np.eye(theta.size)
+        return blocks, change
 
     def touched(self, coordinates: Coordinates) -> np.ndarray:
-        """Coordinates of z that a row may see together: :func:`pymc_dp.rows.structure.touched`."""
-        return touched(self.groups, coordinates.location, coordinates.scaling)
+        """(d, d) which of some coordinates z a row may see together; symmetric.
+
+        Where False, the entry of every unit's curvature is 0; on the diagonal, that of every score.
+        Public, as :func:`index_blocks`; also looked at far away: max(b, 0) is flat on one side.
+        """
+        theta, scaling = coordinates.location, coordinates.scaling
+        d, rng = theta.size, np.random.default_rng(1)
+        steps = np.repeat(_WIDE, _LOOKS)[:, None] * rng.standard_normal((_LOOKS * len(_WIDE), d))
+        places = [*_places(theta), *(theta + steps * (1.0 + np.abs(theta)))]
+        sizes = np.abs(scaling)
+        pairs = np.zeros((d, d), dtype=bool)
+        for group in self.groups:
+            functions = group.functions
+            supports: dict[int, np.ndarray] = {}  # per cut, (labels, d) of 0 and 1
+            for number, at in enumerate(places if functions.varying else places[:1]):
+                with np.errstate(all="ignore"):
+                    phis, jacobians = functions.shared(at)
+                for k, (cut, jacobian) in enumerate(zip(functions.ordered, jacobians, strict=True)):
+                    if jacobian is None or (number and k not in functions.varying):
+                        continue
+                    given = np.where(np.isfinite(jacobian), jacobian, 1.0)
+                    # what cancels leaves rounding errors
+                    moved = ~(np.abs(given @ scaling) - 1e-12 * (np.abs(given) @ sizes) <= 0.0)
+                    labels = len(phis[k]) if cut.kind == "index" else 1
+                    support = moved.reshape(labels, -1, d).any(axis=1).astype("float64")
+                    supports[k] = np.maximum(supports.get(k, 0.0), support)
+            found = list(supports.values())
+            for k, a in enumerate(found):
+                pairs |= a.T @ a > 0.0
+                for b in found[:k]:
+                    both = np.outer(a.any(axis=0), b.any(axis=0))
+                    pairs |= both | both.T
+        return pairs
 
     # -- what rows see --------------------------------------------------------------------------
 
-    def eta_counts(self) -> list[int] | None:
-        """How many numbers the rows of each group see; None where one is not affine in z."""
-        counts = []
-        for group in self.groups:
-            functions = group.functions
-            jacobians = functions.constant_jacobians
-            smooth = [j for j, s in zip(jacobians, functions.differentiable, strict=True) if s]
-            if any(jacobian is None for jacobian in smooth):
-                return None
-            counts.append(len(group.seen(*self._shared(group))))
-        return counts
-
     def _shared(self, group: RowGroup) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        """Shared values and their derivatives by z, per cut, at z = 0."""
-        phis, jacobians = group.functions.shared(self.coordinates.location)
-        return phis, [None if j is None else j @ self.coordinates.scaling for j in jacobians]
-
-    def directions(self, g: int, where: slice) -> tuple[np.ndarray, np.ndarray]:
-        """(K, d) which coordinates move a number of any row, and (K, d, rows) directions."""
-        group = self.groups[g]
-        shared = self._shared(group)
-        return group.seen(*shared), group.directions(*shared, where)
-
-    def second_derivatives(
-        self, g: int, where: slice, step: float, norms: np.ndarray
-    ) -> np.ndarray:
-        """(K, K, rows) second derivatives of log-likelihoods by the numbers seen, at z = 0."""
-        group = self.groups[g]
-        return group.second_derivatives(*self._shared(group), where, step, norms)
+        return group.shared(self.coordinates)
 
     def by_unit(self, size: int, of_rows: Callable[[int], Blocks]) -> Blocks:
         """(size, units) numbers of units: the sums of those of the rows of each group."""
@@ -249,11 +308,9 @@ class RowEngine:
         theta = self.coordinates.theta(z)
         scores = Scores([], [])
         for group in self.groups:
-            phis, jacobians = group.functions.shared(theta)
+            phis, maps = group.shared(self.coordinates, theta)
             scores.rows.append(group.scores(phis))
-            scores.maps.append(
-                [None if jac is None else jac @ self.coordinates.scaling for jac in jacobians]
-            )
+            scores.maps.append(maps)
         return scores
 
     def vectors(self, scores: Any) -> Iterator[tuple[slice, np.ndarray]]:
@@ -338,7 +395,7 @@ class RowEngine:
         group = self.groups[g]
         design = group.columns().designs[group.functions.ordered[k]]
         constant = group.functions.constant_jacobians[k] is not None
-        fits = width * matrix.any(axis=0).sum() * group.n_rows <= sparse.LARGEST
+        fits = width * matrix.any(axis=0).sum() * group.n_rows <= loops.LARGEST
         if not (self._keeps and constant and fits):  # made for the block: the same bits
             return ScaledDesign.of(design, matrix, width, where), 0
         columns = layout.common.tobytes()  # those that rows touch, which may change with z
@@ -385,16 +442,19 @@ class RowEngine:
         for cut, s, flat in zip(group.functions.ordered, rows, phis, strict=True):
             if s is None or flat is None:
                 continue
+            eta = flat
             if cut.kind == "dot":
                 eta = np.empty_like(s)
-                loops.linear_predictor(columns.designs[cut], 0, flat.reshape(-1, s.shape[0]), eta)
-                loops.dot_rows(s, eta, out)
+                loops.linear_predictor(columns.designs[cut], 0, flat.reshape(-1, len(s)), eta)
             elif cut.kind == "index":
-                phi = flat.reshape(-1, s.shape[0])
-                loops.gather_dot(s, columns.labels[cut], phi, out)
-            else:
-                for j in range(s.shape[0]):
-                    out += s[j] * flat[j]
+                eta = flat.reshape(-1, len(s)).T[:, columns.labels[cut]]
+            for own, values in zip(s, eta, strict=True):
+                out += own * values
+
+
+def _places(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A point and one nearby: a derivative may vanish by chance at one (by tau at z = 0)."""
+    return theta, theta + np.random.default_rng(0).uniform(0.05, 0.15, theta.size)
 
 
 def _side_by_side(here: np.ndarray | None, there: np.ndarray | None, width: int) -> np.ndarray:

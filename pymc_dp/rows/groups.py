@@ -17,6 +17,7 @@ from pymc_dp.base.threads import over
 from pymc_dp.records.graph import Cut, each_alone
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
+from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import RowFunctions
 
 BLOCK = 8192  # rows per block, at most: what a block needs stays in a second-level cache
@@ -68,14 +69,12 @@ class Columns:
         self, cut: Cut, out: np.ndarray, scores: np.ndarray, first: int, entries: loops.Compressed
     ) -> None:
         """Add to `out`, (d, rows), scores (k, n_rows) from row `first` times a map d phi / d z."""
-        at = (scores, first, *entries)
         if cut.kind == "dot":
-            loops.add_products(out, self.designs[cut], *at)
+            loops.add_products(out, self.designs[cut], scores, first, entries)
         elif cut.kind == "index":
-            labels = (len(entries[0]) - 1) // len(scores)
-            loops.add_indexed(out, self.labels[cut], labels, *at)
+            loops.add_indexed(out, self.labels[cut], scores, first, entries)
         else:
-            loops.add_copies(out, *at)
+            loops.add_copies(out, scores, first, entries)
 
 
 def rows_of(array: np.ndarray, rows: Rows) -> np.ndarray:
@@ -221,6 +220,13 @@ class RowGroup:
         for _ in over(part, len(blocks), numbers):
             pass
 
+    def shared(
+        self, coordinates: Coordinates, theta: np.ndarray | None = None
+    ) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
+        """Shared values and their derivatives by z, per cut, at `theta`, or at z = 0."""
+        phis, jacobians = self.functions.shared(coordinates.location if theta is None else theta)
+        return phis, [None if j is None else j @ coordinates.scaling for j in jacobians]
+
     def seen(self, phis: Sequence[np.ndarray], maps: Maps) -> np.ndarray:
         """(K, d) whether the k-th number that rows see depends on the j-th coordinate; public."""
         found = [part.any(axis=0) for *_, part in self._numbers(phis, maps)]
@@ -253,7 +259,7 @@ class RowGroup:
             return found
 
         start = scores(etas, phis)
-        found = np.empty((len(start), *start.shape))
+        found = np.zeros((len(start), *start.shape))
         for a, (k, cut, j, part) in enumerate(self._numbers(phis, maps)):
             at = etas[k] if cut.kind == "dot" else phis[k]
             moved = at.copy()
@@ -269,7 +275,8 @@ class RowGroup:
                 end = scores(etas, [*phis[:k], moved, *phis[k + 1 :]])
             if cut.kind == "index":
                 length = length[self.columns().labels[cut][where]]
-            loops.slopes(start, end, length.astype("float64"), found[a])
+            length = length.astype("float64")
+            np.divide(end - start, length, out=found[a], where=length != 0.0)
         return (found + found.transpose(1, 0, 2)) / 2.0
 
     def _numbers(
@@ -290,3 +297,54 @@ class RowGroup:
 def width(cut: Cut, phi: np.ndarray) -> int:
     """How many numbers a row sees at a cut."""
     return phi.size if cut.kind == "copy" else phi.size // max(phi.shape[0], 1)
+
+
+_ROWS = 16
+_STEP = 1e-3
+_ZERO = 1e-9
+
+
+def is_flat(groups: Sequence[RowGroup], places: Sequence[np.ndarray]) -> bool:
+    """Whether rows push a shared value by a force that does not change with it.
+
+    As in Laplace likelihoods and quantile regression, whose curvature is zero almost everywhere and
+    says nothing about the posterior.  Public: looked at on made-up rows, at public `places`.  If
+    its parameters push anything else it does not count: Poisson terms ``y log(m) - m`` are both
+    linear.
+    """
+    rng = np.random.default_rng(0)
+    for group in groups:
+        made_up = group.synthetic(_ROWS)
+        functions = made_up.functions
+        ones = functions.row_data(group.store.synthetic(_ROWS, 1).read())
+        everywhere = None
+        for theta in places:
+            phis, jacobians = functions.shared(theta)
+            # whether the parameters behind each shared value are behind no other
+            behind = [None if j is None else np.any(j != 0.0, axis=0) for j in jacobians]
+            many = sum(b.astype(int) for b in behind if b is not None)
+            alone = [b is not None and not np.any(b & (many > 1)) for b in behind]
+            etas, labels, zeros = made_up.inputs(phis, slice(0, _ROWS))
+            etas = [rng.normal(size=eta.shape) for eta in etas]
+            for blocks in (zeros, ones):
+                flat = np.zeros(len(functions.ordered), dtype=bool)
+                for k, smooth in enumerate(functions.differentiable):
+                    if not (smooth and alone[k]):
+                        continue
+                    moved_etas, moved_phis = list(etas), list(phis)
+                    moved = moved_etas if k < functions.n_dots else moved_phis
+                    # not all by the same: choices do not see what is added to all of them
+                    move = _STEP * rng.uniform(0.5, 1.5, np.shape(moved[k]))
+                    # of the same type and number of axes, or numba compiles once more
+                    moved[k] = np.asarray(moved[k] + move, dtype=moved[k].dtype, order="C")
+                    with np.errstate(all="ignore"):
+                        here = functions.scores(etas, phis, labels, blocks)[k]
+                        there = functions.scores(moved_etas, moved_phis, labels, blocks)[k]
+                    assert here is not None and there is not None
+                    # a made-up outcome may be impossible, and its score infinite
+                    same = np.isclose(there, here, rtol=_ZERO, atol=0.0) & np.isfinite(here)
+                    flat[k] = np.mean(same & (here != 0.0)) > 0.5
+                everywhere = flat if everywhere is None else everywhere & flat
+        if everywhere is not None and everywhere.any():
+            return True
+    return False

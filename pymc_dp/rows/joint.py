@@ -96,33 +96,15 @@ class JointPoints:
         return np.subtract(1.0, self.weights.any(axis=1))
 
     def add(
-        self,
-        units: ndarray,
-        times: ndarray,
-        size: int,
-        weights: ndarray,
-        scores: ndarray,
-        directions: ndarray,
+        self, units: ndarray, times: ndarray, size: int, terms: tuple[ndarray, ndarray, ndarray]
     ) -> None:
         """Add terms, those of a unit in the order of its rows, of at most `size` nodes each.
 
-        A row stands for `times` terms (:func:`repetitions`), with laws `weights` (nodes, rows),
-        `scores` (nodes, K, rows) by what rows see, and `directions` (K, d, rows).
+        A row stands for `times` terms (:func:`repetitions`), with laws (nodes, rows), scores
+        (nodes, K, rows) by what rows see, and directions (K, d, rows).
         """
-        _add_terms(
-            units,
-            times,
-            size,
-            weights,
-            scores,
-            directions,
-            self._every,
-            self._counts,
-            self._seeds,
-            self._strides,
-            self.vectors,
-            self.weights,
-        )
+        lattices = self._every, self._counts, self._seeds, self._strides
+        _add_terms(units, times, size, terms, (*lattices, self.vectors, self.weights))
 
     def clipped(self, clip_norm: float) -> ndarray:
         """(d, n) clipped scores plus expected excess, with the mean score as control variate."""
@@ -149,7 +131,7 @@ class JointPoints:
         """(d, n) means of e = g - clip(g), g, e * e, e * g by entry; (n,) means of e.g, |g|^2."""
         of_entries = np.zeros((4, *self.scores.shape))
         of_norms = np.zeros((2, len(self.weights)))
-        _add_moments(self.vectors, self.weights, clip_norm, *of_entries, *of_norms)
+        _add_moments(self.vectors, self.weights, clip_norm, of_entries, of_norms)
         return *of_entries, *of_norms
 
     def norms(self) -> ndarray:
@@ -204,16 +186,11 @@ def _add_terms(
     units: ndarray,
     times: ndarray,
     size: int,
-    laws: ndarray,
-    scores: ndarray,
-    directions: ndarray,
-    every: ndarray,
-    counts: ndarray,
-    seeds: ndarray,
-    strides: ndarray,
-    vectors: ndarray,
-    weights: ndarray,
+    added: tuple[ndarray, ndarray, ndarray],
+    points: tuple[ndarray, ndarray, ndarray, ndarray, ndarray, ndarray],
 ) -> None:
+    laws, scores, directions = added
+    every, counts, seeds, strides, vectors, weights = points
     nodes, width, n = scores.shape
     d = directions.shape[1]
     longest = max(nodes, 2)
@@ -266,15 +243,7 @@ def _add_terms(
 
 @compiled(error_model="numpy")
 def _add_moments(
-    vectors: ndarray,
-    weights: ndarray,
-    clip_norm: float,
-    excess: ndarray,
-    mean: ndarray,
-    squares: ndarray,
-    products: ndarray,
-    taken: ndarray,
-    square: ndarray,
+    vectors: ndarray, weights: ndarray, clip_norm: float, of_entries: ndarray, of_norms: ndarray
 ) -> None:
     n, count, d = vectors.shape
     sums = np.empty((d, 4))
@@ -290,8 +259,8 @@ def _add_moments(
             part = 1.0 - clip_norm / norm if norm > clip_norm else 0.0  # that clipping takes
             if not norm < math.inf:
                 part, length = 1.0, 0.0
-            square[i] += w * length
-            taken[i] += w * part * length
+            of_norms[0, i] += w * part * length
+            of_norms[1, i] += w * length
             for j in range(d):
                 sums[j, 1] += w * vectors[i, k, j]
             if part > 0.0:
@@ -302,4 +271,4 @@ def _add_moments(
                     sums[j, 2] += w * e * e
                     sums[j, 3] += w * e * g
         for j in range(d):
-            excess[j, i], mean[j, i], squares[j, i], products[j, i] = sums[j]
+            of_entries[:, j, i] = sums[j]

@@ -150,8 +150,7 @@ def _search(
     """Three places of each row, (3, rows), the second close to its mode, and log-densities."""
     n = len(low)
     first, found = np.empty((_LOOKS, n)), np.empty((_LOOKS, n))
-    place, step, growth = (np.empty(n) for _ in range(3))
-    _progression(low, high, _LOOKS - 1.0, np.zeros(n), place, step, growth)
+    place, _, growth = _progression(low, high, _LOOKS - 1.0, np.zeros(n))
     look = looking(slice(0, n))
     for seen, value in zip(first, found, strict=True):
         seen[:] = place
@@ -189,7 +188,7 @@ def _ends(width: ndarray, look: Look, halvings: int) -> tuple[ndarray, ndarray]:
         place, value = np.full_like(width, math.exp(side * _START)), np.empty_like(width)
         for _ in range(halvings):
             look(place, value)
-            _move(value, width, _FAR, place, inside, outside)
+            _move(value, width, place, inside, outside)
         found.append(outside)
     return found[0], found[1]
 
@@ -218,8 +217,7 @@ def _reals(
     look = looking(slice(0, n))
     low, high = _ends(width, look, _HALVINGS)
     nodes, weights = np.empty((size, n)), np.empty((size, n))
-    place, step, growth = np.empty(n), np.empty(n), np.empty(n)
-    _progression(low, high, size, shifts, place, step, growth)
+    place, step, growth = _progression(low, high, size, shifts)
     half = 0.5 * width * step
     for node, weight in zip(nodes, weights, strict=True):
         look(place, weight)
@@ -307,19 +305,15 @@ def _thinned(
 
 @compiled(error_model="numpy")
 def _progression(
-    low: ndarray,
-    high: ndarray,
-    steps: float,
-    shifts: ndarray,
-    first: ndarray,
-    step: ndarray,
-    growth: ndarray,
-) -> None:
+    low: ndarray, high: ndarray, steps: float, shifts: ndarray
+) -> tuple[ndarray, ndarray, ndarray]:
     """Geometric progressions of places: first place, `shifts` steps in; log ratio; ratio."""
+    first, step, growth = np.empty_like(low), np.empty_like(low), np.empty_like(low)
     for i in range(low.shape[0]):
         step[i] = math.log(high[i] / low[i]) / steps
         growth[i] = math.exp(step[i])
         first[i] = low[i] * math.exp(shifts[i] * step[i])
+    return first, step, growth
 
 
 @compiled(error_model="numpy")
@@ -339,17 +333,12 @@ def _halve(middles: ndarray, found: ndarray, places: ndarray, values: ndarray) -
 
 @compiled(error_model="numpy")
 def _move(
-    value: ndarray,
-    width: ndarray,
-    far: float,
-    place: ndarray,
-    inside: ndarray,
-    outside: ndarray,
+    value: ndarray, width: ndarray, place: ndarray, inside: ndarray, outside: ndarray
 ) -> None:
     """Move one end of a cell to a place, and the place to its middle."""
     for i in range(value.shape[0]):
         by_place = value[i] + math.log(width[i] * 0.5 * (place[i] + 1.0 / place[i]))
-        if by_place >= _LOG_PEAK - far:
+        if by_place >= _LOG_PEAK - _FAR:
             inside[i] = place[i]
         else:
             outside[i] = place[i]

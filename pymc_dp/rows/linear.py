@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from pymc_dp.base.jit import compiled
 from pymc_dp.rows import loops
-from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.loops import SparseBlock
 
 # `exp` and `log1p` have no branches or library calls, so that loops over rows use vector
 # instructions.  Additions, multiplications, one division and one rounding round alike in scalar and
@@ -59,21 +59,8 @@ def log1p(t: float) -> float:
     s = t / (2.0 + t)
     ss = s * s
     series = 1.0 / 31.0
-    series = series * ss + 1.0 / 29.0
-    series = series * ss + 1.0 / 27.0
-    series = series * ss + 1.0 / 25.0
-    series = series * ss + 1.0 / 23.0
-    series = series * ss + 1.0 / 21.0
-    series = series * ss + 1.0 / 19.0
-    series = series * ss + 1.0 / 17.0
-    series = series * ss + 1.0 / 15.0
-    series = series * ss + 1.0 / 13.0
-    series = series * ss + 1.0 / 11.0
-    series = series * ss + 1.0 / 9.0
-    series = series * ss + 1.0 / 7.0
-    series = series * ss + 1.0 / 5.0
-    series = series * ss + 1.0 / 3.0
-    series = series * ss + 1.0
+    for k in range(29, 0, -2):  # unrolled by the compiler
+        series = series * ss + 1.0 / k
     return 2.0 * s * series
 
 

@@ -19,8 +19,8 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.linear import LinearRows, Moves, predict
+from pymc_dp.rows.loops import LARGEST, Layout, SparseBlock
 from pymc_dp.rows.predictor import FAMILIES, Predictor
-from pymc_dp.rows.sparse import LARGEST, Layout, SparseBlock
 
 _BLOCK, _CACHED = 8192, 2**16  # rows, and numbers of a block of vectors: half a second-level cache
 _WIDER = 2  # how many times as many numbers as the data of a row its vector may hold
@@ -258,22 +258,19 @@ def moves_of(
     n, q = group.n_rows, len(layout.common)
     values = np.empty((layout.width, n), dtype)
     moving = np.empty((layout.moving, n), dtype=np.int64)
-    labelled = list(zip([part is not None for part in layout.labelled], cuts, strict=True))
     entries = [
         loops.compressed_rows(np.ascontiguousarray(matrix[:, layout.common]))
         for _, _, matrix in cuts
     ]
+    of_cuts = [columns.labels.get(cut) for cut, _, _ in cuts]
     for where in loops.row_blocks(n, _BLOCK):
         block = layout.empty(where.stop - where.start)
         common = block.values[:q]
         common[:] = 0.0
         for (cut, w, _), own in zip(cuts, entries, strict=True):
             columns.add(cut, common, w, where.start, own)
-        layout.fill(
-            block,
-            [columns.labels[cut][where] if u else None for u, (cut, _, _) in labelled],
-            [np.ascontiguousarray(w[:, where]) if u else None for u, (_, w, _) in labelled],
-        )
+        labels = [None if every is None else every[where] for every in of_cuts]
+        layout.fill(block, labels, [np.ascontiguousarray(w[:, where]) for _, w, _ in cuts])
         with np.errstate(over="ignore"):  # its length is then infinite, and its weight 0
             values[:, where] = block.values
         moving[:, where] = block.moving

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -74,25 +75,19 @@ def linear_predictor(graph: RowGraph) -> Variable | None:
     The nearest to the log-likelihood; None if cuts act in another way as well, or not elementwise.
     """
     etas = {cut.eta for cut in graph.cuts}
-    moves: dict[Variable, bool] = {}
-    affine: dict[Variable, bool] = {}
-    depth: dict[Variable, int] = {}
 
+    @cache
     def moving(x: Variable) -> bool:
-        if x not in moves:
-            moves[x] = x in etas or not etas.isdisjoint(ancestors_without_shapes([x]))
-        return moves[x]
+        return x in etas or not etas.isdisjoint(ancestors_without_shapes([x]))
 
+    @cache
     def is_affine(x: Variable) -> bool:
-        if x not in affine:
-            inputs = [] if x in etas else _affine_inputs(x, moving)
-            affine[x] = inputs is not None and all(is_affine(y) for y in inputs)
-        return affine[x]
+        inputs = [] if x in etas else _affine_inputs(x, moving)
+        return inputs is not None and all(map(is_affine, inputs))
 
+    @cache
     def deep(x: Variable) -> int:
-        if x not in depth:
-            depth[x] = 0 if x.owner is None else 1 + max(map(deep, x.owner.inputs), default=0)
-        return depth[x]
+        return 0 if x.owner is None else 1 + max(map(deep, x.owner.inputs), default=0)
 
     ends: set[Variable] = set()
     seen: set[Variable] = set()

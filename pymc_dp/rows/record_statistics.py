@@ -98,7 +98,9 @@ class RowByRow:
         matrix = rows[:, None] if self.scalar else rows
         try:
             self._function = compile_function(list(inputs.values()), matrix.astype("float64"))
-            shapes = {np.shape(self._one([np.full_like(x, k) for x in blank])) for k in (0, 1)}
+            shapes = {
+                np.shape(self._function(*[np.full_like(x, k) for x in blank])) for k in (0, 1)
+            }
             mixed = self._mixes(blank)
         except Exception:
             raise ValueError(
@@ -126,12 +128,9 @@ class RowByRow:
             for x in blank
         ]
         together = np.asarray(self._function(*made_up))
-        alone = [self._one([x[i : i + 1] for x in made_up]) for i in range(_MADE_UP)]
+        alone = [self._function(*[x[i : i + 1] for x in made_up]) for i in range(_MADE_UP)]
         single = np.concatenate(alone)
         return together.shape != single.shape or not np.allclose(together, single, equal_nan=True)
-
-    def _one(self, record: list[np.ndarray]) -> np.ndarray:
-        return np.asarray(self._function(*record))
 
     def compute(self, arrays: list[np.ndarray], progressbar: bool = False) -> np.ndarray:
         """(m, n) rows; one that cannot be computed is 0."""
@@ -140,7 +139,7 @@ class RowByRow:
         # rows shown are a function of n alone
         for i in track(range(n), "Computing rows", disable=not progressbar or n < 10**5):
             try:
-                row = self._one([x[i : i + 1] for x in arrays])
+                row = np.asarray(self._function(*[x[i : i + 1] for x in arrays]))
             except Exception:  # whatever it is, it would tell of the record
                 continue
             if row.shape == (1, self.width):

@@ -28,9 +28,8 @@ from pymc_dp.base.compat import pushforward
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.graph import ParameterVector, RowGraph
-from pymc_dp.rows.functions import compile_function, jacobian_of, prepared_loglik
+from pymc_dp.rows.functions import compile_function, hoisted, jacobian_of, prepared_loglik
 from pymc_dp.rows.predictor import has_kinks
-from pymc_dp.rows.simplify import hoisted
 from pymc_dp.subsampling.estimates import KernelGraph, packed
 from pymc_dp.subsampling.reading import columns_of
 

@@ -12,10 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from pymc_dp.base.matrices import root
-from pymc_dp.rows.contributions import Change, Score
+from pymc_dp.rows.contributions import Change, Score, law_unknown
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.tuning.bulk import find_bulk, scaling_of

@@ -10,10 +10,9 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.base.matrices import minus_hessian, root
-from pymc_dp.rows.contributions import LongestEntry, Score
+from pymc_dp.rows.contributions import LongestEntry, Score, law_unknown
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.expected import law_unknown
 from pymc_dp.tuning.bulk import find_bulk
 from pymc_dp.tuning.choice import WARM_UP
 from pymc_dp.tuning.clip_norms import Clipping, Histogram, tail_of_scores, tail_quantile

@@ -20,13 +20,13 @@ from pymc_dp.budget import PrivacyBudget
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.publication.results import check_step, unconstrain
 from pymc_dp.records.extraction import draws_are_public
+from pymc_dp.rows.contributions import law_unknown
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.functions import PublicTerms
+from pymc_dp.rows.groups import is_flat
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.rows.structure import is_flat
 
 _DRAWS = 500
 _SEED = 20_240_229  # public; a resumed preparation asks the same questions

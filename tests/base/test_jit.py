@@ -28,7 +28,7 @@ from pymc_dp.privacy.answer import clip_linear
 from pymc_dp.rows.functions import compile_function
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.linear import Moves
-from pymc_dp.rows.simplify import _RowsTimes
+from pymc_dp.rows.functions import _RowsTimes
 
 one, nobody = np.ones(1), np.empty((0, 1))
 moves = Moves(np.array([0]), np.ones((1, 1)), nobody.astype(int), nobody, one)

@@ -34,7 +34,7 @@ from pymc_dp.privacy.answer import (
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
-from pymc_dp.rows import contributions, groups, linear, loops, sparse
+from pymc_dp.rows import contributions, groups, linear, loops
 from pymc_dp.rows.contributions import (
     Change,
     ConsistentScore,
@@ -46,14 +46,14 @@ from pymc_dp.rows.contributions import (
     Loss,
     PathError,
     Score,
+    law_unknown,
 )
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.loops import SparseBlock
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.rows.sparse import SparseBlock
 from tests.privacy.toy import LinearRecords, make_queries
 
 pytestmark = pytest.mark.compiled
@@ -671,7 +671,7 @@ def test_order_and_blocking_do_not_matter(sums, model, monkeypatch):
 @pytest.fixture(params=["kept_designs", "one_predictor"])
 def fast_model(request, monkeypatch):
     """Models whose rows keep how they move with z, here for any scaling of it."""
-    monkeypatch.setattr(sparse, "_WORTH", 0)
+    monkeypatch.setattr(loops, "_WORTH", 0)
     monkeypatch.setattr(loops, "_SHORTEST", 3)
     monkeypatch.setattr(loops, "_PACKED", 1)
     model = RealModel(_poisson_groups, False)

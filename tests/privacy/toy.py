@@ -14,7 +14,7 @@ import pymc_dp as dp
 from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.answer import Receipt
 from pymc_dp.privacy.chains import Queries
-from pymc_dp.rows.sparse import SparseBlock
+from pymc_dp.rows.loops import SparseBlock
 
 DELTA = 1e-6
 #: Settings that make a step valid; the samplers need not mix here.

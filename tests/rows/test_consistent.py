@@ -29,11 +29,12 @@ from pymc_dp.rows.contributions import (
     Loss,
     OuterProduct,
     Score,
+    _Rows,
+    law_unknown,
     score_norms,
 )
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.expected import _Rows, law_unknown
 from pymc_dp.rows.law import law_of
 from tests.records.test_records import same_bits, with_data
 from tests.rows.test_contributions import values

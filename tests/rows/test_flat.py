@@ -18,7 +18,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Curvature, OuterProduct, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.structure import is_flat
+from pymc_dp.rows.groups import is_flat
 from tests.selection import marked
 
 N = 20_011

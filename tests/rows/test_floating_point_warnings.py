@@ -15,7 +15,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
-from pymc_dp.rows.structure import is_flat
+from pymc_dp.rows.groups import is_flat
 
 N = 20_011
 QUICK = {"mode": INTERPRETED}

@@ -17,7 +17,7 @@ from pymc_dp.base import threads
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
-from pymc_dp.rows import contributions, expected, groups, law
+from pymc_dp.rows import contributions, groups, law
 from pymc_dp.rows.contributions import (
     ConsistentScore,
     ExpectedCurvature,
@@ -25,10 +25,10 @@ from pymc_dp.rows.contributions import (
     Loss,
     OuterProduct,
     Score,
+    law_unknown,
 )
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.groups import RowGroup
 from tests.records.test_records import same_bits
 from tests.rows.test_consistent import every_kind
@@ -178,8 +178,8 @@ def test_bits_of_a_unit_do_not_depend_on_others(name: str, monkeypatch: pytest.M
     same()
     monkeypatch.setattr(contributions, "BLOCK", 7)
     same()
-    monkeypatch.setattr(expected, "_JOINT", 1)  # units one by one
-    monkeypatch.setattr(expected, "_DIRECTIONS", 60)  # rows
+    monkeypatch.setattr(contributions, "_JOINT", 1)  # units one by one
+    monkeypatch.setattr(contributions, "_DIRECTIONS", 60)  # rows
     monkeypatch.setattr(threads, "count", lambda: 3)
     monkeypatch.setattr(groups, "_COST", 2**40)
     same()
@@ -228,7 +228,7 @@ def test_points_of_a_unit_have_the_moments_of_its_terms(name: str) -> None:
     """Terms are independent: without a point that they share, variances add up in each unit."""
     engine = engine_of(name)
     exact = values(engine, ExpectedCurvature(engine.coordinates, diagonal=True))
-    [(_, points)] = expected.units_with_outcomes(engine.each_alone())
+    [(_, points)] = contributions.units_with_outcomes(engine.each_alone())
     np.testing.assert_allclose(points.weights.sum(axis=1), 1.0)
     sizes = np.sqrt(exact.sum(axis=1))
     second = np.einsum("ik,ikj->ij", points.weights, points.vectors**2)
@@ -280,7 +280,7 @@ def test_more_points_give_back_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     engine = engine_of("pair")
     spec = ConsistentScore(engine.coordinates, clip_norm=CLIP)
     exact = values(engine, spec)
-    monkeypatch.setattr(expected, "most_nodes", lambda outcome: 2 * law.most_nodes(outcome))
+    monkeypatch.setattr(contributions, "most_nodes", lambda outcome: 2 * law.most_nodes(outcome))
     points = values(engine, spec)
     assert 0.0 < np.abs(points - exact).max() < 0.02 * CLIP
     assert np.abs((points - exact).mean(axis=0)).max() < 0.002 * CLIP
@@ -360,7 +360,7 @@ def test_weights_of_all_combinations_of_counts_add_up(upper: float) -> None:
         pm.Censored("y", count, lower=None, upper=upper, observed=y)
     records = extract(model, check=False, privacy_unit=np.arange(4) // 2)
     engine = RowEngine.of(records, Coordinates(np.zeros(1), np.eye(1)))
-    [(_, points)] = expected.units_with_outcomes(engine.each_alone())
+    [(_, points)] = contributions.units_with_outcomes(engine.each_alone())
     np.testing.assert_allclose(points.weights.sum(axis=1), 1.0)
 
 

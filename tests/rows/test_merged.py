@@ -16,7 +16,7 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.groups import RowGroup
-from pymc_dp.rows.merging import merged
+from pymc_dp.rows.nonlinear import merged
 from pymc_dp.tuning.effects import effects_of
 from tests.selection import marked
 

@@ -22,8 +22,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows import functions
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import compile_function
-from pymc_dp.rows.simplify import hoisted, simplified
+from pymc_dp.rows.functions import compile_function, hoisted, simplified
 
 N = 1013
 RNG = np.random.default_rng(3)

@@ -13,7 +13,7 @@ from pymc_dp.base.compat import SolveTriangular
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.simplify import constant_solves
+from pymc_dp.rows.functions import constant_solves
 
 N = 1009
 

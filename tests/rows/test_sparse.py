@@ -12,13 +12,12 @@ import pytest
 
 from pymc_dp.base.jit import compiled as jit
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows import linear
-from pymc_dp.rows import sparse as sparse_module
+from pymc_dp.rows import linear, loops
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.loops import Layout
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
-from pymc_dp.rows.sparse import Layout
 from tests.records.test_records import QUICK, point, quick, records_of
 
 #: One index, shared maps, crossed indices, several numbers for each label, users.
@@ -41,7 +40,7 @@ def with_zeros(engine: RowEngine, z: np.ndarray, monkeypatch: pytest.MonkeyPatch
     """(d, n) score vectors, of which every entry is held on the way."""
     other = engine.with_coordinates(replace(engine.coordinates))
     with monkeypatch.context() as patch:
-        patch.setattr(sparse_module, "_DENSE", -1.0)
+        patch.setattr(loops, "_DENSE", -1.0)
         blocks = [block.copy() for _, block in other.vectors(other.scores(z))]
     return np.concatenate(blocks, axis=1)
 
@@ -88,7 +87,7 @@ def test_groups_leave_out_each_other(name: str) -> None:
 
 def test_coordinates_that_rows_touch_may_change_with_z(monkeypatch: pytest.MonkeyPatch) -> None:
     """`maximum(a, b)` moves with one of its arguments, on either side of the coefficients."""
-    monkeypatch.setattr(sparse_module, "_WORTH", 0)  # designs are kept
+    monkeypatch.setattr(loops, "_WORTH", 0)  # designs are kept
     rng = np.random.default_rng(0)
     n, groups = 300, 8
     x, group, y = rng.normal(size=(n, 3)), rng.integers(0, groups, n), rng.normal(size=n)

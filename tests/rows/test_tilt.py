@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pymc_dp.rows import groups, sparse
+from pymc_dp.rows import groups, loops
 from pymc_dp.rows.engine import RowEngine
 from tests.records.test_records import compiled, evaluate, quick, same_bits, with_data
 from tests.rows.test_contributions import coordinates
@@ -62,7 +62,7 @@ def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPat
     z = np.random.default_rng(8).standard_normal(compiled(name).d)
     found = []
     for worth in (0, 10**9):
-        monkeypatch.setattr(sparse, "_WORTH", worth)
+        monkeypatch.setattr(loops, "_WORTH", worth)
         engine = compiled(name).with_coordinates(coordinates(name))
         found.append(evaluate(engine.tilted(), z))
         assert bool(engine._designs) == (worth == 0)
@@ -78,7 +78,7 @@ def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPat
 def test_bits_do_not_depend_on_place_or_block(
     name: str, worth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sparse, "_WORTH", worth)
+    monkeypatch.setattr(loops, "_WORTH", worth)
     engine = compiled(name).with_coordinates(coordinates(name))
     z = np.random.default_rng(8).standard_normal(engine.d)
     order = np.random.default_rng(3).permutation(engine.n_units)
@@ -125,14 +125,14 @@ def test_records_are_read_at_the_first_question_and_the_reference_stays() -> Non
 
 @pytest.mark.parametrize("worth", [0, 10**9])
 def test_a_part_has_the_bits_of_the_whole(worth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sparse, "_WORTH", worth)
+    monkeypatch.setattr(loops, "_WORTH", worth)
     engine = compiled("logistic").with_coordinates(coordinates("logistic"))
     z = np.random.default_rng(8).standard_normal(engine.d)
     whole = evaluate(engine.tilted(), z)
     part = evaluate(engine.tilted().part(slice(13, 40)), z)
     for k in range(2):
         assert same_bits(part[k], whole[k][13:40])
-    monkeypatch.setattr(sparse, "LARGEST", 0)  # nothing is kept: the number of rows may be private
+    monkeypatch.setattr(loops, "LARGEST", 0)  # nothing is kept: the number of rows may be private
     found = evaluate(engine.with_coordinates(engine.coordinates).tilted(), z)
     for k in range(2):
         assert same_bits(found[k], whole[k])

@@ -19,7 +19,7 @@ import pytest
 from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
-from pymc_dp.rows import expected
+from pymc_dp.rows import contributions
 from pymc_dp.rows.contributions import ConsistentScore, Loss
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
@@ -127,6 +127,6 @@ def test_a_quadrature_shared_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) ->
         found = law_of(*given)  # type: ignore[arg-type]
         return Law(*(np.repeat(x[:, :1], x.shape[1], axis=1) for x in (found.nodes, found.weights)))
 
-    monkeypatch.setattr(expected, "law_of", of_the_first)
+    monkeypatch.setattr(contributions, "law_of", of_the_first)
     truths, given, _ = sums.__wrapped__(200)
     assert distance(truths, given, loss()) > Z_LIMIT
