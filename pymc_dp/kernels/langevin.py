@@ -279,3 +279,17 @@ def releases(n_steps: int) -> dict[str, int]:
 def start_releases() -> dict[str, int]:
     """Gaussian releases once per chain, by query name."""
     return {}
+
+
+def newton_estimate(midpoint: Array, score: Array, precision: Array) -> Array:
+    """Estimate of the posterior mean by a Newton step: midpoint + Lambda^-1 score.
+
+    Midpoint and score, (..., d), are means over the mid-points of a path and over the scores
+    released there, the prior's included. Lambda, (d, d) or (d,), is the posterior precision, from
+    public knowledge or releases. With the exact one of a normal posterior, the result is the
+    posterior mean plus the noise of one release, wherever the path ran. Whatever Lambda is, there
+    is no bias: over a stationary chain the score has mean 0 and the result that of the mid-points.
+    """
+    if precision.ndim == 1:
+        return midpoint + score / precision
+    return midpoint + np.linalg.solve(precision, score[..., None])[..., 0]

@@ -9,10 +9,8 @@ import numpy as np
 
 from pymc_dp.base.checks import check_integer, check_number
 from pymc_dp.kernels import langevin
-from pymc_dp.kernels.interfaces import ClipInterval, PathQueries
-from pymc_dp.kernels.jitter import HaltonJitter
-from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
-from pymc_dp.publication.midpoints import newton_estimate
+from pymc_dp.kernels.interfaces import ClipInterval, HaltonJitter, PathQueries
+from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval, newton_estimate
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import positive, required
 from pymc_dp.tuning.choice import FORMS, learn_form
@@ -284,7 +282,7 @@ class DPLangevin(PrivateStep):
         return self._kind.apart * super()._start(d)
 
     def _initial_state(self, z: np.ndarray) -> langevin.LangevinState:
-        self._multiplier = HaltonJitter.random(self.rng, self.jitter)
+        self._multiplier = HaltonJitter(self.jitter, self.rng.random())
         self._asked: PathQueries = self.queries
         if self._public_draws is not None:  # in random order
             self._first_draw = int(self.rng.integers(len(self._public_draws)))

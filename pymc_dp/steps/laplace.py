@@ -19,16 +19,22 @@ from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import targets
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.publication.explore import Explored
-from pymc_dp.publication.publish import public_coords, publish, releasable, vouched
+from pymc_dp.publication.publish import (
+    FAR,
+    STATEMENT,
+    make_statement,
+    public_coords,
+    publish,
+    releasable,
+    vouched,
+)
 from pymc_dp.publication.results import check_fits, computing, constrain, dataset
-from pymc_dp.publication.statement import FAR, STATEMENT, make_statement
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.choice import learn_form
 from pymc_dp.tuning.effects import effects_of
-from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.model_parts import ModelParts, Target, find_mode, unseen
 from pymc_dp.tuning.preparing import Preparing, improper_prior, settle, too_small
-from pymc_dp.tuning.public import Target, find_mode, unseen
 from pymc_dp.tuning.quadratic import Quadratic, about_prior, unreliable
 
 _SPREAD_DRAWS = 2000

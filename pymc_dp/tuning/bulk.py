@@ -21,11 +21,10 @@ from pymc_dp.base.matrices import minus_hessian, positive_part, root, within
 from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.tuning.clip_norms import Clipping, tail_quantile
 from pymc_dp.tuning.forecast import whole_curvature
+from pymc_dp.tuning.model_parts import Public, unseen
 from pymc_dp.tuning.preparing import Shown
-from pymc_dp.tuning.public import Public, unseen
-from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares
+from pymc_dp.tuning.releases import Clipping, CurvatureNoise, ScoreNoise, Shares, tail_quantile
 
 PERSISTENCE = 13.0 / 3.0  # most that a search may cost, in units of the planned part of the budget
 LONGEST = 100.0  # largest width of a parameter that no record sees, in widths of the prior

@@ -19,15 +19,13 @@ from pymc_dp.rows.expected import law_unknown
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.tuning.bulk import find_bulk, scaling_of
-from pymc_dp.tuning.clip_norms import Clipping, harmless_tail, tail_of_scores
 from pymc_dp.tuning.effects import InEffects, effects_of
 from pymc_dp.tuning.forecast import LEAST, WIDE, WORTH
 from pymc_dp.tuning.forms import LOOK, Anchored, Form, Plain
-from pymc_dp.tuning.model_parts import compile_rows, piecewise_linear
+from pymc_dp.tuning.model_parts import Density, Public, compile_rows, piecewise_linear
 from pymc_dp.tuning.preparing import Preparing, Shown, can_pay
-from pymc_dp.tuning.public import Density, Public
 from pymc_dp.tuning.quadratic import PriorOnly, Quadratic
-from pymc_dp.tuning.releases import Shares
+from pymc_dp.tuning.releases import Clipping, Shares, harmless_tail, tail_of_scores
 
 FORMS: dict[str, type[Form]] = {form.form: form for form in (Anchored, Plain, Quadratic)}
 """The forms, as users name them."""

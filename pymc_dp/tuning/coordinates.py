@@ -16,13 +16,19 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.tuning.bulk import find_bulk
 from pymc_dp.tuning.choice import WARM_UP
-from pymc_dp.tuning.clip_norms import Clipping, Histogram, tail_of_scores, tail_quantile
 from pymc_dp.tuning.forecast import PROJECTION, SCORE
 from pymc_dp.tuning.forms import LOOK
-from pymc_dp.tuning.model_parts import Design, compile_rows, piecewise_linear
+from pymc_dp.tuning.model_parts import (
+    Density,
+    Design,
+    Public,
+    Target,
+    compile_rows,
+    find_mode,
+    piecewise_linear,
+)
 from pymc_dp.tuning.preparing import Preparing, Shown
-from pymc_dp.tuning.public import Density, Public, Target, find_mode
-from pymc_dp.tuning.releases import Shares
+from pymc_dp.tuning.releases import Clipping, Histogram, Shares, tail_of_scores, tail_quantile
 
 #: Sd of the log acceptance ratio, signal and noise, with the longest mean squared jumps; 23 % are
 #: accepted (Roberts, Gelman & Gilks 1997; for noise Ceperley & Dewing 1999).

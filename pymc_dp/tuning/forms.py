@@ -20,11 +20,10 @@ from pymc_dp.publication.noise_aware import Likelihood
 from pymc_dp.rows.contributions import Change, PathError
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.tuning.clip_norms import Clipping
 from pymc_dp.tuning.forecast import WORTH
+from pymc_dp.tuning.model_parts import Public, seen_together
 from pymc_dp.tuning.preparing import Preparing, can_pay, improper_prior
-from pymc_dp.tuning.public import Public, seen_together
-from pymc_dp.tuning.releases import Shares
+from pymc_dp.tuning.releases import Clipping, Shares
 
 LOOK = 0.008  # part of the budget for a look at a histogram
 _PATHS = 8  # most paths: one alone may miss the record with the largest energy error

@@ -24,9 +24,8 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.bulk import prior_curvature
 from pymc_dp.tuning.forecast import CURVATURE, whole_curvature
 from pymc_dp.tuning.forms import Form, Target, pooled
-from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.model_parts import ModelParts, Public, unseen
 from pymc_dp.tuning.preparing import Preparing, too_small
-from pymc_dp.tuning.public import Public, unseen
 from pymc_dp.tuning.releases import CurvatureNoise, Shares
 
 #: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:

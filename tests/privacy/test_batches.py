@@ -19,8 +19,7 @@ from scipy.stats import chi2, chisquare
 import pymc_dp as dp
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import penalty
-from pymc_dp.kernels.barker import BarkerTest
-from pymc_dp.kernels.penalty import GaussianProposal
+from pymc_dp.kernels.penalty import BarkerTest, GaussianProposal
 from pymc_dp.privacy import answer, holder, noise, subsampled
 from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import (

@@ -7,8 +7,8 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.kernels import langevin
-from pymc_dp.kernels.langevin import ConstantInterval
-from pymc_dp.publication.midpoints import _standard_error, newton_estimate
+from pymc_dp.kernels.langevin import ConstantInterval, newton_estimate
+from pymc_dp.publication.release import _standard_error
 from pymc_dp.records.extraction import extract
 from tests.anchored import anchored_result, budgeted, coordinates, flat, settings_of, transformed
 

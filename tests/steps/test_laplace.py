@@ -28,7 +28,7 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning import quadratic
 from pymc_dp.tuning.forecast import forecast, whole_curvature
-from pymc_dp.tuning.public import find_mode
+from pymc_dp.tuning.model_parts import find_mode
 from tests.selection import marked
 
 laplace_module = sys.modules["pymc_dp.steps.laplace"]  # `dp.laplace` is the function

@@ -33,7 +33,6 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.bulk import clip_scaling, find_bulk, prior_curvature
 from pymc_dp.tuning.choice import prepare_langevin
-from pymc_dp.tuning.clip_norms import Clipping, heavy_quantile, tail_quantile
 from pymc_dp.tuning.coordinates import (
     FIRST_PART,
     Trajectory,
@@ -42,8 +41,8 @@ from pymc_dp.tuning.coordinates import (
     trajectory,
 )
 from pymc_dp.tuning.forms import Form, pooled
-from pymc_dp.tuning.public import Public
-from pymc_dp.tuning.releases import Shares
+from pymc_dp.tuning.model_parts import Public
+from pymc_dp.tuning.releases import Clipping, Shares, heavy_quantile, tail_quantile
 from tests.selection import marked
 
 pytestmark = pytest.mark.compiled
