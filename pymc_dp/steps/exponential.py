@@ -37,7 +37,8 @@ from pymc_dp.steps.families import Family, family_of, with_count
 from pymc_dp.steps.settings import step_sizes
 from pymc_dp.tuning.coordinates import Start, prepare_statistic, random_walk
 from pymc_dp.tuning.model_parts import Design, ModelParts
-from pymc_dp.tuning.preparing import Preparing, Shown
+from pymc_dp.tuning.preparing import Preparing
+from pymc_dp.tuning.releases import Shares
 
 _FEW = 10.0  # fewer effective draws than that are worth a warning
 
@@ -151,12 +152,12 @@ class ExponentialFamilyPenalty(PrivateStep):
         found = self._read(parts)
         units = 0.0
 
-        def ask(releases: Shown) -> Start:
+        def ask(budget: Shares) -> Start:
             nonlocal units
-            units = releases.units_mu2
+            units = budget.total
 
             def release(label: str, share: float) -> tuple[np.ndarray, float]:
-                return releases.vector_sum(label, found.statistic, found.statistic.norm, share)
+                return budget.vector_sum(label, found.statistic, found.statistic.norm, share)
 
             return prepare_statistic(release, found, parts.terms, parts.start, found.n)
 

@@ -23,7 +23,6 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.forecast import whole_curvature
 from pymc_dp.tuning.model_parts import Public, unseen
-from pymc_dp.tuning.preparing import Shown
 from pymc_dp.tuning.releases import Clipping, CurvatureNoise, ScoreNoise, Shares, tail_quantile
 
 PERSISTENCE = 13.0 / 3.0  # most that a search may cost, in units of the planned part of the budget
@@ -52,7 +51,6 @@ class Bulk:
     data_precision: np.ndarray
     prior_precision: np.ndarray
     precision: np.ndarray
-    spent: float
     arrived: bool
     known: bool
 
@@ -75,10 +73,9 @@ def scaling_of(
 
 
 def find_bulk(
-    releases: Shown,
+    budget: Shares,
     public: Public,
     start: Coordinates,
-    structure: RowEngine,
     *,
     share: float = 0.12,
     most: float | None = None,
@@ -102,12 +99,11 @@ def find_bulk(
     not change the score is prolonged, without another curvature. Parameters that no record sees
     follow (`Public.settled`).
     """
-    d, n = len(start.location), releases.n_public
+    d, n = len(start.location), budget.n
     kind = OuterProduct if flat else Curvature
-    budget = Shares(releases, structure)
     search = _Search(budget, public, start, kind, counts, price)
     # enough noise-free digits for a step in the right direction while all scores agree
-    cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
+    cost = (9e5 + 200.0 * d**2) / n**2 / budget.total
     cost = min(max(cost, LEAST), share / 12.0)
     k = 0
     while budget.spent + 2.0 * cost < share and k < ROUNDS:
@@ -143,7 +139,7 @@ class _Search:
     ) -> None:
         self.budget = budget
         self.structure = budget.structure
-        self.n = budget.releases.n_public
+        self.n = budget.n
         self.kind = kind
         self.norms = LongestScore if counts else Score
         self.price = price
@@ -220,7 +216,7 @@ class _Search:
         """How scores are clipped, for a part of their share; None where noise hides them."""
         spec = self.norms(self.at)
         histogram = self.budget.histogram(f"{label} score norms", spec, LOOK * share)
-        bound = tail_quantile(*histogram, TAIL, self.n)
+        bound = tail_quantile(histogram, TAIL, self.n)
         if bound is None:
             return None
         shorter = None
@@ -317,15 +313,8 @@ class _Search:
     def result(self) -> Bulk:
         back = np.linalg.inv(self.at.scaling)
         prior = back.T @ prior_curvature(self.public.gradient, self.at) @ back
-        return Bulk(
-            self.at.location,
-            self.data_precision,
-            prior,
-            self.precision,
-            self.budget.spent,
-            self.arrived,
-            self.known,
-        )
+        found = self.at.location, self.data_precision, prior, self.precision
+        return Bulk(*found, self.arrived, self.known)
 
 
 def clip_scaling(

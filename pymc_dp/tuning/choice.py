@@ -23,7 +23,7 @@ from pymc_dp.tuning.effects import InEffects, effects_of
 from pymc_dp.tuning.forecast import LEAST, WIDE, WORTH
 from pymc_dp.tuning.forms import LOOK, Anchored, Form, Plain
 from pymc_dp.tuning.model_parts import Density, Public, compile_rows, piecewise_linear
-from pymc_dp.tuning.preparing import Preparing, Shown, can_pay
+from pymc_dp.tuning.preparing import Preparing, can_pay
 from pymc_dp.tuning.quadratic import PriorOnly, Quadratic
 from pymc_dp.tuning.releases import Clipping, Shares, harmless_tail, tail_of_scores
 
@@ -40,10 +40,9 @@ NONLINEAR = 0.2  # where scores change by more than this part of themselves, an 
 
 
 def prepare_langevin(
-    releases: Shown,
+    budget: Shares,
     density: Density,
     start: Coordinates,
-    structure: RowEngine,
     *,
     paths: int,
     sensitivity: float,
@@ -61,21 +60,20 @@ def prepare_langevin(
     replaced, else 1. `consistent`: what clipping takes is given back, as the law of outcomes is
     known.
     """
+    structure = budget.structure
     public = Public(density, structure, start)
-    n, d, total = releases.n_public, len(start.location), releases.units_mu2
+    n, d, total = budget.n, len(start.location), budget.total
     relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
     price = d * relative**2 if consistent else None  # of sums in z, whose entries have variance 1
     bulk = find_bulk(
-        releases,
+        budget,
         public,
         start,
-        structure,
         share=WARM_UP,
         flat=flat,
         counts=counts,
         price=price and 0.7 * price,
     )
-    budget = Shares(releases, structure, bulk.spent)
     scaling = scaling_of(bulk.precision, bulk.location, structure, n)
     clip = Coordinates(bulk.location, scaling)
     basis = np.linalg.solve(clip.scaling, root(np.linalg.inv(bulk.precision)))
@@ -188,13 +186,12 @@ def learn_form(
         "share": share,
     }
 
-    def ask(releases: Shown) -> Form:
-        releases.preparation.engine = engine
+    def ask(budget: Shares) -> Form:
+        budget.releases.engine = engine
         return prepare_langevin(
-            releases,
+            budget,
             density,
             start,
-            records,
             paths=preparing.paths,
             sensitivity=parts.budget.sensitivity,
             form=form,

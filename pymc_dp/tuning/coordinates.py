@@ -12,7 +12,6 @@ import numpy as np
 from pymc_dp.base.matrices import minus_hessian, root
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.tuning.bulk import find_bulk
 from pymc_dp.tuning.choice import WARM_UP
@@ -27,7 +26,7 @@ from pymc_dp.tuning.model_parts import (
     find_mode,
     piecewise_linear,
 )
-from pymc_dp.tuning.preparing import Preparing, Shown
+from pymc_dp.tuning.preparing import Preparing
 from pymc_dp.tuning.releases import Clipping, Histogram, Shares, tail_of_scores, tail_quantile
 
 #: Sd of the log acceptance ratio, signal and noise, with the longest mean squared jumps; 23 % are
@@ -69,10 +68,9 @@ class Trajectory:
 
 
 def prepare_scaled(
-    releases: Shown,
+    budget: Shares,
     density: Density,
     start: Coordinates,
-    structure: RowEngine,
     *,
     sensitivity: float = 2.0,
     flat: bool = False,
@@ -95,25 +93,25 @@ def prepare_scaled(
     Monte-Carlo error, as far as noise allows. Chains of a small budget hardly move, so two more
     scores centre their start.
     """
-    n, d, total = releases.n_public, len(start.location), releases.units_mu2
+    n, d, total = budget.n, len(start.location), budget.total
     most = None if centred else FIRST_PART - LOOK - LONG_LOOK
-    public = Public(density, structure, start)
-    bulk = find_bulk(releases, public, start, structure, share=WARM_UP, most=most, flat=flat)
+    public = Public(density, budget.structure, start)
+    bulk = find_bulk(budget, public, start, share=WARM_UP, most=most, flat=flat)
+    left = 1.0 - budget.spent - LOOK - LONG_LOOK
     at = Coordinates(bulk.location, root(np.linalg.inv(bulk.precision)))
 
     # Monte-Carlo error of the mean of long chains, see `random_walk`
     error = sensitivity * PROJECTION * math.sqrt(3.0 * d / (0.8 * total * n))
-    norms = releases.histogram("scores", Score(at), LOOK)
-    longest = tail_quantile(*norms, 3.0 * tail_of_scores(n), n)
+    norms = budget.histogram("scores", Score(at), LOOK)
+    longest = tail_quantile(norms, 3.0 * tail_of_scores(n), n)
     tail = min(0.003, 0.3 * error / math.sqrt(n))
     looked_at: Histogram
     if along_axes:
-        looked_at = releases.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
+        looked_at = budget.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
     else:
-        looked_at = _projections(releases, at)
+        looked_at = _projections(budget, at)
     # no projection is longer than its score
-    found = tail_quantile(*looked_at, tail, n), tail_quantile(*norms, tail, n)
-    left = 1.0 - bulk.spent - LOOK - LONG_LOOK
+    found = tail_quantile(looked_at, tail, n), tail_quantile(norms, tail, n)
     if not bulk.arrived or not longest:
         # scores of a prior's width are about this long if n records add up to its precision
         guess = {"gradient": SCORE * math.sqrt(d / n), "log_ratio": PROJECTION / math.sqrt(n)}
@@ -125,7 +123,6 @@ def prepare_scaled(
     if consistent and share:
         price = d * sensitivity**2 / (NEWTON[-1] * share * total)
         clipping = Clipping.consistent(norms, price, longest, n) or clipping
-    budget = Shares(releases, structure)
     for k, part in enumerate(NEWTON if share else (), start=1):
         spec = clipping.score(at)
         score, _ = budget.score(f"centre {k}", spec, clipping.bound, part * share)
@@ -143,12 +140,11 @@ def learn_coordinates(
     start, engine = parts.start, parts.engine
     compile_rows(engine, preparing.progressbar)
 
-    def ask(releases: Shown) -> Scaled:
+    def ask(budget: Shares) -> Scaled:
         return prepare_scaled(
-            releases,
+            budget,
             parts.terms,
             start,
-            engine,
             sensitivity=parts.budget.sensitivity,
             flat=piecewise_linear(engine),
             centred=centred,
@@ -165,18 +161,18 @@ def learn_coordinates(
     return found, design
 
 
-def _projections(releases: Shown, at: Coordinates) -> Histogram:
+def _projections(budget: Shares, at: Coordinates) -> Histogram:
     """Mean histogram of the scores along a few random directions; as noisy as a single one."""
     d = len(at.location)
     k = min(d, DIRECTIONS)
     basis = np.linalg.qr(np.random.default_rng(0).standard_normal((d, d)))[0]  # public
     turned = Coordinates(at.location, at.scaling @ basis)
     looks = [
-        releases.histogram(f"scores along {j + 1}", Score(turned, np.array([j])), LONG_LOOK / k)
+        budget.histogram(f"scores along {j + 1}", Score(turned, np.array([j])), LONG_LOOK / k)
         for j in range(k)
     ]
-    edges, _, noise_sd = looks[0]
-    return edges, np.mean([counts for _, counts, _ in looks], axis=0), noise_sd / math.sqrt(k)
+    counts = np.mean([look.counts for look in looks], axis=0)
+    return looks[0]._replace(counts=counts, noise_sd=looks[0].noise_sd / math.sqrt(k))
 
 
 def random_walk(d: int, iterations: int, noise: float) -> float:

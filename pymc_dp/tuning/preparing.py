@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,13 +24,14 @@ from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded, LedgerError
 from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import MU2_UNIT
-from pymc_dp.privacy.preparation import Histogram, Preparation, Unpayable
+from pymc_dp.privacy.preparation import Preparation, Unpayable
 from pymc_dp.records.ancestry import is_data
 from pymc_dp.records.units import private_observed
-from pymc_dp.rows.contributions import Contribution, made_up_norms
+from pymc_dp.rows.contributions import made_up_norms
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.forecast import Forecast, forecast_of
 from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.releases import Shares
 
 PREPARES = " preparation"
 """Ending of the names of plans of preparations."""
@@ -138,52 +138,6 @@ def improper_prior(facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-class Shown:
-    """A preparation whose releases are shown as they are made; a context manager."""
-
-    def __init__(self, preparation: Preparation, progressbar: bool) -> None:
-        self.preparation = preparation
-        #: Public number of units, and the squared mu of which shares are parts.
-        self.n_public, self.units_mu2 = preparation.n_public, preparation.units_mu2
-        self._bar = Progress(
-            TextColumn("Private preparation"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} % of the budget"),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            disable=not progressbar,
-        )
-        self._task = self._bar.add_task("", total=1.0)
-
-    def __enter__(self) -> Shown:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def _show(self, release: Callable[..., _T], label: str, share: float, *asked: Any) -> _T:
-        self._bar.update(self._task, description=label)
-        answer = release(label, *asked, share)
-        self._bar.advance(self._task, share)
-        return answer
-
-    def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
-        """As `Preparation.histogram`."""
-        return self._show(self.preparation.histogram, label, share, spec)
-
-    def vector_sum(
-        self, label: str, spec: Contribution, clip_norm: float, share: float
-    ) -> tuple[np.ndarray, float]:
-        """As `Preparation.vector_sum`."""
-        return self._show(self.preparation.vector_sum, label, share, spec, clip_norm)
-
-
 class Preparing:
     """Releases for a step, from what is left; BudgetExceeded before anything is spent."""
 
@@ -252,7 +206,7 @@ class Preparing:
 
     def prepared(
         self,
-        ask: Callable[[Shown], _T],
+        ask: Callable[[Shares], _T],
         settings: Mapping[str, Any],
         share: float = 1.0,
         engine: RowEngine | None = None,
@@ -268,14 +222,24 @@ class Preparing:
         Raises BudgetExceeded if nothing is left, and ValueError if no part of the budget could pay
         for the chains afterwards; nothing was spent then.
         """
-        asked = (settings, share, engine, needed)
+
+        def asked(again: bool) -> _T:
+            preparation = self._preparing(settings, share, engine, needed, again)
+            bar = Progress(
+                TextColumn("Private preparation"),
+                BarColumn(),
+                TextColumn("{task.percentage:>3.0f} % of the budget"),
+                TimeElapsedColumn(),
+                TextColumn("{task.description}"),
+                disable=not self.progressbar,
+            )
+            with bar:
+                return ask(Shares(preparation, engine or self.engine, bar))
+
         try:
-            with self._preparing(*asked) as releases:
-                found = ask(releases)
+            return asked(again=False)
         except Unpayable:
-            with self._preparing(*asked, again=True) as releases:
-                found = ask(releases)
-        return found
+            return asked(again=True)
 
     def compare_rest(self) -> None:
         """Warn if chains get less than planned; BudgetExceeded if they get next to nothing."""
@@ -306,8 +270,8 @@ class Preparing:
         share: float,
         engine: RowEngine | None,
         needed: float,
-        again: bool = False,
-    ) -> Shown:
+        again: bool,
+    ) -> Preparation:
         """As :meth:`prepared`; `again` asks for a new preparation."""
         given = (engine or self.engine, self.budget.account)
         asked: dict[str, Any] = {
@@ -346,7 +310,7 @@ class Preparing:
                 self.sampler,
             )
         self._preparation = preparation
-        return Shown(preparation, self.progressbar)
+        return preparation
 
     def _units(self, share: float, form: str | None, hint: bool) -> int:
         """Ledger units of a new preparation; warns if too few. `hint`: none has these settings."""

@@ -184,8 +184,8 @@ class Quadratic(Form):
         inside = np.zeros(d, dtype=bool)
         for block in budget.structure.effects(at.location)[0]:
             inside[block] = True
-        n = budget.releases.n_public
-        diagonal = not whole_curvature(n, d, budget.releases.units_mu2)
+        n = budget.n
+        diagonal = not whole_curvature(n, d, budget.total)
         length = _FLAT_STEP * math.sqrt(n / d) if flat else 1e-6
         # what is piecewise linear has the curvature of the density at its kinks, whatever the model
         kind = Curvature if flat or clipping.inner is None else ExpectedCurvature

@@ -13,13 +13,15 @@ with all groups adds up.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
+from rich.progress import Progress
 
 from pymc_dp.base.matrices import positive_part
+from pymc_dp.privacy.preparation import Histogram, Preparation
 from pymc_dp.rows.contributions import (
     Change,
     ConsistentScore,
@@ -33,8 +35,8 @@ from pymc_dp.rows.contributions import (
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.forecast import ROOM, costs_of_clipping
-from pymc_dp.tuning.preparing import Shown
 
+_T = TypeVar("_T")
 _DRAWS = 24  # number of made-up noises from which the size of one is estimated
 _FEWEST = 10  # fewer entries tell too little about what they have in common
 _FARTHEST = 3.0  # sds from the mean of another population (Efron and Morris 1972)
@@ -97,42 +99,52 @@ class CurvatureNoise:
 
 
 class Shares:
-    """Releases by their share of the budget; counts what was spent so far."""
+    """Releases by their share of the budget, shown as they are made; counts what was spent so far.
 
-    def __init__(self, releases: Shown, structure: RowEngine, spent: float = 0.0) -> None:
-        self.releases, self.structure = releases, structure
-        self.spent = spent
+    `n` is the public number of units, `total` the squared mu of which shares are parts.
+    """
 
-    @property
-    def total(self) -> float:
-        """Squared mu of which shares are parts."""
-        return self.releases.units_mu2
+    def __init__(
+        self, releases: Preparation, structure: RowEngine, bar: Progress | None = None
+    ) -> None:
+        self.releases, self.structure, self.spent = releases, structure, 0.0
+        self.n, self.total = releases.n_public, releases.units_mu2
+        self._bar = bar or Progress(disable=True)
+        self._task = self._bar.add_task("", total=1.0)
+
+    def _ask(self, release: Callable[..., _T], label: str, share: float, *asked: Any) -> _T:
+        self._bar.update(self._task, description=label)
+        self.spent += share
+        answer = release(label, *asked, share)
+        self._bar.advance(self._task, share)
+        return answer
 
     # -- histograms -----------------------------------------------------------------------------
 
     def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
         """Noisy histogram of the norms of `spec`."""
-        self.spent += share
-        return self.releases.histogram(label, spec, share)
+        return self._ask(self.releases.histogram, label, share, spec)
 
     def tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
         """Upper quantile of the norms of `spec`; see `tail_quantile`."""
-        return tail_quantile(*self.histogram(label, spec, share), tail, self.releases.n_public)
+        return tail_quantile(self.histogram(label, spec, share), tail, self.n)
 
     def heavy_tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
         """Upper quantile where what lies above matters; see `heavy_quantile`."""
         histogram = self.histogram(label, spec, share)
-        return heavy_quantile(*histogram, tail, self.releases.n_public)[0]
+        return heavy_quantile(histogram, tail, self.n)[0]
 
     def clipping(
         self, spec: Score, tail: float, price: float | None, share: float
     ) -> tuple[Clipping, Clipping] | None:
         """Clipping in the plain form, and in the others; None where noise hides the scores."""
-        histogram, n = self.histogram("scores", spec, share), self.releases.n_public
-        bound, index = heavy_quantile(*histogram, tail, n)
+        histogram, n = self.histogram("scores", spec, share), self.n
+        bound, index = heavy_quantile(histogram, tail, n)
         if not bound:
             return None
-        hidden = hidden_tail(*histogram, tail, n)
+        begin = _tail(histogram, tail, n)
+        assert begin is not None  # as there is a bound
+        hidden = max(begin.least - tail * begin.n, 0.0)  # beyond those asked for
         whole = Clipping(bound, None, above(histogram, bound, n), hidden, index)
         shorter = price and Clipping.consistent(histogram, price, bound, n)
         return whole, shorter or whole
@@ -141,22 +153,22 @@ class Shares:
         """Whether the laws of the outcomes of nearly all units are found, as far as noise shows."""
         edges, counts, noise_sd = self.histogram("laws not found", LawNotFound(at), _LAWS)
         one = int(np.searchsorted(edges, 1.0, side="right")) - 1
-        n = self.releases.n_public
+        n = self.n
         return float(counts[one]) - 2.0 * noise_sd < _NOT_FOUND * n
 
     # -- sums -----------------------------------------------------------------------------------
 
-    def _sum(
+    def vector_sum(
         self, label: str, spec: Contribution, clip_norm: float, share: float
     ) -> tuple[np.ndarray, float]:
-        self.spent += share
-        return self.releases.vector_sum(label, spec, clip_norm, share)
+        """Noisy sum of what is clipped to this norm, and the standard deviation of its noise."""
+        return self._ask(self.releases.vector_sum, label, share, spec, clip_norm)
 
     def score(
         self, label: str, spec: Score | Change, clip_norm: float, share: float
     ) -> tuple[np.ndarray, ScoreNoise]:
         """Noisy sum of scores or of their changes, in z."""
-        total, sd = self._sum(label, spec, clip_norm, share)
+        total, sd = self.vector_sum(label, spec, clip_norm, share)
         reach = self.structure.touched(spec.coordinates).diagonal()
         if isinstance(spec, Change):
             there = Coordinates(spec.coordinates.theta(spec.z), spec.coordinates.scaling)
@@ -170,7 +182,7 @@ class Shares:
             return Lost(nothing, nothing)
         spec, label = Loss(at, clipping.inner), "what clipping takes"
         bound = self.tail(f"{label}, norms", spec, _LOSS_TAIL, _LOSS_LOOK)
-        total, _ = self._sum(label, spec, bound or _LOSS_BOUND * clipping.inner**2, _LOSS)
+        total, _ = self.vector_sum(label, spec, bound or _LOSS_BOUND * clipping.inner**2, _LOSS)
         reach = self.structure.touched(at).diagonal()
         lost, shared = np.where(reach, np.maximum(total.reshape(2, -1), 0.0), 0.0)
         return Lost(basis.T * lost @ basis, basis.T * shared @ basis)
@@ -179,7 +191,7 @@ class Shares:
         self, label: str, spec: Curvature, clip_norm: float, share: float
     ) -> tuple[np.ndarray, CurvatureNoise]:
         """Noisy (d, d) sum of curvatures, in z."""
-        packed, sd = self._sum(label, spec, clip_norm, share)
+        packed, sd = self.vector_sum(label, spec, clip_norm, share)
         pairs = self.structure.touched(spec.coordinates)
         if isinstance(spec, OuterProduct) and not self.structure.one_row_per_unit:
             pairs = np.logical_and.outer(pairs.diagonal(), pairs.diagonal())
@@ -259,9 +271,6 @@ _MOST_CLIPPED = 0.2  # largest fraction of the scores that is clipped consistent
 #: Least curvature by which a loss is divided (the posterior has 1); largest part that may be lost.
 _LEAST_CURVATURE, _MOST_LOST = 0.01, 0.6
 
-Histogram = tuple[np.ndarray, np.ndarray, float]
-"""Edges, noisy counts, standard deviation of their noise."""
-
 
 @dataclass(frozen=True)
 class Clipping:
@@ -284,7 +293,7 @@ class Clipping:
         cls, norms: Histogram, price: float, longest: float, n: float
     ) -> Clipping | None:
         """The cheapest clipping where what it takes is given back; None if not below `longest`."""
-        inner = cheapest_bound(*norms, price, _MOST_CLIPPED, n)
+        inner = cheapest_bound(norms, price, _MOST_CLIPPED, n)
         if not inner or ROOM * inner >= longest:
             return None
         return cls(ROOM * inner, inner, above(norms, inner, n))
@@ -412,12 +421,10 @@ class _Tail:
 _ZERO = _Tail(0.0, 0.0, 0.0, np.empty(0), 0)
 
 
-def tail_quantile(
-    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
-) -> float | None:
+def tail_quantile(histogram: Histogram, tail: float, n: float) -> float | None:
     """Upper quantile of a positive quantity from a histogram with noisy counts.
 
-    The first bin holds zeros; `noise_sd` is that of each count; about the fraction `tail` of the
+    The first bin holds zeros; about the fraction `tail` of the
     units that are not zero lies above the result. It is 0 where nearly all units are zero or beyond
     all bins, and None where nothing stands out of the noise.
 
@@ -425,26 +432,24 @@ def tail_quantile(
     quantile is not below the first bin of the highest window that is thicker than the tail. Where
     noise hides so thin a tail, the quantile of a thicker one is continued like a normal one.
     """
-    found = _tail(edges, counts, noise_sd, tail, n)
+    found = _tail(histogram, tail, n)
     if found is None or found.edge == 0.0:
         return None if found is None else 0.0
     beyond = math.log(1.0 / tail) / math.log(max(found.n / found.least, 2.0))
     return found.edge * min(max(math.sqrt(beyond), 1.0), _FURTHEST)
 
 
-def cheapest_bound(
-    edges: np.ndarray, counts: np.ndarray, noise_sd: float, price: float, most: float, n: float
-) -> float | None:
+def cheapest_bound(histogram: Histogram, price: float, most: float, n: float) -> float | None:
     """The clip norm that costs least where what it takes is given back on average.
 
     Costs are `costs_of_clipping`. `price` is the variance of the noise, all entries of the sum
     together, for a bound of 1 on each; `most` is the part of the units that may lie above. The
     result is 0 or None as for :func:`tail_quantile`.
     """
-    found = _tail(edges, counts, noise_sd, most, n)
+    found = _tail(histogram, most, n)
     if found is None or found.edge == 0.0:
         return None if found is None else 0.0
-    least = found.edge
+    least, (edges, counts, noise_sd) = found.edge, histogram
     # what stands out of the noise; a bin is as long as its geometric middle
     seen = np.flatnonzero(counts[1:-1] > _CLEAR * noise_sd) + 1
     if not seen.size:
@@ -457,17 +462,7 @@ def cheapest_bound(
     return float(candidates[int(np.argmin(cost))])
 
 
-def hidden_tail(
-    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
-) -> float:
-    """Number of units beyond those asked for that noise may hide above a `tail_quantile`."""
-    found = _tail(edges, counts, noise_sd, tail, n)
-    return 0.0 if found is None else max(found.least - tail * found.n, 0.0)
-
-
-def heavy_quantile(
-    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
-) -> tuple[float | None, float]:
+def heavy_quantile(histogram: Histogram, tail: float, n: float) -> tuple[float | None, float]:
     """The quantile of a quantity whose excess matters, and the index of its tail.
 
     As :func:`tail_quantile`, but `tail` is the fraction that may lie above if its mean excess is
@@ -479,9 +474,10 @@ def heavy_quantile(
     that law, or like an exponential one where none is seen. Where a unit alone in its bin is not
     hidden, the quantity ends at the highest bin that is seen.
     """
-    found = _tail(edges, counts, noise_sd, tail, n)
+    found = _tail(histogram, tail, n)
     if found is None or found.edge == 0.0:
         return (None if found is None else 0.0), 0.0
+    edges, counts, noise_sd = histogram
     longest = 0.0
     clear = _CLEAR * noise_sd
     if noise_sd < _ALONE and (seen := np.flatnonzero(counts[1:] > max(clear, 0.5))).size:
@@ -503,10 +499,9 @@ def heavy_quantile(
     return longest or max(found.edge, edge * min(factor, _FARTHEST_HEAVY)), index
 
 
-def _tail(
-    edges: np.ndarray, counts: np.ndarray, noise_sd: float, tail: float, n: float
-) -> _Tail | None:
+def _tail(histogram: Histogram, tail: float, n: float) -> _Tail | None:
     """As in `tail_quantile`; None where nothing stands out of the noise."""
+    edges, counts, noise_sd = histogram
     inner = counts[1:]
     highest, least_edge = 0, 0.0
     for width in _WINDOWS:
