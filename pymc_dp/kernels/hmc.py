@@ -21,7 +21,7 @@ from pymc_dp.kernels.interfaces import (
     select,
     start_log_prior,
 )
-from pymc_dp.kernels.penalty import penalty_test
+from pymc_dp.kernels.penalty import PenaltyInfo, penalty_test
 
 Integrator: TypeAlias = Literal["leapfrog", "position"]
 Stages: TypeAlias = tuple[tuple[float, float], ...]
@@ -33,15 +33,6 @@ class HMCState(NamedTuple):
     z: Array  # (..., d)
     log_prior: Batch  # public log density at z, (...)
     gradient: Array | None = None  # released posterior score G at z, (..., d); None: not reused
-
-
-class HMCInfo(NamedTuple):
-    """Public diagnostics of one iteration, each of shape ``(...)``."""
-
-    accepted: Mask
-    log_accept: Batch  # noisy, penalised log acceptance ratio
-    noise_sd: Batch  # noise of the released log-likelihood ratio
-    finite: Mask  # False where the trajectory was rejected because it overflowed
 
 
 class Trajectory(NamedTuple):
@@ -120,7 +111,7 @@ def transition(
     n_steps: int,
     integrator: Integrator = "leapfrog",
     adjusted: bool = True,
-) -> tuple[HMCState, HMCInfo]:
+) -> tuple[HMCState, PenaltyInfo]:
     """One iteration of DP-HMC with fresh momentum.
 
     `step_size` is h in z; an array (d,) is a diagonal mass, h / sqrt(m_j). It may vary between
@@ -173,7 +164,7 @@ def transition(
         np.where(accepted, log_prior_new, state.log_prior),
         None if state.gradient is None else select(accepted, end.gradient, state.gradient),
     )
-    return state, HMCInfo(accepted, log_accept, noise_sd, possible)
+    return state, PenaltyInfo(accepted, log_accept, noise_sd, possible)
 
 
 def releases(

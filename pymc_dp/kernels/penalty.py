@@ -169,7 +169,7 @@ class PenaltyInfo(NamedTuple):
     accepted: Mask
     log_accept: Batch  # noisy, penalised log acceptance ratio
     noise_sd: Batch  # noise of the released log-likelihood ratio
-    finite: Mask  # False where the proposal was rejected because it had no finite prior density
+    finite: Mask  # False where it was rejected as not finite: a position, or its prior density
 
 
 def penalty_test(

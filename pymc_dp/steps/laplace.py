@@ -17,6 +17,7 @@ from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import targets
+from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.publication.explore import Explored
 from pymc_dp.publication.publish import (
@@ -33,7 +34,7 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.choice import learn_form
 from pymc_dp.tuning.effects import effects_of
-from pymc_dp.tuning.model_parts import ModelParts, Target, find_mode, unseen
+from pymc_dp.tuning.model_parts import ModelParts, find_mode, unseen
 from pymc_dp.tuning.preparing import Preparing, improper_prior, settle, too_small
 from pymc_dp.tuning.quadratic import Quadratic, about_prior, unreliable
 
@@ -226,7 +227,7 @@ def _no_flatter(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
     return np.asarray(back.T @ (np.maximum(values, 1.0)[:, None] * back))
 
 
-def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
+def _departure(target: Prior, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
     """How weighted draws of the normal differ from the target, if they do: see `_in_words`."""
     u = np.random.default_rng(0).standard_normal((_SPREAD_DRAWS, len(mode)))
     log_target = np.array([float(target.log_density(z)) for z in mode + u @ widths.T])

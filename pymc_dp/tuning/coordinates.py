@@ -10,6 +10,7 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.base.matrices import minus_hessian, root
+from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.expected import law_unknown
@@ -21,7 +22,6 @@ from pymc_dp.tuning.model_parts import (
     Density,
     Design,
     Public,
-    Target,
     compile_rows,
     find_mode,
     piecewise_linear,
@@ -263,7 +263,7 @@ class _Noisy:
     """The posterior of a noisy statistic, taken for the true one; in coordinates z."""
 
     def __init__(
-        self, model: Natural, prior: Target, value: np.ndarray, at: Coordinates, restraint: float
+        self, model: Natural, prior: Prior, value: np.ndarray, at: Coordinates, restraint: float
     ) -> None:
         self._model, self._prior, self._value, self._at = model, prior, value, at
         self._restraint = restraint
@@ -290,7 +290,7 @@ class _Noisy:
 def prepare_statistic(
     release: Callable[[str, float], tuple[np.ndarray, float]],
     model: Natural,
-    prior: Target,
+    prior: Prior,
     start: Coordinates,
     n: float,
 ) -> Start:
@@ -329,7 +329,7 @@ def _noise(model: Natural, at: Coordinates) -> float:
 
 @np.errstate(all="ignore")
 def _mode(
-    model: Natural, prior: Target, start: Coordinates, value: np.ndarray, sd: float
+    model: Natural, prior: Prior, start: Coordinates, value: np.ndarray, sd: float
 ) -> tuple[Coordinates, bool]:
     for restraint in (0.0, sd**2):
         target = _Noisy(model, prior, value, start, restraint)

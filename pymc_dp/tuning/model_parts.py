@@ -48,6 +48,7 @@ class Design:
 
     `engine` has the records in the coordinates of clipping, `prior` the public terms in those of
     the chains. `shares` are relative parts of the rest of the budget; the ledger keeps `settings`.
+    Public `draws` (m, d) replace the chains of a target that is public altogether.
     """
 
     coordinates: Coordinates
@@ -56,6 +57,7 @@ class Design:
     clip_norms: dict[str, float]
     shares: dict[str, float] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
+    draws: np.ndarray | None = None
 
 
 class ModelParts:
@@ -285,18 +287,14 @@ class Public:
     """The public log density, as a search sees it: widths `spread` of the prior, and `unseen`."""
 
     def __init__(self, density: Density, structure: RowEngine, start: Coordinates) -> None:
-        self.density = density
+        self.density, self.gradient = density, density.gradient
         self.origin = start.location
         self.spread = np.linalg.norm(start.scaling, axis=1)
         self.unseen = unseen(structure, start.location)
 
-    def gradient(self, theta: np.ndarray) -> np.ndarray:
-        """(d,) gradient in theta."""
-        return self.density.gradient(theta)
-
     def score(self, at: Coordinates) -> np.ndarray:
         """(d,) gradient in w at the location, without the parameters that are settled there."""
-        slope = np.array(self.density.gradient(at.location))
+        slope = np.array(self.gradient(at.location))
         slope[self.unseen] = 0.0
         return np.asarray(at.scaling.T @ slope)
 
@@ -340,18 +338,8 @@ class Public:
         return there if known else location
 
 
-class Target(Protocol):
-    """A public log density."""
-
-    def log_density(self, z: np.ndarray) -> float | np.ndarray:
-        """Log density at z, (d,)."""
-
-    def gradient(self, z: np.ndarray) -> np.ndarray:
-        """(d,) gradient."""
-
-
 def find_mode(
-    target: Target, metric: np.ndarray, start: np.ndarray | None = None
+    target: Prior, metric: np.ndarray, start: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mode (d,) of a public target, and the precision there, by Newton steps in a trust region.
 
@@ -379,7 +367,7 @@ def find_mode(
     return z, _precision(target, z)
 
 
-def _precision(target: Target, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
+def _precision(target: Prior, z: np.ndarray, step: float = 1e-4) -> np.ndarray:
     """Minus the Hessian, eigenvalues in absolute value."""
     hessian = minus_hessian(target.gradient, z, np.full(len(z), step))
     hessian = np.where(np.isfinite(hessian), hessian, 0.0)

@@ -23,8 +23,8 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.bulk import prior_curvature
 from pymc_dp.tuning.forecast import CURVATURE, whole_curvature
-from pymc_dp.tuning.forms import Form, Target, pooled
-from pymc_dp.tuning.model_parts import ModelParts, Public, unseen
+from pymc_dp.tuning.forms import Form, pooled
+from pymc_dp.tuning.model_parts import Design, ModelParts, Public, unseen
 from pymc_dp.tuning.preparing import Preparing, too_small
 from pymc_dp.tuning.releases import CurvatureNoise, Shares
 
@@ -270,7 +270,9 @@ class Quadratic(Form):
 
     # -- the target -----------------------------------------------------------------------------
 
-    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
+    def design(
+        self, preparing: Preparing, engine: RowEngine, at: Coordinates | None = None
+    ) -> Design:
         """Draws of prior times released likelihood, about N(0, I) in their coordinates."""
         parts = preparing.parts
         with working("Exploring what was released", preparing.progressbar):
@@ -283,7 +285,7 @@ class Quadratic(Form):
             "about_prior": about_prior(drawn, parts),
             "departs": explored.doubt,
         }
-        return Target(at, engine, parts.terms.with_coordinates(at), drawn, facts)
+        return replace(super().design(preparing, engine, at), settings=facts, draws=drawn)
 
     def explored(self, parts: ModelParts) -> Explored:
         """Draws of prior times released likelihood, in random order; warns where they are few.
@@ -352,7 +354,9 @@ class PriorOnly(Form):
             curvature=nothing,
         )
 
-    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
+    def design(
+        self, preparing: Preparing, engine: RowEngine, at: Coordinates | None = None
+    ) -> Design:
         """Prior draws where nothing public is observed, as a chain may not reach all of it."""
         parts, draws = preparing.parts, None
         public = set(parts.budget.public)
@@ -360,7 +364,7 @@ class PriorOnly(Form):
             draws = parts.draw_prior(_PRIOR_DRAWS, secrets.randbits(32))
         if draws is not None and not np.isfinite(draws).all():
             draws = None
-        return super().target(preparing, engine)._replace(draws=draws)
+        return replace(super().design(preparing, engine, at), draws=draws)
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says."""
