@@ -97,25 +97,24 @@ class Forecast:
     __repr__ = __str__
 
 
-def forecast(
+def forecast_of(
+    budget: PrivacyBudget,
     sampler: str,
-    *,
     draws: int | str,
     tune: int,
     chains: int,
-    n: int,
+    *,
     d: int,
     mu2: float,
-    delta: float,
-    sensitivity: float,
     norms: Norms | None = None,
 ) -> Forecast:
-    """Forecast of one run; ValueError names the argument.
+    """What a part of a budget, the squared `mu2`, buys for `d` parameters; ValueError names the
+    argument.
 
-    `draws` "auto": as many as the budget should be cut into. `mu2`, a squared GDP mu, is left.
-    `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
-    `norms` are those of scores under the model; by default of a light tail.
+    `draws` "auto": as many as the budget should be cut into. `norms` are those of scores under the
+    model; by default of a light tail.
     """
+    n, delta, sensitivity = budget.n_public, budget.delta, budget.sensitivity
     if sampler not in SAMPLERS:
         raise ValueError(f"step must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
     chains = check_integer("chains", chains, minimum=1)
@@ -238,32 +237,6 @@ def plan(
 
 
 PrivacyBudget.plan = plan
-
-
-def forecast_of(
-    budget: PrivacyBudget,
-    sampler: str,
-    draws: int | str,
-    tune: int,
-    chains: int,
-    *,
-    d: int,
-    mu2: float,
-    norms: Norms | None = None,
-) -> Forecast:
-    """What a part of a budget, `mu2`, would buy for `d` parameters; see `forecast`."""
-    return forecast(
-        sampler,
-        draws=draws,
-        tune=tune,
-        chains=chains,
-        n=budget.n_public,
-        d=d,
-        mu2=mu2,
-        delta=budget.delta,
-        sensitivity=budget.sensitivity,
-        norms=norms,
-    )
 
 
 def costs_of_clipping(

@@ -281,17 +281,25 @@ class Preparing:
         }
         before = Preparation.resume(*given, **asked)
         lost = 0 if before is None else before.lost
-        if before is None or again or self._is_stale(before.plan_id):
+        version, versions = self._version(), self.budget.ledger.versions
+        same = before and version.is_that_of(versions.setdefault(before.plan_id, version))
+        if before is None or again or not same:
             form = settings.get("form", "chains")
             units = self._units(share, form, hint=before is None)
             if before is not None:
-                self._warn_if_given_up(before, units)
+                cap = self.budget.account.read().cap
+                warn(
+                    f"A preparation that has cost {before.spent / cap:.0%} of the budget cannot "
+                    "be resumed (data or priors were replaced since, a release was charged by a "
+                    "process that was killed, or what is left does not pay for the rest). A new "
+                    f"one is made with {units / cap:.0%} of the budget."
+                )
             preparation = Preparation.begin(
                 *given, **asked, units=units, needed=math.ceil(Fraction(needed) * units)
             )
             if before is not None:
                 before.finish()
-            self.budget.ledger.versions[preparation.plan_id] = self._version()
+            versions[preparation.plan_id] = version
             left = max(units - self.set_aside, 0)
             _log.info(
                 "%s prepares: private releases from what is left of the budget, epsilon = %.4g "
@@ -326,25 +334,17 @@ class Preparing:
         self._warn_if_another_waits()
         if hint:
             self._warn_if_paid_for()
-        self._warn_if_improper()
+        if improper := self.parts.improper:
+            warn(
+                f"The prior of {', '.join(improper)} is improper (pm.Flat, pm.HalfFlat, "
+                "or a density that does not fall). Where privacy noise hides the records, only the "
+                "prior is left, and there is then no posterior. The search begins at the initial "
+                "point and may not arrive. Give a proper prior, as wide as public knowledge "
+                "demands. Nothing has been spent."
+            )
         if not expected.enough or expected.diagonal:
             warn(f"{expected.advice} Nothing has been spent.")
         return units
-
-    def _is_stale(self, plan_id: int) -> bool:
-        """Whether data or priors were replaced since a preparation began."""
-        version = self._version()
-        return not version.is_that_of(self.budget.ledger.versions.setdefault(plan_id, version))
-
-    def _warn_if_given_up(self, before: Preparation, units: int) -> None:
-        """Warn that a preparation that cannot be resumed was paid for all the same."""
-        account = self.budget.account.read()
-        warn(
-            f"A preparation that has cost {before.spent / account.cap:.0%} of the budget cannot "
-            "be resumed (data or priors were replaced since, a release was charged by a "
-            "process that was killed, or what is left does not pay for the rest). A new one is "
-            f"made with {units / account.cap:.0%} of the budget."
-        )
 
     @property
     def unfinished(self) -> int | None:
@@ -385,16 +385,6 @@ class Preparing:
             mu2=units / MU2_UNIT,
             norms=made_up_norms(self.engine, start) if self.like == "DPLangevin" else None,
         )
-
-    def _warn_if_improper(self) -> None:
-        if self.parts.improper:
-            warn(
-                f"The prior of {', '.join(self.parts.improper)} is improper (pm.Flat, pm.HalfFlat, "
-                "or a density that does not fall). Where privacy noise hides the records, only the "
-                "prior is left, and there is then no posterior. The search begins at the initial "
-                "point and may not arrive. Give a proper prior, as wide as public knowledge "
-                "demands. Nothing has been spent."
-            )
 
     def _warn_if_another_waits(self) -> None:
         """Warn that a preparation plans with all that is left, chains of earlier steps included."""
