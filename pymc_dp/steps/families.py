@@ -66,15 +66,11 @@ class Known:
     def within(self, least: float = -math.inf, most: float = math.inf) -> tuple[float, float]:
         """Bounds of a number within the support; UnsafeModel if no finite interval is left."""
         lower, upper = max(float(self.lower), least), min(float(self.upper), most)
-        self._refuse_unusable(np.array(lower), np.array(upper))
+        self.refuse_unusable(np.array(lower), np.array(upper))
         return lower, upper
 
-    def box(self) -> Interval:
-        """As `within`, for vectors."""
-        self._refuse_unusable(self.lower, self.upper)
-        return self.lower, self.upper
-
-    def _refuse_unusable(self, lower: np.ndarray, upper: np.ndarray) -> None:
+    def refuse_unusable(self, lower: np.ndarray, upper: np.ndarray) -> None:
+        """UnsafeModel unless bounds, of a number or a vector, are finite and make an interval."""
         if not (np.isfinite(lower).all() and np.isfinite(upper).all() and (lower < upper).all()):
             raise UnsafeModel(
                 f"`{self.name}` needs public bounds, lower < upper, for its sufficient statistic "
@@ -207,7 +203,7 @@ def _normal(known: Known) -> Family:
 
 def _mv_normal(known: Known) -> Family:
     mu, covariance = known.parameters
-    known.box()
+    known.refuse_unusable(known.lower, known.upper)
     root = cholesky(covariance, lower=True)
     inverse = solve_triangular(root, pt.eye(covariance.shape[0]), lower=True)
     half = pt.log(pt.diagonal(root)).sum()

@@ -25,6 +25,7 @@ from pymc_dp.tuning.forecast import whole_curvature
 from pymc_dp.tuning.model_parts import Public, unseen
 from pymc_dp.tuning.releases import Clipping, CurvatureNoise, ScoreNoise, Shares, tail_quantile
 
+WARM_UP = 0.12  # part of the budget for a search
 PERSISTENCE = 13.0 / 3.0  # most that a search may cost, in units of the planned part of the budget
 LONGEST = 100.0  # largest width of a parameter that no record sees, in widths of the prior
 ROUNDS = 50  # before the last ones
@@ -77,7 +78,7 @@ def find_bulk(
     public: Public,
     start: Coordinates,
     *,
-    share: float = 0.12,
+    share: float = WARM_UP,
     most: float | None = None,
     flat: bool = False,
     counts: bool = False,
@@ -101,7 +102,7 @@ def find_bulk(
     """
     d, n = len(start.location), budget.n
     kind = OuterProduct if flat else Curvature
-    search = _Search(budget, public, start, kind, counts, price)
+    search = _Search(budget, public, start, kind, LongestScore if counts else Score, price)
     # enough noise-free digits for a step in the right direction while all scores agree
     cost = (9e5 + 200.0 * d**2) / n**2 / budget.total
     cost = min(max(cost, LEAST), share / 12.0)
@@ -122,44 +123,37 @@ def find_bulk(
         hidden = search.advance(f"round {k}:", cost)
         if hidden and not search.known:  # within the noise, which is too much
             cost = min(1.5 * cost, max(limit - budget.spent, cost))
-    if not search.arrived:
-        search.confirm("last look:", look)
-    return search.result()
+    if not search.arrived:  # one more score tells whether it ended in the right place
+        clipping = search.clipping("last look:", look)
+        if clipping and clipping.bound:
+            score, noise = search.score("last look:", clipping, look)
+            search.arrived = search.near(score + public.score(search.at), noise)
+    back = np.linalg.inv(search.at.scaling)
+    prior = back.T @ prior_curvature(public.gradient, search.at) @ back
+    found = search.at.location, search.data_precision, prior, search.precision
+    return Bulk(*found, search.arrived, search.known)
 
 
+@dataclass(eq=False)
 class _Search:
-    def __init__(
-        self,
-        budget: Shares,
-        public: Public,
-        start: Coordinates,
-        kind: type[Curvature],
-        counts: bool,
-        price: float | None,
-    ) -> None:
-        self.budget = budget
-        self.structure = budget.structure
-        self.n = budget.n
-        self.kind = kind
-        self.norms = LongestScore if counts else Score
-        self.price = price
-        self.public = public
-        self.at = start
-        self.metric = np.diag(public.spread**-2.0)
-        self.radius = math.sqrt(len(start.location))
-        self.visible = 0.0  # share of a round at which scores could be told from noise
-        self.step: np.ndarray | None = None  # the last one, in theta
-        self.shortened = 0  # times in a row
-        self.rise = 0.0  # slope of the log posterior along it, where it began
-        d = len(start.location)
-        self.data_precision = np.zeros((d, d))
-        self.precision = self.metric
-        self.arrived = False
-        self.known = False
+    budget: Shares
+    public: Public
+    at: Coordinates
+    kind: type[Curvature]
+    norms: type[Score] | type[LongestScore]
+    price: float | None
+    visible: float = 0.0  # share of a round at which scores could be told from noise
+    step: np.ndarray | None = None  # the last one, in theta
+    shortened: int = 0  # times in a row
+    rise: float = 0.0  # slope of the log posterior along it, where it began
+    arrived: bool = False
+    known: bool = False
 
-    @property
-    def d(self) -> int:
-        return len(self.at.location)
+    def __post_init__(self) -> None:
+        self.n, self.d = self.budget.n, len(self.at.location)
+        self.radius = math.sqrt(self.d)
+        self.metric = self.precision = np.diag(self.public.spread**-2.0)
+        self.data_precision = np.zeros((self.d, self.d))
 
     def advance(self, label: str, share: float) -> bool:
         """One round; True if its step was within the noise."""
@@ -194,14 +188,6 @@ class _Search:
             if self.step @ self.metric @ self.step > 0.5 * self.radius**2:
                 self.radius *= 2.0
         return self.newton(label, 0.5 * share, total, noise)
-
-    def confirm(self, label: str, share: float) -> None:
-        """Check with one more score whether the search ended in the right place."""
-        clipping = self.clipping(label, share)
-        if clipping and clipping.bound:
-            score, noise = self.score(label, clipping, share)
-            total = score + self.public.score(self.at)
-            self.arrived = self.near(total, noise)
 
     def near(self, total: np.ndarray, noise: ScoreNoise) -> bool:
         """Whether a score is no more than its noise, by the curvature that is known."""
@@ -274,7 +260,7 @@ class _Search:
         in_theta = self.at.scaling @ step
         in_theta[self.public.unseen] = 0.0
         self.precision = back.T @ hessian @ back
-        scaling = scaling_of(self.precision, self.at.location, self.structure, self.n)
+        scaling = scaling_of(self.precision, self.at.location, self.budget.structure, self.n)
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, decrement)
         self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
@@ -309,12 +295,6 @@ class _Search:
         further = slope / max(self.rise - slope, slope / 3.0)
         self.radius *= 1.0 + further
         self.move(further * self.step, further * slope)
-
-    def result(self) -> Bulk:
-        back = np.linalg.inv(self.at.scaling)
-        prior = back.T @ prior_curvature(self.public.gradient, self.at) @ back
-        found = self.at.location, self.data_precision, prior, self.precision
-        return Bulk(*found, self.arrived, self.known)
 
 
 def clip_scaling(

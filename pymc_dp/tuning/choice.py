@@ -30,7 +30,6 @@ from pymc_dp.tuning.releases import Clipping, Shares, harmless_tail, tail_of_sco
 FORMS: dict[str, type[Form]] = {form.form: form for form in (Anchored, Plain, Quadratic)}
 """The forms, as users name them."""
 
-WARM_UP = 0.12  # part of the budget for the search for the bulk
 LONG_LOOK = 0.1  # largest part for the look at the scores: a bound that is too long costs more
 KICKS = (0.02, 0.25)  # least and largest part for the changes of scores of anchored chains
 WANTED = 800.0  # effective draws that these should be worth, over all chains
@@ -69,7 +68,6 @@ def prepare_langevin(
         budget,
         public,
         start,
-        share=WARM_UP,
         flat=flat,
         counts=counts,
         price=price and 0.7 * price,

@@ -14,8 +14,7 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.rows.contributions import LongestEntry, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.expected import law_unknown
-from pymc_dp.tuning.bulk import find_bulk
-from pymc_dp.tuning.choice import WARM_UP
+from pymc_dp.tuning.bulk import WARM_UP, find_bulk
 from pymc_dp.tuning.forecast import PROJECTION, SCORE
 from pymc_dp.tuning.forms import LOOK
 from pymc_dp.tuning.model_parts import (
@@ -96,7 +95,7 @@ def prepare_scaled(
     n, d, total = budget.n, len(start.location), budget.total
     most = None if centred else FIRST_PART - LOOK - LONG_LOOK
     public = Public(density, budget.structure, start)
-    bulk = find_bulk(budget, public, start, share=WARM_UP, most=most, flat=flat)
+    bulk = find_bulk(budget, public, start, most=most, flat=flat)
     left = 1.0 - budget.spent - LOOK - LONG_LOOK
     at = Coordinates(bulk.location, root(np.linalg.inv(bulk.precision)))
 
@@ -259,32 +258,30 @@ class Start:
     trusted: bool
 
 
+@dataclass(frozen=True, eq=False)
 class _Noisy:
     """The posterior of a noisy statistic, taken for the true one; in coordinates z."""
 
-    def __init__(
-        self, model: Natural, prior: Prior, value: np.ndarray, at: Coordinates, restraint: float
-    ) -> None:
-        self._model, self._prior, self._value, self._at = model, prior, value, at
-        self._restraint = restraint
-        self._centre = model.natural(at.location)[:-1]
+    model: Natural
+    prior: Prior
+    value: np.ndarray
+    at: Coordinates
+    restraint: float
+    centre: np.ndarray  # natural parameters at the location
 
     def log_density(self, z: np.ndarray) -> float:
-        theta = self._at.theta(z)
-        natural = self._model.natural(theta)
-        away = natural[:-1] - self._centre
-        return float(
-            natural @ self._value
-            + self._prior.log_density(theta)
-            - 0.5 * self._restraint * (away @ away)
-        )
+        theta = self.at.theta(z)
+        natural = self.model.natural(theta)
+        away = natural[:-1] - self.centre
+        known = natural @ self.value + self.prior.log_density(theta)
+        return float(known - 0.5 * self.restraint * (away @ away))
 
     def gradient(self, z: np.ndarray) -> np.ndarray:
-        theta = self._at.theta(z)
-        slope = self._value.copy()
-        slope[:-1] -= self._restraint * (self._model.natural(theta)[:-1] - self._centre)
-        found = self._model.jacobian(theta).T @ slope + self._prior.gradient(theta)
-        return np.asarray(self._at.scaling.T @ found)
+        theta = self.at.theta(z)
+        slope = self.value.copy()
+        slope[:-1] -= self.restraint * (self.model.natural(theta)[:-1] - self.centre)
+        found = self.model.jacobian(theta).T @ slope + self.prior.gradient(theta)
+        return np.asarray(self.at.scaling.T @ found)
 
 
 def prepare_statistic(
@@ -331,8 +328,9 @@ def _noise(model: Natural, at: Coordinates) -> float:
 def _mode(
     model: Natural, prior: Prior, start: Coordinates, value: np.ndarray, sd: float
 ) -> tuple[Coordinates, bool]:
+    centre = model.natural(start.location)[:-1]
     for restraint in (0.0, sd**2):
-        target = _Noisy(model, prior, value, start, restraint)
+        target = _Noisy(model, prior, value, start, restraint, centre)
         try:
             z, precision = find_mode(target, np.eye(len(start.location)))
             hessian = minus_hessian(target.gradient, z, np.full(len(z), 1e-4))
