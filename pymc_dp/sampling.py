@@ -128,7 +128,8 @@ def sample(
     if isinstance(step, str) and step not in (*STEPS, PrivacyAwareGibbs.__name__):
         names = [*sorted(STEPS), PrivacyAwareGibbs.__name__]
         raise ValueError(f"step must be one of {names}, got {step!r}.")
-    if _is_gibbs(step):
+    kind = step if isinstance(step, type) else type(step)
+    if step == PrivacyAwareGibbs.__name__ or issubclass(kind, PrivacyAwareGibbs):
         return _sample_privatized(draws, tune, chains, step, dict(step_kwargs or {}), model, kwargs)
     tune = 0 if tune is None else tune
     budget = require_budget(model, "dp.sample")
@@ -211,14 +212,6 @@ def _as_interrupted(
             if abs(then - counts["draws"]) <= 1:  # of a budget that was inverted and rounded
                 return int(counts["draws"])
     return None
-
-
-def _is_gibbs(step: Any) -> bool:
-    return (
-        isinstance(step, PrivacyAwareGibbs)
-        or step == PrivacyAwareGibbs.__name__
-        or (isinstance(step, type) and issubclass(step, PrivacyAwareGibbs))
-    )
 
 
 def _sample_privatized(

@@ -44,19 +44,14 @@ class Trajectory(NamedTuple):
     finite: Mask
 
 
-def _leapfrog(n_steps: int) -> Stages:
-    """K_{1/2} (D K)^{L-1} D K_{1/2}: L + 1 releases, the first and last at the end points."""
-    return ((0.5, 1.0), *((1.0, 1.0),) * (n_steps - 1), (0.5, 0.0))
-
-
-def _position(n_steps: int) -> Stages:
-    """D_{1/2} (K D)^{L-1} K D_{1/2}: L releases, none at the end points."""
-    return ((0.0, 0.5), *((1.0, 1.0),) * (n_steps - 1), (1.0, 0.5))
-
-
 # Integrators as (kick, drift) coefficients in units of the step size. Each is a palindrome, which
 # makes the noisy trajectory reversible (Corollary 3.2 of the paper).
-INTEGRATORS: dict[str, Callable[[int], Stages]] = {"leapfrog": _leapfrog, "position": _position}
+INTEGRATORS: dict[str, Callable[[int], Stages]] = {
+    # K_{1/2} (D K)^{L-1} D K_{1/2}: L + 1 releases, the first and last at the end points
+    "leapfrog": lambda n_steps: ((0.5, 1.0), *((1.0, 1.0),) * (n_steps - 1), (0.5, 0.0)),
+    # D_{1/2} (K D)^{L-1} K D_{1/2}: L releases, none at the end points
+    "position": lambda n_steps: ((0.0, 0.5), *((1.0, 1.0),) * (n_steps - 1), (1.0, 0.5)),
+}
 
 
 def kinetic_energy(momentum: Array) -> Array:

@@ -341,7 +341,10 @@ def clip_scaling(
         where = np.ix_(block, block)
         sigma, weight = covariance[where], precision[where]
         if block is dense:
-            shape = root(_geometric_mean(sigma, np.linalg.inv(weight)))
+            # A # B = A^1/2 (A^-1/2 B A^-1/2)^1/2 A^1/2 of Sigma and W^-1
+            half = root(sigma)
+            inner = np.linalg.solve(half, np.linalg.solve(half, np.linalg.inv(weight)).T)
+            shape = root(half @ np.real(sqrtm((inner + inner.T) / 2.0)) @ half.T)
         else:
             shape = np.eye(len(block))
         square = shape @ shape.T
@@ -350,10 +353,3 @@ def clip_scaling(
         scaling[where] = np.sqrt(np.sqrt(error) / norm) * shape
     inner = np.linalg.solve(scaling, covariance) @ np.linalg.inv(scaling).T
     return np.asarray(scaling * np.sqrt(np.trace(inner) / d))
-
-
-def _geometric_mean(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A # B = A^1/2 (A^-1/2 B A^-1/2)^1/2 A^1/2."""
-    half = root(a)
-    inner = np.linalg.solve(half, np.linalg.solve(half, b).T)
-    return np.asarray(half @ np.real(sqrtm((inner + inner.T) / 2.0)) @ half.T)

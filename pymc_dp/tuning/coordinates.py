@@ -26,7 +26,7 @@ from pymc_dp.tuning.model_parts import (
     piecewise_linear,
 )
 from pymc_dp.tuning.preparing import Preparing
-from pymc_dp.tuning.releases import Clipping, Histogram, Shares, tail_of_scores, tail_quantile
+from pymc_dp.tuning.releases import Clipping, Shares, tail_of_scores, tail_quantile
 
 #: Sd of the log acceptance ratio, signal and noise, with the longest mean squared jumps; 23 % are
 #: accepted (Roberts, Gelman & Gilks 1997; for noise Ceperley & Dewing 1999).
@@ -104,11 +104,18 @@ def prepare_scaled(
     norms = budget.histogram("scores", Score(at), LOOK)
     longest = tail_quantile(norms, 3.0 * tail_of_scores(n), n)
     tail = min(0.003, 0.3 * error / math.sqrt(n))
-    looked_at: Histogram
     if along_axes:
         looked_at = budget.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
-    else:
-        looked_at = _projections(budget, at)
+    else:  # random directions, whose mean histogram is as noisy as a single one
+        k = min(d, DIRECTIONS)
+        basis = np.linalg.qr(np.random.default_rng(0).standard_normal((d, d)))[0]  # public
+        turned = Coordinates(at.location, at.scaling @ basis)
+        looks = [
+            budget.histogram(f"scores along {j + 1}", Score(turned, np.array([j])), LONG_LOOK / k)
+            for j in range(k)
+        ]
+        counts = np.mean([look.counts for look in looks], axis=0)
+        looked_at = looks[0]._replace(counts=counts, noise_sd=looks[0].noise_sd / math.sqrt(k))
     # no projection is longer than its score
     found = tail_quantile(looked_at, tail, n), tail_quantile(norms, tail, n)
     if not bulk.arrived or not longest:
@@ -158,20 +165,6 @@ def learn_coordinates(
     design = parts.design(found.coordinates, {}, {"trusted": found.trusted})
     preparing.tell_threads(design.engine)
     return found, design
-
-
-def _projections(budget: Shares, at: Coordinates) -> Histogram:
-    """Mean histogram of the scores along a few random directions; as noisy as a single one."""
-    d = len(at.location)
-    k = min(d, DIRECTIONS)
-    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((d, d)))[0]  # public
-    turned = Coordinates(at.location, at.scaling @ basis)
-    looks = [
-        budget.histogram(f"scores along {j + 1}", Score(turned, np.array([j])), LONG_LOOK / k)
-        for j in range(k)
-    ]
-    counts = np.mean([look.counts for look in looks], axis=0)
-    return looks[0]._replace(counts=counts, noise_sd=looks[0].noise_sd / math.sqrt(k))
 
 
 def random_walk(d: int, iterations: int, noise: float) -> float:

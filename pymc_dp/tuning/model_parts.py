@@ -178,7 +178,10 @@ class ModelParts:
         for name, where in self.names:
             rv = model[name]
             transform = model.rvs_to_transforms[rv]
-            named = rv not in bounded and not _is_bounding(transform, rv) and _is_flat(rv, model)
+            between = isinstance(transform, IntervalTransform) and all(
+                bound is not None for bound in transform.args_fn(*rv.owner.inputs)
+            )
+            named = rv not in bounded and not between and _is_flat(rv, model)
             periodic = isinstance(transform, CircularTransform)
             if named or not (periodic or self._falls(places[:_PLACES], where)):
                 found.append(name)
@@ -225,12 +228,6 @@ def _is_flat(rv: Any, model: Model) -> bool:
         if any(isinstance(op, FlatRV | HalfFlatRV) for op in ops):
             return True
     return False
-
-
-def _is_bounding(transform: Any, rv: Any) -> bool:
-    if not isinstance(transform, IntervalTransform):
-        return False
-    return all(bound is not None for bound in transform.args_fn(*rv.owner.inputs))
 
 
 # -- records in other parameters ------------------------------------------------------------------
