@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -304,21 +305,16 @@ def in_words(facts: Mapping[str, Any]) -> str:
     )
 
 
+@dataclass(eq=False)
 class _Exploration:
     """Draws in w of the prior as it is times a normal likelihood, by NUTS; all of it is public."""
 
-    def __init__(
-        self,
-        records: Records,
-        at: Coordinates,
-        places: np.ndarray,
-        seed: list[int],
-        progressbar: bool,
-    ) -> None:
-        self.records, self.at, self.places = records, at, places
-        self.seed, self.progressbar = seed, progressbar
-        #: What the draws are worth, in the worst parameter.
-        self.effective = 0.0
+    records: Records
+    at: Coordinates
+    places: np.ndarray
+    seed: list[int]
+    progressbar: bool
+    effective: float = 0.0  # what the draws are worth, in the worst parameter
 
     def __call__(self, likelihood: Likelihood) -> np.ndarray | None:
         """(k, d) draws, or None where NUTS hardly mixes; no failure may lose the draws that there

@@ -150,16 +150,9 @@ class ExponentialFamilyPenalty(PrivateStep):
     def _prepare(self, preparing: Preparing) -> Design:
         parts, paths = preparing.parts, preparing.paths
         found = self._read(parts)
-        units = 0.0
 
         def ask(budget: Shares) -> Start:
-            nonlocal units
-            units = budget.total
-
-            def release(label: str, share: float) -> tuple[np.ndarray, float]:
-                return budget.vector_sum(label, found.statistic, found.statistic.norm, share)
-
-            return prepare_statistic(release, found, parts.terms, parts.start, found.n)
+            return prepare_statistic(budget, found, parts.terms, parts.start)
 
         at = preparing.prepared(ask, found.facts(parts.records.initial))
         if not at.trusted:
@@ -173,7 +166,7 @@ class ExponentialFamilyPenalty(PrivateStep):
             warn(
                 f"The chains of this plan are worth about {worth:.2g} effective draws. A larger "
                 "epsilon, more records, more draws or narrower public bounds would help; "
-                f"{1.0 - left:.0%} of the budget ({units:.3g} of squared mu) is spent."
+                f"{1.0 - left:.0%} of the budget ({at.total:.3g} of squared mu) is spent."
             )
         design = self._design(parts, at.coordinates)
         return replace(design, settings={**design.settings, "trusted": at.trusted})

@@ -158,11 +158,6 @@ class _Normal:
         even = np.full(len(z), 1.0 / len(z))
         return "mean", explored.doubt or _in_words(z, even, explored.effective)
 
-    def finish(self) -> None:
-        """Nothing is lost any more: an equal call prepares again."""
-        if (plan_id := self.preparing.unfinished) is not None:
-            self.budget.account.finish_plan(plan_id)
-
     def draw(self, rng: np.random.Generator, chains: int, draws: int) -> np.ndarray:
         """(chains, draws, d) unconstrained draws."""
         return self.mean + rng.standard_normal((chains, draws, len(self.mean))) @ self.root.T
@@ -314,7 +309,7 @@ def laplace(
     normal = _Normal("laplace", model, names, share, draws, chains, progressbar)
     theta = normal.draw(rng, chains, draws)
     found = publish(model, normal.budget, names, normal.facts, posterior=normal.dataset(theta))
-    settle(normal.finish)
+    settle(normal.preparing.finish)
     return found
 
 
@@ -356,5 +351,5 @@ def find_MAP(
     spread = normal.dataset(theta).std(("chain", "draw"))
     found = xr.concat([mode, spread], dim="estimate").assign_coords(estimate=["mode", "sd"])
     found.attrs[STATEMENT] = json.dumps(normal.facts)
-    settle(normal.finish)
+    settle(normal.preparing.finish)
     return found

@@ -42,15 +42,13 @@ class Bulk:
     """A released Gaussian approximation of the posterior, in theta; shapes (d,) and (d, d).
 
     `location` is about the mode. `data_precision` is the curvature of the log-likelihood, positive
-    semidefinite; `prior_precision` that of the public terms, which may be indefinite; `precision`
-    that of the posterior, with absolute eigenvalues raised to their noise. `arrived` is False where
-    the noise hid the records or the last steps were longer than noise; `known` is False where noise
-    hides the curvature of a direction.
+    semidefinite; `precision` that of the posterior, with absolute eigenvalues raised to their
+    noise. `arrived` is False where the noise hid the records or the last steps were longer than
+    noise; `known` is False where noise hides the curvature of a direction.
     """
 
     location: np.ndarray
     data_precision: np.ndarray
-    prior_precision: np.ndarray
     precision: np.ndarray
     arrived: bool
     known: bool
@@ -128,9 +126,7 @@ def find_bulk(
         if clipping and clipping.bound:
             score, noise = search.score("last look:", clipping, look)
             search.arrived = search.near(score + public.score(search.at), noise)
-    back = np.linalg.inv(search.at.scaling)
-    prior = back.T @ prior_curvature(public.gradient, search.at) @ back
-    found = search.at.location, search.data_precision, prior, search.precision
+    found = search.at.location, search.data_precision, search.precision
     return Bulk(*found, search.arrived, search.known)
 
 

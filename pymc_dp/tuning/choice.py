@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -175,13 +176,11 @@ def learn_form(
     consistent = not unknown and consistent_clipping is not False
     predictor, _ = recognise(records, parts.compile_kwargs)
     engine = records if predictor is None else PredictorEngine(records, predictor)
-    settings = {
+    options: dict[str, Any] = {
         "form": form,
-        "effects": effects is not None,
         "consistent": consistent,
         "step_size": step_size,
         "n_steps": n_steps,
-        "share": share,
     }
 
     def ask(budget: Shares) -> Form:
@@ -192,14 +191,12 @@ def learn_form(
             start,
             paths=preparing.paths,
             sensitivity=parts.budget.sensitivity,
-            form=form,
-            step_size=step_size,
-            n_steps=n_steps,
             flat=flat,
             counts=predictor is not None and predictor.counts,
-            consistent=consistent,
+            **options,
         )
 
+    settings = {**options, "effects": effects is not None, "share": share}
     found = preparing.prepared(ask, settings, share, records)
     if found.trusted and found.clipping.heavy_tails:
         preparing.warn_heavy()

@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_dp.base.matrices import minus_hessian, root
 from pymc_dp.kernels.interfaces import Prior
-from pymc_dp.rows.contributions import LongestEntry, Score
+from pymc_dp.rows.contributions import LongestEntry, Score, Statistic
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.expected import law_unknown
 from pymc_dp.tuning.bulk import WARM_UP, find_bulk
@@ -227,7 +227,15 @@ def trajectory(
 
 
 class Natural(Protocol):
-    """Natural parameters and minus the log-normaliser, in unconstrained parameters."""
+    """A statistic; natural parameters and minus the log-normaliser, in unconstrained parameters."""
+
+    @property
+    def statistic(self) -> Statistic:
+        """(m,) of a record."""
+
+    @property
+    def n(self) -> float:
+        """Public factor of the log-normaliser; 0 if the number of records is an entry."""
 
     def natural(self, theta: np.ndarray) -> np.ndarray:
         """(m + 1,)"""
@@ -248,6 +256,7 @@ class Start:
     coordinates: Coordinates
     noise: float
     spent: float
+    total: float  # squared mu of which `spent` is a part
     trusted: bool
 
 
@@ -277,18 +286,10 @@ class _Noisy:
         return np.asarray(self.at.scaling.T @ found)
 
 
-def prepare_statistic(
-    release: Callable[[str, float], tuple[np.ndarray, float]],
-    model: Natural,
-    prior: Prior,
-    start: Coordinates,
-    n: float,
-) -> Start:
+def prepare_statistic(budget: Shares, model: Natural, prior: Prior, start: Coordinates) -> Start:
     """Normal approximation of the posterior of a noisy statistic, by plain optimisation.
 
-    ``release(label, share)`` gives (m,) noisy sums and their noise sd. `prior` is in unconstrained
-    parameters, as `start`, its location and spread. `n`, public, multiplies the log-normaliser (0
-    if the number of records is among the entries).
+    `prior` is in unconstrained parameters, as `start`, its location and spread.
 
     A second release follows, of up to a quarter of the budget, where noise moves the mode by more
     than half a posterior standard deviation per parameter. Noise may bring the sums to where no
@@ -296,19 +297,19 @@ def prepare_statistic(
     with half the variance that the noise gives a log ratio to the prior's location taken off, as in
     the accept test.
     """
-    value, sd = release("statistic 1", STATISTIC)
-    spent = STATISTIC
+    n, asked = model.n, (model.statistic, model.statistic.norm)
+    value, sd = budget.vector_sum("statistic 1", *asked, STATISTIC)
     at, trusted = _mode(model, prior, start, np.append(value, n), sd)
     loud = _noise(model, at) * sd * math.sqrt(STATISTIC)
     share = min((loud / CENTRE) ** 2, MOST) - STATISTIC
     if share >= STATISTIC:
-        again, other = release("statistic 2", share)
+        again, other = budget.vector_sum("statistic 2", *asked, share)
         weights = sd**-2, other**-2
         value = (weights[0] * value + weights[1] * again) / sum(weights)
         sd = sum(weights) ** -0.5
-        spent += share
         at, trusted = _mode(model, prior, start, np.append(value, n), sd)
-    return Start(at, _noise(model, at) * sd * math.sqrt(spent), spent, trusted)
+    noise = _noise(model, at) * sd * math.sqrt(budget.spent)
+    return Start(at, noise, budget.spent, budget.total, trusted)
 
 
 def _noise(model: Natural, at: Coordinates) -> float:

@@ -133,7 +133,9 @@ def forecast_of(
         effective = 0.5 * chains * int(draws)
         effective = effective if form == "quadratic" else min(effective, worth)
     else:
-        jumps = _jumps(sampler, n, d, mu2, sensitivity)
+        # squared distance over which all ratios together have noise variance 1: `random_walk`
+        bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
+        jumps = _CHAINS * mu2 * n / (sensitivity * bounds) ** 2
         if draws == "auto":
             # a walk with four times as many iterations comes to 80 % of what the budget is worth,
             # trajectories of half a sd per coordinate to all of it
@@ -274,12 +276,6 @@ def whole_curvature(n: int, d: int, mu2: float) -> bool:
     """
     noise = 2.0 * math.sqrt(2.0 * d) * d / n / math.sqrt(CURVATURE * mu2)  # of replaced records
     return d <= _FULL or (n * d * d / 2.0 < _ENTRIES and noise < 1.0)
-
-
-def _jumps(sampler: str, n: int, d: int, mu2: float, sensitivity: float) -> float:
-    """Squared distance over which all ratios together have noise variance 1; see `random_walk`."""
-    bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
-    return _CHAINS * mu2 * n / (sensitivity * bounds) ** 2
 
 
 def _multipliers(sampler: str, form: str, iterations: int, mu2: float) -> dict[str, float]:

@@ -14,7 +14,6 @@ import numpy as np
 from scipy.linalg import pinvh
 
 from pymc_dp.kernels.targets import Tilted
-from pymc_dp.publication.noise_aware import Likelihood
 from pymc_dp.rows.contributions import Change, PathError
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
@@ -76,11 +75,6 @@ class Form:
         """Another form, with what was learned besides."""
         known = {f.name: getattr(self, f.name) for f in fields(self)}
         return form(**{**known, **learned})
-
-    @property
-    def likelihood(self) -> Likelihood:
-        """What was released of the likelihood, in w."""
-        return Likelihood(self.score, self.curvature, self.covariance)
 
     @property
     def coordinates(self) -> Coordinates:

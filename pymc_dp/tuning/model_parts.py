@@ -129,13 +129,10 @@ class ModelParts:
             widths = (high - low) / 2.0
         usable = np.isfinite(widths) & (widths > 0.0)
         if not usable.all():
-            curved = np.ones(len(initial))
-            for j, axis in enumerate(_STEP * np.eye(len(initial))):
-                slope = self.terms.gradient(initial + axis)[j]
-                slope -= self.terms.gradient(initial - axis)[j]
-                if slope < 0.0:
-                    curved[j] = 1.0 / np.sqrt(-slope / (2.0 * _STEP))
-            widths = np.where(usable, widths, curved)
+            steps = np.full(len(initial), _STEP)
+            bent = minus_hessian(self.terms.gradient, initial, steps).diagonal()
+            bent = np.where(bent > 0.0, bent, 1.0)
+            widths = np.where(usable, widths, 1.0 / np.sqrt(bent))
         return Coordinates(initial, np.diag(widths))
 
     @cached_property

@@ -356,6 +356,11 @@ class Preparing:
             return None
         return self._preparation.plan_id
 
+    def finish(self) -> None:
+        """Nothing is lost any more: an equal call prepares again."""
+        if (plan_id := self.unfinished) is not None:
+            self.budget.account.finish_plan(plan_id)
+
     @property
     def secure(self) -> bool:
         """Whether all noise of the preparation was secure."""

@@ -17,7 +17,7 @@ from pymc_dp.base.checks import warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.publication.explore import CHAINS, Explored, explore, in_support, log_likelihood
-from pymc_dp.publication.noise_aware import noisy_posterior
+from pymc_dp.publication.noise_aware import Likelihood, noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
@@ -304,7 +304,8 @@ class Quadratic(Form):
     def log_target(self, parts: ModelParts, likelihood_of: Any) -> Any:
         """Symbolic log density of theta; the likelihood is a function of `likelihood_of`."""
         [public] = parts.records.parameters.substitute([parts.records.public_logp])
-        return public + log_likelihood(likelihood_of, self.coordinates, self.likelihood)
+        released = Likelihood(self.score, self.curvature, self.covariance)
+        return public + log_likelihood(likelihood_of, self.coordinates, released)
 
     def far(self, drawn: np.ndarray, parts: ModelParts) -> float:
         """Fraction of (m, d) draws, by seen parameters, that extrapolate the likelihood."""

@@ -911,6 +911,7 @@ def test_bulk_is_a_normal_approximation(name):
     mode, precision = posterior(name)
     assert distance(Coordinates(bulk.location, np.eye(len(mode))), name) < 1.0
     back = np.linalg.inv(root(precision))
-    for part in (bulk.precision, bulk.data_precision + bulk.prior_precision):
+    prior = prior_curvature(asked.terms.gradient, Coordinates(bulk.location, np.eye(len(mode))))
+    for part in (bulk.precision, bulk.data_precision + prior):
         values = np.linalg.eigvalsh(back @ part @ back.T)
         assert 0.8 < values[0] and values[-1] < 1.25
