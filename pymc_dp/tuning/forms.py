@@ -81,15 +81,10 @@ class Form:
         """The coordinates w of the chains."""
         return Coordinates(self.clip.location, self.clip.scaling @ self.basis)
 
-    def design(
-        self, preparing: Preparing, engine: RowEngine, at: Coordinates | None = None
-    ) -> Design:
-        """What chains follow, in the coordinates `at`, by default w, and may ask; `engine` has the
-        records in the coordinates `clip`.
-        """
-        at = at or self.coordinates
-        prior = preparing.parts.terms.with_coordinates(at)
-        return Design(at, engine, prior, self.clip_norms, self.shares)
+    def design(self, preparing: Preparing, engine: RowEngine) -> Design:
+        """What chains follow and may ask; `engine` has the records in the coordinates `clip`."""
+        prior = preparing.parts.terms.with_coordinates(self.coordinates)
+        return Design(self.coordinates, engine, prior, self.clip_norms, self.shares)
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says of the draws, with the facts that the ledger keeps."""
@@ -160,9 +155,7 @@ class Anchored(Form):
             shares={"gradient": kicks, "energy_error": tests},
         )
 
-    def design(
-        self, preparing: Preparing, engine: RowEngine, at: Coordinates | None = None
-    ) -> Design:
+    def design(self, preparing: Preparing, engine: RowEngine) -> Design:
         """The posterior tilted by the noise of the anchor, in a ball that no normal draw leaves."""
         radius = 8.0 * math.sqrt(len(self.score)) + 20.0
         pairs = seen_together(preparing.parts.engine, self.clip.location)
@@ -172,7 +165,7 @@ class Anchored(Form):
             "pairs": pairs.astype(int).tolist(),
             "clipped": self.clipping.sentence,
         }
-        known = super().design(preparing, engine.tilted(), at)
+        known = super().design(preparing, engine.tilted())
         tilted = Tilted(known.prior, self.score, radius)
         return replace(known, prior=tilted, settings={"radius": radius, "anchor": anchor})
 

@@ -29,7 +29,7 @@ from pymc_dp.records.ancestry import is_data
 from pymc_dp.records.units import private_observed
 from pymc_dp.rows.contributions import made_up_norms
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.tuning.forecast import Forecast, forecast_of
+from pymc_dp.tuning.forecast import forecast_of
 from pymc_dp.tuning.model_parts import ModelParts
 from pymc_dp.tuning.releases import Shares
 
@@ -324,7 +324,20 @@ class Preparing:
         """Ledger units of a new preparation; warns if too few. `hint`: none has these settings."""
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())
-        expected = self._forecast(units)
+        records = self.parts.records
+        once = self.sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
+        expected = forecast_of(
+            self.budget,
+            self.like,
+            1000 if once else self.counts["draws"],
+            self.counts["tune"],
+            self.counts["chains"] * self.counts["runs"],
+            d=records.parameters.size,
+            mu2=units / MU2_UNIT,
+            norms=made_up_norms(self.engine, records.initial)
+            if self.like == "DPLangevin"
+            else None,
+        )
         if (form or expected.form) != "quadratic" and not can_pay(self.paths, units / MU2_UNIT):
             raise ValueError(
                 f"the budget cannot pay for {self.paths} iterations: each would get less than the "
@@ -375,21 +388,6 @@ class Preparing:
         for array in (*arrays, start, self.terms.gradient(start)):
             digest.update(np.ascontiguousarray(array).tobytes())
         return Version(digest.digest(), private_arrays(model, public))
-
-    def _forecast(self, units: int) -> Forecast:
-        """Forecast, before anything is spent, whether the result will be mostly noise."""
-        once = self.sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
-        start = self.parts.records.initial
-        return forecast_of(
-            self.budget,
-            self.like,
-            1000 if once else self.counts["draws"],
-            self.counts["tune"],
-            self.counts["chains"] * self.counts["runs"],
-            d=self.parts.records.parameters.size,
-            mu2=units / MU2_UNIT,
-            norms=made_up_norms(self.engine, start) if self.like == "DPLangevin" else None,
-        )
 
     def _warn_if_another_waits(self) -> None:
         """Warn that a preparation plans with all that is left, chains of earlier steps included."""

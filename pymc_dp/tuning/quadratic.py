@@ -270,9 +270,7 @@ class Quadratic(Form):
 
     # -- the target -----------------------------------------------------------------------------
 
-    def design(
-        self, preparing: Preparing, engine: RowEngine, at: Coordinates | None = None
-    ) -> Design:
+    def design(self, preparing: Preparing, engine: RowEngine) -> Design:
         """Draws of prior times released likelihood, about N(0, I) in their coordinates."""
         parts = preparing.parts
         with working("Exploring what was released", preparing.progressbar):
@@ -285,7 +283,8 @@ class Quadratic(Form):
             "about_prior": about_prior(drawn, parts),
             "departs": explored.doubt,
         }
-        return replace(super().design(preparing, engine, at), settings=facts, draws=drawn)
+        prior = parts.terms.with_coordinates(at)
+        return Design(at, engine, prior, self.clip_norms, self.shares, facts, drawn)
 
     def explored(self, parts: ModelParts) -> Explored:
         """Draws of prior times released likelihood, in random order; warns where they are few.
@@ -355,9 +354,7 @@ class PriorOnly(Form):
             curvature=nothing,
         )
 
-    def design(
-        self, preparing: Preparing, engine: RowEngine, at: Coordinates | None = None
-    ) -> Design:
+    def design(self, preparing: Preparing, engine: RowEngine) -> Design:
         """Prior draws where nothing public is observed, as a chain may not reach all of it."""
         parts, draws = preparing.parts, None
         public = set(parts.budget.public)
@@ -365,7 +362,7 @@ class PriorOnly(Form):
             draws = parts.draw_prior(_PRIOR_DRAWS, secrets.randbits(32))
         if draws is not None and not np.isfinite(draws).all():
             draws = None
-        return replace(super().design(preparing, engine, at), draws=draws)
+        return replace(super().design(preparing, engine), draws=draws)
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says."""

@@ -290,13 +290,29 @@ class Clipping:
 
     @classmethod
     def consistent(
-        cls, norms: Histogram, price: float, longest: float, n: float
+        cls, histogram: Histogram, price: float, longest: float, n: float
     ) -> Clipping | None:
-        """The cheapest clipping where what it takes is given back; None if not below `longest`."""
-        inner = cheapest_bound(norms, price, _MOST_CLIPPED, n)
-        if not inner or ROOM * inner >= longest:
+        """The cheapest clipping where what it takes is given back; None if not below `longest`.
+
+        Costs are `costs_of_clipping`; `price` is the variance of the noise, all entries of the sum
+        together, for a bound of 1 on each.
+        """
+        found = _tail(histogram, _MOST_CLIPPED, n)
+        if found is None or found.edge == 0.0:
             return None
-        return cls(ROOM * inner, inner, above(norms, inner, n))
+        inner, (edges, counts, noise_sd) = found.edge, histogram
+        # what stands out of the noise; a bin is as long as its geometric middle
+        seen = np.flatnonzero(counts[1:-1] > _CLEAR * noise_sd) + 1
+        if seen.size:
+            used = np.arange(seen[0], seen[-1] + 1 + _WINDOWS[1])
+            used = used[used < len(counts) - 1]
+            norms, numbers = np.sqrt(edges[used] * edges[used + 1]), counts[used]
+            candidates = inner * 2.0 ** (np.arange(0, 49) / 12.0)
+            _, cost = costs_of_clipping(norms, numbers, candidates, price)
+            inner = float(candidates[int(np.argmin(cost))])
+        if ROOM * inner >= longest:
+            return None
+        return cls(ROOM * inner, inner, above(histogram, inner, n))
 
     @property
     def heavy_tails(self) -> bool:
@@ -437,29 +453,6 @@ def tail_quantile(histogram: Histogram, tail: float, n: float) -> float | None:
         return None if found is None else 0.0
     beyond = math.log(1.0 / tail) / math.log(max(found.n / found.least, 2.0))
     return found.edge * min(max(math.sqrt(beyond), 1.0), _FURTHEST)
-
-
-def cheapest_bound(histogram: Histogram, price: float, most: float, n: float) -> float | None:
-    """The clip norm that costs least where what it takes is given back on average.
-
-    Costs are `costs_of_clipping`. `price` is the variance of the noise, all entries of the sum
-    together, for a bound of 1 on each; `most` is the part of the units that may lie above. The
-    result is 0 or None as for :func:`tail_quantile`.
-    """
-    found = _tail(histogram, most, n)
-    if found is None or found.edge == 0.0:
-        return None if found is None else 0.0
-    least, (edges, counts, noise_sd) = found.edge, histogram
-    # what stands out of the noise; a bin is as long as its geometric middle
-    seen = np.flatnonzero(counts[1:-1] > _CLEAR * noise_sd) + 1
-    if not seen.size:
-        return least
-    used = np.arange(seen[0], seen[-1] + 1 + _WINDOWS[1])
-    used = used[used < len(counts) - 1]
-    norms, numbers = np.sqrt(edges[used] * edges[used + 1]), counts[used]
-    candidates = least * 2.0 ** (np.arange(0, 49) / 12.0)
-    _, cost = costs_of_clipping(norms, numbers, candidates, price)
-    return float(candidates[int(np.argmin(cost))])
 
 
 def heavy_quantile(histogram: Histogram, tail: float, n: float) -> tuple[float | None, float]:
