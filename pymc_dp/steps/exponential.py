@@ -24,7 +24,6 @@ from pymc_dp.privacy.holder import at_last_two
 from pymc_dp.records.ancestry import data_behind
 from pymc_dp.records.bounds import Interval, known_limits
 from pymc_dp.records.extraction import refuse_private
-from pymc_dp.records.graph import ParameterVector
 from pymc_dp.records.units import RecordStore, public_inputs
 from pymc_dp.rows.contributions import Statistic
 from pymc_dp.rows.coordinates import Coordinates
@@ -149,7 +148,7 @@ class ExponentialFamilyPenalty(PrivateStep):
 
     def _prepare(self, preparing: Preparing) -> Design:
         parts, paths = preparing.parts, preparing.paths
-        found = self._read(parts)
+        self._exponential = found = exponential_model(parts, self._family, type(self).__name__)
 
         def ask(budget: Shares) -> Start:
             return prepare_statistic(budget, found, parts.terms, parts.start)
@@ -172,12 +171,8 @@ class ExponentialFamilyPenalty(PrivateStep):
         return replace(design, settings={**design.settings, "trusted": at.trusted})
 
     def _given(self, parts: ModelParts, scaling: np.ndarray, clip_norm: Any) -> Design:
-        self._read(parts)
-        return self._design(parts, Coordinates(parts.records.initial, scaling))
-
-    def _read(self, parts: ModelParts) -> ExponentialModel:
         self._exponential = exponential_model(parts, self._family, type(self).__name__)
-        return self._exponential
+        return self._design(parts, Coordinates(parts.records.initial, scaling))
 
     def _exactness(self) -> str:
         return (
@@ -367,7 +362,17 @@ def exponential_model(parts: ModelParts, by_hand: ByHand | None, sampler: str) -
     else:
         found, spec, limits = _described(parts, by_hand, name, leaves, observed, blank)
     _refuse_private_parameters(parts, found, leaves)
-    made = _compiled(parts, found, spec)
+    minus = pt.constant(0.0) if found.log_normalizer is None else -found.log_normalizer
+    both = pt.concatenate([found.natural.astype("float64"), minus.reshape((1,))])
+    [both] = records.parameters.substitute([both])
+    both, theta = pt.specify_shape(both, (spec.size + 1,)), records.parameters.theta
+    made = ExponentialModel(
+        found.name,
+        spec,
+        0.0 if budget.neighboring == "add_or_remove_one" else float(records.n_units),
+        compile_parameter_function([theta], [both], parts.compile_kwargs),
+        compile_parameter_function([theta], [jacobian_of(both, theta)], parts.compile_kwargs),
+    )
     _check(parts, made, blank, limits, name)
     return made
 
@@ -516,24 +521,6 @@ def _refuse_private_parameters(parts: ModelParts, family: Family, leaves: list[V
             f"{what} depends on the number of records or the length of a dim. Write them as "
             "functions of the parameters alone."
         )
-
-
-def _compiled(parts: ModelParts, family: Family, spec: Statistic) -> ExponentialModel:
-    parameters: ParameterVector = parts.records.parameters
-    minus = pt.constant(0.0) if family.log_normalizer is None else -family.log_normalizer
-    both = pt.concatenate([family.natural.astype("float64"), minus.reshape((1,))])
-    [natural] = parameters.substitute([both])
-    m = spec.size + 1
-    natural = pt.specify_shape(natural, (m,))
-    jacobian = jacobian_of(natural, parameters.theta)
-    secret = parts.budget.neighboring == "add_or_remove_one"
-    return ExponentialModel(
-        family.name,
-        spec,
-        0.0 if secret else float(parts.records.n_units),
-        compile_parameter_function([parameters.theta], [natural], parts.compile_kwargs),
-        compile_parameter_function([parameters.theta], [jacobian], parts.compile_kwargs),
-    )
 
 
 # -- the check ------------------------------------------------------------------------------------
