@@ -18,7 +18,7 @@ from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import targets
 from pymc_dp.kernels.interfaces import Prior
-from pymc_dp.privacy.plan import make_plan
+from pymc_dp.privacy.plan import Plan
 from pymc_dp.publication.explore import Explored
 from pymc_dp.publication.publish import (
     FAR,
@@ -108,16 +108,7 @@ class _Normal:
                 f"{found.caveats(facts)}",
                 *unreliable(facts),
             ]
-        plan = make_plan(
-            sampler,
-            draws=draws,
-            tune=0,
-            chains=chains,
-            per_iteration={},
-            at_start={},
-            available=None,
-            shares={},
-        )
+        plan = Plan(sampler, draws, 0, chains, 1, {}, {}, {})  # all was released before
         payload = plan.payload(
             form="laplace",
             trusted=found.trusted,
