@@ -211,68 +211,19 @@ class Preparing:
         share: float = 1.0,
         engine: RowEngine | None = None,
         needed: float = 1.0,
+        again: bool = False,
     ) -> _T:
         """What `ask` makes of the releases of a new preparation, or of one that was interrupted.
 
-        `ask` is called twice where the rest of an interrupted preparation cannot be paid any more:
-        what is left then pays for a new one. `settings` are the public ones on which the requests
-        depend. Shares are parts of `share` of what is left of the budget; the requests cost at most
-        `needed` of that. `engine` has the records, by default in unconstrained parameters.
+        Of a new one in any case if `again`: `ask` is called twice where the rest of an interrupted
+        preparation cannot be paid any more, and what is left then pays for a new one. `settings`
+        are the public ones on which the requests depend. Shares are parts of `share` of what is
+        left of the budget; the requests cost at most `needed` of that. `engine` has the records, by
+        default in unconstrained parameters.
 
         Raises BudgetExceeded if nothing is left, and ValueError if no part of the budget could pay
         for the chains afterwards; nothing was spent then.
         """
-
-        def asked(again: bool) -> _T:
-            preparation = self._preparing(settings, share, engine, needed, again)
-            bar = Progress(
-                TextColumn("Private preparation"),
-                BarColumn(),
-                TextColumn("{task.percentage:>3.0f} % of the budget"),
-                TimeElapsedColumn(),
-                TextColumn("{task.description}"),
-                disable=not self.progressbar,
-            )
-            with bar:
-                return ask(Shares(preparation, engine or self.engine, bar))
-
-        try:
-            return asked(again=False)
-        except Unpayable:
-            return asked(again=True)
-
-    def compare_rest(self) -> None:
-        """Warn if chains get less than planned; BudgetExceeded if they get next to nothing."""
-        preparation = self._preparation
-        if preparation is None or not preparation.resumed:
-            return
-        planned = preparation.units - preparation.spent
-        left = self.budget.account.read().remaining
-        gone = 1.0 - left / planned if planned > 0 else 1.0
-        if gone <= _GONE:
-            return
-        if self._used_up():
-            self.refuse_if_used_up(hint=False)
-        what = (
-            f"Since this preparation was made, {gone:.0%} of what it left for the chains was paid "
-            "for something else"
-        )
-        if gone > _TOO_MUCH_GONE:
-            raise BudgetExceeded(
-                f"{what}, so its settings no longer fit. Build a step with other draws or chains: "
-                "it prepares again with what is left."
-            )
-        warn(f"{what}: their noise is larger, and the chains mix worse than planned.")
-
-    def _preparing(
-        self,
-        settings: Mapping[str, Any],
-        share: float,
-        engine: RowEngine | None,
-        needed: float,
-        again: bool,
-    ) -> Preparation:
-        """As :meth:`prepared`; `again` asks for a new preparation."""
         given = (engine or self.engine, self.budget.account)
         asked: dict[str, Any] = {
             "sampler": self.sampler + PREPARES,
@@ -318,7 +269,42 @@ class Preparing:
                 self.sampler,
             )
         self._preparation = preparation
-        return preparation
+        bar = Progress(
+            TextColumn("Private preparation"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} % of the budget"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            disable=not self.progressbar,
+        )
+        try:
+            with bar:
+                return ask(Shares(preparation, given[0], bar))
+        except Unpayable:
+            return self.prepared(ask, settings, share, engine, needed, again=True)
+
+    def compare_rest(self) -> None:
+        """Warn if chains get less than planned; BudgetExceeded if they get next to nothing."""
+        preparation = self._preparation
+        if preparation is None or not preparation.resumed:
+            return
+        planned = preparation.units - preparation.spent
+        left = self.budget.account.read().remaining
+        gone = 1.0 - left / planned if planned > 0 else 1.0
+        if gone <= _GONE:
+            return
+        if self._used_up():
+            self.refuse_if_used_up(hint=False)
+        what = (
+            f"Since this preparation was made, {gone:.0%} of what it left for the chains was paid "
+            "for something else"
+        )
+        if gone > _TOO_MUCH_GONE:
+            raise BudgetExceeded(
+                f"{what}, so its settings no longer fit. Build a step with other draws or chains: "
+                "it prepares again with what is left."
+            )
+        warn(f"{what}: their noise is larger, and the chains mix worse than planned.")
 
     def _units(self, share: float, form: str | None, hint: bool) -> int:
         """Ledger units of a new preparation; warns if too few. `hint`: none has these settings."""
