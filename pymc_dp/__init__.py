@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pymc_dp import audit, guard
+from pymc_dp import audit
 from pymc_dp.budget import PrivacyBudget, get_budget
 from pymc_dp.errors import (
     BudgetExceeded,
@@ -14,9 +14,8 @@ from pymc_dp.errors import (
     UnsafeRelease,
 )
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.publication.midpoints import posterior_mean
-from pymc_dp.publication.release import release
-from pymc_dp.publication.statement import privacy_statement
+from pymc_dp.publication.publish import privacy_statement
+from pymc_dp.publication.release import posterior_mean, release
 from pymc_dp.published.making import PublishedStatistic, release_statistic
 from pymc_dp.published.releases import (
     DiscreteGaussianRelease,
@@ -42,7 +41,7 @@ from pymc_dp.report.posteriors import (
     plot_gibbs_acceptance,
     plot_posterior_comparison,
 )
-from pymc_dp.sampling import sample, sample_posterior_predictive
+from pymc_dp.sampling import install_guard, sample, sample_posterior_predictive
 from pymc_dp.steps import (
     DPHMC,
     DPSGLD,
@@ -119,4 +118,4 @@ __all__ = [
     "signed_expectation",
 ]
 
-guard.install()
+install_guard()

@@ -40,7 +40,7 @@ from pymc_dp.records.units import count_units, longest_unnamed, private_observed
 _FEWEST_UNITS = 3
 _ATTRIBUTE = "pymc_dp_budget"
 _TAG = "pymc_dp_account"
-#: Budgeted models of this process, for the guard of :mod:`pymc_dp.guard`.
+#: Budgeted models of this process, for the guard of :mod:`pymc_dp.sampling`.
 MODELS: weakref.WeakSet[Model] = weakref.WeakSet()
 #: Ledger of the data seen under a temporary ledger, by keyed digest; the key dies with the process.
 _KEY = os.urandom(32)

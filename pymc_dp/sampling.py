@@ -1,32 +1,34 @@
-"""One call: plan, sample, release."""
+"""One call: plan, sample, release. And a guard, so that no call samples without privacy."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pymc as pm
 import pytensor
 from pymc.model import Model
 from pymc.stats.convergence import log_warnings, run_convergence_checks
+from pymc.step_methods.compound import BlockedStep, Competence
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import (
+    MODELS,
     PrivacyBudget,
     get_budget,
     has_lost_budget,
+    is_tagged,
     model_of,
     name_of,
     require_budget,
 )
-from pymc_dp.errors import PlanMismatch, UnsafeRelease
+from pymc_dp.errors import PlanMismatch, UnsafeModel, UnsafeRelease
 from pymc_dp.privacy.meter import interrupts_wait
-from pymc_dp.publication.publish import Provenance, provenance, public_coords, releasable
+from pymc_dp.publication.publish import STATEMENT, Provenance, provenance, public_coords, releasable
 from pymc_dp.publication.release import forget_unreleased, keep_unreleased, release
 from pymc_dp.publication.results import PaidDraws, check_fits, computing
-from pymc_dp.publication.statement import STATEMENT
 from pymc_dp.published.step import PrivacyAwareGibbs
 from pymc_dp.records.ancestry import hides_code
 from pymc_dp.records.units import private_observed
@@ -126,7 +128,8 @@ def sample(
     if isinstance(step, str) and step not in (*STEPS, PrivacyAwareGibbs.__name__):
         names = [*sorted(STEPS), PrivacyAwareGibbs.__name__]
         raise ValueError(f"step must be one of {names}, got {step!r}.")
-    if _is_gibbs(step):
+    kind = step if isinstance(step, type) else type(step)
+    if step == PrivacyAwareGibbs.__name__ or issubclass(kind, PrivacyAwareGibbs):
         return _sample_privatized(draws, tune, chains, step, dict(step_kwargs or {}), model, kwargs)
     tune = 0 if tune is None else tune
     budget = require_budget(model, "dp.sample")
@@ -209,14 +212,6 @@ def _as_interrupted(
             if abs(then - counts["draws"]) <= 1:  # of a budget that was inverted and rounded
                 return int(counts["draws"])
     return None
-
-
-def _is_gibbs(step: Any) -> bool:
-    return (
-        isinstance(step, PrivacyAwareGibbs)
-        or step == PrivacyAwareGibbs.__name__
-        or (isinstance(step, type) and issubclass(step, PrivacyAwareGibbs))
-    )
 
 
 def _sample_privatized(
@@ -359,3 +354,35 @@ def sample_posterior_predictive(
         {"posterior_predictive": draws},
         {STATEMENT: attrs[STATEMENT]},
     )
+
+
+# -- the guard ------------------------------------------------------------------------------------
+
+
+class BudgetGuard(BlockedStep):
+    """Never samples; refuses to let other step methods sample a budgeted model."""
+
+    name = "budget_guard"
+
+    def step(self, point: Any) -> NoReturn:
+        """Raise: the guard does not sample."""
+        raise UnsafeModel("The guard of budgeted models does not sample.")
+
+    @staticmethod
+    def competence(var: Any, has_grad: bool = False) -> Competence:
+        """INCOMPATIBLE, or an error for a variable of a budgeted model."""
+        if is_tagged(var) or any(var in model.free_RVs for model in list(MODELS)):
+            raise UnsafeModel(
+                f"`{var.name}` belongs to a model with a PrivacyBudget (or to a copy of one) and "
+                "would be sampled without privacy. Pass a private step for all variables: "
+                "pm.sample(..., step=dp.DPLangevin(...)), or use dp.sample. For a non-private run, "
+                "build the model without a budget."
+            )
+        return Competence.INCOMPATIBLE
+
+
+def install_guard() -> None:
+    """Add the guard to PyMC's step methods, once."""
+    methods = pm.step_methods.STEP_METHODS
+    if not any(getattr(method, "name", None) == BudgetGuard.name for method in methods):
+        methods.append(BudgetGuard)

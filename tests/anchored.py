@@ -16,7 +16,7 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.publication.results import constrain
 from pymc_dp.records.extraction import extract
-from pymc_dp.tuning.clip_norms import Clipping
+from pymc_dp.tuning.releases import Clipping
 
 N = 60
 RNG = np.random.default_rng(12)

@@ -28,7 +28,7 @@ LAYERS = (
     {"rows"},
     {"privacy"},
     {"budget"},
-    {"guard", "kernels", "publication"},
+    {"kernels", "publication"},
     {"tuning"},
     {"steps"},
     {"published", "subsampling"},

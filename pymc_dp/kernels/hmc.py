@@ -21,7 +21,7 @@ from pymc_dp.kernels.interfaces import (
     select,
     start_log_prior,
 )
-from pymc_dp.kernels.penalty import penalty_test
+from pymc_dp.kernels.penalty import PenaltyInfo, penalty_test
 
 Integrator: TypeAlias = Literal["leapfrog", "position"]
 Stages: TypeAlias = tuple[tuple[float, float], ...]
@@ -35,15 +35,6 @@ class HMCState(NamedTuple):
     gradient: Array | None = None  # released posterior score G at z, (..., d); None: not reused
 
 
-class HMCInfo(NamedTuple):
-    """Public diagnostics of one iteration, each of shape ``(...)``."""
-
-    accepted: Mask
-    log_accept: Batch  # noisy, penalised log acceptance ratio
-    noise_sd: Batch  # noise of the released log-likelihood ratio
-    finite: Mask  # False where the trajectory was rejected because it overflowed
-
-
 class Trajectory(NamedTuple):
     """End of an integration."""
 
@@ -53,19 +44,14 @@ class Trajectory(NamedTuple):
     finite: Mask
 
 
-def _leapfrog(n_steps: int) -> Stages:
-    """K_{1/2} (D K)^{L-1} D K_{1/2}: L + 1 releases, the first and last at the end points."""
-    return ((0.5, 1.0), *((1.0, 1.0),) * (n_steps - 1), (0.5, 0.0))
-
-
-def _position(n_steps: int) -> Stages:
-    """D_{1/2} (K D)^{L-1} K D_{1/2}: L releases, none at the end points."""
-    return ((0.0, 0.5), *((1.0, 1.0),) * (n_steps - 1), (1.0, 0.5))
-
-
 # Integrators as (kick, drift) coefficients in units of the step size. Each is a palindrome, which
 # makes the noisy trajectory reversible (Corollary 3.2 of the paper).
-INTEGRATORS: dict[str, Callable[[int], Stages]] = {"leapfrog": _leapfrog, "position": _position}
+INTEGRATORS: dict[str, Callable[[int], Stages]] = {
+    # K_{1/2} (D K)^{L-1} D K_{1/2}: L + 1 releases, the first and last at the end points
+    "leapfrog": lambda n_steps: ((0.5, 1.0), *((1.0, 1.0),) * (n_steps - 1), (0.5, 0.0)),
+    # D_{1/2} (K D)^{L-1} K D_{1/2}: L releases, none at the end points
+    "position": lambda n_steps: ((0.0, 0.5), *((1.0, 1.0),) * (n_steps - 1), (1.0, 0.5)),
+}
 
 
 def kinetic_energy(momentum: Array) -> Array:
@@ -120,7 +106,7 @@ def transition(
     n_steps: int,
     integrator: Integrator = "leapfrog",
     adjusted: bool = True,
-) -> tuple[HMCState, HMCInfo]:
+) -> tuple[HMCState, PenaltyInfo]:
     """One iteration of DP-HMC with fresh momentum.
 
     `step_size` is h in z; an array (d,) is a diagonal mass, h / sqrt(m_j). It may vary between
@@ -173,7 +159,7 @@ def transition(
         np.where(accepted, log_prior_new, state.log_prior),
         None if state.gradient is None else select(accepted, end.gradient, state.gradient),
     )
-    return state, HMCInfo(accepted, log_accept, noise_sd, possible)
+    return state, PenaltyInfo(accepted, log_accept, noise_sd, possible)
 
 
 def releases(

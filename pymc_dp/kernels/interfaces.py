@@ -14,6 +14,7 @@ iteration makes the same number of releases.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -157,3 +158,36 @@ def start_log_prior(z: Array, prior: Prior) -> Array:
             "start the chain inside the support of the prior."
         )
     return log_prior
+
+
+# -- step sizes: Owen (2017); Hoffman, Radul & Sountsov (2021) for Hamiltonian trajectories --------
+
+
+def van_der_corput(index: int) -> float:
+    """Radical inverse of ``index`` in base 2: 0, 1/2, 1/4, 3/4, 1/8, ..., in [0, 1)."""
+    return int(f"{index:b}"[::-1], 2) / 2.0 ** index.bit_length()
+
+
+@dataclass(frozen=True, slots=True)
+class HaltonJitter:
+    """Multipliers 1 + width * (2 u_t - 1), u_t the t-th van der Corput point + `shift`, modulo 1;
+    a random `shift` makes the sequence one of its own.
+
+    *Guarantee.* The multiplier depends on the iteration only, never on the state, so a kernel that
+    leaves the posterior stationary at every step size still does.
+    """
+
+    width: float
+    shift: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.width < 1.0:
+            raise ValueError(
+                f"The jitter `width` must be in [0, 1) so that step sizes stay positive, "
+                f"got {self.width}."
+            )
+
+    def __call__(self, iteration: int) -> float:
+        """Multiplier for the given iteration, counted from 0."""
+        u = (van_der_corput(iteration) + self.shift) % 1.0
+        return 1.0 + self.width * (2.0 * u - 1.0)

@@ -72,17 +72,6 @@ def _terms(
     return u, pinvh(_symmetric(prior_precision + curvature @ u @ curvature))
 
 
-def _mean(
-    u: np.ndarray,
-    c: np.ndarray,
-    score: np.ndarray,
-    curvature: np.ndarray,
-    prior_score: np.ndarray,
-) -> np.ndarray:
-    """The noise-aware posterior mean C (H U G + P0 w_p)."""
-    return np.asarray(c @ (curvature @ (u @ score) + prior_score))
-
-
 def noise_law(
     score: np.ndarray,
     noise: np.ndarray,
@@ -102,7 +91,7 @@ def noise_law(
     """
     u, c = _terms(noise, curvature, prior_precision)
     vu = noise @ u
-    mu = _mean(u, c, score, curvature, prior_score)
+    mu = c @ (curvature @ (u @ score) + prior_score)
     vuh = vu @ curvature
     # V - V U V = V U H
     return NoiseLaw(vu @ (score - curvature @ mu), _symmetric(vuh + vuh @ c @ vuh.T))
@@ -117,7 +106,7 @@ def noisy_posterior(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and covariance of the noise-aware posterior; arguments as in :func:`noise_law`."""
     u, c = _terms(noise, curvature, prior_precision)
-    return _mean(u, c, score, curvature, prior_score), c
+    return np.asarray(c @ (curvature @ (u @ score) + prior_score)), c
 
 
 @dataclass(frozen=True, eq=False)

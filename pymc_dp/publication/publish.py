@@ -1,4 +1,4 @@
-"""Publication: what may leave.
+"""Publication: what may leave, with the statement of what was promised.
 
 :func:`publish` builds a new object from a whitelist: a result of ``pm.sample`` also holds data,
 coordinates with names, and deterministics that are functions of records.
@@ -21,8 +21,16 @@ from pytensor.graph.op import HasInnerGraph
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import UnsafeRelease
+from pymc_dp.privacy import noise
+from pymc_dp.privacy.account import STATISTIC
+from pymc_dp.privacy.accounting import (
+    MU2_UNIT,
+    SubsampledGaussianEvent,
+    batch_event,
+    epsilon_from_mu,
+    mu_from_units,
+)
 from pymc_dp.publication.results import largest_rectangle
-from pymc_dp.publication.statement import STATEMENT
 from pymc_dp.records.ancestry import hides_code, is_data
 from pymc_dp.records.units import lengths_of_rows, private_observed, public_inputs
 
@@ -217,3 +225,282 @@ def publish(
             "inference_library_version": pm.__version__,
         },
     )
+
+
+# -- the statement --------------------------------------------------------------------------------
+
+
+#: The attribute of a result that holds its statement.
+STATEMENT = "pymc_dp_statement"
+#: Part of the draws that may lie where the likelihood was not looked at.
+FAR = 0.1
+#: Settings that are long arrays, or stated otherwise.
+_UNSTATED = ("anchor", "location", "scaling", "secure", "sentences")
+_EARLIER = [
+    "An earlier version planned these draws: only that version can say how far they are exact."
+]
+
+
+def refuse_other_types(idata: Any) -> None:
+    """Refuse what is no result of sampling, with UnsafeRelease."""
+    if not _compat.is_result(idata):
+        raise UnsafeRelease(
+            f"A {type(idata).__name__} is not a result of sampling and cannot be released. "
+            "Results of pm.sample with a private step can; pm.find_MAP, pm.fit and the like use "
+            "the records without privacy."
+        )
+
+
+def make_statement(
+    budget: PrivacyBudget,
+    plan_id: int,
+    plan: dict[str, Any],
+    vouched: list[str],
+    correction: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The facts that go with a release, machine-readable; promises are read from the ledger. `plan`
+    is the payload there. `vouched` are released Deterministics whose formulas hold numbers that
+    were taken as public. `correction` says how the noise of an anchored run was accounted for.
+    """
+    from pymc_dp import __version__
+
+    ledger = budget.ledger
+    info = budget.account.read()
+    secure = plan["settings"].get("secure", False) and not noise.is_insecure()
+    batches, entries = budget.batches(), list(ledger.entries())
+    mine = [e for e in entries if e.account == budget.account.number]
+    # whether a chain was begun of the run that makes the releases on batches
+    on_batches = {e.plan for e in mine if e.kind == "run" and e.payload.get("batches")}
+    made = any(e.kind == "chain" and e.plan in on_batches for e in mine)
+    statistics = {
+        e.plan for e in mine if e.kind == "plan" and e.payload.get("sampler") == STATISTIC
+    }
+    one_off = [e.amount for e in mine if e.kind == "charge" and e.plan not in statistics]
+    statement: dict[str, Any] = {
+        "privacy_guarantee": "(epsilon, delta)-differential privacy" if secure else "none",
+        "epsilon": info.epsilon,
+        "delta": info.delta,
+        # releases on batches are accounted at the budget's own delta
+        "gdp_mu": None if batches else mu_from_units(info.cap),
+        "batches": batches and {**batches, "made": made},
+        "neighboring": info.neighboring,
+        "privacy_unit": info.unit,
+        "n_units": budget.n_units if info.neighboring == "replace_one" else None,
+        "dataset": info.public["dataset"],
+        "public": info.public["public"],
+        "bounds": info.public["bounds"],
+        "taken_as_public": vouched,
+        "spent": {"epsilon": budget.spent().epsilon, "gdp_mu2": info.spent / MU2_UNIT},
+        "plan_id": plan_id,
+        "sampler": plan["sampler"],
+        "draws": plan["draws"],
+        "tune": plan["tune"],
+        "chains": plan["chains"],
+        "mechanisms": {
+            name: {
+                "noise_multiplier": event["noise_multiplier"],
+                "per_iteration": plan["per_iteration"].get(name, 0),
+                "at_start": plan["at_start"].get(name, 0),
+            }
+            for name, event in plan["events"].items()
+        },
+        "settings": {
+            key: value
+            for key, value in plan["settings"].items()
+            if key not in _UNSTATED and value is not None
+        },
+        "draws_are": plan["settings"].get("sentences", _EARLIER),
+        "preparation": {
+            "releases": len(one_off),
+            "gdp_mu2": sum(one_off) / MU2_UNIT,
+            "budget_mu2": info.cap / MU2_UNIT,
+        },
+        "ledger": "temporary" if ledger.is_temporary else "persistent",
+        "ledger_head": ledger.head(),
+        "pymc_dp_version": __version__,
+    }
+    if correction is not None:
+        statement["noise_aware"] = correction
+    reserved = ledger.total_reserved()
+    if not ledger.is_temporary or reserved > info.cap:
+        statement["ledger_total"] = {
+            "gdp_mu2": reserved / MU2_UNIT,
+            # with batches there is no other account, and no figure but the budget's own
+            "epsilon": info.epsilon
+            if batches
+            else epsilon_from_mu(mu_from_units(reserved), budget.delta),
+            "dataset": ledger.dataset,
+            "public": sorted(
+                {
+                    name
+                    for entry in entries
+                    if entry.kind == "account"
+                    for name in entry.payload["public"].get("public", [])
+                }
+            ),
+        }
+    return statement
+
+
+def privacy_statement(idata: Any) -> str:
+    """The privacy statement of a released result, in words.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData, xarray.DataTree or xarray.Dataset
+        From :func:`release`, :func:`pymc_dp.sample`, :func:`pymc_dp.laplace` or
+        :func:`pymc_dp.find_MAP`, or read back from a netCDF file.
+
+    Returns
+    -------
+    str
+        The same facts are in ``idata.attrs["pymc_dp_statement"]`` as JSON.
+
+    Raises
+    ------
+    UnsafeRelease
+        If the result was not released.
+    """
+    return "\n".join(_sentences(facts_of(idata)))
+
+
+def facts_of(idata: Any) -> dict[str, Any]:
+    """The statement of a released result as data; UnsafeRelease if it was not released."""
+    if isinstance(idata, xr.Dataset):
+        attrs = idata.attrs
+    else:
+        refuse_other_types(idata)
+        attrs = _compat.attributes(idata)
+    if STATEMENT not in attrs:
+        raise UnsafeRelease(
+            "This result carries no privacy statement. Make one with dp.release(idata, model)."
+        )
+    facts: dict[str, Any] = json.loads(attrs[STATEMENT])
+    return facts
+
+
+def _sentences(facts: dict[str, Any]) -> list[str]:
+    """The statement; text that not every result needs stands beside the fact that asks for it."""
+    if facts["privacy_guarantee"] == "none":
+        return [
+            "NO PRIVACY GUARANTEE. These draws were made with insecure test noise. Do not publish."
+        ]
+    names = {key: ", ".join(facts[key]) for key in ("public", "taken_as_public")}
+    total = facts.get("ledger_total", {"epsilon": 0.0, "public": []})
+    besides = f", {', '.join(total['public'])} being public" if total["public"] else ""
+    far = facts.get("far", 0.0)
+    caveats: list[tuple[Any, list[str] | str]] = [
+        (
+            far > FAR,
+            f"UNRELIABLE: {far:.0%} of the draws lie far from where the likelihood was "
+            "approximated; the posterior is not near normal, and this form cannot describe it.",
+        ),
+        (True, facts.get("noise_aware", {}).get("sentences", [])),
+        (facts["public"], f"Declared public, and not protected: {names['public']}."),
+        (True, _clamped(facts["bounds"])),
+        (
+            facts["taken_as_public"],
+            f"The numbers in the formulas of {names['taken_as_public']} were taken as public.",
+        ),
+        (
+            facts["ledger"] == "temporary",
+            "The ledger was temporary: releases from the same data under other ledgers, in this "
+            "session or in others, are not counted here and add to the loss.",
+        ),
+        (
+            "ledger_total" in facts,
+            "Everything that the budgets on this ledger so far may release, together: epsilon = "
+            f"{total['epsilon']:.4g} at the same delta{besides}.",
+        ),
+        (True, facts.get("draws_are", _EARLIER)),
+        (True, f"Ledger head {facts['ledger_head'][:16]}; pymc_dp {facts['pymc_dp_version']}."),
+        (
+            True,
+            "It is assumed that model, priors, bounds and settings were chosen without looking at "
+            "the private data.",
+        ),
+    ]
+    lines = [*_promise(facts), *_releases(facts)]
+    for holds, text in caveats:
+        if holds:
+            lines += [text] if isinstance(text, str) else text
+    return lines
+
+
+def _promise(facts: dict[str, Any]) -> list[str]:
+    """The guarantee, and the method."""
+    unit, epsilon = facts["privacy_unit"], f"{facts['epsilon']:g}"
+    relation = "replaced by any other"
+    if facts["neighboring"] != "replace_one":
+        relation = "added or removed"
+    units = unit.replace("group", "groups") if " " in unit else f"{unit}s"
+    size = f", in a data set of {facts['n_units']:,} {units}" if facts["n_units"] else ""
+    data = f' "{facts["dataset"]}"' if facts["dataset"] else ""
+    every = "The guarantee holds at this delta."
+    if facts["gdp_mu"]:
+        every = (
+            f"Equivalently {facts['gdp_mu']:.4g}-Gaussian differential privacy (the guarantee "
+            "holds at every delta)."
+        )
+    method = (
+        f"Sampler: {facts['sampler']}, {facts['chains']} chains of {facts['draws']} draws after "
+        f"{facts['tune']} tuning iterations."
+    )
+    if facts["sampler"] == "find_MAP":
+        centre = facts["settings"].get("centre", "mode")
+        method = f"Method: find_MAP, a posterior {centre} with its uncertainty."
+    return [
+        f"These posterior draws are ({epsilon}, {facts['delta']:g})-differentially private with "
+        f"respect to the data{data}: the probability of any outcome changes by a factor of at most "
+        f"e^{epsilon}, up to {facts['delta']:g}, when one {unit} is {relation}{size}.",
+        f"{every} Charged so far: epsilon = {facts['spent']['epsilon']:.4g}.",
+        method,
+    ]
+
+
+def _releases(facts: dict[str, Any]) -> list[str]:
+    """What was released, by mechanism."""
+    lines = []
+    if number := facts["preparation"]["releases"]:
+        share = facts["preparation"]["gdp_mu2"] / facts["preparation"]["budget_mu2"]
+        lines.append(
+            f"  Before the chains: {number} releases with Gaussian noise, {share:.1%} of the "
+            "budget (in squared mu)."
+        )
+    for name, mechanism in facts["mechanisms"].items():
+        begun = f", {mechanism['at_start']} at the start" if mechanism["at_start"] else ""
+        lines.append(
+            f"  {name}: Gaussian noise, multiplier {mechanism['noise_multiplier']:.4g}, "
+            f"{mechanism['per_iteration']} per iteration{begun}."
+        )
+    if plan := facts["batches"]:
+        event = batch_event(plan["event"])
+        accounted = "Rényi differential privacy"
+        if isinstance(event, SubsampledGaussianEvent):
+            accounted = "their privacy loss distribution"
+        made = "" if plan["made"] else ", and paid for, but not made"
+        lines.append(
+            f"  {event.mechanism}: {plan['releases']:,} releases with Gaussian noise, multiplier "
+            f"{event.noise_multiplier:.4g}, each of a secret {event.batch}; accounted together by "
+            f"{accounted}{made}."
+        )
+    return lines
+
+
+def _clamped(bounds: dict[str, list[Any]]) -> list[str]:
+    """What is replaced by public bounds, one sentence for each array."""
+    lines = []
+    for name, (lower, upper) in bounds.items():
+        lows, highs = np.broadcast_arrays(
+            np.array(lower, dtype="float64"), np.array(upper, dtype="float64")
+        )
+        # None, which JSON has for a side without bound, has become NaN
+        ends = zip(np.where(np.isnan(lows), -np.inf, lows).flat, highs.flat, strict=True)
+        ranges = [f"[{low:.12g}, {np.inf if np.isnan(high) else high:.12g}]" for low, high in ends]
+        if len(set(ranges)) == 1:
+            lines.append(f"{name} is clamped to {ranges[0]}.")
+        elif len(ranges) <= 8:
+            lines.append(f"{name} is clamped, by column, to {', '.join(ranges)}.")
+        else:
+            lines.append(f"{name} is clamped, by column, to {len(ranges)} public ranges.")
+    return lines

@@ -6,7 +6,7 @@ would lose them. `PaidDraws` holds them from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -18,7 +18,7 @@ from pymc.backends.ndarray import NDArray
 from pymc.model import Model
 from pytensor.compile.mode import Mode
 from pytensor.compile.sharedvalue import SharedVariable
-from pytensor.graph.basic import Constant, Variable
+from pytensor.graph.basic import Constant
 from pytensor.graph.replace import clone_replace
 
 from pymc_dp.base import compat as _compat
@@ -132,24 +132,18 @@ def check_fits(
                     f"`{name}` has {length} entries along dim '{dim}', and `{other}` {before}. "
                     "Nothing has been spent. Give them dims of their own."
                 )
-    for name, dim in _misfits(model) if data else ():
-        raise ValueError(
-            f"The data of `{name}` do not have one entry for each of the coords of dim '{dim}'. "
-            "Nothing has been spent. Give them other dims, or the dim as many coords."
-        )
-
-
-def _misfits(model: Model) -> Iterator[tuple[str, str]]:
-    """Names and dims of data that have another length than the coords."""
-    for name, dims in model.named_vars_to_dims.items():
-        variable = model[name]
-        variable = model.rvs_to_values.get(variable, variable)
+    for name, named in model.named_vars_to_dims.items() if data else ():
+        variable = model.rvs_to_values.get(model[name], model[name])
         if not isinstance(variable, Constant | SharedVariable):
             continue
-        for dim, length in zip(dims, np.shape(array_of(variable)), strict=False):
+        for dim, length in zip(named, np.shape(array_of(variable)), strict=False):
             coords = model.coords.get(dim)
             if coords is not None and len(coords) != length:
-                yield name, dim
+                raise ValueError(
+                    f"The data of `{name}` do not have one entry for each of the coords of dim "
+                    f"'{dim}'. Nothing has been spent. Give them other dims, or the dim as many "
+                    "coords."
+                )
 
 
 # -- while it is spent ----------------------------------------------------------------------------
@@ -219,10 +213,6 @@ class PaidDraws(NDArray):
 # -- the way to unconstrained parameters, and back ------------------------------------------------
 
 
-def _function(inputs: Sequence[Variable], outputs: list[Variable]) -> Callable[..., list]:
-    return pytensor.function(inputs, outputs, mode=_MODE, on_unused_input="ignore")
-
-
 def unconstrain(model: Model, parameters: ParameterVector, draws: Mapping[Any, Any]) -> np.ndarray:
     """(chains, draws, d) unconstrained parameters of (chains, draws, ...) free variables, by name.
     A parameter is infinite where a draw was rounded to the boundary of its support.
@@ -236,7 +226,7 @@ def unconstrain(model: Model, parameters: ParameterVector, draws: Mapping[Any, A
     outputs = clone_replace(
         forward, dict(zip(model.free_RVs, inputs, strict=True)), rebuild_strict=False
     )
-    function = _function(inputs, outputs)
+    function = pytensor.function(inputs, outputs, mode=_MODE, on_unused_input="ignore")
     columns = [np.asarray(draws[rv.name], dtype=rv.type.dtype) for rv in model.free_RVs]
     shape = columns[0].shape[:2]
     theta = np.empty((*shape, parameters.size))
@@ -255,7 +245,8 @@ def constrain(
     are functions of these and of public data alone.
     """
     outputs = model.replace_rvs_by_values([model[name] for name in names])
-    function = _function([parameters.theta], parameters.substitute(outputs))
+    outputs = parameters.substitute(outputs)
+    function = pytensor.function([parameters.theta], outputs, mode=_MODE, on_unused_input="ignore")
     shape = theta.shape[:2]
     draws = [function(theta[where]) for where in np.ndindex(shape)]
     return {

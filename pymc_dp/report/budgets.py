@@ -25,7 +25,7 @@ from pymc_dp.privacy.accounting import (
     mu_from_units,
 )
 from pymc_dp.privacy.subsampled import epsilon_of
-from pymc_dp.publication.statement import facts_of
+from pymc_dp.publication.publish import facts_of
 from pymc_dp.report import (
     COLOURS,
     LIMIT,

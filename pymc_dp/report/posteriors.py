@@ -10,7 +10,7 @@ import xarray as xr
 
 from pymc_dp.base.checks import check_epsilon, check_integer, check_neighboring
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.publication.statement import facts_of
+from pymc_dp.publication.publish import facts_of
 from pymc_dp.report import (
     COLOURS,
     LIMIT,

@@ -32,11 +32,8 @@ from pymc_dp.privacy.journal import SPENDING
 from pymc_dp.privacy.meter import Meter, noise_is_secure
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine
 from pymc_dp.steps.settings import (
-    batch_events,
-    check_batch_size,
-    check_kind,
+    check_batches,
     fixed_batches,
     refuse_unknown,
     required,
@@ -151,18 +148,15 @@ class PrivateStep(BlockedStep):
         self._model = model
         self._secure = noise_is_secure(self.budget.ledger)
 
-        self.batch_size, self.batches = batch_size, batches
         if not self._takes_batches and (batch_size is not None or batches != "poisson"):
             raise ValueError(
                 f"{sampler} reads all records in every iteration: leave batch_size and batches "
                 "out. DPSGLD, DPSGNHT, DPPenalty and DPBarker take batches."
             )
-        check_kind(batches, batch_size, self.budget)
-        if batch_size is not None:
-            mode = (compile_kwargs or {}).get("mode")
-            self.batch_size = check_batch_size(
-                batch_size, self.budget, counts["runs"], noise_multiplier, mode
-            )
+        mode = (compile_kwargs or {}).get("mode")
+        self.batch_size = check_batches(
+            batches, batch_size, self.budget, counts["runs"], noise_multiplier, mode
+        )
         mine = None if batch_size is None else self.budget.batches()
         set_aside = 0 if mine is None else mine["reserved"]
         self._version = Version(b"", private_arrays(model, ()))
@@ -171,7 +165,11 @@ class PrivateStep(BlockedStep):
         like = next((kind for kind in kinds if kind in SAMPLERS), "DPPenalty")
         preparing = Preparing(parts, sampler, counts, progressbar, set_aside, like)
         self.parameters = parts.records.parameters
-        _check_step_sizes(getattr(self, "step_size", None), self.parameters.size)
+        d, step_size = self.parameters.size, np.asarray(getattr(self, "step_size", None))
+        if step_size.shape not in ((), (d,)):
+            raise ValueError(
+                f"step_size must be a number or a vector of {d}, got shape {step_size.shape}."
+            )
         self.initial = parts.records.initial
         self._edge = ~np.isfinite(self.parameters.ravel(model.initial_point()))
         design = None
@@ -179,20 +177,15 @@ class PrivateStep(BlockedStep):
             preparing.refuse_if_used_up()
             design = self._given(parts, scaling_matrix(scaling, self.parameters, model), clip_norm)
             design = replace(design, shares=dict(shares))
-        with self._batches(counts, noise_multiplier) as charged:
+        charges: AbstractContextManager[Batches | None] = nullcontext()
+        if self.batch_size is not None:  # before anything else is released
+            per_iteration, at_start = self._releases()
+            [(mechanism, once)] = per_iteration.items()
+            assert once == 1 and not at_start
+            kind = mechanism, batches, self.batch_size
+            charges = fixed_batches(*kind, self.budget, counts, noise_multiplier, self.automatic)
+        with charges as charged:
             self._build(preparing, design, counts, noise_multiplier, charged, settings)
-
-    def _batches(
-        self, counts: Mapping[str, int], noise_multiplier: Any
-    ) -> AbstractContextManager[Batches | None]:
-        """Charge the releases on batches before anything else is released."""
-        if self.batch_size is None:
-            return nullcontext()
-        per_iteration, at_start = self._releases()
-        [(mechanism, once)] = per_iteration.items()
-        assert once == 1 and not at_start
-        event_of = batch_events(mechanism, self.batch_size, self.batches, self.budget)
-        return fixed_batches(self.budget, event_of, counts, noise_multiplier, self.automatic)
 
     def _build(
         self,
@@ -226,7 +219,33 @@ class PrivateStep(BlockedStep):
             )
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
-        self.queries = self._make_queries(preparing.parts.engine, design)
+        plan, budget = self.plan, self.budget
+        meter = Meter(
+            budget.account,
+            plan.plan_id,
+            {batches.event: 1} if batches else plan.answers(plan.per_iteration),
+            plan.answers(plan.at_start),
+            plan.iterations,
+            prepaid=batches is not None,
+        )
+        if batches is not None:
+            self.queries: Queries = self._batch_queries(
+                preparing.parts.engine.with_coordinates(design.coordinates),
+                meter,
+                batches.event,
+                design.clip_norms[batches.event.mechanism],
+                budget.n_public,
+                getattr(self, "likelihood_power", 1.0),
+            )
+        else:
+            self.queries = self._open(
+                engine=design.engine,
+                meter=meter,
+                events=plan.events,
+                clip_norms=design.clip_norms,
+                neighboring=budget.neighboring,
+                n_public=budget.n_public,
+            )
         self.queries.compile()
         settings = {
             **settings,
@@ -250,34 +269,6 @@ class PrivateStep(BlockedStep):
         self._stats: dict[str, Any] = {}
         self._blank_stats: dict[str, Any] = {}
         self._forget_chain()
-
-    def _make_queries(self, engine: RowEngine, design: Design) -> Queries:
-        plan, budget = self.plan, self.budget
-        meter = Meter(
-            budget.account,
-            plan.plan_id,
-            {plan.batches.event: 1} if plan.batches else plan.answers(plan.per_iteration),
-            plan.answers(plan.at_start),
-            plan.iterations,
-            prepaid=plan.batches is not None,
-        )
-        if plan.batches is not None:
-            return self._batch_queries(
-                engine.with_coordinates(design.coordinates),
-                meter,
-                plan.batches.event,
-                design.clip_norms[plan.batches.event.mechanism],
-                budget.n_public,
-                getattr(self, "likelihood_power", 1.0),
-            )
-        return self._open(
-            engine=design.engine,
-            meter=meter,
-            events=plan.events,
-            clip_norms=design.clip_norms,
-            neighboring=budget.neighboring,
-            n_public=budget.n_public,
-        )
 
     # -- what a sampler defines -----------------------------------------------------------------
 
@@ -608,10 +599,3 @@ def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:
                 "another step would sample them without privacy. Leave `vars` out."
             )
     return values
-
-
-def _check_step_sizes(step_size: Any, d: int) -> None:
-    if np.shape(step_size) not in ((), (d,)):
-        raise ValueError(
-            f"step_size must be a number or a vector of {d}, got shape {np.shape(step_size)}."
-        )

@@ -66,15 +66,11 @@ class Known:
     def within(self, least: float = -math.inf, most: float = math.inf) -> tuple[float, float]:
         """Bounds of a number within the support; UnsafeModel if no finite interval is left."""
         lower, upper = max(float(self.lower), least), min(float(self.upper), most)
-        self._refuse_unusable(np.array(lower), np.array(upper))
+        self.refuse_unusable(np.array(lower), np.array(upper))
         return lower, upper
 
-    def box(self) -> Interval:
-        """As `within`, for vectors."""
-        self._refuse_unusable(self.lower, self.upper)
-        return self.lower, self.upper
-
-    def _refuse_unusable(self, lower: np.ndarray, upper: np.ndarray) -> None:
+    def refuse_unusable(self, lower: np.ndarray, upper: np.ndarray) -> None:
+        """UnsafeModel unless bounds, of a number or a vector, are finite and make an interval."""
         if not (np.isfinite(lower).all() and np.isfinite(upper).all() and (lower < upper).all()):
             raise UnsafeModel(
                 f"`{self.name}` needs public bounds, lower < upper, for its sufficient statistic "
@@ -117,6 +113,15 @@ def _itself(y: Variable) -> Variable:
     return y
 
 
+def _one(
+    name: str, known: Known, phi: Variable, log_normalizer: Variable, most: float = math.inf
+) -> Family:
+    """A family whose statistic is the record itself, a number from 0 to `most`."""
+    lower, upper = known.within(0.0, most)
+    limits = np.array(lower), np.array(upper)
+    return box(name, known, [(_itself, phi, lower, upper)], log_normalizer, limits)
+
+
 def _bernoulli(known: Known) -> Family:
     [p] = known.parameters
     return _trials("Bernoulli", known, 1, p)
@@ -136,24 +141,17 @@ def _binomial(known: Known) -> Family:
 
 
 def _trials(name: str, known: Known, n: int, p: Variable) -> Family:
-    lower, upper = known.within(0.0, float(n))
-    phi = pt.log(p) - pt.log1p(-p)
-    entry = (_itself, phi, lower, upper)
-    return box(name, known, [entry], -n * pt.log1p(-p), (np.array(lower), np.array(upper)))
+    return _one(name, known, pt.log(p) - pt.log1p(-p), -n * pt.log1p(-p), float(n))
 
 
 def _poisson(known: Known) -> Family:
     [mu] = known.parameters
-    lower, upper = known.within(least=0.0)
-    entry = (_itself, pt.log(mu), lower, upper)
-    return box("Poisson", known, [entry], mu, (np.array(lower), np.array(upper)))
+    return _one("Poisson", known, pt.log(mu), mu)
 
 
 def _exponential(known: Known) -> Family:
     [scale] = known.parameters
-    lower, upper = known.within(least=0.0)
-    entry = (_itself, -1.0 / scale, lower, upper)
-    return box("Exponential", known, [entry], pt.log(scale), (np.array(lower), np.array(upper)))
+    return _one("Exponential", known, -1.0 / scale, pt.log(scale))
 
 
 def _gamma(known: Known) -> Family:
@@ -207,7 +205,7 @@ def _normal(known: Known) -> Family:
 
 def _mv_normal(known: Known) -> Family:
     mu, covariance = known.parameters
-    known.box()
+    known.refuse_unusable(known.lower, known.upper)
     root = cholesky(covariance, lower=True)
     inverse = solve_triangular(root, pt.eye(covariance.shape[0]), lower=True)
     half = pt.log(pt.diagonal(root)).sum()

@@ -11,7 +11,7 @@ import numpy as np
 
 from pymc_dp.base.checks import check_integer, check_number, check_positive
 from pymc_dp.kernels import hmc
-from pymc_dp.kernels.jitter import HaltonJitter
+from pymc_dp.kernels.interfaces import HaltonJitter
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.tuning.coordinates import learn_coordinates, trajectory
 from pymc_dp.tuning.model_parts import Design
@@ -186,7 +186,7 @@ class DPHMC(PrivateStep):
         )
 
     def _initial_state(self, z: np.ndarray) -> hmc.HMCState:
-        self._multiplier = HaltonJitter.random(self.rng, self.jitter)
+        self._multiplier = HaltonJitter(self.jitter, self.rng.random())
         release = self.queries.gradient if self.reuse_gradient else None
         return hmc.initial_state(z, self.prior, release_gradient=release)
 

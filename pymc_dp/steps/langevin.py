@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
 
 from pymc_dp.base.checks import check_integer, check_number, check_positive
 from pymc_dp.kernels import langevin
-from pymc_dp.kernels.interfaces import ClipInterval, PathQueries
-from pymc_dp.kernels.jitter import HaltonJitter
+from pymc_dp.kernels.interfaces import ClipInterval, HaltonJitter, PathQueries
 from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
+from pymc_dp.kernels.targets import InBasis, NoRecords
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.settings import required
 from pymc_dp.tuning.choice import FORMS, learn_form
@@ -239,8 +240,8 @@ class DPLangevin(PrivateStep):
         self.persistent = found.persistent if self._momentum is None else self.persistent
         self.friction = found.friction if self._choose_friction else self.friction
         self.interval = ConstantInterval(found.clip_norms.get("energy_error", 1.0))
-        target = found.target(preparing, engine)
-        self._public_draws = target.draws
+        design = found.design(preparing, engine)
+        self._public_draws = design.draws
         settings = {
             "form": found.form,
             "trusted": found.trusted,
@@ -254,18 +255,11 @@ class DPLangevin(PrivateStep):
             "jitter": self.jitter,
             **found.clipping.facts(),
             "diagonal": found.diagonal,
-            **target.facts,
+            **design.settings,
         }
         improper = {"improper": preparing.parts.improper}
         self._learned = found.sentences({**settings, **improper})
-        return Design(
-            target.coordinates,
-            target.engine,
-            target.prior,
-            found.clip_norms,
-            found.shares,
-            settings,
-        )
+        return replace(design, settings=settings)
 
     def _sentences(self, settings: Mapping[str, Any]) -> list[str]:
         return super()._sentences(settings) if self._learned is None else self._learned
@@ -275,7 +269,7 @@ class DPLangevin(PrivateStep):
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         assert self.n_steps is not None
-        return self._kind.releases(self.n_steps)
+        return (langevin.releases(self.n_steps) if self._kind.asks else {}), {}
 
     # -- chains ---------------------------------------------------------------------------------
 
@@ -283,12 +277,13 @@ class DPLangevin(PrivateStep):
         return self._kind.apart * super()._start(d)
 
     def _initial_state(self, z: np.ndarray) -> langevin.LangevinState:
-        self._multiplier = HaltonJitter.random(self.rng, self.jitter)
+        self._multiplier = HaltonJitter(self.jitter, self.rng.random())
         self._asked: PathQueries = self.queries
         if self._public_draws is not None:  # in random order
             self._first_draw = int(self.rng.integers(len(self._public_draws)))
         if self._basis is not None:
-            self._asked = self._kind.queries(self.queries, self._basis, self.rng)
+            asks = self._kind.asks
+            self._asked = InBasis(self.queries, self._basis, self.rng) if asks else NoRecords()
         return langevin.initial_state(self.rng, z, self.prior)
 
     def _transition(

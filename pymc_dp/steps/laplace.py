@@ -17,18 +17,25 @@ from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import targets
-from pymc_dp.privacy.plan import make_plan
+from pymc_dp.kernels.interfaces import Prior
+from pymc_dp.privacy.plan import Plan
 from pymc_dp.publication.explore import Explored
-from pymc_dp.publication.publish import public_coords, publish, releasable, vouched
+from pymc_dp.publication.publish import (
+    FAR,
+    STATEMENT,
+    make_statement,
+    public_coords,
+    publish,
+    releasable,
+    vouched,
+)
 from pymc_dp.publication.results import check_fits, computing, constrain, dataset
-from pymc_dp.publication.statement import FAR, STATEMENT, make_statement
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.choice import learn_form
 from pymc_dp.tuning.effects import effects_of
-from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.model_parts import ModelParts, find_mode, unseen
 from pymc_dp.tuning.preparing import Preparing, improper_prior, settle, too_small
-from pymc_dp.tuning.public import Target, find_mode, unseen
 from pymc_dp.tuning.quadratic import Quadratic, about_prior, unreliable
 
 _SPREAD_DRAWS = 2000
@@ -101,16 +108,7 @@ class _Normal:
                 f"{found.caveats(facts)}",
                 *unreliable(facts),
             ]
-        plan = make_plan(
-            sampler,
-            draws=draws,
-            tune=0,
-            chains=chains,
-            per_iteration={},
-            at_start={},
-            available=None,
-            shares={},
-        )
+        plan = Plan(sampler, draws, 0, chains, 1, {}, {}, {})  # all was released before
         payload = plan.payload(
             form="laplace",
             trusted=found.trusted,
@@ -150,11 +148,6 @@ class _Normal:
         z = (explored.draws - self.mean) / np.linalg.norm(self.root, axis=1)
         even = np.full(len(z), 1.0 / len(z))
         return "mean", explored.doubt or _in_words(z, even, explored.effective)
-
-    def finish(self) -> None:
-        """Nothing is lost any more: an equal call prepares again."""
-        if (plan_id := self.preparing.unfinished) is not None:
-            self.budget.account.finish_plan(plan_id)
 
     def draw(self, rng: np.random.Generator, chains: int, draws: int) -> np.ndarray:
         """(chains, draws, d) unconstrained draws."""
@@ -220,7 +213,7 @@ def _no_flatter(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
     return np.asarray(back.T @ (np.maximum(values, 1.0)[:, None] * back))
 
 
-def _departure(target: Target, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
+def _departure(target: Prior, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:
     """How weighted draws of the normal differ from the target, if they do: see `_in_words`."""
     u = np.random.default_rng(0).standard_normal((_SPREAD_DRAWS, len(mode)))
     log_target = np.array([float(target.log_density(z)) for z in mode + u @ widths.T])
@@ -307,7 +300,7 @@ def laplace(
     normal = _Normal("laplace", model, names, share, draws, chains, progressbar)
     theta = normal.draw(rng, chains, draws)
     found = publish(model, normal.budget, names, normal.facts, posterior=normal.dataset(theta))
-    settle(normal.finish)
+    settle(normal.preparing.finish)
     return found
 
 
@@ -349,5 +342,5 @@ def find_MAP(
     spread = normal.dataset(theta).std(("chain", "draw"))
     found = xr.concat([mode, spread], dim="estimate").assign_coords(estimate=["mode", "sd"])
     found.attrs[STATEMENT] = json.dumps(normal.facts)
-    settle(normal.finish)
+    settle(normal.preparing.finish)
     return found

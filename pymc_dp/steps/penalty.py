@@ -11,13 +11,14 @@ import numpy as np
 
 from pymc_dp.base.checks import check_number
 from pymc_dp.kernels import penalty
-from pymc_dp.kernels.barker import BarkerTest, correction
 from pymc_dp.kernels.interfaces import AcceptTest, Proposal
 from pymc_dp.kernels.penalty import (
+    BarkerTest,
     GaussianProposal,
     GuidedProposal,
     IndependenceProposal,
     OneComponentProposal,
+    correction,
 )
 from pymc_dp.privacy.chains import BatchQueries, MomentQueries
 from pymc_dp.steps.base import PrivateStep

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from typing import Any
@@ -136,10 +136,21 @@ def _by_name(scaling: Mapping[str, Any], parameters: ParameterVector, model: Mod
 KINDS = ("poisson", "fixed_size")  # how batches are drawn
 
 
-def check_batch_size(
-    size: Any, budget: PrivacyBudget, runs: int, noise_multiplier: Any, mode: Any
-) -> int:
-    """Return the size of a batch, expected or fixed; refuse what has no accounting."""
+def check_batches(
+    batches: Any, size: Any, budget: PrivacyBudget, runs: int, noise_multiplier: Any, mode: Any
+) -> int | None:
+    """The size of a batch, expected or fixed, if there are any; refuse what has no accounting."""
+    if batches not in KINDS:
+        raise ValueError(f"batches must be 'poisson' or 'fixed_size', not {batches!r}.")
+    if batches == "fixed_size" and size is None:
+        raise ValueError("batches='fixed_size' needs a batch_size, the number of units in a batch.")
+    if batches == "fixed_size" and budget.neighboring != "replace_one":
+        raise ValueError(
+            "batches='fixed_size' is accounted under neighboring='replace_one' only, where the "
+            "number of units is public. Leave batches at 'poisson'."
+        )
+    if size is None:
+        return None
     size = check_integer("batch_size", size, minimum=1)
     if size > budget.n_public:
         raise ValueError(
@@ -158,45 +169,29 @@ def check_batch_size(
     return size
 
 
-def check_kind(batches: Any, size: Any, budget: PrivacyBudget) -> None:
-    """Refuse a kind of batches that is unknown, or has no accounting under the budget."""
-    if batches not in KINDS:
-        raise ValueError(f"batches must be 'poisson' or 'fixed_size', not {batches!r}.")
-    if batches == "poisson":
-        return
-    if size is None:
-        raise ValueError("batches='fixed_size' needs a batch_size, the number of units in a batch.")
-    if budget.neighboring != "replace_one":
-        raise ValueError(
-            "batches='fixed_size' is accounted under neighboring='replace_one' only, where the "
-            "number of units is public. Leave batches at 'poisson'."
-        )
-
-
-def batch_events(
-    mechanism: str, size: int, batches: str, budget: PrivacyBudget
-) -> Callable[[float], BatchEvent]:
-    """The event of a release on one batch, as a function of its noise multiplier."""
-    if batches == "fixed_size":
-        return lambda noise: FixedBatchGaussianEvent(mechanism, noise, size, budget.n_public)
-    probability = round(COINS * size / budget.n_public) / COINS
-    return lambda noise: SubsampledGaussianEvent(mechanism, noise, probability)
-
-
 @contextmanager
 def fixed_batches(
+    mechanism: str,
+    batches: str,
+    size: int,
     budget: PrivacyBudget,
-    event_of: Callable[[float], BatchEvent],
     counts: Mapping[str, int],
-    noise_multiplier: float | None,
+    noise_multiplier: Any,
     automatic: bool,
 ) -> Iterator[Batches]:
     """One release on a batch per iteration, charged as a whole while a step is made.
 
     If making the step fails before anything was released, the charge is taken back. Without a
     `noise_multiplier` the smallest one with which all fits is used. `automatic` leaves room for a
-    preparation; `event_of` comes from `batch_events`.
+    preparation.
     """
+
+    def event_of(noise: float) -> BatchEvent:
+        if batches == "fixed_size":
+            return FixedBatchGaussianEvent(mechanism, noise, size, budget.n_public)
+        probability = round(COINS * size / budget.n_public) / COINS
+        return SubsampledGaussianEvent(mechanism, noise, probability)
+
     account = budget.account
     cap = account.read().cap
     before = account.batches()

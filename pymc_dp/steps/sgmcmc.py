@@ -151,22 +151,20 @@ class DPSGLD(_Dynamics):
         return min(_LONGEST[self.dynamics], batches, sgmcmc.largest_step(noise_sd))
 
     def _settle(self) -> dict[str, Any]:
-        found = super()._settle()
-        assert self.step_size is not None
+        step_size = super()._settle()["step_size"]
         longest = sgmcmc.largest_step(self.queries.gradient_noise_sd)
-        if self.step_size > longest and self.automatic:
-            warn(
-                f"step_size={self.step_size:g} needs less noise than privacy adds with this plan; "
-                f"{longest:.3g} is used. Fewer draws or larger batches would allow longer steps."
-            )
-            self.step_size = longest
-            return {"step_size": longest}
-        if self.step_size > longest:
+        if step_size > longest and not self.automatic:
             raise ValueError(
-                f"step_size={self.step_size:g} needs less noise than privacy adds: at most "
+                f"step_size={step_size:g} needs less noise than privacy adds: at most "
                 f"{longest:.3g} with this plan. Use that, fewer draws, or larger batches."
             )
-        return found
+        if step_size > longest:
+            warn(
+                f"step_size={step_size:g} needs less noise than privacy adds with this plan; "
+                f"{longest:.3g} is used. Fewer draws or larger batches would allow longer steps."
+            )
+        self.step_size = min(step_size, longest)
+        return {"step_size": self.step_size}
 
     def _initial_state(self, z: np.ndarray) -> sgmcmc.SGLDState:
         start_log_prior(z, self.prior)

@@ -21,12 +21,11 @@ from pymc_dp.base.matrices import minus_hessian, positive_part, root, within
 from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.tuning.clip_norms import Clipping, tail_quantile
 from pymc_dp.tuning.forecast import whole_curvature
-from pymc_dp.tuning.preparing import Shown
-from pymc_dp.tuning.public import Public, unseen
-from pymc_dp.tuning.releases import CurvatureNoise, ScoreNoise, Shares
+from pymc_dp.tuning.model_parts import Public, unseen
+from pymc_dp.tuning.releases import Clipping, CurvatureNoise, ScoreNoise, Shares, tail_quantile
 
+WARM_UP = 0.12  # part of the budget for a search
 PERSISTENCE = 13.0 / 3.0  # most that a search may cost, in units of the planned part of the budget
 LONGEST = 100.0  # largest width of a parameter that no record sees, in widths of the prior
 ROUNDS = 50  # before the last ones
@@ -43,17 +42,14 @@ class Bulk:
     """A released Gaussian approximation of the posterior, in theta; shapes (d,) and (d, d).
 
     `location` is about the mode. `data_precision` is the curvature of the log-likelihood, positive
-    semidefinite; `prior_precision` that of the public terms, which may be indefinite; `precision`
-    that of the posterior, with absolute eigenvalues raised to their noise. `arrived` is False where
-    the noise hid the records or the last steps were longer than noise; `known` is False where noise
-    hides the curvature of a direction.
+    semidefinite; `precision` that of the posterior, with absolute eigenvalues raised to their
+    noise. `arrived` is False where the noise hid the records or the last steps were longer than
+    noise; `known` is False where noise hides the curvature of a direction.
     """
 
     location: np.ndarray
     data_precision: np.ndarray
-    prior_precision: np.ndarray
     precision: np.ndarray
-    spent: float
     arrived: bool
     known: bool
 
@@ -76,12 +72,11 @@ def scaling_of(
 
 
 def find_bulk(
-    releases: Shown,
+    budget: Shares,
     public: Public,
     start: Coordinates,
-    structure: RowEngine,
     *,
-    share: float = 0.12,
+    share: float = WARM_UP,
     most: float | None = None,
     flat: bool = False,
     counts: bool = False,
@@ -103,12 +98,11 @@ def find_bulk(
     not change the score is prolonged, without another curvature. Parameters that no record sees
     follow (`Public.settled`).
     """
-    d, n = len(start.location), releases.n_public
+    d, n = len(start.location), budget.n
     kind = OuterProduct if flat else Curvature
-    budget = Shares(releases, structure)
-    search = _Search(budget, public, start, kind, counts, price)
+    search = _Search(budget, public, start, kind, LongestScore if counts else Score, price)
     # enough noise-free digits for a step in the right direction while all scores agree
-    cost = (9e5 + 200.0 * d**2) / n**2 / releases.units_mu2
+    cost = (9e5 + 200.0 * d**2) / n**2 / budget.total
     cost = min(max(cost, LEAST), share / 12.0)
     k = 0
     while budget.spent + 2.0 * cost < share and k < ROUNDS:
@@ -127,44 +121,35 @@ def find_bulk(
         hidden = search.advance(f"round {k}:", cost)
         if hidden and not search.known:  # within the noise, which is too much
             cost = min(1.5 * cost, max(limit - budget.spent, cost))
-    if not search.arrived:
-        search.confirm("last look:", look)
-    return search.result()
+    if not search.arrived:  # one more score tells whether it ended in the right place
+        clipping = search.clipping("last look:", look)
+        if clipping and clipping.bound:
+            score, noise = search.score("last look:", clipping, look)
+            search.arrived = search.near(score + public.score(search.at), noise)
+    found = search.at.location, search.data_precision, search.precision
+    return Bulk(*found, search.arrived, search.known)
 
 
+@dataclass(eq=False)
 class _Search:
-    def __init__(
-        self,
-        budget: Shares,
-        public: Public,
-        start: Coordinates,
-        kind: type[Curvature],
-        counts: bool,
-        price: float | None,
-    ) -> None:
-        self.budget = budget
-        self.structure = budget.structure
-        self.n = budget.releases.n_public
-        self.kind = kind
-        self.norms = LongestScore if counts else Score
-        self.price = price
-        self.public = public
-        self.at = start
-        self.metric = np.diag(public.spread**-2.0)
-        self.radius = math.sqrt(len(start.location))
-        self.visible = 0.0  # share of a round at which scores could be told from noise
-        self.step: np.ndarray | None = None  # the last one, in theta
-        self.shortened = 0  # times in a row
-        self.rise = 0.0  # slope of the log posterior along it, where it began
-        d = len(start.location)
-        self.data_precision = np.zeros((d, d))
-        self.precision = self.metric
-        self.arrived = False
-        self.known = False
+    budget: Shares
+    public: Public
+    at: Coordinates
+    kind: type[Curvature]
+    norms: type[Score] | type[LongestScore]
+    price: float | None
+    visible: float = 0.0  # share of a round at which scores could be told from noise
+    step: np.ndarray | None = None  # the last one, in theta
+    shortened: int = 0  # times in a row
+    rise: float = 0.0  # slope of the log posterior along it, where it began
+    arrived: bool = False
+    known: bool = False
 
-    @property
-    def d(self) -> int:
-        return len(self.at.location)
+    def __post_init__(self) -> None:
+        self.n, self.d = self.budget.n, len(self.at.location)
+        self.radius = math.sqrt(self.d)
+        self.metric = self.precision = np.diag(self.public.spread**-2.0)
+        self.data_precision = np.zeros((self.d, self.d))
 
     def advance(self, label: str, share: float) -> bool:
         """One round; True if its step was within the noise."""
@@ -200,14 +185,6 @@ class _Search:
                 self.radius *= 2.0
         return self.newton(label, 0.5 * share, total, noise)
 
-    def confirm(self, label: str, share: float) -> None:
-        """Check with one more score whether the search ended in the right place."""
-        clipping = self.clipping(label, share)
-        if clipping and clipping.bound:
-            score, noise = self.score(label, clipping, share)
-            total = score + self.public.score(self.at)
-            self.arrived = self.near(total, noise)
-
     def near(self, total: np.ndarray, noise: ScoreNoise) -> bool:
         """Whether a score is no more than its noise, by the curvature that is known."""
         hessian = self.at.scaling.T @ self.precision @ self.at.scaling
@@ -221,7 +198,7 @@ class _Search:
         """How scores are clipped, for a part of their share; None where noise hides them."""
         spec = self.norms(self.at)
         histogram = self.budget.histogram(f"{label} score norms", spec, LOOK * share)
-        bound = tail_quantile(*histogram, TAIL, self.n)
+        bound = tail_quantile(histogram, TAIL, self.n)
         if bound is None:
             return None
         shorter = None
@@ -279,7 +256,7 @@ class _Search:
         in_theta = self.at.scaling @ step
         in_theta[self.public.unseen] = 0.0
         self.precision = back.T @ hessian @ back
-        scaling = scaling_of(self.precision, self.at.location, self.structure, self.n)
+        scaling = scaling_of(self.precision, self.at.location, self.budget.structure, self.n)
         self.at = Coordinates(self.at.location, scaling)
         self.move(in_theta, decrement)
         self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
@@ -314,19 +291,6 @@ class _Search:
         further = slope / max(self.rise - slope, slope / 3.0)
         self.radius *= 1.0 + further
         self.move(further * self.step, further * slope)
-
-    def result(self) -> Bulk:
-        back = np.linalg.inv(self.at.scaling)
-        prior = back.T @ prior_curvature(self.public.gradient, self.at) @ back
-        return Bulk(
-            self.at.location,
-            self.data_precision,
-            prior,
-            self.precision,
-            self.budget.spent,
-            self.arrived,
-            self.known,
-        )
 
 
 def clip_scaling(
@@ -373,7 +337,10 @@ def clip_scaling(
         where = np.ix_(block, block)
         sigma, weight = covariance[where], precision[where]
         if block is dense:
-            shape = root(_geometric_mean(sigma, np.linalg.inv(weight)))
+            # A # B = A^1/2 (A^-1/2 B A^-1/2)^1/2 A^1/2 of Sigma and W^-1
+            half = root(sigma)
+            inner = np.linalg.solve(half, np.linalg.solve(half, np.linalg.inv(weight)).T)
+            shape = root(half @ np.real(sqrtm((inner + inner.T) / 2.0)) @ half.T)
         else:
             shape = np.eye(len(block))
         square = shape @ shape.T
@@ -382,10 +349,3 @@ def clip_scaling(
         scaling[where] = np.sqrt(np.sqrt(error) / norm) * shape
     inner = np.linalg.solve(scaling, covariance) @ np.linalg.inv(scaling).T
     return np.asarray(scaling * np.sqrt(np.trace(inner) / d))
-
-
-def _geometric_mean(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """A # B = A^1/2 (A^-1/2 B A^-1/2)^1/2 A^1/2."""
-    half = root(a)
-    inner = np.linalg.solve(half, np.linalg.solve(half, b).T)
-    return np.asarray(half @ np.real(sqrtm((inner + inner.T) / 2.0)) @ half.T)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -18,20 +19,17 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.tuning.bulk import find_bulk, scaling_of
-from pymc_dp.tuning.clip_norms import Clipping, harmless_tail, tail_of_scores
 from pymc_dp.tuning.effects import InEffects, effects_of
 from pymc_dp.tuning.forecast import LEAST, WIDE, WORTH
 from pymc_dp.tuning.forms import LOOK, Anchored, Form, Plain
-from pymc_dp.tuning.model_parts import compile_rows, piecewise_linear
-from pymc_dp.tuning.preparing import Preparing, Shown, can_pay
-from pymc_dp.tuning.public import Density, Public
+from pymc_dp.tuning.model_parts import Density, Public, compile_rows, piecewise_linear
+from pymc_dp.tuning.preparing import Preparing, can_pay
 from pymc_dp.tuning.quadratic import PriorOnly, Quadratic
-from pymc_dp.tuning.releases import Shares
+from pymc_dp.tuning.releases import Clipping, Shares, harmless_tail, tail_of_scores
 
 FORMS: dict[str, type[Form]] = {form.form: form for form in (Anchored, Plain, Quadratic)}
 """The forms, as users name them."""
 
-WARM_UP = 0.12  # part of the budget for the search for the bulk
 LONG_LOOK = 0.1  # largest part for the look at the scores: a bound that is too long costs more
 KICKS = (0.02, 0.25)  # least and largest part for the changes of scores of anchored chains
 WANTED = 800.0  # effective draws that these should be worth, over all chains
@@ -41,10 +39,9 @@ NONLINEAR = 0.2  # where scores change by more than this part of themselves, an 
 
 
 def prepare_langevin(
-    releases: Shown,
+    budget: Shares,
     density: Density,
     start: Coordinates,
-    structure: RowEngine,
     *,
     paths: int,
     sensitivity: float,
@@ -62,21 +59,19 @@ def prepare_langevin(
     replaced, else 1. `consistent`: what clipping takes is given back, as the law of outcomes is
     known.
     """
+    structure = budget.structure
     public = Public(density, structure, start)
-    n, d, total = releases.n_public, len(start.location), releases.units_mu2
+    n, d, total = budget.n, len(start.location), budget.total
     relative = sensitivity / math.sqrt(0.7 * total)  # about, of the anchor: noise by clip norm
     price = d * relative**2 if consistent else None  # of sums in z, whose entries have variance 1
     bulk = find_bulk(
-        releases,
+        budget,
         public,
         start,
-        structure,
-        share=WARM_UP,
         flat=flat,
         counts=counts,
         price=price and 0.7 * price,
     )
-    budget = Shares(releases, structure, bulk.spent)
     scaling = scaling_of(bulk.precision, bulk.location, structure, n)
     clip = Coordinates(bulk.location, scaling)
     basis = np.linalg.solve(clip.scaling, root(np.linalg.inv(bulk.precision)))
@@ -180,32 +175,27 @@ def learn_form(
     consistent = not unknown and consistent_clipping is not False
     predictor, _ = recognise(records, parts.compile_kwargs)
     engine = records if predictor is None else PredictorEngine(records, predictor)
-    settings = {
+    options: dict[str, Any] = {
         "form": form,
-        "effects": effects is not None,
         "consistent": consistent,
         "step_size": step_size,
         "n_steps": n_steps,
-        "share": share,
     }
 
-    def ask(releases: Shown) -> Form:
-        releases.preparation.engine = engine
+    def ask(budget: Shares) -> Form:
+        budget.releases.engine = engine
         return prepare_langevin(
-            releases,
+            budget,
             density,
             start,
-            records,
             paths=preparing.paths,
             sensitivity=parts.budget.sensitivity,
-            form=form,
-            step_size=step_size,
-            n_steps=n_steps,
             flat=flat,
             counts=predictor is not None and predictor.counts,
-            consistent=consistent,
+            **options,
         )
 
+    settings = {**options, "effects": effects is not None, "share": share}
     found = preparing.prepared(ask, settings, share, records)
     if found.trusted and found.clipping.heavy_tails:
         preparing.warn_heavy()

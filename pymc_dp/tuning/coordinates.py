@@ -10,18 +10,22 @@ from typing import Protocol
 import numpy as np
 
 from pymc_dp.base.matrices import minus_hessian, root
-from pymc_dp.rows.contributions import LongestEntry, Score, law_unknown
+from pymc_dp.kernels.interfaces import Prior
+from pymc_dp.rows.contributions import LongestEntry, Score, Statistic, law_unknown
 from pymc_dp.rows.coordinates import Coordinates
-from pymc_dp.rows.engine import RowEngine
-from pymc_dp.tuning.bulk import find_bulk
-from pymc_dp.tuning.choice import WARM_UP
-from pymc_dp.tuning.clip_norms import Clipping, Histogram, tail_of_scores, tail_quantile
+from pymc_dp.tuning.bulk import WARM_UP, find_bulk
 from pymc_dp.tuning.forecast import PROJECTION, SCORE
 from pymc_dp.tuning.forms import LOOK
-from pymc_dp.tuning.model_parts import Design, compile_rows, piecewise_linear
-from pymc_dp.tuning.preparing import Preparing, Shown
-from pymc_dp.tuning.public import Density, Public, Target, find_mode
-from pymc_dp.tuning.releases import Shares
+from pymc_dp.tuning.model_parts import (
+    Density,
+    Design,
+    Public,
+    compile_rows,
+    find_mode,
+    piecewise_linear,
+)
+from pymc_dp.tuning.preparing import Preparing
+from pymc_dp.tuning.releases import Clipping, Shares, tail_of_scores, tail_quantile
 
 #: Sd of the log acceptance ratio, signal and noise, with the longest mean squared jumps; 23 % are
 #: accepted (Roberts, Gelman & Gilks 1997; for noise Ceperley & Dewing 1999).
@@ -62,10 +66,9 @@ class Trajectory:
 
 
 def prepare_scaled(
-    releases: Shown,
+    budget: Shares,
     density: Density,
     start: Coordinates,
-    structure: RowEngine,
     *,
     sensitivity: float = 2.0,
     flat: bool = False,
@@ -88,25 +91,32 @@ def prepare_scaled(
     Monte-Carlo error, as far as noise allows. Chains of a small budget hardly move, so two more
     scores centre their start.
     """
-    n, d, total = releases.n_public, len(start.location), releases.units_mu2
+    n, d, total = budget.n, len(start.location), budget.total
     most = None if centred else FIRST_PART - LOOK - LONG_LOOK
-    public = Public(density, structure, start)
-    bulk = find_bulk(releases, public, start, structure, share=WARM_UP, most=most, flat=flat)
+    public = Public(density, budget.structure, start)
+    bulk = find_bulk(budget, public, start, most=most, flat=flat)
+    left = 1.0 - budget.spent - LOOK - LONG_LOOK
     at = Coordinates(bulk.location, root(np.linalg.inv(bulk.precision)))
 
     # Monte-Carlo error of the mean of long chains, see `random_walk`
     error = sensitivity * PROJECTION * math.sqrt(3.0 * d / (0.8 * total * n))
-    norms = releases.histogram("scores", Score(at), LOOK)
-    longest = tail_quantile(*norms, 3.0 * tail_of_scores(n), n)
+    norms = budget.histogram("scores", Score(at), LOOK)
+    longest = tail_quantile(norms, 3.0 * tail_of_scores(n), n)
     tail = min(0.003, 0.3 * error / math.sqrt(n))
-    looked_at: Histogram
     if along_axes:
-        looked_at = releases.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
-    else:
-        looked_at = _projections(releases, at)
+        looked_at = budget.histogram("scores along the axes", LongestEntry(at), LONG_LOOK)
+    else:  # random directions, whose mean histogram is as noisy as a single one
+        k = min(d, DIRECTIONS)
+        basis = np.linalg.qr(np.random.default_rng(0).standard_normal((d, d)))[0]  # public
+        turned = Coordinates(at.location, at.scaling @ basis)
+        looks = [
+            budget.histogram(f"scores along {j + 1}", Score(turned, np.array([j])), LONG_LOOK / k)
+            for j in range(k)
+        ]
+        counts = np.mean([look.counts for look in looks], axis=0)
+        looked_at = looks[0]._replace(counts=counts, noise_sd=looks[0].noise_sd / math.sqrt(k))
     # no projection is longer than its score
-    found = tail_quantile(*looked_at, tail, n), tail_quantile(*norms, tail, n)
-    left = 1.0 - bulk.spent - LOOK - LONG_LOOK
+    found = tail_quantile(looked_at, tail, n), tail_quantile(norms, tail, n)
     if not bulk.arrived or not longest:
         # scores of a prior's width are about this long if n records add up to its precision
         guess = {"gradient": SCORE * math.sqrt(d / n), "log_ratio": PROJECTION / math.sqrt(n)}
@@ -118,7 +128,6 @@ def prepare_scaled(
     if consistent and share:
         price = d * sensitivity**2 / (NEWTON[-1] * share * total)
         clipping = Clipping.consistent(norms, price, longest, n) or clipping
-    budget = Shares(releases, structure)
     for k, part in enumerate(NEWTON if share else (), start=1):
         spec = clipping.score(at)
         score, _ = budget.score(f"centre {k}", spec, clipping.bound, part * share)
@@ -136,12 +145,11 @@ def learn_coordinates(
     start, engine = parts.start, parts.engine
     compile_rows(engine, preparing.progressbar)
 
-    def ask(releases: Shown) -> Scaled:
+    def ask(budget: Shares) -> Scaled:
         return prepare_scaled(
-            releases,
+            budget,
             parts.terms,
             start,
-            engine,
             sensitivity=parts.budget.sensitivity,
             flat=piecewise_linear(engine),
             centred=centred,
@@ -156,20 +164,6 @@ def learn_coordinates(
     design = parts.design(found.coordinates, {}, {"trusted": found.trusted})
     preparing.tell_threads(design.engine)
     return found, design
-
-
-def _projections(releases: Shown, at: Coordinates) -> Histogram:
-    """Mean histogram of the scores along a few random directions; as noisy as a single one."""
-    d = len(at.location)
-    k = min(d, DIRECTIONS)
-    basis = np.linalg.qr(np.random.default_rng(0).standard_normal((d, d)))[0]  # public
-    turned = Coordinates(at.location, at.scaling @ basis)
-    looks = [
-        releases.histogram(f"scores along {j + 1}", Score(turned, np.array([j])), LONG_LOOK / k)
-        for j in range(k)
-    ]
-    edges, _, noise_sd = looks[0]
-    return edges, np.mean([counts for _, counts, _ in looks], axis=0), noise_sd / math.sqrt(k)
 
 
 def random_walk(d: int, iterations: int, noise: float) -> float:
@@ -232,7 +226,15 @@ def trajectory(
 
 
 class Natural(Protocol):
-    """Natural parameters and minus the log-normaliser, in unconstrained parameters."""
+    """A statistic; natural parameters and minus the log-normaliser, in unconstrained parameters."""
+
+    @property
+    def statistic(self) -> Statistic:
+        """(m,) of a record."""
+
+    @property
+    def n(self) -> float:
+        """Public factor of the log-normaliser; 0 if the number of records is an entry."""
 
     def natural(self, theta: np.ndarray) -> np.ndarray:
         """(m + 1,)"""
@@ -253,49 +255,40 @@ class Start:
     coordinates: Coordinates
     noise: float
     spent: float
+    total: float  # squared mu of which `spent` is a part
     trusted: bool
 
 
+@dataclass(frozen=True, eq=False)
 class _Noisy:
     """The posterior of a noisy statistic, taken for the true one; in coordinates z."""
 
-    def __init__(
-        self, model: Natural, prior: Target, value: np.ndarray, at: Coordinates, restraint: float
-    ) -> None:
-        self._model, self._prior, self._value, self._at = model, prior, value, at
-        self._restraint = restraint
-        self._centre = model.natural(at.location)[:-1]
+    model: Natural
+    prior: Prior
+    value: np.ndarray
+    at: Coordinates
+    restraint: float
+    centre: np.ndarray  # natural parameters at the location
 
     def log_density(self, z: np.ndarray) -> float:
-        theta = self._at.theta(z)
-        natural = self._model.natural(theta)
-        away = natural[:-1] - self._centre
-        return float(
-            natural @ self._value
-            + self._prior.log_density(theta)
-            - 0.5 * self._restraint * (away @ away)
-        )
+        theta = self.at.theta(z)
+        natural = self.model.natural(theta)
+        away = natural[:-1] - self.centre
+        known = natural @ self.value + self.prior.log_density(theta)
+        return float(known - 0.5 * self.restraint * (away @ away))
 
     def gradient(self, z: np.ndarray) -> np.ndarray:
-        theta = self._at.theta(z)
-        slope = self._value.copy()
-        slope[:-1] -= self._restraint * (self._model.natural(theta)[:-1] - self._centre)
-        found = self._model.jacobian(theta).T @ slope + self._prior.gradient(theta)
-        return np.asarray(self._at.scaling.T @ found)
+        theta = self.at.theta(z)
+        slope = self.value.copy()
+        slope[:-1] -= self.restraint * (self.model.natural(theta)[:-1] - self.centre)
+        found = self.model.jacobian(theta).T @ slope + self.prior.gradient(theta)
+        return np.asarray(self.at.scaling.T @ found)
 
 
-def prepare_statistic(
-    release: Callable[[str, float], tuple[np.ndarray, float]],
-    model: Natural,
-    prior: Target,
-    start: Coordinates,
-    n: float,
-) -> Start:
+def prepare_statistic(budget: Shares, model: Natural, prior: Prior, start: Coordinates) -> Start:
     """Normal approximation of the posterior of a noisy statistic, by plain optimisation.
 
-    ``release(label, share)`` gives (m,) noisy sums and their noise sd. `prior` is in unconstrained
-    parameters, as `start`, its location and spread. `n`, public, multiplies the log-normaliser (0
-    if the number of records is among the entries).
+    `prior` is in unconstrained parameters, as `start`, its location and spread.
 
     A second release follows, of up to a quarter of the budget, where noise moves the mode by more
     than half a posterior standard deviation per parameter. Noise may bring the sums to where no
@@ -303,19 +296,19 @@ def prepare_statistic(
     with half the variance that the noise gives a log ratio to the prior's location taken off, as in
     the accept test.
     """
-    value, sd = release("statistic 1", STATISTIC)
-    spent = STATISTIC
+    n, asked = model.n, (model.statistic, model.statistic.norm)
+    value, sd = budget.vector_sum("statistic 1", *asked, STATISTIC)
     at, trusted = _mode(model, prior, start, np.append(value, n), sd)
     loud = _noise(model, at) * sd * math.sqrt(STATISTIC)
     share = min((loud / CENTRE) ** 2, MOST) - STATISTIC
     if share >= STATISTIC:
-        again, other = release("statistic 2", share)
+        again, other = budget.vector_sum("statistic 2", *asked, share)
         weights = sd**-2, other**-2
         value = (weights[0] * value + weights[1] * again) / sum(weights)
         sd = sum(weights) ** -0.5
-        spent += share
         at, trusted = _mode(model, prior, start, np.append(value, n), sd)
-    return Start(at, _noise(model, at) * sd * math.sqrt(spent), spent, trusted)
+    noise = _noise(model, at) * sd * math.sqrt(budget.spent)
+    return Start(at, noise, budget.spent, budget.total, trusted)
 
 
 def _noise(model: Natural, at: Coordinates) -> float:
@@ -326,10 +319,11 @@ def _noise(model: Natural, at: Coordinates) -> float:
 
 @np.errstate(all="ignore")
 def _mode(
-    model: Natural, prior: Target, start: Coordinates, value: np.ndarray, sd: float
+    model: Natural, prior: Prior, start: Coordinates, value: np.ndarray, sd: float
 ) -> tuple[Coordinates, bool]:
+    centre = model.natural(start.location)[:-1]
     for restraint in (0.0, sd**2):
-        target = _Noisy(model, prior, value, start, restraint)
+        target = _Noisy(model, prior, value, start, restraint, centre)
         try:
             z, precision = find_mode(target, np.eye(len(start.location)))
             hessian = minus_hessian(target.gradient, z, np.full(len(z), 1e-4))

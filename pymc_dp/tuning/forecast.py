@@ -97,25 +97,24 @@ class Forecast:
     __repr__ = __str__
 
 
-def forecast(
+def forecast_of(
+    budget: PrivacyBudget,
     sampler: str,
-    *,
     draws: int | str,
     tune: int,
     chains: int,
-    n: int,
+    *,
     d: int,
     mu2: float,
-    delta: float,
-    sensitivity: float,
     norms: Norms | None = None,
 ) -> Forecast:
-    """Forecast of one run; ValueError names the argument.
+    """What a part of a budget, the squared `mu2`, buys for `d` parameters; ValueError names the
+    argument.
 
-    `draws` "auto": as many as the budget should be cut into. `mu2`, a squared GDP mu, is left.
-    `sensitivity` is that of a sum of vectors clipped to norm 1: 2 if records are replaced, else 1.
-    `norms` are those of scores under the model; by default of a light tail.
+    `draws` "auto": as many as the budget should be cut into. `norms` are those of scores under the
+    model; by default of a light tail.
     """
+    n, delta, sensitivity = budget.n_public, budget.delta, budget.sensitivity
     if sampler not in SAMPLERS:
         raise ValueError(f"step must be one of {sorted(SAMPLERS)}, got {sampler!r}.")
     chains = check_integer("chains", chains, minimum=1)
@@ -134,7 +133,9 @@ def forecast(
         effective = 0.5 * chains * int(draws)
         effective = effective if form == "quadratic" else min(effective, worth)
     else:
-        jumps = _jumps(sampler, n, d, mu2, sensitivity)
+        # squared distance over which all ratios together have noise variance 1: `random_walk`
+        bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
+        jumps = _CHAINS * mu2 * n / (sensitivity * bounds) ** 2
         if draws == "auto":
             # a walk with four times as many iterations comes to 80 % of what the budget is worth,
             # trajectories of half a sd per coordinate to all of it
@@ -240,32 +241,6 @@ def plan(
 PrivacyBudget.plan = plan
 
 
-def forecast_of(
-    budget: PrivacyBudget,
-    sampler: str,
-    draws: int | str,
-    tune: int,
-    chains: int,
-    *,
-    d: int,
-    mu2: float,
-    norms: Norms | None = None,
-) -> Forecast:
-    """What a part of a budget, `mu2`, would buy for `d` parameters; see `forecast`."""
-    return forecast(
-        sampler,
-        draws=draws,
-        tune=tune,
-        chains=chains,
-        n=budget.n_public,
-        d=d,
-        mu2=mu2,
-        delta=budget.delta,
-        sensitivity=budget.sensitivity,
-        norms=norms,
-    )
-
-
 def costs_of_clipping(
     norms: np.ndarray, numbers: np.ndarray, bounds: np.ndarray, price: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -301,12 +276,6 @@ def whole_curvature(n: int, d: int, mu2: float) -> bool:
     """
     noise = 2.0 * math.sqrt(2.0 * d) * d / n / math.sqrt(CURVATURE * mu2)  # of replaced records
     return d <= _FULL or (n * d * d / 2.0 < _ENTRIES and noise < 1.0)
-
-
-def _jumps(sampler: str, n: int, d: int, mu2: float, sensitivity: float) -> float:
-    """Squared distance over which all ratios together have noise variance 1; see `random_walk`."""
-    bounds = PROJECTION + (_KICK * math.sqrt(d / 2.0) if sampler == "DPHMC" else 0.0)
-    return _CHAINS * mu2 * n / (sensitivity * bounds) ** 2
 
 
 def _multipliers(sampler: str, form: str, iterations: int, mu2: float) -> dict[str, float]:

@@ -7,24 +7,20 @@ plain form pays for the whole score in every kick.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 from scipy.linalg import pinvh
 
-from pymc_dp.kernels import langevin
-from pymc_dp.kernels.interfaces import PathQueries, Prior
-from pymc_dp.kernels.targets import InBasis, NoRecords, Tilted
-from pymc_dp.publication.noise_aware import Likelihood
+from pymc_dp.kernels.targets import Tilted
 from pymc_dp.rows.contributions import Change, PathError
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.tuning.clip_norms import Clipping
 from pymc_dp.tuning.forecast import WORTH
+from pymc_dp.tuning.model_parts import Design, Public, seen_together
 from pymc_dp.tuning.preparing import Preparing, can_pay, improper_prior
-from pymc_dp.tuning.public import Public, seen_together
-from pymc_dp.tuning.releases import Shares
+from pymc_dp.tuning.releases import Clipping, Shares
 
 LOOK = 0.008  # part of the budget for a look at a histogram
 _PATHS = 8  # most paths: one alone may miss the record with the largest energy error
@@ -38,16 +34,6 @@ _QUIET, _LOUD = 3.0, 1.0
 _LOUD_TESTS = (0.02, 0.3)
 
 F = TypeVar("F", bound="Form")
-
-
-class Target(NamedTuple):
-    """What chains follow; public `draws` (m, d) replace chains, and the ledger keeps `facts`."""
-
-    coordinates: Coordinates
-    engine: RowEngine
-    prior: Prior
-    draws: np.ndarray | None = None
-    facts: dict[str, Any] = {}  # noqa: RUF012 - never changed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,36 +77,14 @@ class Form:
         return form(**{**known, **learned})
 
     @property
-    def likelihood(self) -> Likelihood:
-        """What was released of the likelihood, in w."""
-        return Likelihood(self.score, self.curvature, self.covariance)
-
-    @property
     def coordinates(self) -> Coordinates:
         """The coordinates w of the chains."""
         return Coordinates(self.clip.location, self.clip.scaling @ self.basis)
 
-    # -- what chains do -------------------------------------------------------------------------
-
-    @classmethod
-    def releases(cls, n_steps: int) -> tuple[dict[str, int], dict[str, int]]:
-        """Releases of each mechanism per iteration, and at the start of a chain."""
-        if not cls.asks:
-            return {}, {}
-        return langevin.releases(n_steps), langevin.start_releases()
-
-    @classmethod
-    def queries(
-        cls, queries: PathQueries, basis: np.ndarray, rng: np.random.Generator
-    ) -> PathQueries:
-        """What chains ask, in w."""
-        return InBasis(queries, basis, rng) if cls.asks else NoRecords()
-
-    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
-        """What draws follow; `engine` has the records in the coordinates `clip`."""
-        return Target(
-            self.coordinates, engine, preparing.parts.terms.with_coordinates(self.coordinates)
-        )
+    def design(self, preparing: Preparing, engine: RowEngine) -> Design:
+        """What chains follow and may ask; `engine` has the records in the coordinates `clip`."""
+        prior = preparing.parts.terms.with_coordinates(self.coordinates)
+        return Design(self.coordinates, engine, prior, self.clip_norms, self.shares)
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says of the draws, with the facts that the ledger keeps."""
@@ -191,25 +155,19 @@ class Anchored(Form):
             shares={"gradient": kicks, "energy_error": tests},
         )
 
-    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
+    def design(self, preparing: Preparing, engine: RowEngine) -> Design:
         """The posterior tilted by the noise of the anchor, in a ball that no normal draw leaves."""
-        parts, at = preparing.parts, self.coordinates
         radius = 8.0 * math.sqrt(len(self.score)) + 20.0
-        pairs = seen_together(parts.engine, self.clip.location)
-        return Target(
-            at,
-            engine.tilted(),
-            Tilted(parts.terms.with_coordinates(at), self.score, radius),
-            facts={
-                "radius": radius,
-                "anchor": {
-                    "score": self.score.tolist(),
-                    "covariance": self.covariance.tolist(),
-                    "pairs": pairs.astype(int).tolist(),
-                    "clipped": self.clipping.sentence,
-                },
-            },
-        )
+        pairs = seen_together(preparing.parts.engine, self.clip.location)
+        anchor = {
+            "score": self.score.tolist(),
+            "covariance": self.covariance.tolist(),
+            "pairs": pairs.astype(int).tolist(),
+            "clipped": self.clipping.sentence,
+        }
+        known = super().design(preparing, engine.tilted())
+        tilted = Tilted(known.prior, self.score, radius)
+        return replace(known, prior=tilted, settings={"radius": radius, "anchor": anchor})
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says, besides what is said of the correction for the noise."""

@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from types import TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,13 +24,14 @@ from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded, LedgerError
 from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import MU2_UNIT
-from pymc_dp.privacy.preparation import Histogram, Preparation, Unpayable
+from pymc_dp.privacy.preparation import Preparation, Unpayable
 from pymc_dp.records.ancestry import is_data
 from pymc_dp.records.units import private_observed
-from pymc_dp.rows.contributions import Contribution, made_up_norms
+from pymc_dp.rows.contributions import made_up_norms
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.tuning.forecast import Forecast, forecast_of
+from pymc_dp.tuning.forecast import forecast_of
 from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.releases import Shares
 
 PREPARES = " preparation"
 """Ending of the names of plans of preparations."""
@@ -138,52 +138,6 @@ def improper_prior(facts: Mapping[str, Any]) -> list[str]:
     ]
 
 
-class Shown:
-    """A preparation whose releases are shown as they are made; a context manager."""
-
-    def __init__(self, preparation: Preparation, progressbar: bool) -> None:
-        self.preparation = preparation
-        #: Public number of units, and the squared mu of which shares are parts.
-        self.n_public, self.units_mu2 = preparation.n_public, preparation.units_mu2
-        self._bar = Progress(
-            TextColumn("Private preparation"),
-            BarColumn(),
-            TextColumn("{task.percentage:>3.0f} % of the budget"),
-            TimeElapsedColumn(),
-            TextColumn("{task.description}"),
-            disable=not progressbar,
-        )
-        self._task = self._bar.add_task("", total=1.0)
-
-    def __enter__(self) -> Shown:
-        self._bar.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._bar.stop()
-
-    def _show(self, release: Callable[..., _T], label: str, share: float, *asked: Any) -> _T:
-        self._bar.update(self._task, description=label)
-        answer = release(label, *asked, share)
-        self._bar.advance(self._task, share)
-        return answer
-
-    def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
-        """As `Preparation.histogram`."""
-        return self._show(self.preparation.histogram, label, share, spec)
-
-    def vector_sum(
-        self, label: str, spec: Contribution, clip_norm: float, share: float
-    ) -> tuple[np.ndarray, float]:
-        """As `Preparation.vector_sum`."""
-        return self._show(self.preparation.vector_sum, label, share, spec, clip_norm)
-
-
 class Preparing:
     """Releases for a step, from what is left; BudgetExceeded before anything is spent."""
 
@@ -252,30 +206,82 @@ class Preparing:
 
     def prepared(
         self,
-        ask: Callable[[Shown], _T],
+        ask: Callable[[Shares], _T],
         settings: Mapping[str, Any],
         share: float = 1.0,
         engine: RowEngine | None = None,
         needed: float = 1.0,
+        again: bool = False,
     ) -> _T:
         """What `ask` makes of the releases of a new preparation, or of one that was interrupted.
 
-        `ask` is called twice where the rest of an interrupted preparation cannot be paid any more:
-        what is left then pays for a new one. `settings` are the public ones on which the requests
-        depend. Shares are parts of `share` of what is left of the budget; the requests cost at most
-        `needed` of that. `engine` has the records, by default in unconstrained parameters.
+        Of a new one in any case if `again`: `ask` is called twice where the rest of an interrupted
+        preparation cannot be paid any more, and what is left then pays for a new one. `settings`
+        are the public ones on which the requests depend. Shares are parts of `share` of what is
+        left of the budget; the requests cost at most `needed` of that. `engine` has the records, by
+        default in unconstrained parameters.
 
         Raises BudgetExceeded if nothing is left, and ValueError if no part of the budget could pay
         for the chains afterwards; nothing was spent then.
         """
-        asked = (settings, share, engine, needed)
+        given = (engine or self.engine, self.budget.account)
+        asked: dict[str, Any] = {
+            "sampler": self.sampler + PREPARES,
+            "settings": {**self.counts, "set_aside": self.set_aside, **settings},
+            "n_public": self.budget.n_public,
+        }
+        before = Preparation.resume(*given, **asked)
+        lost = 0 if before is None else before.lost
+        version, versions = self._version(), self.budget.ledger.versions
+        same = before and version.is_that_of(versions.setdefault(before.plan_id, version))
+        if before is None or again or not same:
+            form = settings.get("form", "chains")
+            units = self._units(share, form, hint=before is None)
+            if before is not None:
+                cap = self.budget.account.read().cap
+                warn(
+                    f"A preparation that has cost {before.spent / cap:.0%} of the budget cannot "
+                    "be resumed (data or priors were replaced since, a release was charged by a "
+                    "process that was killed, or what is left does not pay for the rest). A new "
+                    f"one is made with {units / cap:.0%} of the budget."
+                )
+            preparation = Preparation.begin(
+                *given, **asked, units=units, needed=math.ceil(Fraction(needed) * units)
+            )
+            if before is not None:
+                before.finish()
+            versions[preparation.plan_id] = version
+            left = max(units - self.set_aside, 0)
+            _log.info(
+                "%s prepares: private releases from what is left of the budget, epsilon = %.4g "
+                "(mu^2 = %.4g), shown one by one in budget.table().",
+                self.sampler,
+                self.budget.epsilon_of(left),
+                left / MU2_UNIT,
+            )
+        else:
+            preparation = before
+            if not self.set_aside:  # what equal steps on batches share may cost less
+                preparation.required = math.ceil(Fraction(needed) * preparation.units) + lost
+            _log.info(
+                "%s resumes a preparation that was begun before: what was released is not "
+                "paid again.",
+                self.sampler,
+            )
+        self._preparation = preparation
+        bar = Progress(
+            TextColumn("Private preparation"),
+            BarColumn(),
+            TextColumn("{task.percentage:>3.0f} % of the budget"),
+            TimeElapsedColumn(),
+            TextColumn("{task.description}"),
+            disable=not self.progressbar,
+        )
         try:
-            with self._preparing(*asked) as releases:
-                found = ask(releases)
+            with bar:
+                return ask(Shares(preparation, given[0], bar))
         except Unpayable:
-            with self._preparing(*asked, again=True) as releases:
-                found = ask(releases)
-        return found
+            return self.prepared(ask, settings, share, engine, needed, again=True)
 
     def compare_rest(self) -> None:
         """Warn if chains get less than planned; BudgetExceeded if they get next to nothing."""
@@ -300,59 +306,24 @@ class Preparing:
             )
         warn(f"{what}: their noise is larger, and the chains mix worse than planned.")
 
-    def _preparing(
-        self,
-        settings: Mapping[str, Any],
-        share: float,
-        engine: RowEngine | None,
-        needed: float,
-        again: bool = False,
-    ) -> Shown:
-        """As :meth:`prepared`; `again` asks for a new preparation."""
-        given = (engine or self.engine, self.budget.account)
-        asked: dict[str, Any] = {
-            "sampler": self.sampler + PREPARES,
-            "settings": {**self.counts, "set_aside": self.set_aside, **settings},
-            "n_public": self.budget.n_public,
-        }
-        before = Preparation.resume(*given, **asked)
-        lost = 0 if before is None else before.lost
-        if before is None or again or self._is_stale(before.plan_id):
-            form = settings.get("form", "chains")
-            units = self._units(share, form, hint=before is None)
-            if before is not None:
-                self._warn_if_given_up(before, units)
-            preparation = Preparation.begin(
-                *given, **asked, units=units, needed=math.ceil(Fraction(needed) * units)
-            )
-            if before is not None:
-                before.finish()
-            self.budget.ledger.versions[preparation.plan_id] = self._version()
-            left = max(units - self.set_aside, 0)
-            _log.info(
-                "%s prepares: private releases from what is left of the budget, epsilon = %.4g "
-                "(mu^2 = %.4g), shown one by one in budget.table().",
-                self.sampler,
-                self.budget.epsilon_of(left),
-                left / MU2_UNIT,
-            )
-        else:
-            preparation = before
-            if not self.set_aside:  # what equal steps on batches share may cost less
-                preparation.required = math.ceil(Fraction(needed) * preparation.units) + lost
-            _log.info(
-                "%s resumes a preparation that was begun before: what was released is not "
-                "paid again.",
-                self.sampler,
-            )
-        self._preparation = preparation
-        return Shown(preparation, self.progressbar)
-
     def _units(self, share: float, form: str | None, hint: bool) -> int:
         """Ledger units of a new preparation; warns if too few. `hint`: none has these settings."""
         self.refuse_if_used_up(hint)
         units = math.floor(Fraction(share) * self.remaining())
-        expected = self._forecast(units)
+        records = self.parts.records
+        once = self.sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
+        expected = forecast_of(
+            self.budget,
+            self.like,
+            1000 if once else self.counts["draws"],
+            self.counts["tune"],
+            self.counts["chains"] * self.counts["runs"],
+            d=records.parameters.size,
+            mu2=units / MU2_UNIT,
+            norms=made_up_norms(self.engine, records.initial)
+            if self.like == "DPLangevin"
+            else None,
+        )
         if (form or expected.form) != "quadratic" and not can_pay(self.paths, units / MU2_UNIT):
             raise ValueError(
                 f"the budget cannot pay for {self.paths} iterations: each would get less than the "
@@ -362,25 +333,17 @@ class Preparing:
         self._warn_if_another_waits()
         if hint:
             self._warn_if_paid_for()
-        self._warn_if_improper()
+        if improper := self.parts.improper:
+            warn(
+                f"The prior of {', '.join(improper)} is improper (pm.Flat, pm.HalfFlat, "
+                "or a density that does not fall). Where privacy noise hides the records, only the "
+                "prior is left, and there is then no posterior. The search begins at the initial "
+                "point and may not arrive. Give a proper prior, as wide as public knowledge "
+                "demands. Nothing has been spent."
+            )
         if not expected.enough or expected.diagonal:
             warn(f"{expected.advice} Nothing has been spent.")
         return units
-
-    def _is_stale(self, plan_id: int) -> bool:
-        """Whether data or priors were replaced since a preparation began."""
-        version = self._version()
-        return not version.is_that_of(self.budget.ledger.versions.setdefault(plan_id, version))
-
-    def _warn_if_given_up(self, before: Preparation, units: int) -> None:
-        """Warn that a preparation that cannot be resumed was paid for all the same."""
-        account = self.budget.account.read()
-        warn(
-            f"A preparation that has cost {before.spent / account.cap:.0%} of the budget cannot "
-            "be resumed (data or priors were replaced since, a release was charged by a "
-            "process that was killed, or what is left does not pay for the rest). A new one is "
-            f"made with {units / account.cap:.0%} of the budget."
-        )
 
     @property
     def unfinished(self) -> int | None:
@@ -391,6 +354,11 @@ class Preparing:
         if self._preparation is None or self.set_aside:
             return None
         return self._preparation.plan_id
+
+    def finish(self) -> None:
+        """Nothing is lost any more: an equal call prepares again."""
+        if (plan_id := self.unfinished) is not None:
+            self.budget.account.finish_plan(plan_id)
 
     @property
     def secure(self) -> bool:
@@ -406,31 +374,6 @@ class Preparing:
         for array in (*arrays, start, self.terms.gradient(start)):
             digest.update(np.ascontiguousarray(array).tobytes())
         return Version(digest.digest(), private_arrays(model, public))
-
-    def _forecast(self, units: int) -> Forecast:
-        """Forecast, before anything is spent, whether the result will be mostly noise."""
-        once = self.sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
-        start = self.parts.records.initial
-        return forecast_of(
-            self.budget,
-            self.like,
-            1000 if once else self.counts["draws"],
-            self.counts["tune"],
-            self.counts["chains"] * self.counts["runs"],
-            d=self.parts.records.parameters.size,
-            mu2=units / MU2_UNIT,
-            norms=made_up_norms(self.engine, start) if self.like == "DPLangevin" else None,
-        )
-
-    def _warn_if_improper(self) -> None:
-        if self.parts.improper:
-            warn(
-                f"The prior of {', '.join(self.parts.improper)} is improper (pm.Flat, pm.HalfFlat, "
-                "or a density that does not fall). Where privacy noise hides the records, only the "
-                "prior is left, and there is then no posterior. The search begins at the initial "
-                "point and may not arrive. Give a proper prior, as wide as public knowledge "
-                "demands. Nothing has been spent."
-            )
 
     def _warn_if_another_waits(self) -> None:
         """Warn that a preparation plans with all that is left, chains of earlier steps included."""

@@ -17,16 +17,15 @@ from pymc_dp.base.checks import warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import positive_part, root
 from pymc_dp.publication.explore import CHAINS, Explored, explore, in_support, log_likelihood
-from pymc_dp.publication.noise_aware import noisy_posterior
+from pymc_dp.publication.noise_aware import Likelihood, noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.bulk import prior_curvature
 from pymc_dp.tuning.forecast import CURVATURE, whole_curvature
-from pymc_dp.tuning.forms import Form, Target, pooled
-from pymc_dp.tuning.model_parts import ModelParts
+from pymc_dp.tuning.forms import Form, pooled
+from pymc_dp.tuning.model_parts import Design, ModelParts, Public, unseen
 from pymc_dp.tuning.preparing import Preparing, too_small
-from pymc_dp.tuning.public import Public, unseen
 from pymc_dp.tuning.releases import CurvatureNoise, Shares
 
 #: Length of the differences of a piecewise linear likelihood, in standard deviations of one record:
@@ -185,8 +184,8 @@ class Quadratic(Form):
         inside = np.zeros(d, dtype=bool)
         for block in budget.structure.effects(at.location)[0]:
             inside[block] = True
-        n = budget.releases.n_public
-        diagonal = not whole_curvature(n, d, budget.releases.units_mu2)
+        n = budget.n
+        diagonal = not whole_curvature(n, d, budget.total)
         length = _FLAT_STEP * math.sqrt(n / d) if flat else 1e-6
         # what is piecewise linear has the curvature of the density at its kinks, whatever the model
         kind = Curvature if flat or clipping.inner is None else ExpectedCurvature
@@ -271,7 +270,7 @@ class Quadratic(Form):
 
     # -- the target -----------------------------------------------------------------------------
 
-    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
+    def design(self, preparing: Preparing, engine: RowEngine) -> Design:
         """Draws of prior times released likelihood, about N(0, I) in their coordinates."""
         parts = preparing.parts
         with working("Exploring what was released", preparing.progressbar):
@@ -284,7 +283,8 @@ class Quadratic(Form):
             "about_prior": about_prior(drawn, parts),
             "departs": explored.doubt,
         }
-        return Target(at, engine, parts.terms.with_coordinates(at), drawn, facts)
+        prior = parts.terms.with_coordinates(at)
+        return Design(at, engine, prior, self.clip_norms, self.shares, facts, drawn)
 
     def explored(self, parts: ModelParts) -> Explored:
         """Draws of prior times released likelihood, in random order; warns where they are few.
@@ -303,7 +303,8 @@ class Quadratic(Form):
     def log_target(self, parts: ModelParts, likelihood_of: Any) -> Any:
         """Symbolic log density of theta; the likelihood is a function of `likelihood_of`."""
         [public] = parts.records.parameters.substitute([parts.records.public_logp])
-        return public + log_likelihood(likelihood_of, self.coordinates, self.likelihood)
+        released = Likelihood(self.score, self.curvature, self.covariance)
+        return public + log_likelihood(likelihood_of, self.coordinates, released)
 
     def far(self, drawn: np.ndarray, parts: ModelParts) -> float:
         """Fraction of (m, d) draws, by seen parameters, that extrapolate the likelihood."""
@@ -353,7 +354,7 @@ class PriorOnly(Form):
             curvature=nothing,
         )
 
-    def target(self, preparing: Preparing, engine: RowEngine) -> Target:
+    def design(self, preparing: Preparing, engine: RowEngine) -> Design:
         """Prior draws where nothing public is observed, as a chain may not reach all of it."""
         parts, draws = preparing.parts, None
         public = set(parts.budget.public)
@@ -361,7 +362,7 @@ class PriorOnly(Form):
             draws = parts.draw_prior(_PRIOR_DRAWS, secrets.randbits(32))
         if draws is not None and not np.isfinite(draws).all():
             draws = None
-        return super().target(preparing, engine)._replace(draws=draws)
+        return replace(super().design(preparing, engine), draws=draws)
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pymc_dp.kernels import hmc, langevin, penalty
-from pymc_dp.kernels.jitter import HaltonJitter, van_der_corput
+from pymc_dp.kernels.interfaces import HaltonJitter, van_der_corput
 from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval, kick_coefficients
 from pymc_dp.kernels.penalty import GaussianProposal
 
@@ -484,7 +484,7 @@ def test_van_der_corput_starts_as_published():
 
 
 def test_jitter_covers_its_range_evenly():
-    jitter = HaltonJitter.random(np.random.default_rng(16), width=0.3)
+    jitter = HaltonJitter(0.3, np.random.default_rng(16).random())
     values = np.array([jitter(i) for i in range(256)])
     assert values.min() >= 0.7 and values.max() < 1.3
     counts, _ = np.histogram(values, bins=64, range=(0.7, 1.3))

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from pymc_dp.kernels import hmc, langevin, penalty
-from pymc_dp.kernels.barker import BarkerTest
-from pymc_dp.kernels.jitter import HaltonJitter
+from pymc_dp.kernels.interfaces import HaltonJitter
 from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.penalty import (
+    BarkerTest,
     GaussianProposal,
     GuidedProposal,
     IndependenceProposal,

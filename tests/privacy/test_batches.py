@@ -19,8 +19,7 @@ from scipy.stats import chi2, chisquare
 import pymc_dp as dp
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import penalty
-from pymc_dp.kernels.barker import BarkerTest
-from pymc_dp.kernels.penalty import GaussianProposal
+from pymc_dp.kernels.penalty import BarkerTest, GaussianProposal
 from pymc_dp.privacy import answer, holder, noise, subsampled
 from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import (
@@ -39,7 +38,7 @@ from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.tuning.preparing import Preparing
+from pymc_dp.tuning.preparing import Version
 from tests.selection import marked
 
 pytest.importorskip("dp_accounting")
@@ -778,9 +777,10 @@ def test_a_step_that_is_built_again_prepares_for_nothing(monkeypatch: pytest.Mon
         again = dp.DPSGNHT(draws=20, chains=1, model=model)
         assert budget.account.read().spent == spent
         assert again.coordinates.scaling.tolist() == first.coordinates.scaling.tolist()
-        monkeypatch.setattr(Preparing, "_is_stale", lambda self, plan_id: True)
-        with pytest.raises(dp.BudgetExceeded, match="no record was read for it"):
-            dp.DPSGNHT(draws=20, chains=1, model=model)
+        with monkeypatch.context() as stale:
+            stale.setattr(Version, "is_that_of", lambda self, other: False)
+            with pytest.raises(dp.BudgetExceeded, match="no record was read for it"):
+                dp.DPSGNHT(draws=20, chains=1, model=model)
     assert budget.account.read().spent == spent
     sample(model, again, draws=20)
 

@@ -29,7 +29,7 @@ from pymc_dp.privacy.accounting import (
 )
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.privacy.subsampled import epsilon_of
-from pymc_dp.publication.statement import STATEMENT, make_statement
+from pymc_dp.publication.publish import STATEMENT, make_statement
 from pymc_dp.report.posteriors import longest_stay
 
 pytestmark = [

@@ -14,7 +14,7 @@ import xarray as xr
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.publication.statement import STATEMENT, make_statement
+from pymc_dp.publication.publish import STATEMENT, make_statement
 from pymc_dp.records.bounds import clamp, declared_bounds
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore

@@ -25,7 +25,7 @@ from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.law import Law, law_of
-from pymc_dp.tuning.clip_norms import Lost
+from pymc_dp.tuning.releases import Lost
 from tests.statistical.harness import Z_LIMIT
 
 pytestmark = pytest.mark.compiled

@@ -11,7 +11,7 @@ import pytest
 from scipy.special import expit, ndtr
 from scipy.stats import expon
 
-from pymc_dp.kernels.barker import _WIDTH, BarkerTest, correction
+from pymc_dp.kernels.penalty import _WIDTH, BarkerTest, correction
 
 #: Two-sided normal tail 3.8e-8.
 Z = 5.5

@@ -28,7 +28,7 @@ from pymc_dp.rows.contributions import Statistic
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
-from pymc_dp.steps import exponential_model as recognition
+from pymc_dp.steps import exponential as recognition
 from tests.selection import marked, others
 
 pytestmark = pytest.mark.filterwarnings(

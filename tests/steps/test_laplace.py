@@ -26,9 +26,9 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
-from pymc_dp.tuning import quadratic
-from pymc_dp.tuning.forecast import forecast, whole_curvature
-from pymc_dp.tuning.public import find_mode
+from pymc_dp.tuning import forecast, quadratic
+from pymc_dp.tuning.forecast import whole_curvature
+from pymc_dp.tuning.model_parts import find_mode
 from tests.selection import marked
 
 laplace_module = sys.modules["pymc_dp.steps.laplace"]  # `dp.laplace` is the function
@@ -486,13 +486,16 @@ def forecast_of(**changes):
         "draws": 1000,
         "tune": 0,
         "chains": 4,
-        "n": 100_000,
         "d": 10,
         "mu2": 0.7,
-        "delta": 1e-6,
-        "sensitivity": 2.0,
     }
-    return forecast(changes.pop("sampler", "DPLangevin"), **{**known, **changes})
+    budget = SimpleNamespace(
+        n_public=changes.pop("n", 100_000),
+        delta=changes.pop("delta", 1e-6),
+        sensitivity=changes.pop("sensitivity", 2.0),
+    )
+    sampler = changes.pop("sampler", "DPLangevin")
+    return forecast.forecast_of(budget, sampler, **{**known, **changes})
 
 
 def test_noise_falls_with_records_and_budget():

@@ -25,7 +25,7 @@ from pymc_dp.privacy.accounting import MU2_UNIT, GaussianEvent
 from pymc_dp.privacy.answer import EDGES
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.noise import insecure_noise
-from pymc_dp.privacy.preparation import Preparation
+from pymc_dp.privacy.preparation import Histogram, Preparation
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score
 from pymc_dp.rows.coordinates import Coordinates
@@ -33,7 +33,6 @@ from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.bulk import clip_scaling, find_bulk, prior_curvature
 from pymc_dp.tuning.choice import prepare_langevin
-from pymc_dp.tuning.clip_norms import Clipping, heavy_quantile, tail_quantile
 from pymc_dp.tuning.coordinates import (
     FIRST_PART,
     Trajectory,
@@ -42,8 +41,8 @@ from pymc_dp.tuning.coordinates import (
     trajectory,
 )
 from pymc_dp.tuning.forms import Form, pooled
-from pymc_dp.tuning.public import Public
-from pymc_dp.tuning.releases import Shares
+from pymc_dp.tuning.model_parts import Public
+from pymc_dp.tuning.releases import Clipping, Shares, heavy_quantile, tail_quantile
 from tests.selection import marked
 
 pytestmark = pytest.mark.compiled
@@ -80,7 +79,7 @@ def norms_of(kind: str, n: int) -> np.ndarray:
 @pytest.mark.parametrize("kind", ["chi", "constant", "half normal", "heavy"])
 def test_tail_of_exact_counts(kind, tail):
     norms = norms_of(kind, N)
-    found = tail_quantile(EDGES, histogram_of(norms), 0.0, tail, N)
+    found = tail_quantile(Histogram(EDGES, histogram_of(norms), 0.0), tail, N)
     exact = np.quantile(norms, 1.0 - tail)
     # within the bin in which the tail begins, counts are taken as evenly spread
     assert exact * 2.0**-0.25 <= found <= exact * 2.0**0.5
@@ -94,7 +93,7 @@ def test_tail_of_noisy_counts(kind, low, above, noise_sd):
     """Noise of two per cent of the counts hides a thin tail, which is guessed, and not far off."""
     norms = norms_of(kind, N)
     found = [
-        tail_quantile(EDGES, histogram_of(norms, noise_sd, seed), noise_sd, 0.01, N)
+        tail_quantile(Histogram(EDGES, histogram_of(norms, noise_sd, seed), noise_sd), 0.01, N)
         for seed in range(50)
     ]
     assert None not in found and 0.0 not in found
@@ -117,7 +116,7 @@ def test_heavy_tails_are_told_from_light_ones(kind, low, high, seed):
         "student": rng.standard_t(3, N) ** 2,
     }[kind]
     tail = 2e-4
-    found, index = heavy_quantile(EDGES, histogram_of(norms, 10.0, seed), 10.0, tail, N)
+    found, index = heavy_quantile(Histogram(EDGES, histogram_of(norms, 10.0, seed), 10.0), tail, N)
     assert low <= index <= high
     excess = np.sum(np.maximum(norms - found, 0.0))
     assert excess < 0.15 * tail * N * found * (6.0 if kind == "student" else 2.0)
@@ -133,7 +132,9 @@ def test_no_record_is_clipped_where_counts_are_all_but_exact(kind):
     rng = np.random.default_rng(7)
     norms = np.abs(rng.normal(size=800) if kind == "half normal" else rng.standard_t(1.5, 800))
     for seed in range(50):
-        found, _ = heavy_quantile(EDGES, histogram_of(norms, 0.116, seed), 0.116, 1e-4, 800)
+        found, _ = heavy_quantile(
+            Histogram(EDGES, histogram_of(norms, 0.116, seed), 0.116), 1e-4, 800
+        )
         assert norms.max() <= found < 2.0**0.5 * norms.max()
 
 
@@ -143,7 +144,7 @@ def test_records_that_are_hardly_seen_bound_nothing():
     for seed in range(300):
         for noise_sd in (0.14, 0.19):
             counts = histogram_of(norms, noise_sd, seed)
-            found, _ = heavy_quantile(EDGES, counts, noise_sd, 1e-4, len(norms))
+            found, _ = heavy_quantile(Histogram(EDGES, counts, noise_sd), 1e-4, len(norms))
             assert found is None or found == 0.0 or 0.3 < found < 50.0
 
 
@@ -155,7 +156,7 @@ def test_few_values_are_not_lost():
     """
     norms = np.r_[np.full(700, 0.0145), np.full(300, 0.053)]
     for seed in range(3000):
-        found = tail_quantile(EDGES, histogram_of(norms, 22.5, seed), 22.5, 0.003, 1000)
+        found = tail_quantile(Histogram(EDGES, histogram_of(norms, 22.5, seed), 22.5), 0.003, 1000)
         assert 0.053 <= found < 0.5
 
 
@@ -163,16 +164,16 @@ def test_zeros_and_noise():
     zeros = histogram_of(np.zeros(N))
     for seed in range(50):
         noise = 100.0 * np.random.default_rng(seed).standard_normal(len(EDGES) - 1)
-        assert tail_quantile(EDGES, noise, 100.0, 0.01, N) is None
-        assert tail_quantile(EDGES, zeros + noise, 100.0, 0.01, N) == 0.0
+        assert tail_quantile(Histogram(EDGES, noise, 100.0), 0.01, N) is None
+        assert tail_quantile(Histogram(EDGES, zeros + noise, 100.0), 0.01, N) == 0.0
     some = histogram_of(np.r_[np.zeros(N - 2000), np.full(2000, 0.1)], 20.0)
-    assert 0.1 <= tail_quantile(EDGES, some, 20.0, 0.01, N) < 0.6
+    assert 0.1 <= tail_quantile(Histogram(EDGES, some, 20.0), 0.01, N) < 0.6
 
 
 def test_tail_scales_with_what_is_measured():
     norms = norms_of("chi", N)
-    one = tail_quantile(EDGES, histogram_of(norms), 0.0, 0.01, N)
-    other = tail_quantile(EDGES, histogram_of(2.0**10 * norms), 0.0, 0.01, N)
+    one = tail_quantile(Histogram(EDGES, histogram_of(norms), 0.0), 0.01, N)
+    other = tail_quantile(Histogram(EDGES, histogram_of(2.0**10 * norms), 0.0), 0.01, N)
     assert other == 2.0**10 * one
 
 
@@ -382,13 +383,11 @@ class Releases:
         sd = sensitivity / np.sqrt(share * self.units_mu2)
         return (0.0 if self.seed is None else sd) * self.rng.standard_normal(size), sd
 
-    def histogram(
-        self, label: str, spec: Contribution, share: float
-    ) -> tuple[np.ndarray, np.ndarray, float]:
+    def histogram(self, label: str, spec: Contribution, share: float) -> Histogram:
         self.labels.append(label)
         counts = np.histogram(self.contributions(spec)[1], EDGES)[0]
         noise, sd = self.noise(share, np.sqrt(2.0), len(counts))
-        return EDGES, counts + noise, sd
+        return Histogram(EDGES, counts + noise, sd)
 
     def vector_sum(
         self, label: str, spec: Contribution, clip_norm: float, share: float
@@ -417,7 +416,7 @@ def posterior(name: str, n_public: int = N) -> tuple[np.ndarray, np.ndarray]:
     asked = problem(name)
     gradient = asked.terms.gradient
     releases = Releases(asked, 1e12, seed=None, n_public=n_public)
-    theta = find_bulk(releases, asked.public, asked.start, asked.engine).location
+    theta = find_bulk(Shares(releases, asked.engine), asked.public, asked.start).location
     for _ in range(20):
         at = Coordinates(theta, 1e-3 * asked.start.scaling)
         spec = Curvature(at, step=1e-4)
@@ -436,10 +435,9 @@ def prepare(releases: Releases, name: str, **options: Any) -> Form:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return prepare_langevin(
-            releases,
+            Shares(releases, asked.engine),
             asked.terms,
             asked.start,
-            asked.engine,
             paths=4000,
             sensitivity=2.0,
             **options,
@@ -709,10 +707,9 @@ def test_too_small_a_budget_leaves_the_prior(name, form):
     np.testing.assert_array_equal(found.coordinates.scaling, start.scaling)
     assert not found.score.any() and not found.curvature.any() and not found.shares
     scaled = prepare_scaled(
-        Releases(problem(name), 1e-7, 0),
+        Shares(Releases(problem(name), 1e-7, 0), problem(name).engine),
         problem(name).terms,
         start,
-        problem(name).engine,
     )
     assert not scaled.trusted
     np.testing.assert_array_equal(scaled.coordinates.scaling, start.scaling)
@@ -723,7 +720,7 @@ def test_too_small_a_budget_leaves_the_prior(name, form):
 @pytest.mark.parametrize("name", MODELS)
 def test_scaled_preparation_finds_the_posterior(name, mu2):
     asked, releases = problem(name), Releases(problem(name), mu2, 5)
-    found = prepare_scaled(releases, asked.terms, asked.start, asked.engine)
+    found = prepare_scaled(Shares(releases, asked.engine), asked.terms, asked.start)
     low, high, far = ACCURACY[mu2]
     assert found.trusted
     values = np.linalg.eigvalsh(precision_in(found.coordinates, name))
@@ -744,10 +741,9 @@ def test_moves_along_axes_have_a_bound_of_their_own(along_axes):
     asked = problem("many_groups")
     releases = Releases(asked, 30.0, 5)
     found = prepare_scaled(
-        releases,
+        Shares(releases, asked.engine),
         asked.terms,
         asked.start,
-        asked.engine,
         along_axes=along_axes,
     )
     scores, _ = releases.contributions(Score(found.coordinates))
@@ -763,7 +759,9 @@ def test_without_a_centre_the_preparation_keeps_to_its_part(name, mu2):
     asked = problem(name)
     for seed in range(3):
         releases = Releases(asked, mu2, seed)
-        found = prepare_scaled(releases, asked.terms, asked.start, asked.engine, centred=False)
+        found = prepare_scaled(
+            Shares(releases, asked.engine), asked.terms, asked.start, centred=False
+        )
         assert sum(releases.shares) < FIRST_PART * (1.0 + 1e-12)
         assert found.left == pytest.approx(mu2 * (1.0 - sum(releases.shares)))
 
@@ -909,10 +907,11 @@ def test_what_no_record_sees_follows_the_others():
 @pytest.mark.parametrize("name", MODELS)
 def test_bulk_is_a_normal_approximation(name):
     asked, releases = problem(name), Releases(problem(name), 30.0, 2)
-    bulk = find_bulk(releases, asked.public, asked.start, asked.engine, share=0.5)
+    bulk = find_bulk(Shares(releases, asked.engine), asked.public, asked.start, share=0.5)
     mode, precision = posterior(name)
     assert distance(Coordinates(bulk.location, np.eye(len(mode))), name) < 1.0
     back = np.linalg.inv(root(precision))
-    for part in (bulk.precision, bulk.data_precision + bulk.prior_precision):
+    prior = prior_curvature(asked.terms.gradient, Coordinates(bulk.location, np.eye(len(mode))))
+    for part in (bulk.precision, bulk.data_precision + prior):
         values = np.linalg.eigvalsh(back @ part @ back.T)
         assert 0.8 < values[0] and values[-1] < 1.25
