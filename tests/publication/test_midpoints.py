@@ -155,7 +155,7 @@ def test_standard_errors_are_honest():
     rng = np.random.default_rng(3)
     start = rng.multivariate_normal(MEAN, np.linalg.inv(PRECISION), 100)
     draws, midpoints, scores = chains(start, 400, seed=3)
-    newton = newton_estimate(midpoints, scores, np.diag(PRECISION))
+    newton = newton_estimate(midpoints, scores, np.diag(np.diag(PRECISION)))
     errors = np.array(
         [_standard_error(d[None], d[None], n[None]) for d, n in zip(draws, newton, strict=True)]
     )
