@@ -31,11 +31,11 @@ import numpy as np
 
 from benchmarks.hand import CASES, Case
 from benchmarks.machine import description
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.privacy.answer import Grid, Query, VectorSum
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.queries import ScoreAt
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise

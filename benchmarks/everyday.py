@@ -28,9 +28,9 @@ import pymc_dp as dp
 from benchmarks.models import EVERYDAY, Arrays, Data, Problem, everyday
 from benchmarks.reference import reference
 from benchmarks.runs import METHODS, private_run, quiet
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import ConsistentScore
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.model_parts import ModelParts
 

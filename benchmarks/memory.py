@@ -39,8 +39,8 @@ def measure(n: int, kind: str, engine: str) -> dict[str, Any]:
     import pymc as pm
 
     from benchmarks.engine import private_sum
+    from pymc_dp.base.matrices import Coordinates
     from pymc_dp.records.extraction import extract
-    from pymc_dp.rows.coordinates import Coordinates
     from pymc_dp.rows.engine import RowEngine
     from pymc_dp.rows.predicted import PredictorEngine
     from pymc_dp.rows.predictor import recognise

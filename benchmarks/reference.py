@@ -11,11 +11,10 @@ import xarray as xr
 
 from benchmarks.metrics import Directions, diagnostics
 from benchmarks.models import BANANA, GAUSS, Data, Problem
-from pymc_dp.base.matrices import root
+from pymc_dp.base.matrices import Coordinates, root
 from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.graph import ParameterVector
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine

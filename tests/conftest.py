@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.published.reading import Function
 from pymc_dp.records.extraction import Records
 from pymc_dp.rows import functions
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 

@@ -54,7 +54,6 @@ PURE = {
     "privacy.queries",
     "privacy.subsampled",
     "publication.noise_aware",
-    "rows.coordinates",
     "rows.joint",
     "rows.linear",
     "rows.loops",

@@ -1,11 +1,28 @@
-"""Small linear algebra: roots, positive parts, trust regions, differences of gradients."""
+"""Affine coordinates and small linear algebra: roots, positive parts, trust regions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.linalg import eigh
+
+
+@dataclass(frozen=True, eq=False)
+class Coordinates:
+    """Affine coordinates, theta = location + scaling @ z; shapes (d,) and (d, d), invertible."""
+
+    location: np.ndarray
+    scaling: np.ndarray
+
+    def theta(self, z: np.ndarray) -> np.ndarray:
+        """(d,) unconstrained parameters at z."""
+        return self.location + self.scaling @ z
+
+    def z(self, theta: np.ndarray) -> np.ndarray:
+        """(d,) coordinates of unconstrained parameters."""
+        return np.linalg.solve(self.scaling, theta - self.location)
 
 
 def minus_hessian(

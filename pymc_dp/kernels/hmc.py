@@ -18,10 +18,11 @@ from pymc_dp.kernels.interfaces import (
     Mask,
     Prior,
     every,
+    penalty_test,
     select,
     start_log_prior,
 )
-from pymc_dp.kernels.penalty import PenaltyInfo, penalty_test
+from pymc_dp.kernels.penalty import PenaltyInfo
 
 Integrator: TypeAlias = Literal["leapfrog", "position"]
 Stages: TypeAlias = tuple[tuple[float, float], ...]

@@ -1,4 +1,4 @@
-"""What a kernel may ask, and of whom.
+"""What a kernel may ask, and what kernels share.
 
 Every vector is ``(..., d)`` and every scalar ``(...)``, with the same leading batch axes throughout
 one call; a single chain has none. Positions are in the scaled coordinates z in which gradients are
@@ -158,6 +158,26 @@ def start_log_prior(z: Array, prior: Prior) -> Array:
             "start the chain inside the support of the prior."
         )
     return log_prior
+
+
+# -- the penalty method: Ceperley & Dewing (1999) --------------------------------------------------
+
+
+def penalty_test(
+    rng: np.random.Generator, possible: Mask, value: Batch, noise_sd: Batch, public: Batch
+) -> tuple[Mask, Batch]:
+    """Accept when log u < value + public - noise_sd^2 / 2; returns decisions and right-hand side.
+
+    `value` is the released log ratio, R + N(0, noise_sd^2), `public` the public part. Where
+    `possible` is False the proposal is rejected whatever the released value.
+
+    *Guarantee.* With lambda = R + public odd and noise_sd even under exchange of current and
+    proposed state, detailed balance holds exactly: E min(1, exp(lambda + xi - s^2/2)) = exp(lambda)
+    E min(1, exp(-lambda + xi - s^2/2)) for xi ~ N(0, s^2).
+    """
+    log_accept = value + public - 0.5 * np.square(noise_sd)
+    log_u = -rng.standard_exponential(np.shape(possible))
+    return possible & (log_u < log_accept), log_accept
 
 
 # -- step sizes: Owen (2017); Hoffman, Radul & Sountsov (2021) for Hamiltonian trajectories --------

@@ -20,10 +20,10 @@ from pymc_dp.kernels.interfaces import (
     PathQueries,
     Prior,
     every,
+    penalty_test,
     select,
     start_log_prior,
 )
-from pymc_dp.kernels.penalty import penalty_test
 
 # -- intervals of energy errors --------------------------------------------------------------------
 

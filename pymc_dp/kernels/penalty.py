@@ -29,6 +29,7 @@ from pymc_dp.kernels.interfaces import (
     Proposed,
     StatisticQueries,
     every,
+    penalty_test,
     select,
     start_log_prior,
 )
@@ -170,23 +171,6 @@ class PenaltyInfo(NamedTuple):
     log_accept: Batch  # noisy, penalised log acceptance ratio
     noise_sd: Batch  # noise of the released log-likelihood ratio
     finite: Mask  # False where it was rejected as not finite: a position, or its prior density
-
-
-def penalty_test(
-    rng: np.random.Generator, possible: Mask, value: Batch, noise_sd: Batch, public: Batch
-) -> tuple[Mask, Batch]:
-    """Accept when log u < value + public - noise_sd^2 / 2; returns decisions and right-hand side.
-
-    `value` is the released log ratio, R + N(0, noise_sd^2), `public` the public part. Where
-    `possible` is False the proposal is rejected whatever the released value.
-
-    *Guarantee.* With lambda = R + public odd and noise_sd even under exchange of current and
-    proposed state, detailed balance holds exactly: E min(1, exp(lambda + xi - s^2/2)) = exp(lambda)
-    E min(1, exp(-lambda + xi - s^2/2)) for xi ~ N(0, s^2).
-    """
-    log_accept = value + public - 0.5 * np.square(noise_sd)
-    log_u = -rng.standard_exponential(np.shape(possible))
-    return possible & (log_u < log_accept), log_accept
 
 
 def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> PenaltyState:

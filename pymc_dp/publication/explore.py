@@ -13,8 +13,8 @@ import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
 
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.publication.noise_aware import Likelihood
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import compile_parameter_function
 
 #: Chains, tuning iterations and draws of NUTS.

@@ -19,6 +19,7 @@ from pymc.model import Model
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import warn
 from pymc_dp.base.compat import working
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.publication.explore import CHAINS, ENOUGH, explore, log_likelihood
@@ -44,7 +45,6 @@ from pymc_dp.publication.publish import (
 )
 from pymc_dp.publication.results import PaidDraws, constrain, unconstrain
 from pymc_dp.records.extraction import Records, extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import PublicTerms
 
 #: Acceptance below which draws are no sample.

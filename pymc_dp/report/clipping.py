@@ -18,6 +18,7 @@ from pytensor.graph.replace import clone_replace
 from pytensor.tensor.type import TensorType
 
 from pymc_dp.base.checks import check_epsilon, check_integer, check_positive
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
@@ -37,7 +38,6 @@ from pymc_dp.records.units import RecordStore, longest_unnamed, private_observed
 from pymc_dp.report import COLOURS, LIMIT, axes_for, log_x_axis, tidy
 from pymc_dp.report.diagnostics import numbers
 from pymc_dp.rows.contributions import Score
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.groups import RowGroup

@@ -25,12 +25,12 @@ import numpy as np
 from numpy import ndarray
 from pytensor.graph.basic import Variable
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import RowGraph
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import Blocks, RowEngine
 from pymc_dp.rows.groups import BLOCK, RowGroup, rows_of
 from pymc_dp.rows.joint import POINTS, JointPoints, fractions, hashed, repetitions

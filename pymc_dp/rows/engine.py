@@ -13,13 +13,13 @@ from typing import Any, Self
 
 import numpy as np
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import ParameterVector
 from pymc_dp.rows import groups as row_groups
 from pymc_dp.rows import loops
-from pymc_dp.rows.coordinates import Coordinates, Scores
 from pymc_dp.rows.functions import RowFunctions
-from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.groups import RowGroup, Scores
 from pymc_dp.rows.linear import LinearRows
 from pymc_dp.rows.loops import Layout, ScaledDesign, SparseBlock
 

@@ -38,13 +38,13 @@ from scipy.linalg import solve_triangular
 
 from pymc_dp.base.compat import SolveTriangular
 from pymc_dp.base.jit import DIGEST, compiled
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED, code_of, exact
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.extraction import Records
 from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
 from pymc_dp.rows import loops
-from pymc_dp.rows.coordinates import Coordinates
 
 _SLOW = (  # functions that take longer than reading a number from memory
     scalar.Exp,

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import over
 from pymc_dp.records.graph import Cut, each_alone
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import RowFunctions
 
 BLOCK = 8192  # rows per block, at most: what a block needs stays in a second-level cache
@@ -26,6 +26,14 @@ _COST = 8  # what a function of rows costs, as numbers read for each row
 Rows = slice | np.ndarray
 Inputs = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 Maps = Sequence[np.ndarray | None]
+
+
+@dataclass(eq=False)
+class Scores:
+    """Derivatives at one z, by group and cut: rows (k, n_rows), maps d phi / d z (entries, d)."""
+
+    rows: list[list[np.ndarray | None]]
+    maps: list[list[np.ndarray | None]]
 
 
 @dataclass(frozen=True, eq=False)

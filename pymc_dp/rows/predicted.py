@@ -13,9 +13,9 @@ from typing import Any, Self
 
 import numpy as np
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import over
 from pymc_dp.rows import linear, loops
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.linear import LinearRows, Moves, predict

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.base import threads
 from pymc_dp.base.checks import check_integer, warn
 from pymc_dp.base.compat import full_signature
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.budget import get_budget, require_budget
 from pymc_dp.errors import PlanMismatch, PrivacyError, UnsafeModel
 from pymc_dp.kernels.interfaces import Prior, start_log_prior
@@ -31,12 +33,9 @@ from pymc_dp.privacy.chains import BatchQueries, Queries
 from pymc_dp.privacy.journal import SPENDING
 from pymc_dp.privacy.meter import Meter, noise_is_secure
 from pymc_dp.privacy.plan import Batches, Plan, make_plan, per_mechanism
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.steps.settings import (
     check_batches,
     fixed_batches,
-    refuse_unknown,
-    required,
     scaling_matrix,
 )
 from pymc_dp.tuning.forecast import SAMPLERS
@@ -50,6 +49,41 @@ class PrivateStepState(StepMethodState):
 
 
 _OF_A_CHAIN = ("_model", "_state", "_point")  # or of the process: a pickle leaves them out
+
+
+_MEANING = {
+    "step_size": "the step in z, where theta = initial point + scaling @ z",
+    "n_steps": "the number of integration steps of one trajectory",
+    "clip_norm": "the bound on one record's score (its gradient of the log-likelihood) in z",
+    "scaling": "the scale of each parameter: about its posterior standard deviation",
+    "draws": "the draws per chain that pm.sample will be asked for",
+    "chains": "the number of chains that pm.sample will be asked for",
+}
+
+
+def refuse_unknown(sampler: str, given: Iterable[str], known: list[str]) -> None:
+    """Raise TypeError for the first unknown argument, with what was probably meant."""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            raise TypeError(
+                f"{sampler} has no argument `{name}`. "
+                + (f"Did you mean `{near[0]}`?" if near else f"It takes {', '.join(known)}.")
+            )
+
+
+def required(sampler: str, **values: Any) -> None:
+    """Raise ValueError for arguments that were not given, with what they mean."""
+    missing = [name for name, value in values.items() if value is None]
+    if missing:
+        meanings = "; ".join(f"{name} ({_MEANING[name]})" for name in missing)
+        caution = (
+            " Choose settings from public knowledge only: a value tuned on the private data is not "
+            "covered by the guarantee."
+        )
+        raise ValueError(
+            f"{sampler} needs {meanings}." + ("" if {*missing} <= {"draws", "chains"} else caution)
+        )
 
 
 def _rebuild(cls: type[PrivateStep], state: dict[str, Any]) -> PrivateStep:
@@ -79,6 +113,7 @@ class PrivateStep(BlockedStep):
     _by_hand: tuple[str, ...] = ("clip_norm", "scaling")  # all learned privately, or all given
     _needed: tuple[str, ...] = ()  # attributes that must be given with them
     _takes_batches = False
+    batch_size: int | None = None
     _batch_queries: type[BatchQueries] = BatchQueries
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -148,15 +183,16 @@ class PrivateStep(BlockedStep):
         self._model = model
         self._secure = noise_is_secure(self.budget.ledger)
 
-        if not self._takes_batches and (batch_size is not None or batches != "poisson"):
+        if self._takes_batches:
+            mode = (compile_kwargs or {}).get("mode")
+            self.batch_size = check_batches(
+                batches, batch_size, self.budget, counts["runs"], noise_multiplier, mode
+            )
+        elif batch_size is not None or batches != "poisson":
             raise ValueError(
                 f"{sampler} reads all records in every iteration: leave batch_size and batches "
                 "out. DPSGLD, DPSGNHT, DPPenalty and DPBarker take batches."
             )
-        mode = (compile_kwargs or {}).get("mode")
-        self.batch_size = check_batches(
-            batches, batch_size, self.budget, counts["runs"], noise_multiplier, mode
-        )
         mine = None if batch_size is None else self.budget.batches()
         set_aside = 0 if mine is None else mine["reserved"]
         self._version = Version(b"", private_arrays(model, ()))

@@ -16,6 +16,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.base.checks import warn
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.kernels import penalty
 from pymc_dp.kernels.penalty import GaussianProposal
@@ -26,7 +27,6 @@ from pymc_dp.records.bounds import Interval, known_limits
 from pymc_dp.records.extraction import refuse_private
 from pymc_dp.records.units import RecordStore, public_inputs
 from pymc_dp.rows.contributions import Statistic
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import compile_function, compile_parameter_function, jacobian_of
 from pymc_dp.rows.groups import RowGroup

@@ -13,8 +13,7 @@ from pymc_dp.kernels import langevin
 from pymc_dp.kernels.interfaces import ClipInterval, HaltonJitter, PathQueries
 from pymc_dp.kernels.langevin import ConstantInterval, CurvatureInterval
 from pymc_dp.kernels.targets import InBasis, NoRecords
-from pymc_dp.steps.base import PrivateStep
-from pymc_dp.steps.settings import required
+from pymc_dp.steps.base import PrivateStep, required
 from pymc_dp.tuning.choice import FORMS, learn_form
 from pymc_dp.tuning.effects import InEffects
 from pymc_dp.tuning.forms import Form, Plain

@@ -14,7 +14,7 @@ from scipy.stats import norm
 
 from pymc_dp.base.checks import check_integer, check_number, warn
 from pymc_dp.base.compat import working
-from pymc_dp.base.matrices import positive_part, root
+from pymc_dp.base.matrices import Coordinates, positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
 from pymc_dp.kernels import targets
 from pymc_dp.kernels.interfaces import Prior
@@ -30,7 +30,6 @@ from pymc_dp.publication.publish import (
     vouched,
 )
 from pymc_dp.publication.results import check_fits, computing, constrain, dataset
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.choice import learn_form
 from pymc_dp.tuning.effects import effects_of

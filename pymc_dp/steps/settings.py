@@ -1,10 +1,9 @@
-"""Arguments of the step methods: one meaning and one wording for all of them."""
+"""Step sizes, scalings and batches that are given by hand."""
 
 from __future__ import annotations
 
-import difflib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from typing import Any
@@ -20,40 +19,6 @@ from pymc_dp.privacy.holder import COINS
 from pymc_dp.privacy.plan import Batches, plan_batches
 from pymc_dp.records.graph import ParameterVector
 from pymc_dp.tuning.coordinates import FIRST_PART
-
-_MEANING = {
-    "step_size": "the step in z, where theta = initial point + scaling @ z",
-    "n_steps": "the number of integration steps of one trajectory",
-    "clip_norm": "the bound on one record's score (its gradient of the log-likelihood) in z",
-    "scaling": "the scale of each parameter: about its posterior standard deviation",
-    "draws": "the draws per chain that pm.sample will be asked for",
-    "chains": "the number of chains that pm.sample will be asked for",
-}
-
-
-def refuse_unknown(sampler: str, given: Iterable[str], known: list[str]) -> None:
-    """Raise TypeError for the first unknown argument, with what was probably meant."""
-    for name in given:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            raise TypeError(
-                f"{sampler} has no argument `{name}`. "
-                + (f"Did you mean `{near[0]}`?" if near else f"It takes {', '.join(known)}.")
-            )
-
-
-def required(sampler: str, **values: Any) -> None:
-    """Raise ValueError for arguments that were not given, with what they mean."""
-    missing = [name for name, value in values.items() if value is None]
-    if missing:
-        meanings = "; ".join(f"{name} ({_MEANING[name]})" for name in missing)
-        caution = (
-            " Choose settings from public knowledge only: a value tuned on the private data is not "
-            "covered by the guarantee."
-        )
-        raise ValueError(
-            f"{sampler} needs {meanings}." + ("" if {*missing} <= {"draws", "chains"} else caution)
-        )
 
 
 def step_sizes(value: Any) -> np.ndarray | None:

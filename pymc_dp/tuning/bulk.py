@@ -17,9 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.linalg import sqrtm
 
-from pymc_dp.base.matrices import minus_hessian, positive_part, root, within
+from pymc_dp.base.matrices import Coordinates, minus_hessian, positive_part, root, within
 from pymc_dp.rows.contributions import Curvature, LongestScore, OuterProduct, Score
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.forecast import whole_curvature
 from pymc_dp.tuning.model_parts import Public, unseen

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from pymc_dp.base.matrices import root
+from pymc_dp.base.matrices import Coordinates, root
 from pymc_dp.rows.contributions import Change, Score, law_unknown
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise

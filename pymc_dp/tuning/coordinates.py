@@ -9,10 +9,9 @@ from typing import Protocol
 
 import numpy as np
 
-from pymc_dp.base.matrices import minus_hessian, root
+from pymc_dp.base.matrices import Coordinates, minus_hessian, root
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.rows.contributions import LongestEntry, Score, Statistic, law_unknown
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.tuning.bulk import WARM_UP, find_bulk
 from pymc_dp.tuning.forecast import PROJECTION, SCORE
 from pymc_dp.tuning.forms import LOOK

@@ -16,9 +16,9 @@ from pymc.exceptions import SamplingError
 from pytensor.graph.replace import graph_replace
 from scipy.optimize import minimize
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.publication.explore import CHAINS, ENOUGH, Explored, explore, in_support
 from pymc_dp.records.extraction import Records
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions, compile_parameter_function
 from pymc_dp.rows.nonlinear import Seen, see

@@ -13,9 +13,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 from scipy.linalg import pinvh
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.kernels.targets import Tilted
 from pymc_dp.rows.contributions import Change, PathError
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.forecast import WORTH
 from pymc_dp.tuning.model_parts import Design, Public, seen_together

@@ -18,13 +18,12 @@ from pytensor.graph.traversal import ancestors
 from scipy.optimize import minimize
 
 from pymc_dp.base.compat import working
-from pymc_dp.base.matrices import minus_hessian, root, within
+from pymc_dp.base.matrices import Coordinates, minus_hessian, root, within
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.publication.results import check_step, unconstrain
 from pymc_dp.records.extraction import draws_are_public
 from pymc_dp.rows.contributions import law_unknown
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.groups import is_flat

@@ -15,11 +15,10 @@ from scipy.linalg import pinv, pinvh
 
 from pymc_dp.base.checks import warn
 from pymc_dp.base.compat import working
-from pymc_dp.base.matrices import positive_part, root
+from pymc_dp.base.matrices import Coordinates, positive_part, root
 from pymc_dp.publication.explore import CHAINS, Explored, explore, in_support, log_likelihood
 from pymc_dp.publication.noise_aware import Likelihood, noisy_posterior
 from pymc_dp.rows.contributions import Curvature, ExpectedCurvature
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.bulk import prior_curvature
 from pymc_dp.tuning.forecast import CURVATURE, whole_curvature

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import numpy as np
 from rich.progress import Progress
 
-from pymc_dp.base.matrices import positive_part
+from pymc_dp.base.matrices import Coordinates, positive_part
 from pymc_dp.privacy.preparation import Histogram, Preparation
 from pymc_dp.rows.contributions import (
     Change,
@@ -32,7 +32,6 @@ from pymc_dp.rows.contributions import (
     OuterProduct,
     Score,
 )
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.forecast import ROOM, costs_of_clipping
 

@@ -6,10 +6,10 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Change, Curvature, OuterProduct, Score
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.bulk import clip_scaling
 from pymc_dp.tuning.quadratic import _visible

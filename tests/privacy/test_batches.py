@@ -17,6 +17,7 @@ from pymc.model import Model
 from scipy.stats import chi2, chisquare
 
 import pymc_dp as dp
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import penalty
 from pymc_dp.kernels.penalty import BarkerTest, GaussianProposal
@@ -36,7 +37,6 @@ from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.plan import plan_batches
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.preparing import Version
 from tests.selection import marked

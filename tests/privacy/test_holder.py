@@ -8,14 +8,14 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy.answer import Grid, IntervalSum, Query, VectorSum
 from pymc_dp.privacy.holder import Holder, rehearse
 from pymc_dp.privacy.queries import EnergyError, Kick
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates, Scores
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.groups import Columns, RowGroup
+from pymc_dp.rows.groups import Columns, RowGroup, Scores
 from tests.privacy.toy import LinearRecords, Rows, VectorRecords, make_queries
 
 GRID = Grid.finest(1.0, 3)

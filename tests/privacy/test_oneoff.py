@@ -17,6 +17,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from pymc_dp.audit import audit_scores, gaussian_score
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import answer as answers
 from pymc_dp.privacy import noise
@@ -35,7 +36,6 @@ from pymc_dp.privacy.holder import Holder
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Statistic
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from tests.privacy.toy import DELTA, Rows, VectorRecords, logistic_model, vector_blocks
 

@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.budget import get_budget
 from pymc_dp.errors import BudgetExceeded, LedgerError, PrivacyError
 from pymc_dp.privacy import holder
@@ -28,7 +29,6 @@ from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Change, Curvature, PathError, Score
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from tests.privacy.toy import Rows, VectorRecords, logistic_model, make_step, sample, vector_blocks
 

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pymc_dp.base import threads
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import answer as page
 from pymc_dp.privacy.answer import (
@@ -48,7 +49,6 @@ from pymc_dp.rows.contributions import (
     Score,
     law_unknown,
 )
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.loops import SparseBlock

@@ -11,10 +11,10 @@ import pytensor
 import pytensor.tensor as pt
 import pytest
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from tests.selection import marked
 

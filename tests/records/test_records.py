@@ -26,13 +26,13 @@ from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.base import threads
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED, ExactLinker
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import RecordStore, _rows_overlap, _same_units, count_units
 from pymc_dp.rows import groups
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.groups import RowGroup

@@ -17,9 +17,9 @@ import pytest
 from pymc.model.transform.optimization import freeze_dims_and_data
 
 import pymc_dp as dp
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predictor import recognise

@@ -20,6 +20,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.privacy import holder
@@ -30,7 +31,6 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore, count_units
 from pymc_dp.rows import engine as engine_module
 from pymc_dp.rows import groups, predicted
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import BLOCK, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine

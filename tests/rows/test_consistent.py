@@ -15,6 +15,7 @@ import pytest
 from scipy import stats
 from scipy.special import expit
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.errors import NotFactorizable
 from pymc_dp.records.extraction import Records, extract
@@ -33,7 +34,6 @@ from pymc_dp.rows.contributions import (
     law_unknown,
     score_norms,
 )
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.law import law_of
 from tests.records.test_records import same_bits, with_data

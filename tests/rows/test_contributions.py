@@ -10,6 +10,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import contributions, groups, loops
 from pymc_dp.rows.contributions import (
@@ -20,7 +21,6 @@ from pymc_dp.rows.contributions import (
     PathError,
     Score,
 )
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import Columns, RowGroup
 from pymc_dp.rows.predicted import PredictorEngine

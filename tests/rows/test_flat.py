@@ -12,11 +12,11 @@ from scipy.stats import norm
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED, code_of
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Curvature, OuterProduct, Score
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import is_flat
 from tests.selection import marked

@@ -10,9 +10,9 @@ import pymc as pm
 import pytest
 
 import pymc_dp as dp
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.groups import is_flat

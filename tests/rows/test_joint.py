@@ -14,6 +14,7 @@ from scipy.special import expit, logit
 from scipy.stats import binom
 
 from pymc_dp.base import threads
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
@@ -27,7 +28,6 @@ from pymc_dp.rows.contributions import (
     Score,
     law_unknown,
 )
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from tests.records.test_records import same_bits

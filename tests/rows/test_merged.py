@@ -10,9 +10,9 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.records.extraction import Records, extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
 from pymc_dp.rows.groups import RowGroup

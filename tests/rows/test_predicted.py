@@ -14,9 +14,9 @@ import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows import contributions, groups, linear
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.loops import row_blocks
 from pymc_dp.rows.predicted import PredictorEngine

@@ -18,9 +18,9 @@ from pytensor.scalar.basic import Composite
 from pytensor.tensor.elemwise import Elemwise
 from scipy.special import expit, gammaln, log_expit
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows import functions
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import compile_function, hoisted, simplified
 

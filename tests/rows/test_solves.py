@@ -10,8 +10,8 @@ from pytensor.tensor.blockwise import Blockwise
 from scipy.stats import multivariate_normal
 
 from pymc_dp.base.compat import SolveTriangular
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import constant_solves
 

@@ -11,9 +11,9 @@ import pymc as pm
 import pytest
 
 from pymc_dp.base.jit import compiled as jit
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows import linear, loops
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.loops import Layout
 from pymc_dp.rows.predicted import PredictorEngine

@@ -15,6 +15,7 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.kernels import langevin
 from pymc_dp.kernels.langevin import ConstantInterval
 from pymc_dp.kernels.targets import InBasis, Tilted
@@ -22,7 +23,6 @@ from pymc_dp.privacy.answer import IntervalSum
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import ConsistentScore, Score
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine

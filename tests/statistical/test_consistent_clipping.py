@@ -16,12 +16,12 @@ import numpy as np
 import pymc as pm
 import pytest
 
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.publication.noise_aware import noisy_posterior
 from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import contributions
 from pymc_dp.rows.contributions import ConsistentScore, Loss
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.law import Law, law_of

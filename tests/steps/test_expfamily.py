@@ -19,13 +19,13 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.errors import PrivacyError, UnsafeModel
 from pymc_dp.privacy import holder
 from pymc_dp.privacy.answer import Grid, Query, VectorSum
 from pymc_dp.privacy.holder import Holder
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.contributions import Statistic
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.steps import exponential as recognition

@@ -17,13 +17,12 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.matrices import root
+from pymc_dp.base.matrices import Coordinates, root
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.kernels.targets import Quadratic
 from pymc_dp.privacy.accounting import mu_from_budget
 from pymc_dp.publication.explore import Explored, _Whole, explore
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning import forecast, quadratic

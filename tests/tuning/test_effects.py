@@ -12,11 +12,11 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.privacy.journal import SPENDING
 from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.records.extraction import extract
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.tuning.effects import Effects, effects_of
 

@@ -17,7 +17,7 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 
-from pymc_dp.base.matrices import positive_part, root, within
+from pymc_dp.base.matrices import Coordinates, positive_part, root, within
 from pymc_dp.kernels import hmc, penalty
 from pymc_dp.kernels.penalty import GaussianProposal
 from pymc_dp.privacy.account import Account
@@ -28,7 +28,6 @@ from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.preparation import Histogram, Preparation
 from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score
-from pymc_dp.rows.coordinates import Coordinates
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.bulk import clip_scaling, find_bulk, prior_curvature
