@@ -162,17 +162,18 @@ def learn_form(
     parts = preparing.parts
     density: Density = parts.terms
     records, start, effects = parts.engine, parts.start, None
-    if form is None:
+    predictor, _ = recognise(records, parts.compile_kwargs)
+    if form is None and predictor is None:  # a linear predictor is linear in the parameters
         effects = effects_of(parts.records, records, parts.prior_draws, parts.compile_kwargs)
     if effects is not None:
         form, records, density, start = "quadratic", effects.engine, effects, effects.start
+        predictor, _ = recognise(records, parts.compile_kwargs)
     compile_rows(records, preparing.progressbar)
     flat = piecewise_linear(records)
     unknown = law_unknown(records)
     if consistent_clipping and unknown:
         raise ValueError(f"consistent_clipping=True is not available: {unknown}")
     consistent = not unknown and consistent_clipping is not False
-    predictor, _ = recognise(records, parts.compile_kwargs)
     engine = records if predictor is None else PredictorEngine(records, predictor)
     options: dict[str, Any] = {
         "form": form,
