@@ -70,7 +70,8 @@ class Path(Protocol):
 
         The path has come to ``z``.  Where it has come at the next question, z', record i's account
         receives clip(g_i(mid)) . (z' - z).  The gradient is the true clipped one: the released one
-        is correlated with the path, and would make the accept test invalid.
+        is correlated with the path, and would make the accept test invalid.  Arrays that were passed
+        are kept, not copied, until the path ends: they must not change.
         """
 
     def energy_error(self, z_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:

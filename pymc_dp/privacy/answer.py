@@ -503,7 +503,7 @@ def answer(query: Query, total: Callable[[Query], Array], receipt: Receipt) -> A
 
     ``total(query)``, the exact int64 sum over all units, is private. The answer is taken off the
     receipt before a record is touched. If something fails, nobody has seen a value, and the receipt
-    is as it was.
+    is as it was, or one answer poorer.
     """
     receipt.take(query.mechanism, query.sum.noise_multiplier)
     try:
