@@ -163,10 +163,22 @@ _VECTOR, _MATRIX = types.float64[::1], types.float64[:, ::1]
 def callable_kernel(graph: KernelGraph) -> Any:
     """The whole estimate of a sample: d and the gradient are written."""
     function = compile_function(*graph).vm.jit_fn
+    *_, coefficients, _, _ = graph[0]
+    stop = coefficients.type.shape[0]  # rows of `others` that are coefficients
 
-    def estimate(theta, centre, numbers, d, gradient, design, others):  # type: ignore[no-untyped-def]
+    def estimate(theta, centre, numbers, tables, d, gradient, design, others):  # type: ignore[no-untyped-def]
         try:
-            value, found, slope = function(theta, centre, numbers, design, others)
+            value, found, slope = function(
+                theta,
+                centre,
+                numbers,
+                tables,
+                design,
+                design.T,
+                others[:stop],
+                others[:stop].T,
+                others[stop:],
+            )
         except Exception:
             d.fill(np.nan)
             gradient.fill(np.nan)
@@ -177,7 +189,9 @@ def callable_kernel(graph: KernelGraph) -> Any:
             gradient[k] = slope[k]
         return value[0]
 
-    signature = types.float64(_VECTOR, _VECTOR, _VECTOR, _VECTOR, _VECTOR, _MATRIX, _MATRIX)
+    signature = types.float64(
+        _VECTOR, _VECTOR, _VECTOR, _MATRIX, _VECTOR, _VECTOR, _MATRIX, _MATRIX
+    )
     return cfunc(signature)(estimate)
 
 
@@ -300,17 +314,18 @@ def estimate(
 ) -> float:
     """What a sample says of the sum of d_k; d_k and the gradient are written.
 
-    `kernel` is None for records of one linear predictor; else an address and constants.
+    `kernel` is None for records of one linear predictor; else an address and tables.
     """
     if d.shape[0] == 0:
         gradient[:] = 0.0
         return 0.0
     if kernel is None:
         return _of_predictor(at, sample, theta, d, gradient)
-    address, constants = kernel
-    numbers = np.concatenate((np.array([at.scale, at.shift, float(at.batch)]), constants))
-    centre = at.expansion.centre
-    return call_address(address, (theta, centre, numbers, d, gradient, sample[0], sample[1]))
+    address, tables = kernel
+    numbers, centre = np.array([at.scale, at.shift, float(at.batch)]), at.expansion.centre
+    return call_address(
+        address, (theta, centre, numbers, tables, d, gradient, sample[0], sample[1])
+    )
 
 
 @compiled(error_model="numpy")

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytensor
@@ -23,6 +24,8 @@ import pytensor.tensor as pt
 from pytensor.compile.mode import Mode
 from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.elemwise import DimShuffle
 
 from pymc_dp.base.compat import pushforward
 from pymc_dp.base.threads import INTERPRETED
@@ -100,15 +103,25 @@ class GeneralRows:
         shapes = [cut.eta.type.shape[1:] for cut in self._real]
         return sum(math.prod(s or math.inf for s in shape) for shape in shapes)
 
-    def _seen(self, values: Sequence[Variable]) -> list[Variable]:
-        """What a block of rows sees of shared values, per cut."""
+    def _seen(self, values: Sequence[Any], spread: bool = True) -> list[Any]:
+        """What a block of rows sees of shared values, per cut; nothing of those that are None.
+
+        If not `spread`, the axis of rows has length 1 where all rows see the same.
+        """
         n_block = next(iter(self.arrays)).shape[0]
-        found = []
+        found: list[Any] = []
         for cut, phi in zip(self._cuts, values, strict=False):
+            if phi is None:
+                found.append(None)
+                continue
             if cut.kind == "dot":
                 eta = pt.dot(self._column_of[cut.row_data], phi)
             elif cut.kind == "index":
                 eta = phi[self._column_of[cut.row_data]]
+            elif not spread:
+                eta = phi[None]
+            elif all(phi.type.broadcastable):  # loops over (rows, 1) are slow
+                eta = pt.alloc(phi.squeeze(), n_block).dimshuffle(0, *"x" * phi.type.ndim)
             else:
                 eta = pt.alloc(phi, n_block, *phi.shape)
             found.append(eta.astype(cut.eta.type.dtype))
@@ -122,38 +135,27 @@ class GeneralRows:
         """The estimate from a sample of records, and what it reads of every record.
 
         Control variates of `order` are about `at`; `estimator` is "perturbed", "signed" or "mean".
-        Returns the kernel's graph, its constants, the rows (n, k), and the width of the designs,
-        which come first. From theta, centre, (scale, shift, size of a mini-batch, constants) and a
-        sample the kernel gives the (1,) estimate, the (rows,) d_k, and its (d,) gradient.
+        Returns the kernel's graph, its tables, the rows (n, k), and the width of the designs,
+        which come first, before coefficients. From theta, centre, (scale, shift, size of a
+        mini-batch), tables, and designs, coefficients and other numbers of a sample the kernel
+        gives the (1,) estimate, the (rows,) d_k, and its (d,) gradient.
         """
-        theta, centre, constants = self.theta, self.theta.type("centre"), pt.dvector("constants")
+        theta, centre, tables = self.theta, self.theta.type("centre"), pt.dmatrix("tables")
         at_centre = clone_replace(self._shared, {theta: centre}) if self._shared else []
-        firsts, seconds, tables = self._moves(at_centre, centre, constants)
-        # row inputs for eta at the centre, and for its first and second derivative along delta
-        stars = [eta.type() for eta in self._etas()]
-        ways, bends = ([cut.eta.type() for cut in self._real] for _ in range(2))
+        firsts, seconds, table = self._moves(at_centre, centre, tables)
+        stars = [eta.type() for eta in self._etas()]  # row inputs for eta at the centre
         [at_star] = clone_replace([self._loglik], dict(zip(self._etas(), stars, strict=True)))
+        ways, bends = self._seen(firsts, spread=False), self._seen(seconds, spread=False)
         moved = {
             cut.eta: star + way
-            for cut, star, way, second in zip(self._real, stars, ways, seconds, strict=False)
-            if second is None
+            for cut, star, way, bend in zip(self._real, stars, ways, bends, strict=False)
+            if bend is None
         }
         [here] = clone_replace([self._loglik], moved, rebuild_strict=False)
-        bent = [k for k, second in enumerate(seconds) if second is not None]
-        about = (at_star, stars[: len(ways)], ways, bends, bent, order)
-        if self._numbers_seen() <= _FEW:
-            expansion, coefficients, derivatives = _polynomial(*about)
-        else:
-            expansion, coefficients, derivatives = _expansion(*about), [], []
+        expand = _polynomial if self._numbers_seen() <= _FEW else _products
+        expansion, coefficients, kept = expand(at_star, stars[: len(ways)], ways, bends, order)
         [value], stored, columns = hoisted([here - expansion], [*self._data, *stars])
-        stored, columns = [*stored, *coefficients], [*columns, *derivatives]
         seen = dict(zip(self._etas(), self._seen(self._shared), strict=True))
-        seen |= dict(zip(ways, self._seen(firsts), strict=True))
-        flat = [
-            first if second is None else second
-            for first, second in zip(firsts, seconds, strict=True)
-        ]
-        seen |= dict(zip(bends, self._seen(flat), strict=True))
         star_of = dict(zip(stars, self._seen(at_centre), strict=True))
         # what a linear predictor is at the centre is stored; other shared values are at hand
         used = ancestors_without_shapes([value])
@@ -170,17 +172,16 @@ class GeneralRows:
         designs = {self._column_of[cut.row_data] for cut in self._cuts if cut.kind == "dot"}
         first = {v: x for v, x in self.arrays.items() if v in read and v in designs}
         other = {v: x for v, x in self.arrays.items() if v in read and v not in designs}
-        if columns:
-            columns = clone_replace(columns, star_of, rebuild_strict=False)
-            inputs = [centre, *self.arrays]
-            function = pytensor.function(inputs, columns, mode=_ONCE, on_unused_input="ignore")
-            blocks = [function(at, *block) for block in self._blocks(None)]
-            found = [np.concatenate(part) for part in zip(*blocks, strict=True)]
-            other |= dict(zip(stored, found, strict=True))
+        columns = clone_replace([*columns, kept], star_of, rebuild_strict=False)
+        inputs = [centre, *self.arrays]
+        function = pytensor.function(inputs, columns, mode=_ONCE, on_unused_input="ignore")
+        blocks = [function(at, *block) for block in self._blocks(None)]
+        *filled, constants = [np.concatenate(part) for part in zip(*blocks, strict=True)]
+        other |= dict(zip(stored, filled, strict=True))
         design, others, width, place = pt.dmatrix("design"), pt.dmatrix("others"), 0, 0
-        replaced = {constants: numbers[3:]}
+        replaced = {}
         for v, x in first.items():
-            replaced[v] = design[:, width : width + x.shape[1]]
+            replaced[v] = design if len(first) == 1 else design[:, width : width + x.shape[1]]
             width += x.shape[1]
         for v, x in other.items():
             replaced[v] = _entries(others, place, x.shape[1:], v.type.dtype)
@@ -188,21 +189,30 @@ class GeneralRows:
         for v, x in self.arrays.items():  # of others the shape alone may be read
             replaced.setdefault(v, pt.zeros((design.shape[0], *x.shape[1:]), v.type.dtype))
         outputs = clone_replace([value.reshape((1,)), d, gradient], replaced, rebuild_strict=False)
-        rows = packed([*first.values(), *other.values()])
-        return ([theta, centre, numbers, design, others], outputs), tables(at), rows, width
+        # a product would copy a matrix that PyTensor transposes: both forms are inputs
+        transposed = {design: pt.dmatrix(), coefficients: pt.dmatrix()}
+        replaced = {}
+        for v in ancestors(outputs):
+            of = v.owner.inputs[0] if v.owner and isinstance(v.owner.op, DimShuffle) else None
+            if of in transposed and v.type.ndim == 2:
+                replaced[v] = transposed[of]
+        outputs = clone_replace(outputs, replaced, rebuild_strict=False)
+        matrices = [x for pair in transposed.items() for x in pair]
+        graph = ([theta, centre, numbers, tables, *matrices, others], outputs)
+        return graph, table(at), packed([*first.values(), constants, *other.values()]), width
 
     def _moves(
-        self, at_centre: Sequence[Variable], centre: Variable, constants: Variable
+        self, at_centre: Sequence[Variable], centre: Variable, tables: Variable
     ) -> tuple[list[Variable], list[Variable | None], Callable[[np.ndarray], np.ndarray]]:
         """First and second derivatives of shared values along theta - centre; None for affine ones.
 
-        Few derivatives of other values are stored in `constants`, which the function gives for a
+        Few derivatives of other values are stored in `tables`, which the function gives for a
         centre.
         """
         theta, direction, way = self.theta, self.theta.type("direction"), self.theta - centre
         firsts: list[Variable] = []
         seconds: list[Variable | None] = []
-        tables, start = [], 0
+        whole, products, start = [pt.zeros((0, self.d))], pt.dot(tables, way), 0
         for value, star in zip(self._shared[: len(self._real)], at_centre, strict=False):
             jacobian = jacobian_of(star, centre)
             moves = [pushforward(star, centre, direction, disconnected_outputs="ignore")]
@@ -212,16 +222,15 @@ class GeneralRows:
             shape = star.type.shape
             size = math.prod(s or 0 for s in shape)
             if len(moves) == 2 and None not in shape and size * self.d**2 <= _NUMBERS:
-                tables += [jacobian.flatten(), jacobian_of(jacobian, centre).flatten()]
-                middle, end = start + size * self.d, start + size * self.d * (1 + self.d)
-                matrix = constants[start:middle].reshape((size, self.d))
-                cube = constants[middle:end].reshape((size * self.d, self.d))
-                start, along = end, pt.dot(cube, way).reshape((size, self.d))
-                moves = [pt.dot(matrix, way).reshape(shape), pt.dot(along, way).reshape(shape)]
+                whole += [jacobian, jacobian_of(jacobian, centre)]
+                middle, end = start + size, start + size * (1 + self.d)
+                along = products[middle:end].reshape((size, self.d))
+                moves = [products[start:middle].reshape(shape), pt.dot(along, way).reshape(shape)]
+                start = end
             firsts.append(moves[0])
             seconds.append(moves[1] if len(moves) == 2 else None)
-        whole = pt.concatenate(tables) if tables else pt.zeros(0)
-        at = pytensor.function([centre], whole, mode=INTERPRETED, on_unused_input="ignore")
+        table = pt.concatenate(whole)
+        at = pytensor.function([centre], table, mode=INTERPRETED, on_unused_input="ignore")
         return firsts, seconds, at
 
 
@@ -239,62 +248,80 @@ def _slopes(value: Variable, wrt: Sequence[Variable]) -> list[Variable]:
     return pytensor.grad(value.sum(), wrt, disconnected_inputs="ignore")
 
 
-def _expansion(
+def _products(
     at_star: Variable,
     stars: list[Variable],
     ways: list[Variable],
-    bends: list[Variable],
-    bent: list[int],
+    bends: list[Variable | None],
     order: int,
-) -> Variable:
-    """(rows,) q_k; values seen that are not affine in theta are `bent`."""
+) -> tuple[Variable, Variable, Variable]:
+    """(rows,) q_k without coefficients; values seen that are not affine in theta have bends."""
     value = at_star
     if order >= 1:
         slopes = _slopes(at_star, stars)
-        linear = _products(slopes, ways)
+        linear = _sum_of_products(slopes, ways)
         value = value + linear
     if order == 2:
-        value = value + 0.5 * _products(_slopes(linear, stars), ways)
-        if bent:
-            value = value + 0.5 * _products([slopes[k] for k in bent], [bends[k] for k in bent])
-    return value
+        value = value + 0.5 * _sum_of_products(_slopes(linear, stars), ways)
+        value = value + 0.5 * _sum_of_products(slopes, bends)
+    return value, pt.TensorType("float64", (0, None))(), pt.zeros((at_star.shape[0], 0))
 
 
 def _polynomial(
     at_star: Variable,
     stars: list[Variable],
     ways: list[Variable],
-    bends: list[Variable],
-    bent: list[int],
+    bends: list[Variable | None],
     order: int,
-) -> tuple[Variable, list[Variable], list[Variable]]:
-    """(rows,) q_k, inputs for its coefficients, and these, where rows see few numbers."""
-    derivatives, factors, moves = [at_star], [pt.constant(1.0)], _flat(ways)
+) -> tuple[Variable, Variable, Variable]:
+    """(rows,) q_k, an input for its (k, rows) coefficients, and these (rows, k)."""
+    terms: list[tuple[Variable, list[Variable]]] = [(at_star, [])]  # coefficients and factors
     if order >= 1:
-        slopes = _flat(_slopes(at_star, stars))
-        halves = [0.5 * bend * float(order == 2 and k in bent) for k, bend in enumerate(bends)]
-        derivatives += slopes
-        factors += [x + y for x, y in zip(moves, _flat(halves), strict=True)]
+        slopes, moves = _flat(_slopes(at_star, stars)), _flat(ways)
+        bent = _flat(
+            [
+                way if bend is None or order < 2 else way + 0.5 * bend
+                for way, bend in zip(ways, bends, strict=True)
+            ]
+        )
+        terms += [(slope, [x]) for slope, x in zip(slopes, bent, strict=True)]
     if order == 2:
-        for k, slope in enumerate(slopes):
-            derivatives += _flat(_slopes(slope, stars))[k:]
-            factors += [(0.5 if x is moves[k] else 1.0) * moves[k] * x for x in moves[k:]]
-    inputs = [pt.dvector() for _ in derivatives]
-    return sum(x * y for x, y in zip(inputs, factors, strict=True)), inputs, derivatives
+        for j, slope in enumerate(slopes):
+            curvatures = _flat(_slopes(slope, stars))
+            terms += [
+                ((0.5 if j == k else 1.0) * curvatures[k], [moves[j], moves[k]])
+                for k in range(j, len(moves))
+            ]
+    coefficients = pt.TensorType("float64", (len(terms), None))("coefficients")
+    # weights of the coefficients, the same for all rows, by the factors that are not
+    groups: dict[tuple[Variable, ...], dict[int, Any]] = {}
+    for k, (_, factors) in enumerate(terms):
+        rows = tuple(x for x in factors if not x.type.broadcastable[0])
+        alike = [x[0] for x in factors if x.type.broadcastable[0]]
+        groups.setdefault(rows, {})[k] = math.prod(alike, start=1.0)
+    value = 0.0
+    for rows, group in groups.items():
+        if list(group.values()) == [1.0]:
+            part = coefficients[next(iter(group))]
+        else:
+            weights = [group.get(k, 0.0) for k in range(len(terms))]
+            part = pt.dot(pt.stack(weights), coefficients)
+        value = value + math.prod(rows, start=part)
+    return value, coefficients, pt.stack([x for x, _ in terms], axis=1)
 
 
 def _flat(arrays: Sequence[Variable]) -> list[Variable]:
     """(rows,) entries of arrays of rows."""
     return [
-        x if x.type.ndim == 1 else x.reshape((x.shape[0], -1))[:, k]
+        x.squeeze(tuple(range(1, x.ndim))) if all(x.type.broadcastable[1:]) else x[:, *index]
         for x in arrays
-        for k in range(math.prod(x.type.shape[1:]))
+        for index in np.ndindex(x.type.shape[1:])
     ]
 
 
-def _products(xs: Sequence[Variable], ys: Sequence[Variable]) -> Variable:
+def _sum_of_products(xs: Sequence[Variable], ys: Sequence[Variable | None]) -> Variable:
     """(rows,) sum over all entries of a row of the products of pairs of arrays."""
-    products = [x * y for x, y in zip(xs, ys, strict=True)]
+    products = [x * y for x, y in zip(xs, ys, strict=True) if y is not None]
     return sum(p.sum(axis=tuple(range(1, p.ndim))) if p.ndim > 1 else p for p in products)
 
 

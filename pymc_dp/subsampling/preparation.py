@@ -53,7 +53,7 @@ class Variates:
     `curved` is the log-posterior about the centre, `expansion` the sum of the control variates,
     with the prior if that is quadratic; `family` is that of the linear predictor, or -1. `rows`
     (n, k) is what an estimate reads of every record, first the design of `width` numbers.
-    `kernel_graph`, with `constants`, and `prior_graph` are None where loops of our own, or the
+    `kernel_graph`, with `tables`, and `prior_graph` are None where loops of our own, or the
     expansion, replace them.
     """
 
@@ -66,13 +66,13 @@ class Variates:
         rows: np.ndarray,
         width: int,
         kernel_graph: KernelGraph | None,
-        constants: np.ndarray,
+        tables: np.ndarray,
         prior_graph: KernelGraph | None,
         data: Data,
     ) -> None:
         self.parameters, self.curved, self.expansion = parameters, curved, expansion
         self.family, self.rows, self.width = family, rows, width
-        self.kernel_graph, self.constants, self.prior_graph = kernel_graph, constants, prior_graph
+        self.kernel_graph, self.tables, self.prior_graph = kernel_graph, tables, prior_graph
         self.data = data
         self.compile()
 
@@ -83,7 +83,7 @@ class Variates:
         self._functions: list[Any] = []  # their addresses are good for as long as they live
         if self.kernel_graph is not None:
             self._functions.append(callable_kernel(self.kernel_graph))
-            self.kernel = self._functions[-1].address, self.constants
+            self.kernel = self._functions[-1].address, self.tables
         if self.prior_graph is not None:
             self._functions.append(callable_prior(self.prior_graph))
             self.prior = self._functions[-1].address
@@ -324,12 +324,12 @@ def prepare(
     if prior.is_quadratic:
         expansion = expansion.plus(*prior.total(centre), prior.hessian(centre))
         prior_graph = None
-    family, graph, constants = -1, None, np.zeros(0)
+    family, graph, tables = -1, None, np.zeros((0, 0))
     if isinstance(source, LinearRows):
         family = source.family
         rows, width = source.remainders(centre, order)
     else:
-        graph, constants, rows, width = source.remainders(centre, order, estimator)
+        graph, tables, rows, width = source.remainders(centre, order, estimator)
     variates = Variates(
         parameters,
         curved,
@@ -338,7 +338,7 @@ def prepare(
         rows,
         width,
         graph,
-        constants,
+        tables,
         prior_graph,
         Data(model),
     )

@@ -17,7 +17,7 @@ from pymc.model import Model
 import pymc_dp as dp
 from pymc_dp.rows import predictor
 from pymc_dp.rows.predictor import has_kinks
-from pymc_dp.subsampling.estimates import call_address, callable_prior
+from pymc_dp.subsampling.estimates import MEAN, Sampled, call_address, callable_prior, density
 from pymc_dp.subsampling.preparation import Variates, prepare
 from pymc_dp.subsampling.reading import degree_of
 
@@ -172,6 +172,31 @@ def test_records_and_prior_add_up_to_the_density(declare: Callable[[], None]) ->
     inside = np.isfinite(expected)
     assert not np.isfinite(found[~inside]).any()
     assert np.allclose((found - found[0])[inside], (expected - expected[0])[inside], atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.compiled
+@pytest.mark.parametrize("order", [0, 1, 2])
+def test_an_estimate_from_all_records_is_exact(order: int) -> None:
+    """Rows see a linear predictor, an effect of their group, log sigma and nu, which all vary."""
+    with pm.Model() as model:
+        a = pm.HalfNormal("tau", 1) * pm.Normal("z", 0, 1, shape=3)
+        mu = a[CLASS] + X @ pm.Normal("b", 0, 1, shape=2)
+        sigma = pt.exp(pm.Normal("log_sigma", 0, 1))
+        pm.StudentT("y", nu=pm.Gamma("nu", 2, 0.1), mu=mu, sigma=sigma, observed=V)
+    variates = prepare(model, "HMCECS", order=order, estimator="mean")
+    at = Sampled(variates.family, variates.expansion, 1.0, 0.0, MEAN)
+    sample, logp, slope = variates.sample(np.arange(N)), model.compile_logp(), model.compile_dlogp()
+    rng, constants = np.random.default_rng(1), []
+    for _ in range(4):
+        theta = variates.curved.theta + rng.normal(0, 0.3, len(variates.curved.theta))
+        d, gradient = np.empty(N), np.empty_like(theta)
+        found = density(variates.kernel, variates.prior, at, sample, theta, d, gradient)
+        point = variates.parameters.point(theta)
+        constants.append(found - float(logp(point)))
+        assert np.allclose(gradient, slope(point), rtol=1e-9, atol=1e-9)
+        assert np.abs(d).max() > 1e-3
+    assert np.ptp(constants) < 1e-9
 
 
 @pytest.mark.parametrize(
