@@ -41,7 +41,8 @@ from pymc_dp.report.posteriors import (
     plot_gibbs_acceptance,
     plot_posterior_comparison,
 )
-from pymc_dp.sampling import install_guard, sample, sample_posterior_predictive
+from pymc_dp.sampling import install_guard as _install_guard
+from pymc_dp.sampling import sample, sample_posterior_predictive
 from pymc_dp.steps import (
     DPHMC,
     DPSGLD,
@@ -118,4 +119,4 @@ __all__ = [
     "signed_expectation",
 ]
 
-install_guard()
+_install_guard()

@@ -70,8 +70,8 @@ class Path(Protocol):
 
         The path has come to ``z``.  Where it has come at the next question, z', record i's account
         receives clip(g_i(mid)) . (z' - z).  The gradient is the true clipped one: the released one
-        is correlated with the path, and would make the accept test invalid.  Arrays that were passed
-        are kept, not copied, until the path ends: they must not change.
+        is correlated with the path, and would make the accept test invalid.  Arrays are kept, not
+        copied: they must not change until the path ends.
         """
 
     def energy_error(self, z_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:

@@ -375,11 +375,11 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
     Notes
     -----
     Free post-processing. Every iteration has released a score, which the draws use only as a force
-    and as friction. The mean over iterations of a Newton step
-    from the means over a path, mid-point + Lambda^-1 score, is the estimate for the
-    unconstrained parameters; the draws are moved there together, and the means of their constrained
-    values are returned. The standard error is that of the Newton estimates, carried over by
-    regression of the variable on the unconstrained parameters.
+    and as friction. A Newton step from the means over its path, the mid-point plus the score
+    divided by the posterior precision, estimates the unconstrained parameters. The draws are moved
+    to the mean of these estimates, and the means of their constrained values are returned. The
+    standard error is that of the Newton estimates, carried over by regression of the variable on
+    the unconstrained parameters.
 
     *Assumptions.* The posterior is smooth and the chains are stationary.
 

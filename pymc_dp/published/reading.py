@@ -15,7 +15,7 @@ walk along the records' axis (:mod:`pymc_dp.records.lifter`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -46,7 +46,7 @@ from pymc_dp.records.lifter import Lifter, conjunction
 from pymc_dp.records.proof import check_shared
 
 _SEED = 7  # of records drawn for a check: a setting
-_TRIALS = 4
+_TRIALS = 20
 #: What `Reading.factors` and `Reading.row_log_prior` give.
 _LABELS = ("row of the statistic", "log-density of an observed variable", "log-density")
 
@@ -522,51 +522,61 @@ def check_records(reading: Reading) -> bool:
             "independent, and each record's row must be computed from that record alone. "
             f"{error.nonprivate}"
         ) from None
-    records = _drawn(reading)
+    points = list(_drawn(reading))
     if reading.count is not None:
-        _check_count(reading, reading.count, graphs[0], records)
+        _check_count(reading, reading.count, graphs[0], points)
     return alike
 
 
-def _drawn(reading: Reading) -> list[np.ndarray]:
-    """Records from the model, at its initial point."""
+def _drawn(reading: Reading) -> Iterator[list[np.ndarray]]:
+    """`Reading.inputs` with records from the model: at the initial point, and farther and farther.
+
+    Parameters with a transform move on all of the real line, others stay as they are.
+    """
     drawn = [forward(reading.model, rv, rv, rv) for rv in reading.latents]
     graphs = clone_replace(drawn, reading.constrained(reading.others), rebuild_strict=False)
-    draw = Function(reading.inputs, graphs, compiled=False)
-    draw.reseed(np.random.default_rng(_SEED))
-    try:
-        records = draw(*reading.at_the_start)
-    except NotImplementedError:
-        raise NotFactorizable(
-            f"Records ({names(reading.latents)}) cannot be drawn from the model, so there is "
-            "nothing to offer them. Give them a distribution that PyMC can draw from."
-        ) from None
-    for rv, value in zip(reading.latents, records, strict=True):
-        if len(value) != reading.n:
-            raise ValueError(
-                f"A transform changes the number of rows of `{rv.name}`, which holds records. "
-                "Declare it with transform=None."
-            )
-    return records
+    draw, rng = Function(reading.inputs, graphs, compiled=False), np.random.default_rng(_SEED)
+    draw.reseed(rng)
+    free = [reading.model.rvs_to_transforms[rv] is not None for rv in reading.others]
+    n_latents = len(reading.latents)
+    for trial in range(_TRIALS):
+        point = list(reading.at_the_start)
+        for k, moves in enumerate(free, start=n_latents):
+            if moves:
+                point[k] = point[k] + trial / _TRIALS * rng.normal(0.0, 3.0, point[k].shape)
+        try:
+            records = draw(*point)
+        except NotImplementedError:
+            raise NotFactorizable(
+                f"Records ({names(reading.latents)}) cannot be drawn from the model, so there is "
+                "nothing to offer them. Give them a distribution that PyMC can draw from."
+            ) from None
+        for rv, value in zip(reading.latents, records, strict=True):
+            if len(value) != reading.n:
+                raise ValueError(
+                    f"A transform changes the number of rows of `{rv.name}`, which holds records. "
+                    "Declare it with transform=None."
+                )
+        yield [*records, *point[n_latents:]]
 
 
 def _check_count(
-    reading: Reading, count: Variable, every: Variable, records: Sequence[np.ndarray]
+    reading: Reading, count: Variable, every: Variable, points: Sequence[list[np.ndarray]]
 ) -> None:
     """The number of records leaves out rows; else they are what they are if `every` one exists."""
     n, rng = reading.n, np.random.default_rng(_SEED)
     both = Function(reading.inputs, [every, reading.rows], compiled=False)
     place = reading.inputs.index(reading.model.rvs_to_values[count])
-    point = [*records, *reading.at_the_start[len(records) :]]
-    for k in {0, n, *rng.integers(0, n + 1, _TRIALS).tolist()}:
-        point[place] = np.asarray(k, dtype=point[place].dtype)
-        whole, rows = both(*point)
-        kept = np.where(np.arange(n)[:, None] < k, whole, 0.0)
-        if not np.allclose(kept, rows, rtol=1e-9, atol=0.0, equal_nan=True):
-            raise NotFactorizable(
-                f"`{count.name}` must enter every statistic as a factor "
-                f"dp.present({count.name}, {n}), and in no other way."
-            )
+    for point in points:
+        for k in (0, n, int(rng.integers(0, n + 1))):
+            point[place] = np.asarray(k, dtype=point[place].dtype)
+            whole, rows = both(*point)
+            kept = np.where(np.arange(n)[:, None] < k, whole, 0.0)
+            if not np.allclose(kept, rows, rtol=1e-9, atol=0.0, equal_nan=True):
+                raise NotFactorizable(
+                    f"`{count.name}` must enter every statistic as a factor "
+                    f"dp.present({count.name}, {n}), and in no other way."
+                )
 
 
 def check_proposal(

@@ -459,6 +459,19 @@ def test_records_that_look_alike_only_at_the_start() -> None:
             dp.PrivacyAwareGibbs([x, y])
 
 
+def test_absent_records_that_seldom_count_are_found() -> None:
+    """At the initial point, one record in fifty has more than three."""
+    with pm.Model():
+        count = pm.DiscreteUniform("count", 1, 6)
+        rate = pm.HalfNormal("rate", 1.0)
+        x = pm.Poisson("x", rate, shape=6)
+        here = dp.present(count, 6)
+        rows = here * x + (1 - here) * pt.gt(x, 3)
+        dp.LaplaceRelease("s", rows, scale=1.0, observed=2.0)
+        with pytest.raises(dp.NotFactorizable, match=r"as a factor dp\.present\(count, 6\)"):
+            dp.PrivacyAwareGibbs([x, count])
+
+
 def test_records_whose_distribution_knows_their_number() -> None:
     with pm.Model():
         count = pm.DiscreteUniform("count", 1, 6)
