@@ -182,7 +182,11 @@ class PrivacyBudget:
             },
         )
         self._variables = tuple(rv.name for rv in model.basic_RVs)
-        self._attach(model)
+        setattr(model, _ATTRIBUTE, self)
+        seal(model)
+        for rv in model.basic_RVs:  # survives copies of the model, which lose its attributes
+            setattr(rv.tag, _TAG, self.account.number)
+        MODELS.add(model)
         self._sealed = True
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -211,13 +215,6 @@ class PrivacyBudget:
                 "neighboring='replace_one'. Leave it out."
             )
         return self._n_units
-
-    def _attach(self, model: Model) -> None:
-        setattr(model, _ATTRIBUTE, self)
-        seal(model)
-        for rv in model.basic_RVs:  # survives copies of the model, which lose its attributes
-            setattr(rv.tag, _TAG, self.account.number)
-        MODELS.add(model)
 
     def _warn_if_counted_elsewhere(self, model: Model) -> None:
         digest = _digest(model, self.public)
@@ -296,8 +293,7 @@ class PrivacyBudget:
     def longest_unnamed(self) -> int:
         """Number of entries from which on an array without a name may be private."""
         private = self.neighboring == "add_or_remove_one"
-        n_public = self.n_public if private else None
-        return longest_unnamed(self._n_units, n_public)
+        return longest_unnamed(self._n_units, self.n_public if private else None)
 
     @property
     def n_units(self) -> int:
@@ -399,29 +395,14 @@ class PrivacyBudget:
         cap, rows = info.cap, []
         for (plan_id, event), count in charged.items():
             units = count * event.cost
-            rows.append(
-                [
-                    samplers[plan_id],
-                    event.mechanism,
-                    event.noise_multiplier,
-                    count,
-                    self.epsilon_of(units),
-                    units / cap,
-                ]
-            )
+            what = samplers[plan_id], event.mechanism, event.noise_multiplier, count
+            rows.append([*what, self.epsilon_of(units), units / cap])
         found = self.batches()
         if found is not None:
             batches, units = batch_event(found["event"]), found["reserved"]
-            rows.append(
-                [
-                    "",
-                    f"{batches.mechanism}, {batches.batch}",
-                    batches.noise_multiplier,
-                    found["releases"],
-                    self.epsilon_of(0, found),
-                    units / cap,
-                ]
-            )
+            label = f"{batches.mechanism}, {batches.batch}"
+            what = "", label, batches.noise_multiplier, found["releases"]
+            rows.append([*what, self.epsilon_of(0, found), units / cap])
         rows.append(["spent", "", np.nan, "", self.spent().epsilon, info.spent / cap])
         left = info.remaining
         rows.append(["remaining", "", np.nan, "", self.epsilon_of(left), left / cap])

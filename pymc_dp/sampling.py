@@ -13,6 +13,7 @@ from pymc.model import Model
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 from pymc.step_methods.compound import BlockedStep, Competence
 
+from pymc_dp import steps
 from pymc_dp.base import compat as _compat
 from pymc_dp.budget import (
     MODELS,
@@ -32,30 +33,11 @@ from pymc_dp.publication.results import PaidDraws, check_fits, computing
 from pymc_dp.published.step import PrivacyAwareGibbs
 from pymc_dp.records.ancestry import hides_code
 from pymc_dp.records.units import private_observed
-from pymc_dp.steps import (
-    DPHMC,
-    DPSGLD,
-    DPSGNHT,
-    DPBarker,
-    DPLangevin,
-    DPPenalty,
-    ExponentialFamilyPenalty,
-)
 from pymc_dp.steps.base import PrivateStep
+from pymc_dp.steps.langevin import DPLangevin
 from pymc_dp.tuning.preparing import PREPARES, settle, unfinished_preparations
 
-STEPS: dict[str, type[PrivateStep]] = {
-    step.__name__: step
-    for step in (
-        DPLangevin,
-        DPHMC,
-        DPPenalty,
-        DPBarker,
-        DPSGLD,
-        DPSGNHT,
-        ExponentialFamilyPenalty,
-    )
-}
+STEPS: dict[str, type[PrivateStep]] = {name: getattr(steps, name) for name in steps.__all__}
 #: Arguments of pm.sample that would bypass the private step or the release, with the reason.
 _REFUSED = {
     "nuts_sampler": "external samplers are not private",
@@ -249,14 +231,11 @@ def _step(
 ) -> PrivateStep:
     if isinstance(step, str):
         step = STEPS[step]
-    if isinstance(step, type):
-        if not issubclass(step, PrivateStep):
-            raise ValueError(f"{step.__name__} is not a private step; use one of {sorted(STEPS)}.")
-        return step(draws=draws, tune=tune, chains=chains, model=model, **step_kwargs)
-    if not isinstance(step, PrivateStep):
-        raise ValueError(
-            f"{type(step).__name__} is not a private step; use one of {sorted(STEPS)}."
-        )
+    kind = step if isinstance(step, type) else type(step)
+    if not issubclass(kind, PrivateStep):
+        raise ValueError(f"{kind.__name__} is not a private step; use one of {sorted(STEPS)}.")
+    if kind is step:
+        return kind(draws=draws, tune=tune, chains=chains, model=model, **step_kwargs)
     if step_kwargs:
         raise ValueError("step_kwargs are for a step given as a class; this one is built already.")
     if not step.belongs_to(model):

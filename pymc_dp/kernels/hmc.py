@@ -55,11 +55,6 @@ INTEGRATORS: dict[str, Callable[[int], Stages]] = {
 }
 
 
-def kinetic_energy(momentum: Array) -> Array:
-    """p.p / 2, shape ``(...)``."""
-    return 0.5 * np.vecdot(momentum, momentum)
-
-
 def integrate(
     z: Array,
     momentum: Array,
@@ -144,8 +139,8 @@ def transition(
         end = integrate(state.z, momentum, step_size, stages, score, first=state.gradient)
 
         log_prior_new = prior.log_density(end.z)
-        kinetic = kinetic_energy(momentum) - kinetic_energy(end.momentum)
-        public = log_prior_new - state.log_prior + kinetic
+        before, after = (0.5 * np.vecdot(p, p) for p in (momentum, end.momentum))
+        public = log_prior_new - state.log_prior + (before - after)
         possible = end.finite & np.isfinite(public)
 
         z_new = select(possible, end.z, state.z)

@@ -103,13 +103,11 @@ class StatisticQueries(Protocol):
         """
 
 
-class ClipInterval(Protocol):
-    """Interval to which the energy errors of a path are clipped, a function of released quantities.
-    Reversing the path swaps the arguments and must turn [lower, upper] into [-upper, -lower].
-    """
-
-    def __call__(self, departure: Batch, arrival: Batch) -> tuple[Batch, Batch]:
-        """Return ``(lower, upper)`` from D = sum |delta_j|^2 and D' = sum |delta'_j|^2."""
+ClipInterval: TypeAlias = Callable[[Batch, Batch], tuple[Batch, Batch]]
+"""Interval [lower, upper] to which the energy errors of a path are clipped, a function of released
+quantities: of D = sum |delta_j|^2 and D' = sum |delta'_j|^2. Reversing the path swaps the arguments
+and must turn [lower, upper] into [-upper, -lower].
+"""
 
 
 class Proposed(NamedTuple):
@@ -120,20 +118,14 @@ class Proposed(NamedTuple):
     turned: Array  # (..., d): directions that the chain goes on with after a rejection
 
 
-class Proposal(Protocol):
-    """A way to propose a new position that does not depend on the data."""
-
-    def __call__(self, rng: np.random.Generator, z: Array, direction: Array) -> Proposed:
-        """Propose from position `z` and `direction`, (..., d) of 1 or -1."""
-
-
-class AcceptTest(Protocol):
-    """Decides on a proposal from the noisy answer alone."""
-
-    def __call__(
-        self, rng: np.random.Generator, possible: Mask, value: Batch, noise_sd: Batch, public: Batch
-    ) -> tuple[Mask, Batch]:
-        """Return where the proposal is accepted, and the log ratio that decided."""
+Proposal: TypeAlias = Callable[[np.random.Generator, Array, Array], Proposed]
+"""Proposes from a position and directions, (..., d) of 1 or -1, without a look at the data."""
+AcceptTest: TypeAlias = Callable[
+    [np.random.Generator, Mask, Batch, Batch, Batch], tuple[Mask, Batch]
+]
+"""Decides on a proposal from the noisy answer alone, as `penalty_test` does, whose arguments and
+values it has.
+"""
 
 
 # -- over batch axes -------------------------------------------------------------------------------
@@ -184,15 +176,10 @@ def penalty_test(
 # -- step sizes: Owen (2017); Hoffman, Radul & Sountsov (2021) for Hamiltonian trajectories --------
 
 
-def van_der_corput(index: int) -> float:
-    """Radical inverse of ``index`` in base 2: 0, 1/2, 1/4, 3/4, 1/8, ..., in [0, 1)."""
-    return int(f"{index:b}"[::-1], 2) / 2.0 ** index.bit_length()
-
-
 @dataclass(frozen=True, slots=True)
 class HaltonJitter:
-    """Multipliers 1 + width * (2 u_t - 1), u_t the t-th van der Corput point + `shift`, modulo 1;
-    a random `shift` makes the sequence one of its own.
+    """Multipliers 1 + width * (2 u_t - 1), u_t the t-th van der Corput point (0, 1/2, 1/4, 3/4,
+    1/8, ...) + `shift`, modulo 1; a random `shift` makes the sequence one of its own.
 
     *Guarantee.* The multiplier depends on the iteration only, never on the state, so a kernel that
     leaves the posterior stationary at every step size still does.
@@ -210,5 +197,6 @@ class HaltonJitter:
 
     def __call__(self, iteration: int) -> float:
         """Multiplier for the given iteration, counted from 0."""
-        u = (van_der_corput(iteration) + self.shift) % 1.0
+        point = int(f"{iteration:b}"[::-1], 2) / 2.0 ** iteration.bit_length()
+        u = (point + self.shift) % 1.0
         return 1.0 + self.width * (2.0 * u - 1.0)

@@ -16,7 +16,6 @@ from pymc_dp.kernels.interfaces import (
     Batch,
     ClipInterval,
     Mask,
-    Path,
     PathQueries,
     Prior,
     every,
@@ -114,74 +113,6 @@ def kick_coefficients(
     return KickCoefficients((1.0 - kappa) / (1.0 + kappa), step_size / (1.0 + kappa), extra_sd)
 
 
-class _Walk(NamedTuple):
-    """End of a path and what the accept test needs of it."""
-
-    z: Array  # the start where the path overflowed
-    momentum: Array
-    finite: Mask
-    departure: Array  # D = sum |delta_j|^2
-    arrival: Array  # D' = sum |delta'_j|^2
-    prior_work: Array  # sum grad log pi0(mid_j) . (z_{j+1} - z_j)
-    midpoint: Array
-    gradient: Array
-
-
-def _walk(
-    rng: np.random.Generator,
-    z: Array,
-    momentum: Array,
-    path: Path,
-    prior: Prior,
-    half_step: float | Array,
-    kick: KickCoefficients,
-    n_steps: int,
-) -> _Walk:
-    """L mid-point kicks with half drifts about them; positions passed on are always finite."""
-    start, z = z, z.copy()
-    finite: Mask = np.True_
-    departure = arrival = prior_work = np.zeros(z.shape[:-1])
-    midpoint = gradient = np.zeros(z.shape)
-    add_noise = np.logical_or.reduce(kick.extra_sd, axis=None)
-
-    delta = half_step * momentum
-    square = np.vecdot(delta, delta)
-    for _ in range(n_steps):
-        mid = z + delta
-        finite = finite & every(np.isfinite(mid))  # z is finite, too, where the middle is
-        mid[~finite] = z[~finite] = start[~finite]
-        prior_gradient = prior.gradient(mid)
-        score = path.gradient(z, mid) + prior_gradient
-        midpoint, gradient = midpoint + mid, gradient + score
-
-        force = score
-        if add_noise:
-            force = score + kick.extra_sd * rng.standard_normal(z.shape)
-        momentum = kick.decay * momentum + kick.gain * force
-
-        departure = departure + square
-        displacement = delta
-        delta = half_step * momentum
-        displacement = displacement + delta
-        square = np.vecdot(delta, delta)
-        arrival = arrival + square
-
-        z = z + displacement
-        prior_work = prior_work + np.vecdot(prior_gradient, displacement)
-
-    finite = finite & every(np.isfinite(z))
-    return _Walk(
-        select(finite, z, start),
-        momentum,
-        finite,
-        departure,
-        arrival,
-        prior_work,
-        midpoint / n_steps,
-        gradient / n_steps,
-    )
-
-
 def initial_state(rng: np.random.Generator, z: Array, prior: Prior) -> LangevinState:
     """State of a chain that starts at ``z``, with momentum from N(0, I)."""
     return LangevinState(z, rng.standard_normal(z.shape), start_log_prior(z, prior))
@@ -238,20 +169,55 @@ def transition(
     energy errors are first order in the step, and clipping them biases the target. Rejections
     reverse a persistent momentum, so acceptance should be high.
     """
-    momentum = state.momentum if persistent else rng.standard_normal(state.z.shape)
-
+    start, momentum = state.z, state.momentum
+    if not persistent:
+        momentum = rng.standard_normal(start.shape)
+    turned = -momentum
     kick = kick_coefficients(step_size, queries.gradient_noise_sd, friction)
-    path = queries.path(state.z)
-    end = _walk(rng, state.z, momentum, path, prior, 0.5 * step_size, kick, n_steps)
+    add_noise = np.logical_or.reduce(kick.extra_sd, axis=None)
+    path = queries.path(start)
 
-    log_prior_new = prior.log_density(end.z)
-    public = log_prior_new - state.log_prior - end.prior_work
-    possible = end.finite & np.isfinite(public) & np.isfinite(end.departure + end.arrival)
+    # mid-point kicks with half drifts about them; positions passed on are always finite
+    z = start.copy()
+    finite: Mask = np.True_
+    departure = arrival = prior_work = np.zeros(z.shape[:-1])
+    midpoint = gradient = np.zeros(z.shape)
+    half_step = 0.5 * step_size
+    delta = half_step * momentum
+    square = np.vecdot(delta, delta)
+    for _ in range(n_steps):
+        mid = z + delta
+        finite = finite & every(np.isfinite(mid))  # z is finite, too, where the middle is
+        mid[~finite] = z[~finite] = start[~finite]
+        prior_gradient = prior.gradient(mid)
+        score = path.gradient(z, mid) + prior_gradient
+        midpoint, gradient = midpoint + mid, gradient + score
 
-    z_new = select(possible, end.z, state.z)
+        force = score
+        if add_noise:
+            force = score + kick.extra_sd * rng.standard_normal(z.shape)
+        momentum = kick.decay * momentum + kick.gain * force
+
+        departure = departure + square
+        displacement = delta
+        delta = half_step * momentum
+        displacement = displacement + delta
+        square = np.vecdot(delta, delta)
+        arrival = arrival + square
+
+        z = z + displacement
+        prior_work = prior_work + np.vecdot(prior_gradient, displacement)
+    finite = finite & every(np.isfinite(z))
+
+    end = select(finite, z, start)
+    log_prior_new = prior.log_density(end)
+    public = log_prior_new - state.log_prior - prior_work
+    possible = finite & np.isfinite(public) & np.isfinite(departure + arrival)
+
+    z_new = select(possible, end, start)
     if adjusted:
         # A failed path has no interval; any positive width serves, the answer is ignored.
-        squares = np.where(possible, (end.departure, end.arrival), 1.0)
+        squares = np.where(possible, (departure, arrival), 1.0)
         value, noise_sd = path.energy_error(z_new, *interval(*squares))
         accepted, log_accept = penalty_test(rng, possible, value, noise_sd, public)
     else:
@@ -259,19 +225,14 @@ def transition(
     path.finish(accepted)
 
     state = LangevinState(
-        select(accepted, z_new, state.z),
-        select(accepted, end.momentum, -momentum),
+        select(accepted, z_new, start),
+        select(accepted, momentum, turned),
         np.where(accepted, log_prior_new, state.log_prior),
     )
-    info = LangevinInfo(accepted, log_accept, noise_sd, possible, end.midpoint, end.gradient)
-    return state, info
+    means = midpoint / n_steps, gradient / n_steps
+    return state, LangevinInfo(accepted, log_accept, noise_sd, possible, *means)
 
 
 def releases(n_steps: int) -> dict[str, int]:
     """Gaussian releases of one iteration, by query name."""
     return {"gradient": n_steps, "energy_error": 1}
-
-
-def start_releases() -> dict[str, int]:
-    """Gaussian releases once per chain, by query name."""
-    return {}

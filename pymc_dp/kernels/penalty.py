@@ -231,11 +231,6 @@ def releases() -> dict[str, int]:
     return {"log_ratio": 1}
 
 
-def start_releases() -> dict[str, int]:
-    """Gaussian releases once per chain, by query name."""
-    return {}
-
-
 # -- Barker's test --------------------------------------------------------------------------------
 
 
@@ -326,7 +321,7 @@ class BarkerTest:
     def __call__(
         self, rng: np.random.Generator, possible: Mask, value: Batch, noise_sd: Batch, public: Batch
     ) -> tuple[Mask, Batch]:
-        """See `pymc_dp.kernels.interfaces.AcceptTest`."""
+        """As `pymc_dp.kernels.interfaces.penalty_test`."""
         shape = np.shape(possible)
         missing = np.square(self.noise_sd) - np.square(noise_sd)
         filled = np.sqrt(np.maximum(missing, 0.0)) * rng.standard_normal(shape)

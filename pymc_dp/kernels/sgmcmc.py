@@ -57,11 +57,6 @@ def largest_step(gradient_noise_sd: float) -> float:
     return math.inf if gradient_noise_sd == 0.0 else 4.0 / gradient_noise_sd**2
 
 
-def initial_langevin(z: Array) -> SGLDState:
-    """State of a Langevin chain that starts at ``z``."""
-    return SGLDState(z)
-
-
 def langevin(
     rng: np.random.Generator,
     state: SGLDState,

@@ -102,14 +102,10 @@ class InBasis:
         self.rng = rng
         values, vectors = np.linalg.eigh(basis.T @ basis)
         sd = queries.gradient_noise_sd
-        self._sd = sd * float(np.sqrt(values[-1]))
+        #: Standard deviation of the noise on each coordinate of a score, in w.
+        self.gradient_noise_sd = sd * float(np.sqrt(values[-1]))
         extra = sd * np.sqrt(np.maximum(values[-1] - values, 0.0))
-        self._extra = vectors * extra if np.any(extra > 1e-9 * self._sd) else None
-
-    @property
-    def gradient_noise_sd(self) -> float:
-        """Standard deviation of the noise on each coordinate of a score, in w."""
-        return self._sd
+        self._extra = vectors * extra if np.any(extra > 1e-9 * self.gradient_noise_sd) else None
 
     def path(self, w_start: Array) -> _PathInBasis:
         """Begin a trajectory at ``w_start``."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pymc_dp.base.checks import check_integer, check_positive
+from pymc_dp.base.checks import check_positive
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.privacy.accounting import BatchEvent, GaussianEvent, calibrate
 from pymc_dp.privacy.subsampled import room_beside, smallest_noise_multiplier
@@ -29,11 +29,7 @@ class Batches:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
-        return {
-            "event": self.event.to_dict(),
-            "releases": self.releases,
-            "reserved": self.reserved,
-        }
+        return {**vars(self), "event": self.event.to_dict()}
 
 
 @dataclass(frozen=True)
@@ -47,10 +43,10 @@ class Plan:
     draws: int
     tune: int
     chains: int
-    runs: int  # calls of ``pm.sample``
-    events: dict[str, GaussianEvent]
-    per_iteration: dict[str, int]
-    at_start: dict[str, int]
+    runs: int = 1  # calls of ``pm.sample``
+    events: dict[str, GaussianEvent] = field(default_factory=dict)
+    per_iteration: dict[str, int] = field(default_factory=dict)
+    at_start: dict[str, int] = field(default_factory=dict)
     plan_id: int = field(default_factory=lambda: secrets.randbits(53))  # also exact as a float
     batches: Batches | None = None
 
@@ -100,10 +96,8 @@ class Plan:
 
 def plan_batches(
     event_of: Callable[[float], BatchEvent],
+    steps: int,
     *,
-    draws: int,
-    tune: int,
-    chains: int,
     epsilon: float,
     delta: float,
     neighboring: str,
@@ -111,14 +105,10 @@ def plan_batches(
     room: int,
     noise_multiplier: float | None = None,
 ) -> Batches:
-    """One release on a batch per iteration, for a budget of which nothing is spent. `event_of`
-    gives the event of one release by its noise multiplier; the default multiplier is the smallest
-    with which all fits. Gaussian releases beside it will need `room` of the budget's `cap`.
+    """`steps` releases on batches, for a budget of which nothing is spent. `event_of` gives the
+    event of one release by its noise multiplier; the default multiplier is the smallest with which
+    all fits. Gaussian releases beside them will need `room` of the budget's `cap`.
     """
-    draws = check_integer("draws", draws, minimum=1)
-    tune = check_integer("tune", tune, minimum=0)
-    chains = check_integer("chains", chains, minimum=1)
-    steps = chains * (draws + tune)
     if noise_multiplier is None:
         noise_multiplier = smallest_noise_multiplier(
             epsilon, delta, event_of, steps, neighboring, units=room + _ROUNDED
@@ -142,30 +132,26 @@ def make_plan(
     runs: int = 1,
     per_iteration: Mapping[str, int],
     at_start: Mapping[str, int],
-    available: int | None,
+    available: int,
     shares: Mapping[str, float],
     noise_multiplier: float | Mapping[str, float] | None = None,
 ) -> Plan:
     """Choose noise multipliers so that a run uses a budget, or take those given. `shares` has the
-    part of each mechanism in the `available` ledger units. `noise_multiplier` is one for all
-    mechanisms or one each; ``None`` calibrates.
+    part of each mechanism in the `available` ledger units; if it is empty, parts are equal.
+    `noise_multiplier` is one for all mechanisms or one each; ``None`` calibrates.
     """
-    draws = check_integer("draws", draws, minimum=1)
-    tune = check_integer("tune", tune, minimum=0)
-    chains = check_integer("chains", chains, minimum=1)
-    runs = check_integer("runs", runs, minimum=1)
+    plan = Plan(sampler, draws, tune, chains, runs, {}, dict(per_iteration), dict(at_start))
     mechanisms = list(dict.fromkeys([*per_iteration, *at_start]))
     if not mechanisms:  # everything was released before
-        return Plan(sampler, draws, tune, chains, runs, {}, {}, {})
+        return plan
     if noise_multiplier is None:
-        assert available is not None
-        blank = Plan(sampler, draws, tune, chains, runs, {}, dict(per_iteration), dict(at_start), 0)
-        counts = {name: blank.releases(name) for name in mechanisms}
-        events = calibrate(available, counts, {name: shares[name] for name in mechanisms})
+        counts = {name: plan.releases(name) for name in mechanisms}
+        parts = {name: shares[name] for name in mechanisms} if shares else dict.fromkeys(counts, 1)
+        events = calibrate(available, counts, parts)
     else:
         given = per_mechanism("noise_multiplier", noise_multiplier, mechanisms)
         events = {name: GaussianEvent(name, value) for name, value in given.items()}
-    return Plan(sampler, draws, tune, chains, runs, events, dict(per_iteration), dict(at_start))
+    return replace(plan, events=events)
 
 
 def per_mechanism(

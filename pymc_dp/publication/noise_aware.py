@@ -64,14 +64,6 @@ def _symmetric(matrix: np.ndarray) -> np.ndarray:
     return (matrix + matrix.T) / 2.0
 
 
-def _terms(
-    noise: np.ndarray, curvature: np.ndarray, prior_precision: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """U = (V + H)^-1 and C = (P0 + H U H)^-1, the noise-aware posterior covariance."""
-    u = pinvh(_symmetric(noise + curvature))
-    return u, pinvh(_symmetric(prior_precision + curvature @ u @ curvature))
-
-
 def noise_law(
     score: np.ndarray,
     noise: np.ndarray,
@@ -89,9 +81,8 @@ def noise_law(
     U G + P0 w_p), the mean is V U (G - H mu) and the covariance V - V U V + V U H C H U V, a sum of
     positive semidefinite terms.
     """
-    u, c = _terms(noise, curvature, prior_precision)
-    vu = noise @ u
-    mu = c @ (curvature @ (u @ score) + prior_score)
+    mu, c = noisy_posterior(score, noise, curvature, prior_precision, prior_score)
+    vu = noise @ pinvh(_symmetric(noise + curvature))
     vuh = vu @ curvature
     # V - V U V = V U H
     return NoiseLaw(vu @ (score - curvature @ mu), _symmetric(vuh + vuh @ c @ vuh.T))
@@ -105,7 +96,8 @@ def noisy_posterior(
     prior_score: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Mean and covariance of the noise-aware posterior; arguments as in :func:`noise_law`."""
-    u, c = _terms(noise, curvature, prior_precision)
+    u = pinvh(_symmetric(noise + curvature))
+    c = pinvh(_symmetric(prior_precision + curvature @ u @ curvature))
     return np.asarray(c @ (curvature @ (u @ score) + prior_score)), c
 
 
@@ -301,7 +293,8 @@ def noise_aware(
     centred = pooled - pooled.mean(axis=0)
     covariance = centred.T @ centred / (len(pooled) - 1)
     prior = prior.about(pooled.mean(axis=0))
-    shape = normality(centred if axes is None else centred @ axes.T, ess)
+    axes = np.eye(d) if axes is None else axes
+    shape = normality(centred @ axes.T, ess)
     seen, unseen = directions(noise)
     k = seen.shape[1]
     effects = np.linalg.eigvalsh(root(noise).T @ covariance @ root(noise))
@@ -368,12 +361,11 @@ def spread_out(n: int, most: int) -> np.ndarray:
 def _possible(
     curvature: np.ndarray,
     seen: np.ndarray,
-    axes: np.ndarray | None,
+    axes: np.ndarray,
     pairs: np.ndarray | None,
 ) -> np.ndarray:
     """The part of a curvature that a likelihood can have; the rest of what draws show is chance."""
     if pairs is not None:
-        axes = np.eye(len(curvature)) if axes is None else axes
         back = np.linalg.inv(axes)
         curvature = axes.T @ np.where(pairs, back.T @ curvature @ back, 0.0) @ axes
     return np.asarray(seen @ positive_part(seen.T @ curvature @ seen) @ seen.T)

@@ -86,12 +86,6 @@ def required(sampler: str, **values: Any) -> None:
         )
 
 
-def _rebuild(cls: type[PrivateStep], state: dict[str, Any]) -> PrivateStep:
-    step = object.__new__(cls)
-    step.__dict__.update(state)
-    return step
-
-
 class PrivateStep(BlockedStep):
     """Base class of the private step methods.
 
@@ -139,7 +133,7 @@ class PrivateStep(BlockedStep):
         chains: int | None = None,
         clip_norm: float | Mapping[str, float] | None = None,
         scaling: Any = None,
-        shares: Mapping[str, float],
+        shares: Mapping[str, float] | None = None,
         noise_multiplier: float | Mapping[str, float] | None = None,
         runs: int = 1,
         batch_size: int | None = None,
@@ -159,13 +153,10 @@ class PrivateStep(BlockedStep):
         needed = {} if self.automatic else {n: getattr(self, n) for n in self._needed} | by_hand
         required(sampler, draws=draws, chains=chains, **needed)
         counts = {
-            name: check_integer(name, value, minimum=least)
-            for name, value, least in (
-                ("draws", draws, 1),
-                ("tune", tune, 0),
-                ("chains", chains, 1),
-                ("runs", runs, 1),
-            )
+            "draws": check_integer("draws", draws, minimum=1),
+            "tune": check_integer("tune", tune, minimum=0),
+            "chains": check_integer("chains", chains, minimum=1),
+            "runs": check_integer("runs", runs, minimum=1),
         }
         if self.automatic and noise_multiplier is not None:
             raise ValueError(
@@ -212,7 +203,7 @@ class PrivateStep(BlockedStep):
         if not self.automatic:
             preparing.refuse_if_used_up()
             design = self._given(parts, scaling_matrix(scaling, self.parameters, model), clip_norm)
-            design = replace(design, shares=dict(shares))
+            design = replace(design, shares=dict(shares or {}))
         charges: AbstractContextManager[Batches | None] = nullcontext()
         if self.batch_size is not None:  # before anything else is released
             per_iteration, at_start = self._releases()
@@ -236,47 +227,38 @@ class PrivateStep(BlockedStep):
         if design is None:
             preparing.set_aside = 0 if batches is None else batches.reserved
             design = self._prepare(preparing)
-        if batches is None and any(self._releases()):
-            preparing.compare_rest()
-        sampler, asks = type(self).__name__, self._releases()
-        if batches is None:
-            self.plan = make_plan(
-                sampler,
-                **counts,
-                per_iteration=asks[0],
-                at_start=asks[1],
-                available=preparing.remaining(),
-                shares=design.shares,
-                noise_multiplier=noise_multiplier,
-            )
-        else:
-            self.plan = Plan(
-                sampler, **counts, events={}, per_iteration={}, at_start={}, batches=batches
-            )
         self.coordinates = design.coordinates
         self.prior: Prior = design.prior
-        plan, budget = self.plan, self.budget
-        meter = Meter(
-            budget.account,
-            plan.plan_id,
-            {batches.event: 1} if batches else plan.answers(plan.per_iteration),
-            plan.answers(plan.at_start),
-            plan.iterations,
-            prepaid=batches is not None,
-        )
+        sampler, budget = type(self).__name__, self.budget
         if batches is not None:
+            self.plan = plan = Plan(
+                sampler, counts["draws"], counts["tune"], counts["chains"], batches=batches
+            )
             self.queries: Queries = self._batch_queries(
                 preparing.parts.engine.with_coordinates(design.coordinates),
-                meter,
+                Meter(budget.account, plan.plan_id, {batches.event: 1}, {}, plan.iterations, True),
                 batches.event,
                 design.clip_norms[batches.event.mechanism],
                 budget.n_public,
                 getattr(self, "likelihood_power", 1.0),
             )
         else:
+            per_iteration, at_start = self._releases()
+            if per_iteration or at_start:
+                preparing.compare_rest()
+            self.plan = plan = make_plan(
+                sampler,
+                **counts,
+                per_iteration=per_iteration,
+                at_start=at_start,
+                available=preparing.remaining(),
+                shares=design.shares,
+                noise_multiplier=noise_multiplier,
+            )
+            answers = plan.answers(per_iteration), plan.answers(at_start)
             self.queries = self._open(
                 engine=design.engine,
-                meter=meter,
+                meter=Meter(budget.account, plan.plan_id, *answers, plan.iterations),
                 events=plan.events,
                 clip_norms=design.clip_norms,
                 neighboring=budget.neighboring,
@@ -290,9 +272,9 @@ class PrivateStep(BlockedStep):
             "improper": preparing.parts.improper if self.automatic else [],
         }
         self.prior.gradient(np.zeros(self.parameters.size))
-        self.budget.account.record_plan(
-            self.plan.plan_id,
-            self.plan.payload(
+        budget.account.record_plan(
+            plan.plan_id,
+            plan.payload(
                 clip_norm=design.clip_norms,
                 location=self.coordinates.location.tolist(),
                 scaling=self.coordinates.scaling.tolist(),
@@ -322,7 +304,10 @@ class PrivateStep(BlockedStep):
 
     def _given(self, parts: ModelParts, scaling: np.ndarray, clip_norm: Any) -> Design:
         """A design from the settings that are given by hand."""
-        bounds = per_mechanism("clip_norm", clip_norm, self._clipped_mechanisms())
+        per_iteration, at_start = self._releases()
+        # an energy error is clipped to an interval of its own
+        clipped = [name for name in {**per_iteration, **at_start} if name != "energy_error"]
+        bounds = per_mechanism("clip_norm", clip_norm, clipped)
         return parts.design(Coordinates(parts.records.initial, scaling), bounds)
 
     def _sentences(self, settings: Mapping[str, Any]) -> list[str]:
@@ -341,11 +326,6 @@ class PrivateStep(BlockedStep):
     def _open(self, **settings: Any) -> Queries:
         """Queries of the chains, from the arguments of `Queries`."""
         return Queries(**settings)
-
-    def _clipped_mechanisms(self) -> list[str]:
-        """Mechanisms whose contributions are clipped to a constant, `clip_norm`."""
-        per_iteration, at_start = self._releases()
-        return list(dict.fromkeys([*per_iteration, *at_start]))
 
     @abstractmethod
     def _initial_state(self, z: np.ndarray) -> Any:
@@ -621,7 +601,7 @@ class PrivateStep(BlockedStep):
             for name, value in self.__dict__.items()
             if name not in ("_version", *_OF_A_CHAIN) and not name.endswith("__newargs")
         }
-        return _rebuild, (type(self), {**kept, **dict.fromkeys(_OF_A_CHAIN)})
+        return object.__new__, (type(self),), {**kept, **dict.fromkeys(_OF_A_CHAIN)}
 
 
 def _all_variables(vars: Any, model: Model, sampler: str) -> list[Any]:

@@ -137,13 +137,7 @@ class ExponentialFamilyPenalty(PrivateStep):
         self.step_size = step_sizes(step_size)
         self._naturals: dict[bytes, np.ndarray] = {}
         self._family = _all_or_none(statistic, natural, log_normalizer, statistic_bounds)
-        super().__init__(
-            vars,
-            scaling=scaling,
-            shares={"statistic": 1.0},
-            settings={"step_size": None if self.step_size is None else self.step_size.tolist()},
-            **kwargs,
-        )
+        super().__init__(vars, scaling=scaling, settings={}, **kwargs)
         self._family = None  # functions of the user need not reach other processes
 
     def _prepare(self, preparing: Preparing) -> Design:
@@ -189,8 +183,7 @@ class ExponentialFamilyPenalty(PrivateStep):
             parts.engine.with_coordinates(coordinates),
             parts.terms.with_coordinates(coordinates),
             {"statistic": found.statistic.norm},
-            {"statistic": 1.0},
-            {
+            settings={
                 "form": "exponential_family",
                 "family": found.name,
                 "entries": found.statistic.size,

@@ -109,17 +109,13 @@ def box(
     return Family(name, statistic, natural, log_normalizer, math.sqrt(len(kept)), False, limits)
 
 
-def _itself(y: Variable) -> Variable:
-    return y
-
-
 def _one(
     name: str, known: Known, phi: Variable, log_normalizer: Variable, most: float = math.inf
 ) -> Family:
     """A family whose statistic is the record itself, a number from 0 to `most`."""
     lower, upper = known.within(0.0, most)
     limits = np.array(lower), np.array(upper)
-    return box(name, known, [(_itself, phi, lower, upper)], log_normalizer, limits)
+    return box(name, known, [(lambda y: y, phi, lower, upper)], log_normalizer, limits)
 
 
 def _bernoulli(known: Known) -> Family:
@@ -129,11 +125,9 @@ def _bernoulli(known: Known) -> Family:
 
 def _binomial(known: Known) -> Family:
     trials, p = known.parameters
-    if known.varies(trials):
-        raise UnsafeModel(f"`{known.name}`: the number of trials of a Binomial must be fixed.")
     try:
         n = int(trials.eval())
-    except Exception:
+    except Exception:  # it depends on the parameters, say
         raise UnsafeModel(
             f"`{known.name}`: the number of trials of a Binomial must be a fixed number."
         ) from None
@@ -157,7 +151,7 @@ def _exponential(known: Known) -> Family:
 def _gamma(known: Known) -> Family:
     alpha, scale = known.parameters
     lower, upper = known.within(least=0.0)
-    entries: list[Entry] = [(_itself, -1.0 / scale, lower, upper)]
+    entries: list[Entry] = [(lambda y: y, -1.0 / scale, lower, upper)]
     if known.varies(alpha):
         if lower <= 0.0:
             raise UnsafeModel(

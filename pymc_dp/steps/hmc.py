@@ -120,20 +120,16 @@ class DPHMC(PrivateStep):
         self.reuse_gradient = bool(reuse_gradient)
         self.jitter = check_number("jitter", jitter)
         HaltonJitter(self.jitter)  # refuses a width outside [0, 1)
-        self.share = None
-        if gradient_share is not None:
-            self.share = check_number("gradient_share", gradient_share)
-            if not 0 < self.share < 1:
-                raise ValueError(f"gradient_share must be between 0 and 1, got {self.share}.")
-        share = 0.5 if self.share is None else self.share
+        share = 0.5 if gradient_share is None else check_number("gradient_share", gradient_share)
+        if not 0 < share < 1:
+            raise ValueError(f"gradient_share must be between 0 and 1, got {share}.")
+        self.share = None if gradient_share is None else share
         super().__init__(
             vars,
             clip_norm=clip_norm,
             scaling=scaling,
             shares={"gradient": share, "log_ratio": 1.0 - share},
             settings={
-                **({"step_size": self.step_size} if by_hand else {}),
-                "n_steps": self.n_steps,
                 "integrator": integrator,
                 "reuse_gradient": self.reuse_gradient,
                 "jitter": self.jitter,
@@ -165,12 +161,10 @@ class DPHMC(PrivateStep):
             design,
             clip_norms=found.clip_norms,
             shares={"gradient": share, "log_ratio": 1.0 - share},
-            settings={
-                **design.settings,
-                "step_size": self.step_size,
-                "n_steps": self.n_steps,
-            },
         )
+
+    def _settle(self) -> dict[str, Any]:
+        return {"step_size": self.step_size, "n_steps": self.n_steps}
 
     def _kick_noise(self, n_steps: int) -> float:
         """Noise variance of all kicks of a trajectory, relative to one of its length."""

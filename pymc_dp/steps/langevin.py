@@ -263,9 +263,6 @@ class DPLangevin(PrivateStep):
     def _sentences(self, settings: Mapping[str, Any]) -> list[str]:
         return super()._sentences(settings) if self._learned is None else self._learned
 
-    def _clipped_mechanisms(self) -> list[str]:
-        return ["gradient"]
-
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
         assert self.n_steps is not None
         return (langevin.releases(self.n_steps) if self._kind.asks else {}), {}

@@ -107,7 +107,7 @@ class _Normal:
                 f"{found.caveats(facts)}",
                 *unreliable(facts),
             ]
-        plan = Plan(sampler, draws, 0, chains, 1, {}, {}, {})  # all was released before
+        plan = Plan(sampler, draws, 0, chains)  # all was released before
         payload = plan.payload(
             form="laplace",
             trusted=found.trusted,
@@ -202,14 +202,9 @@ def _explored(found: Quadratic, parts: ModelParts, progressbar: bool) -> Explore
 
 def _widths(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
     """Root of the covariance in w, no wider than the inverse of `least` in any direction."""
-    return root(np.linalg.inv(_no_flatter(precision, least.T @ least)))
-
-
-def _no_flatter(precision: np.ndarray, least: np.ndarray) -> np.ndarray:
-    """A precision raised to the least one in all directions."""
-    values, basis = eigh(precision, least)  # basis' least basis = I
+    values, basis = eigh(precision, least.T @ least)  # basis' (least' least) basis = I
     back = np.linalg.inv(basis)
-    return np.asarray(back.T @ (np.maximum(values, 1.0)[:, None] * back))
+    return root(np.linalg.inv(back.T @ (np.maximum(values, 1.0)[:, None] * back)))
 
 
 def _departure(target: Prior, mode: np.ndarray, widths: np.ndarray, scaling: np.ndarray) -> str:

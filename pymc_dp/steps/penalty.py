@@ -140,20 +140,13 @@ class DPPenalty(PrivateStep):
             vars,
             clip_norm=clip_norm,
             scaling=scaling,
-            shares={"log_ratio": 1.0},
             settings={
-                "step_size": None if self.step_size is None else self.step_size.tolist(),
                 "proposal": proposal,
                 "likelihood_power": self.likelihood_power,
                 "batch_size": kwargs.get("batch_size"),
-                **self._facts(),
             },
             **kwargs,
         )
-
-    def _facts(self) -> dict[str, Any]:
-        """Further settings that the ledger keeps."""
-        return {}
 
     def _step(self, d: int, iterations: int, noise: float) -> float:
         """Proposal sd on N(0, I), see :func:`pymc_dp.tuning.coordinates.random_walk`."""
@@ -161,18 +154,13 @@ class DPPenalty(PrivateStep):
 
     def _prepare(self, preparing: Preparing) -> Design:
         along_axes = self.proposal in ("one_component", "guided")
-        if self.step_size is not None and self.step_size.ndim > 0:  # may be long along one of them
-            along_axes = True
+        along_axes |= self.step_size is not None and self.step_size.ndim > 0  # may be long in one
         found, design = learn_coordinates(preparing, self.batch_size is None, along_axes)
         d = len(found.coordinates.location)
         if self.step_size is None and self.batch_size is None:
             noise = self.budget.sensitivity * found.clip_norms["log_ratio"] / math.sqrt(found.left)
             self.step_size = self._longest(d, preparing.paths, noise)
-        return replace(
-            design,
-            clip_norms={"log_ratio": found.clip_norms["log_ratio"]},
-            shares={"log_ratio": 1.0},
-        )
+        return replace(design, clip_norms={"log_ratio": found.clip_norms["log_ratio"]})
 
     def _longest(self, d: int, iterations: int, noise: float) -> np.ndarray:
         """Proposal sd in z, where the posterior without tempering is N(0, I)."""
@@ -212,7 +200,7 @@ class DPPenalty(PrivateStep):
         )
 
     def _releases(self) -> tuple[dict[str, int], dict[str, int]]:
-        return penalty.releases(), penalty.start_releases()
+        return penalty.releases(), {}
 
     def _initial_state(self, z: np.ndarray) -> penalty.PenaltyState:
         return penalty.initial_state(self.rng, z, self.prior)
@@ -302,8 +290,9 @@ class DPBarker(DPPenalty):
         self._test = BarkerTest(self._corrected.sd)
         super().__init__(vars, **kwargs)
 
-    def _facts(self) -> dict[str, Any]:
-        return {"noise_sd": self._corrected.sd, "correction_error": self._corrected.error}
+    def _settle(self) -> dict[str, Any]:
+        test = {"noise_sd": self._corrected.sd, "correction_error": self._corrected.error}
+        return {**super()._settle(), **test}
 
     def _exactness(self) -> str:
         error = f"{self._corrected.error:.2g}"

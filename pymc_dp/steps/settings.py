@@ -162,9 +162,7 @@ def fixed_batches(
     before = account.batches()
     found = plan_batches(
         event_of,
-        draws=counts["draws"],
-        tune=counts["tune"],
-        chains=counts["chains"],
+        counts["chains"] * (counts["draws"] + counts["tune"]),
         epsilon=budget.epsilon,
         delta=budget.delta,
         neighboring=budget.neighboring,

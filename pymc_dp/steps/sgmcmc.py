@@ -13,7 +13,6 @@ import pymc as pm
 from pymc_dp.base.checks import check_number, check_positive, warn
 from pymc_dp.budget import get_budget
 from pymc_dp.kernels import sgmcmc
-from pymc_dp.kernels.interfaces import start_log_prior
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.tuning.coordinates import learn_coordinates
 from pymc_dp.tuning.model_parts import Design
@@ -52,15 +51,13 @@ class _Dynamics(PrivateStep):
             batch_size=batch_size,
             clip_norm=clip_norm,
             scaling=scaling,
-            shares={"gradient": 1.0},
             settings={"batch_size": batch_size, "dynamics": self.dynamics},
             **kwargs,
         )
 
     def _prepare(self, preparing: Preparing) -> Design:
         found, design = learn_coordinates(preparing, centred=False)
-        clip_norms = {"gradient": found.clip_norms["gradient"]}
-        return replace(design, clip_norms=clip_norms, shares={"gradient": 1.0})
+        return replace(design, clip_norms={"gradient": found.clip_norms["gradient"]})
 
     def _exactness(self) -> str:
         return (
@@ -167,8 +164,7 @@ class DPSGLD(_Dynamics):
         return {"step_size": self.step_size}
 
     def _initial_state(self, z: np.ndarray) -> sgmcmc.SGLDState:
-        start_log_prior(z, self.prior)
-        return sgmcmc.initial_langevin(z)
+        return sgmcmc.SGLDState(z)
 
     def _transition(self, state: sgmcmc.SGLDState, iteration: int) -> tuple[sgmcmc.SGLDState, bool]:
         assert self.step_size is not None
@@ -234,7 +230,6 @@ class DPSGNHT(_Dynamics):
         return {**super()._settle(), "friction": self.friction}
 
     def _initial_state(self, z: np.ndarray) -> sgmcmc.SGNHTState:
-        start_log_prior(z, self.prior)
         return sgmcmc.initial_thermostat(self.rng, z, self.friction)
 
     def _transition(

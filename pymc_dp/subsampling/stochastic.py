@@ -231,7 +231,7 @@ class SGLD(_Stochastic):
     _kernel = staticmethod(sgmcmc.langevin)
 
     def _initial(self, z: np.ndarray) -> sgmcmc.SGLDState:
-        return sgmcmc.initial_langevin(z)
+        return sgmcmc.SGLDState(z)
 
 
 class _WithMomentum(_Stochastic):

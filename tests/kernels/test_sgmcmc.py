@@ -51,7 +51,7 @@ def langevin_variance(h: float, told: float, hidden: float = 0.0, drift: float =
         # a planted fault doubles the drift, as the published private samplers do
         return new._replace(z=new.z - 0.5 * (drift - 1.0) * h * state.z), info
 
-    return variance(step, sgmcmc.initial_langevin(rng.standard_normal((CHAINS, D))), 400)
+    return variance(step, sgmcmc.SGLDState(rng.standard_normal((CHAINS, D))), 400)
 
 
 @pytest.mark.parametrize(("h", "told"), [(0.05, 0.0), (0.05, 8.0), (0.2, 3.0)])

@@ -461,9 +461,7 @@ def plan(multiplier: float | None = None, part: float = 0.0) -> Any:
     cap = subsampled.room_beside([], cap=2**62, **budget)
     made = plan_batches(
         lambda noise: SubsampledGaussianEvent("gradient", noise, 0.125),
-        draws=100,
-        tune=0,
-        chains=2,
+        200,
         cap=cap,
         room=int(part * cap),
         noise_multiplier=multiplier,

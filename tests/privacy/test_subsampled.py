@@ -425,7 +425,8 @@ def test_budgets_at_the_ends_of_the_range(epsilon, neighboring):
     cap = units_from_mu(mu_from_budget(epsilon, DELTA))
     found = plan_batches(
         poisson(0.1),
-        **{"draws": 100, "tune": 40, "chains": 1, "epsilon": epsilon, "delta": DELTA},
+        140,
+        **{"epsilon": epsilon, "delta": DELTA},
         **{"neighboring": neighboring, "cap": cap, "room": cap // 5},
     )
     assert cap // 5 <= cap - found.reserved < cap // 5 * (1 + 1e-3)

@@ -436,11 +436,12 @@ def test_too_small_a_budget_leaves_the_prior_of_a_hierarchy():
 
 
 def test_a_flat_density_is_no_wider_than_ten_priors():
-    least = np.diag([1.0, 0.01])
-    raised = laplace_module._no_flatter(np.array([[4.0, 0.0], [0.0, 1e-8]]), least)
-    np.testing.assert_allclose(raised, np.diag([4.0, 0.01]), rtol=1e-9)
+    least = np.diag([1.0, 0.1])
+    wide = laplace_module._widths(np.array([[4.0, 0.0], [0.0, 1e-8]]), least)
+    np.testing.assert_allclose(wide @ wide.T, np.diag([0.25, 100.0]), rtol=1e-9)
     kept = np.array([[4.0, 0.3], [0.3, 1.0]])
-    np.testing.assert_allclose(laplace_module._no_flatter(kept, least), kept, rtol=1e-9)
+    wide = laplace_module._widths(kept, least)
+    np.testing.assert_allclose(np.linalg.inv(wide @ wide.T), kept, rtol=1e-9)
 
 
 @pytest.mark.slow
