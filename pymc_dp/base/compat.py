@@ -20,7 +20,6 @@ import pymc as pm
 import xarray as xr
 from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
-from pymc.step_methods.state import dataclass_state
 from pymc.util import get_random_generator
 from pytensor.graph.basic import Apply, Constant, Variable
 from pytensor.tensor.subtensor import Subtensor, indices_from_subtensor
@@ -59,14 +58,10 @@ def _as_index(entry: Any) -> Any:
         return entry.data
     if isinstance(entry, Variable) and getattr(entry, "owner", None) is not None:
         if type(entry.owner.op).__name__ == "MakeSlice":
-            return slice(*[None if _is_none(x) else x for x in entry.owner.inputs])
+            return slice(*map(_as_index, entry.owner.inputs))
     if isinstance(entry, Constant) and entry.data is None:
         return None
     return entry
-
-
-def _is_none(entry: Any) -> bool:
-    return isinstance(entry, Constant) and entry.data is None
 
 
 def subtensor_indices(node: Apply) -> list[Any]:
@@ -147,16 +142,11 @@ def working(what: str, progressbar: bool) -> Iterator[None]:
 # -- step methods --------------------------------------------------------------------------------
 
 
-@dataclass_state
-class CompiledStepState(StepMethodState):
-    """Nothing of its own: all that moves are variables of the model."""
-
-
 class CompiledStep(BlockedStep):
     """A step method whose compiled functions are made again where a copy arrives."""
 
     default_blocked = True
-    _state_class = CompiledStepState
+    _state_class = StepMethodState  # all that moves are variables of the model
     #: Attributes that :meth:`_compile` makes, and that are never pickled.
     _made: tuple[str, ...] = ()
     #: Iterations of a chain, where they are known.

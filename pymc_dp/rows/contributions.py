@@ -23,12 +23,10 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy import ndarray
-from pytensor.graph.basic import Variable
 
 from pymc_dp.base.matrices import Coordinates
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.extraction import Records
-from pymc_dp.records.graph import RowGraph
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
 from pymc_dp.rows.engine import Blocks, RowEngine
@@ -45,7 +43,11 @@ _JOINT = 2**22  # numbers of the joint points of a block of units
 def law_unknown(engine: RowEngine) -> str:
     """Why the law of what a unit observes is not known, in one public sentence; empty if it is."""
     graphs = [group.functions.graph for group in engine.groups]
-    read = [_sources(graph) for graph in graphs]
+    read = []  # the arrays whose entries matter
+    for graph in graphs:
+        columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
+        behind = ancestors_without_shapes([*graph.terms, *columns])
+        read.append({leaf.source for leaf in graph.leaves if leaf.block in behind})
     for k, graph in enumerate(graphs):
         seen = set().union(*read[:k], *read[k + 1 :])
         observed = {graph.leaves[outcome.leaf].source for outcome in graph.outcomes}
@@ -55,27 +57,6 @@ def law_unknown(engine: RowEngine) -> str:
                 "too."
             )
     return ""
-
-
-def _sources(graph: RowGraph) -> set[Variable]:
-    """The arrays whose entries matter."""
-    columns = [cut.row_data for cut in graph.cuts if cut.row_data is not None]
-    behind = ancestors_without_shapes([*graph.terms, *columns])
-    return {leaf.source for leaf in graph.leaves if leaf.block in behind}
-
-
-def expected_products(engine: RowEngine, g: int, diagonal: bool) -> Blocks:
-    """Packed E[g g'] of the rows of a group, which have mean 0 and are independent."""
-    for where, rows in _blocks(engine, g):
-        second = np.zeros((len(rows.scores), *rows.scores.shape))
-        for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
-            second += (weight * scores)[:, None] * scores
-        # a row whose law is not found: its own outcome stands for those that it could have
-        own = np.subtract(1.0, rows.law.weights.any(axis=0)) * rows.scores
-        second += own[:, None] * rows.scores
-        everywhere = np.ones(rows.directions.shape[:2], dtype=bool)
-        for part, block in loops.packed(everywhere, rows.directions, -second, diagonal):
-            yield slice(where.start + part.start, where.start + part.stop), block
 
 
 class _Rows:
@@ -132,17 +113,15 @@ class _Rows:
 
         return log_density
 
-    def _scores(self, outcome: ndarray) -> ndarray:
-        blocks = [*self._with(outcome, self._data), *self._constants]
-        return self._parts(self._tried.scores(self._etas, self._phis, self._labels, blocks))
-
     def of_outcomes(self) -> ndarray:
         """(nodes, K, rows) scores of the outcomes that could be, 0 where none has a weight."""
         law = self.law
         found = np.zeros((len(law.weights), *self.scores.shape))
         for scores, node, weight in zip(found, law.nodes, law.weights, strict=True):
             if weight.any():
-                scores[:] = self._scores(node)
+                blocks = [*self._with(node, self._data), *self._constants]
+                tried = self._tried.scores(self._etas, self._phis, self._labels, blocks)
+                scores[:] = self._parts(tried)
         return found
 
 
@@ -382,7 +361,20 @@ class ExpectedCurvature(Curvature):
     over_outcomes = True
 
     def _values(self, engine: RowEngine) -> Blocks:
-        return engine.by_unit(self.size, lambda g: expected_products(engine, g, self.diagonal))
+        return engine.by_unit(self.size, lambda g: self._of_rows(engine, g))
+
+    def _of_rows(self, engine: RowEngine, g: int) -> Blocks:
+        # scores have mean 0, and rows are independent
+        for where, rows in _blocks(engine, g):
+            second = np.zeros((len(rows.scores), *rows.scores.shape))
+            for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
+                second += (weight * scores)[:, None] * scores
+            # a row whose law is not found: its own outcome stands for those that it could have
+            own = np.subtract(1.0, rows.law.weights.any(axis=0)) * rows.scores
+            second += own[:, None] * rows.scores
+            everywhere = np.ones(rows.directions.shape[:2], dtype=bool)
+            for part, block in loops.packed(everywhere, rows.directions, -second, self.diagonal):
+                yield slice(where.start + part.start, where.start + part.stop), block
 
 
 class LawNotFound(_Number):

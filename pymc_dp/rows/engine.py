@@ -56,6 +56,7 @@ class RowEngine:
         self._designs: dict[tuple[int, int], tuple[bytes, ScaledDesign]] = {}
         self._layouts: dict[int, Layout] = {}
         self._reference: Any = None
+        self._moved: Self | None = None
 
     @classmethod
     def of(
@@ -79,7 +80,7 @@ class RowEngine:
         return other
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_designs": {}, "_reference": None}
+        return {**self.__dict__, "_designs": {}, "_reference": None, "_moved": None}
 
     @property
     def d(self) -> int:
@@ -112,7 +113,11 @@ class RowEngine:
 
     def with_coordinates(self, coordinates: Coordinates) -> Self:
         """The same records in other coordinates; parameter-free columns are shared."""
-        return self._but(coordinates=coordinates)
+        if coordinates is self.coordinates:
+            return self
+        if self._moved is None or self._moved.coordinates is not coordinates:
+            self._moved = self._but(coordinates=coordinates)  # several releases ask for it
+        return self._moved
 
     def tilted(self) -> Self:
         """The same records, measured against their linearisation at z = 0.
@@ -241,9 +246,6 @@ class RowEngine:
         return pairs
 
     # -- what rows see --------------------------------------------------------------------------
-
-    def _shared(self, group: RowGroup) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
-        return group.shared(self.coordinates)
 
     def by_unit(self, size: int, of_rows: Callable[[int], Blocks]) -> Blocks:
         """(size, units) numbers of units: the sums of those of the rows of each group."""

@@ -171,16 +171,14 @@ def _in_tiles(rows: np.ndarray, matrix: np.ndarray, tile: int) -> np.ndarray:
     out = np.empty((n, m))
     x, y = np.empty((k, tile)), np.empty((m, tile))  # columns of rows, so that loops vectorise
     weights = np.ascontiguousarray(matrix.T)
-    used, counts = np.empty((m, k), dtype=np.int64), np.empty(m, dtype=np.int64)
-    for c in range(m):
-        counts[c] = loops.nonzero(weights[c], used[c])
+    used = [np.flatnonzero(w) for w in weights]
     for start in range(0, n, tile):
         size = min(tile, n - start)
         for i in range(size):
             for j in range(k):
                 x[j, i] = rows[start + i, j]
         for c in range(m):
-            loops.combine(x, 0, weights[c], used[c], counts[c], y[c, :size])
+            loops.combine(x, 0, weights[c], used[c], y[c, :size])
         for i in range(size):
             for c in range(m):
                 out[start + i, c] = y[c, i]
@@ -247,14 +245,9 @@ def _inverse(node: Apply) -> np.ndarray | None:
         return None
     if any(v.owner is None and not isinstance(v, Constant) for v in ancestors([matrix])):
         return None
-    found = pytensor.function([], matrix, mode=INTERPRETED)()
-    found = found.reshape(k, k)
-    core = op.core_op
-    return np.ascontiguousarray(
-        solve_triangular(
-            found, np.eye(k), lower=core.lower, unit_diagonal=core.unit_diagonal, check_finite=False
-        )
-    )
+    found = pytensor.function([], matrix, mode=INTERPRETED)().reshape(k, k)
+    shape = {"lower": op.core_op.lower, "unit_diagonal": op.core_op.unit_diagonal}
+    return np.ascontiguousarray(solve_triangular(found, np.eye(k), check_finite=False, **shape))
 
 
 _LARGE_GRAPH = 60  # operations from which on to interpret: compiling an LKJ prior takes minutes
@@ -494,11 +487,6 @@ class RowFunctions(_Evaluated):
         """The same where many outcomes of each row are tried; compiled at the first use."""
         return OutcomeFunctions(self)
 
-    def columns_of(self, columns: list[Variable], data: list[Variable]) -> Any:
-        """A compiled function of what rows see and of their data, which gives `columns`."""
-        columns = clone_replace(columns, self._replacements, rebuild_strict=False)
-        return compile_function([*self._inputs, *data], columns, self.compile_kwargs)
-
 
 class OutcomeFunctions(_Evaluated):
     """Row functions to try many outcomes: they take all row data, then :meth:`constants`."""
@@ -512,7 +500,9 @@ class OutcomeFunctions(_Evaluated):
         loglik = prepared_loglik(functions.graph)
         outputs, inputs, columns = hoisted([loglik, *functions.gradients(loglik)], stays)
         self._loglik, self._scores = functions.evaluating(outputs, [*data, *inputs])
-        self._constants = functions.columns_of(columns, data)
+        columns = clone_replace(columns, functions._replacements, rebuild_strict=False)
+        seen = [*functions._inputs, *data]
+        self._constants = compile_function(seen, columns, functions.compile_kwargs)
 
     def constants(self, etas: Any, phis: Any, labels: Any, data: Any) -> list[np.ndarray]:
         """Columns that do not depend on the outcome, rows first, computed once."""
@@ -549,10 +539,9 @@ class PublicTerms:
         """Log-density at z, a (d,) vector."""
         return float(self._function(self.coordinates.theta(z))[0])
 
-    @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) gradient at z."""
-        return self.coordinates.scaling.T @ self._function(self.coordinates.theta(z))[1]
+        return self.both(z)[1]
 
     @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
     def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:

@@ -101,9 +101,11 @@ class RowGroup:
     units: np.ndarray | None
     _columns: Columns | None = field(default=None, init=False, repr=False)
     _each_alone: list[RowGroup] | None = field(default=None, init=False, repr=False)
+    #: What an engine has computed of these rows, whatever its coordinates, and by which function.
+    kept: tuple[object, Any] | None = field(default=None, init=False, repr=False)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_columns": None, "_each_alone": None}
+        return {**self.__dict__, "_columns": None, "_each_alone": None, "kept": None}
 
     @property
     def n_rows(self) -> int:

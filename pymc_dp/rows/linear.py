@@ -117,43 +117,27 @@ def value_and_slope(family: int, v: float, a: float, b: float) -> tuple[float, f
 
 
 @compiled(error_model="numpy", inline="always")
-def _concave_terms(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
+def _evaluate(family: int, a: ndarray, b: ndarray, v: ndarray, slopes: bool) -> None:
     for i in range(v.shape[0]):
-        v[i] = value_and_slope(family, v[i], a[i], b[i])[0]
-
-
-@compiled(error_model="numpy", inline="always")
-def _concave_slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
-    for i in range(v.shape[0]):
-        slope = value_and_slope(family, v[i], a[i], b[i])[1]
-        v[i] = slope if math.fabs(slope) < math.inf else 0.0
+        value, slope = value_and_slope(family, v[i], a[i], b[i])
+        if slopes:
+            v[i] = slope if math.fabs(slope) < math.inf else 0.0
+        else:
+            v[i] = value
 
 
 @compiled(error_model="numpy")
-def concave_terms(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
-    """v[i] <- log-likelihood at v[i], up to a constant of the row."""
+def evaluate(family: int, a: ndarray, b: ndarray, v: ndarray, slopes: bool) -> None:
+    """v[i] <- log-likelihood at v[i], up to a constant; if `slopes`, its slope, 0 if not finite."""
     # a constant in each call, so that every loop has the formulas of one family only
     if family == _LOGIT:
-        _concave_terms(_LOGIT, a, b, v)
+        _evaluate(_LOGIT, a, b, v, slopes)
     elif family == _LOG:
-        _concave_terms(_LOG, a, b, v)
+        _evaluate(_LOG, a, b, v, slopes)
     elif family == _NORMAL:
-        _concave_terms(_NORMAL, a, b, v)
+        _evaluate(_NORMAL, a, b, v, slopes)
     else:
-        _concave_terms(_PROBIT, a, b, v)
-
-
-@compiled(error_model="numpy")
-def concave_slopes(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
-    """v[i] <- derivative of the log-likelihood at v[i], 0 where it is not finite."""
-    if family == _LOGIT:
-        _concave_slopes(_LOGIT, a, b, v)
-    elif family == _LOG:
-        _concave_slopes(_LOG, a, b, v)
-    elif family == _NORMAL:
-        _concave_slopes(_NORMAL, a, b, v)
-    else:
-        _concave_slopes(_PROBIT, a, b, v)
+        _evaluate(_PROBIT, a, b, v, slopes)
 
 
 @compiled(error_model="numpy")
@@ -212,13 +196,8 @@ class Moves(NamedTuple):
 
     def part(self, rows: slice) -> Moves:
         """Those of some rows."""
-        return Moves(
-            self.common,
-            np.ascontiguousarray(self.common_values[:, rows]),
-            np.ascontiguousarray(self.moving[:, rows]),
-            np.ascontiguousarray(self.moving_values[:, rows]),
-            self.lengths[rows],
-        )
+        common, moving, own = (np.ascontiguousarray(x[:, rows]) for x in self[1:4])
+        return Moves(self.common, common, moving, own, self.lengths[rows])
 
     def times(self, factors: ndarray, where: slice) -> SparseBlock:
         """factors_i u_i for a block of rows, factors (n,)."""
@@ -233,9 +212,8 @@ class Moves(NamedTuple):
 def predict(moves: Moves, z: ndarray, first: int, out: ndarray) -> None:
     """out[i] = u_{first + i} . z."""
     n = out.shape[0]
-    weights, used = z[moves.common], np.empty(moves.common.shape[0], dtype=np.int64)
-    count = loops.nonzero(weights, used)
-    loops.combine(moves.common_values, first, weights, used, count, out)
+    weights = z[moves.common]
+    loops.combine(moves.common_values, first, weights, np.flatnonzero(weights), out)
     for j in range(moves.moving.shape[0]):
         x = moves.moving_values[j, first : first + n]
         places = moves.moving[j, first : first + n]
@@ -270,14 +248,8 @@ class LinearRows(NamedTuple):
 
     def part(self, rows: slice) -> LinearRows:
         """Those of some rows."""
-        return LinearRows(
-            self.family,
-            self.a[rows],
-            self.b[rows],
-            self.origin[rows],
-            self.reference[rows] if len(self.reference) else self.reference,
-            self.moves.part(rows),
-        )
+        a, b, origin, reference = (x[rows] for x in self[1:5])
+        return LinearRows(self.family, a, b, origin, reference, self.moves.part(rows))
 
 
 @compiled(error_model="numpy")
@@ -288,7 +260,7 @@ def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarra
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
         out[i] = origin[i] + moved[i]
-    concave_slopes(rows.family, rows.a[first:last], rows.b[first:last], out)
+    evaluate(rows.family, rows.a[first:last], rows.b[first:last], out, True)
     if rows.reference.shape[0] > 0:
         reference = rows.reference[first:last]
         for i in range(out.shape[0]):
@@ -302,4 +274,4 @@ def log_likelihoods(rows: LinearRows, first: int, moved: ndarray, out: ndarray) 
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
         out[i] = origin[i] + moved[i]
-    concave_terms(rows.family, rows.a[first:last], rows.b[first:last], out)
+    evaluate(rows.family, rows.a[first:last], rows.b[first:last], out, False)

@@ -26,22 +26,9 @@ Compressed = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 @compiled(error_model="numpy")
-def nonzero(weights: ndarray, used: ndarray) -> int:
-    """Put the places of the weights that are not 0 first in `used`; how many there are."""
-    count = 0
-    for j in range(weights.shape[0]):
-        if weights[j] != 0.0:
-            used[count] = j
-            count += 1
-    return count
-
-
-@compiled(error_model="numpy")
-def combine(
-    vectors: ndarray, first: int, weights: ndarray, used: ndarray, count: int, out: ndarray
-) -> None:
-    """out[i] = sum_j vectors[j, first + i] * weights[j], j in ``used[:count]``, in one order."""
-    n = out.shape[0]
+def combine(vectors: ndarray, first: int, weights: ndarray, used: ndarray, out: ndarray) -> None:
+    """out[i] = sum_j vectors[j, first + i] * weights[j], j in `used`, in one order."""
+    n, count = out.shape[0], used.shape[0]
     for i in range(n):
         out[i] = 0.0
     fours = count // 4 * 4
@@ -63,13 +50,11 @@ def linear_predictor(design: ndarray, first: int, phi: ndarray, out: ndarray) ->
     """out[k, i] = sum_j design[j, first + i] * phi[j, k]."""
     n = out.shape[1]
     weights = np.ascontiguousarray(phi.T)
-    used, counts = np.empty(weights.shape, dtype=np.int64), np.empty(len(weights), dtype=np.int64)
-    for k in range(len(weights)):
-        counts[k] = nonzero(weights[k], used[k])
+    used = [np.flatnonzero(w) for w in weights]
     for start in range(0, n, _TILE):
         stop = min(start + _TILE, n)
         for k in range(len(weights)):
-            combine(design, first + start, weights[k], used[k], counts[k], out[k, start:stop])
+            combine(design, first + start, weights[k], used[k], out[k, start:stop])
 
 
 @compiled(error_model="numpy")
@@ -337,11 +322,6 @@ class Layout(NamedTuple):
     labelled: list[_Labelled | None]
 
     @classmethod
-    def full(cls, cuts: int, d: int) -> Layout:
-        """All coordinates are held for every row."""
-        return cls(np.arange(d), [None] * cuts)
-
-    @classmethod
     def of(
         cls, kinds: Sequence[str], widths: Sequence[int], maps: Sequence[ndarray | None], d: int
     ) -> Layout:
@@ -384,7 +364,9 @@ class Layout(NamedTuple):
             weights = np.where(inside[:, None, :], weights, 0.0).transpose(0, 2, 1)
             labelled[-1] = _Labelled(places, np.ascontiguousarray(weights))
             size += c
-        return cls(common, labelled) if size <= _DENSE * d else cls.full(len(maps), d)
+        return (
+            cls(common, labelled) if size <= _DENSE * d else cls(np.arange(d), [None] * len(maps))
+        )
 
     @property
     def moving(self) -> int:

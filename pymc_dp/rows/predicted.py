@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
-from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import over
 from pymc_dp.rows import linear, loops
 from pymc_dp.rows.engine import RowEngine
@@ -25,29 +23,7 @@ from pymc_dp.rows.predictor import FAMILIES, Predictor
 _BLOCK, _CACHED = 8192, 2**16  # rows, and numbers of a block of vectors: half a second-level cache
 _WIDER = 2  # how many times as many numbers as the data of a row its vector may hold
 _LOG_LIKELIHOOD = 10  # numbers that are read in the time that a log-likelihood takes
-_KEPT = 4  # points whose products with all rows are kept: two midpoints, and the ends of a step
-#: Distance of a point from the middle of two others, and how much larger these may be, relative.
-_ROUNDING, _APART = 1e-13, 1e3
-
-
-@dataclass(frozen=True, eq=False)
-class _Rows:
-    """What each row is, whatever the coordinates: v = offset + weights . (values at the cuts)."""
-
-    a: np.ndarray
-    b: np.ndarray
-    offset: np.ndarray
-    weights: list[np.ndarray | None]
-
-
-class _Private:
-    """Values of records, made at the first use in a process and never pickled."""
-
-    def __init__(self) -> None:
-        self.rows: _Rows | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"rows": None}
+_KEPT = 4  # points whose products with all rows are kept
 
 
 class PredictorEngine(RowEngine):
@@ -61,36 +37,19 @@ class PredictorEngine(RowEngine):
         super().__init__(engine.groups, engine.parameters, engine.n_units, engine.coordinates)
         self.predictor = predictor
         self._family = FAMILIES.index(predictor.family)
-        self._private = _Private()
 
     def _forget_all(self) -> None:
         super()._forget_all()
         self._linear: LinearRows | None = None
-        self._moved: PredictorEngine | None = None
         self.forget()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_linear": None, "_moved_by": {}, "_moved": None}
-
-    def synthetic(self, value: int | None = 0, first: int = 0, last: int | None = None) -> Self:
-        """The same functions on made-up data."""
-        synthetic = super().synthetic(value, first, last)
-        synthetic._private = _Private()
-        return synthetic
-
-    def with_coordinates(self, coordinates: Coordinates) -> PredictorEngine:
-        """The same records in other coordinates."""
-        if coordinates is self.coordinates:
-            return self
-        if self._moved is None or self._moved.coordinates is not coordinates:
-            self._moved = super().with_coordinates(coordinates)  # several releases ask for it
-        return self._moved
+        return {**super().__getstate__(), "_linear": None, "_moved_by": {}}
 
     def part(self, units: slice | np.ndarray) -> Self:
         """The records of some units alone, with the same bits; units in a slice."""
         assert isinstance(units, slice)
         part = super().part(units)
-        part._private = _Private()
         part._linear = self.linear().part(units)
         if self.is_tilted:
             part._reference = part._linear.reference
@@ -105,7 +64,7 @@ class PredictorEngine(RowEngine):
     def pays(self, n: int) -> bool:
         """Whether to keep the vectors u_i of `n` rows; it depends on public things alone."""
         group = self.groups[0]
-        phis, maps = self._shared(group)
+        phis, maps = group.shared(self.coordinates)
         cuts = group.functions.ordered
         widths = [math.prod(tail) for tail in self.predictor.tails]
         layout = Layout.of([cut.kind for cut in cuts], widths, maps, self.d)
@@ -114,10 +73,11 @@ class PredictorEngine(RowEngine):
         )
         return layout.width <= _WIDER * read and layout.width * n <= LARGEST
 
-    def _rows(self) -> _Rows:
-        if self._private.rows is None:
-            n = self.n_units
-            arrays = self.groups[0].store.read()
+    def _rows(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]]:
+        """Numbers a and b, offsets and weights: v = offset + weights . (values at the cuts)."""
+        group = self.groups[0]
+        if group.kept is None or group.kept[0] is not self.predictor:
+            n, arrays = self.n_units, group.store.read()
             a, b, offset = np.empty(n), np.empty(n), np.empty(n)
             weights: list[np.ndarray] = []
             for where in loops.row_blocks(n, _BLOCK):
@@ -128,19 +88,20 @@ class PredictorEngine(RowEngine):
                     weights = [np.empty((len(w), n)) for w in found]
                 for w, part in zip(weights, found, strict=True):
                     w[:, where] = part
-            self._private.rows = _Rows(a, b, offset, list(weights))
-        return self._private.rows
+            group.kept = self.predictor, (a, b, offset, weights)
+        rows: tuple[np.ndarray, np.ndarray, np.ndarray, list[np.ndarray]] = group.kept[1]
+        return rows
 
     def linear(self) -> LinearRows:
         """The rows as multiples of vectors that do not depend on z."""
         if self._linear is None:
-            rows, group = self._rows(), self.groups[0]
-            phis, maps = self._shared(group)
-            origin = rows.offset.copy()
-            self._add_products(0, rows.weights, [np.ravel(phi) for phi in phis], origin)
-            moves = moves_of(group, rows.weights, maps, self.predictor.single)
+            (a, b, offset, weights), group = self._rows(), self.groups[0]
+            phis, maps = group.shared(self.coordinates)
+            origin = offset.copy()
+            self._add_products(0, weights, [np.ravel(phi) for phi in phis], origin)
+            moves = moves_of(group, weights, maps, self.predictor.single)
             finite = np.isfinite(moves.lengths)
-            a, b = (np.where(finite, x, 0.0) for x in (rows.a, rows.b))
+            a, b = (np.where(finite, x, 0.0) for x in (a, b))
             self._linear = LinearRows(self._family, a, b, origin, np.empty(0), moves)
         if self.is_tilted and self._reference is None:
             moved, out = np.empty(self.n_units), np.empty(self.n_units)
@@ -154,39 +115,21 @@ class PredictorEngine(RowEngine):
         return self.linear().reference
 
     def _along(self, z: np.ndarray) -> np.ndarray:
-        """(n_units,) u_i . z, kept for the last points: a path step ends between two midpoints."""
+        """(n_units,) u_i . z, kept for the last points."""
         if not np.logical_or.reduce(z):
             return np.zeros(self.n_units)
         key = z.tobytes()
         if key in self._moved_by:
             self._moved_by[key] = self._moved_by.pop(key)  # the newest last
             return self._moved_by[key]
-        found = self._between(z)
-        if found is None:
-            moved, moves = np.empty(self.n_units), self.linear().moves
-            numbers = moves.width * self.n_units
-            over(lambda rows: predict(moves, z, rows.start, moved[rows]), self.n_units, numbers)
-            found = moved
-        self.remember(z, found)
-        return found
-
-    def _between(self, z: np.ndarray) -> np.ndarray | None:
-        """(n_units,) u_i . z where z is half-way between two points that are kept."""
-        if not self._moved_by:
-            return None
-        points = np.frombuffer(b"".join(self._moved_by)).reshape(-1, len(z))
-        size, sizes = np.maximum.reduce(np.abs(z)), np.maximum.reduce(np.abs(points), axis=1)
-        near = sizes <= _APART * size  # else products would lose the digits of what is between
-        off = np.maximum.reduce(np.abs(0.5 * (points[:, None] + points) - z), axis=2)
-        pairs = (off <= _ROUNDING * size) & near[:, None] & near
-        p, q = divmod(int(pairs.argmax()), len(points))
-        moved = list(self._moved_by.values())
-        return 0.5 * (moved[p] + moved[q]) if pairs[p, q] else None
+        moved, moves = np.empty(self.n_units), self.linear().moves
+        numbers = moves.width * self.n_units
+        over(lambda rows: predict(moves, z, rows.start, moved[rows]), self.n_units, numbers)
+        self.remember(z, moved)
+        return moved
 
     def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
         """Keep (n_units,) u_i . z, and forget the oldest."""
-        if not np.logical_and.reduce(np.isfinite(z)):
-            return
         self._moved_by[z.tobytes()] = moved  # the newest last
         while len(self._moved_by) > _KEPT:
             del self._moved_by[next(iter(self._moved_by))]
@@ -239,7 +182,7 @@ class PredictorEngine(RowEngine):
 
 def moves_of(
     group: RowGroup,
-    weights: Sequence[np.ndarray | None],
+    weights: Sequence[np.ndarray],
     maps: Sequence[np.ndarray | None],
     single: bool,
 ) -> Moves:
@@ -248,7 +191,7 @@ def moves_of(
     cuts = [
         (cut, w, matrix)
         for cut, w, matrix in zip(group.functions.ordered, weights, maps, strict=True)
-        if w is not None and matrix is not None
+        if matrix is not None
     ]
     d = max(matrix.shape[1] for _, _, matrix in cuts)
     kinds, widths = [cut.kind for cut, _, _ in cuts], [len(w) for _, w, _ in cuts]

@@ -390,10 +390,9 @@ def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarr
     a, b = _solve(family, slopes[0], slopes[1])
     place = FAMILIES.index(family)
     expected, slope = (np.repeat(points[:, None], len(a), axis=1) for _ in range(2))
-    for v in expected:
-        linear.concave_terms(place, a, b, v)
-    for v in slope:
-        linear.concave_slopes(place, a, b, v)
+    for v, dv in zip(expected, slope, strict=True):
+        linear.evaluate(place, a, b, v, False)
+        linear.evaluate(place, a, b, dv, True)
     v, size = points[:, None], np.abs(a) + np.abs(b)
     if family == "normal":
         growth = v * v

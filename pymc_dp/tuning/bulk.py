@@ -67,7 +67,9 @@ def scaling_of(
 ) -> np.ndarray:
     """The (d, d) scaling of the coordinates in which contributions are clipped about a place."""
     blocks, effects = structure.effects(location)
-    return clip_scaling(precision, blocks, n, effects, unseen(structure, location))
+    back = np.linalg.inv(effects)  # units see the entries of the blocks in theta' = T theta
+    hidden = unseen(structure, location)
+    return np.asarray(back @ clip_scaling(back.T @ precision @ back, blocks, n, hidden))
 
 
 def find_bulk(
@@ -296,16 +298,14 @@ def clip_scaling(
     precision: np.ndarray,
     blocks: Sequence[np.ndarray],
     n: int,
-    effects: np.ndarray | None = None,
     unseen: np.ndarray | None = None,
 ) -> np.ndarray:
     """The scaling A of the coordinates theta = m + A z in which contributions are clipped.
 
     `precision` (d, d) is that of the posterior in theta, positive definite. `blocks` are the
-    parameters that reach each of the n units through an index; the rest is dense. `effects` is T of
-    theta' = T theta, in which units see the entries of the blocks. `unseen` parameters reach no
-    unit and are kept apart. A has mean square posterior width 1 in z, of seen and of unseen
-    parameters.
+    parameters that reach each of the n units through an index; the rest is dense. `unseen`
+    parameters reach no unit and are kept apart. A has mean square posterior width 1 in z, of seen
+    and of unseen parameters.
 
     With noise of sd proportional to the norm q of a record, the sum over parameters of noise
     variance over posterior variance is the trace of Sigma Q^-1 times q^2, Q = A A'. For block b
@@ -314,9 +314,6 @@ def clip_scaling(
     q_b^2 (Cauchy-Schwarz); in the dense block, so does the geometric mean of Sigma_b and W_b^-1.
     """
     d = len(precision)
-    if effects is not None:
-        back = np.linalg.inv(effects)
-        return np.asarray(back @ clip_scaling(back.T @ precision @ back, blocks, n, None, unseen))
     if unseen is not None and 0 < len(unseen) < d:
         seen = np.setdiff1d(np.arange(d), unseen)
         inside = [np.searchsorted(seen, block) for block in blocks]

@@ -130,8 +130,7 @@ class Shares:
 
     def heavy_tail(self, label: str, spec: Contribution, tail: float, share: float) -> float | None:
         """Upper quantile where what lies above matters; see `heavy_quantile`."""
-        histogram = self.histogram(label, spec, share)
-        return heavy_quantile(histogram, tail, self.n)[0]
+        return heavy_quantile(self.histogram(label, spec, share), tail, self.n)[0]
 
     def clipping(
         self, spec: Score, tail: float, price: float | None, share: float
@@ -152,8 +151,7 @@ class Shares:
         """Whether the laws of the outcomes of nearly all units are found, as far as noise shows."""
         edges, counts, noise_sd = self.histogram("laws not found", LawNotFound(at), _LAWS)
         one = int(np.searchsorted(edges, 1.0, side="right")) - 1
-        n = self.n
-        return float(counts[one]) - 2.0 * noise_sd < _NOT_FOUND * n
+        return float(counts[one]) - 2.0 * noise_sd < _NOT_FOUND * self.n
 
     # -- sums -----------------------------------------------------------------------------------
 

@@ -194,7 +194,7 @@ def test_unseen_parameters_have_coordinates_of_their_own() -> None:
     raw = rng.normal(size=(6, 6))
     precision, unseen = raw @ raw.T + np.eye(6), np.array([1, 4])
     seen = np.array([0, 2, 3, 5])
-    scaling = clip_scaling(precision, [np.array([2, 5])], N, None, unseen)
+    scaling = clip_scaling(precision, [np.array([2, 5])], N, unseen)
     assert not scaling[np.ix_(seen, unseen)].any() and not scaling[np.ix_(unseen, seen)].any()
     covariance = np.linalg.inv(precision)
     alone = clip_scaling(np.linalg.inv(covariance[np.ix_(seen, seen)]), [np.array([1, 3])], N)
