@@ -207,14 +207,14 @@ def clip_linear(
     rows: LinearRows, z: Array, part: Array, units: float, bound: float, total: Array, found: Array
 ) -> None:
     """The same for the scores at z of rows part[0] to part[1], which have a linear predictor. For
-    each row, `found`, (3, rows), receives u . z, the slope, and what its vector was scaled by. A
-    tile of rows stays in the fastest caches from its data to its integers.
+    each row, `found`, (2, rows), receives the slope, and what its vector was scaled by. A tile of
+    rows stays in the fastest caches from its data to its integers.
     """
     for start in range(part[0], part[1], TILE):
         stop = min(start + TILE, part[1])
-        factors = found[1, start:stop]
-        slopes(rows, z, start, found[0, start:stop], factors)
-        clip_multiples(rows.moves, start, factors, units, bound, total, found[2, start:stop])
+        factors = found[0, start:stop]
+        slopes(rows, z, start, factors)
+        clip_multiples(rows.moves, start, factors, units, bound, total, found[1, start:stop])
 
 
 @compiled(error_model="numpy")

@@ -149,7 +149,7 @@ class Holder:
 
             numbers = n * engine.d if engine.one_row_per_unit else 0
         else:
-            found = np.empty((3, n))
+            found = np.empty((2, n))
 
             def some(where: slice) -> np.ndarray:
                 own = np.zeros(len(total), dtype=np.int64)
@@ -161,8 +161,7 @@ class Holder:
         for own in over(some, n, numbers):
             total += own
         if rows is not None:
-            moved, scores, scale = found
-            engine.remember(z, moved.copy())  # alone: the others need not be kept
+            scores, scale = found
         return scores, scale
 
 

@@ -63,9 +63,6 @@ class Rows(Protocol):
         are then the (n_units,) factors of these vectors, their slopes.
         """
 
-    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
-        """Keep (n_units,) u_i . z of linear rows, which was computed with the slopes."""
-
     def forget(self) -> None:
         """Keep nothing of an earlier chain."""
 

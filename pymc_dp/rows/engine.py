@@ -411,9 +411,6 @@ class RowEngine:
         """The rows as multiples of vectors that do not depend on z; None if they are not."""
         return None  # score vectors may be sums of several vectors
 
-    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
-        """Keep (n_units,) u_i . z of the rows in `linear`."""
-
     def forget(self) -> None:
         """Keep nothing of an earlier chain."""
 

@@ -253,13 +253,13 @@ class LinearRows(NamedTuple):
 
 
 @compiled(error_model="numpy")
-def slopes(rows: LinearRows, z: ndarray, first: int, moved: ndarray, out: ndarray) -> None:
-    """out[i] = l'(v) of row first + i, less the reference, 0 if not finite; moved[i] = u . z."""
-    predict(rows.moves, z, first, moved)
+def slopes(rows: LinearRows, z: ndarray, first: int, out: ndarray) -> None:
+    """out[i] = l'(v) of row first + i, less the reference, 0 if not finite."""
+    predict(rows.moves, z, first, out)
     last = first + out.shape[0]
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
-        out[i] = origin[i] + moved[i]
+        out[i] += origin[i]
     evaluate(rows.family, rows.a[first:last], rows.b[first:last], out, True)
     if rows.reference.shape[0] > 0:
         reference = rows.reference[first:last]

@@ -23,7 +23,7 @@ from pymc_dp.rows.predictor import FAMILIES, Predictor
 _BLOCK, _CACHED = 8192, 2**16  # rows, and numbers of a block of vectors: half a second-level cache
 _WIDER = 2  # how many times as many numbers as the data of a row its vector may hold
 _LOG_LIKELIHOOD = 10  # numbers that are read in the time that a log-likelihood takes
-_KEPT = 4  # points whose products with all rows are kept
+_KEPT = 3  # points whose products with all rows are kept: of a path, its start and its last step
 
 
 class PredictorEngine(RowEngine):
@@ -51,8 +51,6 @@ class PredictorEngine(RowEngine):
         assert isinstance(units, slice)
         part = super().part(units)
         part._linear = self.linear().part(units)
-        if self.is_tilted:
-            part._reference = part._linear.reference
         return part
 
     def tilted(self) -> Self:
@@ -103,11 +101,10 @@ class PredictorEngine(RowEngine):
             finite = np.isfinite(moves.lengths)
             a, b = (np.where(finite, x, 0.0) for x in (a, b))
             self._linear = LinearRows(self._family, a, b, origin, np.empty(0), moves)
-        if self.is_tilted and self._reference is None:
-            moved, out = np.empty(self.n_units), np.empty(self.n_units)
-            linear.slopes(self._linear, np.zeros(self.d), 0, moved, out)
-            self._reference = out
-            self._linear = self._linear._replace(reference=out)
+        if self.is_tilted and not self._linear.reference.size:
+            reference = np.empty(self.n_units)
+            linear.slopes(self._linear, np.zeros(self.d), 0, reference)
+            self._linear = self._linear._replace(reference=reference)
         return self._linear
 
     def reference(self) -> np.ndarray:
@@ -125,14 +122,10 @@ class PredictorEngine(RowEngine):
         moved, moves = np.empty(self.n_units), self.linear().moves
         numbers = moves.width * self.n_units
         over(lambda rows: predict(moves, z, rows.start, moved[rows]), self.n_units, numbers)
-        self.remember(z, moved)
-        return moved
-
-    def remember(self, z: np.ndarray, moved: np.ndarray) -> None:
-        """Keep (n_units,) u_i . z, and forget the oldest."""
-        self._moved_by[z.tobytes()] = moved  # the newest last
-        while len(self._moved_by) > _KEPT:
+        self._moved_by[key] = moved
+        if len(self._moved_by) > _KEPT:
             del self._moved_by[next(iter(self._moved_by))]
+        return moved
 
     def forget(self) -> None:
         """Keep nothing of an earlier chain."""
@@ -157,9 +150,8 @@ class PredictorEngine(RowEngine):
 
     def scores(self, z: np.ndarray) -> np.ndarray:
         """(n_units,) slope of every row at z, its score at the one number that it sees."""
-        moved, out = np.empty(self.n_units), np.empty(self.n_units)
-        linear.slopes(self.linear(), z, 0, moved, out)
-        self.remember(z, moved)
+        out = np.empty(self.n_units)
+        linear.slopes(self.linear(), z, 0, out)
         return out
 
     def sparse_vectors(

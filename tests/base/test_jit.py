@@ -34,7 +34,7 @@ one, nobody = np.ones(1), np.empty((0, 1))
 moves = Moves(np.array([0]), np.ones((1, 1)), nobody.astype(int), nobody, one)
 rows = LinearRows(0, 100.0 * one, one, 0.0 * one, np.empty(0), moves)
 clipped, part = np.zeros(1, dtype=np.int64), np.array([0, 1])
-clip_linear(rows, np.zeros(1), part, 1.0, 10.0, clipped, np.empty((3, 1)))
+clip_linear(rows, np.zeros(1), part, 1.0, 10.0, clipped, np.empty((2, 1)))
 
 x = pt.matrix()
 product = compile_function([x], _RowsTimes()(x, np.array([[2.0]])))
