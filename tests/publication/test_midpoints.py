@@ -101,7 +101,7 @@ def test_better_than_the_draws():
     draws, midpoints, scores = chains(start, 300)
     of_draws = draws.mean(axis=1)
     exact = newton_estimate(midpoints, scores, PRECISION).mean(axis=1)
-    rough = newton_estimate(midpoints, scores, 1.5 * np.diag(PRECISION)).mean(axis=1)
+    rough = newton_estimate(midpoints, scores, 1.5 * np.diag(np.diag(PRECISION))).mean(axis=1)
     rmse = [np.sqrt(np.square(found - MEAN).mean()) for found in (of_draws, exact, rough)]
     assert rmse[1] < 0.6 * rmse[0]
     for found in (exact, rough):  # no precision, however wrong, makes a bias
