@@ -378,7 +378,7 @@ def test_a_pickle_holds_the_records_and_nothing_made_of_them():
     step = automatic("langevin-anchored", model)
     fresh = Census.of(step)
     pm_sample(model, step, cores=1)
-    assert step.queries.holder.engine._reference is not None
+    assert step.queries.holder.engine._linear.reference.any()
     model, _ = build("logistic")
     by_hand = dp.DPLangevin(
         draws=5, chains=1, model=model, scaling=0.1, clip_norm=0.2, step_size=0.3, energy_clip=0.1
