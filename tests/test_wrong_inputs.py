@@ -755,6 +755,12 @@ class TestRelease:
         with refused(dp.UnsafeRelease, "cannot be released", "['beta']"):
             dp.release(used[2], used[0], var_names=names)
 
+    def test_names_of_a_released_result(self, used):
+        safe = dp.release(used[2], used[0])
+        assert dp.release(safe) is safe
+        with refused(dp.UnsafeRelease, "var_names", "select its variables"):
+            dp.release(safe, var_names=["beta"])
+
     def test_statement_of_what_was_not_released(self, used):
         with refused(dp.UnsafeRelease, "dp.release"):
             dp.privacy_statement(used[2])

@@ -125,6 +125,11 @@ def release(
         return result
     refuse_other_types(idata)
     if STATEMENT in _compat.attributes(idata) and _RELEASED.issuperset(_compat.group_names(idata)):
+        if var_names is not None:
+            raise UnsafeRelease(
+                "idata is a released result. Leave var_names out, and select its variables with "
+                "ArviZ or xarray."
+            )
         return idata
     model = model_of(model)
     budget = get_budget(model)
