@@ -522,8 +522,10 @@ def check_records(reading: Reading) -> bool:
             "independent, and each record's row must be computed from that record alone. "
             f"{error.nonprivate}"
         ) from None
-    points = list(_drawn(reading))
-    if reading.count is not None:
+    points = _drawn(reading)
+    if reading.count is None:
+        next(points)  # records can be drawn
+    else:
         _check_count(reading, reading.count, graphs[0], points)
     return alike
 
@@ -561,7 +563,7 @@ def _drawn(reading: Reading) -> Iterator[list[np.ndarray]]:
 
 
 def _check_count(
-    reading: Reading, count: Variable, every: Variable, points: Sequence[list[np.ndarray]]
+    reading: Reading, count: Variable, every: Variable, points: Iterable[list[np.ndarray]]
 ) -> None:
     """The number of records leaves out rows; else they are what they are if `every` one exists."""
     n, rng = reading.n, np.random.default_rng(_SEED)
