@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -13,6 +14,15 @@ from pymc_dp.records.extraction import Records
 from pymc_dp.rows import functions
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
+
+
+def pytest_collection_finish() -> None:
+    """Modules are there to stay, and graphs are many small objects: garbage is looked for less
+    often, and not among them.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 50)
 
 
 @pytest.fixture(autouse=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -272,15 +273,8 @@ def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: 
     for j in range(d):
         for i in range(n):
             squares[i] += vectors[j, i] * vectors[j, i]
-    for i in range(n):
-        low, high = 0, squared_edges.shape[0]
-        while low < high:
-            middle = (low + high) // 2
-            if squares[i] >= squared_edges[middle]:
-                low = middle + 1
-            else:
-                high = middle
-        counts[low] += weight
+    for place in np.searchsorted(squared_edges, np.nan_to_num(squares), side="right"):
+        counts[place] += weight
 
 
 # -- sums: what one unit may add, and the noise that hides it -------------------------------------
@@ -295,7 +289,7 @@ def _told(sum_: Sum | LaplaceSum) -> float | None:
 
 
 @dataclass(frozen=True)
-class Sum:
+class Sum(ABC):
     """A clipped sum over all units on a grid of integers, with noise: what is common to all. `size`
     is the number of its entries; `add` adds the clipped numbers of a block of units to an int64
     total. Guarantee: with the normal noise of this class, (1 / noise_multiplier)-GDP.
@@ -309,11 +303,11 @@ class Sum:
         return self.grid.noise_multiplier
 
     @property
+    @abstractmethod
     def sensitivity(self) -> float:
         """Largest l2 change between neighbours, in natural units: ``grid.sensitivity`` of
         the grid.
         """
-        raise NotImplementedError
 
     @cached_property
     def unit(self) -> float:

@@ -470,7 +470,7 @@ def plan(multiplier: float | None = None, part: float = 0.0) -> Any:
     return made, cap
 
 
-@pytest.mark.parametrize("part", [0.0, 0.9])
+@pytest.mark.parametrize("part", marked([0.0, 0.9], slow=[0.0]))
 def test_a_plan_uses_the_budget_and_no_more(part: float) -> None:
     made, cap = plan(part=part)
     pair = (made.event, made.releases)
@@ -538,6 +538,7 @@ BATCHES = [
         slow=[
             *(case for case in BATCHES if case[1:] == ("poisson", "replace_one")),
             (dp.DPBarker, "poisson", "add_or_remove_one"),
+            (dp.DPPenalty, "poisson", "add_or_remove_one"),
         ],
         exhaustive=[
             (dp.DPSGLD, "fixed_size", "replace_one"),

@@ -90,6 +90,7 @@ def test_fine_draws_are_normal(fine, pvalue):
     assert pvalue(fine, FINE) > ALPHA
 
 
+@pytest.mark.slow
 def test_one_percent_in_sigma_is_rejected(fine):
     # Planted fault. At 1e7 draws the second moment is off by 45 standard errors.
     faulty = np.rint(fine * 0.99).astype(np.int64)

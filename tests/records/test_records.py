@@ -55,7 +55,7 @@ COMPILED = [
 ]
 #: Those of them that take longest to compile.
 LONG, LONGEST = (
-    ["mv_normal", "random_slopes"],
+    ["mv_normal", "poisson_groups", "random_slopes"],
     [
         "categorical",
         "censored",

@@ -298,7 +298,7 @@ def check_family(family: str, models: int, source: int) -> None:
 
 #: Examples of these are compared with PyMC in `tests.records.test_records`.
 LIKE_EXAMPLES = ["beta", "categorical", "hurdle", "matrix_observations", "ordered", "student_t"]
-LIKE_EXAMPLES += ["truncated", "zero_inflated"]
+LIKE_EXAMPLES += ["truncated", "zero_inflated", "binomial", "negative_binomial", "gamma"]
 
 
 @pytest.mark.parametrize(

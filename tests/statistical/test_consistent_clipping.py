@@ -122,6 +122,7 @@ def test_faults_are_seen() -> None:
     assert distance(truths, 2.0 * plain - given, lost) > Z_LIMIT, "taken once more"
 
 
+@pytest.mark.slow
 def test_a_quadrature_shared_by_rows_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def of_the_first(*given: object) -> Law:
         found = law_of(*given)  # type: ignore[arg-type]

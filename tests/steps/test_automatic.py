@@ -267,7 +267,7 @@ def test_step(step_name):
             ("banana", "langevin-anchored"),
             ("users", "hmc"),
         ],
-        slow=[("banana", "langevin-anchored")],
+        slow=[("banana", "langevin-anchored"), ("added or removed", "langevin")],
         exhaustive=[
             ("banana", "langevin"),
             ("poisson_groups", "langevin"),

@@ -235,7 +235,10 @@ def every_model_with_every_step() -> list[Any]:
             slow=[("logistic", "penalty-one_component"), ("logistic", "penalty-independence")],
             exhaustive=[("logistic", "penalty-guided")],
         ),
-        *itertools.product(IID, IID_STEPS),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product(IID, IID_STEPS)
+        ),
     ],
 )
 def test_step(model_name, step_name, tmp_path):

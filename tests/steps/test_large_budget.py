@@ -158,7 +158,7 @@ def test_everything_learned(epsilon, delta, neighboring):
 @pytest.mark.parametrize(
     ("call", "delta", "neighboring"),
     [
-        ("DPLangevin", 1e-300, "replace_one"),
+        pytest.param("DPLangevin", 1e-300, "replace_one", marks=pytest.mark.slow),
         pytest.param("DPHMC", 1e-6, "add_or_remove_one", marks=pytest.mark.slow),
         pytest.param("DPPenalty", 1e-6, "replace_one", marks=pytest.mark.slow),
         ("laplace", 1e-300, "add_or_remove_one"),

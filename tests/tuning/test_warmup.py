@@ -5,6 +5,7 @@ Float noise from fixed seeds stands in for the privacy noise, so that nothing he
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -466,9 +467,17 @@ def distance(coordinates: Coordinates, name: str) -> float:
     )
 
 
-@pytest.mark.parametrize("seed", marked(range(3), exhaustive=[1, 2]))
-@pytest.mark.parametrize("mu2", ACCURACY)
-@pytest.mark.parametrize("name", MODELS)
+PREPARED = list(itertools.product(MODELS, ACCURACY, range(3)))
+
+
+@pytest.mark.parametrize(
+    ("name", "mu2", "seed"),
+    marked(
+        PREPARED,
+        slow=[case for case in PREPARED if case[2] == 0 and case[0].startswith("far")],
+        exhaustive=[case for case in PREPARED if case[2] > 0],
+    ),
+)
 def test_preparation_finds_the_posterior(name, mu2, seed):
     found, releases = prepared(name, mu2, seed)
     low, high, far = ACCURACY[mu2]
@@ -598,7 +607,7 @@ def test_both_scores_of_an_anchor_count(name, mu2):
     assert 0.3 < (first + second) / mu2 < 0.9, "what `pymc_dp.tuning.forecast` counts with is 0.7"
 
 
-@pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
+@pytest.mark.parametrize("name", marked(["odd_scales", "far_normal"], slow=["far_normal"]))
 def test_both_scores_of_the_quadratic_form_count(name, monkeypatch):
     """As for an anchor, of whose second part there are two at one place here.
 
@@ -623,7 +632,7 @@ def test_both_scores_of_the_quadratic_form_count(name, monkeypatch):
     assert spent == pytest.approx(30.0, rel=1e-6)
 
 
-@pytest.mark.parametrize("name", ["odd_scales", "far_normal"])
+@pytest.mark.parametrize("name", marked(["odd_scales", "far_normal"], slow=["far_normal"]))
 def test_noise_of_the_curvature_is_noise_of_the_first_score(name, monkeypatch):
     """After a step its noise has that of curvature times step, in every direction.
 
