@@ -182,6 +182,8 @@ class PrivacyBudget:
             },
         )
         self._variables = tuple(rv.name for rv in model.basic_RVs)
+        #: Draws of `pymc_dp.sample` that are paid for and not released, the newest last.
+        self.unreleased: list[Any] = []
         setattr(model, _ATTRIBUTE, self)
         seal(model)
         for rv in model.basic_RVs:  # survives copies of the model, which lose its attributes

@@ -28,8 +28,8 @@ from pymc_dp.budget import (
 from pymc_dp.errors import PlanMismatch, UnsafeModel, UnsafeRelease
 from pymc_dp.privacy.meter import interrupts_wait
 from pymc_dp.publication.publish import STATEMENT, Provenance, provenance, public_coords, releasable
-from pymc_dp.publication.release import forget_unreleased, keep_unreleased, release
-from pymc_dp.publication.results import PaidDraws, check_fits, computing
+from pymc_dp.publication.release import release
+from pymc_dp.publication.results import PaidDraws, check_fits
 from pymc_dp.published.step import PrivacyAwareGibbs
 from pymc_dp.records.ancestry import hides_code
 from pymc_dp.records.units import private_observed
@@ -138,8 +138,7 @@ def sample(
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
     paid = PaidDraws(model, kwargs["var_names"], tune)
     check_fits(model, paid.var_shapes)
-    with computing(kwargs["var_names"]):
-        private = _step(step, draws, tune, chains, settings, model)
+    private = _step(step, draws, tune, chains, settings, model)
     checked = kwargs.pop("compute_convergence_checks", True)
     kwargs.pop("discard_tuned_samples", None)  # they are never released
     try:
@@ -150,7 +149,8 @@ def sample(
         progressbar = bool(kwargs.get("progressbar", True))
         released = release(idata, model, var_names=names, progressbar=progressbar)
     except UnsafeRelease:  # nor can they be later
-        forget_unreleased(model, paid)
+        if paid.any:
+            budget.unreleased.remove(paid)
         raise
     except BaseException as error:
         if paid.any:
@@ -158,7 +158,7 @@ def sample(
         elif private.waits and not isinstance(error, PlanMismatch):
             error.add_note("What was released is not lost: the same call resumes from it.")
         raise
-    forget_unreleased(model, paid)
+    budget.unreleased.remove(paid)
     posterior = _compat.group(released, "posterior")
     if posterior.sizes["chain"] == chains and posterior.sizes["draw"] == draws:
         settle(private.finish)
@@ -177,7 +177,7 @@ def _run(private: PrivateStep, paid: PaidDraws, *, model: Model, **call: Any) ->
         with interrupts_wait():
             settle(private.close)
             if paid.any:
-                keep_unreleased(model, paid)
+                private.budget.unreleased.append(paid)
 
 
 def _as_interrupted(

@@ -10,7 +10,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import xarray as xr
@@ -43,14 +42,12 @@ from pymc_dp.publication.publish import (
     releasable,
     vouched,
 )
-from pymc_dp.publication.results import PaidDraws, constrain, unconstrain
+from pymc_dp.publication.results import constrain, unconstrain
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.rows.functions import PublicTerms
 
 #: Acceptance below which draws are no sample.
 _HARDLY_MOVED = 0.05
-#: Draws that `pymc_dp.sample` has made and not released, the newest last.
-_UNRELEASED: WeakKeyDictionary[Model, list[PaidDraws]] = WeakKeyDictionary()
 #: Groups of what is released.
 _RELEASED = {"posterior", "posterior_raw", "sample_stats"}
 #: Draws beyond this part of the radius that anchored chains are restricted to say that it binds.
@@ -60,18 +57,6 @@ _WIDEST = 2.5
 #: Effective draws from which an exploration is better than widened draws (these may be off by
 #: several sds), and ``target_accept`` of the first and the second exploration.
 _FEWEST, _CARE = 50.0, (0.9, 0.99)
-
-
-def keep_unreleased(model: Model, paid: PaidDraws) -> None:
-    """Keep draws of `pymc_dp.sample`, and their model, until they are released."""
-    _UNRELEASED.setdefault(model, []).append(paid)
-
-
-def forget_unreleased(model: Model, paid: PaidDraws) -> None:
-    """Drop draws that were released, or cannot be."""
-    kept = [other for other in _UNRELEASED.pop(model, []) if other is not paid]
-    if kept:
-        _UNRELEASED[model] = kept
 
 
 def release(
@@ -117,11 +102,12 @@ def release(
     """
     if idata is None:
         model = model_of(model)
-        if model not in _UNRELEASED:
+        budget = get_budget(model)
+        if budget is None or not budget.unreleased:
             raise UnsafeRelease("Nothing was kept of this model; give what pm.sample returned.")
-        paid = _UNRELEASED[model][-1]
+        paid = budget.unreleased[-1]
         result = release(paid.result(), model, var_names=var_names, progressbar=progressbar)
-        forget_unreleased(model, paid)
+        budget.unreleased.remove(paid)
         return result
     refuse_other_types(idata)
     if STATEMENT in _compat.attributes(idata) and _RELEASED.issuperset(_compat.group_names(idata)):

@@ -6,9 +6,7 @@ would lose them. `PaidDraws` holds them from outside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,7 +27,6 @@ from pymc_dp.records.graph import ParameterVector
 _RESERVED = ("chain", "draw")
 #: A few thousand calls take less time than a compilation, and nothing is written to a cache.
 _MODE = Mode(linker="py", optimizer="fast_run")
-_COMPUTED: ContextVar[Sequence[str] | None] = ContextVar("_COMPUTED", default=None)
 
 
 def _dims(model: Model, name: str, n: int) -> list[str]:
@@ -59,29 +56,10 @@ def dataset(model: Model, values: Mapping[str, np.ndarray], public: Iterable[str
 # -- before anything is spent ---------------------------------------------------------------------
 
 
-@contextmanager
-def computing(names: Sequence[str]) -> Iterator[None]:
-    """Say what will be computed with a step that is built in this block. Other steps are for
-    ``pm.sample``, which computes all Deterministics and makes groups of the data.
-    """
-    token = _COMPUTED.set(names)
-    try:
-        yield
-    finally:
-        _COMPUTED.reset(token)
-
-
 def check_step(model: Model, data: bool) -> None:
-    """:func:`check_fits` of what a step that is built now computes, and perhaps of data for
-    groups.
-    """
-    computed = _COMPUTED.get()
-    shapes = {
-        rv.name: tuple(rv.type.shape)  # as far as the graph tells
-        for rv in (*model.free_RVs, *model.deterministics)
-        if computed is None or rv.name in computed
-    }
-    check_fits(model, shapes, data=data and computed is None)
+    """:func:`check_fits` of all that ``pm.sample`` computes, as far as the graph tells shapes."""
+    variables = [*model.free_RVs, *model.deterministics]
+    check_fits(model, {rv.name: tuple(rv.type.shape) for rv in variables}, data=data)
 
 
 def check_fits(

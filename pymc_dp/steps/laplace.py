@@ -29,7 +29,7 @@ from pymc_dp.publication.publish import (
     releasable,
     vouched,
 )
-from pymc_dp.publication.results import check_fits, computing, constrain, dataset
+from pymc_dp.publication.results import check_fits, constrain, dataset
 from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.tuning.choice import learn_form
 from pymc_dp.tuning.effects import effects_of
@@ -63,9 +63,8 @@ class _Normal:
         if not 0.0 < share <= 1.0:
             raise ValueError(f"share must be in (0, 1], got {share}.")
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
-        with computing(names):
-            parts = ModelParts(model, self.budget)
-            self.preparing = Preparing(parts, sampler, counts, progressbar)
+        parts = ModelParts(model, self.budget)
+        self.preparing = Preparing(parts, sampler, counts, progressbar)
         self.parameters = parts.records.parameters
         first = self._values(parts.records.initial[None, None])
         reserved = ("chain", "draw", *(["estimate"] if sampler == "find_MAP" else []))
