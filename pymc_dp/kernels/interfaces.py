@@ -79,9 +79,6 @@ class Path(Protocol):
         l_i(z_start) - account_i. [-upper, -lower] would give the same noise_sd.
         """
 
-    def finish(self, accepted: Mask) -> None:
-        """End the path: commit the cached log-likelihoods where accepted, forget them elsewhere."""
-
 
 class PathQueries(Protocol):
     """What the Langevin kernel asks."""
@@ -91,7 +88,7 @@ class PathQueries(Protocol):
         """Standard deviation of the noise on each coordinate of one gradient release."""
 
     def path(self, z_start: Array) -> Path:
-        """Begin a trajectory at ``z_start``, the position the last path was finished at."""
+        """Begin a trajectory at ``z_start``: the start of the last one, or its end if accepted."""
 
 
 class StatisticQueries(Protocol):

@@ -222,7 +222,6 @@ def transition(
         accepted, log_accept = penalty_test(rng, possible, value, noise_sd, public)
     else:
         accepted, noise_sd, log_accept = possible, 0.0, np.zeros_like(public)
-    path.finish(accepted)
 
     state = LangevinState(
         select(accepted, z_new, start),

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from pymc_dp.kernels.interfaces import Array, Batch, Mask, Path, PathQueries, Prior
+from pymc_dp.kernels.interfaces import Array, Batch, Path, PathQueries, Prior
 
 
 class Tilted:
@@ -80,9 +80,6 @@ class NoRecords:
         """No error, no noise."""
         return 0.0, 0.0
 
-    def finish(self, accepted: Mask) -> None:
-        """Nothing to forget."""
-
 
 # -- coordinates -----------------------------------------------------------------------------------
 
@@ -126,6 +123,3 @@ class _PathInBasis:
 
     def energy_error(self, w_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:
         return self._path.energy_error(w_end @ self._of.basis.T, lower, upper)
-
-    def finish(self, accepted: Mask) -> None:
-        self._path.finish(accepted)

@@ -179,9 +179,6 @@ class Path:
         of = EnergyError(self._number, self._kicks, self._start, z_end)
         return self._queries._number("energy_error", of, float(lower), float(upper))
 
-    def finish(self, accepted: bool | np.bool_ | np.ndarray) -> None:
-        """End of the path: what units gathered is forgotten with the next question."""
-
 
 class StatisticQueries(Queries):
     """Noisy sums of a statistic of the records of one model, for one chain; as `Queries` otherwise.

@@ -42,7 +42,7 @@ class Queries:
         self.rng, self.gradient_noise_sd, self.weight = rng, gradient_noise_sd, weight
         self.answers = Counter()
         self.asked = []
-        self.mids, self.points, self.finished = [], [], []
+        self.mids, self.points = [], []
 
     def likelihood(self, z):
         square = ((z[..., None, :] - self.centres) ** 2).sum(-1)
@@ -69,7 +69,7 @@ class Queries:
 
     def path(self, z_start):
         path = PathQueries(self.rng, self.gradient_noise_sd, self.weight)
-        path.answers, path.finished, path.asked = self.answers, self.finished, path.mids
+        path.answers, path.asked = self.answers, path.mids
         path.start, path.account = z_start, np.zeros(z_start.shape[:-1])
         self.last_path = path
         return path
@@ -95,9 +95,6 @@ class PathQueries(Queries):
         self.answers["energy_error"] += 1
         value = self.likelihood(z_end) - self.likelihood(self.start) - self.account
         return value, np.zeros(z_end.shape[:-1])
-
-    def finish(self, accepted):
-        self.finished.append(accepted)
 
 
 class AlwaysAccept(np.random.Generator):
@@ -296,7 +293,6 @@ def test_langevin_flips_momentum_at_rejection_only():
     np.testing.assert_array_equal(new.z[rejected], state.z[rejected])
     end = queries.last_path.points[1][info.accepted]
     np.testing.assert_array_equal(new.z[info.accepted], end)
-    np.testing.assert_array_equal(queries.finished, [info.accepted])
 
 
 def test_langevin_averages_recover_a_gaussian_mean_from_any_path():

@@ -245,19 +245,17 @@ class AsymmetricRatioNoise(NoisyQueries):
         return value + noise_sd * self.rng.standard_normal(noise_sd.shape), noise_sd
 
 
-class ReleasedControlVariate(NoisyQueries):
+class ReleasedAccounts(RecordPath):
     """Accounts that use the released gradient instead of the true one."""
 
-    def path(self, z_start):
-        super().path(z_start)
-        return ReleasedAccounts(self)
-
-
-class ReleasedAccounts(RecordPath):
     def gradient(self, z, mid):
         answer = super().gradient(z, mid)
         self.g = self.g + (answer - self.g.sum(-2))[..., None, :] / self.g.shape[-2]
         return answer
+
+
+class ReleasedControlVariate(NoisyQueries):
+    path_class = ReleasedAccounts
 
 
 class NoAcceptTest(NoisyQueries):
@@ -497,18 +495,10 @@ def test_a_tempered_likelihood_is_stationary(test, forgotten):
 SKEW = np.array([[1.2, 0.5], [-0.3, 0.45]])  # neither symmetric nor orthogonal
 
 
-class BendingClip(NoisyQueries):
-    """Residual scores clipped to a norm that grows with the distance from the origin."""
-
-    path_class: type[RecordPath]
-
-    def path(self, z_start):
-        super().path(z_start)
-        return self.path_class(self)
-
-
 class ClipAtMidpoint(RecordPath):
-    """The bound is taken at the mid-point, which the reversed path shares."""
+    """Residual scores clipped to a norm that grows with the distance of the mid-point, which the
+    reversed path shares, from the origin.
+    """
 
     def clipped_gradients(self, mid):
         return self.clipped(mid, mid)
@@ -527,11 +517,11 @@ class ClipAtStart(ClipAtMidpoint):
         return self.clipped(mid, self.at)
 
 
-class MidpointQueries(BendingClip):
+class MidpointQueries(NoisyQueries):
     path_class = ClipAtMidpoint
 
 
-class StartQueries(BendingClip):
+class StartQueries(NoisyQueries):
     path_class = ClipAtStart
 
 

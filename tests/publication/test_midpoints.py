@@ -55,9 +55,6 @@ class Gaussian:
 
         return density(z_end) - density(self.start) - self.work, np.zeros(len(z_end))
 
-    def finish(self, accepted) -> None:
-        pass
-
 
 class Flat:
     def log_density(self, z):

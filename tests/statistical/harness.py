@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -235,6 +235,35 @@ class Public(Target):
         return value
 
 
+class RecordPath:
+    """Per-record accounts along one path."""
+
+    def __init__(self, queries, start, start_value):
+        self.queries, self.start, self.start_value = queries, start, start_value
+        self.account = np.zeros_like(self.start_value)
+        self.at = self.g = None
+
+    def gradient(self, z, mid):
+        self.arrive(z)
+        self.g = self.clipped_gradients(mid)
+        return self.queries.noisy_gradient(mid, self.g)
+
+    def clipped_gradients(self, mid):
+        return self.queries.clipped_gradients(mid)
+
+    def arrive(self, z):
+        assert np.isfinite(z).all()
+        if self.g is not None:
+            self.account += np.matmul(self.g, (z - self.at)[..., None])[..., 0]
+        self.at = z
+
+    def energy_error(self, z_end, lower, upper):
+        self.arrive(z_end)
+        self.end, self.end_value = z_end, self.queries.target.log_likelihood(z_end)
+        errors = self.end_value - self.start_value - self.account
+        return self.queries.noisy_sum("energy_error", errors, lower, upper)
+
+
 @dataclass
 class NoisyQueries:
     """Queries with known noise on the records of a target; counts its answers.
@@ -259,12 +288,13 @@ class NoisyQueries:
     noise_multiplier: float = 0.0
     ratio_clip: Callable[[Any], Any] = lambda distance: 2.0 * distance
     clip_norm: float = np.inf
+    path_class: ClassVar[type[RecordPath]] = RecordPath
 
     def __post_init__(self):
         self.answers: Counter[str] = Counter()
         self.clipped = 0  # log ratios and energy errors outside their interval
         self.last_gradient = None  # position and answer of the last gradient release
-        self.current = None  # position and log-likelihoods where the last path finished
+        self.last_path = None
 
     def clipped_gradients(self, z):
         g = self.target.record_gradients(z)
@@ -300,47 +330,16 @@ class NoisyQueries:
         return self.noisy_sum("log_ratio", ratios, -c, c)
 
     def path(self, z_start):
-        if self.current is None:
-            self.current = z_start, self.target.log_likelihood(z_start)
-        np.testing.assert_array_equal(self.current[0], z_start)
-        return RecordPath(self)
-
-
-class RecordPath:
-    """Per-record accounts along one path."""
-
-    def __init__(self, queries):
-        self.queries = queries
-        self.start, self.start_value = queries.current
-        self.account = np.zeros_like(self.start_value)
-        self.at = self.g = None
-
-    def gradient(self, z, mid):
-        self.arrive(z)
-        self.g = self.clipped_gradients(mid)
-        return self.queries.noisy_gradient(mid, self.g)
-
-    def clipped_gradients(self, mid):
-        return self.queries.clipped_gradients(mid)
-
-    def arrive(self, z):
-        assert np.isfinite(z).all()
-        if self.g is not None:
-            self.account += np.matmul(self.g, (z - self.at)[..., None])[..., 0]
-        self.at = z
-
-    def energy_error(self, z_end, lower, upper):
-        self.arrive(z_end)
-        self.end, self.end_value = z_end, self.queries.target.log_likelihood(z_end)
-        errors = self.end_value - self.start_value - self.account
-        return self.queries.noisy_sum("energy_error", errors, lower, upper)
-
-    def finish(self, accepted):
-        keep = np.asarray(accepted)[..., None]
-        self.queries.current = (
-            np.where(keep, self.end, self.start),
-            np.where(keep, self.end_value, self.start_value),
-        )
+        """From the start of the last path, or its end: chains go where an answer took them."""
+        last = self.last_path
+        if last is None:
+            value = self.target.log_likelihood(z_start)
+        else:
+            moved = (z_start == last.end).all(axis=-1)[..., None]
+            np.testing.assert_array_equal(np.where(moved, last.end, last.start), z_start)
+            value = np.where(moved, last.end_value, last.start_value)
+        self.last_path = self.path_class(self, z_start, value)
+        return self.last_path
 
 
 @dataclass(frozen=True)
