@@ -199,6 +199,10 @@ class PrivacyBudget:
             )
         super().__setattr__(name, value)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Processes of chains get no draws of earlier runs, nor the model and data behind them."""
+        return {**self.__dict__, "unreleased": []}
+
     # -- attaching ------------------------------------------------------------------------------
 
     def _public_size(self, n_public: int | None) -> int:

@@ -28,7 +28,7 @@ from pymc_dp.budget import (
 from pymc_dp.errors import PlanMismatch, UnsafeModel, UnsafeRelease
 from pymc_dp.privacy.meter import interrupts_wait
 from pymc_dp.publication.publish import STATEMENT, Provenance, provenance, public_coords, releasable
-from pymc_dp.publication.release import release
+from pymc_dp.publication.release import drop, release
 from pymc_dp.publication.results import PaidDraws, check_fits
 from pymc_dp.published.step import PrivacyAwareGibbs
 from pymc_dp.records.ancestry import hides_code
@@ -149,8 +149,7 @@ def sample(
         progressbar = bool(kwargs.get("progressbar", True))
         released = release(idata, model, var_names=names, progressbar=progressbar)
     except UnsafeRelease:  # nor can they be later
-        if paid.any:
-            budget.unreleased.remove(paid)
+        drop(budget, paid)
         raise
     except BaseException as error:
         if paid.any:
@@ -158,7 +157,7 @@ def sample(
         elif private.waits and not isinstance(error, PlanMismatch):
             error.add_note("What was released is not lost: the same call resumes from it.")
         raise
-    budget.unreleased.remove(paid)
+    drop(budget, paid)
     posterior = _compat.group(released, "posterior")
     if posterior.sizes["chain"] == chains and posterior.sizes["draw"] == draws:
         settle(private.finish)

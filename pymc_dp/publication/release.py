@@ -42,7 +42,7 @@ from pymc_dp.publication.publish import (
     releasable,
     vouched,
 )
-from pymc_dp.publication.results import constrain, unconstrain
+from pymc_dp.publication.results import PaidDraws, constrain, unconstrain
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.rows.functions import PublicTerms
 
@@ -57,6 +57,11 @@ _WIDEST = 2.5
 #: Effective draws from which an exploration is better than widened draws (these may be off by
 #: several sds), and ``target_accept`` of the first and the second exploration.
 _FEWEST, _CARE = 50.0, (0.9, 0.99)
+
+
+def drop(budget: PrivacyBudget, paid: PaidDraws) -> None:
+    """Keep draws no longer that were released, or cannot be; another thread may have done so."""
+    budget.unreleased[:] = [other for other in budget.unreleased if other is not paid]
 
 
 def release(
@@ -103,11 +108,11 @@ def release(
     if idata is None:
         model = model_of(model)
         budget = get_budget(model)
-        if budget is None or not budget.unreleased:
+        kept = [] if budget is None else [p for p in budget.unreleased if p.model is model]
+        if budget is None or not kept:
             raise UnsafeRelease("Nothing was kept of this model; give what pm.sample returned.")
-        paid = budget.unreleased[-1]
-        result = release(paid.result(), model, var_names=var_names, progressbar=progressbar)
-        budget.unreleased.remove(paid)
+        result = release(kept[-1].result(), model, var_names=var_names, progressbar=progressbar)
+        drop(budget, kept[-1])
         return result
     refuse_other_types(idata)
     if STATEMENT in _compat.attributes(idata) and _RELEASED.issuperset(_compat.group_names(idata)):

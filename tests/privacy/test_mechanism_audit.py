@@ -99,7 +99,6 @@ class Transcript:
 class PathTranscript:
     def __init__(self, transcript, path, start):
         self._transcript, self._path, self._start = transcript, path, start
-        self.finish = path.finish
 
     def gradient(self, z, mid):
         return self._transcript._vector(self._path.gradient(z, mid))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -383,16 +384,31 @@ def test_draws_outlive_a_ledger_that_fails(call, monkeypatch):
 
 
 def test_draws_of_several_runs_are_kept_until_they_are_released():
-    model, _ = normal()
+    model, budget = normal()
     two = step(model, runs=3)
     for draw in (5, 7):
         with pytest.raises(ZeroDivisionError):
             sample(model, two, callback=_failing_callback(ZeroDivisionError, 1, DRAWS - draw))
     assert sizes(sample(model, two)) == (2, DRAWS)
+    # processes of chains are sent the budget: without draws, nor the model behind them
+    assert len(budget.unreleased) == 2 and not pickle.loads(pickle.dumps(budget)).unreleased
     assert sizes(dp.release(model=model)) == (2, DRAWS - 6)
     assert sizes(dp.release(model=model)) == (2, DRAWS - 4)
     with pytest.raises(dp.UnsafeRelease, match="Nothing was kept"):
         dp.release(model=model)
+
+
+def test_draws_that_another_thread_released_meanwhile_are_returned(monkeypatch):
+    model, _ = normal()
+    released = []
+
+    def twice(idata: Any, model: pm.Model, **options: Any) -> Any:
+        if not released:
+            released.append(dp.release(model=model))
+        return dp.release(idata, model, **options)
+
+    monkeypatch.setattr("pymc_dp.sampling.release", twice)
+    assert sizes(sample(model, step(model))) == sizes(released[0]) == (2, DRAWS)
 
 
 def test_what_can_never_be_released_is_not_kept(monkeypatch):
