@@ -109,6 +109,8 @@ class Shard:
     def total(self, holder: str, message: bytes) -> np.ndarray:
         """The exact sum over the units here, for a holder that remembers one chain."""
         engine, query = _Reader(io.BytesIO(message), self._known).load()
+        if not self.n_units:
+            return np.zeros(query.sum.size, dtype=np.int64)
         if holder not in self._holders:
             self._holders[holder] = Holder(engine)
         with np.errstate(all="ignore"):  # as silent as an answer
@@ -259,6 +261,8 @@ class Shards:
                 "that found them. Sample with cores=1: all machines work for one chain at a time."
             )
         dropped, self._discarded = self._discarded, []
+        for known in self._known:
+            known.difference_update(dropped)
         waiting = []
         for k in range(len(self.remotes)):
             if dropped:
@@ -285,6 +289,7 @@ class Shards:
                 if wait is not None:
                     wait()
                     self._known[k].add(token)
+                    finalize(part, self._discarded.append, token)
 
     def _finish(
         self,
@@ -320,6 +325,4 @@ def take_place(
         blank = [np.zeros((2, *leaf.entries), leaf.block.type.dtype) for leaf in group.graph.leaves]
         store = DistantStore(blank, columns[g], n_rows, of)
         groups.append(Group(group.graph, store, group.units))
-    return Records(
-        records.parameters, tuple(groups), records.public_logp, n_units, records.initial
-    )
+    return Records(records.parameters, tuple(groups), records.public_logp, n_units, records.initial)
