@@ -145,7 +145,7 @@ class PrivacyBudget:
             privacy_unit = records.example_ids
         self.public = public
         self.privacy_unit = privacy_unit
-        self._records = records
+        self.records = records
         self.dataset = dataset
         model = pm.modelcontext(model)
         _refuse_unsuitable(model, ledger)
@@ -293,7 +293,7 @@ class PrivacyBudget:
             "public": self.public,
             "privacy_unit": self.privacy_unit,
             "count_is_private": self.neighboring == "add_or_remove_one",
-            "n_public": self.n_public if self._records is None else self._of_model,
+            "n_public": self.n_public if self.records is None else self._of_model,
         }
 
     @property
@@ -310,7 +310,7 @@ class PrivacyBudget:
     def longest_unnamed(self) -> int:
         """Number of entries from which on an array without a name may be private."""
         private = self.neighboring == "add_or_remove_one"
-        n_public = self.n_public if self._records is None else self._of_model
+        n_public = self.n_public if self.records is None else self._of_model
         return longest_unnamed(self._of_model, n_public if private else None)
 
     @property
@@ -392,8 +392,8 @@ class PrivacyBudget:
                     "its support, from where nothing moves. Nothing has been spent. Give it "
                     "another one, inside: initval=."
                 )
-        if self._records is not None and read:
-            return self._records.in_place_of(records, model)
+        if self.records is not None and read:
+            return self.records.in_place_of(records, model)
         return records
 
     def table(self) -> pd.DataFrame:

@@ -117,14 +117,13 @@ def _checked(
         name: given if isinstance(given, str) else list(given) for name, given in columns.items()
     }
     known = dict(frame.dtypes)
+    there = sorted(map(str, known))
     for name, given in [*spec.items(), *([("privacy_unit", unit)] if unit is not None else [])]:
         if not len(given):
             raise ValueError(f"'{name}' has no columns. Name at least one, or leave it out.")
         for column in [given] if isinstance(given, str) else given:
             if column not in known:
-                raise ValueError(
-                    f"'{name}' asks for column {column!r}, and the frame has {sorted(map(str, known))}."
-                )
+                raise ValueError(f"'{name}' asks for column {column!r}, and the frame has {there}.")
             kind = np.dtype(getattr(known[column], "numpy_dtype", known[column]).str).kind
             if kind not in ("iu" if name == "privacy_unit" else "iufb"):
                 wanted = "integers" if name == "privacy_unit" else "integers, reals or truth values"

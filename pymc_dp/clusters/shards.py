@@ -12,7 +12,7 @@ import io
 import itertools
 import os
 import pickle
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary, finalize
@@ -261,59 +261,77 @@ class Shards:
                 "that found them. Sample with cores=1: all machines work for one chain at a time."
             )
         dropped, self._discarded = self._discarded, []
+        everywhere = range(len(self.remotes))
         for known in self._known:
             known.difference_update(dropped)
-        waiting = []
-        for k in range(len(self.remotes)):
-            if dropped:
-                self._begin(k, "drop", dropped)
-            self._teach(k, mentioned)
-            waiting.append(self._begin(k, "total", holder, message))
-        return [
-            self._finish(k, wait, holder, message, mentioned, path)
-            for k, wait in enumerate(waiting)
-        ]
+        lost = self._teach(everywhere, mentioned)
+        waiting = {k: self._begin(k, "total", holder, message) for k in everywhere if k not in lost}
+        for k in everywhere if dropped else ():
+            self._begin(k, "drop", dropped)
+        answers = []
+        for k in everywhere:
+            wait = waiting.get(k)
+            while True:
+                try:
+                    if wait is not None:
+                        answers.append(np.asarray(wait()))
+                        break
+                except Lost:
+                    pass
+                wait = self._ask_again(k, holder, message, mentioned, path)
+        return answers
+
+    def _ask_again(
+        self,
+        k: int,
+        holder: str,
+        message: bytes,
+        mentioned: Sequence[Any],
+        path: Sequence[bytes],
+    ) -> Callable[[], Any] | None:
+        """Ask a shard in the place of one that was lost; None if it is lost as well."""
+        self.remotes[k], self._known[k] = self.replaced(k), set()
+        if self._teach([k], mentioned):
+            return None
+        for earlier in path:  # the sums are not looked at
+            wait = self._begin(k, "total", holder, earlier)
+            try:
+                if wait is None:
+                    return None
+                wait()
+            except Lost:
+                return None
+        return self._begin(k, "total", holder, message)
 
     def _begin(self, k: int, method: str, *arguments: Any) -> Callable[[], Any] | None:
+        """Begin a call; None if the shard is lost."""
         try:
             return self.remotes[k].call(method, *arguments)
         except Lost:
             return None
 
-    def _teach(self, k: int, mentioned: Sequence[Any]) -> None:
-        for part in mentioned:
-            if (token := _token(part)) not in self._known[k]:
-                message, inside = written(part)
-                self._teach(k, inside)
-                wait = self._begin(k, "learn", token, message)
-                if wait is not None:
-                    wait()
-                    self._known[k].add(token)
-                    finalize(part, self._discarded.append, token)
-
-    def _finish(
-        self,
-        k: int,
-        wait: Callable[[], Any] | None,
-        holder: str,
-        message: bytes,
-        mentioned: Sequence[Any],
-        path: Sequence[bytes],
-    ) -> np.ndarray:
-        while True:
-            try:
-                if wait is not None:
-                    return np.asarray(wait())
-            except Lost:
-                pass
-            self.remotes[k], self._known[k] = self.replaced(k), set()
-            self._teach(k, mentioned)
-            try:
-                for earlier in path:  # the sums are not looked at
-                    self.remotes[k].call("total", holder, earlier)()
-                wait = self.remotes[k].call("total", holder, message)
-            except Lost:
-                wait = None
+    def _teach(self, shards: Iterable[int], parts: Sequence[Any]) -> set[int]:
+        """Send what some shards do not know yet to all of these at once; which ones are lost."""
+        lost = set[int]()
+        for part in parts:
+            token = _token(part)
+            ignorant = [k for k in shards if token not in self._known[k] and k not in lost]
+            if not ignorant:
+                continue
+            message, inside = written(part)
+            lost |= self._teach(ignorant, inside)
+            waiting = [(k, self._begin(k, "learn", token, message)) for k in ignorant]
+            for k, wait in waiting:
+                try:
+                    if wait is not None:
+                        wait()
+                        self._known[k].add(token)
+                        continue
+                except Lost:
+                    pass
+                lost.add(k)
+            finalize(part, self._discarded.append, token)
+        return lost
 
 
 def take_place(
