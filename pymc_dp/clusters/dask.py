@@ -124,7 +124,7 @@ def _checked(
         for column in [given] if isinstance(given, str) else given:
             if column not in known:
                 raise ValueError(f"'{name}' asks for column {column!r}, and the frame has {there}.")
-            kind = np.dtype(getattr(known[column], "numpy_dtype", known[column]).str).kind
+            kind = getattr(getattr(known[column], "numpy_dtype", known[column]), "kind", "O")
             if kind not in ("iu" if name == "privacy_unit" else "iufb"):
                 wanted = "integers" if name == "privacy_unit" else "integers, reals or truth values"
                 raise ValueError(
@@ -261,8 +261,8 @@ class DaskRecords(Shards):
         return found
 
     def _load(self, k: int, worker: str) -> Any:
-        """A future of the actor that has the k-th part of the records."""
-        here = {"workers": [worker], "allow_other_workers": False}
+        """A future of the actor that has the k-th part of the records, best on that worker."""
+        here = {"workers": [worker], "allow_other_workers": True}  # it may be lost meanwhile
         pieces = self._client.compute(self._sources[k], **here)
         return self._client.submit(_Worker, *pieces, actor=True, pure=False, **here)
 

@@ -244,7 +244,8 @@ class Shards:
         raise Lost
 
     def holder(self, rows: Rows) -> Spread:
-        """A holder of all records, for one chain."""
+        """A holder of all records, for one chain.  Shards refuse bad records now, before a charge."""
+        self._teach(range(len(self.remotes)), [rows])
         return Spread(self, rows)
 
     def discard(self, name: str) -> None:
