@@ -244,7 +244,7 @@ class Shards:
         raise Lost
 
     def holder(self, rows: Rows) -> Spread:
-        """A holder of all records, for one chain.  Shards refuse bad records now, before a charge."""
+        """A holder of all records, for one chain.  Bad records are refused now, before a charge."""
         self._teach(range(len(self.remotes)), [rows])
         return Spread(self, rows)
 

@@ -74,19 +74,23 @@ class Near:
 
 
 class Mortal(Near):
-    """A shard whose machine goes down at a call, before its answer comes."""
+    """A shard whose machine goes down at a call, before its answer comes, and stays down."""
 
     calls = 0
     dies_at: tuple[int, ...] = ()
+    dead = False
 
     def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        if self.dead:
+            raise Lost
         wait = super().call(method, *arguments)
         Mortal.calls += 1
+        self.dead = Mortal.calls in self.dies_at
 
         def lost() -> Any:
             raise Lost
 
-        return lost if Mortal.calls in self.dies_at else wait
+        return lost if self.dead else wait
 
 
 class Pool(Shards):
