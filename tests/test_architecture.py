@@ -30,7 +30,6 @@ LAYERS = (
     {"records"},
     {"rows"},
     {"privacy"},
-    {"clusters"},
     {"budget"},
     {"kernels", "publication"},
     {"tuning"},

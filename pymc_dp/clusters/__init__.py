@@ -1,1 +1,0 @@
-"""Records that are spread over the workers of a cluster."""
