@@ -136,6 +136,7 @@ def sample(
     settings = dict(step_kwargs or {})
     if not isinstance(step, PrivateStep):
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
+        settings["computed"] = kwargs["var_names"]
     paid = PaidDraws(model, kwargs["var_names"], tune)
     check_fits(model, paid.var_shapes)
     private = _step(step, draws, tune, chains, settings, model)

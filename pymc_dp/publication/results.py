@@ -56,10 +56,17 @@ def dataset(model: Model, values: Mapping[str, np.ndarray], public: Iterable[str
 # -- before anything is spent ---------------------------------------------------------------------
 
 
-def check_step(model: Model, data: bool) -> None:
-    """:func:`check_fits` of all that ``pm.sample`` computes, as far as the graph tells shapes."""
-    variables = [*model.free_RVs, *model.deterministics]
-    check_fits(model, {rv.name: tuple(rv.type.shape) for rv in variables}, data=data)
+def check_step(model: Model, data: bool, computed: Sequence[str] | None) -> None:
+    """:func:`check_fits` of what is `computed` with a step, as far as the graph tells shapes.
+
+    None: ``pm.sample`` computes all Deterministics, and makes groups of the `data`, if these count.
+    """
+    shapes = {
+        rv.name: tuple(rv.type.shape)
+        for rv in (*model.free_RVs, *model.deterministics)
+        if computed is None or rv.name in computed
+    }
+    check_fits(model, shapes, data=data and computed is None)
 
 
 def check_fits(

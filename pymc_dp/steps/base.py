@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -113,7 +113,8 @@ class PrivateStep(BlockedStep):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Tell `help` and editors what `**kwargs` stands for."""
         super().__init_subclass__(**kwargs)
-        hidden = {"shares", "settings", "clip_norm", "batch_size", "batches"} - {*cls._by_hand}
+        hidden = {"shares", "settings", "computed", "clip_norm", "batch_size", "batches"}
+        hidden -= {*cls._by_hand}
         if cls._takes_batches:
             hidden -= {"batch_size", "batches"}
         cls.__signature__ = full_signature(cls, hidden)
@@ -144,6 +145,7 @@ class PrivateStep(BlockedStep):
         initial_point: Any = None,
         blocked: bool = True,
         progressbar: bool = True,
+        computed: Sequence[str] | None = None,  # by `dp.sample`; None: all, by ``pm.sample``
         settings: Mapping[str, Any],
     ) -> None:
         sampler = type(self).__name__
@@ -187,7 +189,7 @@ class PrivateStep(BlockedStep):
         mine = None if batch_size is None else self.budget.batches()
         set_aside = 0 if mine is None else mine["reserved"]
         self._version = Version(b"", private_arrays(model, ()))
-        parts = ModelParts(model, self.budget, compile_kwargs)
+        parts = ModelParts(model, self.budget, compile_kwargs, computed)
         kinds = [kind.__name__ for kind in type(self).__mro__]
         like = next((kind for kind in kinds if kind in SAMPLERS), "DPPenalty")
         preparing = Preparing(parts, sampler, counts, progressbar, set_aside, like)

@@ -63,7 +63,7 @@ class _Normal:
         if not 0.0 < share <= 1.0:
             raise ValueError(f"share must be in (0, 1], got {share}.")
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
-        parts = ModelParts(model, self.budget)
+        parts = ModelParts(model, self.budget, computed=names)
         self.preparing = Preparing(parts, sampler, counts, progressbar)
         self.parameters = parts.records.parameters
         first = self._values(parts.records.initial[None, None])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -63,11 +63,15 @@ class ModelParts:
     """What a model is made of, in unconstrained parameters theta. Raises UnsafeModel."""
 
     def __init__(
-        self, model: Model, budget: PrivacyBudget, compile_kwargs: dict[str, Any] | None = None
+        self,
+        model: Model,
+        budget: PrivacyBudget,
+        compile_kwargs: dict[str, Any] | None = None,
+        computed: Sequence[str] | None = None,
     ) -> None:
         self.model, self.budget, self.compile_kwargs = model, budget, compile_kwargs
         # the number of entries of the data must not be told where it is private
-        check_step(model, data=not budget.rows_are_private)
+        check_step(model, not budget.rows_are_private, computed)
         self.records = budget.records_of(model)
         d = len(self.records.initial)
         self._theta = Coordinates(np.zeros(d), np.eye(d))
