@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pymc_dp import audit
 from pymc_dp.budget import PrivacyBudget, get_budget
+from pymc_dp.clusters.dask import from_dask
 from pymc_dp.errors import (
     BudgetExceeded,
     LedgerError,
@@ -97,6 +98,7 @@ __all__ = [
     "clipping_report",
     "compare_accountants",
     "find_MAP",
+    "from_dask",
     "get_budget",
     "inefficiency",
     "laplace",

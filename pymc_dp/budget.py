@@ -82,6 +82,9 @@ class PrivacyBudget:
         of it.  Default: a temporary ledger, which does not count what other sessions spend.
     dataset : str, optional
         Your label for the data, shown in statements.  A label, never a hash.
+    records : DaskRecords, optional
+        Records on other machines, from :func:`pymc_dp.from_dask`: the model was built on their
+        examples.  They know their privacy units.  Default: the data of the model are the records.
     model : pymc.Model, optional
         Default: the model of the context.
 
@@ -123,6 +126,7 @@ class PrivacyBudget:
         n_public: int | None = None,
         ledger: str | bytes | os.PathLike[str] | Ledger | None = None,
         dataset: str | None = None,
+        records: Any = None,
         model: Model | None = None,
     ) -> None:
         _refuse_in_a_worker()
@@ -135,8 +139,13 @@ class PrivacyBudget:
             raise ValueError("public must be a list of names (strings).")
         if dataset is not None and not isinstance(dataset, str):
             raise ValueError("dataset must be a label (a string), never the data themselves.")
+        if records is not None:
+            if privacy_unit is not None:
+                raise ValueError("The records know their privacy units: leave privacy_unit out.")
+            privacy_unit = records.example_ids
         self.public = public
         self.privacy_unit = privacy_unit
+        self.records = records
         self.dataset = dataset
         model = pm.modelcontext(model)
         _refuse_unsuitable(model, ledger)
@@ -149,7 +158,9 @@ class PrivacyBudget:
                 f"model; those are {sorted(known)}."
             )
         check_public(model, self.public)
-        self._n_units, _ = count_units(model, self.public, privacy_unit)
+        #: Units in the arrays of the model: all, unless the records are elsewhere.
+        self._of_model, _ = count_units(model, self.public, privacy_unit)
+        self._n_units = self._of_model if records is None else records.n_units
         self.row_counts = row_counts(model, self.public)
         self.n_public = self._public_size(n_public)
         if privacy_unit is not None and self.n_public < _FEWEST_UNITS:
@@ -166,7 +177,7 @@ class PrivacyBudget:
         if ledger is None:
             ledger = Ledger.temporary(self.neighboring)
         self.ledger = ledger if isinstance(ledger, Ledger) else Ledger.open(ledger)
-        if self.ledger.is_temporary:
+        if self.ledger.is_temporary and records is None:
             self._warn_if_counted_elsewhere(model)
         self.account = Account.open(
             self.ledger,
@@ -282,7 +293,7 @@ class PrivacyBudget:
             "public": self.public,
             "privacy_unit": self.privacy_unit,
             "count_is_private": self.neighboring == "add_or_remove_one",
-            "n_public": self.n_public,
+            "n_public": self.n_public if self.records is None else self._of_model,
         }
 
     @property
@@ -299,7 +310,8 @@ class PrivacyBudget:
     def longest_unnamed(self) -> int:
         """Number of entries from which on an array without a name may be private."""
         private = self.neighboring == "add_or_remove_one"
-        return longest_unnamed(self._n_units, self.n_public if private else None)
+        n_public = self.n_public if self.records is None else self._of_model
+        return longest_unnamed(self._of_model, n_public if private else None)
 
     @property
     def n_units(self) -> int:
@@ -380,6 +392,8 @@ class PrivacyBudget:
                     "its support, from where nothing moves. Nothing has been spent. Give it "
                     "another one, inside: initval=."
                 )
+        if self.records is not None and read:
+            return self.records.in_place_of(records, model)
         return records
 
     def table(self) -> pd.DataFrame:

@@ -30,6 +30,7 @@ LAYERS = (
     {"records"},
     {"rows"},
     {"privacy"},
+    {"clusters"},
     {"budget"},
     {"kernels", "publication"},
     {"tuning"},

@@ -91,6 +91,7 @@ class SampleCall:
     model: Model
     step: Any
     var_names: Any = None
+    cores: int = 1
 
 
 def sample_call() -> SampleCall | None:
@@ -111,6 +112,7 @@ def sample_call() -> SampleCall | None:
                     pm.modelcontext(found["model"]),
                     found["step"],
                     found.get("var_names"),
+                    int(found.get("cores") or 1),
                 )
             return None
         frame = frame.f_back

@@ -16,6 +16,11 @@ class Coordinates:
     location: np.ndarray
     scaling: np.ndarray
 
+    def same(self, other: Coordinates) -> bool:
+        """Whether the two are equal."""
+        pairs = (self.location, other.location), (self.scaling, other.scaling)
+        return self is other or all(np.array_equal(*pair) for pair in pairs)
+
     def theta(self, z: np.ndarray) -> np.ndarray:
         """(d,) unconstrained parameters at z."""
         return self.location + self.scaling @ z

@@ -24,7 +24,7 @@ from pymc_dp.privacy.answer import (
     VectorSum,
     answer,
 )
-from pymc_dp.privacy.holder import COINS, Holder, rehearse
+from pymc_dp.privacy.holder import COINS, holder_of, rehearse
 from pymc_dp.privacy.meter import Meter
 from pymc_dp.privacy.queries import (
     Contribution,
@@ -66,7 +66,7 @@ class Queries:
         neighboring: Neighboring,
         n_public: int,
     ) -> None:
-        self.holder = Holder(engine)
+        self.holder = holder_of(engine)
         self.meter = meter
         self.events = dict(events)
         self.clip_norms = dict(clip_norms)

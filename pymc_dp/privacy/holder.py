@@ -165,6 +165,11 @@ class Holder:
         return scores, scale
 
 
+def holder_of(rows: Rows) -> Any:
+    """Who answers queries about records: this process, or the machines that have them."""
+    return Holder(rows) if rows.elsewhere is None else rows.elsewhere.holder(rows)
+
+
 class Table:
     """Records of which a function makes the contributions, (size, n_units), of one query."""
 

@@ -26,7 +26,7 @@ from pymc_dp.privacy.answer import (
     VectorSum,
     answer,
 )
-from pymc_dp.privacy.holder import Holder, rehearse
+from pymc_dp.privacy.holder import holder_of, rehearse
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
 from pymc_dp.privacy.queries import Contribution, Rows
 
@@ -288,7 +288,7 @@ class Preparation:
             rehearse(self.engine, [query])
             noise.rounded_normal(0, 0)
             self._rehearsed.add(kind)
-        place = self.plan_id, self._answered
+        place, holder = (self.plan_id, self._answered), holder_of(self.engine)
         with interrupts_wait():
             pending = self.ledger.pending.pop(place, None)
             if pending is None or not pending.pays_for(event, request):
@@ -296,7 +296,7 @@ class Preparation:
                 pending = _Pending(event, receipt)
             try:
                 if pending.values is None:
-                    value = answer(query, Holder(self.engine).total, pending.receipt)
+                    value = answer(query, holder.total, pending.receipt)
                     pending.values = {
                         "request": request,
                         "value": value.tolist(),

@@ -28,6 +28,10 @@ class Rows(Protocol):
     n_units: int
 
     @property
+    def elsewhere(self) -> Any:
+        """Who has the records, if this process does not: its ``holder(rows)`` answers for them."""
+
+    @property
     def d(self) -> int:
         """Entries of a score vector."""
 

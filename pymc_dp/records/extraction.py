@@ -238,7 +238,7 @@ def _initial_point(model: Model) -> dict[str, np.ndarray]:
 
 
 def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
-    arrays, compared = [], may_be_infinite(graph)
+    arrays, names = [], []
     for leaf in graph.leaves:
         source = leaf.source
         # a shared variable can be changed later with pm.set_data: keep the values of now
@@ -251,11 +251,21 @@ def _store(graph: RowGraph, limits: Mapping[Variable, Interval]) -> RecordStore:
                     f"{name} has bounds, but its records are not on the first axis. Put them there."
                 )
             data = clamp(data, limits[source])
+        arrays.append(data)
+        names.append(name)
+    return RecordStore(checked_rows(graph, arrays, names))
+
+
+def checked_rows(
+    graph: RowGraph, arrays: list[np.ndarray], names: Sequence[str]
+) -> list[np.ndarray]:
+    """The arrays of a graph, rows first; UnsafeModel if they hold what no row may."""
+    compared = may_be_infinite(graph)
+    for leaf, data, name in zip(graph.leaves, arrays, names, strict=True):
         if data.dtype.kind == "f":
             _refuse_non_finite(data, name, infinite=leaf.block in compared)
-        arrays.append(data)
     _refuse_wrong_labels(graph, arrays)
-    return RecordStore(arrays)
+    return arrays
 
 
 def _refuse_ends(

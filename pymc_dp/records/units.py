@@ -34,6 +34,8 @@ def made_up(
 class RecordStore:
     """The private arrays of a model.  `reads` counts how often they were asked for."""
 
+    elsewhere: Any = None  # who has the arrays, if this process does not
+
     def __init__(self, arrays: list[np.ndarray]) -> None:
         self._arrays = arrays
         self.reads = 0

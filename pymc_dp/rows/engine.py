@@ -93,6 +93,11 @@ class RowEngine:
         return sum(group.store.reads for group in self.groups)
 
     @property
+    def elsewhere(self) -> Any:
+        """Who has the records, if this process does not."""
+        return self.groups[0].store.elsewhere
+
+    @property
     def one_row_per_unit(self) -> bool:
         """True when rows are units, so that nothing has to be summed by unit."""
         return len(self.groups) == 1 and self.groups[0].units is None
@@ -113,9 +118,9 @@ class RowEngine:
 
     def with_coordinates(self, coordinates: Coordinates) -> Self:
         """The same records in other coordinates; parameter-free columns are shared."""
-        if coordinates is self.coordinates:
+        if coordinates.same(self.coordinates):
             return self
-        if self._moved is None or self._moved.coordinates is not coordinates:
+        if self._moved is None or not coordinates.same(self._moved.coordinates):
             self._moved = self._but(coordinates=coordinates)  # several releases ask for it
         return self._moved
 

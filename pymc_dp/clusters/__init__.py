@@ -1,0 +1,1 @@
+"""Records that are spread over the workers of a cluster."""

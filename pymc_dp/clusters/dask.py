@@ -1,0 +1,328 @@
+"""Records in a Dask DataFrame: each worker of a cluster keeps some, and answers for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from pymc.model import Model
+
+import pymc_dp.errors
+from pymc_dp.clusters.shards import Column, Lost, Shard, Shards, take_place
+from pymc_dp.errors import UnsafeModel
+from pymc_dp.records.ancestry import array_of
+from pymc_dp.records.bounds import source_limits
+from pymc_dp.records.extraction import Records
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+#: Made-up rows that a model is built on: more than public arrays usually have, and no round number.
+_EXAMPLES = 1009
+#: How often a lost worker's records are loaded again for one question.
+_TRIES = 5
+
+
+def from_dask(
+    frame: Any,
+    columns: Mapping[str, str | Sequence[str]],
+    *,
+    privacy_unit: str | None = None,
+    client: Client | None = None,
+) -> DaskRecords:
+    """Records that stay on the workers of a Dask cluster.
+
+    ::
+
+        records = dp.from_dask(frame, {"x": ["age", "income"], "y": "owns_home"})
+        with pm.Model() as model:
+            x = pm.Data("x", records.example("x"))
+            beta = pm.Normal("beta", 0, 2, shape=2)
+            pm.Bernoulli("y", logit_p=x @ beta, observed=records.example("y"))
+            dp.PrivacyBudget(1.0, 1e-6, records=records)
+            idata = dp.sample()
+
+    Parameters
+    ----------
+    frame : dask.dataframe.DataFrame
+        From Parquet or CSV files, a database, or anything that Dask reads; one row per record.
+        Its partitions are loaded when this is called, and stay in the memory of the workers.
+    columns : mapping of str to str or sequence of str
+        Arrays for the model: one column makes a vector, several make a matrix with a row for each
+        record.  Columns hold integers, reals or truth values.
+    privacy_unit : str, optional
+        A column of integers: the person, or other unit, that each row belongs to.  The rows of a
+        unit are brought to one worker.  Default: every row is a unit of its own.
+    client : distributed.Client, optional
+        Default: the current one.
+
+    Returns
+    -------
+    DaskRecords
+        What `PrivacyBudget` takes as `records`.
+
+    Raises
+    ------
+    ImportError
+        If Dask is not installed.
+    ValueError
+        If there is no client, or a column is unknown or holds no numbers.
+
+    Notes
+    -----
+    *Guarantee.* As for records in memory, to the last bit: workers send sums of clipped integers,
+    which add to the sum over all records whatever their partitions are. No record, and no number of
+    one unit, is sent to the client, logged, or shown on the dashboard.
+
+    *Assumptions.* The workers, the network between them and the machine of the client are trusted,
+    as one machine would be: exact sums travel to the client, which adds the noise.
+
+    *Weaknesses.* Errors of tasks that make the frame (a file that cannot be parsed, say) are logged
+    by Dask, with what it was given.
+    """
+    try:
+        import distributed
+    except ImportError:
+        raise ImportError(
+            "dp.from_dask needs Dask. Install it: pip install 'pymc_dp[distributed]'."
+        ) from None
+    if client is None:
+        try:
+            client = distributed.get_client()
+        except ValueError:
+            raise ValueError(
+                "There is no Dask client. Make one first, `client = distributed.Client()` for the "
+                "processors of this machine, or give client=."
+            ) from None
+    spec = _checked(frame, columns, privacy_unit)
+    wanted = [name for given in spec.values() for name in np.atleast_1d(given)]
+    frame = frame[list(dict.fromkeys([*wanted, *([privacy_unit] if privacy_unit else [])]))]
+    if privacy_unit is not None:
+        frame = frame.shuffle(on=privacy_unit)
+    return DaskRecords(client, frame, spec, privacy_unit)
+
+
+def _checked(
+    frame: Any, columns: Mapping[str, str | Sequence[str]], unit: str | None
+) -> dict[str, str | list[str]]:
+    """The columns of each array; ValueError if there is one without numbers."""
+    if not hasattr(frame, "to_delayed") or not hasattr(frame, "dtypes"):
+        raise ValueError(f"frame must be a Dask DataFrame, not {type(frame).__name__}.")
+    if not isinstance(columns, Mapping) or not columns:
+        raise ValueError(
+            "columns must name the arrays of the model: {'x': ['age', 'income'], 'y': 'owns_home'}."
+        )
+    spec = {
+        name: given if isinstance(given, str) else list(given) for name, given in columns.items()
+    }
+    known = dict(frame.dtypes)
+    there = sorted(map(str, known))
+    for name, given in [*spec.items(), *([("privacy_unit", unit)] if unit is not None else [])]:
+        if not len(given):
+            raise ValueError(f"'{name}' has no columns. Name at least one, or leave it out.")
+        for column in [given] if isinstance(given, str) else given:
+            if column not in known:
+                raise ValueError(f"'{name}' asks for column {column!r}, and the frame has {there}.")
+            kind = getattr(getattr(known[column], "numpy_dtype", known[column]), "kind", "O")
+            if kind not in ("iu" if name == "privacy_unit" else "iufb"):
+                wanted = "integers" if name == "privacy_unit" else "integers, reals or truth values"
+                raise ValueError(
+                    f"Column {column!r} holds {known[column]}, and '{name}' needs {wanted}. Encode "
+                    "it in the frame, by `.cat.codes` or a dictionary that is public."
+                )
+    return spec
+
+
+def _type(dtypes: Mapping[str, Any], given: str | list[str]) -> np.dtype:
+    """Of the array that some columns make."""
+    names = [given] if isinstance(given, str) else given
+    return np.result_type(*[getattr(dtypes[n], "numpy_dtype", dtypes[n]) for n in names])
+
+
+def _arrays(
+    frame: Any, spec: Mapping[str, str | list[str]], types: Mapping[str, np.dtype], unit: str | None
+) -> tuple[dict[str, np.ndarray], np.ndarray | None] | None:
+    """Arrays of a partition, and whose rows they are; None if they cannot be made.
+
+    Nothing is raised: Dask logs what a task was given, and these are records.
+    """
+    try:
+        arrays = {
+            name: np.ascontiguousarray(frame[given].to_numpy(types[name]))
+            for name, given in spec.items()
+        }
+        return arrays, None if unit is None else frame[unit].to_numpy("int64")
+    except Exception:
+        return None
+
+
+class _Worker:
+    """A shard on a worker: answers in words of this package alone."""
+
+    def __init__(self, *parts: Any) -> None:
+        self._shard: Shard | None = None
+        if parts and all(part is not None for part in parts):
+            names = parts[0][0]
+            arrays = {name: np.concatenate([part[0][name] for part in parts]) for name in names}
+            grouped = parts[0][1] is not None
+            self._shard = Shard(arrays, np.concatenate([p[1] for p in parts]) if grouped else None)
+            _share_processors()
+
+    def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
+        """The value of a method, or an error whose message holds no record."""
+        if self._shard is None:
+            return "UnsafeModel", (
+                "Some partitions hold no numbers where columns of numbers were announced (missing "
+                "values among integers, say). Clean them in the frame."
+            )
+        if method == "size":
+            return "", (self._shard.n_rows, self._shard.n_units)
+        try:
+            return "", getattr(self._shard, method)(*arguments)
+        except Exception as error:
+            name = type(error).__name__
+            known = hasattr(pymc_dp.errors, name)
+            return (name, str(error)) if known else ("RuntimeError", f"A worker failed: {name}.")
+
+
+def _share_processors() -> None:
+    """Use as many threads as the worker was given."""
+    from distributed import get_worker
+
+    from pymc_dp.base import threads
+
+    threads.share(max(1, threads.available() // get_worker().state.nthreads))
+
+
+class _Reached:
+    """A shard that is reached through Dask."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Begin a call; see `Remote`."""
+        try:
+            future = self._actor.call(method, *arguments)
+        except Exception:
+            raise Lost from None
+
+        def wait() -> Any:
+            try:
+                failed, value = future.result()
+            except Exception:
+                raise Lost from None
+            if failed:
+                raise getattr(pymc_dp.errors, failed, RuntimeError)(value)
+            return value
+
+        return wait
+
+
+class DaskRecords(Shards):
+    """Records on the workers of a Dask cluster; made by :func:`pymc_dp.from_dask`.
+
+    Attributes
+    ----------
+    n_rows, n_units : int
+        Of all partitions.
+    """
+
+    def __init__(
+        self, client: Any, frame: Any, spec: Mapping[str, str | list[str]], unit: str | None
+    ) -> None:
+        import dask
+
+        self._client = client
+        dtypes = dict(frame.dtypes)
+        types = {name: _type(dtypes, given) for name, given in spec.items()}
+        make = dask.delayed(_arrays, pure=False)
+        parts = [make(part, dict(spec), types, unit) for part in frame.to_delayed()]
+        workers = self._workers()
+        chunks = np.array_split(np.arange(len(parts)), min(len(workers), len(parts)))
+        self._sources = [[parts[k] for k in chunk] for chunk in chunks]
+        loading = [self._load(k, workers[k]) for k in range(len(chunks))]
+        super().__init__([_Reached(actor.result()) for actor in loading])
+        sizes = [remote.call("size")() for remote in self.remotes]
+        self.n_rows, self.n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
+        rng = np.random.default_rng(0)
+        self._examples = {
+            name: _made_up(types[name], () if isinstance(given, str) else (len(given),), rng)
+            for name, given in spec.items()
+        }
+        #: Ids of the made-up rows, where rows belong to units.
+        self.example_ids = None if unit is None else np.arange(_EXAMPLES) // 2
+
+    def _workers(self) -> list[str]:
+        found = list(self._client.scheduler_info(n_workers=-1)["workers"])
+        if not found:
+            raise ValueError("The Dask cluster has no workers. Start some, and call again.")
+        return found
+
+    def _load(self, k: int, worker: str) -> Any:
+        """A future of the actor that has the k-th part of the records, best on that worker."""
+        here = {"workers": [worker], "allow_other_workers": True}  # it may be lost meanwhile
+        pieces = self._client.compute(self._sources[k], **here)
+        return self._client.submit(_Worker, *pieces, actor=True, pure=False, **here)
+
+    def replaced(self, k: int) -> _Reached:
+        """The same records, loaded again by a worker that is alive."""
+        for attempt in range(_TRIES):
+            workers = self._workers()
+            try:
+                return _Reached(self._load(k, workers[(k + attempt) % len(workers)]).result())
+            except Exception:
+                continue
+        raise RuntimeError(
+            "The records of a worker that was lost could not be loaded again. No answer was made; "
+            "what was charged is in the ledger. Check the cluster, and call again."
+        )
+
+    def example(self, name: str) -> np.ndarray:
+        """Made-up rows, to build a model on.
+
+        Parameters
+        ----------
+        name : str
+            One of the names given to :func:`pymc_dp.from_dask`.
+
+        Returns
+        -------
+        (1009,) or (1009, number of columns) ndarray
+            Of the type of the records: integers are 0 and 1, reals between 0 and 1.
+        """
+        if name not in self._examples:
+            raise ValueError(f"There is no array {name!r}; there are {sorted(self._examples)}.")
+        return self._examples[name].copy()
+
+    def in_place_of(self, records: Records, model: Model) -> Records:
+        """The records of a model that was built on :meth:`example`: those of the cluster."""
+        limits = source_limits(model)
+        found = {}
+        for g, group in enumerate(records.groups):
+            columns = []
+            for leaf in group.graph.leaves:
+                array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
+                names = [
+                    name
+                    for name, example in self._examples.items()
+                    if example.shape == array.shape and np.array_equal(example, array)
+                ]
+                if not names:
+                    what = f"`{leaf.source.name}`" if leaf.source.name else "An array"
+                    raise UnsafeModel(
+                        f"{what} of {group.graph.quoted} has rows and is not records.example(...) "
+                        "as it was given. Compute it from the columns in the frame, or in the "
+                        "model, where workers can do the same with the records."
+                    )
+                columns.append(Column(names[0], array.dtype, limits.get(leaf.source)))
+            found[g] = columns
+        return take_place(records, found, self.n_rows, self.n_units, self)
+
+
+def _made_up(dtype: np.dtype, row: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Rows that differ from those of any other array, and are exact in any type PyMC casts to."""
+    shape = (_EXAMPLES, *row)
+    made = rng.integers(1, 1024, shape) / 1024 if dtype.kind == "f" else rng.integers(0, 2, shape)
+    return made.astype("int64" if dtype.kind == "b" else dtype)

@@ -1,0 +1,347 @@
+"""Records that are elsewhere: what stands for them here, and what answers for them there.
+
+An engine is public: compiled functions, coordinates, structure.  Where its stores are
+`DistantStore`, it is sent to the `Shard` objects that have the records, once, and queries follow.
+A shard answers with exact integers, before noise, and these add to the same sum whatever shard a
+unit is in.  No record, no number of one unit, and no message that may tell of one, is sent back.
+"""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import pickle
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from weakref import WeakKeyDictionary, finalize
+
+import cloudpickle
+import numpy as np
+
+from pymc_dp.errors import PrivacyError
+from pymc_dp.privacy.answer import Query
+from pymc_dp.privacy.holder import Holder
+from pymc_dp.privacy.queries import EnergyError, Kick, Rows
+from pymc_dp.records.bounds import Interval, clamp
+from pymc_dp.records.extraction import Records, checked_rows
+from pymc_dp.records.graph import RowGraph
+from pymc_dp.records.units import Group, RecordStore
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.groups import RowGroup
+from pymc_dp.rows.predictor import Predictor
+
+#: What is sent to a shard once, however many messages mention it.
+_SENT_ONCE = (RowEngine, RowGroup, Predictor)
+
+
+@dataclass(frozen=True, eq=False)
+class Column:
+    """Where a shard finds one array of the rows: its name there, its type here, public bounds."""
+
+    name: str
+    dtype: np.dtype
+    limits: Interval | None = None
+
+
+class DistantStore(RecordStore):
+    """The types of arrays that `elsewhere` has, and none of their values."""
+
+    def __init__(
+        self, blank: list[np.ndarray], columns: Sequence[Column], n_rows: int, elsewhere: Any
+    ) -> None:
+        super().__init__(blank)
+        self.columns, self._n_rows, self.elsewhere = tuple(columns), n_rows, elsewhere
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "elsewhere": None}
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows on all machines."""
+        return self._n_rows
+
+    def read(self) -> list[np.ndarray]:
+        """Refused: there is nothing to read here."""
+        raise PrivacyError("Records that are on other machines were to be read on this one.")
+
+
+# -- where the records are ------------------------------------------------------------------------
+
+
+class Shard:
+    """Some of the records, with all rows of each of their units.
+
+    `arrays` are by name, rows first; `ids`, (n_rows,), say whose each row is, None if rows are
+    units.
+    """
+
+    def __init__(self, arrays: Mapping[str, np.ndarray], ids: np.ndarray | None) -> None:
+        self.arrays = dict(arrays)
+        self.n_rows = len(next(iter(self.arrays.values())))
+        self.units, self.n_units = None, self.n_rows
+        if ids is not None:
+            unique, units = np.unique(ids, return_inverse=True)
+            self.units, self.n_units = units.astype("int64"), len(unique)
+        self._known: dict[str, Any] = {}
+        self._holders: dict[str, Holder] = {}
+
+    def learn(self, token: str, message: bytes) -> None:
+        """Keep an engine, or a part of one, with the records that are here."""
+        found = _Reader(io.BytesIO(message), self._known).load()
+        if isinstance(found, RowGroup):
+            assert isinstance(found.store, DistantStore)
+            found.store = RecordStore(self._rows(found.functions.graph, found.store.columns))
+            found.units = self.units
+        elif isinstance(found, RowEngine):
+            found.n_units = self.n_units
+        self._known[token] = found
+
+    def _rows(self, graph: RowGraph, columns: Sequence[Column]) -> list[np.ndarray]:
+        arrays = []
+        for column in columns:
+            array = self.arrays[column.name].astype(column.dtype, copy=False)
+            arrays.append(array if column.limits is None else clamp(array, column.limits))
+        names = [f"`{column.name}`" for column in columns]
+        return checked_rows(graph, arrays, names)
+
+    def total(self, holder: str, message: bytes) -> np.ndarray:
+        """The exact sum over the units here, for a holder that remembers one chain."""
+        engine, query = _Reader(io.BytesIO(message), self._known).load()
+        if not self.n_units:
+            return np.zeros(query.sum.size, dtype=np.int64)
+        if holder not in self._holders:
+            self._holders[holder] = Holder(engine)
+        with np.errstate(all="ignore"):  # as silent as an answer
+            return self._holders[holder].total(query)
+
+    def drop(self, tokens: Sequence[str]) -> None:
+        """Forget holders and what was learnt."""
+        for token in tokens:
+            self._holders.pop(token, None)
+            self._known.pop(token, None)
+
+
+class _Reader(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, known: Mapping[str, Any]) -> None:
+        super().__init__(file)
+        self._known = known
+
+    def persistent_load(self, pid: Any) -> Any:
+        """What was learnt before."""
+        return self._known[pid]
+
+
+# -- where the noise is added ---------------------------------------------------------------------
+
+_tokens: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+_numbers = itertools.count()
+
+
+def _token(of: Any) -> str:
+    if of not in _tokens:
+        _tokens[of] = f"{os.getpid()}-{next(_numbers)}"
+    return _tokens[of]
+
+
+class _Writer(cloudpickle.Pickler):
+    """Writes a message that mentions engines and their parts by tokens: `mentioned`."""
+
+    def __init__(self, file: io.BytesIO, root: Any) -> None:
+        super().__init__(file)
+        self._root = root
+        self.mentioned: list[Any] = []
+
+    def persistent_id(self, obj: Any) -> str | None:
+        """The token of what is sent once."""
+        if obj is self._root or not isinstance(obj, _SENT_ONCE):
+            return None
+        if obj not in self.mentioned:
+            self.mentioned.append(obj)
+        return _token(obj)
+
+
+def written(root: Any) -> tuple[bytes, list[Any]]:
+    """A message, and what must be known to read it."""
+    file = io.BytesIO()
+    writer = _Writer(file, root)
+    writer.dump(root)
+    return file.getvalue(), writer.mentioned
+
+
+class Remote(Protocol):
+    """A shard on another machine; calls return what is waited for with `result`."""
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """Begin a call of a method of the shard; the function returned waits for its value."""
+
+
+class Lost(Exception):
+    """A machine is gone, with its shard."""
+
+
+class Spread:
+    """The records of several shards as one holder, for one chain; see `Holder`.
+
+    If a shard is lost before its sum has come, nothing was released: it is made again from its
+    source, told again what it had been told on the path under way, and asked again.
+    """
+
+    def __init__(self, shards: Shards, rows: Rows) -> None:
+        self.engine, self._shards = rows, shards
+        self._path: list[bytes] = []
+        self._number: int | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._name = shards_name = f"{os.getpid()}-{next(_numbers)}"
+        self._process = os.getpid()
+        self._path, self._number = [], None
+        finalize(self, self._shards.discard, shards_name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"engine": self.engine, "_shards": self._shards}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(state["_shards"], state["engine"])  # type: ignore[misc]
+
+    def forget(self) -> None:
+        """Keep nothing of an earlier chain."""
+        self._shards.discard(self._name)
+        self._begin()
+
+    def total(self, query: Query) -> np.ndarray:
+        """(size,) int64, the exact sum over all units."""
+        message, mentioned = written((self.engine, query))
+        of = query.of
+        if isinstance(of, Kick) and of.path != self._number:
+            self._path, self._number = [], of.path
+        sums = self._shards.ask(self._name, message, mentioned, self._path)
+        total = np.zeros(query.sum.size, dtype=np.int64)
+        for part in sums:
+            if part.dtype != np.int64 or part.shape != total.shape:
+                raise PrivacyError("A shard did not answer with the integers that were asked for.")
+            total += part
+        if isinstance(of, Kick):
+            self._path.append(message)
+        elif isinstance(of, EnergyError):
+            self._path, self._number = [], None
+        return total
+
+
+class Shards:
+    """All shards of some records; a subclass says how to reach them, and makes lost ones again."""
+
+    def __init__(self, remotes: Sequence[Remote]) -> None:
+        self.remotes = list(remotes)
+        self._known: list[set[str]] = [set() for _ in remotes]
+        self._discarded: list[str] = []
+        self._process = os.getpid()
+
+    def replaced(self, k: int) -> Remote:
+        """Another shard with the records of the one that was lost; `Lost` if that is impossible."""
+        raise Lost
+
+    def holder(self, rows: Rows) -> Spread:
+        """A holder of all records, for one chain.  Bad records are refused now, before a charge."""
+        self._teach(range(len(self.remotes)), [rows])
+        return Spread(self, rows)
+
+    def discard(self, name: str) -> None:
+        """Tell shards, with the next question, to forget a holder."""
+        self._discarded.append(name)
+
+    def ask(
+        self, holder: str, message: bytes, mentioned: Sequence[Any], path: Sequence[bytes]
+    ) -> list[np.ndarray]:
+        """The sums of all shards; `path` are the earlier questions of the path under way."""
+        if self._process != os.getpid():
+            raise RuntimeError(
+                "The machines that have the records were asked in another process than the one "
+                "that found them. Sample with cores=1: all machines work for one chain at a time."
+            )
+        dropped, self._discarded = self._discarded, []
+        everywhere = range(len(self.remotes))
+        for known in self._known:
+            known.difference_update(dropped)
+        lost = self._teach(everywhere, mentioned)
+        waiting = {k: self._begin(k, "total", holder, message) for k in everywhere if k not in lost}
+        for k in everywhere if dropped else ():
+            self._begin(k, "drop", dropped)
+        answers = []
+        for k in everywhere:
+            wait = waiting.get(k)
+            while True:
+                try:
+                    if wait is not None:
+                        answers.append(np.asarray(wait()))
+                        break
+                except Lost:
+                    pass
+                wait = self._ask_again(k, holder, message, mentioned, path)
+        return answers
+
+    def _ask_again(
+        self,
+        k: int,
+        holder: str,
+        message: bytes,
+        mentioned: Sequence[Any],
+        path: Sequence[bytes],
+    ) -> Callable[[], Any] | None:
+        """Ask a shard in the place of one that was lost; None if it is lost as well."""
+        self.remotes[k], self._known[k] = self.replaced(k), set()
+        if self._teach([k], mentioned):
+            return None
+        for earlier in path:  # the sums are not looked at
+            wait = self._begin(k, "total", holder, earlier)
+            try:
+                if wait is None:
+                    return None
+                wait()
+            except Lost:
+                return None
+        return self._begin(k, "total", holder, message)
+
+    def _begin(self, k: int, method: str, *arguments: Any) -> Callable[[], Any] | None:
+        """Begin a call; None if the shard is lost."""
+        try:
+            return self.remotes[k].call(method, *arguments)
+        except Lost:
+            return None
+
+    def _teach(self, shards: Iterable[int], parts: Sequence[Any]) -> set[int]:
+        """Send what some shards do not know yet to all of these at once; which ones are lost."""
+        lost = set[int]()
+        for part in parts:
+            token = _token(part)
+            ignorant = [k for k in shards if token not in self._known[k] and k not in lost]
+            if not ignorant:
+                continue
+            message, inside = written(part)
+            lost |= self._teach(ignorant, inside)
+            waiting = [(k, self._begin(k, "learn", token, message)) for k in ignorant]
+            for k, wait in waiting:
+                try:
+                    if wait is not None:
+                        wait()
+                        self._known[k].add(token)
+                        continue
+                except Lost:
+                    pass
+                lost.add(k)
+            finalize(part, self._discarded.append, token)
+        return lost
+
+
+def take_place(
+    records: Records, columns: Mapping[int, Sequence[Column]], n_rows: int, n_units: int, of: Shards
+) -> Records:
+    """The same records, of which this process has none."""
+    groups = []
+    for g, group in enumerate(records.groups):
+        blank = [np.zeros((2, *leaf.entries), leaf.block.type.dtype) for leaf in group.graph.leaves]
+        store = DistantStore(blank, columns[g], n_rows, of)
+        groups.append(Group(group.graph, store, group.units))
+    return Records(records.parameters, tuple(groups), records.public_logp, n_units, records.initial)

@@ -1,0 +1,204 @@
+"""Records in a Dask DataFrame, on a cluster of two processes of this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pymc as pm
+import pytest
+
+import pymc_dp as dp
+from pymc_dp.base import compat as _compat
+from pymc_dp.privacy.answer import Grid, IntervalSum, Query, VectorSum
+from pymc_dp.privacy.queries import EnergyError, Kick, ScoreAt
+
+distributed = pytest.importorskip("distributed")
+dd = pytest.importorskip("dask.dataframe")
+
+N = 4000
+TRUTH = np.array([1.0, -0.5, 0.3])
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="ERROR"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        yield client
+
+
+def table(n: int = N) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(n, 3))
+    frame = pd.DataFrame(x, columns=["a", "b", "c"])
+    frame["y"] = (rng.random(n) < 1.0 / (1.0 + np.exp(-x @ TRUTH))).astype(int)
+    frame["person"] = np.arange(n) // 2
+    frame["town"] = np.where(frame["a"] > 0.0, "north", "south")
+    frame["rich"] = frame["b"] > 0.0
+    return frame
+
+
+COLUMNS = {"x": ["a", "b", "c"], "y": "y"}
+
+
+@pytest.fixture(scope="module")
+def records(client: Any) -> Any:
+    return dp.from_dask(dd.from_pandas(table(), npartitions=5), COLUMNS)
+
+
+def logistic(records: Any, **budget: Any) -> pm.Model:
+    with pm.Model() as model:
+        x = pm.Data("x", records.example("x"))
+        b = pm.Normal("b", 0.0, 2.0, shape=3)
+        pm.Bernoulli("y", logit_p=x @ b, observed=records.example("y"))
+        dp.PrivacyBudget(4.0, 1e-6, records=records, **budget)
+    return model
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("columns", "unit", "words"),
+    [
+        ({"x": ["a", "nowhere"]}, None, r"'x' asks for column 'nowhere', and the frame has \['a',"),
+        ({"x": "town"}, None, r"Column 'town' holds .* Encode it in the frame"),
+        ({"x": []}, None, r"'x' has no columns"),
+        ({}, None, r"columns must name the arrays"),
+        ({"x": "a"}, "a", r"Column 'a' holds float64, and 'privacy_unit' needs integers"),
+    ],
+)
+def test_columns_that_make_no_arrays(client: Any, columns: Any, unit: Any, words: str) -> None:
+    frame = dd.from_pandas(table(20), npartitions=2)
+    with pytest.raises(ValueError, match=words):
+        dp.from_dask(frame, columns, privacy_unit=unit)
+
+
+def test_a_frame_in_memory_is_refused() -> None:
+    with pytest.raises(ValueError, match="must be a Dask DataFrame, not DataFrame"):
+        dp.from_dask(table(20), COLUMNS)
+
+
+def test_without_a_client_one_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> None:
+        raise ValueError("No global client found and no address provided")
+
+    monkeypatch.setattr(distributed, "get_client", none)
+    with pytest.raises(ValueError, match=r"client = distributed\.Client"):
+        dp.from_dask(dd.from_pandas(table(20), npartitions=2), COLUMNS)
+
+
+def test_examples_have_names(records: Any) -> None:
+    assert records.example("x").shape == (1009, 3)
+    with pytest.raises(ValueError, match=r"no array 'z'; there are \['x', 'y'\]"):
+        records.example("z")
+
+
+def test_what_was_computed_from_an_example_is_refused(records: Any) -> None:
+    with pm.Model() as model:
+        x = pm.Data("x", 2.0 * records.example("x"))
+        pm.Bernoulli("y", logit_p=x @ pm.Normal("b", shape=3), observed=records.example("y"))
+        budget = dp.PrivacyBudget(1.0, 1e-6, records=records)
+    with pytest.raises(dp.UnsafeModel, match=r"`x` .* is not records\.example"):
+        by_hand(model)
+    assert budget.spent().epsilon == 0.0
+
+
+def test_records_know_their_units(records: Any) -> None:
+    with pytest.raises(ValueError, match="leave privacy_unit out"):
+        logistic(records, privacy_unit=np.arange(1009))
+
+
+def test_missing_values_are_refused_before_anything_is_spent(client: Any) -> None:
+    frame = table(200)
+    frame.loc[17, "b"] = np.nan
+    model = logistic(dp.from_dask(dd.from_pandas(frame, npartitions=3), COLUMNS))
+    with pytest.raises(dp.UnsafeModel, match=r"column 1 of `x` holds NaN") as caught:
+        by_hand(model)
+    assert not re.search(r"\d\.\d{3}", str(caught.value))
+    assert dp.get_budget(model).spent().epsilon == 0.0
+
+
+def by_hand(model: pm.Model) -> Any:
+    settings = {
+        "clip_norm": 1.0,
+        "scaling": 0.1,
+        "step_size": 0.2,
+        "n_steps": 2,
+        "energy_clip": 0.1,
+    }
+    return dp.DPLangevin(draws=20, tune=0, chains=2, model=model, progressbar=False, **settings)
+
+
+def test_one_chain_at_a_time(records: Any) -> None:
+    model = logistic(records)
+    step = by_hand(model)
+    with pytest.raises(dp.PlanMismatch, match=r"Add cores=1"):
+        pm.sample(draws=20, tune=0, chains=2, cores=2, step=step, model=model, progressbar=False)
+    assert dp.get_budget(model).spent().epsilon == 0.0
+
+
+# -- what is the same ------------------------------------------------------------------------------
+
+
+def asked(d: int) -> list[Query]:
+    z, grid = np.linspace(-0.2, 0.3, d), Grid.finest(1.0, N)
+    sum_ = VectorSum(grid, "replace_one", d, 0.5)
+    number = IntervalSum(grid, "replace_one", -1.0, 1.0)
+    return [
+        Query("q", ScoreAt(z), sum_),
+        Query("q", Kick(1, 0.0 * z, z), sum_),
+        Query("q", Kick(1, 2.0 * z, 2.5 * z), sum_),
+        Query("q", EnergyError(1, 2, 0.0 * z, 3.0 * z), number),
+    ]
+
+
+def in_memory(frame: pd.DataFrame) -> pm.Model:
+    with pm.Model() as model:
+        x = pm.Data("x", frame[COLUMNS["x"]].to_numpy())
+        b = pm.Normal("b", 0.0, 2.0, shape=3)
+        pm.Bernoulli("y", logit_p=x @ b, observed=frame["y"].to_numpy())
+        dp.PrivacyBudget(4.0, 1e-6)
+    return model
+
+
+def queries_of(model: pm.Model) -> Any:
+    return by_hand(model).queries
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_is_replaced(client: Any) -> None:
+    records = dp.from_dask(dd.from_pandas(table(), npartitions=4), COLUMNS)
+    here = queries_of(in_memory(table())).holder
+    there = queries_of(logistic(records)).holder
+    queries = asked(3)
+    expected = [here.total(query) for query in queries]
+    for query, exact in zip(queries[:2], expected[:2], strict=True):
+        np.testing.assert_array_equal(there.total(query), exact)
+    victim = next(iter(client.run(os.getpid).values()))
+    os.kill(victim, signal.SIGKILL)
+    for query, exact in zip(queries[2:], expected[2:], strict=True):  # on the same path
+        np.testing.assert_array_equal(there.total(query), exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [None, "person"])
+def test_a_run_on_a_cluster(client: Any, unit: str | None) -> None:
+    frame = dd.from_pandas(table(20_000), npartitions=5)
+    model = logistic(dp.from_dask(frame, COLUMNS, privacy_unit=unit))
+    found = dp.sample(100, chains=2, model=model, progressbar=False, random_seed=1)
+    draws = _compat.group(found, "posterior")["b"].values.reshape(-1, 3)
+    assert len(draws) == 200
+    # a standard error of .02, noise as much again: false alarm below 1e-6
+    np.testing.assert_allclose(draws.mean(axis=0), TRUTH, atol=0.2)
+    text = dp.privacy_statement(found)
+    assert ("10,000 groups" if unit else "20,000 rows") in text
