@@ -9,7 +9,7 @@ import numpy as np
 from pymc.model import Model
 
 import pymc_dp.errors
-from pymc_dp.clusters.shards import Column, Lost, Shard, Shards, take_place
+from pymc_dp.clusters.shards import Column, Lost, Portion, Shard, Shards, joined, take_place
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.records.ancestry import array_of
 from pymc_dp.records.bounds import source_limits
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 
 #: Made-up rows that a model is built on: more than public arrays usually have, and no round number.
 _EXAMPLES = 1009
+#: Part of its memory that a worker fills with arrays (what comes later goes to its disk), and with
+#: all that makes passes fast.
+_IN_MEMORY, _FULL = 0.3, 0.6
+#: Bytes that a fast pass keeps for each unit, beside vectors as large as its row.
+_OF_A_UNIT = 150
+#: Seconds after which it is asked whether a worker is alive.
+_PATIENCE = 2.0
 #: How often a lost worker's records are loaded again for one question.
 _TRIES = 5
 
@@ -140,9 +147,9 @@ def _type(dtypes: Mapping[str, Any], given: str | list[str]) -> np.dtype:
     return np.result_type(*[getattr(dtypes[n], "numpy_dtype", dtypes[n]) for n in names])
 
 
-def _arrays(
+def _portion(
     frame: Any, spec: Mapping[str, str | list[str]], types: Mapping[str, np.dtype], unit: str | None
-) -> tuple[dict[str, np.ndarray], np.ndarray | None] | None:
+) -> Portion | None:
     """Arrays of a partition, and whose rows they are; None if they cannot be made.
 
     Nothing is raised: Dask logs what a task was given, and these are records.
@@ -152,22 +159,36 @@ def _arrays(
             name: np.ascontiguousarray(frame[given].to_numpy(types[name]))
             for name, given in spec.items()
         }
-        return arrays, None if unit is None else frame[unit].to_numpy("int64")
+        ids = None if unit is None else frame[unit].to_numpy("int64")
+        used, limit, folder = _memory()
+        return Portion(arrays, ids, folder if used > _IN_MEMORY * limit else None)
     except Exception:
         return None
+
+
+def _memory() -> tuple[int, int, str]:
+    """Bytes that this worker uses, bytes that it may use, and its folder for the rest."""
+    import psutil
+    from distributed import get_worker
+
+    worker = get_worker()
+    limit = worker.memory_manager.memory_limit or psutil.virtual_memory().total // 2
+    return psutil.Process().memory_info().rss, limit, worker.local_directory
 
 
 class _Worker:
     """A shard on a worker: answers in words of this package alone."""
 
-    def __init__(self, *parts: Any) -> None:
+    def __init__(self, *portions: Portion | None) -> None:
         self._shard: Shard | None = None
-        if parts and all(part is not None for part in parts):
-            names = parts[0][0]
-            arrays = {name: np.concatenate([part[0][name] for part in parts]) for name in names}
-            grouped = parts[0][1] is not None
-            self._shard = Shard(arrays, np.concatenate([p[1] for p in parts]) if grouped else None)
-            _share_processors()
+        found = [portion for portion in portions if portion is not None]
+        if len(found) < len(portions):
+            return
+        used, limit, _ = _memory()
+        kept = sum(portion.n_rows * (portion.bytes_per_row + _OF_A_UNIT) for portion in found)
+        lean = any(portion.on_disk for portion in found) or used + kept > _FULL * limit
+        self._shard = Shard(joined(found), lean)
+        _share_processors()
 
     def call(self, method: str, *arguments: Any) -> tuple[str, Any]:
         """The value of a method, or an error whose message holds no record."""
@@ -237,13 +258,13 @@ class DaskRecords(Shards):
         self._client = client
         dtypes = dict(frame.dtypes)
         types = {name: _type(dtypes, given) for name, given in spec.items()}
-        make = dask.delayed(_arrays, pure=False)
+        make = dask.delayed(_portion, pure=False)
         parts = [make(part, dict(spec), types, unit) for part in frame.to_delayed()]
         workers = self._workers()
         chunks = np.array_split(np.arange(len(parts)), min(len(workers), len(parts)))
         self._sources = [[parts[k] for k in chunk] for chunk in chunks]
         loading = [self._load(k, workers[k]) for k in range(len(chunks))]
-        super().__init__([_Reached(actor.result()) for actor in loading])
+        super().__init__([self._or_again(k, wait) for k, wait in enumerate(loading)])
         sizes = [remote.call("size")() for remote in self.remotes]
         self.n_rows, self.n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
         rng = np.random.default_rng(0)
@@ -260,18 +281,34 @@ class DaskRecords(Shards):
             raise ValueError("The Dask cluster has no workers. Start some, and call again.")
         return found
 
-    def _load(self, k: int, worker: str) -> Any:
-        """A future of the actor that has the k-th part of the records, best on that worker."""
-        here = {"workers": [worker], "allow_other_workers": True}  # it may be lost meanwhile
-        pieces = self._client.compute(self._sources[k], **here)
-        return self._client.submit(_Worker, *pieces, actor=True, pure=False, **here)
+    def _load(self, k: int, worker: str) -> Callable[[], _Reached]:
+        """Begin to load the k-th part of the records; the function returned waits for the actor."""
+        here = {"workers": [worker], "allow_other_workers": False}
+        portions = self._client.compute(self._sources[k], **here)
+        actor = self._client.submit(_Worker, *portions, actor=True, pure=False, **here)
+
+        def wait() -> _Reached:
+            while True:
+                try:
+                    return _Reached(actor.result(timeout=_PATIENCE))
+                except TimeoutError:  # tasks of a worker that is gone wait for ever
+                    if worker not in self._workers():
+                        raise Lost from None
+
+        return wait
+
+    def _or_again(self, k: int, wait: Callable[[], _Reached]) -> _Reached:
+        try:
+            return wait()
+        except Lost:
+            return self.replaced(k)
 
     def replaced(self, k: int) -> _Reached:
         """The same records, loaded again by a worker that is alive."""
         for attempt in range(_TRIES):
             workers = self._workers()
             try:
-                return _Reached(self._load(k, workers[(k + attempt) % len(workers)]).result())
+                return self._load(k, workers[(k + attempt) % len(workers)])()
             except Exception:
                 continue
         raise RuntimeError(

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import io
 import itertools
+import mmap
 import os
 import pickle
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,6 +36,8 @@ from pymc_dp.rows.predictor import Predictor
 
 #: What is sent to a shard once, however many messages mention it.
 _SENT_ONCE = (RowEngine, RowGroup, Predictor)
+#: Rows below which a portion is joined to the next: a pass over fewer takes less than its overhead.
+_FEW_ROWS = 2**18
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,51 +74,145 @@ class DistantStore(RecordStore):
 # -- where the records are ------------------------------------------------------------------------
 
 
-class Shard:
+class Portion:
     """Some of the records, with all rows of each of their units.
 
     `arrays` are by name, rows first; `ids`, (n_rows,), say whose each row is, None if rows are
-    units.
+    units.  With a `folder`, arrays are kept in a file there, which has no name and ends with the
+    process, and are in memory while they are read.
     """
 
-    def __init__(self, arrays: Mapping[str, np.ndarray], ids: np.ndarray | None) -> None:
-        self.arrays = dict(arrays)
+    def __init__(
+        self, arrays: Mapping[str, np.ndarray], ids: np.ndarray | None, folder: str | None = None
+    ) -> None:
+        self.arrays, self.on_disk = dict(arrays), folder is not None
         self.n_rows = len(next(iter(self.arrays.values())))
         self.units, self.n_units = None, self.n_rows
         if ids is not None:
             unique, units = np.unique(ids, return_inverse=True)
             self.units, self.n_units = units.astype("int64"), len(unique)
-        self._known: dict[str, Any] = {}
-        self._holders: dict[str, Holder] = {}
+        if folder is not None and self.n_rows:
+            for name, array in self.arrays.items():
+                with tempfile.TemporaryFile(dir=folder) as file:
+                    kept = np.memmap(file, array.dtype, "w+", shape=array.shape)
+                kept[:] = array
+                self.arrays[name] = kept
+            self.release_memory()
 
-    def learn(self, token: str, message: bytes) -> None:
-        """Keep an engine, or a part of one, with the records that are here."""
-        found = _Reader(io.BytesIO(message), self._known).load()
-        if isinstance(found, RowGroup):
-            assert isinstance(found.store, DistantStore)
-            found.store = RecordStore(self._rows(found.functions.graph, found.store.columns))
-            found.units = self.units
-        elif isinstance(found, RowEngine):
-            found.n_units = self.n_units
-        self._known[token] = found
+    @property
+    def bytes_per_row(self) -> int:
+        """Of the arrays, as float64."""
+        return 8 * sum(int(np.prod(array.shape[1:])) for array in self.arrays.values())
 
-    def _rows(self, graph: RowGraph, columns: Sequence[Column]) -> list[np.ndarray]:
+    def release_memory(self) -> None:
+        """Leave on disk what is there."""
+        for array in self.arrays.values():
+            if isinstance(array, np.memmap):
+                array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
+
+    def rows(self, graph: RowGraph, columns: Sequence[Column]) -> list[np.ndarray]:
+        """The arrays of a graph; UnsafeModel if they hold what no row may."""
         arrays = []
         for column in columns:
-            array = self.arrays[column.name].astype(column.dtype, copy=False)
+            array = np.asarray(self.arrays[column.name]).astype(column.dtype, copy=False)
             arrays.append(array if column.limits is None else clamp(array, column.limits))
         names = [f"`{column.name}`" for column in columns]
         return checked_rows(graph, arrays, names)
 
+
+def joined(portions: Sequence[Portion]) -> list[Portion]:
+    """The same records in fewer portions, where they are small."""
+    lots: list[list[Portion]] = [[]]
+    for portion in portions:
+        before = lots[-1]
+        if any(p.on_disk for p in (portion, *before)) or sum(p.n_rows for p in before) >= _FEW_ROWS:
+            lots.append([])
+        lots[-1].append(portion)
+    return [lot[0] if len(lot) == 1 else _one(lot) for lot in lots if lot]
+
+
+def _one(portions: Sequence[Portion]) -> Portion:
+    arrays = {
+        name: np.concatenate([np.asarray(portion.arrays[name]) for portion in portions])
+        for name in portions[0].arrays
+    }
+    ids, before = [], 0
+    for portion in portions:
+        if portion.units is not None:
+            ids.append(portion.units + before)
+        before += portion.n_units
+    return Portion(arrays, np.concatenate(ids) if ids else None)
+
+
+class _PortionStore(RecordStore):
+    """The arrays of a portion that is on disk."""
+
+    def __init__(self, portion: Portion, graph: RowGraph, columns: Sequence[Column]) -> None:
+        super().__init__([])
+        self._given = portion, graph, columns
+
+    @property
+    def n_rows(self) -> int:
+        """Number of rows of the portion."""
+        return self._given[0].n_rows
+
+    def read(self) -> list[np.ndarray]:
+        """The arrays, as they are now."""
+        portion, graph, columns = self._given
+        return portion.rows(graph, columns)
+
+
+class Shard:
+    """The records of one machine, as portions of about a million rows.
+
+    If `lean`, nothing that is made of rows is kept from one question to the next, but what a chain
+    needs: 40 bytes for each unit.
+    """
+
+    def __init__(self, portions: Sequence[Portion], lean: bool = False) -> None:
+        self.portions, self.lean = [p for p in portions if p.n_rows], lean
+        self.n_rows = sum(portion.n_rows for portion in portions)
+        self.n_units = sum(portion.n_units for portion in portions)
+        self._known: dict[str, Any] = {}
+        #: Of what was learnt, the same for each portion.
+        self._groups: WeakKeyDictionary[RowGroup, list[RowGroup]] = WeakKeyDictionary()
+        self._engines: WeakKeyDictionary[RowEngine, list[RowEngine]] = WeakKeyDictionary()
+        self._holders: dict[str, list[Holder]] = {}
+
+    def learn(self, token: str, message: bytes) -> None:
+        """Keep an engine, or a part of one, for the records that are here."""
+        found = _Reader(io.BytesIO(message), self._known).load()
+        if isinstance(found, RowGroup):
+            self._groups[found] = [self._group(found, portion) for portion in self.portions]
+        elif isinstance(found, RowEngine):
+            self._engines[found] = [
+                found.on([self._groups[group][k] for group in found.groups], portion.n_units)
+                for k, portion in enumerate(self.portions)
+            ]
+        self._known[token] = found
+
+    def _group(self, group: RowGroup, portion: Portion) -> RowGroup:
+        assert isinstance(group.store, DistantStore)
+        given = group.functions.graph, group.store.columns
+        store = RecordStore(portion.rows(*given))  # refused now if they are bad
+        if portion.on_disk:
+            store = _PortionStore(portion, *given)
+            portion.release_memory()
+        return group.with_rows(store, portion.units)
+
     def total(self, holder: str, message: bytes) -> np.ndarray:
         """The exact sum over the units here, for a holder that remembers one chain."""
         engine, query = _Reader(io.BytesIO(message), self._known).load()
-        if not self.n_units:
-            return np.zeros(query.sum.size, dtype=np.int64)
+        total = np.zeros(query.sum.size, dtype=np.int64)
         if holder not in self._holders:
-            self._holders[holder] = Holder(engine)
-        with np.errstate(all="ignore"):  # as silent as an answer
-            return self._holders[holder].total(query)
+            self._holders[holder] = [Holder(rows) for rows in self._engines[engine]]
+        for portion, of_portion in zip(self.portions, self._holders[holder], strict=True):
+            with np.errstate(all="ignore"):  # as silent as an answer
+                total += of_portion.total(query)
+            if self.lean:
+                of_portion.engine.release_memory()
+                portion.release_memory()
+        return total
 
     def drop(self, tokens: Sequence[str]) -> None:
         """Forget holders and what was learnt."""

@@ -79,6 +79,16 @@ class RowEngine:
         other._forget_all()
         return other
 
+    def on(self, groups: list[RowGroup], n_units: int) -> Self:
+        """The same functions, in the same coordinates, on other records."""
+        return self._but(groups=groups, n_units=n_units)
+
+    def release_memory(self) -> None:
+        """Keep nothing that was made of the records, until it is needed again."""
+        self._forget_all()
+        for group in self.groups:
+            group.release_memory()
+
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_designs": {}, "_reference": None, "_moved": None}
 
@@ -114,7 +124,7 @@ class RowEngine:
             groups.append(made)
             users = value is None and made.units is not None
             n_units = max(n_units, -(-made.n_rows // 2) if users else made.n_rows)
-        return self._but(groups=groups, n_units=n_units)
+        return self.on(groups, n_units)
 
     def with_coordinates(self, coordinates: Coordinates) -> Self:
         """The same records in other coordinates; parameter-free columns are shared."""

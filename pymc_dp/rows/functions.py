@@ -43,7 +43,7 @@ from pymc_dp.base.threads import INTERPRETED, code_of, exact
 from pymc_dp.records.ancestry import ancestors_without_shapes
 from pymc_dp.records.arithmetic import without_errors
 from pymc_dp.records.extraction import Records
-from pymc_dp.records.graph import Cut, ParameterVector, RowGraph
+from pymc_dp.records.graph import Cut, ParameterVector, RowGraph, each_alone
 from pymc_dp.rows import loops
 
 _SLOW = (  # functions that take longer than reading a number from memory
@@ -486,6 +486,14 @@ class RowFunctions(_Evaluated):
     def of_outcomes(self) -> OutcomeFunctions:
         """The same where many outcomes of each row are tried; compiled at the first use."""
         return OutcomeFunctions(self)
+
+    @cached_property
+    def each_alone(self) -> list[RowFunctions]:
+        """Functions of each observed variable; compiled at the first use."""
+        if len(self.graph.names) == 1:
+            return [self]
+        given = self.parameters, self.compile_kwargs
+        return [RowFunctions(graph, *given) for graph in each_alone(self.graph)]
 
 
 class OutcomeFunctions(_Evaluated):

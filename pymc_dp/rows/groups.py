@@ -15,7 +15,7 @@ import numpy as np
 
 from pymc_dp.base.matrices import Coordinates
 from pymc_dp.base.threads import over
-from pymc_dp.records.graph import Cut, each_alone
+from pymc_dp.records.graph import Cut
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows import loops
 from pymc_dp.rows.functions import RowFunctions
@@ -119,16 +119,22 @@ class RowGroup:
         return self._columns
 
     def each_alone(self) -> list[RowGroup]:
-        """The same rows, a group for each observed variable; compiled at the first use."""
-        if len(self.functions.graph.names) == 1:
-            return [self]
+        """The same rows, a group for each observed variable."""
         if self._each_alone is None:
-            kept, own = self.functions.parameters, self.functions.compile_kwargs
-            self._each_alone = [
-                RowGroup(RowFunctions(graph, kept, own), self.store, self.units)
-                for graph in each_alone(self.functions.graph)
-            ]
+            alone = self.functions.each_alone
+            others = [RowGroup(functions, self.store, self.units) for functions in alone]
+            self._each_alone = [self] if alone == [self.functions] else others
         return self._each_alone
+
+    def with_rows(self, store: RecordStore, units: np.ndarray | None) -> RowGroup:
+        """The functions on other rows."""
+        return RowGroup(self.functions, store, units)
+
+    def release_memory(self) -> None:
+        """Keep nothing that was made of the rows, until it is needed again."""
+        for group in self._each_alone or ():
+            group._columns = None
+        self._columns = self._each_alone = self.kept = None
 
     def synthetic(
         self, n_rows: int, value: int | None = 0, first: int = 0, last: int | None = None

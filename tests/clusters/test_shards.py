@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pymc as pm
 import pytest
 
 from pymc_dp.base.matrices import Coordinates
-from pymc_dp.clusters.shards import Column, Lost, Shard, Shards, Spread, take_place
+from pymc_dp.clusters.shards import Column, Lost, Portion, Shard, Shards, Spread, joined, take_place
 from pymc_dp.errors import PrivacyError, UnsafeModel
 from pymc_dp.privacy.answer import Grid, IntervalSum, NormCounts, Query, VectorSum
 from pymc_dp.privacy.holder import holder_of
@@ -102,7 +103,7 @@ class Pool(Shards):
         super().__init__([self.shard(k) for k in range(len(parts))])
 
     def shard(self, k: int) -> Near:
-        return self.kind(Shard(*self.parts[k]), self.seen)
+        return self.kind(Shard([Portion(*self.parts[k])]), self.seen)
 
     def replaced(self, k: int) -> Near:
         self.made_again += 1
@@ -187,6 +188,30 @@ def test_sums_are_those_of_one_machine(name: str, users: bool, k: int) -> None:
         assert isinstance(far, Spread)
         for query in queries(whole.d, one.is_tilted):
             np.testing.assert_array_equal(far.total(query), near.total(query), str(query))
+
+
+@pytest.mark.parametrize("users", marked([False, True], slow=[True]))
+def test_portions_on_disk_give_the_same_sums(users: bool, tmp_path: Path) -> None:
+    whole, spread, pool = here_and_elsewhere("logistic", users, 5)
+    portions = [Portion(*part, str(tmp_path)) for part in pool.parts]
+    assert all(portion.on_disk for portion in portions) and not list(tmp_path.iterdir())
+    pool.remotes = [Near(Shard(portions[:3], lean=True), []), Near(Shard(portions[3:], True), [])]
+    pool._known = [set(), set()]
+    near, far = holder_of(whole.tilted()), holder_of(spread.tilted())
+    for query in queries(whole.d, True) * 2:
+        np.testing.assert_array_equal(far.total(query), near.total(query), str(query))
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_small_portions_are_joined(users: bool) -> None:
+    _, _, pool = here_and_elsewhere("logistic", users, 5)
+    portions = [Portion(*part) for part in pool.parts]
+    [one] = joined(portions)
+    assert (one.n_rows, one.n_units) == (N, sum(portion.n_units for portion in portions))
+    np.testing.assert_array_equal(one.arrays["r"], np.concatenate([p["r"] for p, _ in pool.parts]))
+    if users:
+        where = np.concatenate([ids for _, ids in pool.parts])
+        assert len({*zip(where, one.units, strict=True)}) == one.n_units
 
 
 @pytest.mark.parametrize("dies_at", [(), (3,), (5,), (7, 8, 9), (12,)])
