@@ -34,7 +34,13 @@ from pymc_dp.privacy.accounting import (
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.records.bounds import check_public, seal, stated
 from pymc_dp.records.extraction import Records, extract
-from pymc_dp.records.units import count_units, longest_unnamed, private_observed, row_counts
+from pymc_dp.records.units import (
+    count_units,
+    holds_stand_ins,
+    longest_unnamed,
+    private_observed,
+    row_counts,
+)
 
 #: Arrays with one entry per unit may be private; those of one or two entries cannot be recognised.
 _FEWEST_UNITS = 3
@@ -158,6 +164,12 @@ class PrivacyBudget:
                 f"model; those are {sorted(known)}."
             )
         check_public(model, self.public)
+        if records is None and holds_stand_ins(model):
+            raise UnsafeModel(
+                "The model is built on records.example(...), made-up rows that stand for records "
+                "on other machines. Give the budget these records: PrivacyBudget(..., "
+                "records=records)."
+            )
         #: Units in the arrays of the model: all, unless the records are elsewhere.
         self._of_model, _ = count_units(model, self.public, privacy_unit)
         self._n_units = self._of_model if records is None else records.n_units

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from pymc_dp.errors import UnsafeModel
 from pymc_dp.records.ancestry import array_of
 from pymc_dp.records.bounds import source_limits
 from pymc_dp.records.extraction import Records
+from pymc_dp.records.units import stands_in
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -25,8 +27,6 @@ _EXAMPLES = 1009
 _IN_MEMORY, _FULL = 0.3, 0.6
 #: Bytes that a fast pass keeps for each unit, beside vectors as large as its row.
 _OF_A_UNIT = 150
-#: Seconds after which it is asked whether a worker is alive.
-_PATIENCE = 2.0
 #: How often a lost worker's records are loaded again for one question.
 _TRIES = 5
 
@@ -264,13 +264,12 @@ class DaskRecords(Shards):
         chunks = np.array_split(np.arange(len(parts)), min(len(workers), len(parts)))
         self._sources = [[parts[k] for k in chunk] for chunk in chunks]
         loading = [self._load(k, workers[k]) for k in range(len(chunks))]
-        super().__init__([self._or_again(k, wait) for k, wait in enumerate(loading)])
+        super().__init__([_Reached(actor.result()) for actor in loading])
         sizes = [remote.call("size")() for remote in self.remotes]
         self.n_rows, self.n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
         rng = np.random.default_rng(0)
         self._examples = {
-            name: _made_up(types[name], () if isinstance(given, str) else (len(given),), rng)
-            for name, given in spec.items()
+            name: stands_in(_made_up(types[name], _row(given), rng)) for name, given in spec.items()
         }
         #: Ids of the made-up rows, where rows belong to units.
         self.example_ids = None if unit is None else np.arange(_EXAMPLES) // 2
@@ -281,36 +280,21 @@ class DaskRecords(Shards):
             raise ValueError("The Dask cluster has no workers. Start some, and call again.")
         return found
 
-    def _load(self, k: int, worker: str) -> Callable[[], _Reached]:
-        """Begin to load the k-th part of the records; the function returned waits for the actor."""
-        here = {"workers": [worker], "allow_other_workers": False}
+    def _load(self, k: int, worker: str) -> Any:
+        """A future of the actor that has the k-th part of the records, best on that worker."""
+        # tasks that are tied to a worker wait for ever when it is lost
+        here = {"workers": [worker], "allow_other_workers": True}
         portions = self._client.compute(self._sources[k], **here)
-        actor = self._client.submit(_Worker, *portions, actor=True, pure=False, **here)
-
-        def wait() -> _Reached:
-            while True:
-                try:
-                    return _Reached(actor.result(timeout=_PATIENCE))
-                except TimeoutError:  # tasks of a worker that is gone wait for ever
-                    if worker not in self._workers():
-                        raise Lost from None
-
-        return wait
-
-    def _or_again(self, k: int, wait: Callable[[], _Reached]) -> _Reached:
-        try:
-            return wait()
-        except Lost:
-            return self.replaced(k)
+        return self._client.submit(_Worker, *portions, actor=True, pure=False, **here)
 
     def replaced(self, k: int) -> _Reached:
         """The same records, loaded again by a worker that is alive."""
         for attempt in range(_TRIES):
-            workers = self._workers()
             try:
-                return self._load(k, workers[(k + attempt) % len(workers)])()
+                workers = self._workers()
+                return _Reached(self._load(k, workers[(k + attempt) % len(workers)]).result())
             except Exception:
-                continue
+                time.sleep(attempt)  # workers may be about to come back
         raise RuntimeError(
             "The records of a worker that was lost could not be loaded again. No answer was made; "
             "what was charged is in the ledger. Check the cluster, and call again."
@@ -356,6 +340,11 @@ class DaskRecords(Shards):
                 columns.append(Column(names[0], array.dtype, limits.get(leaf.source)))
             found[g] = columns
         return take_place(records, found, self.n_rows, self.n_units, self)
+
+
+def _row(given: str | list[str]) -> tuple[int, ...]:
+    """Shape of a row of the array that some columns make."""
+    return () if isinstance(given, str) else (len(given),)
 
 
 def _made_up(dtype: np.dtype, row: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

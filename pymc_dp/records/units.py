@@ -16,6 +16,7 @@ from pytensor.graph.basic import Constant, Variable
 from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
+from pytensor.tensor.type import TensorType
 
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, share_memory
@@ -29,6 +30,31 @@ def made_up(
     real = dtype.kind == "f"
     made = rng.uniform(0.1, 0.9, shape) if real else rng.integers(largest + 1, size=shape)
     return made.astype(dtype)
+
+
+#: Keys of the arrays that stand for records which are elsewhere.
+_STAND_INS: set[bytes] = set()
+
+
+def stands_in(array: np.ndarray) -> np.ndarray:
+    """An array of made-up rows, remembered as one that stands for records which are elsewhere."""
+    _STAND_INS.add(_key(array))
+    return array
+
+
+def _key(array: np.ndarray) -> bytes:
+    """The same whatever PyMC casts it to."""
+    return array.astype("float64").tobytes()
+
+
+def holds_stand_ins(model: Model) -> bool:
+    """Whether a model was built on arrays that stand for records which are elsewhere."""
+    if not _STAND_INS:
+        return False
+    roots = [*model.observed_RVs, *(model.rvs_to_values[rv] for rv in model.observed_RVs)]
+    data = [v for v in ancestors(roots) if isinstance(v, Constant | SharedVariable)]
+    arrays = [array_of(v) for v in data if isinstance(v.type, TensorType)]
+    return any(_key(array) in _STAND_INS for array in arrays)
 
 
 class RecordStore:

@@ -114,6 +114,11 @@ def check_batches(
             "batches='fixed_size' is accounted under neighboring='replace_one' only, where the "
             "number of units is public. Leave batches at 'poisson'."
         )
+    if batches == "fixed_size" and budget.records is not None:
+        raise ValueError(
+            "batches='fixed_size' draws a batch from all records together, and these are on "
+            "several machines. Leave batches at 'poisson'."
+        )
     if size is None:
         return None
     size = check_integer("batch_size", size, minimum=1)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import signal
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +23,7 @@ from pymc_dp.privacy.queries import EnergyError, Kick, ScoreAt
 
 distributed = pytest.importorskip("distributed")
 dd = pytest.importorskip("dask.dataframe")
+tcp = pytest.importorskip("distributed.comm.tcp")
 
 N = 4000
 TRUTH = np.array([1.0, -0.5, 0.3])
@@ -113,6 +117,24 @@ def test_what_was_computed_from_an_example_is_refused(records: Any) -> None:
     assert budget.spent().epsilon == 0.0
 
 
+@pytest.mark.parametrize("kind", ["float64", "float32"])
+def test_examples_are_refused_without_their_records(records: Any, kind: str) -> None:
+    with pm.Model():
+        x = pm.Data("x", records.example("x").astype(kind))
+        pm.Bernoulli("y", logit_p=x @ pm.Normal("b", shape=3), observed=table(1009)["y"])
+        with pytest.raises(
+            dp.UnsafeModel, match=r"made-up rows .* PrivacyBudget\(\.\.\., records="
+        ):
+            dp.PrivacyBudget(1.0, 1e-6)
+
+
+def test_batches_of_a_fixed_size_are_refused(records: Any) -> None:
+    model = logistic(records)
+    with pytest.raises(ValueError, match="on several machines"):
+        dp.DPSGLD(draws=20, chains=1, batch_size=50, batches="fixed_size", model=model)
+    assert dp.get_budget(model).spent().epsilon == 0.0
+
+
 def test_records_know_their_units(records: Any) -> None:
     with pytest.raises(ValueError, match="leave privacy_unit out"):
         logistic(records, privacy_unit=np.arange(1009))
@@ -188,6 +210,106 @@ def test_a_worker_that_dies_is_replaced(client: Any) -> None:
     os.kill(victim, signal.SIGKILL)
     for query, exact in zip(queries[2:], expected[2:], strict=True):  # on the same path
         np.testing.assert_array_equal(there.total(query), exact)
+
+
+def parquet(folder: Path, n: int, files: int = 4) -> Any:
+    frame = table(n)
+    for k, rows in enumerate(np.array_split(np.arange(n), files)):
+        frame.iloc[rows].to_parquet(folder / f"part{k}.parquet")
+    return dd.read_parquet(folder)
+
+
+def parts_of_budget(budget: dp.PrivacyBudget) -> list[tuple[str, int]]:
+    """Mechanisms, and how many releases of each were charged."""
+    counts: dict[str, int] = {}
+    for _, _, event, count in budget.releases():
+        counts[event.mechanism] = counts.get(event.mechanism, 0) + count
+    return sorted(counts.items())
+
+
+@pytest.mark.slow
+def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:
+    kills, draws = 20, 400
+    rng, done = np.random.default_rng(), threading.Event()
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="CRITICAL"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        records = dp.from_dask(parquet(tmp_path, 4000), COLUMNS)
+        killed = 0
+
+        def kill() -> None:
+            nonlocal killed
+            while killed < kills and not done.wait(rng.uniform(0.5, 2.0)):
+                alive = [w.process.pid for w in cluster.workers.values() if w.process is not None]
+                victims = [pid for pid in alive if pid is not None]
+                if len(victims) == 2:
+                    os.kill(victims[rng.integers(2)], signal.SIGKILL)
+                    killed += 1
+
+        model = logistic(records)
+        killer = threading.Thread(target=kill)
+        killer.start()
+        settings = {"form": "plain"}
+        found, rounds = [], 0
+        try:
+            while killed < kills:
+                model = logistic(records)
+                found.append(
+                    dp.sample(draws, chains=2, model=model, progressbar=False, step_kwargs=settings)
+                )
+                rounds += 1
+                budget = dp.get_budget(model)
+                counted = dict(parts_of_budget(budget))
+                [plan] = [
+                    e.payload for e in budget.account.entries() if "per_iteration" in e.payload
+                ]
+                for name, each in plan["per_iteration"].items():
+                    assert counted[name] == 2 * draws * each
+                kept = [e for e in budget.account.entries() if e.kind == "release"]
+                charged = [e for e in budget.account.entries() if e.kind == "charge"]
+                assert len(kept) == len(charged)
+        finally:
+            done.set()
+            killer.join()
+        assert killed == kills
+        for result in found:
+            assert _compat.group(result, "posterior")["b"].shape == (2, draws, 3)
+        assert client.status == "running"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [None, "person"])
+def test_no_message_holds_a_record(
+    tmp_path: Path, unit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What comes to the processes of the scheduler and the client, over the network and in logs."""
+    seen: list[bytes] = []
+    read = tcp.from_frames
+
+    async def spy(frames: Any, *args: Any, **kwargs: Any) -> Any:
+        seen.extend(bytes(frame) for frame in frames)
+        return await read(frames, *args, **kwargs)
+
+    monkeypatch.setattr(tcp, "from_frames", spy)
+    with (
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs="ERROR"
+        ) as cluster,
+        distributed.Client(cluster) as client,
+    ):
+        records = dp.from_dask(parquet(tmp_path, 2000), COLUMNS, privacy_unit=unit)
+        dp.sample(50, chains=1, model=logistic(records), progressbar=False)
+        logs = str(client.get_worker_logs()) + str(client.get_scheduler_logs())
+        logs += str(client.get_events())
+    values = table(2000)[["a", "b", "c"]].to_numpy().ravel()
+    everything = b"".join(seen)
+    assert len(seen) > 100 and b"total" in everything
+    assert not any(value.tobytes() in everything for value in values)
+    text = everything.decode("latin1") + logs
+    assert not any(f"{value:.6f}"[:8] in text for value in values if abs(value) > 0.1)
 
 
 @pytest.mark.slow
