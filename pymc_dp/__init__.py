@@ -14,6 +14,7 @@ from pymc_dp.errors import (
     UnsafeModel,
     UnsafeRelease,
 )
+from pymc_dp.owners.analyst import Owners
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.publication.publish import privacy_statement
 from pymc_dp.publication.release import posterior_mean, release
@@ -82,6 +83,7 @@ __all__ = [
     "LedgerError",
     "NotFactorizable",
     "ObjectivePerturbationRelease",
+    "Owners",
     "PlanMismatch",
     "PrivacyAwareGibbs",
     "PrivacyBudget",

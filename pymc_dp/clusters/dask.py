@@ -27,6 +27,8 @@ _EXAMPLES = 1009
 _IN_MEMORY, _FULL = 0.3, 0.6
 #: Bytes that a fast pass keeps for each unit, beside vectors as large as its row.
 _OF_A_UNIT = 150
+#: Seconds without an answer after which it is asked whether a worker is alive.
+_PATIENCE = 2.0
 #: How often a lost worker's records are loaded again for one question.
 _TRIES = 5
 
@@ -201,6 +203,8 @@ class _Worker:
             return "", (self._shard.n_rows, self._shard.n_units)
         try:
             return "", getattr(self._shard, method)(*arguments)
+        except Lost:  # Dask has asked this one in the place of another
+            return "Lost", ""
         except Exception as error:
             name = type(error).__name__
             known = hasattr(pymc_dp.errors, name)
@@ -219,8 +223,8 @@ def _share_processors() -> None:
 class _Reached:
     """A shard that is reached through Dask."""
 
-    def __init__(self, actor: Any) -> None:
-        self._actor = actor
+    def __init__(self, actor: Any, alive: Callable[[], list[str]]) -> None:
+        self._actor, self._alive = actor, alive
 
     def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
         """Begin a call; see `Remote`."""
@@ -230,10 +234,17 @@ class _Reached:
             raise Lost from None
 
         def wait() -> Any:
-            try:
-                failed, value = future.result()
-            except Exception:
-                raise Lost from None
+            while True:
+                try:
+                    failed, value = future.result(timeout=_PATIENCE)
+                    break
+                except TimeoutError:  # Dask may wait for ever for a worker that is gone
+                    if self._actor._address not in self._alive():
+                        raise Lost from None
+                except Exception:
+                    raise Lost from None
+            if failed == Lost.__name__:
+                raise Lost
             if failed:
                 raise getattr(pymc_dp.errors, failed, RuntimeError)(value)
             return value
@@ -264,7 +275,7 @@ class DaskRecords(Shards):
         chunks = np.array_split(np.arange(len(parts)), min(len(workers), len(parts)))
         self._sources = [[parts[k] for k in chunk] for chunk in chunks]
         loading = [self._load(k, workers[k]) for k in range(len(chunks))]
-        super().__init__([_Reached(actor.result()) for actor in loading])
+        super().__init__([self._reached(actor) for actor in loading])
         sizes = [remote.call("size")() for remote in self.remotes]
         self.n_rows, self.n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
         rng = np.random.default_rng(0)
@@ -287,12 +298,15 @@ class DaskRecords(Shards):
         portions = self._client.compute(self._sources[k], **here)
         return self._client.submit(_Worker, *portions, actor=True, pure=False, **here)
 
+    def _reached(self, actor: Any) -> _Reached:
+        return _Reached(actor.result(), self._workers)
+
     def replaced(self, k: int) -> _Reached:
         """The same records, loaded again by a worker that is alive."""
         for attempt in range(_TRIES):
             try:
                 workers = self._workers()
-                return _Reached(self._load(k, workers[(k + attempt) % len(workers)]).result())
+                return self._reached(self._load(k, workers[(k + attempt) % len(workers)]))
             except Exception:
                 time.sleep(attempt)  # workers may be about to come back
         raise RuntimeError(

@@ -24,7 +24,7 @@ import numpy as np
 
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy.answer import Query
-from pymc_dp.privacy.holder import Holder
+from pymc_dp.privacy.holder import Answers, Holder
 from pymc_dp.privacy.queries import EnergyError, Kick, Rows
 from pymc_dp.records.bounds import Interval, clamp
 from pymc_dp.records.extraction import Records, checked_rows
@@ -69,6 +69,10 @@ class DistantStore(RecordStore):
     def read(self) -> list[np.ndarray]:
         """Refused: there is nothing to read here."""
         raise PrivacyError("Records that are on other machines were to be read on this one.")
+
+
+class Lost(Exception):
+    """A machine is gone, with its shard."""
 
 
 # -- where the records are ------------------------------------------------------------------------
@@ -227,7 +231,9 @@ class _Reader(pickle.Unpickler):
         self._known = known
 
     def persistent_load(self, pid: Any) -> Any:
-        """What was learnt before."""
+        """What was learnt before; `Lost` in another shard than the one that learnt it."""
+        if pid not in self._known:
+            raise Lost
         return self._known[pid]
 
 
@@ -275,11 +281,7 @@ class Remote(Protocol):
         """Begin a call of a method of the shard; the function returned waits for its value."""
 
 
-class Lost(Exception):
-    """A machine is gone, with its shard."""
-
-
-class Spread:
+class Spread(Answers):
     """The records of several shards as one holder, for one chain; see `Holder`.
 
     If a shard is lost before its sum has come, nothing was released: it is made again from its
@@ -331,6 +333,8 @@ class Spread:
 class Shards:
     """All shards of some records; a subclass says how to reach them, and makes lost ones again."""
 
+    trusted = True  # they run code that they are sent, and draw secret batches
+
     def __init__(self, remotes: Sequence[Remote]) -> None:
         self.remotes = list(remotes)
         self._known: list[set[str]] = [set() for _ in remotes]
@@ -341,10 +345,13 @@ class Shards:
         """Another shard with the records of the one that was lost; `Lost` if that is impossible."""
         raise Lost
 
-    def holder(self, rows: Rows) -> Spread:
+    def holder(self, rows: Rows, plan_id: int) -> Spread:
         """A holder of all records, for one chain.  Bad records are refused now, before a charge."""
         self._teach(range(len(self.remotes)), [rows])
         return Spread(self, rows)
+
+    def agree(self, plan_id: int, plan: Mapping[str, Any], rows: Rows | None = None) -> None:
+        """Nothing is to be agreed with the machines of one owner."""
 
     def discard(self, name: str) -> None:
         """Tell shards, with the next question, to forget a holder."""

@@ -477,6 +477,11 @@ class Receipt:
         multiplier, count = self._left.get(mechanism, (math.inf, 0))
         return count > 0 and noise_multiplier >= multiplier and self._process == os.getpid()
 
+    @property
+    def left(self) -> dict[str, int]:
+        """Answers of each mechanism that it still pays for."""
+        return {mechanism: count for mechanism, (_, count) in self._left.items()}
+
     def take(self, mechanism: str, noise_multiplier: float) -> None:
         """Take one answer off; `PrivacyError` unless it is paid for."""
         if not self.pays(mechanism, noise_multiplier):

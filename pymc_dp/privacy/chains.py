@@ -22,7 +22,6 @@ from pymc_dp.privacy.answer import (
     Query,
     Receipt,
     VectorSum,
-    answer,
 )
 from pymc_dp.privacy.holder import COINS, holder_of, rehearse
 from pymc_dp.privacy.meter import Meter
@@ -66,7 +65,7 @@ class Queries:
         neighboring: Neighboring,
         n_public: int,
     ) -> None:
-        self.holder = holder_of(engine)
+        self.holder = holder_of(engine, meter.plan_id)
         self.meter = meter
         self.events = dict(events)
         self.clip_norms = dict(clip_norms)
@@ -120,11 +119,11 @@ class Queries:
     @property
     def gradient_noise_sd(self) -> float:
         """Standard deviation of the noise on each entry of a gradient answer."""
-        return self._scores.noise_sd
+        return float(self.holder.noise_sd("gradient", self._scores))
 
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) noisy sum of clipped scores: sum_i clip(g_i(z)) + N(0, gradient_noise_sd^2 I)."""
-        return answer(Query("gradient", ScoreAt(z), self._scores), self.holder.total, self._receipt)
+        return self.holder.answer(Query("gradient", ScoreAt(z), self._scores), self._receipt)
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
         """Noisy sum of clipped log-likelihood ratios (Yildirim & Ermis 2019), and noise_sd. sum_i
@@ -145,8 +144,9 @@ class Queries:
     def _number(self, mechanism: str, of: Any, lower: float, upper: float) -> tuple[float, float]:
         """Noisy sum of one number of each unit, and the noise."""
         sum_ = IntervalSum(self.grids[mechanism], self.neighboring, lower, upper)
-        [value] = answer(Query(mechanism, of, sum_), self.holder.total, self._receipt)
-        return float(value), sum_.noise_sd if sum_.told is None else 0.0
+        [value] = self.holder.answer(Query(mechanism, of, sum_), self._receipt)
+        noise_sd = self.holder.noise_sd(mechanism, sum_) if sum_.told is None else 0.0
+        return float(value), noise_sd
 
 
 def _refuse_unusable(sum_: VectorSum) -> None:
@@ -168,7 +168,7 @@ class Path:
         self._kicks += 1
         of = Kick(self._number, z, midpoint)
         query, queries = Query("gradient", of, self._queries._scores), self._queries
-        return answer(query, queries.holder.total, queries._receipt)
+        return queries.holder.answer(query, queries._receipt)
 
     def energy_error(
         self, z_end: np.ndarray, lower: float | np.ndarray, upper: float | np.ndarray
@@ -200,7 +200,8 @@ class StatisticQueries(Queries):
 
     def statistic(self) -> tuple[np.ndarray, float]:
         """(size,) noisy sum over all units, sum_i S_i + N(0, noise_sd^2 I), and noise_sd."""
-        return answer(self._query, self.holder.total, self._receipt), self._query.sum.noise_sd
+        value = self.holder.answer(self._query, self._receipt)
+        return value, self.holder.noise_sd("statistic", self._query.sum)
 
 
 class BatchQueries(Queries):
@@ -248,7 +249,7 @@ class BatchQueries(Queries):
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) estimate of the sum of clipped scores: noisy, that of a batch / its probability."""
         query = Query("gradient", OfBatch(ScoreAt(z), self.event), self._scores)
-        return answer(query, self.holder.total, self._receipt) / self.probability
+        return self.holder.answer(query, self._receipt) / self.probability
 
     def log_ratio(self, z_from: np.ndarray, z_to: np.ndarray) -> tuple[float, float]:
         """Estimate of the tempered log-likelihood ratio less half its sampling variance, and
@@ -324,7 +325,7 @@ class MomentQueries(BatchQueries):
         linear = self.likelihood_power / self.probability
         sum_ = self._pairs(linear * c * math.hypot(1.0, _SQUARES))
         of = OfBatch(RatioMoments(z_from, z_to, c, linear, _SQUARES), self.event)
-        value, squares = answer(Query("log_ratio", of, sum_), self.holder.total, self._receipt)
+        value, squares = self.holder.answer(Query("log_ratio", of, sum_), self._receipt)
         if sum_.told is not None:
             return float(value), 0.0
         sampling = (1.0 - self.probability) * linear * (c / _SQUARES) * squares

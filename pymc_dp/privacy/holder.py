@@ -5,7 +5,7 @@ It knows no budget. The sum is private, asked for by :func:`pymc_dp.privacy.answ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,15 @@ from pymc_dp.base.threads import over
 from pymc_dp.errors import PrivacyError
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import BatchEvent, FixedBatchGaussianEvent
-from pymc_dp.privacy.answer import Query, VectorSum, clip_linear
+from pymc_dp.privacy.answer import (
+    LaplaceSum,
+    Query,
+    Receipt,
+    Sum,
+    VectorSum,
+    answer,
+    clip_linear,
+)
 from pymc_dp.privacy.queries import (
     Contribution,
     EnergyError,
@@ -49,7 +57,34 @@ class _Path:
         self.at = at
 
 
-class Holder:
+class Answers:
+    """What a mechanism asks: sums with noise, of whoever can tell the exact ones."""
+
+    def total(self, query: Query) -> np.ndarray:
+        """(size,) int64, the exact sum over all units; private."""
+        raise NotImplementedError
+
+    def answer(self, query: Query, receipt: Receipt) -> np.ndarray:
+        """The released value; see :func:`pymc_dp.privacy.answer.answer`."""
+        return answer(query, self.total, receipt)
+
+    def release(
+        self, query: Query, receipt: Receipt, place: tuple[int, int], request: Mapping[str, Any]
+    ) -> tuple[np.ndarray, float]:
+        """The value of a one-off release, and its noise_sd. `place` is the plan and how many
+        releases of it came before; `request` is what the ledger keeps of the question.
+        """
+        return self.answer(query, receipt), self.noise_sd(query.mechanism, query.sum)
+
+    def close(self) -> None:
+        """No more will be asked for the plan."""
+
+    def noise_sd(self, mechanism: str, sum_: Sum | LaplaceSum) -> float:
+        """Standard deviation of the noise in each entry of an answer."""
+        return sum_.noise_sd
+
+
+class Holder(Answers):
     """The records of one machine. It remembers, for one chain and in one process, log-likelihoods
     at the last two points, what units gathered along a path, and the sum of a statistic; no pickle
     holds any of it.
@@ -165,12 +200,12 @@ class Holder:
         return scores, scale
 
 
-def holder_of(rows: Rows) -> Any:
-    """Who answers queries about records: this process, or the machines that have them."""
-    return Holder(rows) if rows.elsewhere is None else rows.elsewhere.holder(rows)
+def holder_of(rows: Rows, plan_id: int) -> Any:
+    """Who answers the queries of a plan: this process, or those who have the records."""
+    return Holder(rows) if rows.elsewhere is None else rows.elsewhere.holder(rows, plan_id)
 
 
-class Table:
+class Table(Answers):
     """Records of which a function makes the contributions, (size, n_units), of one query."""
 
     def __init__(self, n_units: int, contributions: Callable[[], np.ndarray]) -> None:

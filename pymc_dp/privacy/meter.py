@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from pymc_dp.base.checks import check_integer
-from pymc_dp.errors import PlanMismatch, PrivacyError
+from pymc_dp.errors import BudgetExceeded, PlanMismatch, PrivacyError
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import BatchEvent, GaussianEvent
@@ -69,6 +69,66 @@ def _receipt(answers: Answers) -> Receipt:
 
 def _cost(answers: Answers) -> int:
     return sum(event.cost * count for event, count in answers.items())  # type: ignore
+
+
+def pay_run(
+    account: Account, plan_id: int, answers: tuple[Answers, Answers], chains: int, iterations: int
+) -> None:
+    """Charge all chains of a recorded plan together: of each, a start and iterations, as `answers`.
+
+    What was charged for the plan before, by a process that was killed at it, is not charged again.
+    BudgetExceeded if not all can be paid.
+    """
+    at_start, per_iteration = map(_cost, answers)
+    parts = [(per_iteration, chains * iterations), (at_start, chains)]
+    paid = account.charged(plan_id)
+    if sum(cost * number for cost, number in parts) - paid > account.read().remaining:
+        raise BudgetExceeded("What remains of the budget does not pay for this plan.")
+    for cost, number in parts:
+        if paid >= cost * number:
+            paid -= cost * number
+        elif cost * number and account.lease(plan_id, cost, number) < number:
+            raise BudgetExceeded("What remains of the budget does not pay for this plan.")
+
+
+class PaidChain:
+    """Receipts of one chain of a run that `pay_run` has charged: for its start, and for each of its
+    iterations when the one before is used up.
+
+    *Guarantee.* Together they pay for what was charged for the chain, and not more. *Assumptions.*
+    `state` is that of the same chain when its last answer was made, from a file that nobody else
+    writes.
+    """
+
+    def __init__(
+        self, answers: tuple[Answers, Answers], iterations: int, state: tuple[int, dict[str, int]]
+    ) -> None:
+        at_start, self._per_iteration = answers
+        self.iterations, (self.begun, left) = iterations, state
+        now = at_start if not self.begun else self._per_iteration
+        self.receipt = Receipt(
+            [(e.mechanism, e.noise_multiplier, left.get(e.mechanism, 0)) for e in now]
+        )
+
+    @classmethod
+    def of(cls, answers: tuple[Answers, Answers], iterations: int) -> PaidChain:
+        """A chain that was not begun."""
+        counts = {event.mechanism: count for event, count in answers[0].items()}
+        return cls(answers, iterations, (0, counts))
+
+    @property
+    def state(self) -> tuple[int, dict[str, int]]:
+        """Iterations begun, and answers left of the last one, or of the start."""
+        return self.begun, self.receipt.left
+
+    def pays(self, mechanism: str) -> Receipt:
+        """A receipt for an answer; PrivacyError if the chain has had all that was agreed."""
+        if not self.receipt.left.get(mechanism):
+            if self.begun >= self.iterations:
+                raise PrivacyError("This chain has had all the answers that were agreed.")
+            self.begun += 1
+            self.receipt = _receipt(self._per_iteration)
+        return self.receipt
 
 
 class Meter:

@@ -24,7 +24,6 @@ from pymc_dp.privacy.answer import (
     Query,
     Receipt,
     VectorSum,
-    answer,
 )
 from pymc_dp.privacy.holder import holder_of, rehearse
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
@@ -117,6 +116,11 @@ class Preparation:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_process": None}
 
+    @property
+    def answered(self) -> int:
+        """Requests that were answered."""
+        return self._answered
+
     @classmethod
     def resume(
         cls,
@@ -134,7 +138,9 @@ class Preparation:
         if plan_id is None:
             return None
         units = account.plan(plan_id)["units"]
-        return cls(engine, account, plan_id, units, n_public)
+        found = cls(engine, account, plan_id, units, n_public)
+        found._agree(sampler)
+        return found
 
     @classmethod
     def begin(
@@ -157,8 +163,24 @@ class Preparation:
                 "read for it. Give it a smaller part, or use a larger budget."
             )
         plan_id = secrets.randbits(53)
+        found = cls(engine, account, plan_id, units, n_public)
+        found._agree(sampler)
         account.record_plan(plan_id, {**_facts(sampler, settings), "units": units})
-        return cls(engine, account, plan_id, units, n_public)
+        return found
+
+    def _agree(self, sampler: str) -> None:
+        """Those who have the records, and budgets of their own, may refuse."""
+        if self.engine.elsewhere is not None:
+            plan = {"kind": PREPARATION, "sampler": sampler, "units": self.units}
+            self.engine.elsewhere.agree(self.plan_id, plan)
+
+    def skip_kept(self) -> None:
+        """Go on after all releases that were kept, for one whose questions somebody else knows."""
+        for release in self.account.kept(self.plan_id)[self._answered :]:
+            share = release.values["request"]["share"]
+            self._planned += self._cost(share)
+            self._shares += share
+            self._answered += 1
 
     def finish(self) -> None:
         """Record that no release follows: :meth:`resume` does not find it again."""
@@ -288,7 +310,7 @@ class Preparation:
             rehearse(self.engine, [query])
             noise.rounded_normal(0, 0)
             self._rehearsed.add(kind)
-        place, holder = (self.plan_id, self._answered), holder_of(self.engine)
+        place, holder = (self.plan_id, self._answered), holder_of(self.engine, self.plan_id)
         with interrupts_wait():
             pending = self.ledger.pending.pop(place, None)
             if pending is None or not pending.pays_for(event, request):
@@ -296,11 +318,11 @@ class Preparation:
                 pending = _Pending(event, receipt)
             try:
                 if pending.values is None:
-                    value = answer(query, holder.total, pending.receipt)
+                    value, sd = holder.release(query, pending.receipt, place, request)
                     pending.values = {
                         "request": request,
                         "value": value.tolist(),
-                        "noise_sd": query.sum.noise_sd,
+                        "noise_sd": sd,
                         "secure": noise_is_secure(self.ledger) and secure,
                     }
                 values = pending.values

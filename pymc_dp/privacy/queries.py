@@ -29,7 +29,7 @@ class Rows(Protocol):
 
     @property
     def elsewhere(self) -> Any:
-        """Who has the records, if this process does not: its ``holder(rows)`` answers for them."""
+        """Who has the records, if this process does not: its ``holder`` answers for them."""
 
     @property
     def d(self) -> int:

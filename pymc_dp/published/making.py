@@ -289,7 +289,7 @@ def release_statistic(
         return scaling.scaled(rows.compute(list(arrays.values()), shown))
 
     with interrupts_wait():
-        noisy = answer(query, Table(n, contributions).total, pay(account, plan_id, event))
+        noisy = Table(n, contributions).answer(query, pay(account, plan_id, event))
         secure = noise_is_secure(ledger) and secure
         observed, scale = scaling.restored(noisy, sum_.noise_sd, n)
         values = {"value": observed.tolist(), "scale": scale.tolist()}

@@ -285,6 +285,16 @@ class PrivateStep(BlockedStep):
                 **settings,
             ),
         )
+        if budget.records is not None and plan.events:
+            asked = {
+                **{name: getattr(plan, name) for name in ("sampler", "draws", "tune")},
+                "chains": plan.chains * plan.runs,
+                "per_iteration": plan.per_iteration,
+                "at_start": plan.at_start,
+                "events": plan.events,
+                "clip_norms": design.clip_norms,
+            }
+            budget.records.agree(plan.plan_id, {"kind": "chains", **asked}, design.engine)
         self._unfinished = preparing.unfinished
         self._stats: dict[str, Any] = {}
         self._blank_stats: dict[str, Any] = {}
@@ -393,6 +403,7 @@ class PrivateStep(BlockedStep):
     def close(self) -> None:
         """Return what was charged for iterations that were not begun."""
         self.queries.meter.close()
+        self.queries.holder.close()
 
     def finish(self) -> None:
         """End the preparation; until then an equal step resumes it, at no cost.

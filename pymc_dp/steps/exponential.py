@@ -327,6 +327,8 @@ def exponential_model(parts: ModelParts, by_hand: ByHand | None, sampler: str) -
     """
     model, budget = parts.model, parts.budget
     records = parts.records
+    if budget.records is not None and not budget.records.trusted:
+        raise UnsafeModel(f"{sampler} sends owners code, which they do not run. Use DPPenalty.")
     if budget.privacy_unit is not None:
         raise UnsafeModel(
             f"{sampler} sums one statistic per row, whose bounds do not hold for a person with "

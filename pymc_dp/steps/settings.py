@@ -121,6 +121,11 @@ def check_batches(
         )
     if size is None:
         return None
+    if budget.records is not None and not budget.records.trusted:
+        raise ValueError(
+            "Owners answer for all of their records, and not for batches. Leave batch_size out, or "
+            "use a step that reads all records: DPLangevin, DPHMC, DPPenalty."
+        )
     size = check_integer("batch_size", size, minimum=1)
     if size > budget.n_public:
         raise ValueError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import re
@@ -243,13 +244,14 @@ def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         def kill() -> None:
             nonlocal killed
             while killed < kills and not done.wait(rng.uniform(0.5, 2.0)):
-                alive = [w.process.pid for w in cluster.workers.values() if w.process is not None]
-                victims = [pid for pid in alive if pid is not None]
-                if len(victims) == 2:
-                    os.kill(victims[rng.integers(2)], signal.SIGKILL)
-                    killed += 1
+                known = client.scheduler_info(n_workers=-1)["workers"]
+                nannies = list(cluster.workers.values())
+                victims = [n.pid for n in nannies if n.status == distributed.Status.running]
+                if len(victims) == len(known) == 2:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(victims[rng.integers(2)], signal.SIGKILL)
+                        killed += 1
 
-        model = logistic(records)
         killer = threading.Thread(target=kill)
         killer.start()
         settings = {"form": "plain"}

@@ -184,7 +184,7 @@ CASES = [(name, users, k) for name in MODELS for users in (False, True) for k in
 def test_sums_are_those_of_one_machine(name: str, users: bool, k: int) -> None:
     whole, spread, _ = here_and_elsewhere(name, users, k)
     for one, other in ((whole, spread), (whole.tilted(), spread.tilted())):
-        near, far = holder_of(one), holder_of(other)
+        near, far = holder_of(one, 0), holder_of(other, 0)
         assert isinstance(far, Spread)
         for query in queries(whole.d, one.is_tilted):
             np.testing.assert_array_equal(far.total(query), near.total(query), str(query))
@@ -197,7 +197,7 @@ def test_portions_on_disk_give_the_same_sums(users: bool, tmp_path: Path) -> Non
     assert all(portion.on_disk for portion in portions) and not list(tmp_path.iterdir())
     pool.remotes = [Near(Shard(portions[:3], lean=True), []), Near(Shard(portions[3:], True), [])]
     pool._known = [set(), set()]
-    near, far = holder_of(whole.tilted()), holder_of(spread.tilted())
+    near, far = holder_of(whole.tilted(), 0), holder_of(spread.tilted(), 0)
     for query in queries(whole.d, True) * 2:
         np.testing.assert_array_equal(far.total(query), near.total(query), str(query))
 
@@ -221,7 +221,7 @@ def test_a_lost_shard_is_told_again_what_it_knew(
     whole, spread, pool = here_and_elsewhere("groups", False, 2, Mortal)
     monkeypatch.setattr(Mortal, "calls", 0)
     monkeypatch.setattr(Mortal, "dies_at", dies_at)
-    near, far = holder_of(whole), holder_of(spread)
+    near, far = holder_of(whole, 0), holder_of(spread, 0)
     for query in queries(whole.d, False)[:5]:
         np.testing.assert_allclose(far.total(query), near.total(query), rtol=1e-9)
     assert pool.made_again == len(dies_at)
@@ -229,7 +229,7 @@ def test_a_lost_shard_is_told_again_what_it_knew(
 
 def test_no_record_is_sent() -> None:
     whole, spread, pool = here_and_elsewhere("groups", False, 2)
-    far = holder_of(spread)
+    far = holder_of(spread, 0)
     for query in queries(whole.d, False)[:7]:
         far.total(query)
     secret = {value.tobytes() for part, _ in pool.parts for value in part["r"]}
@@ -246,7 +246,7 @@ def test_bad_records_are_named_without_their_values() -> None:
     pool.parts[1][0]["r"][5] = np.nan
     pool.remotes = [pool.shard(k) for k in range(2)]
     with pytest.raises(UnsafeModel, match=r"`r` holds NaN or infinite values"):
-        holder_of(spread).total(queries(spread.d, False)[0])
+        holder_of(spread, 0).total(queries(spread.d, False)[0])
 
 
 def test_there_is_nothing_to_read_where_the_noise_is_added() -> None:
@@ -257,7 +257,7 @@ def test_there_is_nothing_to_read_where_the_noise_is_added() -> None:
 
 def test_another_process_is_told_to_use_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
     _, spread, _ = here_and_elsewhere("groups", False, 2)
-    far = holder_of(spread)
+    far = holder_of(spread, 0)
     monkeypatch.setattr("os.getpid", lambda: -1)
     with pytest.raises(RuntimeError, match="cores=1"):
         far.total(queries(spread.d, False)[0])

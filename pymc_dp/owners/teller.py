@@ -1,0 +1,550 @@
+"""One owner of records: agrees on plans, charges its own ledger, answers with noise of its own.
+
+It trusts nobody.  Whatever an analyst sends is checked, or refused; a question is answered for a
+plan that was agreed and charged before, with noise that this process draws; and for one charge
+there is one answer, which is kept and given again if it is asked for again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pymc.model import Model
+
+from pymc_dp import errors
+from pymc_dp.budget import require_budget
+from pymc_dp.errors import BudgetExceeded, PrivacyError
+from pymc_dp.owners.messages import (
+    OF_CHAINS,
+    OF_RELEASES,
+    coordinates,
+    decoded_query,
+    packed,
+    positive,
+    unpacked,
+)
+from pymc_dp.privacy.account import PREPARATION
+from pymc_dp.privacy.accounting import GaussianEvent
+from pymc_dp.privacy.answer import Grid, NormCounts, Query, VectorSum
+from pymc_dp.privacy.holder import holder_of, rehearse
+from pymc_dp.privacy.meter import PaidChain, interrupts_wait, noise_is_secure, pay_run
+from pymc_dp.privacy.preparation import Preparation
+from pymc_dp.privacy.queries import EnergyError, Kick, LogRatio, ScoreAt
+from pymc_dp.rows.engine import RowEngine
+from pymc_dp.rows.predicted import PredictorEngine
+from pymc_dp.rows.predictor import recognise
+from pymc_dp.tuning.effects import effects_of
+from pymc_dp.tuning.model_parts import ModelParts
+
+#: Version of the messages.
+PROTOCOL = 1
+#: Which questions the mechanisms of chains answer.
+_MECHANISMS: dict[str, tuple[type, ...]] = {
+    "gradient": (ScoreAt, Kick),
+    "log_ratio": (LogRatio,),
+    "energy_error": (EnergyError,),
+}
+#: Made-up rows, and places, at which two models are compared.
+_ROWS, _PLACES = 16, 3
+#: Most engines in other coordinates that are held at a time.
+_ENGINES = 4
+_MOST = 10**6  # draws, tune, chains and answers per iteration that anybody may want
+
+
+class Engines:
+    """The records of a model, as plans may ask for them."""
+
+    def __init__(self, parts: ModelParts) -> None:
+        self.parts = parts
+        self._bases: dict[tuple[bool, bool], RowEngine] = {}
+        self._found: dict[str, RowEngine] = {}
+
+    def of(self, description: Any) -> RowEngine:
+        """The engine of a description, as `described` makes them; PrivacyError if there is none."""
+        parts = {"predictor", "effects", "tilted", "at"}
+        if not isinstance(description, dict) or set(description) != parts:
+            raise PrivacyError("An engine does not have its parts.")
+        predictor, effects, tilted = (description[k] for k in ("predictor", "effects", "tilted"))
+        if not all(isinstance(flag, bool) for flag in (predictor, effects, tilted)):
+            raise PrivacyError("An engine does not have its parts.")
+        key = json.dumps(description, sort_keys=True)
+        if key not in self._found:
+            base = self._base(predictor, effects)
+            found = base.with_coordinates(coordinates(description["at"], base.d))
+            while len(self._found) >= _ENGINES:
+                del self._found[next(iter(self._found))]
+            self._found[key] = found.tilted() if tilted else found
+        return self._found[key]
+
+    def _base(self, predictor: bool, effects: bool) -> RowEngine:
+        if (predictor, effects) not in self._bases:
+            parts = self.parts
+            rows = parts.engine
+            if effects:
+                found = effects_of(parts.records, rows, parts.prior_draws, parts.compile_kwargs)
+                if found is None:
+                    raise PrivacyError("The records of this model are not seen through effects.")
+                rows = found.engine
+            if predictor:
+                linear, _ = recognise(rows, parts.compile_kwargs)
+                if linear is None:
+                    raise PrivacyError("The records of this model have no linear predictor.")
+                rows = PredictorEngine(rows, linear)
+            self._bases[predictor, effects] = rows
+        return self._bases[predictor, effects]
+
+
+@np.errstate(all="ignore")
+def structure_of(parts: ModelParts) -> dict[str, Any]:
+    """What two models must have in common; from made-up rows, it tells of no record.
+
+    Parameters and observed variables, and the log densities of made-up rows and of the parameters
+    at a few places: a constant of the model that differs changes them.
+    """
+    parameters, engine = parts.records.parameters, parts.engine
+    groups = [group.synthetic(_ROWS, None) for group in engine.groups]
+    users = any(group.units is not None for group in groups)
+    made_up = engine.on(groups, _ROWS // 2 if users else _ROWS)
+    rng, start = np.random.default_rng(0), np.zeros(parameters.size)
+    numbers = []
+    for _ in range(_PLACES):
+        theta = start + 0.3 * rng.standard_normal(parameters.size)
+        numbers.append(float(made_up.log_likelihood(theta).sum()))
+        numbers.append(float(parts.terms.log_density(theta)))
+    return {
+        "parameters": [
+            [value.name, list(shape)]
+            for value, shape in zip(parameters.values, parameters.shapes, strict=True)
+        ],
+        "observed": [list(group.functions.graph.names) for group in engine.groups],
+        "densities": [x if np.isfinite(x) else str(x) for x in numbers],
+    }
+
+
+class _Kept:
+    """Where the chains of plans are, with the last answer of each, in a file if there is one.
+
+    Committed before an answer is sent.  It is as private as the records: a power failure may leave
+    an answer in it that nobody has got.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._file = sqlite3.connect(
+            ":memory:" if path is None else path, check_same_thread=False, isolation_level=None
+        )
+        self._file.execute("PRAGMA synchronous = FULL")
+        if path is not None:
+            path.chmod(0o600)
+            self._file.execute("PRAGMA journal_mode = WAL")
+        self._file.execute(
+            "CREATE TABLE IF NOT EXISTS chains"
+            " (plan INTEGER, chain INTEGER, state TEXT, PRIMARY KEY (plan, chain))"
+        )
+
+    def chains(self, plan_id: int) -> dict[int, dict[str, Any]]:
+        """States of the chains of a plan that were begun."""
+        found = self._file.execute("SELECT chain, state FROM chains WHERE plan = ?", (plan_id,))
+        return {chain: json.loads(state) for chain, state in found}
+
+    def keep(self, plan_id: int, states: Mapping[int, Mapping[str, Any]]) -> None:
+        """Keep states of some chains, all or none."""
+        rows = [(plan_id, chain, json.dumps(state)) for chain, state in states.items()]
+        self._file.execute("BEGIN IMMEDIATE")
+        try:
+            self._file.executemany("INSERT OR REPLACE INTO chains VALUES (?, ?, ?)", rows)
+        except BaseException:
+            self._file.execute("ROLLBACK")
+            raise
+        self._file.execute("COMMIT")
+
+
+class _Chain:
+    """One chain of a plan: what it may still ask, and what it was answered last."""
+
+    def __init__(self, plan: _AgreedPlan, state: Mapping[str, Any] | None) -> None:
+        self._plan, self.number, self.digest = plan, -1, ""
+        self.answer: list[float] = []
+        self.path: list[dict[str, Any]] = []  # the kicks of the path under way
+        self.holder = holder_of(plan.engine, plan.plan_id)
+        if state is None:
+            self.paid = PaidChain.of(plan.answers, plan.iterations)
+            return
+        self.number, self.digest = state["number"], state["digest"]
+        self.answer, self.path = state["answer"], state["path"]
+        begun, left = state["paid"]
+        self.paid = PaidChain(plan.answers, plan.iterations, (begun, left))
+        for message in self.path:  # of another process: what units gathered is gathered again
+            self.holder.total(plan.query(message))
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """For the file."""
+        return {
+            "number": self.number,
+            "digest": self.digest,
+            "answer": self.answer,
+            "path": self.path,
+            "paid": self.paid.state,
+        }
+
+    def ask(self, number: int, message: Any) -> bool:
+        """Make the answer to a question; False if it was made before."""
+        digest = hashlib.blake2b(packed({"query": message})).hexdigest()
+        if number == self.number and digest == self.digest:
+            return False
+        if number != self.number + 1:
+            raise PrivacyError(
+                "A question was asked again in other words, or out of its turn. It is not answered."
+            )
+        query = self._plan.query(message)
+        of = query.of
+        self._plan.try_on_made_up(query)
+        value = self.holder.answer(query, self.paid.pays(query.mechanism))
+        self.number, self.digest, self.answer = number, digest, value.tolist()
+        if isinstance(of, Kick):
+            first = self.path[0]["of"]["path"] if self.path else of.path
+            self.path = [*(self.path if first == of.path else []), message]
+        else:
+            self.path = []
+        return True
+
+
+class _AgreedPlan:
+    """A plan of chains that was agreed and charged."""
+
+    def __init__(self, teller: Teller, plan_id: int, payload: Mapping[str, Any]) -> None:
+        self.plan_id, self._teller = plan_id, teller
+        settings = payload["settings"]
+        self.engine = teller.engines.of(settings["engine"])
+        self.clip_norms: dict[str, float] = settings["clip_norms"]
+        self.chains, self.iterations = payload["chains"], payload["draws"] + payload["tune"]
+        events = {n: GaussianEvent.from_dict(e) for n, e in payload["events"].items()}
+        self.answers = tuple(
+            {events[name]: count for name, count in payload[which].items()}
+            for which in ("at_start", "per_iteration")
+        )
+        n_public = teller.budget.n_public
+        self._grids = {n: Grid.finest(e.noise_multiplier, n_public) for n, e in events.items()}
+        self._tried: set[type] = set()
+        self._unkept: dict[int, _Chain] = {}
+        self.begun = {
+            number: _Chain(self, state) for number, state in teller.kept.chains(plan_id).items()
+        }
+
+    def query(self, message: Any) -> Query:
+        """The query of a message, checked against what was agreed."""
+        mechanism = message.get("mechanism") if isinstance(message, dict) else None
+        if mechanism not in self._grids:
+            raise PrivacyError("A question is of no mechanism that was agreed.")
+        given = self._grids[mechanism], self._teller.budget.neighboring
+        query = decoded_query(message, OF_CHAINS, self.engine.d, *given)
+        if not isinstance(query.of, _MECHANISMS[mechanism]):
+            raise PrivacyError("A question is not one of its mechanism.")
+        if isinstance(query.sum, VectorSum) and query.sum.norm != self.clip_norms[mechanism]:
+            raise PrivacyError("A question has another clip norm than was agreed.")
+        return query
+
+    def try_on_made_up(self, query: Query) -> None:
+        """Compile and try what a new kind of question runs."""
+        if type(query.of) not in self._tried:
+            asked = [query]
+            if isinstance(query.of, EnergyError):
+                of, grid = query.of, self._grids["gradient"]
+                sum_ = VectorSum(
+                    grid, query.sum.neighboring, self.engine.d, self.clip_norms["gradient"]
+                )
+                kick = Query("gradient", Kick(of.path, of.start, of.end), sum_)
+                of = EnergyError(of.path, 1, of.start, of.end)
+                asked = [kick, Query(query.mechanism, of, query.sum)]
+            rehearse(self.engine, asked)
+            self._tried.add(type(query.of))
+
+    def ask(self, questions: list[Any]) -> list[dict[str, Any]]:
+        """Answers, kept before they are given."""
+        given: list[dict[str, Any]] = []
+        for question in questions:
+            try:
+                number, chain = self._chain(question)
+                if chain.ask(_whole("number", question["number"]), question["query"]):
+                    self._unkept[number] = chain
+                given.append({"answer": chain.answer})
+            except PrivacyError as error:
+                given.append({"error": [type(error).__name__, str(error)]})
+        if self._unkept:  # also what could not be kept when it was made, and was not given
+            states = {k: chain.state for k, chain in self._unkept.items()}
+            self._teller.kept.keep(self.plan_id, states)
+            self._unkept.clear()
+        return given
+
+    def _chain(self, question: Any) -> tuple[int, _Chain]:
+        if not isinstance(question, dict) or set(question) != {"chain", "number", "query"}:
+            raise PrivacyError("A question does not have its parts.")
+        number = _whole("chain", question["chain"])
+        if number >= self.chains:
+            raise PrivacyError(f"The plan has {self.chains} chains, and another one asks.")
+        if number not in self.begun:
+            account = self._teller.budget.account
+            mine = [e for e in account.entries() if e.plan == self.plan_id]
+            if sum(entry.kind == "chain" for entry in mine) <= number:
+                account.begin_chain(self.plan_id)
+            self.begun[number] = _Chain(self, None)
+        return number, self.begun[number]
+
+    def close(self) -> None:
+        """Return what was charged for iterations that were not begun."""
+        account = self._teller.budget.account
+        account.finish_plan(self.plan_id)
+        at_start, per_iteration = (
+            sum(event.cost * count for event, count in answers.items()) for answers in self.answers
+        )
+        begun = [chain.paid.begun for chain in self.begun.values()]
+        if per_iteration:
+            unused = self.chains * self.iterations - sum(begun)
+            account.give_back(self.plan_id, per_iteration, unused)
+        if at_start:
+            account.give_back(self.plan_id, at_start, self.chains - len(begun))
+
+
+def _whole(name: str, value: Any, least: int = 0, most: int = 2**53) -> int:
+    """A whole number of a message."""
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        raise PrivacyError(f"`{name}` of a message must be a whole number from {least} on.")
+    return value
+
+
+def _counts(name: str, value: Any) -> dict[str, int]:
+    if not isinstance(value, dict) or not set(value) <= set(_MECHANISMS):
+        raise PrivacyError(f"`{name}` of a plan must count answers of known mechanisms.")
+    return {mechanism: _whole(name, count, 1, _MOST) for mechanism, count in value.items()}
+
+
+class Teller:
+    """An owner's side of all conversations about one model with a budget.
+
+    Parameters
+    ----------
+    model : pymc.Model
+        The owner's model, with its records and its `PrivacyBudget`.
+    model_hash : str, optional
+        Of the file that the model was made by.
+    """
+
+    def __init__(self, model: Model, model_hash: str | None = None) -> None:
+        self.budget = require_budget(model, "An owner")
+        self.parts = ModelParts(model, self.budget, computed=())
+        self.engines = Engines(self.parts)
+        self._hash, self._structure = model_hash, structure_of(self.parts)
+        ledger = self.budget.ledger
+        path = None if ledger.is_temporary else Path(f"{ledger.path}.answers")
+        self.kept = _Kept(path)
+        self._plans: dict[int, _AgreedPlan] = {}
+        self._preparations: dict[int, Preparation] = {}
+        self._one_at_a_time = threading.Lock()
+        self._methods: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "describe": self._describe,
+            "agree": self._agree,
+            "release": self._release,
+            "ask": self._ask,
+            "close": self._close,
+        }
+
+    def handle(self, method: str, data: bytes) -> bytes:
+        """The answer to a message: ``{"found": ...}``, or ``{"error": [name, text]}``.
+
+        Texts are those of errors that were written for others to read; of any other error, only
+        its kind is told.
+        """
+        try:
+            with self._one_at_a_time, interrupts_wait():
+                return packed({"found": self._methods[method](unpacked(data))})
+        except PrivacyError as error:
+            name = type(error).__name__
+            name = name if hasattr(errors, name) else PrivacyError.__name__
+            return packed({"error": [name, str(error)]})
+        except Exception as error:
+            text = f"The owner could not answer: {type(error).__name__}."
+            return packed({"error": [PrivacyError.__name__, text]})
+
+    def _describe(self, message: dict[str, Any]) -> dict[str, Any]:
+        from pymc_dp import __version__
+
+        budget = self.budget
+        info = budget.account.read()
+        return {
+            "protocol": PROTOCOL,
+            "version": __version__,
+            "model_hash": self._hash,
+            "structure": self._structure,
+            "dataset": budget.dataset,
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "neighboring": budget.neighboring,
+            "privacy_unit": info.unit,
+            "n_units": budget.n_public,
+            "remaining": 0 if info.closed else info.remaining,
+            "spent": budget.spent().epsilon,
+            "secure": noise_is_secure(budget.ledger),
+            "ledger": "temporary" if budget.ledger.is_temporary else "persistent",
+        }
+
+    # -- plans ----------------------------------------------------------------------------------
+
+    def _agree(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Record a plan; one of chains is charged now.  The same plan again changes nothing."""
+        plan_id, kind = _whole("plan", message.get("plan")), message.get("kind")
+        if not isinstance(message.get("sampler"), str) or len(message["sampler"]) > 100:
+            raise PrivacyError("A plan does not name its sampler.")
+        if kind == PREPARATION:
+            self._agree_preparation(plan_id, message)
+        elif kind == "chains":
+            self._agree_chains(plan_id, message)
+        else:
+            raise PrivacyError("A plan is of no kind that is known here.")
+        return {}
+
+    def _agree_preparation(self, plan_id: int, message: dict[str, Any]) -> None:
+        if set(message) != {"plan", "kind", "sampler", "units"}:
+            raise PrivacyError("A plan does not have its parts.")
+        account = self.budget.account
+        units = _whole("units", message["units"], 1)
+        payload = {
+            "kind": PREPARATION,
+            "sampler": f"{message['sampler']}, for an analyst",
+            "settings": {},
+            "secure": noise_is_secure(self.budget.ledger),
+            "units": units,
+        }
+        known = account.charged(plan_id)
+        if units - known > account.read().remaining:
+            raise BudgetExceeded("What remains of the budget does not pay for this plan.")
+        account.record_plan(plan_id, payload)
+
+    def _agree_chains(self, plan_id: int, message: dict[str, Any]) -> None:
+        wanted = {"plan", "kind", "sampler", "draws", "tune", "chains", "per_iteration"}
+        wanted |= {"at_start", "noise_multipliers", "clip_norms", "engine"}
+        if set(message) != wanted:
+            raise PrivacyError("A plan does not have its parts.")
+        numbers = {name: _whole(name, message[name], name != "tune", _MOST) for name in _NUMBERS}
+        counts = {name: _counts(name, message[name]) for name in ("per_iteration", "at_start")}
+        mechanisms = {name for of in counts.values() for name in of}
+        multipliers, norms = message["noise_multipliers"], message["clip_norms"]
+        if not mechanisms or not isinstance(multipliers, dict) or set(multipliers) != mechanisms:
+            raise PrivacyError("A plan does not say how much noise each of its answers has.")
+        clipped = mechanisms - {"energy_error"}
+        if not isinstance(norms, dict) or set(norms) != clipped:
+            raise PrivacyError("A plan does not say where each of its mechanisms clips.")
+        clip_norms = {name: positive("clip_norms", norm) for name, norm in norms.items()}
+        engine, n_public = self.engines.of(message["engine"]), self.budget.n_public
+        events = {
+            name: GaussianEvent(name, positive("noise_multipliers", multiplier))
+            for name, multiplier in multipliers.items()
+        }
+        grids = {name: Grid.finest(e.noise_multiplier, n_public) for name, e in events.items()}
+        if "gradient" in events:
+            given = grids["gradient"], self.budget.neighboring, engine.d, clip_norms["gradient"]
+            if VectorSum(*given).told is not None:
+                raise PrivacyError("A clip norm of a plan is too small or large to compute with.")
+        payload = {
+            "sampler": message["sampler"],
+            **numbers,
+            "runs": 1,
+            **counts,
+            "events": {name: event.to_dict() for name, event in events.items()},
+            "settings": {
+                "engine": message["engine"],
+                "clip_norms": clip_norms,
+                "secure": noise_is_secure(self.budget.ledger),
+            },
+        }
+        account, iterations = self.budget.account, numbers["draws"] + numbers["tune"]
+        answers = tuple(
+            {events[name]: count for name, count in counts[which].items()}
+            for which in ("at_start", "per_iteration")
+        )
+        cost = numbers["chains"] * sum(
+            event.cost * count * times
+            for part, times in zip(answers, (1, iterations), strict=True)
+            for event, count in part.items()
+        )
+        if cost - account.charged(plan_id) > account.read().remaining:
+            raise BudgetExceeded("What remains of the budget does not pay for this plan.")
+        account.record_plan(plan_id, payload)
+        if plan_id not in self._begun():
+            account.begin_run(plan_id, max_runs=1, run_cost=cost)
+        pay_run(account, plan_id, answers, numbers["chains"], iterations)
+
+    def _begun(self) -> set[int | None]:
+        return {entry.plan for entry in self.budget.account.entries() if entry.kind == "run"}
+
+    # -- answers --------------------------------------------------------------------------------
+
+    def _release(self, message: dict[str, Any]) -> dict[str, Any]:
+        """A one-off release of a preparation, or the one that was kept in its place."""
+        if set(message) != {"plan", "number", "share", "query", "engine"}:
+            raise PrivacyError("A request does not have its parts.")
+        plan_id, number = _whole("plan", message["plan"]), _whole("number", message["number"])
+        share = positive("share", message["share"])
+        account, budget = self.budget.account, self.budget
+        engine = self.engines.of(message["engine"])
+        # the noise follows from the share: this grid only makes a query of the message
+        grid = Grid.finest(1.0, budget.n_public)
+        query = decoded_query(message["query"], OF_RELEASES, engine.d, grid, budget.neighboring)
+        kept = account.kept(plan_id)
+        if number < len(kept):
+            request = kept[number].values["request"]
+            same = kept[number].label == query.mechanism and request["share"] == share
+            if not same or request["of"] != type(query.of).__name__:
+                raise PrivacyError("Something else was released in this place.")
+            values = kept[number].values
+            return {"value": values["value"], "noise_sd": values["noise_sd"]}
+        if plan_id not in self._preparations:
+            units = account.plan(plan_id).get("units", 0)
+            self._preparations[plan_id] = Preparation(
+                engine, account, plan_id, units, budget.n_public
+            )
+        preparation = self._preparations[plan_id]
+        preparation.engine = engine
+        preparation.skip_kept()
+        if number != preparation.answered:
+            raise PrivacyError("A request is out of its turn. It is not answered.")
+        label, of = query.mechanism, query.of
+        if isinstance(query.sum, NormCounts):
+            _, value, noise_sd = preparation.histogram(label, of, share)
+        else:
+            assert isinstance(query.sum, VectorSum)
+            value, noise_sd = preparation.vector_sum(label, of, query.sum.norm, share)
+        return {"value": value.tolist(), "noise_sd": noise_sd}
+
+    def _ask(self, message: dict[str, Any]) -> dict[str, Any]:
+        """Answers to questions of chains, one of each chain."""
+        if set(message) != {"plan", "questions"} or not isinstance(message["questions"], list):
+            raise PrivacyError("A message does not have its parts.")
+        return {"answers": self._plan(message["plan"]).ask(message["questions"])}
+
+    def _plan(self, number: Any) -> _AgreedPlan:
+        plan_id = _whole("plan", number)
+        if plan_id not in self._plans:
+            kinds = {e.kind for e in self.budget.account.entries() if e.plan == plan_id}
+            if "lease" not in kinds or "finish" in kinds:
+                raise PrivacyError("A question is about a plan that is not agreed, or was ended.")
+            self._plans[plan_id] = _AgreedPlan(self, plan_id, self.budget.account.plan(plan_id))
+        return self._plans[plan_id]
+
+    def _close(self, message: dict[str, Any]) -> dict[str, Any]:
+        """End a plan of chains, and return what was not used."""
+        plan_id = _whole("plan", message.get("plan"))
+        entries = [e.kind for e in self.budget.account.entries() if e.plan == plan_id]
+        if "finish" not in entries:
+            self._plan(plan_id).close()
+        self._plans.pop(plan_id, None)
+        return {}
+
+
+_NUMBERS = ("draws", "tune", "chains")
