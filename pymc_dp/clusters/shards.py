@@ -214,7 +214,8 @@ class Shard:
             with np.errstate(all="ignore"):  # as silent as an answer
                 total += of_portion.total(query)
             if self.lean:
-                of_portion.engine.release_memory()
+                rows: Any = of_portion.engine
+                rows.release_memory()
                 portion.release_memory()
         return total
 
@@ -350,6 +351,10 @@ class Shards:
         self._teach(range(len(self.remotes)), [rows])
         return Spread(self, rows)
 
+    def stated(self) -> dict[str, Any]:
+        """What a statement says of them: nothing."""
+        return {}
+
     def agree(self, plan_id: int, plan: Mapping[str, Any], rows: Rows | None = None) -> None:
         """Nothing is to be agreed with the machines of one owner."""
 
@@ -441,7 +446,7 @@ class Shards:
 
 
 def take_place(
-    records: Records, columns: Mapping[int, Sequence[Column]], n_rows: int, n_units: int, of: Shards
+    records: Records, columns: Mapping[int, Sequence[Column]], n_rows: int, n_units: int, of: Any
 ) -> Records:
     """The same records, of which this process has none."""
     groups = []

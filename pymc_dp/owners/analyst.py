@@ -10,6 +10,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Protocol
@@ -211,6 +212,25 @@ class Owners:
         """The records of a model that was built on made-up rows: those of the owners."""
         none = dict.fromkeys(range(len(records.groups)), ())
         return take_place(records, none, self.n_units, self.n_units, self)
+
+    def stated(self) -> dict[str, Any]:
+        """What a statement says of the owners, each with its own promise; the largest for all."""
+        found = []
+        for owner in self.owners:
+            with suppress(PrivacyError):  # one that does not answer any more has promised before
+                owner.facts = _called(owner.channel, "describe", {})()
+            names = ("epsilon", "delta", "gdp_mu", "neighboring", "privacy_unit", "n_units")
+            kept = (*names, "dataset", "public", "bounds", "spent", "ledger", "ledger_head")
+            found.append({"name": owner.name, **{name: owner.facts[name] for name in kept}})
+        secure = all(owner.facts["secure"] for owner in self.owners)
+        return {
+            "owners": found,
+            **{
+                name: max(facts[name] for facts in found) for name in ("epsilon", "delta", "gdp_mu")
+            },
+            "spent": {"epsilon": max(facts["spent"] for facts in found)},
+            **({} if secure else {"privacy_guarantee": "none"}),
+        }
 
     def holder(self, rows: Rows, plan_id: int) -> Asked:
         """Who answers the queries of a plan."""

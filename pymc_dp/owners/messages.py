@@ -85,7 +85,7 @@ def encoded(value: Any) -> Any:
 
 def decoded(value: Any, kinds: Mapping[str, Any], d: int) -> Any:
     """A question about d parameters, of one of these kinds."""
-    kind = kinds.get(value.get("is")) if isinstance(value, dict) else None
+    kind = kinds.get(str(value.get("is"))) if isinstance(value, dict) else None
     if kind is None:
         raise PrivacyError("A question is of no kind that is known here.")
     declared = {field.name: field for field in fields(kind)}
@@ -146,7 +146,7 @@ def _array(
         raise PrivacyError("An array of a question does not have its shape.") from None
     if not np.isfinite(array).all():
         raise PrivacyError("An array of a question holds numbers that are not finite.")
-    fits = array.ndim == 1 + rows and (d is None or array.shape[-1] == d)
+    fits = array.ndim == 1 + rows and d in (None, *array.shape[-1:])
     if below is not None:
         distinct = len({*array.tolist()}) == array.size
         fits = fits and distinct and bool(((array >= 0) & (array < below)).all())

@@ -31,10 +31,11 @@ from pymc_dp.owners.messages import (
     unpacked,
 )
 from pymc_dp.privacy.account import PREPARATION
-from pymc_dp.privacy.accounting import GaussianEvent
+from pymc_dp.privacy.accounting import GaussianEvent, mu_from_units
 from pymc_dp.privacy.answer import Grid, NormCounts, Query, VectorSum
 from pymc_dp.privacy.holder import holder_of, rehearse
 from pymc_dp.privacy.meter import PaidChain, interrupts_wait, noise_is_secure, pay_run
+from pymc_dp.privacy.plan import Plan
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.privacy.queries import EnergyError, Kick, LogRatio, ScoreAt
 from pymc_dp.rows.engine import RowEngine
@@ -172,14 +173,13 @@ class _Chain:
         self._plan, self.number, self.digest = plan, -1, ""
         self.answer: list[float] = []
         self.path: list[dict[str, Any]] = []  # the kicks of the path under way
-        self.holder = holder_of(plan.engine, plan.plan_id)
+        self.holder = holder_of(plan.engine, plan.plan.plan_id)
         if state is None:
-            self.paid = PaidChain.of(plan.answers, plan.iterations)
+            self.paid = PaidChain(plan.plan)
             return
         self.number, self.digest = state["number"], state["digest"]
         self.answer, self.path = state["answer"], state["path"]
-        begun, left = state["paid"]
-        self.paid = PaidChain(plan.answers, plan.iterations, (begun, left))
+        self.paid = PaidChain(plan.plan, state["paid"])
         for message in self.path:  # of another process: what units gathered is gathered again
             self.holder.total(plan.query(message))
 
@@ -220,18 +220,13 @@ class _AgreedPlan:
     """A plan of chains that was agreed and charged."""
 
     def __init__(self, teller: Teller, plan_id: int, payload: Mapping[str, Any]) -> None:
-        self.plan_id, self._teller = plan_id, teller
-        settings = payload["settings"]
-        self.engine = teller.engines.of(settings["engine"])
-        self.clip_norms: dict[str, float] = settings["clip_norms"]
-        self.chains, self.iterations = payload["chains"], payload["draws"] + payload["tune"]
-        events = {n: GaussianEvent.from_dict(e) for n, e in payload["events"].items()}
-        self.answers = tuple(
-            {events[name]: count for name, count in payload[which].items()}
-            for which in ("at_start", "per_iteration")
-        )
-        n_public = teller.budget.n_public
-        self._grids = {n: Grid.finest(e.noise_multiplier, n_public) for n, e in events.items()}
+        self._teller, self.plan = teller, _plan_of(plan_id, payload)
+        self.engine = teller.engines.of(payload["settings"]["engine"])
+        self.clip_norms: dict[str, float] = payload["settings"]["clip_norms"]
+        self._grids = {
+            name: Grid.finest(event.noise_multiplier, teller.budget.n_public)
+            for name, event in self.plan.events.items()
+        }
         self._tried: set[type] = set()
         self._unkept: dict[int, _Chain] = {}
         self.begun = {
@@ -241,7 +236,7 @@ class _AgreedPlan:
     def query(self, message: Any) -> Query:
         """The query of a message, checked against what was agreed."""
         mechanism = message.get("mechanism") if isinstance(message, dict) else None
-        if mechanism not in self._grids:
+        if not isinstance(mechanism, str) or mechanism not in self._grids:
             raise PrivacyError("A question is of no mechanism that was agreed.")
         given = self._grids[mechanism], self._teller.budget.neighboring
         query = decoded_query(message, OF_CHAINS, self.engine.d, *given)
@@ -279,7 +274,7 @@ class _AgreedPlan:
                 given.append({"error": [type(error).__name__, str(error)]})
         if self._unkept:  # also what could not be kept when it was made, and was not given
             states = {k: chain.state for k, chain in self._unkept.items()}
-            self._teller.kept.keep(self.plan_id, states)
+            self._teller.kept.keep(self.plan.plan_id, states)
             self._unkept.clear()
         return given
 
@@ -287,29 +282,32 @@ class _AgreedPlan:
         if not isinstance(question, dict) or set(question) != {"chain", "number", "query"}:
             raise PrivacyError("A question does not have its parts.")
         number = _whole("chain", question["chain"])
-        if number >= self.chains:
-            raise PrivacyError(f"The plan has {self.chains} chains, and another one asks.")
+        if number >= self.plan.chains:
+            raise PrivacyError(f"The plan has {self.plan.chains} chains, and another one asks.")
         if number not in self.begun:
             account = self._teller.budget.account
-            mine = [e for e in account.entries() if e.plan == self.plan_id]
+            mine = [e for e in account.entries() if e.plan == self.plan.plan_id]
             if sum(entry.kind == "chain" for entry in mine) <= number:
-                account.begin_chain(self.plan_id)
+                account.begin_chain(self.plan.plan_id)
             self.begun[number] = _Chain(self, None)
         return number, self.begun[number]
 
     def close(self) -> None:
         """Return what was charged for iterations that were not begun."""
-        account = self._teller.budget.account
-        account.finish_plan(self.plan_id)
-        at_start, per_iteration = (
-            sum(event.cost * count for event, count in answers.items()) for answers in self.answers
-        )
+        account, plan = self._teller.budget.account, self.plan
+        account.finish_plan(plan.plan_id)
         begun = [chain.paid.begun for chain in self.begun.values()]
-        if per_iteration:
-            unused = self.chains * self.iterations - sum(begun)
-            account.give_back(self.plan_id, per_iteration, unused)
-        if at_start:
-            account.give_back(self.plan_id, at_start, self.chains - len(begun))
+        unused = plan.chains * plan.iterations - sum(begun)
+        account.give_back(plan.plan_id, plan.iteration_cost, unused)
+        if plan.start_cost:
+            account.give_back(plan.plan_id, plan.start_cost, plan.chains - len(begun))
+
+
+def _plan_of(plan_id: int, payload: Mapping[str, Any]) -> Plan:
+    """A plan from what the ledger keeps of it."""
+    kept = ("sampler", "draws", "tune", "chains", "per_iteration", "at_start")
+    events = {name: GaussianEvent.from_dict(event) for name, event in payload["events"].items()}
+    return Plan(**{name: payload[name] for name in kept}, events=events, plan_id=plan_id)
 
 
 def _whole(name: str, value: Any, least: int = 0, most: int = 2**53) -> int:
@@ -388,6 +386,10 @@ class Teller:
             "neighboring": budget.neighboring,
             "privacy_unit": info.unit,
             "n_units": budget.n_public,
+            "gdp_mu": mu_from_units(info.cap),
+            "public": list(budget.public),
+            "bounds": info.public["bounds"],
+            "ledger_head": budget.ledger.head(),
             "remaining": 0 if info.closed else info.remaining,
             "spent": budget.spent().epsilon,
             "secure": noise_is_secure(budget.ledger),
@@ -431,7 +433,10 @@ class Teller:
         wanted |= {"at_start", "noise_multipliers", "clip_norms", "engine"}
         if set(message) != wanted:
             raise PrivacyError("A plan does not have its parts.")
-        numbers = {name: _whole(name, message[name], name != "tune", _MOST) for name in _NUMBERS}
+        numbers = {
+            name: _whole(name, message[name], 0 if name == "tune" else 1, _MOST)
+            for name in ("draws", "tune", "chains")
+        }
         counts = {name: _counts(name, message[name]) for name in ("per_iteration", "at_start")}
         mechanisms = {name for of in counts.values() for name in of}
         multipliers, norms = message["noise_multipliers"], message["clip_norms"]
@@ -451,34 +456,20 @@ class Teller:
             given = grids["gradient"], self.budget.neighboring, engine.d, clip_norms["gradient"]
             if VectorSum(*given).told is not None:
                 raise PrivacyError("A clip norm of a plan is too small or large to compute with.")
-        payload = {
-            "sampler": message["sampler"],
-            **numbers,
-            "runs": 1,
-            **counts,
-            "events": {name: event.to_dict() for name, event in events.items()},
-            "settings": {
-                "engine": message["engine"],
-                "clip_norms": clip_norms,
-                "secure": noise_is_secure(self.budget.ledger),
-            },
-        }
-        account, iterations = self.budget.account, numbers["draws"] + numbers["tune"]
-        answers = tuple(
-            {events[name]: count for name, count in counts[which].items()}
-            for which in ("at_start", "per_iteration")
+        parts: dict[str, Any] = {**numbers, **counts, "events": events, "plan_id": plan_id}
+        plan = Plan(message["sampler"], **parts)
+        payload = plan.payload(
+            engine=message["engine"],
+            clip_norms=clip_norms,
+            secure=noise_is_secure(self.budget.ledger),
         )
-        cost = numbers["chains"] * sum(
-            event.cost * count * times
-            for part, times in zip(answers, (1, iterations), strict=True)
-            for event, count in part.items()
-        )
-        if cost - account.charged(plan_id) > account.read().remaining:
+        account = self.budget.account
+        if plan.run_cost - account.charged(plan_id) > account.read().remaining:
             raise BudgetExceeded("What remains of the budget does not pay for this plan.")
         account.record_plan(plan_id, payload)
         if plan_id not in self._begun():
-            account.begin_run(plan_id, max_runs=1, run_cost=cost)
-        pay_run(account, plan_id, answers, numbers["chains"], iterations)
+            account.begin_run(plan_id, max_runs=1, run_cost=plan.run_cost)
+        pay_run(account, plan)
 
     def _begun(self) -> set[int | None]:
         return {entry.plan for entry in self.budget.account.entries() if entry.kind == "run"}
@@ -545,6 +536,3 @@ class Teller:
             self._plan(plan_id).close()
         self._plans.pop(plan_id, None)
         return {}
-
-
-_NUMBERS = ("draws", "tune", "chains")

@@ -480,7 +480,7 @@ class Receipt:
     @property
     def left(self) -> dict[str, int]:
         """Answers of each mechanism that it still pays for."""
-        return {mechanism: count for mechanism, (_, count) in self._left.items()}
+        return {mechanism: int(count) for mechanism, (_, count) in self._left.items()}
 
     def take(self, mechanism: str, noise_multiplier: float) -> None:
         """Take one answer off; `PrivacyError` unless it is paid for."""

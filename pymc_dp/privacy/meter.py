@@ -18,6 +18,7 @@ from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import BatchEvent, GaussianEvent
 from pymc_dp.privacy.answer import Receipt
 from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.privacy.plan import Plan
 
 SMALLEST_LEASE = 64  # iterations
 LEASE_SECONDS = 0.5
@@ -71,63 +72,53 @@ def _cost(answers: Answers) -> int:
     return sum(event.cost * count for event, count in answers.items())  # type: ignore
 
 
-def pay_run(
-    account: Account, plan_id: int, answers: tuple[Answers, Answers], chains: int, iterations: int
-) -> None:
-    """Charge all chains of a recorded plan together: of each, a start and iterations, as `answers`.
+def pay_run(account: Account, plan: Plan) -> None:
+    """Charge all chains of one run of a recorded plan together, as one who was asked for them does.
 
     What was charged for the plan before, by a process that was killed at it, is not charged again.
     BudgetExceeded if not all can be paid.
     """
-    at_start, per_iteration = map(_cost, answers)
-    parts = [(per_iteration, chains * iterations), (at_start, chains)]
-    paid = account.charged(plan_id)
-    if sum(cost * number for cost, number in parts) - paid > account.read().remaining:
-        raise BudgetExceeded("What remains of the budget does not pay for this plan.")
+    parts = [(plan.iteration_cost, plan.chains * plan.iterations), (plan.start_cost, plan.chains)]
+    paid = account.charged(plan.plan_id)
+    refusal = BudgetExceeded("What remains of the budget does not pay for this plan.")
+    if plan.run_cost - paid > account.read().remaining:
+        raise refusal
     for cost, number in parts:
         if paid >= cost * number:
             paid -= cost * number
-        elif cost * number and account.lease(plan_id, cost, number) < number:
-            raise BudgetExceeded("What remains of the budget does not pay for this plan.")
+        elif account.lease(plan.plan_id, cost, number) < number:
+            raise refusal
 
 
 class PaidChain:
     """Receipts of one chain of a run that `pay_run` has charged: for its start, and for each of its
     iterations when the one before is used up.
 
+    `state`: iterations begun, and answers of each mechanism that are left of the last one, or of
+    the start; None for a chain that was not begun.
+
     *Guarantee.* Together they pay for what was charged for the chain, and not more. *Assumptions.*
-    `state` is that of the same chain when its last answer was made, from a file that nobody else
+    A `state` is that of the same chain when its last answer was made, from a file that nobody else
     writes.
     """
 
-    def __init__(
-        self, answers: tuple[Answers, Answers], iterations: int, state: tuple[int, dict[str, int]]
-    ) -> None:
-        at_start, self._per_iteration = answers
-        self.iterations, (self.begun, left) = iterations, state
-        now = at_start if not self.begun else self._per_iteration
-        self.receipt = Receipt(
-            [(e.mechanism, e.noise_multiplier, left.get(e.mechanism, 0)) for e in now]
-        )
-
-    @classmethod
-    def of(cls, answers: tuple[Answers, Answers], iterations: int) -> PaidChain:
-        """A chain that was not begun."""
-        counts = {event.mechanism: count for event, count in answers[0].items()}
-        return cls(answers, iterations, (0, counts))
+    def __init__(self, plan: Plan, state: tuple[int, dict[str, int]] | None = None) -> None:
+        self._plan = plan
+        self.begun, left = (0, plan.at_start) if state is None else state
+        self.receipt = _receipt(plan.answers(left))
 
     @property
     def state(self) -> tuple[int, dict[str, int]]:
-        """Iterations begun, and answers left of the last one, or of the start."""
+        """As it was given."""
         return self.begun, self.receipt.left
 
     def pays(self, mechanism: str) -> Receipt:
         """A receipt for an answer; PrivacyError if the chain has had all that was agreed."""
         if not self.receipt.left.get(mechanism):
-            if self.begun >= self.iterations:
+            if self.begun >= self._plan.iterations:
                 raise PrivacyError("This chain has had all the answers that were agreed.")
             self.begun += 1
-            self.receipt = _receipt(self._per_iteration)
+            self.receipt = _receipt(self._plan.answers(self._plan.per_iteration))
         return self.receipt
 
 

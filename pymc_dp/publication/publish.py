@@ -321,6 +321,10 @@ def make_statement(
     }
     if correction is not None:
         statement["noise_aware"] = correction
+    if budget.records is not None:
+        statement |= budget.records.stated()
+    if "owners" in statement:  # they have ledgers of their own
+        return statement
     reserved = ledger.total_reserved()
     if not ledger.is_temporary or reserved > info.cap:
         statement["ledger_total"] = {
@@ -429,19 +433,6 @@ def _sentences(facts: dict[str, Any]) -> list[str]:
 
 def _promise(facts: dict[str, Any]) -> list[str]:
     """The guarantee, and the method."""
-    unit, epsilon = facts["privacy_unit"], f"{facts['epsilon']:g}"
-    relation = "replaced by any other"
-    if facts["neighboring"] != "replace_one":
-        relation = "added or removed"
-    units = unit.replace("group", "groups") if " " in unit else f"{unit}s"
-    size = f", in a data set of {facts['n_units']:,} {units}" if facts["n_units"] else ""
-    data = f' "{facts["dataset"]}"' if facts["dataset"] else ""
-    every = "The guarantee holds at this delta."
-    if facts["gdp_mu"]:
-        every = (
-            f"Equivalently {facts['gdp_mu']:.4g}-Gaussian differential privacy (the guarantee "
-            "holds at every delta)."
-        )
     method = (
         f"Sampler: {facts['sampler']}, {facts['chains']} chains of {facts['draws']} draws after "
         f"{facts['tune']} tuning iterations."
@@ -449,13 +440,49 @@ def _promise(facts: dict[str, Any]) -> list[str]:
     if facts["sampler"] == "find_MAP":
         centre = facts["settings"].get("centre", "mode")
         method = f"Method: find_MAP, a posterior {centre} with its uncertainty."
+    if "owners" in facts:
+        return [*(_promise_of_owner(owner) for owner in facts["owners"]), method]
+    data = f' "{facts["dataset"]}"' if facts["dataset"] else ""
+    every = "The guarantee holds at this delta."
+    if facts["gdp_mu"]:
+        every = (
+            f"Equivalently {facts['gdp_mu']:.4g}-Gaussian differential privacy (the guarantee "
+            "holds at every delta)."
+        )
     return [
-        f"These posterior draws are ({epsilon}, {facts['delta']:g})-differentially private with "
-        f"respect to the data{data}: the probability of any outcome changes by a factor of at most "
-        f"e^{epsilon}, up to {facts['delta']:g}, when one {unit} is {relation}{size}.",
+        f"These posterior draws are {_meaning(facts, f'respect to the data{data}')}",
         f"{every} Charged so far: epsilon = {facts['spent']['epsilon']:.4g}.",
         method,
     ]
+
+
+def _promise_of_owner(facts: dict[str, Any]) -> str:
+    """The paragraph of one owner."""
+    temporary = (
+        " The ledger was temporary: releases from the same data under other ledgers are not "
+        "counted here and add to the loss."
+    )
+    return (
+        f"{facts['name']}: these posterior draws are {_meaning(facts, 'respect to its records')} "
+        "This holds against everybody else, the analyst and the other owners together included. "
+        f"Charged so far: epsilon = {facts['spent']:.4g}."
+        f"{temporary if facts['ledger'] == 'temporary' else ''}"
+    )
+
+
+def _meaning(facts: dict[str, Any], whose: str) -> str:
+    """Epsilon and delta in words."""
+    unit, epsilon = facts["privacy_unit"], f"{facts['epsilon']:g}"
+    relation = "replaced by any other"
+    if facts["neighboring"] != "replace_one":
+        relation = "added or removed"
+    units = unit.replace("group", "groups") if " " in unit else f"{unit}s"
+    size = f", in a data set of {facts['n_units']:,} {units}" if facts["n_units"] else ""
+    return (
+        f"({epsilon}, {facts['delta']:g})-differentially private with {whose}: the probability of "
+        f"any outcome changes by a factor of at most e^{epsilon}, up to {facts['delta']:g}, when "
+        f"one {unit} is {relation}{size}."
+    )
 
 
 def _releases(facts: dict[str, Any]) -> list[str]:

@@ -25,7 +25,7 @@ from pymc_dp.privacy.accounting import (
     smallest_noise_multiplier,
     units_from_mu,
 )
-from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, VectorSum, answer
+from pymc_dp.privacy.answer import Grid, LaplaceSum, Query, VectorSum
 from pymc_dp.privacy.holder import Table
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.meter import interrupts_wait, noise_is_secure, pay
