@@ -229,7 +229,7 @@ def parts_of_budget(budget: dp.PrivacyBudget) -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:
-    kills, draws = 20, 400
+    kills, draws = 6, 400
     rng, done = np.random.default_rng(), threading.Event()
     with (
         distributed.LocalCluster(
