@@ -9,12 +9,14 @@ from pymc_dp.errors import (
     BudgetExceeded,
     LedgerError,
     NotFactorizable,
+    OwnerUnavailable,
     PlanMismatch,
     PrivacyError,
     UnsafeModel,
     UnsafeRelease,
 )
 from pymc_dp.owners.analyst import Owners
+from pymc_dp.owners.study import Owner
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.publication.publish import privacy_statement
 from pymc_dp.publication.release import posterior_mean, release
@@ -83,6 +85,8 @@ __all__ = [
     "LedgerError",
     "NotFactorizable",
     "ObjectivePerturbationRelease",
+    "Owner",
+    "OwnerUnavailable",
     "Owners",
     "PlanMismatch",
     "PrivacyAwareGibbs",

@@ -27,6 +27,10 @@ class NotFactorizable(_RefusedModel):
     """The likelihood is not a sum of one term per record, so no sensitivity can be stated."""
 
 
+class OwnerUnavailable(PrivacyError):
+    """An owner of records does not answer, so a run cannot go on."""
+
+
 class PlanMismatch(PrivacyError, ValueError):
     """``pm.sample`` was called with other draws, tune or chains than the step was planned for."""
 

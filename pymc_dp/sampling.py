@@ -133,8 +133,8 @@ def sample(
     if draws == "auto":
         before = _as_interrupted(budget, model, tune, chains, step)
         draws = before or budget.plan(model, "auto", tune, chains, step).draws
-    if budget.records is not None:  # all machines work for one chain at a time
-        kwargs.setdefault("cores", 1)
+    if budget.records is not None:  # chains do not compute here
+        kwargs.setdefault("cores", budget.records.processes(chains))
     settings = dict(step_kwargs or {})
     if not isinstance(step, PrivateStep):
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))

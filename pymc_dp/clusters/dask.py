@@ -10,18 +10,25 @@ import numpy as np
 from pymc.model import Model
 
 import pymc_dp.errors
-from pymc_dp.clusters.shards import Column, Lost, Portion, Shard, Shards, joined, take_place
+from pymc_dp.clusters.shards import (
+    EXAMPLES,
+    Column,
+    Lost,
+    Portion,
+    Shard,
+    Shards,
+    joined,
+    made_up_rows,
+    take_place,
+)
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.records.ancestry import array_of
 from pymc_dp.records.bounds import source_limits
 from pymc_dp.records.extraction import Records
-from pymc_dp.records.units import stands_in
 
 if TYPE_CHECKING:
     from distributed import Client
 
-#: Made-up rows that a model is built on: more than public arrays usually have, and no round number.
-_EXAMPLES = 1009
 #: Part of its memory that a worker fills with arrays (what comes later goes to its disk), and with
 #: all that makes passes fast.
 _IN_MEMORY, _FULL = 0.3, 0.6
@@ -29,8 +36,8 @@ _IN_MEMORY, _FULL = 0.3, 0.6
 _OF_A_UNIT = 150
 #: Seconds without an answer after which it is asked whether a worker is alive.
 _PATIENCE = 2.0
-#: How often a lost worker's records are loaded again for one question.
-_TRIES = 5
+#: Seconds for which a lost worker's records are tried to be loaded again, and between two tries.
+_LONGEST_WAIT, _LONGEST_PAUSE = 300.0, 5.0
 
 
 def from_dask(
@@ -270,45 +277,59 @@ class DaskRecords(Shards):
         dtypes = dict(frame.dtypes)
         types = {name: _type(dtypes, given) for name, given in spec.items()}
         make = dask.delayed(_portion, pure=False)
-        parts = [make(part, dict(spec), types, unit) for part in frame.to_delayed()]
-        workers = self._workers()
+        self._portion = lambda part: make(part, dict(spec), types, unit)  # a new task each time
+        parts, workers = frame.to_delayed(), self._alive()
+        if not workers:
+            raise ValueError("The Dask cluster has no workers. Start some, and call again.")
         chunks = np.array_split(np.arange(len(parts)), min(len(workers), len(parts)))
         self._sources = [[parts[k] for k in chunk] for chunk in chunks]
         loading = [self._load(k, workers[k]) for k in range(len(chunks))]
-        super().__init__([self._reached(actor) for actor in loading])
-        sizes = [remote.call("size")() for remote in self.remotes]
+        super().__init__([self._or_again(k, actor) for k, actor in enumerate(loading)])
+        sizes = [self._size(k) for k in range(len(chunks))]
         self.n_rows, self.n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
         rng = np.random.default_rng(0)
         self._examples = {
-            name: stands_in(_made_up(types[name], _row(given), rng)) for name, given in spec.items()
+            name: made_up_rows(types[name], _row(given), rng) for name, given in spec.items()
         }
         #: Ids of the made-up rows, where rows belong to units.
-        self.example_ids = None if unit is None else np.arange(_EXAMPLES) // 2
+        self.example_ids = None if unit is None else np.arange(EXAMPLES) // 2
 
-    def _workers(self) -> list[str]:
-        found = list(self._client.scheduler_info(n_workers=-1)["workers"])
-        if not found:
-            raise ValueError("The Dask cluster has no workers. Start some, and call again.")
-        return found
+    def _alive(self) -> list[str]:
+        """Addresses of the workers."""
+        return list(self._client.scheduler_info(n_workers=-1)["workers"])
 
     def _load(self, k: int, worker: str) -> Any:
         """A future of the actor that has the k-th part of the records, best on that worker."""
         # tasks that are tied to a worker wait for ever when it is lost
         here = {"workers": [worker], "allow_other_workers": True}
-        portions = self._client.compute(self._sources[k], **here)
+        portions = self._client.compute([self._portion(part) for part in self._sources[k]], **here)
         return self._client.submit(_Worker, *portions, actor=True, pure=False, **here)
 
-    def _reached(self, actor: Any) -> _Reached:
-        return _Reached(actor.result(), self._workers)
+    def _or_again(self, k: int, actor: Any) -> _Reached:
+        try:
+            return _Reached(actor.result(), self._alive)
+        except Exception:
+            return self.replaced(k)
+
+    def _size(self, k: int) -> tuple[int, int]:
+        while True:
+            try:
+                size: tuple[int, int] = self.remotes[k].call("size")()
+                return size
+            except Lost:
+                self.remotes[k] = self.replaced(k)
 
     def replaced(self, k: int) -> _Reached:
         """The same records, loaded again by a worker that is alive."""
-        for attempt in range(_TRIES):
+        begin, attempt = time.monotonic(), 0
+        while time.monotonic() - begin < _LONGEST_WAIT:
             try:
-                workers = self._workers()
-                return self._reached(self._load(k, workers[(k + attempt) % len(workers)]))
-            except Exception:
-                time.sleep(attempt)  # workers may be about to come back
+                workers = self._alive()
+                actor = self._load(k, workers[(k + attempt) % len(workers)])
+                return _Reached(actor.result(timeout=_LONGEST_WAIT), self._alive)
+            except Exception:  # workers may be about to come back
+                attempt += 1
+                time.sleep(min(attempt, _LONGEST_PAUSE))
         raise RuntimeError(
             "The records of a worker that was lost could not be loaded again. No answer was made; "
             "what was charged is in the ledger. Check the cluster, and call again."
@@ -359,10 +380,3 @@ class DaskRecords(Shards):
 def _row(given: str | list[str]) -> tuple[int, ...]:
     """Shape of a row of the array that some columns make."""
     return () if isinstance(given, str) else (len(given),)
-
-
-def _made_up(dtype: np.dtype, row: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
-    """Rows that differ from those of any other array, and are exact in any type PyMC casts to."""
-    shape = (_EXAMPLES, *row)
-    made = rng.integers(1, 1024, shape) / 1024 if dtype.kind == "f" else rng.integers(0, 2, shape)
-    return made.astype("int64" if dtype.kind == "b" else dtype)

@@ -29,11 +29,13 @@ from pymc_dp.privacy.queries import EnergyError, Kick, Rows
 from pymc_dp.records.bounds import Interval, clamp
 from pymc_dp.records.extraction import Records, checked_rows
 from pymc_dp.records.graph import RowGraph
-from pymc_dp.records.units import Group, RecordStore
+from pymc_dp.records.units import Group, RecordStore, stands_in
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
 from pymc_dp.rows.predictor import Predictor
 
+#: Made-up rows that a model is built on: more than public arrays usually have, and no round number.
+EXAMPLES = 1009
 #: What is sent to a shard once, however many messages mention it.
 _SENT_ONCE = (RowEngine, RowGroup, Predictor)
 #: Rows below which a portion is joined to the next: a pass over fewer takes less than its overhead.
@@ -351,6 +353,10 @@ class Shards:
         self._teach(range(len(self.remotes)), [rows])
         return Spread(self, rows)
 
+    def processes(self, chains: int) -> int:
+        """How many processes a number of chains takes: all machines work for one at a time."""
+        return 1
+
     def stated(self) -> dict[str, Any]:
         """What a statement says of them: nothing."""
         return {}
@@ -455,3 +461,10 @@ def take_place(
         store = DistantStore(blank, columns[g], n_rows, of)
         groups.append(Group(group.graph, store, group.units))
     return Records(records.parameters, tuple(groups), records.public_logp, n_units, records.initial)
+
+
+def made_up_rows(dtype: np.dtype, row: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+    """Rows that differ from those of any other array, and are exact in any type PyMC casts to."""
+    shape = (EXAMPLES, *row)
+    made = rng.integers(1, 1024, shape) / 1024 if dtype.kind == "f" else rng.integers(0, 2, shape)
+    return stands_in(made.astype("int64" if dtype.kind == "b" else dtype))

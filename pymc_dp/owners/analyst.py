@@ -9,22 +9,28 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Protocol
+from weakref import finalize
 
 import numpy as np
 import pymc as pm
 from pymc.model import Model
 
 from pymc_dp import errors
-from pymc_dp.base.checks import warn
-from pymc_dp.budget import PrivacyBudget, get_budget
+from pymc_dp.base.checks import check_positive, warn
+from pymc_dp.budget import PrivacyBudget
 from pymc_dp.clusters.shards import take_place
 from pymc_dp.errors import BudgetExceeded, PrivacyError, UnsafeModel
+from pymc_dp.owners.lockstep import Line, Lockstep
 from pymc_dp.owners.messages import encoded, encoded_query, packed, unpacked
+from pymc_dp.owners.network import There
+from pymc_dp.owners.study import ModelFile, Owner
 from pymc_dp.owners.teller import PROTOCOL, Teller, structure_of
 from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import (
@@ -66,7 +72,7 @@ class Here:
 
 
 @dataclass
-class Owner:
+class Known:
     """What is known of one owner; all of it is public."""
 
     name: str
@@ -99,20 +105,38 @@ class Owners:
 
     Parameters
     ----------
-    owners : sequence of pymc.Model
-        Two or more.  A model of its own, with the owner's records and the owner's `PrivacyBudget`.
-        The models must be equal but for their records.
+    owners : sequence of str, Owner or pymc.Model
+        Two or more.  An address, ``"host:port"``, at which ``pymc_dp serve`` answers; or, for study
+        and tests in one process, an :class:`Owner`, or a model of its own with records and a
+        `PrivacyBudget`.  The models must be equal but for their records.
+    model_file : str or Path, optional
+        Python that makes the model (see :class:`Owner`); the same file as that of the owners.
+    certificates : str or Path, optional
+        Folder with the analyst's certificate, for owners at addresses.  Without, they must be on
+        this machine.
+    patience : float, default 300
+        Seconds for which an owner that does not answer is asked again.
     model : pymc.Model, optional
-        The analyst's model, built on made-up rows.  Default: that of the context.
+        The analyst's model, built on made-up rows.  Default: that of `model_file`, or of the
+        context.
+
+    Attributes
+    ----------
+    model : pymc.Model
+        To sample: ``dp.sample(model=owners.model)``.
 
     Raises
     ------
+    ImportError
+        If gRPC is not installed and an owner has an address.
     ValueError
-        If there are fewer than two owners.
+        If there are fewer than two owners, or an argument is not usable.
     UnsafeModel
         If the models differ, or protect against different changes of the records.
     BudgetExceeded
         If an owner's budget is used up.
+    OwnerUnavailable
+        If an owner does not answer.
 
     Notes
     -----
@@ -129,13 +153,31 @@ class Owners:
 
     trusted = False  # owners run no code that they are sent, and draw no batches
 
-    def __init__(self, owners: Sequence[Any], *, model: Model | None = None) -> None:
+    def __init__(
+        self,
+        owners: Sequence[Any],
+        *,
+        model_file: str | Path | None = None,
+        certificates: str | Path | None = None,
+        patience: float = 300.0,
+        model: Model | None = None,
+    ) -> None:
         if isinstance(owners, str | Model) or not isinstance(owners, Sequence) or len(owners) < 2:
             raise ValueError("owners must be a list of two or more.")
+        file = None if model_file is None else ModelFile(model_file)
+        if file is not None and model is not None:
+            raise ValueError("Give model_file or model, not both: the file makes the model.")
+        if file is not None:
+            model = file.model(file.example())
         model = pm.modelcontext(model)
+        #: The analyst's model, without records.
+        self.model = model
+        self._certificates = None if certificates is None else Path(certificates)
+        self._patience = check_positive("patience", patience)
+        self._hash = None if file is None else file.hash
         self._process = os.getpid()
         self._values = {model.rvs_to_values[rv] for rv in model.free_RVs}
-        self.owners = [self._met(k, given, model) for k, given in enumerate(owners)]
+        self.owners = [self._met(k, given) for k, given in enumerate(owners)]
         self._refuse_unlike(model)
         if any(owner.units < 1 for owner in self.owners):
             used = [owner.name for owner in self.owners if owner.units < 1]
@@ -159,24 +201,40 @@ class Owners:
         self._parts: dict[int, list[int]] = {}  # ledger units of preparations
         self._multipliers: dict[int, dict[str, float]] = {}
         self._chains: dict[int, Any] = {}
+        self._at_once = threading.Lock()
+        self._lockstep: Lockstep | None = None
+        self._line: Line | None = None
         self._check_structure(model)
 
-    def _met(self, k: int, given: Any, model: Model) -> Owner:
-        if not isinstance(given, Model):
-            raise ValueError(
-                f"owners[{k}] must be a PyMC model with a PrivacyBudget, not "
-                f"{type(given).__name__}."
+    def _met(self, k: int, given: Any) -> Known:
+        """An owner, and what it says of itself."""
+        channel: Channel
+        if isinstance(given, str):
+            channel = There(given, self._certificates, self._patience)
+        else:
+            made = given if isinstance(given, Owner) else None
+            found = given if made is None else made.model
+            if not isinstance(found, Model):
+                raise ValueError(
+                    f"owners[{k}] must be an address, a dp.Owner, or a PyMC model with a "
+                    f"PrivacyBudget, not {type(given).__name__}."
+                )
+            if found is self.model:
+                raise ValueError(f"owners[{k}] is the analyst's model. Build one without records.")
+            channel = Here(
+                Teller(found, None if made is None else made.model_hash), f"owner {k + 1}"
             )
-        if given is model:
-            raise ValueError(f"owners[{k}] is the analyst's model. Build one without records.")
-        channel = Here(Teller(given), f"owner {k + 1}")
-        budget = get_budget(given)
-        if budget is not None and budget.dataset:
-            channel.name = budget.dataset
         facts = _called(channel, "describe", {})()
         if facts["protocol"] != PROTOCOL:
             raise UnsafeModel(f"{channel.name} uses another version of pymc_dp. Use the same one.")
-        return Owner(channel.name, channel, facts)
+        channel.name = facts["dataset"] or channel.name
+        if None not in (self._hash, facts["model_hash"]) and self._hash != facts["model_hash"]:
+            raise UnsafeModel(
+                f"The model file of {channel.name} is not yours: its SHA-256 begins with "
+                f"{facts['model_hash'][:12]}, yours with {str(self._hash)[:12]}. Send each other "
+                "the file, and serve again."
+            )
+        return Known(channel.name, channel, facts)
 
     def _refuse_unlike(self, model: Model) -> None:
         first = self.owners[0].facts
@@ -213,6 +271,10 @@ class Owners:
         none = dict.fromkeys(range(len(records.groups)), ())
         return take_place(records, none, self.n_units, self.n_units, self)
 
+    def processes(self, chains: int) -> int:
+        """How many processes a number of chains takes: they ask together, and compute little."""
+        return chains
+
     def stated(self) -> dict[str, Any]:
         """What a statement says of the owners, each with its own promise; the largest for all."""
         found = []
@@ -245,6 +307,7 @@ class Owners:
             for owner in self.owners
         ]
         self.all("agree", messages)
+        self._gate()  # before chains are begun in other processes
         if plan["kind"] == PREPARATION:
             self._parts[plan_id] = [message["units"] for message in messages]
         else:
@@ -254,12 +317,12 @@ class Owners:
                     squares[name] = squares.get(name, 0.0) + multiplier**2
             self._multipliers[plan_id] = {name: math.sqrt(x) for name, x in squares.items()}
 
-    def _preparation(self, plan_id: int, plan: Mapping[str, Any], owner: Owner) -> dict[str, Any]:
+    def _preparation(self, plan_id: int, plan: Mapping[str, Any], owner: Known) -> dict[str, Any]:
         units = owner.own_cost(plan["units"], self.whole)
         return {"plan": plan_id, "kind": PREPARATION, "sampler": plan["sampler"], "units": units}
 
     def _run(
-        self, plan_id: int, plan: Mapping[str, Any], owner: Owner, rows: Any
+        self, plan_id: int, plan: Mapping[str, Any], owner: Known, rows: Any
     ) -> dict[str, Any]:
         mechanisms = [*plan["events"]]
         clip_norms = {n: plan["clip_norms"][n] for n in mechanisms if n != "energy_error"}
@@ -299,37 +362,76 @@ class Owners:
         """Noise of the sum of all answers of a mechanism, over the sensitivity of one owner's."""
         return self._multipliers[plan_id][mechanism]
 
+    # -- asking ---------------------------------------------------------------------------------
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For a chain in another process, which asks through this one."""
+        gate = self._gate()
+        kept = {"_multipliers": self._multipliers, "example_ids": self.example_ids}
+        return {**kept, "n_units": self.n_units, "_way": (gate.address, gate.key)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _process=None, _line=None)
+
+    def _gate(self) -> Lockstep:
+        if self._lockstep is None:
+            self._lockstep = Lockstep(self._ask_together, self._begin_chain)
+            self._way = self._lockstep.address, self._lockstep.key
+            finalize(self, self._lockstep.close)
+        return self._lockstep
+
+    def _away(self) -> Line | None:
+        """The way to the process that reaches the owners; None in that one."""
+        if self._process == os.getpid():
+            return None
+        if self._line is None:
+            self._line = Line(*self._way)
+        return self._line
+
     def begin_chain(self, plan_id: int) -> int:
         """Number of a new chain of a plan."""
+        line = self._away()
+        return self._begin_chain(plan_id) if line is None else line.begin(plan_id)
+
+    def _begin_chain(self, plan_id: int) -> int:
         return next(self._chains.setdefault(plan_id, itertools.count()))
 
-    # -- asking ---------------------------------------------------------------------------------
+    def ask(self, plan_id: int, question: dict[str, Any]) -> np.ndarray:
+        """The sum of the answers of all owners to a question of a chain."""
+        line = self._away()
+        if line is not None:
+            return line.ask(plan_id, question)
+        [found] = self._ask_together(plan_id, [question])
+        if isinstance(found, Exception):
+            raise found
+        return np.asarray(found)
+
+    def _ask_together(self, plan_id: int, questions: Sequence[dict[str, Any]]) -> list[Any]:
+        """For each question, the sum of the answers of all owners, or an error."""
+        message = {"plan": plan_id, "questions": list(questions)}
+        replies = self.all("ask", [message] * len(self.owners))
+        return [
+            self._sum_of([reply["answers"][k] for reply in replies]) for k in range(len(questions))
+        ]
+
+    def _sum_of(self, answers: Sequence[dict[str, Any]]) -> Any:
+        for owner, answer in zip(self.owners, answers, strict=True):
+            if "error" in answer:
+                return _error_of(owner.name, answer["error"])
+        values = [np.array(answer["answer"]) for answer in answers]
+        return _summed(values, len(values[0]))
 
     def all(self, method: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """What all owners answer to one message each, sent at once."""
-        if self._process != os.getpid():
-            raise RuntimeError("Owners were asked in another process. Sample with cores=1.")
-        pairs = zip(self.owners, messages, strict=True)
-        waiting = [_called(owner.channel, method, message) for owner, message in pairs]
-        return [wait() for wait in waiting]
-
-    def ask(self, plan_id: int, chain: int, number: int, query: Query) -> list[np.ndarray]:
-        """The answers of all owners to a question of a chain."""
-        question = {"chain": chain, "number": number, "query": encoded_query(query)}
-        message = {"plan": plan_id, "questions": [question]}
-        found = []
-        for owner, reply in zip(
-            self.owners, self.all("ask", [message] * len(self.owners)), strict=True
-        ):
-            [answer] = reply["answers"]
-            if "error" in answer:
-                raise _error_of(owner.name, answer["error"])
-            found.append(np.array(answer["answer"]))
-        return found
+        with self._at_once:
+            pairs = zip(self.owners, messages, strict=True)
+            waiting = [_called(owner.channel, method, message) for owner, message in pairs]
+            return [wait() for wait in waiting]
 
     def close(self, plan_id: int) -> None:
         """Tell all owners that no more will be asked for a plan."""
-        self.all("close", [{"plan": plan_id}] * len(self.owners))
+        if plan_id in self._multipliers:
+            self.all("close", [{"plan": plan_id}] * len(self.owners))
 
 
 class Asked(Answers):
@@ -352,9 +454,12 @@ class Asked(Answers):
         receipt.take(query.mechanism, query.sum.noise_multiplier)
         if query.sum.told is not None:
             return np.full(query.sum.size, query.sum.told)
-        found = self.owners.ask(self.plan_id, self._chain, self._number, query)
+        question = {"chain": self._chain, "number": self._number, "query": encoded_query(query)}
+        found = self.owners.ask(self.plan_id, question)
         self._number += 1
-        return _summed(found, query.sum.size)
+        if found.shape != (query.sum.size,):
+            raise PrivacyError("Owners did not answer with the numbers that were asked for.")
+        return found
 
     def release(
         self, query: Query, receipt: Receipt, place: tuple[int, int], request: Mapping[str, Any]

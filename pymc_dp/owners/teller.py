@@ -44,8 +44,9 @@ from pymc_dp.rows.predictor import recognise
 from pymc_dp.tuning.effects import effects_of
 from pymc_dp.tuning.model_parts import ModelParts
 
-#: Version of the messages.
+#: Version of the messages, and what may be called.
 PROTOCOL = 1
+METHODS = ("describe", "agree", "release", "ask", "close")
 #: Which questions the mechanisms of chains answer.
 _MECHANISMS: dict[str, tuple[type, ...]] = {
     "gradient": (ScoreAt, Kick),
@@ -346,11 +347,7 @@ class Teller:
         self._preparations: dict[int, Preparation] = {}
         self._one_at_a_time = threading.Lock()
         self._methods: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "describe": self._describe,
-            "agree": self._agree,
-            "release": self._release,
-            "ask": self._ask,
-            "close": self._close,
+            method: getattr(self, f"_{method}") for method in METHODS
         }
 
     def handle(self, method: str, data: bytes) -> bytes:

@@ -576,7 +576,8 @@ class PrivateStep(BlockedStep):
                 f"tune={call.tune}, chains={call.chains}. Nothing was spent. Call {expected}, or "
                 "build the step with the numbers you want."
             )
-        if self.budget.records is not None and min(call.cores, call.chains) > 1:
+        records, at_once = self.budget.records, min(call.cores, call.chains)
+        if records is not None and at_once > records.processes(call.chains):
             raise PlanMismatch(
                 "The records are on other machines, all of which work for one chain at a time, and "
                 f"pm.sample was called with cores={call.cores}. Nothing was spent. Add cores=1."

@@ -242,7 +242,7 @@ def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:
 
         def kill() -> None:
             nonlocal killed
-            while killed < kills and not done.wait(rng.uniform(0.5, 2.0)):
+            while killed < kills and not done.wait(rng.uniform(1.0, 4.0)):
                 known = client.scheduler_info(n_workers=-1)["workers"]
                 nannies = list(cluster.workers.values())
                 victims = [n.pid for n in nannies if n.status == distributed.Status.running]

@@ -1,0 +1,125 @@
+"""A model file: what an analyst and all owners build, each on its own rows.
+
+It is Python that defines two things: `columns`, the arrays of a record, by name, with their types
+(``"float64"``, ``"int64"``), or type and width (``("float64", 3)``) of a matrix; and
+``build(**arrays)``, which returns a PyMC model of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import runpy
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pymc.model import Model
+
+from pymc_dp.budget import PrivacyBudget
+from pymc_dp.clusters.shards import made_up_rows
+
+
+class ModelFile:
+    """A model file that was read."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise ValueError(f"model_file: there is no file {str(path)!r}.")
+        source = self.path.read_bytes()
+        self.hash = hashlib.sha256(source.replace(b"\r\n", b"\n")).hexdigest()
+        found = runpy.run_path(str(self.path))
+        columns, build = found.get("columns"), found.get("build")
+        if not isinstance(columns, Mapping) or not columns or not callable(build):
+            raise ValueError(
+                f"{self.path.name} must define `columns`, a dict of the arrays of a record, and "
+                "`build`, a function of these arrays that returns a PyMC model."
+            )
+        self._build: Callable[..., Any] = build
+        self.columns = {name: _column(name, given) for name, given in columns.items()}
+
+    def model(self, arrays: Mapping[str, np.ndarray]) -> Model:
+        """The model of some rows."""
+        found = self._build(**arrays)
+        if not isinstance(found, Model):
+            raise ValueError(
+                f"`build` of {self.path.name} must return a PyMC model, not {type(found).__name__}."
+            )
+        return found
+
+    def example(self) -> dict[str, np.ndarray]:
+        """Made-up rows."""
+        rng = np.random.default_rng(0)
+        return {name: made_up_rows(dtype, row, rng) for name, (dtype, row) in self.columns.items()}
+
+    def rows(self, data: Any) -> dict[str, np.ndarray]:
+        """The arrays of a data frame or a mapping; ValueError if they are not those declared."""
+        arrays = {}
+        for name, (dtype, row) in self.columns.items():
+            if name not in data:
+                raise ValueError(f"data has no {name!r}, which {self.path.name} declares.")
+            array = np.asarray(data[name])
+            fits = array.dtype.kind in ("iub" if dtype.kind == "i" else "fiub")
+            if not fits or array.shape[1:] != row:
+                shape = f" with {row[0]} columns" if row else ""
+                raise ValueError(
+                    f"data[{name!r}] must hold {'integers' if dtype.kind == 'i' else 'numbers'}"
+                    f"{shape}, as {self.path.name} declares."
+                )
+            arrays[name] = np.ascontiguousarray(array, dtype)
+        lengths = {len(array) for array in arrays.values()}
+        if len(lengths) > 1:
+            raise ValueError("The arrays of data differ in their number of rows.")
+        return arrays
+
+
+def _column(name: str, given: Any) -> tuple[np.dtype, tuple[int, ...]]:
+    kind, width = given if isinstance(given, tuple) and len(given) == 2 else (given, None)
+    dtype: np.dtype = np.dtype("O")
+    with suppress(TypeError):
+        dtype = np.dtype(kind)
+    wide = width is None or (isinstance(width, int) and width > 0)
+    if dtype.kind not in "fi" or not wide:
+        raise ValueError(
+            f"columns[{name!r}] must be a type, 'float64' or 'int64', or a type and a width, "
+            f"('float64', 3); got {given!r}."
+        )
+    return dtype, () if width is None else (width,)
+
+
+class Owner:
+    """One owner's records and budget, for a study of several owners.
+
+    Parameters
+    ----------
+    model_file : str or Path
+        Python that defines `columns` and `build`; the same file as that of the analyst.
+    data : pandas.DataFrame or mapping of str to array
+        The records, one row each.  Matrices of `columns` need a mapping.
+    epsilon, delta : float
+        What the owner allows everybody else to learn, in all; see :class:`PrivacyBudget`.
+    **budget
+        Other arguments of :class:`PrivacyBudget`: ``ledger`` (a file, so that a restart forgets
+        nothing), ``dataset`` (the owner's name), ``privacy_unit``, ``neighboring``, ``n_public``.
+
+    Raises
+    ------
+    ValueError
+        If the data are not those that the model file declares.
+    """
+
+    def __init__(
+        self, model_file: str | Path, data: Any, epsilon: float, delta: float, **budget: Any
+    ) -> None:
+        file = ModelFile(model_file)
+        self.model_hash = file.hash
+        self.model = file.model(file.rows(data))
+        if "records" in budget:
+            raise ValueError("records of a cluster: build the model and serve it without Owner.")
+        with self.model:
+            self.budget = PrivacyBudget(epsilon, delta, **budget)
+
+    def __repr__(self) -> str:
+        return f"Owner({self.budget.dataset or 'without a name'}, {self.budget!r})"
