@@ -91,6 +91,10 @@ class PrivacyBudget:
     records : DaskRecords, optional
         Records on other machines, from :func:`pymc_dp.from_dask`: the model was built on their
         examples.  They know their privacy units.  Default: the data of the model are the records.
+    resume : bool, default False
+        Go on with the newest budget on `ledger` that promises the same for as many units, as an
+        owner does whose process was started again (:class:`Owner`).  Default: reserve another
+        share.
     model : pymc.Model, optional
         Default: the model of the context.
 
@@ -133,6 +137,7 @@ class PrivacyBudget:
         ledger: str | bytes | os.PathLike[str] | Ledger | None = None,
         dataset: str | None = None,
         records: Any = None,
+        resume: bool = False,
         model: Model | None = None,
     ) -> None:
         _refuse_in_a_worker()
@@ -202,7 +207,9 @@ class PrivacyBudget:
                 "dataset": dataset,
                 "public": list(self.public),
                 "bounds": stated(model),
+                **({"n_public": self.n_public} if resume else {}),
             },
+            resume=resume,
         )
         self._variables = tuple(rv.name for rv in model.basic_RVs)
         #: Draws of `pymc_dp.sample` that are paid for and not released, the newest last.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,8 @@ _OPTIONS = [
 
 
 def _grpc() -> Any:
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # processes of chains do not use it
+    os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         import grpc
     except ImportError:

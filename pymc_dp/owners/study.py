@@ -119,7 +119,8 @@ class Owner:
         if "records" in budget:
             raise ValueError("records of a cluster: build the model and serve it without Owner.")
         with self.model:
-            self.budget = PrivacyBudget(epsilon, delta, **budget)
+            # a process that is started again goes on with what was agreed
+            self.budget = PrivacyBudget(epsilon, delta, resume=True, **budget)
 
     def __repr__(self) -> str:
         return f"Owner({self.budget.dataset or 'without a name'}, {self.budget!r})"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock, Timeout
 from pymc.model import Model
 
 from pymc_dp import errors
@@ -138,6 +139,16 @@ class _Kept:
     """
 
     def __init__(self, path: Path | None) -> None:
+        self._lock: FileLock | None = None
+        if path is not None:
+            self._lock = FileLock(f"{path}.lock", timeout=0, is_singleton=False)
+            try:
+                self._lock.acquire()
+            except Timeout:
+                raise PrivacyError(
+                    "Another process answers for this owner, from the same ledger. Two would "
+                    "answer the same question with different noise. Stop the other one."
+                ) from None
         self._file = sqlite3.connect(
             ":memory:" if path is None else path, check_same_thread=False, isolation_level=None
         )
@@ -149,6 +160,12 @@ class _Kept:
             "CREATE TABLE IF NOT EXISTS chains"
             " (plan INTEGER, chain INTEGER, state TEXT, PRIMARY KEY (plan, chain))"
         )
+
+    def close(self) -> None:
+        """Let another process answer."""
+        self._file.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def chains(self, plan_id: int) -> dict[int, dict[str, Any]]:
         """States of the chains of a plan that were begun."""
@@ -349,6 +366,11 @@ class Teller:
         self._methods: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             method: getattr(self, f"_{method}") for method in METHODS
         }
+
+    def close(self) -> None:
+        """Answer no more; another process may."""
+        with self._one_at_a_time:
+            self.kept.close()
 
     def handle(self, method: str, data: bytes) -> bytes:
         """The answer to a message: ``{"found": ...}``, or ``{"error": [name, text]}``.

@@ -59,8 +59,13 @@ class Account:
         neighboring: str,
         unit: str | None,
         public_payload: Mapping[str, Any],
+        resume: bool = False,
     ) -> Account:
-        """Reserve `cap` ledger units for one budget; the payload holds further public facts."""
+        """Reserve `cap` ledger units for one budget; the payload holds further public facts.
+
+        With `resume`, the newest account that is open and promises exactly the same is gone on
+        with, if there is one, and nothing is reserved.
+        """
         cap = check_integer("cap", cap, minimum=1)
         if cap > _LARGEST:
             raise ValueError("cap is more than a ledger can count; use an epsilon up to 1e6")
@@ -72,7 +77,18 @@ class Account:
                 f"counts {ledger.neighboring!r}; use the same relation, or another ledger"
             )
         limit = ledger.total_cap
+        payload = {
+            "epsilon": epsilon,
+            "delta": delta,
+            "neighboring": neighboring,
+            "unit": unit,
+            "public": dict(public_payload),
+        }
         with ledger.journal.transaction() as transaction:
+            same = [e for e in transaction.rows("account") if e.payload == as_stored(payload)]
+            still_open = [e for e in same if not standing(transaction, e.account).closed]
+            if resume and still_open:
+                return cls(ledger, still_open[-1].account)
             earlier = transaction.newest("account")
             if earlier is not None and earlier.payload["unit"] != unit:
                 raise LedgerError(
@@ -96,13 +112,6 @@ class Account:
                     "share, with budget.account.close()"
                 )
             number = transaction.count("account") + 1
-            payload = {
-                "epsilon": epsilon,
-                "delta": delta,
-                "neighboring": neighboring,
-                "unit": unit,
-                "public": dict(public_payload),
-            }
             transaction.append("account", number, cap, payload)
         return cls(ledger, number)
 

@@ -510,6 +510,7 @@ class Mortal(Here):
             self.teller.handle(method, data)
         if self.calls % 30 in (7, 19):
             self.deaths += 1
+            self.teller.close()
             self.teller = self.make()
         return super().call(method, data)
 
@@ -549,10 +550,36 @@ def test_what_units_gathered_is_gathered_again(tmp_path: Path) -> None:
     assert call(teller, "agree", message) == {"found": {}}
     for number, z in enumerate((0.3, -0.4)):
         ask(teller, 12, {"chain": 0, "number": number, "query": kick(z)})
+    teller.close()
     one, two = teller._plan(12), Teller(model)._plan(12)
     query = energy(-1.0, 1.0)
     exact = [plan.begun[0].holder.total(plan.query(query)) for plan in (one, two)]
     assert exact[0] == exact[1] != 0
+
+
+def test_two_processes_do_not_answer_for_one_owner(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    dp.Ledger.create(path)
+    model = owner(0, ledger=path)
+    first = Teller(model)
+    with pytest.raises(dp.PrivacyError, match="Another process answers for this owner"):
+        Teller(model)
+    first.close()
+    Teller(model).close()
+
+
+def test_an_owner_that_starts_again_has_no_second_budget(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    ledger = dp.Ledger.create(path)
+    first = dp.get_budget(owner(0, ledger=path, resume=True))
+    again = dp.get_budget(owner(0, ledger=path, resume=True))
+    assert first.account.number == again.account.number
+    assert ledger.total_reserved() == first.account.read().cap
+    # another promise, or as usual, is another budget
+    assert dp.get_budget(owner(1, ledger=path, resume=True)).account.number == 2
+    assert dp.get_budget(owner(0, ledger=path)).account.number == 3
+    first.account.close()
+    assert dp.get_budget(owner(0, ledger=path, resume=True)).account.number == 4
 
 
 def test_an_answer_that_could_not_be_kept_is_not_given(
