@@ -20,6 +20,8 @@ _LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 _FILES = ("ca.pem", "certificate.pem", "key.pem")
 #: Seconds that a call may take, before it is made again, and between two tries at most.
 _TIMEOUT, _LONGEST_PAUSE = 120.0, 5.0
+#: Seconds for which an owner is told that a run has ended.
+_AT_THE_END = 10.0
 #: Largest message in bytes: the scaling of a thousand parameters, in decimal digits.
 _LARGEST = 2**25
 _OPTIONS = [
@@ -136,6 +138,7 @@ class There:
 
     def call(self, method: str, data: bytes) -> Callable[[], bytes]:
         """Begin a call; the function returned waits for the answer."""
+        patience = min(self._patience, _AT_THE_END) if method == "close" else self._patience
         grpc, future = _grpc(), self._calls[method].future(data, timeout=_TIMEOUT)
 
         def wait() -> bytes:
@@ -145,7 +148,7 @@ class There:
                 try:
                     return bytes(future.result())
                 except grpc.RpcError as error:
-                    if time.monotonic() - begin > self._patience:
+                    if time.monotonic() - begin > patience:
                         raise OwnerUnavailable(
                             f"{self.name} ({self.address}) does not answer: {error.details()}. "
                             "Is it served, at this address, with certificates of the same study? "

@@ -21,7 +21,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from pymc_dp.base import threads
 from pymc_dp.base.checks import warn
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.errors import BudgetExceeded, LedgerError
+from pymc_dp.errors import BudgetExceeded, PrivacyError
 from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import MU2_UNIT
 from pymc_dp.privacy.preparation import Preparation, Unpayable
@@ -107,7 +107,7 @@ def settle(end: Callable[[], None]) -> None:
     """Call `end`, which ends a run in the ledger; a failure only warns, to keep the result."""
     try:
         end()
-    except (LedgerError, KeyboardInterrupt) as error:
+    except (PrivacyError, KeyboardInterrupt) as error:
         why = str(error) or "interrupted"
         warn(
             f"The ledger was not told that a run has ended: {why}. Nothing is lost but what was "
