@@ -291,6 +291,7 @@ class Owners:
                 name: max(facts[name] for facts in found) for name in ("epsilon", "delta", "gdp_mu")
             },
             "spent": {"epsilon": max(facts["spent"] for facts in found)},
+            "ledger": "of each owner",
             **({} if secure else {"privacy_guarantee": "none"}),
         }
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import sqlite3
 import threading
 from collections.abc import Callable, Mapping
@@ -45,6 +46,7 @@ from pymc_dp.rows.predictor import recognise
 from pymc_dp.tuning.effects import effects_of
 from pymc_dp.tuning.model_parts import ModelParts
 
+_log = logging.getLogger("pymc_dp.owners")
 #: Version of the messages, and what may be called.
 PROTOCOL = 1
 METHODS = ("describe", "agree", "release", "ask", "close")
@@ -191,7 +193,9 @@ class _Chain:
         self._plan, self.number, self.digest = plan, -1, ""
         self.answer: list[float] = []
         self.path: list[dict[str, Any]] = []  # the kicks of the path under way
-        self.holder = holder_of(plan.engine, plan.plan.plan_id)
+        if plan.engine.elsewhere is None:
+            plan.engine.linear()  # made once, for all chains
+        self.holder = holder_of(plan.engine.of_another_chain(), plan.plan.plan_id)
         if state is None:
             self.paid = PaidChain(plan.plan)
             return
@@ -420,7 +424,8 @@ class Teller:
     def _agree(self, message: dict[str, Any]) -> dict[str, Any]:
         """Record a plan; one of chains is charged now.  The same plan again changes nothing."""
         plan_id, kind = _whole("plan", message.get("plan")), message.get("kind")
-        if not isinstance(message.get("sampler"), str) or len(message["sampler"]) > 100:
+        name = message.get("sampler")
+        if not isinstance(name, str) or len(name) > 100 or not name.isprintable():
             raise PrivacyError("A plan does not name its sampler.")
         if kind == PREPARATION:
             self._agree_preparation(plan_id, message)
@@ -446,6 +451,11 @@ class Teller:
         if units - known > account.read().remaining:
             raise BudgetExceeded("What remains of the budget does not pay for this plan.")
         account.record_plan(plan_id, payload)
+        _log.info(
+            "Agreed: %s, one-off answers for at most epsilon = %.4g.",
+            message["sampler"],
+            self.budget.epsilon_of(units),
+        )
 
     def _agree_chains(self, plan_id: int, message: dict[str, Any]) -> None:
         wanted = {"plan", "kind", "sampler", "draws", "tune", "chains", "per_iteration"}
@@ -489,6 +499,16 @@ class Teller:
         if plan_id not in self._begun():
             account.begin_run(plan_id, max_runs=1, run_cost=plan.run_cost)
         pay_run(account, plan)
+        asked = ", ".join(f"{plan.releases(name)} of {name}" for name in events)
+        _log.info(
+            "Agreed: %s, %d chains of %d draws, %s. Charged so far: epsilon = %.4g of %.4g.",
+            plan.sampler,
+            plan.chains,
+            plan.draws,
+            asked,
+            self.budget.spent().epsilon,
+            self.budget.epsilon,
+        )
 
     def _begun(self) -> set[int | None]:
         return {entry.plan for entry in self.budget.account.entries() if entry.kind == "run"}
@@ -553,5 +573,6 @@ class Teller:
         entries = [e.kind for e in self.budget.account.entries() if e.plan == plan_id]
         if "finish" not in entries:
             self._plan(plan_id).close()
+            _log.info("Ended. Charged: epsilon = %.4g.", self.budget.spent().epsilon)
         self._plans.pop(plan_id, None)
         return {}

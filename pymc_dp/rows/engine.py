@@ -83,6 +83,12 @@ class RowEngine:
         """The same functions, in the same coordinates, on other records."""
         return self._but(groups=groups, n_units=n_units)
 
+    def of_another_chain(self) -> Self:
+        """The same records, and what was made of them, with a memory of its own."""
+        other = copy(self)
+        other.forget()
+        return other
+
     def release_memory(self) -> None:
         """Keep nothing that was made of the records, until it is needed again."""
         self._forget_all()

@@ -449,6 +449,7 @@ def plan_message(**changes: Any) -> dict[str, Any]:
         {"kind": "batches"},
         {"sampler": 1},
         {"sampler": "x" * 10_000},
+        {"sampler": "DPHMC\nAgreed: nothing"},
         {"plan": -1},
         {"plan": "12"},
         {"engine": {"predictor": True}},
