@@ -52,7 +52,6 @@ import pymc_dp as dp
 
 here = Path(__file__).parent
 rows = dict(np.load(here / "rows{k}.npz"))
-dp.Ledger.create(here / "ledger{k}")
 owner = dp.Owner(
     here / "study.py", rows, {epsilon}, {delta}, ledger=here / "ledger{k}", dataset="owner {k}"
 )

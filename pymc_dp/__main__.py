@@ -36,7 +36,9 @@ def _serve(args: argparse.Namespace) -> None:
     host = args.listen.rpartition(":")[0]
     name = owner.budget.dataset or "an owner without a name"
     print(f"Serving {name} on {host}:{port}, {owner.budget!r}.", flush=True)
-    print("Stop with Ctrl-C; what was agreed and answered is kept.", flush=True)
+    if owner.budget.ledger.is_temporary:
+        print("NO LEDGER: what is spent is forgotten when this stops. Give dp.Owner ledger=.")
+    print("Stop with Ctrl-C; what was agreed and answered is kept in the ledger.", flush=True)
     try:
         server.wait_for_termination()
     except KeyboardInterrupt:

@@ -8,6 +8,7 @@ It is Python that defines two things: `columns`, the arrays of a record, by name
 from __future__ import annotations
 
 import hashlib
+import os
 import runpy
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -19,6 +20,7 @@ from pymc.model import Model
 
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.clusters.shards import made_up_rows
+from pymc_dp.privacy.ledger import Ledger
 
 
 class ModelFile:
@@ -102,7 +104,8 @@ class Owner:
         What the owner allows everybody else to learn, in all; see :class:`PrivacyBudget`.
     **budget
         Other arguments of :class:`PrivacyBudget`: ``ledger`` (a file, so that a restart forgets
-        nothing), ``dataset`` (the owner's name), ``privacy_unit``, ``neighboring``, ``n_public``.
+        nothing; made if there is none), ``dataset`` (the owner's name), ``privacy_unit``,
+        ``neighboring``, ``n_public``.
 
     Raises
     ------
@@ -118,6 +121,10 @@ class Owner:
         self.model = file.model(file.rows(data))
         if "records" in budget:
             raise ValueError("records of a cluster: build the model and serve it without Owner.")
+        ledger = budget.get("ledger")
+        if isinstance(ledger, str | os.PathLike) and not Path(ledger).exists():
+            same = {name: budget[name] for name in ("neighboring", "dataset") if name in budget}
+            Ledger.create(ledger, **same)
         with self.model:
             # a process that is started again goes on with what was agreed
             self.budget = PrivacyBudget(epsilon, delta, resume=True, **budget)

@@ -60,7 +60,8 @@ _MECHANISMS: dict[str, tuple[type, ...]] = {
 _ROWS, _PLACES = 16, 3
 #: Most engines in other coordinates that are held at a time.
 _ENGINES = 4
-_MOST = 10**6  # draws, tune, chains and answers per iteration that anybody may want
+#: Draws, tune and answers per iteration, and chains, that anybody may want.
+_MOST, _MOST_CHAINS = 10**6, 10**3
 
 
 class Engines:
@@ -151,12 +152,12 @@ class _Kept:
                     "Another process answers for this owner, from the same ledger. Two would "
                     "answer the same question with different noise. Stop the other one."
                 ) from None
+            path.touch(mode=0o600)
         self._file = sqlite3.connect(
             ":memory:" if path is None else path, check_same_thread=False, isolation_level=None
         )
         self._file.execute("PRAGMA synchronous = FULL")
         if path is not None:
-            path.chmod(0o600)
             self._file.execute("PRAGMA journal_mode = WAL")
         self._file.execute(
             "CREATE TABLE IF NOT EXISTS chains"
@@ -254,6 +255,11 @@ class _AgreedPlan:
         self.begun = {
             number: _Chain(self, state) for number, state in teller.kept.chains(plan_id).items()
         }
+        if len(self.begun) < self._in_ledger():
+            raise PrivacyError(
+                "The file with the last answers of this owner is lost, or another one. A question "
+                "that was answered could be answered again, so none is."
+            )
 
     def query(self, message: Any) -> Query:
         """The query of a message, checked against what was agreed."""
@@ -307,12 +313,18 @@ class _AgreedPlan:
         if number >= self.plan.chains:
             raise PrivacyError(f"The plan has {self.plan.chains} chains, and another one asks.")
         if number not in self.begun:
-            account = self._teller.budget.account
-            mine = [e for e in account.entries() if e.plan == self.plan.plan_id]
-            if sum(entry.kind == "chain" for entry in mine) <= number:
-                account.begin_chain(self.plan.plan_id)
-            self.begun[number] = _Chain(self, None)
+            chain = _Chain(self, None)
+            # kept first: the ledger never knows of a chain that the file does not
+            self._teller.kept.keep(self.plan.plan_id, {number: chain.state})
+            if self._in_ledger() <= len(self.begun):
+                self._teller.budget.account.begin_chain(self.plan.plan_id)
+            self.begun[number] = chain
         return number, self.begun[number]
+
+    def _in_ledger(self) -> int:
+        """Chains that the ledger has."""
+        entries = self._teller.budget.account.entries()
+        return sum(e.kind == "chain" and e.plan == self.plan.plan_id for e in entries)
 
     def close(self) -> None:
         """Return what was charged for iterations that were not begun."""
@@ -335,7 +347,7 @@ def _plan_of(plan_id: int, payload: Mapping[str, Any]) -> Plan:
 def _whole(name: str, value: Any, least: int = 0, most: int = 2**53) -> int:
     """A whole number of a message."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise PrivacyError(f"`{name}` of a message must be a whole number from {least} on.")
+        raise PrivacyError(f"`{name}` of a message must be a whole number, {least} to {most}.")
     return value
 
 
@@ -463,8 +475,12 @@ class Teller:
         if set(message) != wanted:
             raise PrivacyError("A plan does not have its parts.")
         numbers = {
-            name: _whole(name, message[name], 0 if name == "tune" else 1, _MOST)
-            for name in ("draws", "tune", "chains")
+            name: _whole(name, message[name], least, most)
+            for name, least, most in (
+                ("draws", 1, _MOST),
+                ("tune", 0, _MOST),
+                ("chains", 1, _MOST_CHAINS),
+            )
         }
         counts = {name: _counts(name, message[name]) for name in ("per_iteration", "at_start")}
         mechanisms = {name for of in counts.values() for name in of}

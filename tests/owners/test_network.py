@@ -56,10 +56,7 @@ OWNER = """
     rng = np.random.default_rng({k})
     x = rng.normal(size=(200, 2))
     y = (rng.random(200) < 1.0 / (1.0 + np.exp(-x @ [0.8, -0.5]))).astype(int)
-    ledger = here / "ledger{k}"
-    if not ledger.exists():
-        dp.Ledger.create(ledger)
-    data = dict(x=x, y=y)
+    data, ledger = dict(x=x, y=y), here / "ledger{k}"
     owner = dp.Owner(here / "study.py", data, 2.0, 1e-6, ledger=ledger, dataset="hospital {k}")
 """
 

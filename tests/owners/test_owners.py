@@ -443,6 +443,7 @@ def plan_message(**changes: Any) -> dict[str, Any]:
         {"draws": 0},
         {"draws": 5.0},
         {"chains": True},
+        {"chains": 10**4},
         {"per_iteration": {"gradient": -1}},
         {"per_iteration": {"statistic": 1}},
         {"per_iteration": {}},
@@ -556,6 +557,25 @@ def test_what_units_gathered_is_gathered_again(tmp_path: Path) -> None:
     query = energy(-1.0, 1.0)
     exact = [plan.begun[0].holder.total(plan.query(query)) for plan in (one, two)]
     assert exact[0] == exact[1] != 0
+
+
+def test_an_owner_without_its_last_answers_answers_no_more(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    dp.Ledger.create(path)
+    model = owner(0, ledger=path)
+    teller = Teller(model)
+    call(teller, "agree", plan_message(noise_multipliers={"gradient": 100.0}))
+    assert "answer" in ask(teller, 12, {"chain": 0, "number": 0, "query": kick()})
+    teller.close()
+    for file in tmp_path.glob("ledger.answers*"):
+        file.unlink()
+    teller = Teller(model)
+    found = ask(teller, 12, {"chain": 0, "number": 0, "query": kick()})
+    assert "is lost, or another one" in found["error"][1]
+    spent = teller.budget.account.read().spent
+    assert "is lost" in call(teller, "close", {"plan": 12})["error"][1]
+    assert teller.budget.account.read().spent == spent
+    teller.close()
 
 
 def test_two_processes_do_not_answer_for_one_owner(tmp_path: Path) -> None:

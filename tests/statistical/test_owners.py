@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +23,7 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.langevin import ConstantInterval
 from pymc_dp.kernels.penalty import GaussianProposal, GuidedProposal, OneComponentProposal
 from pymc_dp.kernels.targets import Tilted
-from pymc_dp.owners import analyst, teller
-from pymc_dp.owners.analyst import Asked, Owners
+from pymc_dp.owners.analyst import Owners
 from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.chains import Queries
 from pymc_dp.privacy.noise import insecure_noise
@@ -34,8 +32,19 @@ from pymc_dp.rows.functions import PublicTerms
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.rows.predictor import recognise
 from pymc_dp.tuning.model_parts import ModelParts
+from tests.kernels.test_stationarity import (
+    ANCHORED as HARNESS_ANCHORED,
+)
+from tests.kernels.test_stationarity import (
+    LANGEVIN_NOISE,
+    LOGISTIC,
+    RANDOM_WALK,
+    chain,
+    hmc_settings,
+    langevin_settings,
+)
 from tests.privacy.toy import FreeMeter
-from tests.statistical.harness import Z_LIMIT, Target
+from tests.statistical.harness import Z_LIMIT, NoisyQueries, Target, run
 from tests.statistical.test_anchored import AT, PRIOR_SD, Run, X, Y
 
 pytestmark = [
@@ -215,63 +224,101 @@ def test_the_posterior_of_all_records_is_stationary(name: str) -> None:
     assert found.worst(target) < Z_LIMIT, found.z_scores(target)
 
 
-@pytest.mark.parametrize("name", ["DPPenalty", "DPHMC", "DPLangevin plain"])
-def test_noise_that_is_left_out_of_the_penalty_is_noticed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The analyst does not know of the noise of the owner that adds most."""
-    whole = Owners.multiplier
-
-    def without(self: Owners, plan_id: int, mechanism: str) -> float:
-        found = whole(self, plan_id, mechanism)
-        if mechanism == "gradient":
-            return found
-        units = [1.0 / owner.units for owner in self.owners]
-        return found * math.sqrt(1.0 - max(units) / sum(units))
-
-    monkeypatch.setattr(Owners, "multiplier", without)
-    found = sampled(name)
-    assert found.worst(target_of(CASES[name])) > FAULT_LIMIT
+# -- faults that need thousands of chains: the same sums of three owners' answers, all at once -----
 
 
-@pytest.mark.parametrize("name", ["DPPenalty", "DPLangevin anchored"])
-def test_an_answer_that_is_counted_twice_is_noticed(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    summed = analyst._summed
+class ThreeOwners(NoisyQueries):
+    """Records of a target with three unequal owners, each with noise of its own."""
 
-    def twice(values: Sequence[np.ndarray], size: int) -> np.ndarray:
-        return summed([*values, values[-1]], size)
+    weights = np.array([0.62, 0.22, 0.16])  # of the variance
+    parts = (slice(0, 2), slice(2, 6), slice(6, 12))
 
-    monkeypatch.setattr(analyst, "_summed", twice)
-    assert sampled(name).worst(target_of(CASES[name])) > FAULT_LIMIT
+    def _noise(self, sd: Any, shape: tuple[int, ...]) -> np.ndarray:
+        """(owners, ...) noise of each answer."""
+        every = self.rng.standard_normal((3, *shape))
+        return every * np.sqrt(self.weights).reshape(3, *[1] * len(shape)) * sd
+
+    def noisy_gradient(self, z: np.ndarray, g: np.ndarray) -> np.ndarray:
+        noise = self._noise(self.gradient_noise_sd, z.shape)
+        answers = [g[..., k, :].sum(-2) + x for k, x in zip(self.parts, noise, strict=True)]
+        return np.asarray(self.together(answers))
+
+    def noisy_sum(self, name: str, terms: np.ndarray, lower: Any, upper: Any) -> Any:
+        lower, upper = np.asarray(lower), np.asarray(upper)
+        bounded = np.clip(terms, lower[..., None], upper[..., None])
+        self.clipped += np.count_nonzero(np.abs(bounded - terms) > 1e-9)
+        noise_sd = self.noise_multiplier * (upper - lower)
+        noise = self._noise(noise_sd, terms.shape[:-1])
+        answers = [bounded[..., k].sum(-1) + x for k, x in zip(self.parts, noise, strict=True)]
+        return self.together(answers), self.stated(noise_sd)
+
+    def together(self, answers: list[np.ndarray]) -> np.ndarray:
+        return sum(answers)
+
+    def stated(self, noise_sd: Any) -> Any:
+        return noise_sd
 
 
-def ask_again(self: Asked, query: Any, receipt: Any, answer: Any = Asked.answer) -> np.ndarray:
-    """Of two answers to the same question, the one that is better for the proposal."""
-    first = answer(self, query, receipt)
-    if query.mechanism == "gradient" or query.sum.told is not None:
-        return first
-    self._number -= 1
-    receipt.put_back(query.mechanism)
-    return np.maximum(first, answer(self, query, receipt))
+class LeftOut(ThreeOwners):
+    """The noise of one owner is left out of the penalty."""
+
+    def stated(self, noise_sd: Any) -> Any:
+        return noise_sd * math.sqrt(1.0 - self.weights[0])
 
 
-@pytest.mark.parametrize("honest", [True, False])
-def test_a_question_that_is_asked_again_has_the_same_answer(
-    honest: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Fresh noise for one charge would let an analyst choose; an owner that forgets is noticed."""
-    monkeypatch.setattr(Asked, "answer", ask_again)
-    if not honest:
-        ask = teller._Chain.ask
+class Twice(ThreeOwners):
+    """The answer of one owner counts twice."""
 
-        def forgetful(self: Any, number: int, message: Any) -> bool:
-            if number == self.number:
-                self.number -= 1
-                self.paid.receipt.put_back(message["mechanism"])
-            return ask(self, number, message)
+    def together(self, answers: list[np.ndarray]) -> np.ndarray:
+        return sum(answers) + answers[2]
 
-        monkeypatch.setattr(teller._Chain, "ask", forgetful)
-    worst = sampled("DPPenalty").worst(PLAIN)
-    assert worst < Z_LIMIT if honest else worst > FAULT_LIMIT
+
+class Fresh(ThreeOwners):
+    """One owner is asked again, and answers with fresh noise: the best of three is taken."""
+
+    def noisy_sum(self, name: str, terms: np.ndarray, lower: Any, upper: Any) -> Any:
+        value, noise_sd = super().noisy_sum(name, terms, lower, upper)
+        spread = np.sqrt(self.weights[0]) * noise_sd
+        first = spread * self.rng.standard_normal(value.shape)
+        others = spread * self.rng.standard_normal((2, *value.shape))
+        return value + np.maximum(first, others.max(axis=0)) - first, noise_sd
+
+
+MANY = {
+    "DPPenalty": (penalty, LOGISTIC, RANDOM_WALK, {"noise_multiplier": 0.6}),
+    "DPHMC": (hmc, LOGISTIC, hmc_settings(), {"gradient_noise_sd": 1.2, "noise_multiplier": 0.4}),
+    "DPLangevin plain": (
+        langevin,
+        LOGISTIC,
+        langevin_settings(),
+        {**LANGEVIN_NOISE, "noise_multiplier": 1.6},
+    ),
+    "DPLangevin anchored": (
+        langevin,
+        HARNESS_ANCHORED,
+        langevin_settings(n_steps=2, persistent=False),
+        LANGEVIN_NOISE,
+    ),
+}
+
+
+def many_chains(name: str, queries: type[NoisyQueries]) -> Any:
+    kernel, target, settings, noise = MANY[name]
+    asked, state, step = chain(kernel, target, settings=dict(settings), queries=queries, **noise)
+    report = run(step, state, target, iterations=400)
+    assert asked.clipped == 0
+    return report
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_many_chains_are_stationary(name: str) -> None:
+    report = many_chains(name, ThreeOwners)
+    assert 0.05 < report.acceptance < 0.95, "the accept test must matter"
+    assert abs(report.worst[1]) < Z_LIMIT, report
+
+
+@pytest.mark.parametrize("fault", [LeftOut, Twice, Fresh])
+@pytest.mark.parametrize("name", MANY)
+def test_faults_are_noticed(name: str, fault: type[ThreeOwners]) -> None:
+    report = many_chains(name, fault)
+    assert abs(report.worst[1]) > FAULT_LIMIT, report
