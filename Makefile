@@ -59,9 +59,9 @@ docs: $(VENV)/.installed-docs
 	$(VENV_PYTHON) docs/check_links.py docs/_build/html
 
 $(VENV)/.installed-demo: EXTRAS = examples
-$(VENV)/.installed-test: EXTRAS = test,accounting
+$(VENV)/.installed-test: EXTRAS = test,accounting,distributed,owners
 $(VENV)/.installed-lint: EXTRAS = lint
-$(VENV)/.installed-docs: EXTRAS = docs,accounting
+$(VENV)/.installed-docs: EXTRAS = docs,accounting,owners
 
 $(VENV)/.installed-%: pyproject.toml $(VENV)/.created
 	@echo "Installing pymc_dp[$(EXTRAS)] into $(VENV) (minutes the first time)"

@@ -222,7 +222,9 @@ def test_one_owner_is_not_several(models: list[pm.Model]) -> None:
     with logistic(40, 99), pytest.raises(ValueError, match="two or more"):
         dp.Owners(models[:1])
     model = logistic(40, 99)
-    with model, pytest.raises(ValueError, match=r"owners\[1\] must be a PyMC model"):
+    with model, pytest.raises(ValueError, match=r"owners\[1\] must be an address"):
+        dp.Owners([models[0], 42])
+    with model, pytest.raises(ValueError, match="The owner at hospital needs certificates"):
         dp.Owners([models[0], "hospital"])
     with model, pytest.raises(ValueError, match=r"owners\[1\] is the analyst's model"):
         dp.Owners([models[0], model])
