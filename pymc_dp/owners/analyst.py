@@ -31,7 +31,7 @@ from pymc_dp.owners.lockstep import Line, Lockstep
 from pymc_dp.owners.messages import encoded, encoded_query, packed, unpacked
 from pymc_dp.owners.network import There
 from pymc_dp.owners.study import ModelFile, Owner
-from pymc_dp.owners.teller import PROTOCOL, Teller, structure_of
+from pymc_dp.owners.teller import PROTOCOL, Teller, structure_of, teller_of
 from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import (
     GaussianEvent,
@@ -77,12 +77,8 @@ class Known:
 
     name: str
     channel: Channel
-    facts: dict[str, Any]
-
-    @property
-    def units(self) -> int:
-        """Ledger units that its budget has for this study."""
-        return int(self.facts["remaining"])
+    facts: dict[str, Any]  # as it told them last
+    units: int  # of its ledger, that its budget had for this study at the beginning
 
     def own_cost(self, cost: int, whole: int) -> int:
         """Its cost, in units of its own ledger, of what costs `cost` of `whole` in the plan."""
@@ -221,9 +217,8 @@ class Owners:
                 )
             if found is self.model:
                 raise ValueError(f"owners[{k}] is the analyst's model. Build one without records.")
-            channel = Here(
-                Teller(found, None if made is None else made.model_hash), f"owner {k + 1}"
-            )
+            teller = teller_of(found, None if made is None else made.model_hash)
+            channel = Here(teller, f"owner {k + 1}")
         facts = _called(channel, "describe", {})()
         if facts["protocol"] != PROTOCOL:
             raise UnsafeModel(f"{channel.name} uses another version of pymc_dp. Use the same one.")
@@ -234,7 +229,7 @@ class Owners:
                 f"{facts['model_hash'][:12]}, yours with {str(self._hash)[:12]}. Send each other "
                 "the file, and serve again."
             )
-        return Known(channel.name, channel, facts)
+        return Known(channel.name, channel, facts, int(facts["remaining"]))
 
     def _refuse_unlike(self, model: Model) -> None:
         first = self.owners[0].facts
@@ -307,7 +302,13 @@ class Owners:
             else self._run(plan_id, plan, owner, rows)
             for owner in self.owners
         ]
-        self.all("agree", messages)
+        try:
+            self.all("agree", messages)
+        except BaseException:  # those that have agreed have charged
+            if plan["kind"] != PREPARATION:
+                with suppress(PrivacyError):
+                    self.all("close", [{"plan": plan_id}] * len(self.owners))
+            raise
         self._gate()  # before chains are begun in other processes
         if plan["kind"] == PREPARATION:
             self._parts[plan_id] = [message["units"] for message in messages]
@@ -427,7 +428,15 @@ class Owners:
         with self._at_once:
             pairs = zip(self.owners, messages, strict=True)
             waiting = [_called(owner.channel, method, message) for owner, message in pairs]
-            return [wait() for wait in waiting]
+            found, failed = [], []
+            for wait in waiting:
+                try:
+                    found.append(wait())
+                except PrivacyError as error:
+                    failed.append(error)
+        if failed:
+            raise failed[0]
+        return found
 
     def close(self, plan_id: int) -> None:
         """Tell all owners that no more will be asked for a plan."""

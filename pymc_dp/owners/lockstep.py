@@ -55,11 +55,11 @@ class Lockstep:
                 assert isinstance(line, connection.Connection)
                 try:
                     plan_id, question = line.recv()
+                    if question is None:
+                        line.send(self._begin(plan_id))
+                        continue
                 except (EOFError, OSError):  # the chain has ended
                     self._idle.remove(line)
-                    continue
-                if question is None:
-                    line.send(self._begin(plan_id))
                     continue
                 first = first if waiting else time.monotonic()
                 waiting[line] = plan_id, question

@@ -28,6 +28,7 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", _LARGEST),
     ("grpc.max_send_message_length", _LARGEST),
     ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.so_reuseport", 0),  # or a second server could listen on the same port
 ]
 
 

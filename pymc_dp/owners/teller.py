@@ -10,11 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import sqlite3
+import os
 import threading
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -22,7 +22,7 @@ from pymc.model import Model
 
 from pymc_dp import errors
 from pymc_dp.budget import require_budget
-from pymc_dp.errors import BudgetExceeded, PrivacyError
+from pymc_dp.errors import BudgetExceeded, LedgerError, PrivacyError, UnsafeModel
 from pymc_dp.owners.messages import (
     OF_CHAINS,
     OF_RELEASES,
@@ -109,7 +109,7 @@ class Engines:
 
 @np.errstate(all="ignore")
 def structure_of(parts: ModelParts) -> dict[str, Any]:
-    """What two models must have in common; from made-up rows, it tells of no record.
+    """What two models must have in common.  It reads no record; numbers in a model are public.
 
     Parameters and observed variables, and the log densities of made-up rows and of the parameters
     at a few places: a constant of the model that differs changes them.
@@ -132,59 +132,6 @@ def structure_of(parts: ModelParts) -> dict[str, Any]:
         "observed": [list(group.functions.graph.names) for group in engine.groups],
         "densities": [x if np.isfinite(x) else str(x) for x in numbers],
     }
-
-
-class _Kept:
-    """Where the chains of plans are, with the last answer of each, in a file if there is one.
-
-    Committed before an answer is sent.  It is as private as the records: a power failure may leave
-    an answer in it that nobody has got.
-    """
-
-    def __init__(self, path: Path | None) -> None:
-        self._lock: FileLock | None = None
-        if path is not None:
-            self._lock = FileLock(f"{path}.lock", timeout=0, is_singleton=False)
-            try:
-                self._lock.acquire()
-            except Timeout:
-                raise PrivacyError(
-                    "Another process answers for this owner, from the same ledger. Two would "
-                    "answer the same question with different noise. Stop the other one."
-                ) from None
-            path.touch(mode=0o600)
-        self._file = sqlite3.connect(
-            ":memory:" if path is None else path, check_same_thread=False, isolation_level=None
-        )
-        self._file.execute("PRAGMA synchronous = FULL")
-        if path is not None:
-            self._file.execute("PRAGMA journal_mode = WAL")
-        self._file.execute(
-            "CREATE TABLE IF NOT EXISTS chains"
-            " (plan INTEGER, chain INTEGER, state TEXT, PRIMARY KEY (plan, chain))"
-        )
-
-    def close(self) -> None:
-        """Let another process answer."""
-        self._file.close()
-        if self._lock is not None:
-            self._lock.release()
-
-    def chains(self, plan_id: int) -> dict[int, dict[str, Any]]:
-        """States of the chains of a plan that were begun."""
-        found = self._file.execute("SELECT chain, state FROM chains WHERE plan = ?", (plan_id,))
-        return {chain: json.loads(state) for chain, state in found}
-
-    def keep(self, plan_id: int, states: Mapping[int, Mapping[str, Any]]) -> None:
-        """Keep states of some chains, all or none."""
-        rows = [(plan_id, chain, json.dumps(state)) for chain, state in states.items()]
-        self._file.execute("BEGIN IMMEDIATE")
-        try:
-            self._file.executemany("INSERT OR REPLACE INTO chains VALUES (?, ?, ?)", rows)
-        except BaseException:
-            self._file.execute("ROLLBACK")
-            raise
-        self._file.execute("COMMIT")
 
 
 class _Chain:
@@ -219,7 +166,7 @@ class _Chain:
 
     def ask(self, number: int, message: Any) -> bool:
         """Make the answer to a question; False if it was made before."""
-        digest = hashlib.blake2b(packed({"query": message})).hexdigest()
+        digest = _digest({"query": message})
         if number == self.number and digest == self.digest:
             return False
         if number != self.number + 1:
@@ -227,15 +174,18 @@ class _Chain:
                 "A question was asked again in other words, or out of its turn. It is not answered."
             )
         query = self._plan.query(message)
-        of = query.of
+        of, path = query.of, self.path
+        if isinstance(of, Kick) and path and path[0]["of"]["path"] != of.path:
+            path = []
+        if isinstance(of, EnergyError):
+            if not path or (path[0]["of"]["path"], len(path)) != (of.path, of.kicks):
+                raise PrivacyError("An energy error was asked for, but not for all kicks.")
         self._plan.try_on_made_up(query)
         value = self.holder.answer(query, self.paid.pays(query.mechanism))
         self.number, self.digest, self.answer = number, digest, value.tolist()
         if isinstance(of, Kick):
-            first = self.path[0]["of"]["path"] if self.path else of.path
-            self.path = [*(self.path if first == of.path else []), message]
-        else:
-            self.path = []
+            path = [*path, message]
+        self.path = [] if isinstance(of, EnergyError) else path
         return True
 
 
@@ -252,14 +202,12 @@ class _AgreedPlan:
         }
         self._tried: set[type] = set()
         self._unkept: dict[int, _Chain] = {}
-        self.begun = {
-            number: _Chain(self, state) for number, state in teller.kept.chains(plan_id).items()
-        }
-        if len(self.begun) < self._in_ledger():
+        if payload["settings"]["model"] != teller.model_digest:
             raise PrivacyError(
-                "The file with the last answers of this owner is lost, or another one. A question "
-                "that was answered could be answered again, so none is."
+                "The plan was agreed for another model than the one that is served now."
             )
+        states = teller.budget.account.states(plan_id)
+        self.begun = {number: _Chain(self, state) for number, state in states.items()}
 
     def query(self, message: Any) -> Query:
         """The query of a message, checked against what was agreed."""
@@ -302,7 +250,7 @@ class _AgreedPlan:
                 given.append({"error": [type(error).__name__, str(error)]})
         if self._unkept:  # also what could not be kept when it was made, and was not given
             states = {k: chain.state for k, chain in self._unkept.items()}
-            self._teller.kept.keep(self.plan.plan_id, states)
+            self._teller.budget.account.keep_states(self.plan.plan_id, states)
             self._unkept.clear()
         return given
 
@@ -313,18 +261,8 @@ class _AgreedPlan:
         if number >= self.plan.chains:
             raise PrivacyError(f"The plan has {self.plan.chains} chains, and another one asks.")
         if number not in self.begun:
-            chain = _Chain(self, None)
-            # kept first: the ledger never knows of a chain that the file does not
-            self._teller.kept.keep(self.plan.plan_id, {number: chain.state})
-            if self._in_ledger() <= len(self.begun):
-                self._teller.budget.account.begin_chain(self.plan.plan_id)
-            self.begun[number] = chain
+            self.begun[number] = _Chain(self, None)
         return number, self.begun[number]
-
-    def _in_ledger(self) -> int:
-        """Chains that the ledger has."""
-        entries = self._teller.budget.account.entries()
-        return sum(e.kind == "chain" and e.plan == self.plan.plan_id for e in entries)
 
     def close(self) -> None:
         """Return what was charged for iterations that were not begun."""
@@ -344,6 +282,10 @@ def _plan_of(plan_id: int, payload: Mapping[str, Any]) -> Plan:
     return Plan(**{name: payload[name] for name in kept}, events=events, plan_id=plan_id)
 
 
+def _digest(message: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(packed(message), digest_size=16).hexdigest()
+
+
 def _whole(name: str, value: Any, least: int = 0, most: int = 2**53) -> int:
     """A whole number of a message."""
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -355,6 +297,16 @@ def _counts(name: str, value: Any) -> dict[str, int]:
     if not isinstance(value, dict) or not set(value) <= set(_MECHANISMS):
         raise PrivacyError(f"`{name}` of a plan must count answers of known mechanisms.")
     return {mechanism: _whole(name, count, 1, _MOST) for mechanism, count in value.items()}
+
+
+_tellers: WeakKeyDictionary[Model, Teller] = WeakKeyDictionary()
+
+
+def teller_of(model: Model, model_hash: str | None = None) -> Teller:
+    """The one that answers for a model in this process."""
+    if model not in _tellers or _tellers[model].closed:
+        _tellers[model] = Teller(model, model_hash)
+    return _tellers[model]
 
 
 class Teller:
@@ -373,9 +325,23 @@ class Teller:
         self.parts = ModelParts(model, self.budget, computed=())
         self.engines = Engines(self.parts)
         self._hash, self._structure = model_hash, structure_of(self.parts)
-        ledger = self.budget.ledger
-        path = None if ledger.is_temporary else Path(f"{ledger.path}.answers")
-        self.kept = _Kept(path)
+        #: Of what a plan is agreed for.
+        self.model_digest = _digest({"hash": model_hash, "structure": self._structure})
+        ledger, self._process, self.closed = self.budget.ledger, os.getpid(), False
+        resumed = "n_public" in self.budget.account.read().public
+        if not (ledger.is_temporary or resumed or ledger.total_cap is not None):
+            raise UnsafeModel(
+                "A process that is started again would have another budget on the same ledger. "
+                "Declare PrivacyBudget(..., resume=True), or use dp.Owner."
+            )
+        self._lock = FileLock(f"{ledger.path}.owner", timeout=0, is_singleton=False)
+        try:
+            self._lock.acquire()
+        except Timeout:
+            raise PrivacyError(
+                "Another process answers for this owner, from the same ledger. Two would answer "
+                "the same question with different noise. Stop the other one."
+            ) from None
         self._plans: dict[int, _AgreedPlan] = {}
         self._preparations: dict[int, Preparation] = {}
         self._one_at_a_time = threading.Lock()
@@ -386,7 +352,8 @@ class Teller:
     def close(self) -> None:
         """Answer no more; another process may."""
         with self._one_at_a_time:
-            self.kept.close()
+            self.closed = True
+            self._lock.release()
 
     def handle(self, method: str, data: bytes) -> bytes:
         """The answer to a message: ``{"found": ...}``, or ``{"error": [name, text]}``.
@@ -395,8 +362,14 @@ class Teller:
         its kind is told.
         """
         try:
+            if self.closed or self._process != os.getpid():
+                raise PrivacyError("This is not the process that answers for the owner.")
             with self._one_at_a_time, interrupts_wait():
                 return packed({"found": self._methods[method](unpacked(data))})
+        except LedgerError as error:  # its text names files
+            _log.warning("%s", error)
+            text = "The ledger of the owner refused: it has another plan of this number, or fails."
+            return packed({"error": [LedgerError.__name__, text]})
         except PrivacyError as error:
             name = type(error).__name__
             name = name if hasattr(errors, name) else PrivacyError.__name__
@@ -485,7 +458,9 @@ class Teller:
         counts = {name: _counts(name, message[name]) for name in ("per_iteration", "at_start")}
         mechanisms = {name for of in counts.values() for name in of}
         multipliers, norms = message["noise_multipliers"], message["clip_norms"]
-        if not mechanisms or not isinstance(multipliers, dict) or set(multipliers) != mechanisms:
+        if not counts["per_iteration"]:
+            raise PrivacyError("A plan of chains asks for nothing in an iteration.")
+        if not isinstance(multipliers, dict) or set(multipliers) != mechanisms:
             raise PrivacyError("A plan does not say how much noise each of its answers has.")
         clipped = mechanisms - {"energy_error"}
         if not isinstance(norms, dict) or set(norms) != clipped:
@@ -506,13 +481,16 @@ class Teller:
         payload = plan.payload(
             engine=message["engine"],
             clip_norms=clip_norms,
+            model=self.model_digest,
             secure=noise_is_secure(self.budget.ledger),
         )
-        account = self.budget.account
-        if plan.run_cost - account.charged(plan_id) > account.read().remaining:
+        account, kinds = self.budget.account, self._kinds(plan_id)
+        if "finish" in kinds:
+            raise PrivacyError("A plan that was ended cannot be agreed again.")
+        if "lease" not in kinds and plan.run_cost > account.read().remaining:
             raise BudgetExceeded("What remains of the budget does not pay for this plan.")
         account.record_plan(plan_id, payload)
-        if plan_id not in self._begun():
+        if "run" not in kinds:
             account.begin_run(plan_id, max_runs=1, run_cost=plan.run_cost)
         pay_run(account, plan)
         asked = ", ".join(f"{plan.releases(name)} of {name}" for name in events)
@@ -526,8 +504,9 @@ class Teller:
             self.budget.epsilon,
         )
 
-    def _begun(self) -> set[int | None]:
-        return {entry.plan for entry in self.budget.account.entries() if entry.kind == "run"}
+    def _kinds(self, plan_id: int) -> set[str]:
+        """Kinds of what the ledger has of a plan."""
+        return {e.kind for e in self.budget.account.entries() if e.plan == plan_id}
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -539,16 +518,17 @@ class Teller:
         share = positive("share", message["share"])
         account, budget = self.budget.account, self.budget
         engine = self.engines.of(message["engine"])
+        if engine.is_tilted:
+            raise PrivacyError("One-off releases are about scores, and not about changes of them.")
         # the noise follows from the share: this grid only makes a query of the message
         grid = Grid.finest(1.0, budget.n_public)
         query = decoded_query(message["query"], OF_RELEASES, engine.d, grid, budget.neighboring)
         kept = account.kept(plan_id)
+        asked = _digest(message)
         if number < len(kept):
-            request = kept[number].values["request"]
-            same = kept[number].label == query.mechanism and request["share"] == share
-            if not same or request["of"] != type(query.of).__name__:
-                raise PrivacyError("Something else was released in this place.")
             values = kept[number].values
+            if values["request"].get("asked") != asked:
+                raise PrivacyError("Something else was released in this place.")
             return {"value": values["value"], "noise_sd": values["noise_sd"]}
         if plan_id not in self._preparations:
             units = account.plan(plan_id).get("units", 0)
@@ -556,7 +536,7 @@ class Teller:
                 engine, account, plan_id, units, budget.n_public
             )
         preparation = self._preparations[plan_id]
-        preparation.engine = engine
+        preparation.engine, preparation.asked = engine, asked
         preparation.skip_kept()
         if number != preparation.answered:
             raise PrivacyError("A request is out of its turn. It is not answered.")
@@ -577,17 +557,18 @@ class Teller:
     def _plan(self, number: Any) -> _AgreedPlan:
         plan_id = _whole("plan", number)
         if plan_id not in self._plans:
-            kinds = {e.kind for e in self.budget.account.entries() if e.plan == plan_id}
+            kinds = self._kinds(plan_id)
             if "lease" not in kinds or "finish" in kinds:
                 raise PrivacyError("A question is about a plan that is not agreed, or was ended.")
+            while len(self._plans) >= _ENGINES:  # it is loaded again when it is asked for
+                del self._plans[next(iter(self._plans))]
             self._plans[plan_id] = _AgreedPlan(self, plan_id, self.budget.account.plan(plan_id))
         return self._plans[plan_id]
 
     def _close(self, message: dict[str, Any]) -> dict[str, Any]:
         """End a plan of chains, and return what was not used."""
         plan_id = _whole("plan", message.get("plan"))
-        entries = [e.kind for e in self.budget.account.entries() if e.plan == plan_id]
-        if "finish" not in entries:
+        if "finish" not in self._kinds(plan_id):
             self._plan(plan_id).close()
             _log.info("Ended. Charged: epsilon = %.4g.", self.budget.spent().epsilon)
         self._plans.pop(plan_id, None)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -297,6 +297,35 @@ class Account:
                 payload = {"cost": cost, "iterations": granted}
                 transaction.append("lease", self.number, granted * cost, payload, plan_id)
         return granted
+
+    def lease_run(self, plan_id: int, parts: Sequence[tuple[int, int]]) -> None:
+        """Charge all of a run at once: for each part, a number of answers at a cost. A run that is
+        charged is not charged again. BudgetExceeded, with nothing charged, if it cannot be paid.
+        """
+        with self.ledger.journal.transaction() as transaction:
+            if transaction.count("lease", account=self.number, plan=plan_id):
+                return
+            info = self._open(transaction)
+            if sum(cost * number for cost, number in parts) > info.remaining:
+                raise BudgetExceeded("What remains of the budget does not pay for this plan.")
+            for cost, number in parts:
+                if cost * number:
+                    payload = {"cost": cost, "iterations": number}
+                    transaction.append("lease", self.number, cost * number, payload, plan_id)
+
+    def keep_states(self, plan_id: int, states: Mapping[int, Mapping[str, Any]]) -> None:
+        """Keep where chains of a plan are, all or none; those that are new begin."""
+        with self.ledger.journal.transaction() as transaction:
+            known = transaction.states(self.number, plan_id)
+            for chain, state in states.items():
+                if chain not in known:
+                    transaction.append("chain", self.number, 0, {"chain": chain}, plan_id)
+                transaction.put_state(self.number, plan_id, chain, state)
+
+    def states(self, plan_id: int) -> dict[int, dict[str, Any]]:
+        """Where the chains of a plan are, as they were kept."""
+        with self.ledger.journal.transaction() as transaction:
+            return transaction.states(self.number, plan_id)
 
     def give_back(self, plan_id: int, cost: int, unused: int) -> None:
         """Return leased iterations that were never begun; LedgerError if fewer were charged."""

@@ -69,6 +69,10 @@ _SCHEMA = (  # one by one: `executescript` would commit in between
     """CREATE TRIGGER no_delete BEFORE DELETE ON entries
         BEGIN SELECT RAISE(ABORT, 'a ledger is append-only'); END""",
 )
+_STATES = """CREATE TABLE IF NOT EXISTS states (
+        account INTEGER, plan INTEGER, chain INTEGER, state TEXT NOT NULL,
+        PRIMARY KEY (account, plan, chain)
+    )"""
 
 
 def _canonical(value: object) -> str:
@@ -160,6 +164,19 @@ class Transaction:
         """Return what an account has spent, in ledger units."""
         newest = self.newest(account=account)
         return newest.balance if newest else 0
+
+    def states(self, account: int, plan: int) -> dict[int, dict[str, Any]]:
+        """Return where the chains of a plan are, by number; the hashes do not cover it."""
+        self._connection.execute(_STATES)
+        query = "SELECT chain, state FROM states WHERE account = ? AND plan = ?"
+        found = self._connection.execute(query, (account, plan))
+        return {chain: json.loads(state) for chain, state in found}
+
+    def put_state(self, account: int, plan: int, chain: int, state: Mapping[str, Any]) -> None:
+        """Write where a chain is, in the place of what was written before."""
+        self._connection.execute(_STATES)
+        values = (account, plan, chain, _canonical(state))
+        self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", values)
 
     def append(
         self,

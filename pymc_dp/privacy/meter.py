@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 from pymc_dp.base.checks import check_integer
-from pymc_dp.errors import BudgetExceeded, PlanMismatch, PrivacyError
+from pymc_dp.errors import PlanMismatch, PrivacyError
 from pymc_dp.privacy import noise
 from pymc_dp.privacy.account import Account
 from pymc_dp.privacy.accounting import BatchEvent, GaussianEvent
@@ -74,20 +74,10 @@ def _cost(answers: Answers) -> int:
 
 def pay_run(account: Account, plan: Plan) -> None:
     """Charge all chains of one run of a recorded plan together, as one who was asked for them does.
-
-    What was charged for the plan before, by a process that was killed at it, is not charged again.
-    BudgetExceeded if not all can be paid.
+    Once: again, it changes nothing. BudgetExceeded, with nothing charged, if it cannot be paid.
     """
     parts = [(plan.iteration_cost, plan.chains * plan.iterations), (plan.start_cost, plan.chains)]
-    paid = account.charged(plan.plan_id)
-    refusal = BudgetExceeded("What remains of the budget does not pay for this plan.")
-    if plan.run_cost - paid > account.read().remaining:
-        raise refusal
-    for cost, number in parts:
-        if paid >= cost * number:
-            paid -= cost * number
-        elif account.lease(plan.plan_id, cost, number) < number:
-            raise refusal
+    account.lease_run(plan.plan_id, parts)
 
 
 class PaidChain:
@@ -98,13 +88,15 @@ class PaidChain:
     the start; None for a chain that was not begun.
 
     *Guarantee.* Together they pay for what was charged for the chain, and not more. *Assumptions.*
-    A `state` is that of the same chain when its last answer was made, from a file that nobody else
-    writes.
+    A `state` is that of the same chain when its last answer was made, from the ledger.
     """
 
     def __init__(self, plan: Plan, state: tuple[int, dict[str, int]] | None = None) -> None:
         self._plan = plan
         self.begun, left = (0, plan.at_start) if state is None else state
+        most = plan.per_iteration if self.begun else plan.at_start
+        if self.begun > plan.iterations or any(n > most.get(m, 0) for m, n in left.items()):
+            raise PrivacyError("The state of a chain is not one of its plan.")
         self.receipt = _receipt(plan.answers(left))
 
     @property

@@ -106,6 +106,8 @@ class Preparation:
         self.resumed = 0  # requests answered from the ledger
         #: Of one that is resumed: what all of its requests may cost, in ledger units.
         self.required: int | None = None
+        #: Kept with a request, where questions come from somebody else: what was asked, exactly.
+        self.asked: str | None = None
         self.secure = True  # whether all noise so far was secure
         self._answered = 0
         self._planned = 0  # units of the requests answered
@@ -261,6 +263,8 @@ class Preparation:
         if query.sum.told is not None:
             raise PrivacyError(f"clip_norm={request['clip_norm']:g} is not a usable bound.")
         request |= {"share": share, "of": type(spec).__name__, "size": spec.size}
+        if self.asked is not None:
+            request["asked"] = self.asked
         if before is not None:
             values = before.values
             _refuse_other(label, request, before.label, values["request"])

@@ -172,6 +172,13 @@ def test_an_owner_with_another_certificate_is_not_believed(
     assert other.budget.spent().epsilon == 0.0
 
 
+def test_two_servers_do_not_share_a_port(served: tuple[Path, list[str], list[Any]]) -> None:
+    folder, addresses, _ = served
+    teller = Teller(owner(folder, 7).model)
+    with pytest.raises(ValueError, match="Is it in use"):
+        network.start_server(teller, addresses[0], folder / "certificates" / "localhost")
+
+
 def test_another_model_file_is_refused(
     served: tuple[Path, list[str], list[Any]], tmp_path: Path
 ) -> None:

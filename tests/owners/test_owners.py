@@ -19,8 +19,12 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.owners.analyst import Here, Owners
 from pymc_dp.owners.messages import unpacked
 from pymc_dp.owners.teller import Teller
+from pymc_dp.privacy.account import PREPARATION, Account
+from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.answer import Query, Receipt
+from pymc_dp.privacy.journal import Transaction
 from pymc_dp.privacy.queries import ScoreAt
+from pymc_dp.tuning.model_parts import ModelParts
 
 pytestmark = [
     pytest.mark.compiled,
@@ -141,7 +145,7 @@ def test_noise_of_owners_adds_up(models: list[pm.Model]) -> None:
     z, sum_ = np.array([0.2, -0.1]), queries._scores
     exact = 0.0
     for one in models:
-        parts = Teller(one).parts
+        parts = ModelParts(one, dp.get_budget(one))
         engine = parts.engine.with_coordinates(step.coordinates)
         vectors = np.concatenate([b for _, b in engine.vectors(engine.scores(z))], axis=1)
         norms = np.linalg.norm(vectors, axis=0)
@@ -449,6 +453,7 @@ def plan_message(**changes: Any) -> dict[str, Any]:
         {"per_iteration": {"gradient": -1}},
         {"per_iteration": {"statistic": 1}},
         {"per_iteration": {}},
+        {"per_iteration": {}, "at_start": {"gradient": 1}},
         {"kind": "batches"},
         {"sampler": 1},
         {"sampler": "x" * 10_000},
@@ -522,29 +527,31 @@ class Mortal(Here):
 def test_an_owner_that_is_killed_goes_on(tmp_path: Path, models: list[pm.Model]) -> None:
     path = tmp_path / "ledger"
     dp.Ledger.create(path)
-    first = owner(0, ledger=path)
+    first = owner(0, ledger=path, resume=True)
     model, owners = analyst([first, *models[1:]])
 
     def again() -> Teller:
         return Teller(first)
 
+    channel = owners.owners[0].channel
+    assert isinstance(channel, Here)
+    channel.teller.close()
     mortal = Mortal(again, "hospital 1")
     owners.owners[0].channel = mortal
     step = by_hand(model)
-    released = dp.sample(10, chains=2, step=step, model=model, progressbar=False)
+    released = dp.sample(10, chains=2, cores=1, step=step, model=model, progressbar=False)
     assert mortal.deaths >= 3
     assert _compat.group(released, "posterior")["b"].shape == (2, 10, 2)
     for k, one in enumerate((first, *models[1:])):
         spent = dp.get_budget(one).spent().epsilon
         assert 0.999 * EPSILONS[k] < spent <= EPSILONS[k]
-    assert (path.parent / "ledger.answers").stat().st_mode & 0o077 == 0
 
 
 def test_what_units_gathered_is_gathered_again(tmp_path: Path) -> None:
     """The energy error after a restart is that of an owner that went on, up to its noise."""
     path = tmp_path / "ledger"
     dp.Ledger.create(path)
-    model = owner(0, ledger=path)
+    model = owner(0, ledger=path, resume=True)
     teller = Teller(model)
     counts = {"gradient": 2, "energy_error": 1}
     message = plan_message(
@@ -561,29 +568,118 @@ def test_what_units_gathered_is_gathered_again(tmp_path: Path) -> None:
     assert exact[0] == exact[1] != 0
 
 
-def test_an_owner_without_its_last_answers_answers_no_more(tmp_path: Path) -> None:
+def test_another_budget_knows_no_chain_of_the_first(tmp_path: Path) -> None:
+    """Plans have the numbers that an analyst gives them; a cheap one pays for no dear one."""
     path = tmp_path / "ledger"
     dp.Ledger.create(path)
-    model = owner(0, ledger=path)
-    teller = Teller(model)
-    call(teller, "agree", plan_message(noise_multipliers={"gradient": 100.0}))
+    first = Teller(owner(0, ledger=path, resume=True))
+    cheap = plan_message(per_iteration={"gradient": 100}, noise_multipliers={"gradient": 1e5})
+    assert call(first, "agree", cheap) == {"found": {}}
+    assert "answer" in ask(first, 12, {"chain": 0, "number": 0, "query": kick()})
+    first.close()
+    second = Teller(owner(1, ledger=path, resume=True))
+    message = plan_message(draws=1, noise_multipliers={"gradient": 100.0})
+    assert call(second, "agree", message) == {"found": {}}
+    answers = [ask(second, 12, {"chain": 0, "number": k, "query": kick()}) for k in range(5)]
+    assert ["answer" in answer for answer in answers] == [True, False, False, False, False]
+    second.close()
+
+
+def test_a_plan_that_is_not_charged_as_a_whole_is_not_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "ledger"
+    dp.Ledger.create(path)
+    teller = Teller(owner(0, ledger=path, resume=True))
+    message = plan_message(at_start={"gradient": 1}, noise_multipliers={"gradient": 100.0})
+
+    append, leases = Transaction.append, itertools.count()
+
+    def dies(self: Any, kind: str, *args: Any, **kwargs: Any) -> Any:
+        if kind == "lease" and next(leases) == 1:  # between the two parts of the charge
+            raise KeyboardInterrupt
+        return append(self, kind, *args, **kwargs)
+
+    with monkeypatch.context() as context:
+        context.setattr(Transaction, "append", dies)
+        with pytest.raises(KeyboardInterrupt):
+            call(teller, "agree", message)
+    found = ask(teller, 12, {"chain": 0, "number": 0, "query": kick()})
+    assert "not agreed" in found["error"][1]
+    assert teller.budget.account.read().spent == 0
+    assert call(teller, "agree", message) == {"found": {}}
     assert "answer" in ask(teller, 12, {"chain": 0, "number": 0, "query": kick()})
     teller.close()
-    for file in tmp_path.glob("ledger.answers*"):
-        file.unlink()
-    teller = Teller(model)
-    found = ask(teller, 12, {"chain": 0, "number": 0, "query": kick()})
-    assert "is lost, or another one" in found["error"][1]
+
+
+def test_a_refusal_costs_the_other_owners_nothing(models: list[pm.Model]) -> None:
+    model, owners = analyst(models)
+    poor = owners.owners[2].channel
+    assert isinstance(poor, Here)
+    poor.teller.budget.account.charge(
+        _spent_elsewhere(poor.teller), GaussianEvent("elsewhere", 1.5)
+    )
+    with pytest.raises(dp.BudgetExceeded, match="hospital 3: What remains"):
+        by_hand(model)
+    for one in models[:2]:
+        assert dp.get_budget(one).spent().epsilon == 0.0
+
+
+def _spent_elsewhere(teller: Teller) -> int:
+    payload = {"kind": PREPARATION, "sampler": "own", "settings": {}, "secure": True, "units": 1}
+    teller.budget.account.record_plan(5, payload)
+    return 5
+
+
+def test_a_plan_that_was_ended_is_not_agreed_again(teller: Teller) -> None:
+    plan_id = next(_plans)
+    call(teller, "agree", plan_message(plan=plan_id))
+    before = teller.budget.account.read().spent
+    assert call(teller, "close", {"plan": plan_id}) == {"found": {}}
+    assert teller.budget.account.read().spent < before
+    reply = call(teller, "agree", plan_message(plan=plan_id))
+    assert "was ended" in reply["error"][1]
+
+
+def test_another_request_does_not_get_the_kept_release(teller: Teller) -> None:
+    plan_id = next(_plans)
+    plan = {"plan": plan_id, "kind": "preparation", "sampler": "x", "units": 10**9}
+    assert call(teller, "agree", plan) == {"found": {}}
+    engine = plan_message()["engine"]
+    score = {"is": "Score", "coordinates": engine["at"], "part": None}
+    request = {
+        "plan": plan_id,
+        "number": 0,
+        "share": 0.5,
+        "query": {"mechanism": "score", "of": score, "sum": {"is": "VectorSum", "norm": 1.0}},
+        "engine": engine,
+    }
+    first = call(teller, "release", request)
+    assert len(first["found"]["value"]) == 2
+    assert call(teller, "release", request) == first
+    other = {**request["query"], "sum": {"is": "VectorSum", "norm": 9.0}}
+    assert "Something else" in call(teller, "release", {**request, "query": other})["error"][1]
+    tilted = {**request, "number": 1, "engine": {**engine, "tilted": True}}
     spent = teller.budget.account.read().spent
-    assert "is lost" in call(teller, "close", {"plan": 12})["error"][1]
+    assert "error" in call(teller, "release", tilted)
+    assert "error" in call(teller, "release", {**request, "number": 2})
     assert teller.budget.account.read().spent == spent
-    teller.close()
+    assert "found" in call(teller, "release", {**request, "number": 1})
+    # shares are of what was agreed
+    assert "error" in call(teller, "release", {**request, "number": 2})
+
+
+def test_a_persistent_owner_must_resume(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    dp.Ledger.create(path)
+    with pytest.raises(dp.UnsafeModel, match="resume=True"):
+        Teller(owner(0, ledger=path))
 
 
 def test_two_processes_do_not_answer_for_one_owner(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     dp.Ledger.create(path)
-    model = owner(0, ledger=path)
+    model = owner(0, ledger=path, resume=True)
     first = Teller(model)
     with pytest.raises(dp.PrivacyError, match="Another process answers for this owner"):
         Teller(model)
@@ -614,11 +710,11 @@ def test_an_answer_that_could_not_be_kept_is_not_given(
         raise OSError("No space left on device")
 
     with monkeypatch.context() as context:
-        context.setattr(teller.kept, "keep", full)
+        context.setattr(Account, "keep_states", full)
         assert "answer" not in ask(teller, agreed, question)
         assert "answer" not in ask(teller, agreed, question)
         assert "answer" not in ask(teller, agreed, {**question, "number": 1})
     first = ask(teller, agreed, question)
     assert first.keys() == {"answer"} or "out of its turn" in first["error"][1]
-    [state] = teller.kept.chains(agreed).values()
+    [state] = teller.budget.account.states(agreed).values()
     assert state["answer"]
