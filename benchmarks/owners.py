@@ -114,7 +114,7 @@ def times(n: int, draws: int) -> dict[str, dict[str, float]]:
         model = ModelFile(folder / "study.py").model(whole)
         with model:
             dp.PrivacyBudget(EPSILON, DELTA)
-        found = {"pooled": _sampled(model, draws)}
+        found = {"pooled": _sampled(model, draws, cores=min(4, os.cpu_count() or 1))}
         served = [_serve(folder, k) for k in range(OWNERS)]
         try:
             owners = dp.Owners(

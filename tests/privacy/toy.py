@@ -29,6 +29,8 @@ _serial = itertools.count()
 class FreeMeter:
     """Every iteration is paid for, or the next `left` ones."""
 
+    plan_id = 0
+
     def __init__(self, left: float = math.inf) -> None:
         self.left = left
         self.per_iteration: list[tuple[str, float, int]] = []
@@ -51,6 +53,8 @@ class LinearRecords:
     ``log_likelihoods`` replaces the log-likelihoods by those of a function of z, to put any values
     before the clip; ``reads`` counts the calls that look at records.
     """
+
+    elsewhere = None
 
     def __init__(self, rows, log_likelihood=None):
         self.rows = np.asarray(rows, dtype=float)
@@ -95,6 +99,8 @@ class VectorRecords:
 
     ``reads`` counts the evaluations, those on made-up data not included.
     """
+
+    elsewhere = None
 
     def __init__(self, rows, block=3):
         self.rows = np.asarray(rows, dtype=float)

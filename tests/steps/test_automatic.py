@@ -27,7 +27,7 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.privacy import preparation as preparations
+from pymc_dp.privacy import holder as holders
 from pymc_dp.privacy.accounting import MU2_UNIT
 from pymc_dp.privacy.answer import VectorSum
 from pymc_dp.privacy.noise import insecure_noise
@@ -510,14 +510,14 @@ def test_a_release_that_was_charged_and_not_made_is_made_for_its_charge(monkeypa
     """One value for each charge. What pays for one that was lost is missing for the rest."""
     model, budget = build("logistic")
 
-    def interrupted(query, total, receipt, answer=preparations.answer):
+    def interrupted(query, total, receipt, answer=holders.answer):
         if isinstance(query.sum, VectorSum) and len(charged(budget)) > 6:
             _ = answer(query, total, receipt) if made else total(query)
             raise KeyboardInterrupt
         return answer(query, total, receipt)
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(preparations, "answer", interrupted)
+        patch.setattr(holders, "answer", interrupted)
         automatic("langevin", model)
     *seen, lost = charged(budget)
     assert seen == kept(budget)
