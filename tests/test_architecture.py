@@ -70,7 +70,7 @@ FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
 GUESTS = {"published", "subsampling", "report", "audit", "clusters", "owners"}
 FACE = {"__init__": GUESTS, "__main__": {"owners"}, "sampling": {"published"}}
 #: Both stand for records elsewhere.
-FACE |= dict.fromkeys(("owners.analyst", "owners.study"), {"clusters"})
+FACE |= {key: {"clusters"} for key in ("owners.analyst", "owners.study")}
 
 
 def room_of(module: str) -> str:

@@ -88,64 +88,8 @@ class Known:
         return own
 
 
-class Owners:
-    """Several owners of records, in place of a budget of the model.
-
-    ::
-
-        with pm.Model() as model:      # built on made-up rows
-            beta = pm.Normal("beta", 0, 2, shape=2)
-            pm.Bernoulli("y", logit_p=x @ beta, observed=y)
-            dp.Owners([hospital_a, hospital_b, hospital_c])
-            idata = dp.sample()
-
-    Parameters
-    ----------
-    owners : sequence of str, Owner or pymc.Model
-        Two or more.  An address, ``"host:port"``, at which ``pymc_dp serve`` answers; or, for study
-        and tests in one process, an :class:`Owner`, or a model of its own with records and a
-        `PrivacyBudget`.  The models must be equal but for their records.
-    model_file : str or Path, optional
-        Python that makes the model (see :class:`Owner`); the same file as that of the owners.
-    certificates : str or Path, optional
-        Folder with the analyst's certificate, for owners at addresses.  Without, they must be on
-        this machine.
-    patience : float, default 300
-        Seconds for which an owner that does not answer is asked again.
-    model : pymc.Model, optional
-        The analyst's model, built on made-up rows.  Default: that of `model_file`, or of the
-        context.
-
-    Attributes
-    ----------
-    model : pymc.Model
-        To sample: ``dp.sample(model=owners.model)``.
-
-    Raises
-    ------
-    ImportError
-        If gRPC is not installed and an owner has an address.
-    ValueError
-        If there are fewer than two owners, or an argument is not usable.
-    UnsafeModel
-        If the models differ, or protect against different changes of the records.
-    BudgetExceeded
-        If an owner's budget is used up.
-    OwnerUnavailable
-        If an owner does not answer.
-
-    Notes
-    -----
-    *Guarantee.* The records of owner k are (epsilon_k, delta_k) differentially private against
-    everybody else, the analyst and the other owners together included: an owner charges its own
-    ledger and adds its own noise before anything leaves it. It needs no trust in others.
-
-    *Assumptions.* For the posterior, not for privacy: all owners have built the same model, and
-    answer as they should.
-
-    *Weaknesses.* Noise adds up: with K equal owners its standard deviation is sqrt(K) times that of
-    a pool of all records with the same budget. An owner that stops answering stops the run.
-    """
+class Study:
+    """What stands for the records of several owners; see `Owners`."""
 
     trusted = False  # owners run no code that they are sent, and draw no batches
 
@@ -447,7 +391,7 @@ class Owners:
 class Asked(Answers):
     """The records of all owners, for the queries of a plan, or of one chain of it."""
 
-    def __init__(self, owners: Owners, rows: Rows, plan_id: int) -> None:
+    def __init__(self, owners: Study, rows: Rows, plan_id: int) -> None:
         self.owners, self.engine, self.plan_id = owners, rows, plan_id
         self._chain, self._number = -1, 0
 
@@ -540,3 +484,84 @@ def _difference(mine: Mapping[str, Any], theirs: Mapping[str, Any]) -> str:
         if not same:
             return f"the {'prior' if k % 2 else 'likelihood'} of the same numbers is another"
     return ""
+
+
+class Owners:
+    """Several owners of records, in place of a budget of the model.
+
+    ::
+
+        with pm.Model() as model:      # built on made-up rows
+            beta = pm.Normal("beta", 0, 2, shape=2)
+            pm.Bernoulli("y", logit_p=x @ beta, observed=y)
+            dp.Owners([hospital_a, hospital_b, hospital_c])
+            idata = dp.sample()
+
+    Parameters
+    ----------
+    owners : sequence of str, Owner or pymc.Model
+        Two or more.  An address, ``"host:port"``, at which ``pymc_dp serve`` answers; or, for study
+        and tests in one process, an :class:`Owner`, or a model of its own with records and a
+        `PrivacyBudget`.  The models must be equal but for their records.
+    model_file : str or Path, optional
+        Python that makes the model (see :class:`Owner`); the same file as that of the owners.
+    certificates : str or Path, optional
+        Folder with the analyst's certificate, for owners at addresses.  Without, they must be on
+        this machine.
+    patience : float, default 300
+        Seconds for which an owner that does not answer is asked again.
+    model : pymc.Model, optional
+        The analyst's model, built on made-up rows.  Default: that of `model_file`, or of the
+        context.
+
+    Attributes
+    ----------
+    model : pymc.Model
+        To sample: ``dp.sample(model=owners.model)``.
+
+    Raises
+    ------
+    ImportError
+        If gRPC is not installed and an owner has an address.
+    ValueError
+        If there are fewer than two owners, or an argument is not usable.
+    UnsafeModel
+        If the models differ, or protect against different changes of the records.
+    BudgetExceeded
+        If an owner's budget is used up.
+    OwnerUnavailable
+        If an owner does not answer.
+
+    Notes
+    -----
+    *Guarantee.* The records of owner k are (epsilon_k, delta_k) differentially private against
+    everybody else, the analyst and the other owners together included: an owner charges its own
+    ledger and adds its own noise before anything leaves it. It needs no trust in others.
+
+    *Assumptions.* For the posterior, not for privacy: all owners have built the same model, and
+    answer as they should.
+
+    *Weaknesses.* Noise adds up: with K equal owners its standard deviation is sqrt(K) times that of
+    a pool of all records with the same budget. An owner that stops answering stops the run.
+    """
+
+    def __init__(
+        self,
+        owners: Sequence[Any],
+        *,
+        model_file: str | Path | None = None,
+        certificates: str | Path | None = None,
+        patience: float = 300.0,
+        model: Model | None = None,
+    ) -> None:
+        self._study = Study(
+            owners,
+            model_file=model_file,
+            certificates=certificates,
+            patience=patience,
+            model=model,
+        )
+        self.model = self._study.model
+
+    def __repr__(self) -> str:
+        return f"Owners({', '.join(owner.name for owner in self._study.owners)})"

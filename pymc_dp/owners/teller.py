@@ -13,6 +13,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -141,9 +142,6 @@ class _Chain:
         self._plan, self.number, self.digest = plan, -1, ""
         self.answer: list[float] = []
         self.path: list[dict[str, Any]] = []  # the kicks of the path under way
-        if plan.engine.elsewhere is None:
-            plan.engine.linear()  # made once, for all chains
-        self.holder = holder_of(plan.engine.of_another_chain(), plan.plan.plan_id)
         if state is None:
             self.paid = PaidChain(plan.plan)
             return
@@ -153,9 +151,17 @@ class _Chain:
         for message in self.path:  # of another process: what units gathered is gathered again
             self.holder.total(plan.query(message))
 
+    @cached_property
+    def holder(self) -> Any:
+        """Who has the records, for this chain; they are read when it is first asked for."""
+        engine = self._plan.engine
+        if engine.elsewhere is None:
+            engine.linear()  # made once, for all chains
+        return holder_of(engine.of_another_chain(), self._plan.plan.plan_id)
+
     @property
     def state(self) -> dict[str, Any]:
-        """For the file."""
+        """For the ledger."""
         return {
             "number": self.number,
             "digest": self.digest,

@@ -121,13 +121,13 @@ def test_chains_in_processes_ask_together(served: tuple[Path, list[str], list[An
         certificates=folder / "certificates" / "analyst",
     )
     rounds: list[int] = []
-    ask = owners._ask_together
+    ask = owners._study._ask_together
 
     def counting(plan_id: int, questions: Any) -> Any:
         rounds.append(len(questions))
         return ask(plan_id, questions)
 
-    owners._ask_together = counting
+    owners._study._ask_together = counting
     step = by_hand(owners.model, draws=20, chains=3)
     found = dp.sample(
         20, chains=3, cores=3, step=step, model=owners.model, progressbar=False, random_seed=1
@@ -324,10 +324,10 @@ def test_an_owner_that_is_killed_and_started_again(tmp_path: Path) -> None:
         killer.join()
         assert killed >= 1
         assert _compat.group(found, "posterior")["b"].shape == (2, 400, 2)
-        for owner in owners.owners:  # each plan was charged once
+        for owner in owners._study.owners:  # each plan was charged once
             spent = owner.facts["spent"]
             assert 0.0 < spent < 2.0
-        spent = {owner.facts["spent"] for owner in owners.owners}
+        spent = {owner.facts["spent"] for owner in owners._study.owners}
         assert max(spent) - min(spent) < 1e-9
     finally:
         for process in processes:

@@ -16,7 +16,7 @@ from scipy import stats
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.owners.analyst import Here, Owners
+from pymc_dp.owners.analyst import Here, Study
 from pymc_dp.owners.messages import unpacked
 from pymc_dp.owners.teller import Teller
 from pymc_dp.privacy.account import PREPARATION, Account
@@ -59,10 +59,10 @@ def owner(k: int, **budget: Any) -> pm.Model:
     return model
 
 
-def analyst(models: list[pm.Model]) -> tuple[pm.Model, Owners]:
+def analyst(models: list[pm.Model]) -> tuple[pm.Model, Study]:
     model = logistic(40, 99)
     with model:
-        found = dp.Owners(models)
+        found = dp.Owners(models)._study
     return model, found
 
 
@@ -261,7 +261,7 @@ def kick(z: float = 0.1, norm: float = 1.0, path: int = 0, **changes: Any) -> di
     return {"mechanism": "gradient", "of": of, "sum": {"is": "VectorSum", "norm": norm}}
 
 
-def ask_kick(owners: Owners, plan_id: int, chain: int, number: int, **of: Any) -> Any:
+def ask_kick(owners: Study, plan_id: int, chain: int, number: int, **of: Any) -> Any:
     question = {"chain": chain, "number": number, "query": kick(**of)}
     found = ask(owners.owners[0].channel.teller, plan_id, question)
     if "error" in found:

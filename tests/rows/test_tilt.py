@@ -63,6 +63,7 @@ def test_a_kept_design_changes_no_value(name: str, monkeypatch: pytest.MonkeyPat
     found = []
     for worth in (0, 10**9):
         monkeypatch.setattr(loops, "_WORTH", worth)
+        compiled(name).release_memory()
         engine = compiled(name).with_coordinates(coordinates(name))
         found.append(evaluate(engine.tilted(), z))
         assert bool(engine._designs) == (worth == 0)

@@ -23,7 +23,7 @@ from pymc_dp.kernels.interfaces import Prior
 from pymc_dp.kernels.langevin import ConstantInterval
 from pymc_dp.kernels.penalty import GaussianProposal, GuidedProposal, OneComponentProposal
 from pymc_dp.kernels.targets import Tilted
-from pymc_dp.owners.analyst import Owners
+from pymc_dp.owners.analyst import Study
 from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.chains import Queries
 from pymc_dp.privacy.noise import insecure_noise
@@ -67,7 +67,7 @@ def built(x: np.ndarray, y: np.ndarray) -> pm.Model:
     return model
 
 
-def study() -> tuple[Owners, RowEngine, PublicTerms]:
+def study() -> tuple[Study, RowEngine, PublicTerms]:
     """Owners, the engine of the analyst, and the prior, in the coordinates of clipping."""
     models = [built(X[part], Y[part]) for part in PARTS]
     for model, epsilon in zip(models, EPSILONS, strict=True):
@@ -76,7 +76,7 @@ def study() -> tuple[Owners, RowEngine, PublicTerms]:
     rng = np.random.default_rng(0)
     model = built(rng.normal(size=(30, 2)), np.arange(30) % 2)
     with model:
-        owners = dp.Owners(models)
+        owners = dp.Owners(models)._study
     budget = dp.get_budget(model)
     assert budget is not None
     parts = ModelParts(model, budget)
