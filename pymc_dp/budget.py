@@ -92,9 +92,8 @@ class PrivacyBudget:
         Records on other machines, from :func:`pymc_dp.from_dask`: the model was built on their
         examples.  They know their privacy units.  Default: the data of the model are the records.
     resume : bool, default False
-        Go on with the newest budget on `ledger` that promises the same for as many units, as an
-        owner does whose process was started again (:class:`Owner`).  Default: reserve another
-        share.
+        Resume the newest budget on `ledger` that promises the same for as many units, as an owner
+        does whose process was started again (:class:`Owner`).  Default: reserve another share.
     model : pymc.Model, optional
         Default: the model of the context.
 
@@ -180,6 +179,7 @@ class PrivacyBudget:
         self._n_units = self._of_model if records is None else records.n_units
         self.row_counts = row_counts(model, self.public)
         self.n_public = self._public_size(n_public)
+        self._public_of_model = self.n_public if records is None else self._of_model
         if privacy_unit is not None and self.n_public < _FEWEST_UNITS:
             raise ValueError(
                 f"privacy_unit gives all rows to fewer than {_FEWEST_UNITS} units; nothing can be "
@@ -312,7 +312,7 @@ class PrivacyBudget:
             "public": self.public,
             "privacy_unit": self.privacy_unit,
             "count_is_private": self.neighboring == "add_or_remove_one",
-            "n_public": self.n_public if self.records is None else self._of_model,
+            "n_public": self._public_of_model,
         }
 
     @property
@@ -329,8 +329,7 @@ class PrivacyBudget:
     def longest_unnamed(self) -> int:
         """Number of entries from which on an array without a name may be private."""
         private = self.neighboring == "add_or_remove_one"
-        n_public = self.n_public if self.records is None else self._of_model
-        return longest_unnamed(self._of_model, n_public if private else None)
+        return longest_unnamed(self._of_model, self._public_of_model if private else None)
 
     @property
     def n_units(self) -> int:

@@ -204,7 +204,7 @@ class Shard:
         if portion.on_disk:
             store = _PortionStore(portion, *given)
             portion.release_memory()
-        return group.with_rows(store, portion.units)
+        return RowGroup(group.functions, store, portion.units)
 
     def total(self, holder: str, message: bytes) -> np.ndarray:
         """The exact sum over the units here, for a holder that remembers one chain."""

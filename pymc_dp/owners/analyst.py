@@ -43,6 +43,7 @@ from pymc_dp.privacy.answer import Query, Receipt
 from pymc_dp.privacy.holder import Answers
 from pymc_dp.privacy.queries import Rows
 from pymc_dp.records.extraction import Records
+from pymc_dp.records.units import row_counts
 from pymc_dp.rows.predicted import PredictorEngine
 from pymc_dp.tuning.model_parts import ModelParts
 
@@ -96,29 +97,17 @@ class Study:
     def __init__(
         self,
         owners: Sequence[Any],
-        *,
-        model_file: str | Path | None = None,
-        certificates: str | Path | None = None,
-        patience: float = 300.0,
-        model: Model | None = None,
+        model: Model,
+        model_hash: str | None,
+        certificates: Path | None,
+        patience: float,
     ) -> None:
-        if isinstance(owners, str | Model) or not isinstance(owners, Sequence) or len(owners) < 2:
-            raise ValueError("owners must be a list of two or more.")
-        file = None if model_file is None else ModelFile(model_file)
-        if file is not None and model is not None:
-            raise ValueError("Give model_file or model, not both: the file makes the model.")
-        if file is not None:
-            model = file.model(file.example())
-        model = pm.modelcontext(model)
-        #: The analyst's model, without records.
-        self.model = model
-        self._certificates = None if certificates is None else Path(certificates)
-        self._patience = check_positive("patience", patience)
-        self._hash = None if file is None else file.hash
+        self.model, self._hash = model, model_hash  # the analyst's, without records
+        self._certificates, self._patience = certificates, patience
         self._process = os.getpid()
         self._values = {model.rvs_to_values[rv] for rv in model.free_RVs}
         self.owners = [self._met(k, given) for k, given in enumerate(owners)]
-        self._refuse_unlike(model)
+        self._refuse_unlike()
         if any(owner.units < 1 for owner in self.owners):
             used = [owner.name for owner in self.owners if owner.units < 1]
             raise BudgetExceeded(f"Nothing is left of the budget of {', '.join(used)}.")
@@ -175,7 +164,7 @@ class Study:
             )
         return Known(channel.name, channel, facts, int(facts["remaining"]))
 
-    def _refuse_unlike(self, model: Model) -> None:
+    def _refuse_unlike(self) -> None:
         first = self.owners[0].facts
         for owner in self.owners[1:]:
             if owner.facts["neighboring"] != first["neighboring"]:
@@ -188,8 +177,6 @@ class Study:
             warn("Two owners have one name. Give their budgets different labels, dataset=.")
 
     def _example_ids(self, model: Model) -> np.ndarray:
-        from pymc_dp.records.units import row_counts
-
         return np.arange(max(row_counts(model, ()).values())) // 2
 
     def _check_structure(self, model: Model) -> None:
@@ -216,19 +203,18 @@ class Study:
 
     def stated(self) -> dict[str, Any]:
         """What a statement says of the owners, each with its own promise; the largest for all."""
+        promise = ("epsilon", "delta", "gdp_mu")
+        about = ("neighboring", "privacy_unit", "n_units", "dataset", "public", "bounds")
+        kept = (*promise, *about, "spent", "ledger", "ledger_head")
         found = []
         for owner in self.owners:
             with suppress(PrivacyError):  # one that does not answer any more has promised before
                 owner.facts = _called(owner.channel, "describe", {})()
-            names = ("epsilon", "delta", "gdp_mu", "neighboring", "privacy_unit", "n_units")
-            kept = (*names, "dataset", "public", "bounds", "spent", "ledger", "ledger_head")
             found.append({"name": owner.name, **{name: owner.facts[name] for name in kept}})
         secure = all(owner.facts["secure"] for owner in self.owners)
         return {
             "owners": found,
-            **{
-                name: max(facts[name] for facts in found) for name in ("epsilon", "delta", "gdp_mu")
-            },
+            **{name: max(facts[name] for facts in found) for name in promise},
             "spent": {"epsilon": max(facts["spent"] for facts in found)},
             "ledger": "of each owner",
             **({} if secure else {"privacy_guarantee": "none"}),
@@ -554,14 +540,21 @@ class Owners:
         patience: float = 300.0,
         model: Model | None = None,
     ) -> None:
+        if isinstance(owners, str | Model) or not isinstance(owners, Sequence) or len(owners) < 2:
+            raise ValueError("owners must be a list of two or more.")
+        file = None if model_file is None else ModelFile(model_file)
+        if file is not None and model is not None:
+            raise ValueError("Give model_file or model, not both: the file makes the model.")
+        if file is not None:
+            model = file.model(file.example())
+        self.model = pm.modelcontext(model)
         self._study = Study(
             owners,
-            model_file=model_file,
-            certificates=certificates,
-            patience=patience,
-            model=model,
+            self.model,
+            None if file is None else file.hash,
+            None if certificates is None else Path(certificates),
+            check_positive("patience", patience),
         )
-        self.model = self._study.model
 
     def __repr__(self) -> str:
         return f"Owners({', '.join(owner.name for owner in self._study.owners)})"

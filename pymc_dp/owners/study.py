@@ -126,7 +126,7 @@ class Owner:
             same = {name: budget[name] for name in ("neighboring", "dataset") if name in budget}
             Ledger.create(ledger, **same)
         with self.model:
-            # a process that is started again goes on with what was agreed
+            # a process that is started again resumes what was agreed
             self.budget = PrivacyBudget(epsilon, delta, resume=True, **budget)
 
     def __repr__(self) -> str:

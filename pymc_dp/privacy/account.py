@@ -63,8 +63,8 @@ class Account:
     ) -> Account:
         """Reserve `cap` ledger units for one budget; the payload holds further public facts.
 
-        With `resume`, the newest account that is open and promises exactly the same is gone on
-        with, if there is one, and nothing is reserved.
+        With `resume`, the newest account that is open and promises exactly the same is resumed, if
+        there is one, and nothing is reserved.
         """
         cap = check_integer("cap", cap, minimum=1)
         if cap > _LARGEST:
@@ -85,10 +85,10 @@ class Account:
             "public": dict(public_payload),
         }
         with ledger.journal.transaction() as transaction:
-            same = [e for e in transaction.rows("account") if e.payload == as_stored(payload)]
-            still_open = [e for e in same if not standing(transaction, e.account).closed]
-            if resume and still_open:
-                return cls(ledger, still_open[-1].account)
+            for entry in transaction.rows("account", order="seq DESC") if resume else ():
+                same = entry.payload == as_stored(payload)
+                if same and not standing(transaction, entry.account).closed:
+                    return cls(ledger, entry.account)
             earlier = transaction.newest("account")
             if earlier is not None and earlier.payload["unit"] != unit:
                 raise LedgerError(
@@ -316,11 +316,9 @@ class Account:
     def keep_states(self, plan_id: int, states: Mapping[int, Mapping[str, Any]]) -> None:
         """Keep where chains of a plan are, all or none; those that are new begin."""
         with self.ledger.journal.transaction() as transaction:
-            known = transaction.states(self.number, plan_id)
             for chain, state in states.items():
-                if chain not in known:
+                if not transaction.put_state(self.number, plan_id, chain, state):
                     transaction.append("chain", self.number, 0, {"chain": chain}, plan_id)
-                transaction.put_state(self.number, plan_id, chain, state)
 
     def states(self, plan_id: int) -> dict[int, dict[str, Any]]:
         """Where the chains of a plan are, as they were kept."""

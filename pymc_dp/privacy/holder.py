@@ -5,6 +5,7 @@ It knows no budget. The sum is private, asked for by :func:`pymc_dp.privacy.answ
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -57,12 +58,12 @@ class _Path:
         self.at = at
 
 
-class Answers:
+class Answers(ABC):
     """What a mechanism asks: sums with noise, of whoever can tell the exact ones."""
 
+    @abstractmethod
     def total(self, query: Query) -> np.ndarray:
         """(size,) int64, the exact sum over all units; private."""
-        raise NotImplementedError
 
     def answer(self, query: Query, receipt: Receipt) -> np.ndarray:
         """The released value; see :func:`pymc_dp.privacy.answer.answer`."""
@@ -76,7 +77,7 @@ class Answers:
         """
         return self.answer(query, receipt), self.noise_sd(query.mechanism, query.sum)
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most have nothing to end
         """No more will be asked for the plan."""
 
     def noise_sd(self, mechanism: str, sum_: Sum | LaplaceSum) -> float:

@@ -126,10 +126,6 @@ class RowGroup:
             self._each_alone = [self] if alone == [self.functions] else others
         return self._each_alone
 
-    def with_rows(self, store: RecordStore, units: np.ndarray | None) -> RowGroup:
-        """The functions on other rows."""
-        return RowGroup(self.functions, store, units)
-
     def release_memory(self) -> None:
         """Keep nothing that was made of the rows, until it is needed again."""
         for group in self._each_alone or ():

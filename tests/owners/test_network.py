@@ -10,6 +10,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -292,19 +293,35 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-@pytest.mark.slow
-def test_an_owner_that_is_killed_and_started_again(tmp_path: Path) -> None:
-    study(tmp_path)
-    network.make_certificates(tmp_path / "certificates", ["localhost"])
+@contextmanager
+def two_hospitals(folder: Path, **settings: Any) -> Iterator[tuple[dp.Owners, list[Any], Any]]:
+    """The analyst's side, the processes of two owners, and what starts one again."""
+    study(folder)
+    network.make_certificates(folder / "certificates", ["localhost"])
     ports = [free_port(), free_port()]
-    processes = [started(tmp_path, k, port) for k, port in enumerate(ports)]
-    killed = 0
+    processes = [started(folder, k, port) for k, port in enumerate(ports)]
+
+    def again(k: int) -> None:
+        processes[k] = started(folder, k, ports[k])
+
     try:
         owners = dp.Owners(
             [f"localhost:{port}" for port in ports],
-            model_file=tmp_path / "study.py",
-            certificates=tmp_path / "certificates" / "analyst",
+            model_file=folder / "study.py",
+            certificates=folder / "certificates" / "analyst",
+            **settings,
         )
+        yield owners, processes, again
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.slow
+def test_an_owner_that_is_killed_and_started_again(tmp_path: Path) -> None:
+    killed = 0
+    with two_hospitals(tmp_path) as (owners, processes, again):
         step = by_hand(owners.model, draws=400, chains=2)
         done = threading.Event()
 
@@ -315,7 +332,7 @@ def test_an_owner_that_is_killed_and_started_again(tmp_path: Path) -> None:
                 processes[k].send_signal(signal.SIGKILL)
                 processes[k].wait()
                 killed += 1
-                processes[k] = started(tmp_path, k, ports[k])
+                again(k)
 
         killer = threading.Thread(target=kill)
         killer.start()
@@ -329,25 +346,11 @@ def test_an_owner_that_is_killed_and_started_again(tmp_path: Path) -> None:
             assert 0.0 < spent < 2.0
         spent = {owner.facts["spent"] for owner in owners._study.owners}
         assert max(spent) - min(spent) < 1e-9
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
 
 
 @pytest.mark.slow
 def test_an_owner_that_does_not_come_back(tmp_path: Path) -> None:
-    study(tmp_path)
-    network.make_certificates(tmp_path / "certificates", ["localhost"])
-    ports = [free_port(), free_port()]
-    processes = [started(tmp_path, k, port) for k, port in enumerate(ports)]
-    try:
-        owners = dp.Owners(
-            [f"localhost:{port}" for port in ports],
-            model_file=tmp_path / "study.py",
-            certificates=tmp_path / "certificates" / "analyst",
-            patience=2.0,
-        )
+    with two_hospitals(tmp_path, patience=2.0) as (owners, processes, _):
         step = by_hand(owners.model, draws=5000, chains=1)
         threading.Timer(3.0, processes[1].kill).start()
         begin = time.monotonic()
@@ -358,7 +361,3 @@ def test_an_owner_that_does_not_come_back(tmp_path: Path) -> None:
         kept = dp.release(model=owners.model)
         assert 1 <= _compat.group(kept, "posterior")["b"].shape[1] < 5000
         assert "hospital 1:" in dp.privacy_statement(kept)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()

@@ -134,15 +134,16 @@ LANGEVIN = {
     "friction": 0.3,
 }
 RATIO = {"log_ratio": 0.9}, {"log_ratio": 1.2}  # longest score: 1.15
+PROPOSALS = {
+    "DPPenalty": GaussianProposal(0.8),
+    "DPPenalty one component": OneComponentProposal(np.array([0.9, 0.9])),
+    "DPPenalty guided": GuidedProposal(0.8),
+}
 CASES = {
-    "DPPenalty": Case(penalty, {"proposal": GaussianProposal(0.8)}, {"log_ratio": 1}, *RATIO),
-    "DPPenalty one component": Case(
-        penalty,
-        {"proposal": OneComponentProposal(np.array([0.9, 0.9]))},
-        {"log_ratio": 1},
-        *RATIO,
-    ),
-    "DPPenalty guided": Case(penalty, {"proposal": GuidedProposal(0.8)}, {"log_ratio": 1}, *RATIO),
+    **{
+        name: Case(penalty, {"proposal": proposal}, {"log_ratio": 1}, *RATIO)
+        for name, proposal in PROPOSALS.items()
+    },
     "DPHMC": Case(
         hmc,
         {"step_size": 0.5, "n_steps": 2},
