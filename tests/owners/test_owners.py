@@ -25,6 +25,7 @@ from pymc_dp.privacy.answer import Query, Receipt
 from pymc_dp.privacy.journal import Transaction
 from pymc_dp.privacy.queries import ScoreAt
 from pymc_dp.tuning.model_parts import ModelParts
+from tests.selection import marked
 
 pytestmark = [
     pytest.mark.compiled,
@@ -85,7 +86,9 @@ def models() -> list[pm.Model]:
 # -- budgets and statements -----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["DPLangevin", "DPHMC", "DPPenalty"])
+@pytest.mark.parametrize(
+    "kind", marked(["DPLangevin", "DPHMC", "DPPenalty"], slow=["DPHMC", "DPPenalty"])
+)
 def test_each_owner_pays_from_its_own_ledger(models: list[pm.Model], kind: str) -> None:
     model, _ = analyst(models)
     step = by_hand(model, kind)
@@ -136,6 +139,7 @@ def test_what_is_not_used_comes_back(models: list[pm.Model]) -> None:
 # -- noise ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_noise_of_owners_adds_up(models: list[pm.Model]) -> None:
     """Mean and variance of many answers; each test fails by chance in one of 10^7 runs."""
     model, _ = analyst(models)
@@ -174,6 +178,7 @@ def own_multipliers(models: list[pm.Model]) -> list[float]:
     return found
 
 
+@pytest.mark.slow
 def test_shares_are_those_of_the_budgets(models: list[pm.Model]) -> None:
     model, _ = analyst(models)
     by_hand(model)
@@ -524,6 +529,7 @@ class Mortal(Here):
         return super().call(method, data)
 
 
+@pytest.mark.slow
 def test_an_owner_that_is_killed_goes_on(tmp_path: Path, models: list[pm.Model]) -> None:
     path = tmp_path / "ledger"
     dp.Ledger.create(path)
