@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -36,8 +37,8 @@ _IN_MEMORY, _FULL = 0.3, 0.6
 _OF_A_UNIT = 150
 #: Seconds without an answer after which it is asked whether a worker is alive.
 _PATIENCE = 2.0
-#: Seconds for which a lost worker's records are tried to be loaded again, and between two tries.
-_LONGEST_WAIT, _LONGEST_PAUSE = 300.0, 5.0
+#: How often a lost worker's records are tried to be loaded again, and seconds between two tries.
+_TRIES, _LONGEST_PAUSE = 60, 5.0
 
 
 def from_dask(
@@ -284,7 +285,7 @@ class DaskRecords(Shards):
         chunks = np.array_split(np.arange(len(parts)), min(len(workers), len(parts)))
         self._sources = [[parts[k] for k in chunk] for chunk in chunks]
         loading = [self._load(k, workers[k]) for k in range(len(chunks))]
-        super().__init__([self._or_again(k, actor) for k, actor in enumerate(loading)])
+        super().__init__([self._loaded(k, workers, actor) for k, actor in enumerate(loading)])
         sizes = [self._size(k) for k in range(len(chunks))]
         self.n_rows, self.n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
         rng = np.random.default_rng(0)
@@ -305,11 +306,38 @@ class DaskRecords(Shards):
         portions = self._client.compute([self._portion(part) for part in self._sources[k]], **here)
         return self._client.submit(_Worker, *portions, actor=True, pure=False, **here)
 
-    def _or_again(self, k: int, actor: Any) -> _Reached:
-        try:
-            return _Reached(actor.result(), self._alive)
-        except Exception:
-            return self.replaced(k)
+    def _loaded(self, k: int, workers: Sequence[str], actor: Any = None) -> _Reached:
+        """The shard that is being loaded, or else the one that is loaded in its place."""
+        for attempt in range(_TRIES):
+            if actor is None:
+                workers = self._alive()
+                actor = self._load(k, workers[(k + attempt) % len(workers)]) if workers else None
+            try:
+                while actor is not None:
+                    with contextlib.suppress(TimeoutError):
+                        return _Reached(actor.result(timeout=_PATIENCE), self._alive)
+                    if actor.status != "pending" or not set(workers) <= set(self._alive()):
+                        break
+            except Exception as error:
+                if type(error).__name__ == "KilledWorker" or set(workers) <= set(self._alive()):
+                    raise self._unreadable(k, error) from None
+            actor = None
+            time.sleep(min(attempt + 1, _LONGEST_PAUSE))  # workers may be about to come back
+        raise RuntimeError(
+            "The records of a worker that was lost could not be loaded again: others were lost "
+            "too. No answer was made; what was charged is in the ledger. Check the cluster, and "
+            "call again."
+        )
+
+    def _unreadable(self, k: int, error: Exception) -> RuntimeError:
+        """What is raised if records cannot be loaded; the message of `error` may hold some."""
+        first = sum(len(parts) for parts in self._sources[:k])
+        return RuntimeError(
+            f"Partitions {first} to {first + len(self._sources[k]) - 1} of the frame could not be "
+            f"loaded ({type(error).__name__}). Call frame.partitions[k].compute() to see why: what "
+            "it says may hold records. If workers were killed, they have too little memory: make "
+            "partitions smaller, or give workers more."
+        )
 
     def _size(self, k: int) -> tuple[int, int]:
         while True:
@@ -321,19 +349,7 @@ class DaskRecords(Shards):
 
     def replaced(self, k: int) -> _Reached:
         """The same records, loaded again by a worker that is alive."""
-        begin, attempt = time.monotonic(), 0
-        while time.monotonic() - begin < _LONGEST_WAIT:
-            try:
-                workers = self._alive()
-                actor = self._load(k, workers[(k + attempt) % len(workers)])
-                return _Reached(actor.result(timeout=_LONGEST_WAIT), self._alive)
-            except Exception:  # workers may be about to come back
-                attempt += 1
-                time.sleep(min(attempt, _LONGEST_PAUSE))
-        raise RuntimeError(
-            "The records of a worker that was lost could not be loaded again. No answer was made; "
-            "what was charged is in the ledger. Check the cluster, and call again."
-        )
+        return self._loaded(k, [])
 
     def example(self, name: str) -> np.ndarray:
         """Made-up rows, to build a model on.

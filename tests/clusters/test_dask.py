@@ -18,7 +18,9 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
+from pymc_dp.privacy import holder
 from pymc_dp.privacy.answer import Grid, IntervalSum, Query, VectorSum
+from pymc_dp.privacy.noise import insecure_noise
 from pymc_dp.privacy.queries import EnergyError, Kick, ScoreAt
 
 distributed = pytest.importorskip("distributed")
@@ -52,6 +54,7 @@ def table(n: int = N) -> pd.DataFrame:
 
 
 COLUMNS = {"x": ["a", "b", "c"], "y": "y"}
+QUIET = {"progressbar": False, "random_seed": 1}
 
 
 @pytest.fixture(scope="module")
@@ -161,6 +164,15 @@ def by_hand(model: pm.Model) -> Any:
     return dp.DPLangevin(draws=20, tune=0, chains=2, model=model, progressbar=False, **settings)
 
 
+def test_a_file_that_cannot_be_read_is_no_lost_worker(client: Any, tmp_path: Path) -> None:
+    frame = parquet(tmp_path, 400)
+    (tmp_path / "part2.parquet").write_bytes(b"PAR1 a secret PAR1")
+    with pytest.raises(RuntimeError, match=r"Partitions 2 to 3 of the frame") as caught:
+        dp.from_dask(frame, COLUMNS)
+    assert "frame.partitions[k].compute()" in str(caught.value)
+    assert "secret" not in str(caught.value) and caught.value.__suppress_context__
+
+
 def test_one_chain_at_a_time(records: Any) -> None:
     model = logistic(records)
     step = by_hand(model)
@@ -184,17 +196,75 @@ def asked(d: int) -> list[Query]:
     ]
 
 
-def in_memory(frame: pd.DataFrame) -> pm.Model:
+def in_memory(frame: pd.DataFrame, **budget: Any) -> pm.Model:
     with pm.Model() as model:
         x = pm.Data("x", frame[COLUMNS["x"]].to_numpy())
         b = pm.Normal("b", 0.0, 2.0, shape=3)
         pm.Bernoulli("y", logit_p=x @ b, observed=frame["y"].to_numpy())
-        dp.PrivacyBudget(4.0, 1e-6)
+        dp.PrivacyBudget(4.0, 1e-6, **budget)
     return model
 
 
 def queries_of(model: pm.Model) -> Any:
     return by_hand(model).queries
+
+
+FORMS = {
+    "anchored": lambda model: dp.sample(
+        20, chains=1, tune=5, model=model, step_kwargs={"form": "anchored"}, **QUIET
+    ),
+    "plain": lambda model: dp.sample(
+        20, chains=1, tune=5, model=model, step_kwargs={"form": "plain"}, **QUIET
+    ),
+    "quadratic": lambda model: dp.sample(
+        20, chains=1, tune=5, model=model, step_kwargs={"form": "quadratic"}, **QUIET
+    ),
+    "hmc": lambda model: dp.sample(20, chains=1, tune=5, model=model, step="DPHMC", **QUIET),
+    "penalty": lambda model: dp.sample(
+        20, chains=1, tune=5, model=model, step="DPPenalty", **QUIET
+    ),
+    "laplace": lambda model: dp.laplace(20, model=model, **QUIET),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", [None, "household"])
+@pytest.mark.parametrize("neighboring", ["replace_one", "add_or_remove_one"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_run_is_the_same_to_the_last_bit(
+    client: Any, form: str, neighboring: str, unit: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is released, in order, for one tape of noise."""
+    frame = table(3000)
+    frame["household"] = np.random.default_rng(5).integers(0, 900, size=len(frame))
+    released: list[np.ndarray] = []
+    answer = holder.answer
+
+    def spy(*args: Any) -> np.ndarray:
+        released.append(answer(*args))
+        return released[-1]
+
+    monkeypatch.setattr(holder, "answer", spy)
+
+    def run(model: pm.Model) -> list[np.ndarray]:
+        released.clear()
+        with insecure_noise(7):
+            FORMS[form](model)
+        return list(released)
+
+    budget: dict[str, Any] = {"neighboring": neighboring}
+    if neighboring == "add_or_remove_one":
+        budget["n_public"] = 900
+    ids = None if unit is None else frame[unit].to_numpy()
+    expected = run(in_memory(frame, privacy_unit=ids, **budget))
+    assert len(expected) > 20 or form == "laplace"
+    for partitions in (1, 2, 7):
+        parts = dd.from_pandas(frame, npartitions=partitions)
+        records = dp.from_dask(parts, COLUMNS, privacy_unit=unit)
+        found = run(logistic(records, **budget))
+        assert len(found) == len(expected)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.slow
@@ -229,7 +299,7 @@ def parts_of_budget(budget: dp.PrivacyBudget) -> list[tuple[str, int]]:
 
 @pytest.mark.slow
 def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:
-    kills, draws = 6, 400
+    kills, draws = 20, 400
     rng, done = np.random.default_rng(), threading.Event()
     with (
         distributed.LocalCluster(
