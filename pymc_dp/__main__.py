@@ -29,6 +29,11 @@ def _serve(args: argparse.Namespace) -> None:
             f"{len(owners) or 'none'}."
         )
     [owner] = owners.values()
+    if owner.budget.ledger.is_temporary:
+        raise ValueError(
+            f"{args.file.name} gives dp.Owner no ledger, and what is spent would be forgotten when "
+            "this stops. Give it a file, ledger=."
+        )
     teller = Teller(owner.model, owner.model_hash)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s", stream=sys.stdout)
     logging.getLogger("pymc_dp.owners").setLevel(logging.INFO)
@@ -36,8 +41,6 @@ def _serve(args: argparse.Namespace) -> None:
     host = args.listen.rpartition(":")[0]
     name = owner.budget.dataset or "an owner without a name"
     print(f"Serving {name} on {host}:{port}, {owner.budget!r}.", flush=True)
-    if owner.budget.ledger.is_temporary:
-        print("NO LEDGER: what is spent is forgotten when this stops. Give dp.Owner ledger=.")
     print("Stop with Ctrl-C; what was agreed and answered is kept in the ledger.", flush=True)
     try:
         server.wait_for_termination()

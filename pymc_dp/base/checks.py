@@ -10,8 +10,9 @@ from typing import Literal, TypeAlias
 
 Neighboring: TypeAlias = Literal["replace_one", "add_or_remove_one"]
 
+SMALLEST_EPSILON = 1e-3
 #: Least and largest epsilon, and delta, of a budget.
-_EPSILONS, _DELTAS = (1e-3, 1e6), (1e-300, 0.5)
+_EPSILONS, _DELTAS = (SMALLEST_EPSILON, 1e6), (1e-300, 0.5)
 
 
 def check_number(name: str, value: object) -> float:

@@ -8,24 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from pymc.model import Model
 
 import pymc_dp.errors
 from pymc_dp.clusters.shards import (
-    EXAMPLES,
-    Column,
+    Announced,
     Lost,
     Portion,
     Shard,
-    Shards,
     joined,
-    made_up_rows,
-    take_place,
 )
-from pymc_dp.errors import UnsafeModel
-from pymc_dp.records.ancestry import array_of
-from pymc_dp.records.bounds import source_limits
-from pymc_dp.records.extraction import Records
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -37,8 +28,9 @@ _IN_MEMORY, _FULL = 0.3, 0.6
 _OF_A_UNIT = 150
 #: Seconds without an answer after which it is asked whether a worker is alive.
 _PATIENCE = 2.0
-#: How often a lost worker's records are tried to be loaded again, and seconds between two tries.
-_TRIES, _LONGEST_PAUSE = 60, 5.0
+#: How often a lost worker's records are tried to be loaded again, at most if each try costs more
+#: workers their lives, and seconds between two tries.
+_TRIES, _DEATHS, _LONGEST_PAUSE = 60, 5, 5.0
 
 
 def from_dask(
@@ -228,11 +220,26 @@ def _share_processors() -> None:
     threads.share(max(1, threads.available() // get_worker().state.nthreads))
 
 
+def _given_up(actor: Any) -> None:
+    """Want an actor no more: or Dask would load its records too, and count every worker that dies
+    meanwhile against the partitions, which it refuses after some.
+    """
+    if actor is not None:
+        actor.cancel(force=True)
+
+
+def _killed(error: Exception) -> bool:
+    """Whether Dask gave a task up, since every worker that began it died."""
+    from distributed import KilledWorker
+
+    return isinstance(error, KilledWorker)
+
+
 class _Reached:
     """A shard that is reached through Dask."""
 
-    def __init__(self, actor: Any, alive: Callable[[], list[str]]) -> None:
-        self._actor, self._alive = actor, alive
+    def __init__(self, made: Any, actor: Any, alive: Callable[[], list[str]]) -> None:
+        self.made, self._actor, self._alive = made, actor, alive
 
     def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
         """Begin a call; see `Remote`."""
@@ -260,14 +267,8 @@ class _Reached:
         return wait
 
 
-class DaskRecords(Shards):
-    """Records on the workers of a Dask cluster; made by :func:`pymc_dp.from_dask`.
-
-    Attributes
-    ----------
-    n_rows, n_units : int
-        Of all partitions.
-    """
+class DaskRecords(Announced):
+    """Records on the workers of a Dask cluster; made by :func:`pymc_dp.from_dask`."""
 
     def __init__(
         self, client: Any, frame: Any, spec: Mapping[str, str | list[str]], unit: str | None
@@ -285,15 +286,11 @@ class DaskRecords(Shards):
         chunks = np.array_split(np.arange(len(parts)), min(len(workers), len(parts)))
         self._sources = [[parts[k] for k in chunk] for chunk in chunks]
         loading = [self._load(k, workers[k]) for k in range(len(chunks))]
-        super().__init__([self._loaded(k, workers, actor) for k, actor in enumerate(loading)])
+        super().__init__([self._loaded(k, workers, loading.pop(0)) for k in range(len(chunks))])
         sizes = [self._size(k) for k in range(len(chunks))]
-        self.n_rows, self.n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
-        rng = np.random.default_rng(0)
-        self._examples = {
-            name: made_up_rows(types[name], _row(given), rng) for name, given in spec.items()
-        }
-        #: Ids of the made-up rows, where rows belong to units.
-        self.example_ids = None if unit is None else np.arange(EXAMPLES) // 2
+        n_rows, n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
+        kinds = {name: (types[name], _row(given)) for name, given in spec.items()}
+        self.announce(kinds, n_rows, n_units, unit is not None)
 
     def _alive(self) -> list[str]:
         """Addresses of the workers."""
@@ -315,12 +312,14 @@ class DaskRecords(Shards):
             try:
                 while actor is not None:
                     with contextlib.suppress(TimeoutError):
-                        return _Reached(actor.result(timeout=_PATIENCE), self._alive)
+                        return _Reached(actor, actor.result(timeout=_PATIENCE), self._alive)
                     if actor.status != "pending" or not set(workers) <= set(self._alive()):
                         break
             except Exception as error:
-                if type(error).__name__ == "KilledWorker" or set(workers) <= set(self._alive()):
+                lost = not set(workers) <= set(self._alive()) or _killed(error)
+                if actor.status == "error" and (not lost or attempt >= _DEATHS):
                     raise self._unreadable(k, error) from None
+            _given_up(actor)
             actor = None
             time.sleep(min(attempt + 1, _LONGEST_PAUSE))  # workers may be about to come back
         raise RuntimeError(
@@ -334,9 +333,13 @@ class DaskRecords(Shards):
         first = sum(len(parts) for parts in self._sources[:k])
         return RuntimeError(
             f"Partitions {first} to {first + len(self._sources[k]) - 1} of the frame could not be "
-            f"loaded ({type(error).__name__}). Call frame.partitions[k].compute() to see why: what "
-            "it says may hold records. If workers were killed, they have too little memory: make "
-            "partitions smaller, or give workers more."
+            f"loaded ({type(error).__name__}). "
+            + (
+                "The workers that tried were killed, perhaps for want of memory: make partitions "
+                "smaller, or give workers more."
+                if _killed(error)
+                else "Call frame.partitions[k].compute() to see why: what it says may hold records."
+            )
         )
 
     def _size(self, k: int) -> tuple[int, int]:
@@ -349,48 +352,10 @@ class DaskRecords(Shards):
 
     def replaced(self, k: int) -> _Reached:
         """The same records, loaded again by a worker that is alive."""
+        lost = self.remotes[k]
+        assert isinstance(lost, _Reached)
+        _given_up(lost.made)
         return self._loaded(k, [])
-
-    def example(self, name: str) -> np.ndarray:
-        """Made-up rows, to build a model on.
-
-        Parameters
-        ----------
-        name : str
-            One of the names given to :func:`pymc_dp.from_dask`.
-
-        Returns
-        -------
-        (1009,) or (1009, number of columns) ndarray
-            Of the type of the records: integers are 0 and 1, reals between 0 and 1.
-        """
-        if name not in self._examples:
-            raise ValueError(f"There is no array {name!r}; there are {sorted(self._examples)}.")
-        return self._examples[name].copy()
-
-    def in_place_of(self, records: Records, model: Model) -> Records:
-        """The records of a model that was built on :meth:`example`: those of the cluster."""
-        limits = source_limits(model)
-        found = {}
-        for g, group in enumerate(records.groups):
-            columns = []
-            for leaf in group.graph.leaves:
-                array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
-                names = [
-                    name
-                    for name, example in self._examples.items()
-                    if example.shape == array.shape and np.array_equal(example, array)
-                ]
-                if not names:
-                    what = f"`{leaf.source.name}`" if leaf.source.name else "An array"
-                    raise UnsafeModel(
-                        f"{what} of {group.graph.quoted} has rows and is not records.example(...) "
-                        "as it was given. Compute it from the columns in the frame, or in the "
-                        "model, where workers can do the same with the records."
-                    )
-                columns.append(Column(names[0], array.dtype, limits.get(leaf.source)))
-            found[g] = columns
-        return take_place(records, found, self.n_rows, self.n_units, self)
 
 
 def _row(given: str | list[str]) -> tuple[int, ...]:

@@ -21,12 +21,14 @@ from weakref import WeakKeyDictionary, finalize
 
 import cloudpickle
 import numpy as np
+from pymc.model import Model
 
-from pymc_dp.errors import PrivacyError
+from pymc_dp.errors import PrivacyError, UnsafeModel
 from pymc_dp.privacy.answer import Query
 from pymc_dp.privacy.holder import Answers, Holder
 from pymc_dp.privacy.queries import EnergyError, Kick, Rows
-from pymc_dp.records.bounds import Interval, clamp
+from pymc_dp.records.ancestry import array_of
+from pymc_dp.records.bounds import Interval, clamp, source_limits
 from pymc_dp.records.extraction import Records, checked_rows
 from pymc_dp.records.graph import RowGraph
 from pymc_dp.records.units import Group, RecordStore, stands_in
@@ -211,7 +213,8 @@ class Shard:
         engine, query = _Reader(io.BytesIO(message), self._known).load()
         total = np.zeros(query.sum.size, dtype=np.int64)
         if holder not in self._holders:
-            self._holders[holder] = [Holder(rows) for rows in self._engines[engine]]
+            own = [rows.of_another_chain() for rows in self._engines[engine]]
+            self._holders[holder] = [Holder(rows) for rows in own]
         for portion, of_portion in zip(self.portions, self._holders[holder], strict=True):
             with np.errstate(all="ignore"):  # as silent as an answer
                 total += of_portion.total(query)
@@ -337,6 +340,7 @@ class Shards:
     """All shards of some records; a subclass says how to reach them, and makes lost ones again."""
 
     trusted = True  # they run code that they are sent, and draw secret batches
+    given = "records.example(...)"  # what a model is built on
 
     def __init__(self, remotes: Sequence[Remote]) -> None:
         self.remotes = list(remotes)
@@ -451,6 +455,73 @@ class Shards:
         return lost
 
 
+class Announced(Shards):
+    """Shards of records that a model is built without: on made-up rows, in whose place they come.
+
+    Attributes
+    ----------
+    n_rows, n_units : int
+        Of all shards.
+    """
+
+    n_rows: int
+    n_units: int
+
+    def announce(
+        self,
+        kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+        n_rows: int,
+        n_units: int,
+        users: bool,
+    ) -> None:
+        """Say what there is: type and shape of a row of each array, and whether rows have users."""
+        self.n_rows, self.n_units = n_rows, n_units
+        self._examples = examples_of(kinds)
+        #: Ids of the made-up rows, where rows belong to units.
+        self.example_ids = np.arange(EXAMPLES) // 2 if users else None
+
+    def example(self, name: str) -> np.ndarray:
+        """Made-up rows, to build a model on.
+
+        Parameters
+        ----------
+        name : str
+            Of an array of the records.
+
+        Returns
+        -------
+        (1009,) or (1009, number of columns) ndarray
+            Of the type of the records: integers are 0 and 1, reals between 0 and 1.
+        """
+        if name not in self._examples:
+            raise ValueError(f"There is no array {name!r}; there are {sorted(self._examples)}.")
+        return self._examples[name].copy()
+
+    def in_place_of(self, records: Records, model: Model) -> Records:
+        """The records of a model that was built on :meth:`example`: those of the shards."""
+        limits = source_limits(model)
+        found = {}
+        for g, group in enumerate(records.groups):
+            columns = []
+            for leaf in group.graph.leaves:
+                array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
+                names = [
+                    name
+                    for name, example in self._examples.items()
+                    if example.shape == array.shape and np.array_equal(example, array)
+                ]
+                if not names:
+                    what = f"`{leaf.source.name}`" if leaf.source.name else "An array"
+                    raise UnsafeModel(
+                        f"{what} of {group.graph.quoted} has rows and is not made of {self.given} "
+                        "as it was given. Compute it before it is handed over, or in the model "
+                        "(pm.math), where it is computed of every record."
+                    )
+                columns.append(Column(names[0], array.dtype, limits.get(leaf.source)))
+            found[g] = columns
+        return take_place(records, found, self.n_rows, self.n_units, self)
+
+
 def take_place(
     records: Records, columns: Mapping[int, Sequence[Column]], n_rows: int, n_units: int, of: Any
 ) -> Records:
@@ -461,6 +532,12 @@ def take_place(
         store = DistantStore(blank, columns[g], n_rows, of)
         groups.append(Group(group.graph, store, group.units))
     return Records(records.parameters, tuple(groups), records.public_logp, n_units, records.initial)
+
+
+def examples_of(kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]]) -> dict[str, np.ndarray]:
+    """Made-up rows of arrays, by name, of which type and shape of a row are given."""
+    rng = np.random.default_rng(0)
+    return {name: made_up_rows(dtype, row, rng) for name, (dtype, row) in kinds.items()}
 
 
 def made_up_rows(dtype: np.dtype, row: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:

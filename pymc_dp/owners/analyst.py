@@ -23,7 +23,7 @@ import pymc as pm
 from pymc.model import Model
 
 from pymc_dp import errors
-from pymc_dp.base.checks import check_positive, warn
+from pymc_dp.base.checks import SMALLEST_EPSILON, check_positive, warn
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.clusters.shards import take_place
 from pymc_dp.errors import BudgetExceeded, PrivacyError, UnsafeModel
@@ -101,16 +101,16 @@ class Study:
         model_hash: str | None,
         certificates: Path | None,
         patience: float,
+        end_runs: bool,
     ) -> None:
         self.model, self._hash = model, model_hash  # the analyst's, without records
         self._certificates, self._patience = certificates, patience
         self._process = os.getpid()
         self._values = {model.rvs_to_values[rv] for rv in model.free_RVs}
+        self._end_runs = end_runs
         self.owners = [self._met(k, given) for k, given in enumerate(owners)]
         self._refuse_unlike()
-        if any(owner.units < 1 for owner in self.owners):
-            used = [owner.name for owner in self.owners if owner.units < 1]
-            raise BudgetExceeded(f"Nothing is left of the budget of {', '.join(used)}.")
+        self._refuse_used_up()
         self.n_units = sum(owner.facts["n_units"] for owner in self.owners)
         facts = [owner.facts for owner in self.owners]
         users = any(fact["privacy_unit"] != "row" for fact in facts)
@@ -152,6 +152,8 @@ class Study:
                 raise ValueError(f"owners[{k}] is the analyst's model. Build one without records.")
             teller = teller_of(found, None if made is None else made.model_hash)
             channel = Here(teller, f"owner {k + 1}")
+        if self._end_runs:
+            _called(channel, "end_all", {})()
         facts = _called(channel, "describe", {})()
         if facts["protocol"] != PROTOCOL:
             raise UnsafeModel(f"{channel.name} uses another version of pymc_dp. Use the same one.")
@@ -175,6 +177,21 @@ class Study:
         names = [owner.name for owner in self.owners]
         if len({*names}) < len(names):
             warn("Two owners have one name. Give their budgets different labels, dataset=.")
+
+    def _refuse_used_up(self) -> None:
+        for owner in self.owners:
+            facts = owner.facts
+            if epsilon_from_mu(mu_from_units(owner.units), facts["delta"]) >= SMALLEST_EPSILON:
+                continue
+            waiting = (
+                f" {facts['unended']} of its runs were not ended (of a process that was killed, "
+                "say). If no run is under way, dp.Owners(..., end_runs=True) ends them, and what "
+                "they did not use comes back."
+            )
+            raise BudgetExceeded(
+                f"Nothing is left of the budget of {owner.name}, epsilon = {facts['epsilon']:g}."
+                f"{waiting if facts['unended'] else ''}"
+            )
 
     def _example_ids(self, model: Model) -> np.ndarray:
         return np.arange(max(row_counts(model, ()).values())) // 2
@@ -451,7 +468,9 @@ def _called(
 
 def _error_of(name: str, error: Sequence[str]) -> Exception:
     """The error that an owner told of."""
-    kind = getattr(errors, error[0], PrivacyError)
+    kind = getattr(errors, str(error[0]), None)
+    if not (isinstance(kind, type) and issubclass(kind, PrivacyError)):
+        kind = PrivacyError
     found: Exception = kind(f"{name}: {error[1]}")
     return found
 
@@ -496,6 +515,9 @@ class Owners:
         this machine.
     patience : float, default 300
         Seconds for which an owner that does not answer is asked again.
+    end_runs : bool, default False
+        Whether to end all runs that were agreed and not ended, of a process that was killed, say:
+        what they did not use comes back to the budgets.  Only if no run is under way.
     model : pymc.Model, optional
         The analyst's model, built on made-up rows.  Default: that of `model_file`, or of the
         context.
@@ -538,6 +560,7 @@ class Owners:
         model_file: str | Path | None = None,
         certificates: str | Path | None = None,
         patience: float = 300.0,
+        end_runs: bool = False,
         model: Model | None = None,
     ) -> None:
         if isinstance(owners, str | Model) or not isinstance(owners, Sequence) or len(owners) < 2:
@@ -554,6 +577,7 @@ class Owners:
             None if file is None else file.hash,
             None if certificates is None else Path(certificates),
             check_positive("patience", patience),
+            end_runs,
         )
 
     def __repr__(self) -> str:

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from pymc_dp.errors import OwnerUnavailable
+from pymc_dp.errors import OwnerUnavailable, PrivacyError
 from pymc_dp.owners.teller import METHODS, Teller
 
 _SERVICE = "pymc_dp.Owner"
@@ -22,7 +22,7 @@ _FILES = ("ca.pem", "certificate.pem", "key.pem")
 _TIMEOUT, _LONGEST_PAUSE = 120.0, 5.0
 #: Seconds for which an owner is told that a run has ended.
 _AT_THE_END = 10.0
-#: Largest message in bytes: the scaling of a thousand parameters, in decimal digits.
+#: Largest message in bytes: two scalings of nine hundred parameters, in decimal digits.
 _LARGEST = 2**25
 _OPTIONS = [
     ("grpc.max_receive_message_length", _LARGEST),
@@ -30,6 +30,9 @@ _OPTIONS = [
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.so_reuseport", 0),  # or a second server could listen on the same port
 ]
+_NO_PROXY = ("grpc.enable_http_proxy", 0)  # what is not encrypted stays on this machine
+#: Calls that an owner takes on at a time.
+_AT_ONCE = 64
 
 
 def _grpc() -> Any:
@@ -94,7 +97,7 @@ def start_server(teller: Teller, listen: str, certificates: Path | None = None) 
     handlers = {
         method: grpc.unary_unary_rpc_method_handler(answering(method)) for method in METHODS
     }
-    server = grpc.server(ThreadPoolExecutor(4), options=_OPTIONS)
+    server = grpc.server(ThreadPoolExecutor(4), options=_OPTIONS, maximum_concurrent_rpcs=_AT_ONCE)
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(_SERVICE, handlers),))
     try:
         if certificates is None:
@@ -128,7 +131,7 @@ class There:
         grpc = _grpc()
         if certificates is None:
             _refuse_open(address, "The owner at")
-            self._channel = grpc.insecure_channel(address, options=_OPTIONS)
+            self._channel = grpc.insecure_channel(address, options=[*_OPTIONS, _NO_PROXY])
         else:
             authority, certificate, key = _credentials(certificates)
             credentials = grpc.ssl_channel_credentials(authority, key, certificate)
@@ -149,6 +152,11 @@ class There:
                 try:
                     return bytes(future.result())
                 except grpc.RpcError as error:
+                    if "larger than max" in str(error.details()):
+                        raise PrivacyError(
+                            f"A message to {self.name} is larger than {_LARGEST / 1e6:.0f} MB. Use "
+                            "a model with fewer parameters."
+                        ) from None
                     if time.monotonic() - begin > patience:
                         raise OwnerUnavailable(
                             f"{self.name} ({self.address}) does not answer: {error.details()}. "
@@ -199,7 +207,7 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 30) -> lis
         from cryptography import x509
         from cryptography.hazmat.primitives import hashes, serialization
         from cryptography.hazmat.primitives.asymmetric import ec
-        from cryptography.x509.oid import NameOID
+        from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
     except ImportError:
         raise ImportError(
             "Certificates need cryptography. Install it: pip install 'pymc_dp[owners]'."
@@ -237,7 +245,15 @@ def make_certificates(folder: Path, hosts: Sequence[str], days: int = 30) -> lis
     folders = []
     for party in ("analyst", *hosts):
         key = ec.generate_private_key(ec.SECP256R1())
-        extensions: list[tuple[Any, bool]] = [(x509.BasicConstraints(False, None), True)]
+        role = (
+            ExtendedKeyUsageOID.CLIENT_AUTH
+            if party == "analyst"
+            else ExtendedKeyUsageOID.SERVER_AUTH
+        )
+        extensions: list[tuple[Any, bool]] = [
+            (x509.BasicConstraints(False, None), True),
+            (x509.ExtendedKeyUsage([role]), True),  # owners do not ask each other
+        ]
         if party != "analyst":
             extensions.append((x509.SubjectAlternativeName([_general_name(party)]), False))
         own = folder / party.replace(":", "_")

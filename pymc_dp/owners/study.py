@@ -2,7 +2,8 @@
 
 It is Python that defines two things: `columns`, the arrays of a record, by name, with their types
 (``"float64"``, ``"int64"``), or type and width (``("float64", 3)``) of a matrix; and
-``build(**arrays)``, which returns a PyMC model of them.
+``build(**arrays)``, which returns a PyMC model of them.  All parties build it on made-up rows: it
+is never given a record.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.clusters.shards import made_up_rows
+from pymc_dp.clusters.shards import Announced, Portion, Shard, examples_of
 from pymc_dp.privacy.ledger import Ledger
 
 
@@ -53,8 +54,7 @@ class ModelFile:
 
     def example(self) -> dict[str, np.ndarray]:
         """Made-up rows."""
-        rng = np.random.default_rng(0)
-        return {name: made_up_rows(dtype, row, rng) for name, (dtype, row) in self.columns.items()}
+        return examples_of(self.columns)
 
     def rows(self, data: Any) -> dict[str, np.ndarray]:
         """The arrays of a data frame or a mapping; ValueError if they are not those declared."""
@@ -70,11 +70,46 @@ class ModelFile:
                     f"data[{name!r}] must hold {'integers' if dtype.kind == 'i' else 'numbers'}"
                     f"{shape}, as {self.path.name} declares."
                 )
-            arrays[name] = np.ascontiguousarray(array, dtype)
+            arrays[name] = np.array(array, dtype, order="C")  # not what may be changed meanwhile
         lengths = {len(array) for array in arrays.values()}
         if len(lengths) > 1:
             raise ValueError("The arrays of data differ in their number of rows.")
         return arrays
+
+
+class _Near:
+    """A shard in this process."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+
+    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
+        """The value of a method; see `Remote`."""
+        value = getattr(self._shard, method)(*arguments)
+        return lambda: value
+
+
+class _Records(Announced):
+    """An owner's records, of which the model file sees none."""
+
+    given = "the arrays of `columns`"
+
+    def __init__(self, file: ModelFile, data: Any, privacy_unit: Any) -> None:
+        arrays, ids = file.rows(data), None
+        if privacy_unit is not None:
+            ids = np.asarray(privacy_unit)
+            if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) != _length(arrays):
+                raise ValueError(
+                    "privacy_unit must be a vector of integers, one for each row of data; got "
+                    f"type {ids.dtype} with {ids.ndim} axes, or another length."
+                )
+        portion = Portion(arrays, ids)
+        super().__init__([_Near(Shard([portion]))])
+        self.announce(file.columns, portion.n_rows, portion.n_units, ids is not None)
+
+
+def _length(arrays: Mapping[str, np.ndarray]) -> int:
+    return len(next(iter(arrays.values())))
 
 
 def _column(name: str, given: Any) -> tuple[np.dtype, tuple[int, ...]]:
@@ -104,30 +139,43 @@ class Owner:
         What the owner allows everybody else to learn, in all; see :class:`PrivacyBudget`.
     **budget
         Other arguments of :class:`PrivacyBudget`: ``ledger`` (a file, so that a restart forgets
-        nothing; made if there is none), ``dataset`` (the owner's name), ``privacy_unit``,
-        ``neighboring``, ``n_public``.
+        nothing; made if there is none, with `epsilon` and `delta` as its overall cap), ``dataset``
+        (the owner's name), ``privacy_unit`` (a vector), ``neighboring``, ``n_public``.
 
     Raises
     ------
     ValueError
         If the data are not those that the model file declares.
+    UnsafeModel
+        If the model is not one of single records, or they hold what none may.
+    BudgetExceeded
+        If the ledger has another budget, of other records or another promise, and no room for this.
+
+    Notes
+    -----
+    *Guarantee.* The model is built on made-up rows. What it computes from arrays while it is built
+    sees no record, and what it computes of a record sees that record alone.
+
+    *Assumptions.* A model file is a program that runs here, and can do what this process can: read
+    it before you serve it.
     """
 
     def __init__(
         self, model_file: str | Path, data: Any, epsilon: float, delta: float, **budget: Any
     ) -> None:
-        file = ModelFile(model_file)
-        self.model_hash = file.hash
-        self.model = file.model(file.rows(data))
         if "records" in budget:
             raise ValueError("records of a cluster: build the model and serve it without Owner.")
+        file = ModelFile(model_file)
+        self.model_hash = file.hash
+        records = _Records(file, data, budget.pop("privacy_unit", None))
+        self.model = file.model(file.example())
         ledger = budget.get("ledger")
         if isinstance(ledger, str | os.PathLike) and not Path(ledger).exists():
             same = {name: budget[name] for name in ("neighboring", "dataset") if name in budget}
-            Ledger.create(ledger, **same)
+            Ledger.create(ledger, epsilon=epsilon, delta=delta, **same)
         with self.model:
             # a process that is started again resumes what was agreed
-            self.budget = PrivacyBudget(epsilon, delta, resume=True, **budget)
+            self.budget = PrivacyBudget(epsilon, delta, records=records, resume=True, **budget)
 
     def __repr__(self) -> str:
         return f"Owner({self.budget.dataset or 'without a name'}, {self.budget!r})"

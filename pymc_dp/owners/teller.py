@@ -12,7 +12,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -37,6 +37,7 @@ from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import GaussianEvent, mu_from_units
 from pymc_dp.privacy.answer import Grid, NormCounts, Query, VectorSum
 from pymc_dp.privacy.holder import holder_of, rehearse
+from pymc_dp.privacy.journal import as_stored
 from pymc_dp.privacy.meter import PaidChain, interrupts_wait, noise_is_secure, pay_run
 from pymc_dp.privacy.plan import Plan
 from pymc_dp.privacy.preparation import Preparation
@@ -50,7 +51,7 @@ from pymc_dp.tuning.model_parts import ModelParts
 _log = logging.getLogger("pymc_dp.owners")
 #: Version of the messages, and what may be called.
 PROTOCOL = 1
-METHODS = ("describe", "agree", "release", "ask", "close")
+METHODS = ("describe", "agree", "release", "ask", "close", "end_all")
 #: Which questions the mechanisms of chains answer.
 _MECHANISMS: dict[str, tuple[type, ...]] = {
     "gradient": (ScoreAt, Kick),
@@ -59,8 +60,8 @@ _MECHANISMS: dict[str, tuple[type, ...]] = {
 }
 #: Made-up rows, and places, at which two models are compared.
 _ROWS, _PLACES = 16, 3
-#: Most engines in other coordinates that are held at a time.
-_ENGINES = 4
+#: Most engines in other coordinates, plans, and chains of a plan, that are held at a time.
+_ENGINES, _PLANS, _CHAINS = 4, 4, 32
 #: Draws, tune and answers per iteration, and chains, that anybody may want.
 _MOST, _MOST_CHAINS = 10**6, 10**3
 
@@ -183,6 +184,8 @@ class _Chain:
         of, path = query.of, self.path
         if isinstance(of, Kick) and path and path[0]["of"]["path"] != of.path:
             path = []
+        if isinstance(of, Kick) and len(path) >= self._plan.plan.per_iteration["gradient"]:
+            raise PrivacyError("A path has no more kicks than an iteration.")
         if isinstance(of, EnergyError):
             if not path or (path[0]["of"]["path"], len(path)) != (of.path, of.kicks):
                 raise PrivacyError("An energy error was asked for, but not for all kicks.")
@@ -207,13 +210,11 @@ class _AgreedPlan:
             for name, event in self.plan.events.items()
         }
         self._tried: set[type] = set()
+        teller.refuse_other_models(payload)
+        #: Where chains are: in the ledger, and those that were asked last, in memory.
+        self._kept: dict[int, dict[str, Any] | None] = {**teller.budget.account.states(plan_id)}
+        self._chains: dict[int, _Chain] = {}
         self._unkept: dict[int, _Chain] = {}
-        if payload["settings"]["model"] != teller.model_digest:
-            raise PrivacyError(
-                "The plan was agreed for another model than the one that is served now."
-            )
-        states = teller.budget.account.states(plan_id)
-        self.begun = {number: _Chain(self, state) for number, state in states.items()}
 
     def query(self, message: Any) -> Query:
         """The query of a message, checked against what was agreed."""
@@ -255,8 +256,9 @@ class _AgreedPlan:
             except PrivacyError as error:
                 given.append({"error": [type(error).__name__, str(error)]})
         if self._unkept:  # also what could not be kept when it was made, and was not given
-            states = {k: chain.state for k, chain in self._unkept.items()}
-            self._teller.budget.account.keep_states(self.plan.plan_id, states)
+            states = {k: as_stored(chain.state) for k, chain in self._unkept.items()}
+            self._teller.budget.account.keep_states(self.plan.plan_id, self._kept, states)
+            self._kept.update(states)
             self._unkept.clear()
         return given
 
@@ -266,19 +268,16 @@ class _AgreedPlan:
         number = _whole("chain", question["chain"])
         if number >= self.plan.chains:
             raise PrivacyError(f"The plan has {self.plan.chains} chains, and another one asks.")
-        if number not in self.begun:
-            self.begun[number] = _Chain(self, None)
-        return number, self.begun[number]
+        return number, self.chain(number)
 
-    def close(self) -> None:
-        """Return what was charged for iterations that were not begun."""
-        account, plan = self._teller.budget.account, self.plan
-        account.finish_plan(plan.plan_id)
-        begun = [chain.paid.begun for chain in self.begun.values()]
-        unused = plan.chains * plan.iterations - sum(begun)
-        account.give_back(plan.plan_id, plan.iteration_cost, unused)
-        if plan.start_cost:
-            account.give_back(plan.plan_id, plan.start_cost, plan.chains - len(begun))
+    def chain(self, number: int) -> _Chain:
+        """A chain of the plan, as it is now."""
+        found = self._chains.pop(number, None) or _Chain(self, self._kept.get(number))
+        idle = [k for k in self._chains if k not in self._unkept]
+        if idle and len(self._chains) >= _CHAINS:
+            del self._chains[idle[0]]
+        self._chains[number] = found
+        return found
 
 
 def _plan_of(plan_id: int, payload: Mapping[str, Any]) -> Plan:
@@ -333,12 +332,22 @@ class Teller:
         self._hash, self._structure = model_hash, structure_of(self.parts)
         #: Of what a plan is agreed for.
         self.model_digest = _digest({"hash": model_hash, "structure": self._structure})
+        engine = self.parts.engine
+        if engine.elsewhere is not None:
+            engine.elsewhere.holder(engine, 0)  # bad records are refused now
         ledger, self._process, self.closed = self.budget.ledger, os.getpid(), False
         resumed = "n_public" in self.budget.account.read().public
         if not (ledger.is_temporary or resumed or ledger.total_cap is not None):
             raise UnsafeModel(
                 "A process that is started again would have another budget on the same ledger. "
                 "Declare PrivacyBudget(..., resume=True), or use dp.Owner."
+            )
+        others = self.budget.account.twins()
+        if others and ledger.total_cap is None:
+            raise UnsafeModel(
+                f"The ledger {ledger.path} has {len(others)} more of these budgets, of another "
+                "promise, label or number of records, and no cap on them together. Make a ledger "
+                "with one, dp.Ledger.create(path, epsilon, delta), or close those that are over."
             )
         self._lock = FileLock(f"{ledger.path}.owner", timeout=0, is_singleton=False)
         try:
@@ -368,9 +377,9 @@ class Teller:
         its kind is told.
         """
         try:
-            if self.closed or self._process != os.getpid():
-                raise PrivacyError("This is not the process that answers for the owner.")
             with self._one_at_a_time, interrupts_wait():
+                if self.closed or self._process != os.getpid():
+                    raise PrivacyError("This is not the process that answers for the owner.")
                 return packed({"found": self._methods[method](unpacked(data))})
         except LedgerError as error:  # its text names files
             _log.warning("%s", error)
@@ -405,6 +414,7 @@ class Teller:
             "bounds": info.public["bounds"],
             "ledger_head": budget.ledger.head(),
             "remaining": 0 if info.closed else info.remaining,
+            "unended": len(budget.account.unended()),
             "spent": budget.spent().epsilon,
             "secure": noise_is_secure(budget.ledger),
             "ledger": "temporary" if budget.ledger.is_temporary else "persistent",
@@ -434,7 +444,7 @@ class Teller:
         payload = {
             "kind": PREPARATION,
             "sampler": f"{message['sampler']}, for an analyst",
-            "settings": {},
+            "settings": {"model": self.model_digest},
             "secure": noise_is_secure(self.budget.ledger),
             "units": units,
         }
@@ -490,13 +500,13 @@ class Teller:
             model=self.model_digest,
             secure=noise_is_secure(self.budget.ledger),
         )
-        account, kinds = self.budget.account, self._kinds(plan_id)
-        if "finish" in kinds:
+        account, stages = self.budget.account, self.budget.account.stages(plan_id)
+        if "finish" in stages:
             raise PrivacyError("A plan that was ended cannot be agreed again.")
-        if "lease" not in kinds and plan.run_cost > account.read().remaining:
+        if "lease" not in stages and plan.run_cost > account.read().remaining:
             raise BudgetExceeded("What remains of the budget does not pay for this plan.")
         account.record_plan(plan_id, payload)
-        if "run" not in kinds:
+        if "run" not in stages:
             account.begin_run(plan_id, max_runs=1, run_cost=plan.run_cost)
         pay_run(account, plan)
         asked = ", ".join(f"{plan.releases(name)} of {name}" for name in events)
@@ -510,9 +520,12 @@ class Teller:
             self.budget.epsilon,
         )
 
-    def _kinds(self, plan_id: int) -> set[str]:
-        """Kinds of what the ledger has of a plan."""
-        return {e.kind for e in self.budget.account.entries() if e.plan == plan_id}
+    def refuse_other_models(self, payload: Mapping[str, Any]) -> None:
+        """PrivacyError unless a plan was agreed for the model that is served."""
+        if payload["settings"]["model"] != self.model_digest:
+            raise PrivacyError(
+                "The plan was agreed for another model than the one that is served now."
+            )
 
     # -- answers --------------------------------------------------------------------------------
 
@@ -537,9 +550,10 @@ class Teller:
                 raise PrivacyError("Something else was released in this place.")
             return {"value": values["value"], "noise_sd": values["noise_sd"]}
         if plan_id not in self._preparations:
-            units = account.plan(plan_id).get("units", 0)
+            payload = account.plan(plan_id)
+            self.refuse_other_models(payload)
             self._preparations[plan_id] = Preparation(
-                engine, account, plan_id, units, budget.n_public
+                engine, account, plan_id, payload.get("units", 0), budget.n_public
             )
         preparation = self._preparations[plan_id]
         preparation.engine, preparation.asked = engine, asked
@@ -563,10 +577,10 @@ class Teller:
     def _plan(self, number: Any) -> _AgreedPlan:
         plan_id = _whole("plan", number)
         if plan_id not in self._plans:
-            kinds = self._kinds(plan_id)
-            if "lease" not in kinds or "finish" in kinds:
+            stages = self.budget.account.stages(plan_id)
+            if "lease" not in stages or "finish" in stages:
                 raise PrivacyError("A question is about a plan that is not agreed, or was ended.")
-            while len(self._plans) >= _ENGINES:  # it is loaded again when it is asked for
+            while len(self._plans) >= _PLANS:  # it is loaded again when it is asked for
                 del self._plans[next(iter(self._plans))]
             self._plans[plan_id] = _AgreedPlan(self, plan_id, self.budget.account.plan(plan_id))
         return self._plans[plan_id]
@@ -574,8 +588,25 @@ class Teller:
     def _close(self, message: dict[str, Any]) -> dict[str, Any]:
         """End a plan of chains, and return what was not used."""
         plan_id = _whole("plan", message.get("plan"))
-        if "finish" not in self._kinds(plan_id):
-            self._plan(plan_id).close()
-            _log.info("Ended. Charged: epsilon = %.4g.", self.budget.spent().epsilon)
-        self._plans.pop(plan_id, None)
+        if "lease" in self.budget.account.stages(plan_id):
+            self._end(plan_id)
         return {}
+
+    def _end_all(self, message: dict[str, Any]) -> dict[str, Any]:
+        """End all plans of chains, whoever agreed them."""
+        for plan_id in self.budget.account.unended():
+            self._end(plan_id)
+        return {}
+
+    def _end(self, plan_id: int) -> None:
+        """End a plan of chains, and return what was charged for iterations that were not begun."""
+        plan = _plan_of(plan_id, self.budget.account.plan(plan_id))
+
+        def unused(states: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
+            begun = sum(PaidChain(plan, state["paid"]).begun for state in states.values())
+            yield plan.iteration_cost, plan.chains * plan.iterations - begun
+            yield plan.start_cost, plan.chains - len(states)
+
+        self._plans.pop(plan_id, None)
+        self.budget.account.end_run(plan_id, unused)
+        _log.info("Ended. Charged: epsilon = %.4g.", self.budget.spent().epsilon)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
@@ -16,6 +16,7 @@ PREPARATION = "preparation"
 """What ``payload["kind"]`` of a plan of one-off releases is."""
 STATISTIC = "release_statistic"
 """What ``payload["sampler"]`` of a published statistic is."""
+_Unused = Callable[[Mapping[int, Mapping[str, Any]]], Iterable[tuple[int, int]]]
 _LARGEST = 2**63 - 1  # SQLite integers are signed 64-bit
 _ALONE = (
     "releases on batches of records are accounted at the epsilon and delta of one budget, and "
@@ -114,6 +115,17 @@ class Account:
             number = transaction.count("account") + 1
             transaction.append("account", number, cap, payload)
         return cls(ledger, number)
+
+    def twins(self) -> list[int]:
+        """Open accounts beside this one that a process which is started again would resume."""
+        with self.ledger.journal.transaction() as transaction:
+            return [
+                entry.account
+                for entry in transaction.rows("account")
+                if "n_public" in entry.payload["public"]
+                and entry.account != self.number
+                and not standing(transaction, entry.account).closed
+            ]
 
     def close(self) -> None:
         """Release the unspent part of the reservation; nothing can be charged any more."""
@@ -313,12 +325,40 @@ class Account:
                     payload = {"cost": cost, "iterations": number}
                     transaction.append("lease", self.number, cost * number, payload, plan_id)
 
-    def keep_states(self, plan_id: int, states: Mapping[int, Mapping[str, Any]]) -> None:
-        """Keep where chains of a plan are, all or none; those that are new begin."""
+    def keep_states(
+        self,
+        plan_id: int,
+        before: Mapping[int, dict[str, Any] | None],
+        after: Mapping[int, Mapping[str, Any]],
+    ) -> None:
+        """Keep where chains of a plan are, all or none; those that are new begin. LedgerError if
+        one of them is not where it was `before`, or the plan was ended: another process went on.
+        """
         with self.ledger.journal.transaction() as transaction:
-            for chain, state in states.items():
-                if not transaction.put_state(self.number, plan_id, chain, state):
+            if transaction.count("finish", account=self.number, plan=plan_id):
+                raise LedgerError("the plan was ended")
+            for chain, state in after.items():
+                kept = transaction.state(self.number, plan_id, chain)
+                if kept != before.get(chain):
+                    raise LedgerError("another process answers for this chain")
+                transaction.put_state(self.number, plan_id, chain, state)
+                if kept is None:
                     transaction.append("chain", self.number, 0, {"chain": chain}, plan_id)
+
+    def stages(self, plan_id: int) -> set[str]:
+        """How far a plan has come: "run", "lease" when it was charged, "finish" when it ended."""
+        with self.ledger.journal.transaction() as transaction:
+            rows = transaction.rows("run", "lease", "finish", account=self.number, plan=plan_id)
+            return {entry.kind for entry in rows}
+
+    def unended(self) -> list[int]:
+        """Plans of chains that were charged and not ended."""
+        with self.ledger.journal.transaction() as transaction:
+            charged, ended = (
+                {e.plan for e in transaction.rows(kind, account=self.number)}
+                for kind in ("lease", "finish")
+            )
+        return sorted(plan for plan in charged - ended if plan is not None)
 
     def states(self, plan_id: int) -> dict[int, dict[str, Any]]:
         """Where the chains of a plan are, as they were kept."""
@@ -330,15 +370,28 @@ class Account:
         cost = check_integer("cost", cost, minimum=1)
         unused = check_integer("unused", unused, minimum=0)
         with self.ledger.journal.transaction() as transaction:
-            leased = transaction.total("lease", "return", account=self.number, plan=plan_id)
-            if unused * cost > leased:
-                raise LedgerError(
-                    f"{unused} iterations were to be given back to plan {plan_id} of account "
-                    f"{self.number}, which was charged for fewer"
-                )
-            if unused > 0:
-                payload = {"cost": cost, "iterations": unused}
-                transaction.append("return", self.number, -unused * cost, payload, plan_id)
+            self._give_back(transaction, plan_id, cost, unused)
+
+    def _give_back(self, transaction: Transaction, plan_id: int, cost: int, unused: int) -> None:
+        leased = transaction.total("lease", "return", account=self.number, plan=plan_id)
+        if unused * cost > leased:
+            raise LedgerError(
+                f"{unused} iterations were to be given back to plan {plan_id} of account "
+                f"{self.number}, which was charged for fewer"
+            )
+        if unused > 0:
+            payload = {"cost": cost, "iterations": unused}
+            transaction.append("return", self.number, -unused * cost, payload, plan_id)
+
+    def end_run(self, plan_id: int, unused: _Unused) -> None:
+        """End a run whose chains are kept, and return what is `unused` of it, by where they are."""
+        with self.ledger.journal.transaction() as transaction:
+            if transaction.count("finish", account=self.number, plan=plan_id):
+                return
+            for cost, number in unused(transaction.states(self.number, plan_id)):
+                if cost:
+                    self._give_back(transaction, plan_id, cost, number)
+            transaction.append("finish", self.number, 0, {}, plan_id)
 
     def charge(self, plan_id: int, event: GaussianEvent) -> int:
         """Charge one release of a recorded plan and return its cost; then a record may be touched.

@@ -172,15 +172,18 @@ class Transaction:
         found = self._connection.execute(query, (account, plan))
         return {chain: json.loads(state) for chain, state in found}
 
-    def put_state(self, account: int, plan: int, chain: int, state: Mapping[str, Any]) -> bool:
-        """Write where a chain is, in the place of what was written before; False if nothing was."""
+    def state(self, account: int, plan: int, chain: int) -> dict[str, Any] | None:
+        """Return where one chain is, None if that was never written."""
         self._connection.execute(_STATES)
-        key = (account, plan, chain)
-        query = "SELECT 1 FROM states WHERE account = ? AND plan = ? AND chain = ?"
-        known = self._connection.execute(query, key).fetchone() is not None
-        values = (*key, _canonical(state))
+        query = "SELECT state FROM states WHERE account = ? AND plan = ? AND chain = ?"
+        found = self._connection.execute(query, (account, plan, chain)).fetchone()
+        return None if found is None else dict(json.loads(found[0]))
+
+    def put_state(self, account: int, plan: int, chain: int, state: Mapping[str, Any]) -> None:
+        """Write where a chain is, in the place of what was written before."""
+        self._connection.execute(_STATES)
+        values = (account, plan, chain, _canonical(state))
         self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", values)
-        return known
 
     def append(
         self,

@@ -79,8 +79,8 @@ class Ledger:
         self.is_temporary = temporary
         self.journal = Journal(self.path, durable=not temporary)
         # Shared by all ledgers of one file in this process, copies included; no pickle has it.
-        #: Releases that were charged and not kept, by plan and number: an error came in between.
-        self.pending: dict[tuple[int, int], Any]
+        #: Releases that were charged and not kept, by account, plan and number.
+        self.pending: dict[tuple[int, int, int], Any]
         #: Versions of the data that plans are about, by plan.
         self.versions: dict[int, Any]
         self.pending, self.versions = self._of_process.setdefault(self.path, ({}, {}))

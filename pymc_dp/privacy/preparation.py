@@ -202,7 +202,7 @@ class Preparation:
     def lost(self) -> int:
         """Ledger units charged for releases that were interrupted, and are charged again."""
         number = len(self.account.kept(self.plan_id))
-        pending = self.ledger.pending.get((self.plan_id, number))
+        pending = self.ledger.pending.get((self.account.number, self.plan_id, number))
         paid = 0 if pending is None or not pending.pays else pending.event.cost
         return self.account.unkept(self.plan_id) - paid
 
@@ -316,7 +316,8 @@ class Preparation:
             self._rehearsed.add(kind)
         place, holder = (self.plan_id, self._answered), holder_of(self.engine, self.plan_id)
         with interrupts_wait():
-            pending = self.ledger.pending.pop(place, None)
+            key = (self.account.number, *place)
+            pending = self.ledger.pending.pop(key, None)
             if pending is None or not pending.pays_for(event, request):
                 receipt = pay(self.account, self.plan_id, event)
                 pending = _Pending(event, receipt)
@@ -332,7 +333,7 @@ class Preparation:
                 values = pending.values
                 self.account.keep(self.plan_id, event.mechanism, values, place[1])
             except BaseException:
-                self.ledger.pending[place] = pending
+                self.ledger.pending[key] = pending
                 raise
         return values
 

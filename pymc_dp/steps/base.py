@@ -170,6 +170,9 @@ class PrivateStep(BlockedStep):
             raise ValueError(f"{sampler} moves all variables together; leave `blocked` at True.")
         model = pm.modelcontext(model)
         self.budget = require_budget(model, sampler)
+        records = self.budget.records
+        if counts["runs"] > 1 and records is not None and not records.trusted:
+            raise ValueError("Owners agree on one run at a time. Build a step for each, runs=1.")
         self.vars = _all_variables(vars, model, sampler)
         self.rng = get_random_generator(rng)
         self.tune = bool(tune)
@@ -287,8 +290,7 @@ class PrivateStep(BlockedStep):
         )
         if budget.records is not None and plan.events:
             asked = {
-                **{name: getattr(plan, name) for name in ("sampler", "draws", "tune")},
-                "chains": plan.chains * plan.runs,
+                **{name: getattr(plan, name) for name in ("sampler", "draws", "tune", "chains")},
                 "per_iteration": plan.per_iteration,
                 "at_start": plan.at_start,
                 "events": plan.events,

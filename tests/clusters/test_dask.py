@@ -6,8 +6,12 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +31,7 @@ distributed = pytest.importorskip("distributed")
 dd = pytest.importorskip("dask.dataframe")
 tcp = pytest.importorskip("distributed.comm.tcp")
 
+ROOT = Path(__file__).parents[2]
 N = 4000
 TRUTH = np.array([1.0, -0.5, 0.3])
 
@@ -312,7 +317,7 @@ def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:
 
         def kill() -> None:
             nonlocal killed
-            while killed < kills and not done.wait(rng.uniform(1.0, 4.0)):
+            while killed < kills and not done.wait(rng.uniform(0.2, 2.0)):
                 known = client.scheduler_info(n_workers=-1)["workers"]
                 nannies = list(cluster.workers.values())
                 victims = [n.pid for n in nannies if n.status == distributed.Status.running]
@@ -351,6 +356,64 @@ def test_workers_that_are_killed_change_nothing(tmp_path: Path) -> None:
         for result in found:
             assert _compat.group(result, "posterior")["b"].shape == (2, draws, 3)
         assert client.status == "running"
+
+
+CLIENT = """
+import sys
+import dask.dataframe as dd
+import distributed
+import pymc_dp as dp
+from pymc_dp.privacy import holder
+from tests.clusters.test_dask import COLUMNS, answers_to, logistic
+
+address, folder, ledger, seen = sys.argv[1:]
+holder.answer = answers_to(seen, holder.answer)
+with distributed.Client(address):
+    records = dp.from_dask(dd.read_parquet(folder), COLUMNS)
+    model = logistic(records, ledger=ledger, resume=True)
+    dp.sample(300, chains=2, model=model, progressbar=False, step_kwargs={"form": "plain"})
+"""
+
+
+def answers_to(path: str, answer: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
+    """The same answers, whose mechanisms are written down as soon as they are there."""
+    file = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+
+    def spy(query: Query, *rest: Any) -> np.ndarray:
+        value = answer(query, *rest)
+        os.write(file, f"{query.mechanism}\n".encode())
+        return value
+
+    return spy
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("answers", [5, 60, 250])  # the last of these are in the middle of chains
+def test_a_client_that_dies_has_paid_for_all_that_it_saw(
+    client: Any, tmp_path: Path, answers: int
+) -> None:
+    ledger, seen, folder = tmp_path / "ledger", tmp_path / "seen", tmp_path / "rows"
+    folder.mkdir()
+    frame = parquet(folder, 2000)
+    dp.Ledger.create(ledger)
+    given = [client.scheduler.address, str(folder), str(ledger), str(seen)]
+    process = subprocess.Popen([sys.executable, "-c", CLIENT, *given], cwd=ROOT)
+    try:
+        while not seen.exists() or seen.read_text().count("\n") < answers:
+            assert process.poll() is None
+            time.sleep(0.001)
+    finally:
+        process.kill()
+        process.wait()
+    model = logistic(dp.from_dask(frame, COLUMNS), ledger=ledger, resume=True)
+    budget = dp.get_budget(model)
+    answered, charged = (
+        Counter(seen.read_text().splitlines()),
+        Counter(dict(parts_of_budget(budget))),
+    )
+    assert answered.total() >= answers and answered <= charged
+    assert 0.0 < budget.spent().epsilon <= 4.0
+    assert client.status == "running"
 
 
 @pytest.mark.slow

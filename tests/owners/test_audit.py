@@ -1,15 +1,14 @@
 """One owner audited by itself: what its server says to a hostile analyst, in two worlds.
 
-All records ask for far more than the clip, and one of them pulls up in world 1 and down in world 0:
-every answer then differs between the worlds by its whole sensitivity.  The analyst asks for all that
-was agreed, at the points that tell most, and asks everything twice.  Each chain of the plan is one
-run; `tests.privacy.test_mechanism_audit` says how seldom a bound is missed by chance.
+All records ask for far more than the clip, and one of them pulls up in world 1 and down in world
+0: every answer then differs between the worlds by its whole sensitivity.  The analyst asks for all
+that was agreed, at the points that tell most, and asks everything twice.  Each chain of the plan is
+one run; `tests.privacy.test_mechanism_audit` says how seldom a bound is missed by chance.
 """
 
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from typing import Any
 
@@ -19,10 +18,10 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.audit import audit_scores, gaussian_score
-from pymc_dp.owners.messages import unpacked
 from pymc_dp.owners.teller import Teller
-from pymc_dp.privacy import answer, noise
+from pymc_dp.privacy import noise
 from pymc_dp.privacy.accounting import mu_from_budget
+from tests.owners.common import call, plan_message
 
 pytestmark = [pytest.mark.compiled, pytest.mark.audit, pytest.mark.slow]
 
@@ -45,39 +44,32 @@ def owner(world: int) -> Teller:
     return Teller(model)
 
 
-def reals(values: np.ndarray) -> dict[str, Any]:
-    return {"is": "reals", "shape": list(values.shape), "values": values.ravel().tolist()}
-
-
-def call(teller: Teller, method: str, message: Any) -> Any:
-    reply = unpacked(teller.handle(method, json.dumps(message).encode()))
+def found(teller: Teller, method: str, message: Any) -> Any:
+    reply = call(teller, method, message)
     assert "error" not in reply, reply
     return reply["found"]
 
 
 def agree(teller: Teller) -> int:
-    plan_id, zero = next(_plans), np.zeros(2)
-    at = {"is": "Coordinates", "location": reals(zero), "scaling": reals(np.eye(2))}
-    plan = {
-        "plan": plan_id,
-        "kind": "chains",
-        "sampler": "DPLangevin",
-        "draws": DRAWS,
-        "tune": 0,
-        "chains": RUNS,
-        "per_iteration": COUNTS,
-        "at_start": {},
-        "noise_multipliers": dict.fromkeys(COUNTS, MULTIPLIER),
-        "clip_norms": {"gradient": CLIP},
-        "engine": {"predictor": True, "effects": False, "tilted": False, "at": at},
-    }
-    assert call(teller, "agree", plan) == {}
-    return plan_id
+    plan = plan_message(
+        plan=next(_plans),
+        draws=DRAWS,
+        chains=RUNS,
+        per_iteration=COUNTS,
+        noise_multipliers=dict.fromkeys(COUNTS, MULTIPLIER),
+        clip_norms={"gradient": CLIP},
+    )
+    assert found(teller, "agree", plan) == {}
+    return plan["plan"]
+
+
+def reals(*values: float) -> dict[str, Any]:
+    return {"is": "reals", "shape": [len(values)], "values": list(values)}
 
 
 def questions() -> list[dict[str, Any]]:
     """Those of a draw: two kicks where scores are long, and an energy error across a cliff."""
-    zero, end = reals(np.zeros(2)), reals(1e-3 * DIRECTION)
+    zero, end = reals(0.0, 0.0), reals(0.6e-3, 0.8e-3)
     kick = {
         "mechanism": "gradient",
         "of": {"is": "Kick", "at": zero, "midpoint": zero},
@@ -93,18 +85,18 @@ def questions() -> list[dict[str, Any]]:
 
 def transcripts(teller: Teller) -> np.ndarray:
     """(RUNS, answers of a chain), along the direction in which the worlds differ."""
-    plan_id, found = agree(teller), []
+    plan_id, values = agree(teller), []
     for chain in range(RUNS):
         for number in range(DRAWS * 3):
             query = questions()[number % 3]
             query["of"] = {**query["of"], "path": number // 3}
             question = {"chain": chain, "number": number, "query": query}
             asked = {"plan": plan_id, "questions": [question]}
-            [first], [again] = (call(teller, "ask", asked)["answers"] for _ in range(2))
+            [first], [again] = (found(teller, "ask", asked)["answers"] for _ in range(2))
             assert first == again
-            values = np.array(first["answer"])
-            found.append(float(values @ DIRECTION if len(values) == 2 else values[0]))
-    return np.reshape(found, (RUNS, -1))
+            answer = np.array(first["answer"])
+            values.append(float(answer @ DIRECTION if len(answer) == 2 else answer[0]))
+    return np.reshape(values, (RUNS, -1))
 
 
 def scores() -> list[np.ndarray]:
@@ -132,8 +124,7 @@ def test_an_owner_that_leaves_noise_to_the_others_is_caught(
 ) -> None:
     """As if the noise of three owners together were to hide the records of one."""
     monkeypatch.setattr(
-        answer,
-        "rounded_normal",
+        "pymc_dp.privacy.answer.rounded_normal",
         lambda size, m: np.rint(noise.rounded_normal(size, m) / 3**0.5).astype(np.int64),
     )
     worlds = scores()

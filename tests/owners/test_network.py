@@ -21,6 +21,7 @@ import pytest
 import pymc_dp as dp
 from pymc_dp.__main__ import main
 from pymc_dp.base import compat as _compat
+from pymc_dp.owners.messages import unpacked
 from pymc_dp.owners.teller import Teller
 
 grpc = pytest.importorskip("grpc")
@@ -68,12 +69,12 @@ def study(folder: Path, text: str = STUDY) -> Path:
     return path
 
 
-def owner(folder: Path, k: int, **budget: Any) -> dp.Owner:
+def owner(folder: Path, k: int, epsilon: float = 2.0, n: int = 200, **budget: Any) -> dp.Owner:
     rng = np.random.default_rng(k)
-    x = rng.normal(size=(200, 2))
-    y = (rng.random(200) < 1.0 / (1.0 + np.exp(-x @ [0.8, -0.5]))).astype(int)
+    x = rng.normal(size=(n, 2))
+    y = (rng.random(n) < 1.0 / (1.0 + np.exp(-x @ [0.8, -0.5]))).astype(int)
     given = {"dataset": f"hospital {k}", **budget}
-    return dp.Owner(folder / "study.py", {"x": x, "y": y}, 2.0, 1e-6, **given)
+    return dp.Owner(folder / "study.py", {"x": x, "y": y}, epsilon, 1e-6, **given)
 
 
 @pytest.fixture(scope="module")
@@ -173,6 +174,30 @@ def test_an_owner_with_another_certificate_is_not_believed(
     assert other.budget.spent().epsilon == 0.0
 
 
+def test_an_owner_is_no_analyst(served: tuple[Path, list[str], list[Any]]) -> None:
+    folder, addresses, budgets = served
+    before = [budget.spent().gdp_mu2 for budget in budgets]
+    with pytest.raises(dp.OwnerUnavailable):
+        dp.Owners(
+            addresses,
+            model_file=folder / "study.py",
+            certificates=folder / "certificates" / "localhost",
+            patience=0.5,
+        )
+    assert [budget.spent().gdp_mu2 for budget in budgets] == before
+
+
+def test_a_message_that_is_too_large_is_not_sent_again(
+    served: tuple[Path, list[str], list[Any]],
+) -> None:
+    folder, addresses, _ = served
+    channel = network.There(addresses[0], folder / "certificates" / "analyst", 60.0)
+    begin = time.monotonic()
+    with pytest.raises(dp.PrivacyError, match="is larger than 34 MB"):
+        channel.call("describe", b" " * 2**26)()
+    assert time.monotonic() - begin < 10.0
+
+
 def test_two_servers_do_not_share_a_port(served: tuple[Path, list[str], list[Any]]) -> None:
     folder, addresses, _ = served
     teller = Teller(owner(folder, 7).model)
@@ -249,6 +274,53 @@ def test_data_that_are_not_those_declared(
         dp.Owner(study(tmp_path), data, 1.0, 1e-6)
 
 
+def test_the_model_file_sees_no_record(tmp_path: Path) -> None:
+    """What it computes while it builds is of made-up rows, and so the same for all owners."""
+    text = STUDY.replace('"b", 0.0, 2.0', '"b", float(x[0, 0]), float(y.mean())')
+    study(tmp_path, text)
+    tellers = [Teller(owner(tmp_path, k).model) for k in range(2)]
+    facts = [unpacked(teller.handle("describe", b"{}"))["found"] for teller in tellers]
+    assert facts[0]["structure"] == facts[1]["structure"]
+    assert len(facts[0]["structure"]["densities"]) == 6
+
+
+@pytest.mark.parametrize(
+    "computed", ["(x - x.mean(0)) / x.std(0)", "np.sort(x, axis=0)", "np.repeat(x[:1], len(x), 0)"]
+)
+def test_rows_that_are_computed_of_others_are_refused(tmp_path: Path, computed: str) -> None:
+    text = "import numpy as np\n" + textwrap.dedent(STUDY).replace('Data("x", x)', 'Data("x", z)')
+    study(tmp_path, text.replace("with pm", f"z = {computed}\n    with pm"))
+    with pytest.raises(dp.UnsafeModel, match="is not made of the arrays of `columns`"):
+        Teller(owner(tmp_path, 0).model)
+
+
+def test_bad_records_are_refused_before_an_owner_serves(tmp_path: Path) -> None:
+    study(tmp_path)
+    x, y = np.zeros((200, 2)), np.zeros(200, int)
+    x[17, 1] = np.nan
+    with pytest.raises(dp.UnsafeModel, match=r"column 1 of `x` holds NaN"):
+        Teller(dp.Owner(tmp_path / "study.py", {"x": x, "y": y}, 2.0, 1e-6).model)
+
+
+def test_units_of_an_owner(tmp_path: Path) -> None:
+    study(tmp_path)
+    one = owner(tmp_path, 0, privacy_unit=np.arange(200) // 4)
+    assert (one.budget.n_public, one.budget.unit) == (50, "group of rows with one id")
+    for bad in (np.arange(199), np.zeros(200), np.zeros((200, 1), int)):
+        with pytest.raises(ValueError, match="privacy_unit must be a vector of integers"):
+            owner(tmp_path, 0, privacy_unit=bad)
+
+
+def test_a_restart_with_something_else_has_no_second_budget(tmp_path: Path) -> None:
+    study(tmp_path)
+    ledger = tmp_path / "ledger"
+    first = owner(tmp_path, 0, ledger=ledger)
+    assert owner(tmp_path, 0, ledger=ledger).budget.account.number == first.budget.account.number
+    for other in ({"dataset": "hospital B"}, {"n": 201}, {"epsilon": 2.01}):
+        with pytest.raises(dp.BudgetExceeded, match="overall cap"):
+            owner(tmp_path, 0, ledger=ledger, **other)
+
+
 # -- commands -------------------------------------------------------------------------------------
 
 
@@ -273,6 +345,11 @@ def test_files_that_make_no_owner(tmp_path: Path, capsys: pytest.CaptureFixture[
     empty.write_text("x = 1")
     assert main(["serve", str(empty)]) == 1
     assert "must make one dp.Owner" in capsys.readouterr().err
+    study(tmp_path)
+    forgetful = textwrap.dedent(OWNER.format(k=0)).replace("ledger=ledger, ", "")
+    (tmp_path / "forgetful.py").write_text(forgetful)
+    assert main(["serve", str(tmp_path / "forgetful.py")]) == 1
+    assert "gives dp.Owner no ledger" in capsys.readouterr().err
 
 
 def started(folder: Path, k: int, port: int) -> subprocess.Popen[str]:
