@@ -313,12 +313,16 @@ class PrivacyBudget:
             "privacy_unit": self.privacy_unit,
             "count_is_private": self.neighboring == "add_or_remove_one",
             "n_public": self._public_of_model,
+            "elsewhere": self.records is not None,
         }
 
     @property
     def rows_are_private(self) -> bool:
-        """Whether the number of rows is private: a unit may bring any number of them."""
-        return self.neighboring == "add_or_remove_one" or self.privacy_unit is not None
+        """Whether nothing may depend on the number of rows: it is private, as a unit may bring any
+        number, or the model has other rows than the records.
+        """
+        private = self.neighboring == "add_or_remove_one" or self.privacy_unit is not None
+        return private or self.records is not None
 
     @property
     def sensitivity(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from pymc_dp.clusters.shards import (
     Shard,
     joined,
 )
+from pymc_dp.errors import PrivacyError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -56,7 +58,8 @@ def from_dask(
     ----------
     frame : dask.dataframe.DataFrame
         From Parquet or CSV files, a database, or anything that Dask reads; one row per record.
-        Its partitions are loaded when this is called, and stay in the memory of the workers.
+        Its partitions are loaded when this is called, and stay in the memory of the workers.  If a
+        worker is lost, they are loaded again, and must be the same.
     columns : mapping of str to str or sequence of str
         Arrays for the model: one column makes a vector, several make a matrix with a row for each
         record.  Columns hold integers, reals or truth values.
@@ -81,8 +84,9 @@ def from_dask(
     Notes
     -----
     *Guarantee.* As for records in memory, to the last bit: workers send sums of clipped integers,
-    which add to the sum over all records whatever their partitions are. No record, and no number of
-    one unit, is sent to the client, logged, or shown on the dashboard.
+    which add to the sum over all records whatever their partitions are. (Numbers of a unit with
+    several rows are rounded in the order of these, which a shuffle may change.) No record, and no
+    number of one unit, is sent to the client, logged, or shown on the dashboard.
 
     *Assumptions.* The workers, the network between them and the machine of the client are trusted,
     as one machine would be: exact sums travel to the client, which adds the noise.
@@ -154,18 +158,34 @@ def _portion(
 ) -> Portion | None:
     """Arrays of a partition, and whose rows they are; None if they cannot be made.
 
-    Nothing is raised: Dask logs what a task was given, and these are records.
+    Nothing is raised, and no warning: Dask logs what a task was given, and these are records.
     """
     try:
-        arrays = {
-            name: np.ascontiguousarray(frame[given].to_numpy(types[name]))
-            for name, given in spec.items()
-        }
-        ids = None if unit is None else frame[unit].to_numpy("int64")
-        used, limit, folder = _memory()
-        return Portion(arrays, ids, folder if used > _IN_MEMORY * limit else None)
+        with np.errstate(all="ignore"):
+            arrays = {
+                name: np.ascontiguousarray(_exactly(frame[given], types[name]))
+                for name, given in spec.items()
+            }
+            ids = None if unit is None else _exactly(frame[unit], np.dtype("int64"))
+        return _in_its_place(Portion(arrays, ids))
     except Exception:
         return None
+
+
+def _exactly(frame: Any, dtype: np.dtype) -> np.ndarray:
+    """The numbers of a frame or a column; ValueError where integers are none, or do not fit."""
+    found: np.ndarray = frame.to_numpy(dtype)
+    if dtype.kind != "f" and not np.array_equal(found, frame.to_numpy()):
+        raise ValueError("integers or truth values were announced")
+    return found
+
+
+def _in_its_place(portion: Portion) -> Portion:
+    """A portion in memory, or on the disk of this worker if its memory is full."""
+    used, limit, folder = _memory()
+    if used > _IN_MEMORY * limit:
+        portion.move_to(folder)
+    return portion
 
 
 def _memory() -> tuple[int, int, str]:
@@ -181,11 +201,13 @@ def _memory() -> tuple[int, int, str]:
 class _Worker:
     """A shard on a worker: answers in words of this package alone."""
 
-    def __init__(self, *portions: Portion | None) -> None:
+    def __init__(self, salt: int, *portions: Portion | None) -> None:
         self._shard: Shard | None = None
-        found = [portion for portion in portions if portion is not None]
+        found = [_in_its_place(portion) for portion in portions if portion is not None]
         if len(found) < len(portions):
             return
+        # of portions as they came: whether they are joined depends on what memory is free
+        self._digest = sum(portion.digest(salt) for portion in found) % 2**64
         used, limit, _ = _memory()
         kept = sum(portion.n_rows * (portion.bytes_per_row + _OF_A_UNIT) for portion in found)
         lean = any(portion.on_disk for portion in found) or used + kept > _FULL * limit
@@ -200,7 +222,7 @@ class _Worker:
                 "values among integers, say). Clean them in the frame."
             )
         if method == "size":
-            return "", (self._shard.n_rows, self._shard.n_units)
+            return "", (self._shard.n_rows, self._shard.n_units, self._digest)
         try:
             return "", getattr(self._shard, method)(*arguments)
         except Lost:  # Dask has asked this one in the place of another
@@ -275,7 +297,7 @@ class DaskRecords(Announced):
     ) -> None:
         import dask
 
-        self._client = client
+        self._client, self._salt = client, secrets.randbits(64)
         dtypes = dict(frame.dtypes)
         types = {name: _type(dtypes, given) for name, given in spec.items()}
         make = dask.delayed(_portion, pure=False)
@@ -287,13 +309,22 @@ class DaskRecords(Announced):
         self._sources = [[parts[k] for k in chunk] for chunk in chunks]
         loading = [self._load(k, workers[k]) for k in range(len(chunks))]
         super().__init__([self._loaded(k, workers, loading.pop(0)) for k in range(len(chunks))])
-        sizes = [self._size(k) for k in range(len(chunks))]
-        n_rows, n_units = (int(sum(each)) for each in zip(*sizes, strict=True))
+        self._sizes: list[tuple[int, int, int]] = []
+        for k in range(len(chunks)):
+            self._sizes.append(self._size(k))
+        n_rows, n_units, _ = (sum(each) for each in zip(*self._sizes, strict=True))
+        if n_units < 2:
+            raise ValueError("The frame has fewer than two records, and one cannot be hidden.")
         kinds = {name: (types[name], _row(given)) for name, given in spec.items()}
         self.announce(kinds, n_rows, n_units, unit is not None)
 
     def _alive(self) -> list[str]:
         """Addresses of the workers."""
+        if self._client.status not in ("running", "connecting"):
+            raise RuntimeError(
+                "The Dask client was closed, or has lost its scheduler. No answer was made; what "
+                "was charged is in the ledger. Connect again, and call dp.from_dask again."
+            )
         return list(self._client.scheduler_info(n_workers=-1)["workers"])
 
     def _load(self, k: int, worker: str) -> Any:
@@ -301,7 +332,7 @@ class DaskRecords(Announced):
         # tasks that are tied to a worker wait for ever when it is lost
         here = {"workers": [worker], "allow_other_workers": True}
         portions = self._client.compute([self._portion(part) for part in self._sources[k]], **here)
-        return self._client.submit(_Worker, *portions, actor=True, pure=False, **here)
+        return self._client.submit(_Worker, self._salt, *portions, actor=True, pure=False, **here)
 
     def _loaded(self, k: int, workers: Sequence[str], actor: Any = None) -> _Reached:
         """The shard that is being loaded, or else the one that is loaded in its place."""
@@ -342,16 +373,31 @@ class DaskRecords(Announced):
             )
         )
 
-    def _size(self, k: int) -> tuple[int, int]:
+    def _size(self, k: int) -> tuple[int, int, int]:
+        """Rows and units of the k-th part, and their digest."""
         while True:
             try:
-                size: tuple[int, int] = self.remotes[k].call("size")()
+                size: tuple[int, int, int] = self.remotes[k].call("size")()
                 return size
             except Lost:
-                self.remotes[k] = self.replaced(k)
+                self.remotes[k] = self._in_place(k)
 
     def replaced(self, k: int) -> _Reached:
-        """The same records, loaded again by a worker that is alive."""
+        """The same records, loaded again by a worker that is alive; PrivacyError if the source has
+        others now, as the same one may then be with two workers.
+        """
+        self.remotes[k] = self._in_place(k)
+        if self._size(k) != self._sizes[k]:
+            raise PrivacyError(
+                "A worker was lost, and the frame gave other rows than before when they were "
+                "loaded again. No answer was made. Use a source whose partitions are the same at "
+                "each reading (a database needs an order), best files that nobody changes."
+            )
+        found = self.remotes[k]
+        assert isinstance(found, _Reached)
+        return found
+
+    def _in_place(self, k: int) -> _Reached:
         lost = self.remotes[k]
         assert isinstance(lost, _Reached)
         _given_up(lost.made)

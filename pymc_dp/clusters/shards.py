@@ -14,6 +14,7 @@ import mmap
 import os
 import pickle
 import tempfile
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -40,6 +41,8 @@ from pymc_dp.rows.predictor import Predictor
 EXAMPLES = 1009
 #: What is sent to a shard once, however many messages mention it.
 _SENT_ONCE = (RowEngine, RowGroup, Predictor)
+#: Most machines that one question may cost.
+_LOSSES = 10
 #: Rows below which a portion is joined to the next: a pass over fewer takes less than its overhead.
 _FEW_ROWS = 2**18
 
@@ -86,26 +89,56 @@ class Portion:
     """Some of the records, with all rows of each of their units.
 
     `arrays` are by name, rows first; `ids`, (n_rows,), say whose each row is, None if rows are
-    units.  With a `folder`, arrays are kept in a file there, which has no name and ends with the
-    process, and are in memory while they are read.
+    units.
     """
 
-    def __init__(
-        self, arrays: Mapping[str, np.ndarray], ids: np.ndarray | None, folder: str | None = None
-    ) -> None:
-        self.arrays, self.on_disk = dict(arrays), folder is not None
+    def __init__(self, arrays: Mapping[str, np.ndarray], ids: np.ndarray | None) -> None:
+        self.arrays, self.on_disk = dict(arrays), False
         self.n_rows = len(next(iter(self.arrays.values())))
         self.units, self.n_units = None, self.n_rows
         if ids is not None:
             unique, units = np.unique(ids, return_inverse=True)
             self.units, self.n_units = units.astype("int64"), len(unique)
-        if folder is not None and self.n_rows:
-            for name, array in self.arrays.items():
-                with tempfile.TemporaryFile(dir=folder) as file:
-                    kept = np.memmap(file, array.dtype, "w+", shape=array.shape)
-                kept[:] = array
-                self.arrays[name] = kept
-            self.release_memory()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is on the disk of one machine is in memory on the next."""
+        arrays = {name: np.array(array) for name, array in self.arrays.items()}
+        return {**self.__dict__, "arrays": arrays, "on_disk": False}
+
+    def __sizeof__(self) -> int:
+        """Bytes in memory."""
+        arrays = [] if self.on_disk else [*self.arrays.values()]
+        return sum(array.nbytes for array in (*arrays, self.units) if array is not None)
+
+    def move_to(self, folder: str) -> None:
+        """Keep the arrays in a file there, which has no name and ends with the process; they are in
+        memory while they are read.
+        """
+        for name, array in self.arrays.items() if self.n_rows else ():
+            with tempfile.TemporaryFile(dir=folder) as file:
+                kept = np.memmap(file, array.dtype, "w+", shape=array.shape)
+            kept[:] = array
+            self.arrays[name] = kept
+        self.on_disk = True
+        self.release_memory()
+
+    def digest(self, salt: int) -> int:
+        """A number of 64 bits that other rows, or other units, would change; their order does not.
+
+        It tells whether records that are loaded again are the same ones, and guards against
+        accidents, not against somebody who chooses the records.
+        """
+        odd = np.random.default_rng(salt).integers(2**63, size=2**10, dtype="uint64") * 2 + 1
+        arrays = [self.arrays[name] for name in sorted(self.arrays)]
+        arrays += [] if self.units is None else [self.units]
+        entries = [x for array in arrays for x in (array.T if array.ndim > 1 else [array])]
+        found = np.zeros(self.n_rows, dtype="uint64")
+        for k, entry in enumerate(entries):
+            wide = entry if entry.dtype.itemsize == 8 else entry.astype("float64")
+            found ^= np.ascontiguousarray(wide).view("uint64")
+            found *= odd[k % len(odd)]
+            found ^= found >> np.uint64(32)
+        return int(found.sum(dtype="uint64"))
 
     @property
     def bytes_per_row(self) -> int:
@@ -115,7 +148,7 @@ class Portion:
     def release_memory(self) -> None:
         """Leave on disk what is there."""
         for array in self.arrays.values():
-            if isinstance(array, np.memmap):
+            if self.on_disk and isinstance(array, np.memmap):
                 array._mmap.madvise(mmap.MADV_DONTNEED)  # type: ignore[attr-defined]
 
     def rows(self, graph: RowGraph, columns: Sequence[Column]) -> list[np.ndarray]:
@@ -347,6 +380,7 @@ class Shards:
         self._known: list[set[str]] = [set() for _ in remotes]
         self._discarded: list[str] = []
         self._process = os.getpid()
+        self._one_at_a_time = threading.RLock()
 
     def replaced(self, k: int) -> Remote:
         """Another shard with the records of the one that was lost; `Lost` if that is impossible."""
@@ -354,7 +388,8 @@ class Shards:
 
     def holder(self, rows: Rows, plan_id: int) -> Spread:
         """A holder of all records, for one chain.  Bad records are refused now, before a charge."""
-        self._teach(range(len(self.remotes)), [rows])
+        with self._one_at_a_time:
+            self._teach(range(len(self.remotes)), [rows])
         return Spread(self, rows)
 
     def processes(self, chains: int) -> int:
@@ -381,47 +416,66 @@ class Shards:
                 "The machines that have the records were asked in another process than the one "
                 "that found them. Sample with cores=1: all machines work for one chain at a time."
             )
+        with self._one_at_a_time:
+            return self._ask(holder, message, mentioned, path)
+
+    def _ask(
+        self, holder: str, message: bytes, mentioned: Sequence[Any], path: Sequence[bytes]
+    ) -> list[np.ndarray]:
         dropped, self._discarded = self._discarded, []
         everywhere = range(len(self.remotes))
         for known in self._known:
             known.difference_update(dropped)
         lost = self._teach(everywhere, mentioned)
-        waiting = {k: self._begin(k, "total", holder, message) for k in everywhere if k not in lost}
+        told = holder, message, path
+        waiting = {k: self._on_path(k, *told) for k in everywhere if k not in lost}
         for k in everywhere if dropped else ():
             self._begin(k, "drop", dropped)
         answers = []
         for k in everywhere:
             wait = waiting.get(k)
-            while True:
+            for _ in range(_LOSSES):
                 try:
                     if wait is not None:
                         answers.append(np.asarray(wait()))
                         break
                 except Lost:
                     pass
-                wait = self._ask_again(k, holder, message, mentioned, path)
+                wait = self._ask_again(k, mentioned, *told)
+            else:
+                raise RuntimeError(
+                    f"{_LOSSES} machines were lost one after the other while they answered the "
+                    "same question, perhaps for want of memory. No answer was made. Give them more "
+                    "memory, or each fewer records."
+                )
         return answers
 
     def _ask_again(
         self,
         k: int,
+        mentioned: Sequence[Any],
         holder: str,
         message: bytes,
-        mentioned: Sequence[Any],
         path: Sequence[bytes],
     ) -> Callable[[], Any] | None:
         """Ask a shard in the place of one that was lost; None if it is lost as well."""
         self.remotes[k], self._known[k] = self.replaced(k), set()
-        if self._teach([k], mentioned):
-            return None
-        for earlier in path:  # the sums are not looked at
-            wait = self._begin(k, "total", holder, earlier)
-            try:
-                if wait is None:
+        return None if self._teach([k], mentioned) else self._on_path(k, holder, message, path)
+
+    def _on_path(
+        self, k: int, holder: str, message: bytes, path: Sequence[bytes]
+    ) -> Callable[[], Any] | None:
+        """Ask a shard, and tell it first of the path under way, if it took the place of another."""
+        if holder not in self._known[k]:
+            for earlier in path:  # the sums are not looked at
+                wait = self._begin(k, "total", holder, earlier)
+                try:
+                    if wait is None:
+                        return None
+                    wait()
+                except Lost:
                     return None
-                wait()
-            except Lost:
-                return None
+            self._known[k].add(holder)
         return self._begin(k, "total", holder, message)
 
     def _begin(self, k: int, method: str, *arguments: Any) -> Callable[[], Any] | None:
@@ -491,7 +545,9 @@ class Announced(Shards):
         Returns
         -------
         (1009,) or (1009, number of columns) ndarray
-            Of the type of the records: integers are 0 and 1, reals between 0 and 1.
+            Of the type of the records: integers are 0 and 1, reals between 0 and 1.  Hand them over
+            as they are: NumPy would compute of made-up rows, and nothing of the records.  Compute
+            in the model, or before the records are handed over.
         """
         if name not in self._examples:
             raise ValueError(f"There is no array {name!r}; there are {sorted(self._examples)}.")

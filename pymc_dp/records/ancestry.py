@@ -222,8 +222,9 @@ def counts_rows(what: str, source: Variable) -> str:
     label = f"`{source.name}`" if source.name else "an array of the data"
     return (
         f"{what} depends on the number of rows of {label}, which is private under "
-        "neighboring='add_or_remove_one' and with a privacy_unit. Use a public constant instead, "
-        "or declare public data in PrivacyBudget(public=...)."
+        "neighboring='add_or_remove_one' and with a privacy_unit, and that of made-up rows where "
+        "the records are elsewhere. Use a public constant instead, or declare public data in "
+        "PrivacyBudget(public=...)."
     )
 
 

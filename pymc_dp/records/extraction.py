@@ -125,15 +125,17 @@ def extract(
     privacy_unit: Any = None,
     count_is_private: bool = False,
     n_public: int | None = None,
+    elsewhere: bool = False,
     check: bool = True,
     read: bool = True,
 ) -> Records:
     """Split a model into public terms and one log-likelihood term per record.
 
     Names in `public` are ``pm.Data`` and observed variables that are not private; `privacy_unit`:
-    see :func:`count_units`.  With one, or if `count_is_private` (add or remove one), neither a
-    value nor the shape of a parameter may depend on the number of rows.  In the second case the
-    public number of units, `n_public`, tells how long an unnamed array may be.  `check` also tries
+    see :func:`count_units`.  With one, if `count_is_private` (add or remove one), or if records are
+    `elsewhere` and the rows here are made up, neither a value nor the shape of a parameter may
+    depend on the number of rows.  In the second case the public number of units, `n_public`, tells
+    how long an unnamed array may be.  `check` also tries
     the proof on synthetic data.  `read` takes the data, clamped to their bounds; else stores hold
     two rows of zeros, and no private value is looked at.  Errors (NotFactorizable, UnsafeModel,
     ValueError) name variable and remedy.
@@ -146,7 +148,7 @@ def extract(
     length = longest_unnamed(n_units, n_public if count_is_private else None)
     public_variables = public_inputs(model, public)
     counts = None
-    if count_is_private or privacy_unit is not None:  # a unit may bring any number of rows
+    if count_is_private or elsewhere or privacy_unit is not None:  # a unit may bring any number
         lengths = lengths_of_rows(model, dict.fromkeys(observed, 0))
         computed = {size for size in model.dim_lengths.values() if size.owner is not None}
         public_variables -= lengths | computed  # the computed ones are followed

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,10 +19,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
+from pymc_dp.clusters.dask import _portion
 from pymc_dp.privacy import holder
 from pymc_dp.privacy.answer import Grid, IntervalSum, Query, VectorSum
 from pymc_dp.privacy.noise import insecure_noise
@@ -120,9 +123,53 @@ def test_what_was_computed_from_an_example_is_refused(records: Any) -> None:
         x = pm.Data("x", 2.0 * records.example("x"))
         pm.Bernoulli("y", logit_p=x @ pm.Normal("b", shape=3), observed=records.example("y"))
         budget = dp.PrivacyBudget(1.0, 1e-6, records=records)
-    with pytest.raises(dp.UnsafeModel, match=r"`x` .* is not records\.example"):
+    with pytest.raises(dp.UnsafeModel, match=r"`x` .* is not made of records\.example"):
         by_hand(model)
     assert budget.spent().epsilon == 0.0
+
+
+@pytest.mark.parametrize("where", ["prior", "likelihood"])
+def test_the_number_of_made_up_rows_is_no_number(records: Any, where: str) -> None:
+    with pm.Model() as model:
+        x = pm.Data("x", records.example("x"))
+        root = pt.sqrt(x.shape[0])
+        b = pm.Normal("b", 0.0, 1.0 / root if where == "prior" else 1.0, shape=3)
+        scale = root if where == "likelihood" else 1.0
+        pm.Bernoulli("y", logit_p=x @ b / scale, observed=records.example("y"))
+        budget = dp.PrivacyBudget(1.0, 1e-6, records=records)
+    refused = dp.UnsafeModel if where == "prior" else dp.NotFactorizable
+    with pytest.raises(refused, match="made-up rows where the records are elsewhere"):
+        by_hand(model)
+    assert budget.spent().epsilon == 0.0
+
+
+@pytest.mark.parametrize(
+    ("given", "kind"),
+    [
+        (pd.Series([1.0, 1.7, np.nan]), "int64"),
+        (pd.Series([1.0, 1.5]), "int64"),
+        (pd.Series([True, None, np.nan]), "bool"),
+        (pd.Series([-1, 300, 2**40]), "uint8"),
+        (pd.Series([1, None], dtype="Int64"), "int64"),
+        (pd.Series([2.0**63]), "int64"),
+        (pd.Series(["1.0", "x"]), "float64"),
+    ],
+)
+def test_what_is_no_number_of_its_type_is_no_portion(given: pd.Series, kind: str) -> None:
+    """Files of a data set may differ in their types."""
+    frame = pd.DataFrame({"x": given})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # of a record, in the log of a worker
+        assert _portion(frame, {"x": "x"}, {"x": np.dtype(kind)}, None) is None
+        ids = pd.DataFrame({"x": 0.0, "person": given})
+        if kind == "int64":
+            assert _portion(ids, {"x": "x"}, {"x": np.dtype("float64")}, "person") is None
+
+
+def test_a_frame_without_records(client: Any) -> None:
+    frame = dd.from_pandas(table(20), npartitions=2)
+    with pytest.raises(ValueError, match="fewer than two records"):
+        dp.from_dask(frame[frame["a"] > 100.0], COLUMNS)
 
 
 @pytest.mark.parametrize("kind", ["float64", "float32"])
@@ -270,6 +317,22 @@ def test_a_run_is_the_same_to_the_last_bit(
         assert len(found) == len(expected)
         for one, other in zip(found, expected, strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("change", ["order", "number"])
+def test_a_source_that_changes_is_refused(client: Any, tmp_path: Path, change: str) -> None:
+    """The same table in another order would put records on two workers, and twice in a sum."""
+    records = dp.from_dask(parquet(tmp_path, 4000), COLUMNS)
+    there = queries_of(logistic(records)).holder
+    there.total(asked(3)[0])
+    frame = table()
+    frame = frame.iloc[::-1] if change == "order" else frame.iloc[:1200]
+    for k, rows in enumerate(np.array_split(np.arange(len(frame)), 4)):
+        frame.iloc[rows].to_parquet(tmp_path / f"part{k}.parquet")
+    os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+    with pytest.raises(dp.PrivacyError, match="the frame gave other rows than before"):
+        there.total(asked(3)[1])
 
 
 @pytest.mark.slow

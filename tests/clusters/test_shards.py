@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -193,7 +195,9 @@ def test_sums_are_those_of_one_machine(name: str, users: bool, k: int) -> None:
 @pytest.mark.parametrize("users", marked([False, True], slow=[True]))
 def test_portions_on_disk_give_the_same_sums(users: bool, tmp_path: Path) -> None:
     whole, spread, pool = here_and_elsewhere("logistic", users, 5)
-    portions = [Portion(*part, str(tmp_path)) for part in pool.parts]
+    portions = [Portion(*part) for part in pool.parts]
+    for portion in portions:
+        portion.move_to(str(tmp_path))
     assert all(portion.on_disk for portion in portions) and not list(tmp_path.iterdir())
     pool.remotes = [Near(Shard(portions[:3], lean=True), []), Near(Shard(portions[3:], True), [])]
     pool._known = [set(), set()]
@@ -225,6 +229,63 @@ def test_a_lost_shard_is_told_again_what_it_knew(
     for query in queries(whole.d, False)[:5]:
         np.testing.assert_allclose(far.total(query), near.total(query), rtol=1e-9)
     assert pool.made_again == len(dies_at)
+
+
+def test_a_question_that_costs_all_machines_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, spread, pool = here_and_elsewhere("groups", False, 2, Mortal)
+    monkeypatch.setattr(Mortal, "calls", 0)
+    far = holder_of(spread, 0)
+    monkeypatch.setattr(Mortal, "dies_at", range(10**6))
+    with pytest.raises(RuntimeError, match="10 machines were lost one after the other"):
+        far.total(queries(whole.d, False)[0])
+    assert pool.made_again == 10
+
+
+def test_threads_ask_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two chains on paths of their own, while machines are lost."""
+    whole, spread, _ = here_and_elsewhere("groups", False, 2, Mortal)
+    monkeypatch.setattr(Mortal, "calls", 0)
+    near = holder_of(whole, 0)
+    path = queries(whole.d, False)[1:4]
+    expected = [near.total(query) for query in path]
+    chains = [holder_of(spread, 0) for _ in range(2)]
+    monkeypatch.setattr(Mortal, "dies_at", range(20, 400, 37))
+
+    def ask(chain: Any) -> list[np.ndarray]:
+        return [chain.total(query) for _ in range(10) for query in path]
+
+    with ThreadPoolExecutor(2) as threads:
+        for found in threads.map(ask, chains):
+            for total, exact in zip(found, expected * 10, strict=True):
+                np.testing.assert_array_equal(total, exact)
+
+
+def test_a_digest_tells_other_rows() -> None:
+    given, ids = data(50, 1), np.arange(50) // 2
+    digest, order = Portion(given, ids).digest(7), np.random.default_rng(2).permutation(50)
+    assert Portion({k: x[order] for k, x in given.items()}, ids[order]).digest(7) == digest
+    others = [Portion(given, None), Portion(given, np.arange(50) // 5), Portion(data(50, 3), ids)]
+    for name, array in given.items():
+        changed = array.copy()
+        changed[17] += 1
+        others.append(Portion({**given, name: changed}, ids))
+    others.append(Portion({**given, "y": given["g"], "g": given["y"]}, ids))
+    assert digest not in {other.digest(7) for other in others}
+    assert Portion(given, ids).digest(8) != digest
+
+
+def test_a_portion_that_moves_to_another_machine(tmp_path: Path) -> None:
+    portion = Portion(data(50, 1), np.arange(50) // 2)
+    size, digest = sys.getsizeof(portion), portion.digest(7)
+    assert size > 50 * 8 * 5
+    portion.move_to(str(tmp_path))
+    assert sys.getsizeof(portion) < size / 2
+    again = pickle.loads(pickle.dumps(portion))
+    assert not again.on_disk and again.digest(7) == digest
+    again.release_memory()
+    again.move_to(str(tmp_path))
+    again.release_memory()
+    assert again.on_disk and again.digest(7) == portion.digest(7) == digest
 
 
 def test_no_record_is_sent() -> None:

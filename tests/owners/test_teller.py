@@ -475,10 +475,11 @@ def test_a_charge_has_one_answer_without_the_lock_too(
     message = plan_message(chains=2, noise_multipliers={"gradient": 100.0})
     for teller in (one, two):
         assert call(teller, "agree", message) == {"found": {}}
+        teller._plan(12)  # where chains are is read now
     first = {"chain": 0, "number": 0, "query": kick()}
     assert "answer" in ask(one, 12, first)
-    assert "LedgerError" in ask(two, 12, first)["error"]  # it has not seen that it was answered
-    assert "LedgerError" in ask(two, 12, first)["error"]
+    for _ in range(2):
+        assert ask(two, 12, first)["error"][0] == "LedgerError"
     other = {**first, "chain": 1}
     assert "answer" in ask(one, 12, other)
     assert call(one, "close", {"plan": 12}) == {"found": {}}
