@@ -548,6 +548,16 @@ def test_a_run_is_ended_by_who_serves_another_model(tmp_path: Path) -> None:
     assert second.budget.account.read().spent == 0
 
 
+def test_what_was_asked_for_is_not_returned(teller: Teller, agreed: int) -> None:
+    spent = teller.budget.account.read().spent
+    for number in range(2):
+        ask(teller, agreed, {"chain": 0, "number": number, "query": kick()})
+    plan = teller._plan(agreed).plan
+    assert call(teller, "close", {"plan": agreed}) == {"found": {}}
+    returned = spent - teller.budget.account.read().spent
+    assert returned == plan.iteration_cost * (2 * 10 - 1) + plan.start_cost
+
+
 def test_owners_tell_no_other_errors_than_ours() -> None:
     for name in ("annotations", "math", "", "PrivacyError"):
         assert type(_error_of("one", [name, "text"])) is dp.PrivacyError
