@@ -27,7 +27,7 @@ from pymc.model import Model
 from pymc_dp.errors import PrivacyError, UnsafeModel
 from pymc_dp.privacy.answer import Query
 from pymc_dp.privacy.holder import Answers, Holder
-from pymc_dp.privacy.queries import EnergyError, Kick, Rows
+from pymc_dp.privacy.queries import EnergyError, Kick, Rows, ScoreAt
 from pymc_dp.records.ancestry import array_of
 from pymc_dp.records.bounds import Interval, clamp, source_limits
 from pymc_dp.records.extraction import Records, checked_rows
@@ -246,8 +246,11 @@ class Shard:
         engine, query = _Reader(io.BytesIO(message), self._known).load()
         total = np.zeros(query.sum.size, dtype=np.int64)
         if holder not in self._holders:
-            own = [rows.of_another_chain() for rows in self._engines[engine]]
-            self._holders[holder] = [Holder(rows) for rows in own]
+            engines = self._engines[engine]
+            if isinstance(query.of, Kick | ScoreAt) and not self.lean:
+                for each in engines:
+                    each.linear()  # made once, for all chains
+            self._holders[holder] = [Holder(each.of_another_chain()) for each in engines]
         for portion, of_portion in zip(self.portions, self._holders[holder], strict=True):
             with np.errstate(all="ignore"):  # as silent as an answer
                 total += of_portion.total(query)
