@@ -330,7 +330,8 @@ def test_a_source_that_changes_is_refused(client: Any, tmp_path: Path, change: s
     frame = frame.iloc[::-1] if change == "order" else frame.iloc[:1200]
     for k, rows in enumerate(np.array_split(np.arange(len(frame)), 4)):
         frame.iloc[rows].to_parquet(tmp_path / f"part{k}.parquet")
-    os.kill(next(iter(client.run(os.getpid).values())), signal.SIGKILL)
+    for worker in client.run(os.getpid).values():
+        os.kill(worker, signal.SIGKILL)
     with pytest.raises(dp.PrivacyError, match="the frame gave other rows than before"):
         there.total(asked(3)[1])
 
