@@ -227,7 +227,7 @@ def test_the_house_does_not_grow() -> None:
     """What is to be read: these figures go down, never up, but for a new room."""
     found = sizes()
     assert found["lines"] <= 36_300
-    assert found["lines without guests"] <= 24_200
+    assert found["lines without guests"] <= 24_260
     assert found["files"] <= 116
     assert found["modules at the root"] <= 5
     assert found["files that decide epsilon"] <= 35

@@ -282,6 +282,7 @@ class FreeAccount:
 
     neighboring = "replace_one"
     is_temporary = True
+    number = 1
 
     def __init__(self):
         self.ledger, self.pending = self, {}
