@@ -231,7 +231,7 @@ def test_the_house_does_not_grow() -> None:
     assert found["files"] <= 116
     assert found["modules at the root"] <= 5
     assert found["files that decide epsilon"] <= 35
-    assert found["their lines of code"] <= 7_300
+    assert found["their lines of code"] <= 7_340
     assert lines_of_code(MODULES["privacy.answer"]) < 300
 
 
