@@ -16,6 +16,7 @@ from pymc_dp.clusters.shards import (
     Lost,
     Portion,
     Shard,
+    Shards,
     joined,
 )
 from pymc_dp.errors import PrivacyError
@@ -289,7 +290,7 @@ class _Reached:
         return wait
 
 
-class DaskRecords(Announced):
+class DaskRecords(Announced, Shards):
     """Records on the workers of a Dask cluster; made by :func:`pymc_dp.from_dask`."""
 
     def __init__(

@@ -372,11 +372,83 @@ class Spread(Answers):
         return total
 
 
+class Announced:
+    """Records that a model is built without: on made-up rows, in whose place they come.
+
+    Attributes
+    ----------
+    n_rows, n_units : int
+        Of all of them.
+    """
+
+    n_rows: int
+    n_units: int
+    given = "records.example(...)"  # what a model is built on
+
+    def announce(
+        self,
+        kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+        n_rows: int,
+        n_units: int,
+        users: bool,
+    ) -> None:
+        """Say what there is: type and shape of a row of each array, and whether rows have users."""
+        self.n_rows, self.n_units = n_rows, n_units
+        self._examples = examples_of(kinds)
+        #: Ids of the made-up rows, where rows belong to units.
+        self.example_ids = np.arange(EXAMPLES) // 2 if users else None
+
+    def example(self, name: str) -> np.ndarray:
+        """Made-up rows, to build a model on.
+
+        Parameters
+        ----------
+        name : str
+            Of an array of the records.
+
+        Returns
+        -------
+        (1009,) or (1009, number of columns) ndarray
+            Of the type of the records: integers are 0 and 1, reals between 0 and 1.  Hand them over
+            as they are: NumPy would compute of made-up rows, and nothing of the records.  Compute
+            in the model, or before the records are handed over.
+        """
+        if name not in self._examples:
+            raise ValueError(f"There is no array {name!r}; there are {sorted(self._examples)}.")
+        return self._examples[name].copy()
+
+    def in_place_of(self, records: Records, model: Model) -> Records:
+        """The records of a model that was built on :meth:`example`."""
+        limits = source_limits(model)
+        found = {}
+        for g, group in enumerate(records.groups):
+            columns = []
+            for leaf in group.graph.leaves:
+                array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
+                names = [
+                    name
+                    for name, example in self._examples.items()
+                    if example.shape == array.shape and np.array_equal(example, array)
+                ]
+                if not names:
+                    what = f"`{leaf.source.name}`" if leaf.source.name else "An array"
+                    raise UnsafeModel(
+                        f"{what} of {group.graph.quoted} has rows and is not made of {self.given} "
+                        "as it was given. Compute it before it is handed over, or in the model "
+                        "(pm.math), where it is computed of every record."
+                    )
+                columns.append(Column(names[0], array.dtype, limits.get(leaf.source)))
+            found[g] = columns
+        return self._put(records, found)
+
+    def _put(self, records: Records, columns: Mapping[int, Sequence[Column]]) -> Records:
+        return take_place(records, columns, self.n_rows, self.n_units, self)
+
+
 class Shards:
     """All shards of some records; a subclass says how to reach them, and makes lost ones again."""
 
     trusted = True  # they run code that they are sent, and draw secret batches
-    given = "records.example(...)"  # what a model is built on
 
     def __init__(self, remotes: Sequence[Remote]) -> None:
         self.remotes = list(remotes)
@@ -510,75 +582,6 @@ class Shards:
                 lost.add(k)
             finalize(part, self._discarded.append, token)
         return lost
-
-
-class Announced(Shards):
-    """Shards of records that a model is built without: on made-up rows, in whose place they come.
-
-    Attributes
-    ----------
-    n_rows, n_units : int
-        Of all shards.
-    """
-
-    n_rows: int
-    n_units: int
-
-    def announce(
-        self,
-        kinds: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
-        n_rows: int,
-        n_units: int,
-        users: bool,
-    ) -> None:
-        """Say what there is: type and shape of a row of each array, and whether rows have users."""
-        self.n_rows, self.n_units = n_rows, n_units
-        self._examples = examples_of(kinds)
-        #: Ids of the made-up rows, where rows belong to units.
-        self.example_ids = np.arange(EXAMPLES) // 2 if users else None
-
-    def example(self, name: str) -> np.ndarray:
-        """Made-up rows, to build a model on.
-
-        Parameters
-        ----------
-        name : str
-            Of an array of the records.
-
-        Returns
-        -------
-        (1009,) or (1009, number of columns) ndarray
-            Of the type of the records: integers are 0 and 1, reals between 0 and 1.  Hand them over
-            as they are: NumPy would compute of made-up rows, and nothing of the records.  Compute
-            in the model, or before the records are handed over.
-        """
-        if name not in self._examples:
-            raise ValueError(f"There is no array {name!r}; there are {sorted(self._examples)}.")
-        return self._examples[name].copy()
-
-    def in_place_of(self, records: Records, model: Model) -> Records:
-        """The records of a model that was built on :meth:`example`: those of the shards."""
-        limits = source_limits(model)
-        found = {}
-        for g, group in enumerate(records.groups):
-            columns = []
-            for leaf in group.graph.leaves:
-                array = np.moveaxis(np.asarray(array_of(leaf.source)), leaf.axis, 0)
-                names = [
-                    name
-                    for name, example in self._examples.items()
-                    if example.shape == array.shape and np.array_equal(example, array)
-                ]
-                if not names:
-                    what = f"`{leaf.source.name}`" if leaf.source.name else "An array"
-                    raise UnsafeModel(
-                        f"{what} of {group.graph.quoted} has rows and is not made of {self.given} "
-                        "as it was given. Compute it before it is handed over, or in the model "
-                        "(pm.math), where it is computed of every record."
-                    )
-                columns.append(Column(names[0], array.dtype, limits.get(leaf.source)))
-            found[g] = columns
-        return take_place(records, found, self.n_rows, self.n_units, self)
 
 
 def take_place(

@@ -357,7 +357,7 @@ class Study:
 
     def _ask_together(self, plan_id: int, questions: Sequence[dict[str, Any]]) -> list[Any]:
         """For each question, the sum of the answers of all owners, or an error."""
-        message = {"plan": plan_id, "questions": list(questions)}
+        message = packed({"plan": plan_id, "questions": list(questions)})
         replies = self.all("ask", [message] * len(self.owners))
         return [
             self._sum_of([reply["answers"][k] for reply in replies]) for k in range(len(questions))
@@ -370,8 +370,10 @@ class Study:
         values = [np.array(answer["answer"]) for answer in answers]
         return _summed(values, len(values[0]))
 
-    def all(self, method: str, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """What all owners answer to one message each, sent at once."""
+    def all(
+        self, method: str, messages: Sequence[Mapping[str, Any] | bytes]
+    ) -> list[dict[str, Any]]:
+        """What all owners answer to one message each, packed or not, sent at once."""
         with self._at_once:
             pairs = zip(self.owners, messages, strict=True)
             waiting = [_called(owner.channel, method, message) for owner, message in pairs]
@@ -451,10 +453,10 @@ def _summed(values: Sequence[np.ndarray], size: int) -> np.ndarray:
 
 
 def _called(
-    channel: Channel, method: str, message: Mapping[str, Any]
+    channel: Channel, method: str, message: Mapping[str, Any] | bytes
 ) -> Callable[[], dict[str, Any]]:
     """Begin a call of an owner."""
-    wait = channel.call(method, packed(message))
+    wait = channel.call(method, message if isinstance(message, bytes) else packed(message))
 
     def found() -> dict[str, Any]:
         reply = unpacked(wait())

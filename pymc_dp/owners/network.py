@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from pymc_dp.errors import OwnerUnavailable, PrivacyError
@@ -136,38 +139,62 @@ class There:
             authority, certificate, key = _credentials(certificates)
             credentials = grpc.ssl_channel_credentials(authority, key, certificate)
             self._channel = grpc.secure_channel(address, credentials, options=_OPTIONS)
+        self._asked = 0
+        self._questions: SimpleQueue[tuple[int, bytes, Future[bytes]]] = SimpleQueue()
+        threading.Thread(target=self._ask, daemon=True).start()
         self._calls = {
             method: self._channel.unary_unary(f"/{_SERVICE}/{method}") for method in METHODS
         }
 
     def call(self, method: str, data: bytes) -> Callable[[], bytes]:
         """Begin a call; the function returned waits for the answer."""
+        call = self._calls[method]
+        if method != "ask":
+            begun = call.future(data, timeout=_TIMEOUT)
+            return lambda: self._answer(method, data, begun.result)
+        # asked all the time: gRPC would begin a thread for each call that is not waited for
+        answer: Future[bytes] = Future()
+        self._asked += 1
+        self._questions.put((self._asked, data, answer))
+        return answer.result
+
+    def _ask(self) -> None:
+        while True:
+            number, data, answer = self._questions.get()
+            try:
+                first = partial(self._calls["ask"], data, timeout=_TIMEOUT)
+                answer.set_result(self._answer("ask", data, first, number))
+            except BaseException as error:
+                answer.set_exception(error)
+
+    def _answer(
+        self,
+        method: str,
+        data: bytes,
+        first: Callable[[], Any],
+        number: int | None = None,
+    ) -> bytes:
+        """The answer to the first call, or to the same one made again, until the next question."""
         patience = min(self._patience, _AT_THE_END) if method == "close" else self._patience
-        grpc, future = _grpc(), self._calls[method].future(data, timeout=_TIMEOUT)
-
-        def wait() -> bytes:
-            nonlocal future
-            begin, pause = time.monotonic(), 0.1
-            while True:
-                try:
-                    return bytes(future.result())
-                except grpc.RpcError as error:
-                    if "larger than max" in str(error.details()):
-                        raise PrivacyError(
-                            f"A message to {self.name} is larger than {_LARGEST / 1e6:.0f} MB. Use "
-                            "a model with fewer parameters."
-                        ) from None
-                    if time.monotonic() - begin > patience:
-                        raise OwnerUnavailable(
-                            f"{self.name} ({self.address}) does not answer: {error.details()}. "
-                            "Is it served, at this address, with certificates of the same study? "
-                            "Draws made before are not lost, and can be released."
-                        ) from None
-                time.sleep(pause)
-                pause = min(2.0 * pause, _LONGEST_PAUSE)
-                future = self._calls[method].future(data, timeout=_TIMEOUT)
-
-        return wait
+        grpc, begin, pause, attempt = _grpc(), time.monotonic(), 0.1, first
+        while True:
+            try:
+                return bytes(attempt())
+            except grpc.RpcError as error:
+                if "larger than max" in str(error.details()):
+                    raise PrivacyError(
+                        f"A message to {self.name} is larger than {_LARGEST / 1e6:.0f} MB. Use a "
+                        "model with fewer parameters."
+                    ) from None
+                if time.monotonic() - begin > patience or number not in (None, self._asked):
+                    raise OwnerUnavailable(
+                        f"{self.name} ({self.address}) does not answer: {error.details()}. Is it "
+                        "served, at this address, with certificates of the same study? Draws made "
+                        "before are not lost, and can be released."
+                    ) from None
+            time.sleep(pause)
+            pause = min(2.0 * pause, _LONGEST_PAUSE)
+            attempt = partial(self._calls[method], data, timeout=_TIMEOUT)
 
     def close(self) -> None:
         """Let go of the connection."""

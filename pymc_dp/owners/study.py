@@ -11,8 +11,9 @@ from __future__ import annotations
 import hashlib
 import os
 import runpy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ import numpy as np
 from pymc.model import Model
 
 from pymc_dp.budget import PrivacyBudget
-from pymc_dp.clusters.shards import Announced, Portion, Shard, examples_of
+from pymc_dp.clusters.shards import Announced, Column, Portion, examples_of
 from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.records.extraction import Records
+from pymc_dp.records.units import Group, RecordStore
 
 
 class ModelFile:
@@ -77,22 +80,11 @@ class ModelFile:
         return arrays
 
 
-class _Near:
-    """A shard in this process."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-
-    def call(self, method: str, *arguments: Any) -> Callable[[], Any]:
-        """The value of a method; see `Remote`."""
-        value = getattr(self._shard, method)(*arguments)
-        return lambda: value
-
-
 class _Records(Announced):
     """An owner's records, of which the model file sees none."""
 
     given = "the arrays of `columns`"
+    trusted = True  # see `pymc_dp.clusters.shards.Shards` for what the parts are
 
     def __init__(self, file: ModelFile, data: Any, privacy_unit: Any) -> None:
         arrays, ids = file.rows(data), None
@@ -103,9 +95,26 @@ class _Records(Announced):
                     "privacy_unit must be a vector of integers, one for each row of data; got "
                     f"type {ids.dtype} with {ids.ndim} axes, or another length."
                 )
-        portion = Portion(arrays, ids)
-        super().__init__([_Near(Shard([portion]))])
-        self.announce(file.columns, portion.n_rows, portion.n_units, ids is not None)
+        self._rows = Portion(arrays, ids)
+        self.announce(file.columns, self._rows.n_rows, self._rows.n_units, ids is not None)
+
+    def _put(self, records: Records, columns: Mapping[int, Sequence[Column]]) -> Records:
+        groups = []
+        for g, group in enumerate(records.groups):
+            store = RecordStore(self._rows.rows(group.graph, columns[g]))
+            groups.append(Group(group.graph, store, self._rows.units))
+        return replace(records, groups=tuple(groups), n_units=self.n_units)
+
+    def processes(self, chains: int) -> int:
+        """All: the records are here."""
+        return chains
+
+    def stated(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def agree(self, plan_id: int, plan: Mapping[str, Any], rows: Any = None) -> None:
+        """Nothing is to be agreed with oneself."""
 
 
 def _length(arrays: Mapping[str, np.ndarray]) -> int:

@@ -37,7 +37,7 @@ from pymc_dp.privacy.account import PREPARATION
 from pymc_dp.privacy.accounting import GaussianEvent, mu_from_units
 from pymc_dp.privacy.answer import Grid, NormCounts, Query, VectorSum
 from pymc_dp.privacy.holder import holder_of, rehearse
-from pymc_dp.privacy.journal import as_stored
+from pymc_dp.privacy.journal import canonical
 from pymc_dp.privacy.meter import PaidChain, interrupts_wait, noise_is_secure, pay_run
 from pymc_dp.privacy.plan import Plan
 from pymc_dp.privacy.preparation import Preparation
@@ -139,13 +139,14 @@ def structure_of(parts: ModelParts) -> dict[str, Any]:
 class _Chain:
     """One chain of a plan: what it may still ask, and what it was answered last."""
 
-    def __init__(self, plan: _AgreedPlan, state: Mapping[str, Any] | None) -> None:
+    def __init__(self, plan: _AgreedPlan, kept: str | None) -> None:
         self._plan, self.number, self.digest = plan, -1, ""
         self.answer: list[float] = []
         self.path: list[dict[str, Any]] = []  # the kicks of the path under way
-        if state is None:
+        if kept is None:
             self.paid = PaidChain(plan.plan)
             return
+        state = json.loads(kept)
         self.number, self.digest = state["number"], state["digest"]
         self.answer, self.path = state["answer"], state["path"]
         self.paid = PaidChain(plan.plan, state["paid"])
@@ -212,7 +213,7 @@ class _AgreedPlan:
         self._tried: set[type] = set()
         teller.refuse_other_models(payload)
         #: Where chains are: in the ledger, and those that were asked last, in memory.
-        self._kept: dict[int, dict[str, Any] | None] = {**teller.budget.account.states(plan_id)}
+        self._kept = teller.budget.account.states(plan_id)
         self._chains: dict[int, _Chain] = {}
         self._unkept: dict[int, _Chain] = {}
 
@@ -256,7 +257,7 @@ class _AgreedPlan:
             except PrivacyError as error:
                 given.append({"error": [type(error).__name__, str(error)]})
         if self._unkept:  # also what could not be kept when it was made, and was not given
-            states = {k: as_stored(chain.state) for k, chain in self._unkept.items()}
+            states = {k: canonical(chain.state) for k, chain in self._unkept.items()}
             self._teller.budget.account.keep_states(self.plan.plan_id, self._kept, states)
             self._kept.update(states)
             self._unkept.clear()
@@ -332,9 +333,6 @@ class Teller:
         self._hash, self._structure = model_hash, structure_of(self.parts)
         #: Of what a plan is agreed for.
         self.model_digest = _digest({"hash": model_hash, "structure": self._structure})
-        engine = self.parts.engine
-        if engine.elsewhere is not None:
-            engine.elsewhere.holder(engine, 0)  # bad records are refused now
         ledger, self._process, self.closed = self.budget.ledger, os.getpid(), False
         resumed = "n_public" in self.budget.account.read().public
         if not (ledger.is_temporary or resumed or ledger.total_cap is not None):
@@ -602,8 +600,8 @@ class Teller:
         """End a plan of chains, and return what was charged for iterations that were not begun."""
         plan = _plan_of(plan_id, self.budget.account.plan(plan_id))
 
-        def unused(states: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, int]]:
-            begun = sum(PaidChain(plan, state["paid"]).begun for state in states.values())
+        def unused(states: Mapping[int, str]) -> Iterator[tuple[int, int]]:
+            begun = sum(PaidChain(plan, json.loads(x)["paid"]).begun for x in states.values())
             yield plan.iteration_cost, plan.chains * plan.iterations - begun
             yield plan.start_cost, plan.chains - len(states)
 

@@ -16,7 +16,7 @@ PREPARATION = "preparation"
 """What ``payload["kind"]`` of a plan of one-off releases is."""
 STATISTIC = "release_statistic"
 """What ``payload["sampler"]`` of a published statistic is."""
-_Unused = Callable[[Mapping[int, Mapping[str, Any]]], Iterable[tuple[int, int]]]
+_Unused = Callable[[Mapping[int, str]], Iterable[tuple[int, int]]]
 _LARGEST = 2**63 - 1  # SQLite integers are signed 64-bit
 _ALONE = (
     "releases on batches of records are accounted at the epsilon and delta of one budget, and "
@@ -328,22 +328,22 @@ class Account:
     def keep_states(
         self,
         plan_id: int,
-        before: Mapping[int, dict[str, Any] | None],
-        after: Mapping[int, Mapping[str, Any]],
+        before: Mapping[int, str],
+        after: Mapping[int, str],
     ) -> None:
-        """Keep where chains of a plan are, all or none; those that are new begin. LedgerError if
-        one of them is not where it was `before`, or the plan was ended: another process went on.
+        """Keep where chains of a plan are, in words of their own, all or none; those that are new
+        begin. LedgerError if one of them is not where it was `before`, or the plan was ended:
+        another process went on.
         """
         with self.ledger.journal.transaction() as transaction:
             if transaction.count("finish", account=self.number, plan=plan_id):
                 raise LedgerError("the plan was ended")
-            for chain, state in after.items():
-                kept = transaction.state(self.number, plan_id, chain)
-                if kept != before.get(chain):
-                    raise LedgerError("another process answers for this chain")
-                transaction.put_state(self.number, plan_id, chain, state)
-                if kept is None:
-                    transaction.append("chain", self.number, 0, {"chain": chain}, plan_id)
+            kept = transaction.states(self.number, plan_id, after)
+            if kept != {chain: before[chain] for chain in after if chain in before}:
+                raise LedgerError("another process answers for a chain")
+            transaction.put_states(self.number, plan_id, after)
+            for chain in after.keys() - kept:
+                transaction.append("chain", self.number, 0, {"chain": chain}, plan_id)
 
     def stages(self, plan_id: int) -> set[str]:
         """How far a plan has come: "run", "lease" when it was charged, "finish" when it ended."""
@@ -360,7 +360,7 @@ class Account:
             )
         return sorted(plan for plan in charged - ended if plan is not None)
 
-    def states(self, plan_id: int) -> dict[int, dict[str, Any]]:
+    def states(self, plan_id: int) -> dict[int, str]:
         """Where the chains of a plan are, as they were kept."""
         with self.ledger.journal.transaction() as transaction:
             return transaction.states(self.number, plan_id)

@@ -22,7 +22,7 @@ import os
 import sqlite3
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,14 +75,14 @@ _STATES = """CREATE TABLE IF NOT EXISTS states (
     )"""
 
 
-def _canonical(value: object) -> str:
+def canonical(value: object) -> str:
     """JSON with one spelling per value, so that equal rows have equal hashes."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
 def as_stored(payload: Mapping[str, Any]) -> dict[str, Any]:
     """Return a payload as it comes back from the file: tuples as lists, keys as strings."""
-    return dict(json.loads(_canonical(dict(payload))))
+    return dict(json.loads(canonical(dict(payload))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Entry:
     def expected_hash(self) -> str:
         """SHA-256 over the hash of the row before and everything else in this row."""
         facts = [self.seq, self.account, self.plan, self.kind, self.amount, self.balance]
-        text = self.previous + _canonical([*facts, self.payload])
+        text = self.previous + canonical([*facts, self.payload])
         return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -165,25 +165,18 @@ class Transaction:
         newest = self.newest(account=account)
         return newest.balance if newest else 0
 
-    def states(self, account: int, plan: int) -> dict[int, dict[str, Any]]:
-        """Return where the chains of a plan are, by number; the hashes do not cover it."""
+    def states(self, account: int, plan: int, of: Iterable[int] | None = None) -> dict[int, str]:
+        """Return where chains of a plan are, all or some; the hashes do not cover it."""
         self._connection.execute(_STATES)
         query = "SELECT chain, state FROM states WHERE account = ? AND plan = ?"
-        found = self._connection.execute(query, (account, plan))
-        return {chain: json.loads(state) for chain, state in found}
+        if of is not None:
+            query += f" AND chain IN ({', '.join(str(int(chain)) for chain in of)})"
+        return dict(self._connection.execute(query, (account, plan)))
 
-    def state(self, account: int, plan: int, chain: int) -> dict[str, Any] | None:
-        """Return where one chain is, None if that was never written."""
-        self._connection.execute(_STATES)
-        query = "SELECT state FROM states WHERE account = ? AND plan = ? AND chain = ?"
-        found = self._connection.execute(query, (account, plan, chain)).fetchone()
-        return None if found is None else dict(json.loads(found[0]))
-
-    def put_state(self, account: int, plan: int, chain: int, state: Mapping[str, Any]) -> None:
-        """Write where a chain is, in the place of what was written before."""
-        self._connection.execute(_STATES)
-        values = (account, plan, chain, _canonical(state))
-        self._connection.execute("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", values)
+    def put_states(self, account: int, plan: int, states: Mapping[int, str]) -> None:
+        """Write where chains are, in the place of what was written before."""
+        rows = [(account, plan, chain, state) for chain, state in states.items()]
+        self._connection.executemany("INSERT OR REPLACE INTO states VALUES (?, ?, ?, ?)", rows)
 
     def append(
         self,
@@ -199,7 +192,7 @@ class Transaction:
         seq, previous = (head.seq + 1, head.hash) if head else (1, GENESIS)
         entry = Entry(seq, account, plan, kind, amount, balance, as_stored(payload), previous, "")
         entry = replace(entry, hash=entry.expected_hash())
-        facts = (seq, account, plan, kind, amount, balance, _canonical(entry.payload))
+        facts = (seq, account, plan, kind, amount, balance, canonical(entry.payload))
         marks = ", ".join("?" * 9)
         values = (*facts, previous, entry.hash)
         self._connection.execute(f"INSERT INTO entries VALUES ({marks})", values)

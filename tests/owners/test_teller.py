@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -452,7 +453,7 @@ def test_an_answer_that_could_not_be_kept_is_not_given(
     first = ask(teller, agreed, question)
     assert first.keys() == {"answer"} or "out of its turn" in first["error"][1]
     [state] = teller.budget.account.states(agreed).values()
-    assert state["answer"]
+    assert json.loads(state)["answer"]
 
 
 # -- two that answer for one owner, and runs that nobody ended ------------------------------------

@@ -759,7 +759,7 @@ class TestChain:
             account.lease(1, 5, 1)
         entry = list(ledger.entries())[5]
         other = replace(entry, payload={**entry.payload, "note": "altered"})
-        text, new = journal._canonical(other.payload), other.expected_hash()
+        text, new = journal.canonical(other.payload), other.expected_hash()
         tamper(ledger, f"UPDATE entries SET payload = '{text}', hash = '{new}' WHERE seq = 6")
         tamper(ledger, f"UPDATE entries SET previous = '{new}' WHERE seq = 7")
         with pytest.raises(LedgerError, match="altered"):
