@@ -155,15 +155,23 @@ def test_the_number_of_made_up_rows_is_no_number(records: Any, where: str) -> No
         (pd.Series(["1.0", "x"]), "float64"),
     ],
 )
-def test_what_is_no_number_of_its_type_is_no_portion(given: pd.Series, kind: str) -> None:
+def test_what_is_no_number_of_its_type_is_no_portion(
+    given: pd.Series, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Files of a data set may differ in their types."""
-    frame = pd.DataFrame({"x": given})
+    monkeypatch.setattr("pymc_dp.clusters.dask._memory", lambda: (0, 1, ""))
+
+    def portion(x: Any, kind: str, person: Any) -> Any:
+        frame = pd.DataFrame({"x": x, "person": person})
+        return _portion(frame, {"x": "x"}, {"x": np.dtype(kind)}, "person")
+
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # of a record, in the log of a worker
-        assert _portion(frame, {"x": "x"}, {"x": np.dtype(kind)}, None) is None
-        ids = pd.DataFrame({"x": 0.0, "person": given})
+        assert portion(given, kind, 7) is None
+        assert portion(np.ones(len(given)), kind, 7).n_rows == len(given)
         if kind == "int64":
-            assert _portion(ids, {"x": "x"}, {"x": np.dtype("float64")}, "person") is None
+            assert portion(0.5, "float64", given) is None
+        assert portion(0.5, "float64", np.ones(len(given))).n_units == 1
 
 
 def test_a_frame_without_records(client: Any) -> None:
