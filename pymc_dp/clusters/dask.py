@@ -184,7 +184,7 @@ def _exactly(frame: Any, dtype: np.dtype) -> np.ndarray:
 def _in_its_place(portion: Portion) -> Portion:
     """A portion in memory, or on the disk of this worker if its memory is full."""
     used, limit, folder = _memory()
-    if used > _IN_MEMORY * limit:
+    if used > _IN_MEMORY * limit and not portion.on_disk:
         portion.move_to(folder)
     return portion
 
