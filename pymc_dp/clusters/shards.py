@@ -138,6 +138,7 @@ class Portion:
             found ^= np.ascontiguousarray(wide).view("uint64")
             found *= odd[k % len(odd)]
             found ^= found >> np.uint64(32)
+        self.release_memory()
         return int(found.sum(dtype="uint64"))
 
     @property
