@@ -310,9 +310,7 @@ class DaskRecords(Announced, Shards):
         self._sources = [[parts[k] for k in chunk] for chunk in chunks]
         loading = [self._load(k, workers[k]) for k in range(len(chunks))]
         super().__init__([self._loaded(k, workers, loading.pop(0)) for k in range(len(chunks))])
-        self._sizes: list[tuple[int, int, int]] = []
-        for k in range(len(chunks)):
-            self._sizes.append(self._size(k))
+        self._sizes = [self._size(k) for k in range(len(chunks))]
         n_rows, n_units, _ = (sum(each) for each in zip(*self._sizes, strict=True))
         if n_units < 2:
             raise ValueError("The frame has fewer than two records, and one cannot be hidden.")

@@ -385,6 +385,7 @@ class Announced:
     n_rows: int
     n_units: int
     given = "records.example(...)"  # what a model is built on
+    trusted = True  # who has them runs code that is sent, and draws secret batches
 
     def announce(
         self,
@@ -445,11 +446,16 @@ class Announced:
     def _put(self, records: Records, columns: Mapping[int, Sequence[Column]]) -> Records:
         return take_place(records, columns, self.n_rows, self.n_units, self)
 
+    def stated(self) -> dict[str, Any]:
+        """What a statement says of them: nothing."""
+        return {}
+
+    def agree(self, plan_id: int, plan: Mapping[str, Any], rows: Rows | None = None) -> None:
+        """Nothing is to be agreed with the machines of one owner."""
+
 
 class Shards:
     """All shards of some records; a subclass says how to reach them, and makes lost ones again."""
-
-    trusted = True  # they run code that they are sent, and draw secret batches
 
     def __init__(self, remotes: Sequence[Remote]) -> None:
         self.remotes = list(remotes)
@@ -471,13 +477,6 @@ class Shards:
     def processes(self, chains: int) -> int:
         """How many processes a number of chains takes: all machines work for one at a time."""
         return 1
-
-    def stated(self) -> dict[str, Any]:
-        """What a statement says of them: nothing."""
-        return {}
-
-    def agree(self, plan_id: int, plan: Mapping[str, Any], rows: Rows | None = None) -> None:
-        """Nothing is to be agreed with the machines of one owner."""
 
     def discard(self, name: str) -> None:
         """Tell shards, with the next question, to forget a holder."""

@@ -84,7 +84,6 @@ class _Records(Announced):
     """An owner's records, of which the model file sees none."""
 
     given = "the arrays of `columns`"
-    trusted = True  # see `pymc_dp.clusters.shards.Shards` for what the parts are
 
     def __init__(self, file: ModelFile, data: Any, privacy_unit: Any) -> None:
         arrays, ids = file.rows(data), None
@@ -108,13 +107,6 @@ class _Records(Announced):
     def processes(self, chains: int) -> int:
         """All: the records are here."""
         return chains
-
-    def stated(self) -> dict[str, Any]:
-        """Nothing."""
-        return {}
-
-    def agree(self, plan_id: int, plan: Mapping[str, Any], rows: Any = None) -> None:
-        """Nothing is to be agreed with oneself."""
 
 
 def _length(arrays: Mapping[str, np.ndarray]) -> int:

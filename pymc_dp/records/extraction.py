@@ -135,10 +135,9 @@ def extract(
     see :func:`count_units`.  With one, if `count_is_private` (add or remove one), or if records are
     `elsewhere` and the rows here are made up, neither a value nor the shape of a parameter may
     depend on the number of rows.  In the second case the public number of units, `n_public`, tells
-    how long an unnamed array may be.  `check` also tries
-    the proof on synthetic data.  `read` takes the data, clamped to their bounds; else stores hold
-    two rows of zeros, and no private value is looked at.  Errors (NotFactorizable, UnsafeModel,
-    ValueError) name variable and remedy.
+    how long an unnamed array may be.  `check` also tries the proof on synthetic data.  `read` takes
+    the data, clamped to their bounds; else stores hold two rows of zeros, and no private value is
+    looked at.  Errors (NotFactorizable, UnsafeModel, ValueError) name variable and remedy.
     """
     observed = private_observed(model, public)
     _refuse_unsupported(model, observed)

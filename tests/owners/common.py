@@ -7,13 +7,21 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytest
 
 import pymc_dp as dp
 from pymc_dp.owners.analyst import Study
 from pymc_dp.owners.messages import unpacked
 from pymc_dp.owners.teller import Teller
 
-WARNINGS = ("The gradients of this plan", "These data already", "Only 0.0%")
+#: Of the modules of this folder: they compile, and what these warnings say does not matter here.
+MARKS = [
+    pytest.mark.compiled,
+    *(
+        pytest.mark.filterwarnings(f"ignore:{words}")
+        for words in ("The gradients of this plan", "These data already", "Only 0.0%")
+    ),
+]
 SIZES, EPSILONS = (300, 200, 100), (2.0, 1.0, 4.0)
 TRUTH = np.array([0.8, -0.5])
 

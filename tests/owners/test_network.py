@@ -23,18 +23,13 @@ from pymc_dp.__main__ import main
 from pymc_dp.base import compat as _compat
 from pymc_dp.owners.messages import unpacked
 from pymc_dp.owners.teller import Teller
+from tests.owners.common import MARKS
 
 grpc = pytest.importorskip("grpc")
 pytest.importorskip("cryptography")
 network = pytest.importorskip("pymc_dp.owners.network")
 
-pytestmark = [
-    pytest.mark.compiled,
-    *(
-        pytest.mark.filterwarnings(f"ignore:{words}")
-        for words in ("The gradients of this plan", "These data already", "Only 0.0%")
-    ),
-]
+pytestmark = MARKS
 
 STUDY = """
     import pymc as pm

@@ -18,8 +18,8 @@ from pymc_dp.privacy.queries import ScoreAt
 from pymc_dp.tuning.model_parts import ModelParts
 from tests.owners.common import (
     EPSILONS,
+    MARKS,
     SIZES,
-    WARNINGS,
     analyst,
     ask,
     by_hand,
@@ -29,10 +29,7 @@ from tests.owners.common import (
 )
 from tests.selection import marked
 
-pytestmark = [
-    pytest.mark.compiled,
-    *(pytest.mark.filterwarnings(f"ignore:{words}") for words in WARNINGS),
-]
+pytestmark = MARKS
 
 # -- budgets and statements -----------------------------------------------------------------------
 

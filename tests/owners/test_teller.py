@@ -23,8 +23,8 @@ from pymc_dp.privacy.accounting import GaussianEvent
 from pymc_dp.privacy.journal import Transaction
 from tests.owners.common import (
     EPSILONS,
+    MARKS,
     SIZES,
-    WARNINGS,
     analyst,
     ask,
     by_hand,
@@ -36,10 +36,7 @@ from tests.owners.common import (
     plan_message,
 )
 
-pytestmark = [
-    pytest.mark.compiled,
-    *(pytest.mark.filterwarnings(f"ignore:{words}") for words in WARNINGS),
-]
+pytestmark = MARKS
 
 # -- hostile analysts -----------------------------------------------------------------------------
 
