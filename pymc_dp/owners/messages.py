@@ -10,6 +10,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -88,13 +89,19 @@ def decoded(value: Any, kinds: Mapping[str, Any], d: int) -> Any:
     kind = kinds.get(str(value.get("is"))) if isinstance(value, dict) else None
     if kind is None:
         raise PrivacyError("A question is of no kind that is known here.")
-    declared = {field.name: field for field in fields(kind)}
+    declared = _declared(kind)
     if set(value) != {"is", *declared}:
         raise PrivacyError(f"A question does not have the parts of {kind.__name__}.")
-    parts = {n: _part(n, str(f.type), value[n], d) for n, f in declared.items()}
+    parts = {name: _part(name, of_type, value[name], d) for name, of_type in declared.items()}
     if "midpoints" in parts and len(parts["points"]) != len(parts["midpoints"]) + 1:
         raise PrivacyError("A path does not have a midpoint between any two points.")
     return kind(**parts)
+
+
+@cache
+def _declared(kind: Any) -> dict[str, str]:
+    """The parts of a question, and their types."""
+    return {field.name: str(field.type) for field in fields(kind)}
 
 
 def _part(name: str, declared: str, value: Any, d: int) -> Any:
@@ -134,10 +141,8 @@ def _array(
         raise PrivacyError("An array of a question is not one.")
     if value["is"] != kind or not isinstance(value["shape"], list):
         raise PrivacyError("An array of a question is not of its type.")
-    numbers = int if kind == "integers" else (int, float)
-    if not isinstance(value["values"], list) or not all(
-        isinstance(x, numbers) and not isinstance(x, bool) for x in value["values"]
-    ):
+    numbers = {int} if kind == "integers" else {int, float}
+    if not (isinstance(value["values"], list) and {*map(type, value["values"])} <= numbers):
         raise PrivacyError("An array of a question does not hold numbers of its type.")
     try:
         array = np.array(value["values"], "int64" if kind == "integers" else "float64")

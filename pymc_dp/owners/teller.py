@@ -142,16 +142,16 @@ class _Chain:
     def __init__(self, plan: _AgreedPlan, kept: str | None) -> None:
         self._plan, self.number, self.digest = plan, -1, ""
         self.answer: list[float] = []
-        self.path: list[dict[str, Any]] = []  # the kicks of the path under way
+        self.path, self.kicks = -1, list[str]()  # the path under way: its number, and questions
         if kept is None:
             self.paid = PaidChain(plan.plan)
             return
         state = json.loads(kept)
         self.number, self.digest = state["number"], state["digest"]
-        self.answer, self.path = state["answer"], state["path"]
+        self.answer, self.path, self.kicks = (state[k] for k in ("answer", "path", "kicks"))
         self.paid = PaidChain(plan.plan, state["paid"])
-        for message in self.path:  # of another process: what units gathered is gathered again
-            self.holder.total(plan.query(message))
+        for kick in self.kicks:  # of another process: what units gathered is gathered again
+            self.holder.total(plan.query(json.loads(kick)))
 
     @cached_property
     def holder(self) -> Any:
@@ -169,12 +169,14 @@ class _Chain:
             "digest": self.digest,
             "answer": self.answer,
             "path": self.path,
+            "kicks": self.kicks,
             "paid": self.paid.state,
         }
 
     def ask(self, number: int, message: Any) -> bool:
         """Make the answer to a question; False if it was made before."""
-        digest = _digest({"query": message})
+        asked = packed(message)
+        digest = _digest(asked)
         if number == self.number and digest == self.digest:
             return False
         if number != self.number + 1:
@@ -182,20 +184,21 @@ class _Chain:
                 "A question was asked again in other words, or out of its turn. It is not answered."
             )
         query = self._plan.query(message)
-        of, path = query.of, self.path
-        if isinstance(of, Kick) and path and path[0]["of"]["path"] != of.path:
-            path = []
-        if isinstance(of, Kick) and len(path) >= self._plan.plan.per_iteration["gradient"]:
-            raise PrivacyError("A path has no more kicks than an iteration.")
-        if isinstance(of, EnergyError):
-            if not path or (path[0]["of"]["path"], len(path)) != (of.path, of.kicks):
+        of, path, kicks = query.of, self.path, self.kicks
+        if isinstance(of, Kick):
+            kicks = kicks if of.path == path else []
+            path, most = of.path, self._plan.plan.per_iteration["gradient"]
+            if len(kicks) >= most:
+                raise PrivacyError("A path has no more kicks than an iteration.")
+            kicks = [*kicks, asked.decode()]
+        elif isinstance(of, EnergyError):
+            if not kicks or (path, len(kicks)) != (of.path, of.kicks):
                 raise PrivacyError("An energy error was asked for, but not for all kicks.")
+            kicks = []
         self._plan.try_on_made_up(query)
         value = self.holder.answer(query, self.paid.pays(query.mechanism))
         self.number, self.digest, self.answer = number, digest, value.tolist()
-        if isinstance(of, Kick):
-            path = [*path, message]
-        self.path = [] if isinstance(of, EnergyError) else path
+        self.path, self.kicks = path, kicks
         return True
 
 
@@ -288,8 +291,8 @@ def _plan_of(plan_id: int, payload: Mapping[str, Any]) -> Plan:
     return Plan(**{name: payload[name] for name in kept}, events=events, plan_id=plan_id)
 
 
-def _digest(message: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(packed(message), digest_size=16).hexdigest()
+def _digest(message: bytes) -> str:
+    return hashlib.blake2b(message, digest_size=16).hexdigest()
 
 
 def _whole(name: str, value: Any, least: int = 0, most: int = 2**53) -> int:
@@ -332,7 +335,7 @@ class Teller:
         self.engines = Engines(self.parts)
         self._hash, self._structure = model_hash, structure_of(self.parts)
         #: Of what a plan is agreed for.
-        self.model_digest = _digest({"hash": model_hash, "structure": self._structure})
+        self.model_digest = _digest(packed({"hash": model_hash, "structure": self._structure}))
         ledger, self._process, self.closed = self.budget.ledger, os.getpid(), False
         resumed = "n_public" in self.budget.account.read().public
         if not (ledger.is_temporary or resumed or ledger.total_cap is not None):
@@ -355,6 +358,7 @@ class Teller:
                 "Another process answers for this owner, from the same ledger. Two would answer "
                 "the same question with different noise. Stop the other one."
             ) from None
+        ledger.journal.keep_open()  # every round is a commit
         self._plans: dict[int, _AgreedPlan] = {}
         self._preparations: dict[int, Preparation] = {}
         self._one_at_a_time = threading.Lock()
@@ -366,6 +370,7 @@ class Teller:
         """Answer no more; another process may."""
         with self._one_at_a_time:
             self.closed = True
+            self.budget.ledger.journal.let_go()
             self._lock.release()
 
     def handle(self, method: str, data: bytes) -> bytes:
@@ -541,7 +546,7 @@ class Teller:
         grid = Grid.finest(1.0, budget.n_public)
         query = decoded_query(message["query"], OF_RELEASES, engine.d, grid, budget.neighboring)
         kept = account.kept(plan_id)
-        asked = _digest(message)
+        asked = _digest(packed(message))
         if number < len(kept):
             values = kept[number].values
             if values["request"].get("asked") != asked:

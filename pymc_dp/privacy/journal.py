@@ -8,7 +8,8 @@ any moment leaves either the old table or the new one. Two processes never write
   WAL transactions, and EXTRA also syncs the directory after the journal is deleted, so that a power
   failure cannot bring the journal, and with it the old table, back.
 - A connection lives for one transaction: nothing is open in between that a fork could share or a
-  pickle could carry. Opening one is cheap beside a commit that reaches the disk.
+  pickle could carry. Opening one is cheap beside a commit that reaches the disk. Only a process
+  that commits all the time keeps one (`Journal.keep_open`), for itself and for this very file.
 - No fork happens inside a transaction (`os.register_at_fork`): SQLite keeps its locks in process
   memory, and a child would inherit them while the file is not locked for it.
 """
@@ -23,7 +24,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -215,6 +216,23 @@ class Journal:
         self.path = path
         self.durable = durable
         self._contended_at = -math.inf  # when this object last had to wait for the lock
+        self._keeping = False
+        # by process: SQLite asks a fork neither to use nor to close what it inherits
+        self._kept: dict[int, tuple[sqlite3.Connection, object]] = {}
+
+    def keep_open(self) -> None:
+        """Keep a connection from now on, for many transactions: each then takes half the time.
+
+        SQLite's own lock is the only one then, and it is not fair: this is for a process that works
+        between its transactions, so that others find the lock free.
+        """
+        self._keeping = True
+
+    def let_go(self) -> None:
+        """Keep no connection any more."""
+        with _FORK_GUARD:
+            self._keeping = False
+            self._disconnect()
 
     def create(self, payload: Mapping[str, Any]) -> None:
         """Make the file, readable by its owner only, with a first row of kind ``"ledger"``."""
@@ -241,14 +259,22 @@ class Journal:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Lock, read, append, commit. An exception inside leaves the file as it was."""
-        with _FORK_GUARD, self._lock():
-            try:
-                with closing(self._connect()) as connection:
+        with _FORK_GUARD:
+            kept, file = self._kept.get(os.getpid(), (None, None))
+            kept = kept if file == self._file() else None
+            with nullcontext() if kept else self._lock():
+                try:
+                    connection = kept or self._connect()
                     connection.execute("BEGIN IMMEDIATE")
                     yield Transaction(connection)
-                    connection.execute("COMMIT")  # closing without it rolls back
-            except sqlite3.Error as error:
-                raise LedgerError(self._explain(error)) from error
+                    connection.execute("COMMIT")
+                except BaseException as error:
+                    self._disconnect()  # without a commit this rolls back
+                    if isinstance(error, sqlite3.Error):
+                        raise LedgerError(self._explain(error)) from error
+                    raise
+                if not self._keeping:
+                    self._disconnect()
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         """Iterate over the rows after a sequence number; the lock is held for a page at a time."""
@@ -260,13 +286,27 @@ class Journal:
             yield from page
             after = page[-1].seq
 
+    def _file(self) -> object:
+        """Which file has the name now."""
+        with suppress(OSError):
+            found = os.stat(self.path)
+            return found.st_dev, found.st_ino
+        return None
+
+    def _disconnect(self) -> None:
+        if os.getpid() in self._kept:
+            self._kept.pop(os.getpid())[0].close()
+
     def _connect(self) -> sqlite3.Connection:
+        self._disconnect()
+        file = self._file()
         # mode=rw: a missing file is an error, not a fresh and empty ledger.
         connection = sqlite3.connect(
             f"{Path(self.path).as_uri()}?mode=rw",
             uri=True,
             timeout=_LOCK_TIMEOUT,
             isolation_level=None,
+            check_same_thread=False,  # one thread at a time, under `_FORK_GUARD`
         )
         try:
             connection.execute("PRAGMA journal_mode=DELETE")
@@ -277,6 +317,7 @@ class Journal:
         except BaseException:
             connection.close()
             raise
+        self._kept[os.getpid()] = connection, file
         return connection
 
     @contextmanager
@@ -287,9 +328,13 @@ class Journal:
                 "run again"
             )
         lock: BaseFileLock = FileLock(self.path + ".lock", timeout=_LOCK_TIMEOUT)
-        begin = time.perf_counter()
+        waited = False
         try:
-            lock.acquire(poll_interval=_POLL)
+            try:
+                lock.acquire(timeout=0)
+            except Timeout:
+                waited = True
+                lock.acquire(poll_interval=_POLL)
         except Timeout:
             self._refuse_soft(lock)
             raise LedgerError(
@@ -303,7 +348,7 @@ class Journal:
                 "locks work: see to that and run again"
             ) from None
         locked = time.perf_counter()
-        if locked - begin > _POLL:
+        if waited:
             self._contended_at = locked
         try:
             self._refuse_soft(lock)

@@ -65,6 +65,13 @@ def temporary():
     return Ledger.temporary()
 
 
+@pytest.fixture(params=["connected each time", "kept open"])
+def either(request, temporary):
+    if request.param == "kept open":
+        temporary.journal.keep_open()
+    return temporary
+
+
 class TestFile:
     def test_create_and_open(self, tmp_path):
         path = tmp_path / "ledger.sqlite"
@@ -992,8 +999,8 @@ class TestProcesses:
         copy.begin_chain()
         assert meter.begin_iteration()
 
-    def test_a_fork_does_not_spend_its_parents_lease(self, temporary):
-        account = planned(temporary)
+    def test_a_fork_does_not_spend_its_parents_lease(self, either):
+        account = planned(either)
         meter = Meter(account, 1, {UNIT: 1}, {}, 100)
         meter.begin_chain()
         meter.begin_iteration()
@@ -1029,9 +1036,9 @@ class TestProcesses:
         assert run_python(code, pickle.dumps(meter)).split() == [b"10"]
         assert account.read().spent == 64 + 10
 
-    def test_forking_while_another_thread_charges(self, temporary):
+    def test_forking_while_another_thread_charges(self, either):
         """A child must not inherit a half-open transaction or a lock nobody will release."""
-        account = planned(temporary, cap=10**9)
+        account = planned(either, cap=10**9)
         stop = threading.Event()
         charged = 0
 
@@ -1039,6 +1046,7 @@ class TestProcesses:
             nonlocal charged
             while not stop.is_set():
                 charged += account.lease(1, 1, 1)
+                time.sleep(0.001)  # as an owner, who does not commit without a pause
 
         thread = threading.Thread(target=charge)
         thread.start()
@@ -1049,10 +1057,10 @@ class TestProcesses:
             stop.set()
             thread.join()
         assert account.read().spent == charged + 15
-        temporary.verify()
+        either.verify()
 
-    def test_two_processes_never_pass_the_cap(self, temporary):
-        account = planned(temporary, cap=1003)
+    def test_two_processes_never_pass_the_cap(self, either):
+        account = planned(either, cap=1003)
 
         def spend():
             total = 0
@@ -1068,7 +1076,7 @@ class TestProcesses:
         for process in processes:
             process.join()
         assert 2 * sum(totals) == account.read().spent == 1002
-        temporary.verify()
+        either.verify()
 
     @pytest.mark.slow
     def test_four_writers_share_fairly(self, temporary):
@@ -1092,3 +1100,80 @@ class TestProcesses:
             process.join()
         assert sum(totals) == account.read().spent
         assert min(totals) >= 0.8 * sum(totals) / 4
+
+
+class TestKeptConnections:
+    """A process that commits all the time keeps a connection."""
+
+    def test_another_process_sees_each_commit_and_its_own_are_seen(self, ledger):
+        account = planned(ledger, cap=10**6)
+        ledger.journal.keep_open()
+        for round_ in range(1, 6):
+            assert account.lease(1, 1, 1) == 1
+            assert in_child(lambda: Ledger(ledger.path).verify()) == 3 + 2 * round_
+            assert in_child(lambda: account.lease(1, 1, 1)) == 1
+            assert account.read().spent == 2 * round_
+        ledger.journal.let_go()
+        assert ledger.verify() == 14
+
+    def test_other_connections_of_the_process_may_come_and_go(self, ledger):
+        """Closing a file lets go of this process's POSIX locks on it: SQLite must know."""
+        account = planned(ledger, cap=10**6)
+        ledger.journal.keep_open()
+        for _ in range(5):
+            account.lease(1, 1, 1)
+            assert Ledger.open(ledger.path).verify() == len(list(ledger.entries()))
+        with ledger.journal.transaction():
+            with pytest.raises(sqlite3.OperationalError, match="locked"):
+                sqlite3.connect(ledger.path, timeout=0).execute("BEGIN IMMEDIATE")
+
+    def test_a_file_that_was_moved_away_is_missed(self, ledger):
+        account = planned(ledger)
+        ledger.journal.keep_open()
+        account.lease(1, 1, 1)
+        os.rename(ledger.path, ledger.path + ".away")
+        with pytest.raises(LedgerError, match="missing"):
+            account.lease(1, 1, 1)
+        os.rename(ledger.path + ".away", ledger.path)
+        account.lease(1, 1, 1)
+        assert account.read().spent == 2
+
+    def test_a_file_in_its_place_is_the_ledger(self, ledger):
+        """What is charged goes where the name leads, and is not lost in a file without one."""
+        account = planned(ledger)
+        ledger.journal.keep_open()
+        account.lease(1, 1, 1)
+        copy = Path(ledger.path + ".copy")
+        copy.write_bytes(Path(ledger.path).read_bytes())
+        os.replace(copy, ledger.path)
+        account.lease(1, 1, 1)
+        assert account.read().spent == 2
+        assert in_child(lambda: Account(Ledger(ledger.path), account.number).read().spent) == 2
+
+    def test_what_fails_leaves_nothing(self, ledger):
+        account = planned(ledger)
+        ledger.journal.keep_open()
+        account.lease(1, 1, 1)
+        for error in (KeyboardInterrupt, LedgerError("no"), sqlite3.OperationalError("disk full")):
+            with pytest.raises((KeyboardInterrupt, LedgerError)):
+                with ledger.journal.transaction() as transaction:
+                    transaction.append("lease", account.number, 1, {}, 1)
+                    raise error
+            assert account.read().spent == 1
+        assert account.lease(1, 1, 1) == 1
+        ledger.verify()
+
+    def test_a_slow_processor_is_no_other_process(self, ledger, monkeypatch):
+        """Only who had to wait for the lock lets others go first."""
+        account, acquire, pauses = planned(ledger), filelock.FileLock.acquire, []
+
+        def slow(self, *args, **kwargs):
+            time.sleep(2 * journal._POLL)
+            return acquire(self, *args, **kwargs)
+
+        monkeypatch.setattr(filelock.FileLock, "acquire", slow)
+        with monkeypatch.context() as patch:
+            real = time.sleep
+            patch.setattr(time, "sleep", lambda pause: (pauses.append(pause), real(pause)))
+            account.lease(1, 1, 1)
+            assert pauses == [2 * journal._POLL]  # that of the test
