@@ -370,8 +370,10 @@ class Teller:
         """Answer no more; another process may."""
         with self._one_at_a_time:
             self.closed = True
-            self.budget.ledger.journal.let_go()
-            self._lock.release()
+            try:
+                self.budget.ledger.journal.let_go()
+            finally:
+                self._lock.release()
 
     def handle(self, method: str, data: bytes) -> bytes:
         """The answer to a message: ``{"found": ...}``, or ``{"error": [name, text]}``.

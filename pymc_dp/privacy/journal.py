@@ -9,13 +9,15 @@ any moment leaves either the old table or the new one. Two processes never write
   failure cannot bring the journal, and with it the old table, back.
 - A connection lives for one transaction: nothing is open in between that a fork could share or a
   pickle could carry. Opening one is cheap beside a commit that reaches the disk. Only a process
-  that commits all the time keeps one (`Journal.keep_open`), for itself and for this very file.
+  that commits all the time keeps one (`Journal.keep_open`), and uses it again if nobody else has
+  touched the file.
 - No fork happens inside a transaction (`os.register_at_fork`): SQLite keeps its locks in process
   memory, and a child would inherit them while the file is not locked for it.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
@@ -207,9 +209,53 @@ def _condition(kinds: Sequence[str], of: Mapping[str, int]) -> tuple[str, tuple[
     return " AND ".join(parts) or "TRUE", (*kinds, *of.values())
 
 
+class _Kept:
+    """A connection with which the next transaction can begin at once."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self._left: object = None
+        self._lock: Any = None  # an open file while it is locked; a fork must not share it
+
+    def take(self, path: str) -> bool:
+        """Lock, unless another has the lock, or has been at one of the files meanwhile.
+
+        SQLite would believe its cache of a file that was restored in place.
+        """
+        with suppress(OSError):
+            self._lock = open(path + ".lock", "rb")
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return self._left == _state_of(path)
+        return False
+
+    def leave(self, path: str) -> None:
+        """Unlock after a commit."""
+        self._left = _state_of(path)
+        self._unlock()
+
+    def close(self) -> None:
+        """Roll back what was not committed, and unlock."""
+        self.connection.close()
+        self._unlock()
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+
+def _state_of(path: str) -> object:
+    """Which files have the names now, and when the first was written last."""
+    with suppress(OSError):
+        file, lock = os.stat(path), os.stat(path + ".lock")
+        written = file.st_size, file.st_mtime_ns, file.st_ctime_ns
+        return file.st_dev, file.st_ino, *written, lock.st_dev, lock.st_ino
+    return path  # as no file that was left
+
+
 class Journal:
-    """Transactions on one file; holds a path and no handle, so it may be pickled and forked. ``path
-    + ".lock"`` is the lock. `durable`: a commit waits for the disk, to survive a power failure.
+    """Transactions on one file; holds a path, and no handle but that of `keep_open`. ``path +
+    ".lock"`` is the lock. `durable`: a commit waits for the disk, to survive a power failure.
     """
 
     def __init__(self, path: str, durable: bool) -> None:
@@ -218,21 +264,18 @@ class Journal:
         self._contended_at = -math.inf  # when this object last had to wait for the lock
         self._keeping = False
         # by process: SQLite asks a fork neither to use nor to close what it inherits
-        self._kept: dict[int, tuple[sqlite3.Connection, object]] = {}
+        self._kept: dict[int, _Kept] = {}
 
     def keep_open(self) -> None:
-        """Keep a connection from now on, for many transactions: each then takes half the time.
-
-        SQLite's own lock is the only one then, and it is not fair: this is for a process that works
-        between its transactions, so that others find the lock free.
-        """
+        """Keep a connection from now on, for many transactions: each then takes half the time."""
         self._keeping = True
 
     def let_go(self) -> None:
         """Keep no connection any more."""
         with _FORK_GUARD:
             self._keeping = False
-            self._disconnect()
+            if (kept := self._kept.pop(os.getpid(), None)) is not None:
+                kept.close()
 
     def create(self, payload: Mapping[str, Any]) -> None:
         """Make the file, readable by its owner only, with a first row of kind ``"ledger"``."""
@@ -259,22 +302,35 @@ class Journal:
     @contextmanager
     def transaction(self) -> Iterator[Transaction]:
         """Lock, read, append, commit. An exception inside leaves the file as it was."""
-        with _FORK_GUARD:
-            kept, file = self._kept.get(os.getpid(), (None, None))
-            kept = kept if file == self._file() else None
-            with nullcontext() if kept else self._lock():
-                try:
-                    connection = kept or self._connect()
-                    connection.execute("BEGIN IMMEDIATE")
-                    yield Transaction(connection)
-                    connection.execute("COMMIT")
-                except BaseException as error:
-                    self._disconnect()  # without a commit this rolls back
-                    if isinstance(error, sqlite3.Error):
-                        raise LedgerError(self._explain(error)) from error
-                    raise
-                if not self._keeping:
-                    self._disconnect()
+        try:
+            with _FORK_GUARD, self._connected() as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                yield Transaction(connection)
+                connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise LedgerError(self._explain(error)) from error
+
+    @contextmanager
+    def _connected(self) -> Iterator[sqlite3.Connection]:
+        """A connection under the lock: the one that was kept, if it can be used at once, or a new
+        one.
+        """
+        kept = self._kept.pop(os.getpid(), None)
+        if kept is not None and not kept.take(self.path):
+            kept.close()
+            kept = None
+        with nullcontext() if kept else self._lock():
+            kept = kept or _Kept(self._connect())
+            try:
+                yield kept.connection
+            except BaseException:
+                kept.close()  # without a commit this rolls back
+                raise
+            if self._keeping:
+                kept.leave(self.path)
+                self._kept[os.getpid()] = kept
+            else:
+                kept.close()
 
     def entries(self, after: int = 0) -> Iterator[Entry]:
         """Iterate over the rows after a sequence number; the lock is held for a page at a time."""
@@ -286,20 +342,7 @@ class Journal:
             yield from page
             after = page[-1].seq
 
-    def _file(self) -> object:
-        """Which file has the name now."""
-        with suppress(OSError):
-            found = os.stat(self.path)
-            return found.st_dev, found.st_ino
-        return None
-
-    def _disconnect(self) -> None:
-        if os.getpid() in self._kept:
-            self._kept.pop(os.getpid())[0].close()
-
     def _connect(self) -> sqlite3.Connection:
-        self._disconnect()
-        file = self._file()
         # mode=rw: a missing file is an error, not a fresh and empty ledger.
         connection = sqlite3.connect(
             f"{Path(self.path).as_uri()}?mode=rw",
@@ -317,7 +360,6 @@ class Journal:
         except BaseException:
             connection.close()
             raise
-        self._kept[os.getpid()] = connection, file
         return connection
 
     @contextmanager

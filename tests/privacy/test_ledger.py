@@ -1046,7 +1046,6 @@ class TestProcesses:
             nonlocal charged
             while not stop.is_set():
                 charged += account.lease(1, 1, 1)
-                time.sleep(0.001)  # as an owner, who does not commit without a pause
 
         thread = threading.Thread(target=charge)
         thread.start()
@@ -1123,9 +1122,14 @@ class TestKeptConnections:
         for _ in range(5):
             account.lease(1, 1, 1)
             assert Ledger.open(ledger.path).verify() == len(list(ledger.entries()))
-        with ledger.journal.transaction():
-            with pytest.raises(sqlite3.OperationalError, match="locked"):
-                sqlite3.connect(ledger.path, timeout=0).execute("BEGIN IMMEDIATE")
+        lock = f"import fcntl; fcntl.flock(open({ledger.path + '.lock'!r}), fcntl.LOCK_EX | 4)"
+        with ledger.journal.transaction() as transaction:
+            Path(ledger.path).read_bytes()  # a backup: SQLite's locks of this process are gone
+            refused = subprocess.run([sys.executable, "-c", lock], capture_output=True)
+            assert b"BlockingIOError" in refused.stderr
+            transaction.append("lease", account.number, 1, {}, 1)
+        assert account.read().spent == 6
+        ledger.verify()
 
     def test_a_file_that_was_moved_away_is_missed(self, ledger):
         account = planned(ledger)
@@ -1149,6 +1153,46 @@ class TestKeptConnections:
         account.lease(1, 1, 1)
         assert account.read().spent == 2
         assert in_child(lambda: Account(Ledger(ledger.path), account.number).read().spent) == 2
+
+    def test_a_copy_that_was_written_back_is_read_anew(self, ledger):
+        """Its change counter may be what the connection has cached pages of."""
+        account = planned(ledger)
+        backup = Path(ledger.path).read_bytes()
+        ledger.journal.keep_open()
+        for _ in range(3):
+            account.lease(1, 1, 1)
+        Path(ledger.path).write_bytes(backup)
+        for _ in range(3):
+            assert in_child(lambda: account.lease(1, 1, 2)) == 2
+        account.lease(1, 1, 1)
+        assert account.read().spent == 7
+        ledger.verify()
+
+    def test_others_have_their_turn(self, ledger):
+        account = planned(ledger, cap=10**9)
+        ledger.journal.keep_open()
+        stop = threading.Event()
+
+        def charge():
+            while not stop.is_set():
+                account.lease(1, 1, 1)
+                time.sleep(0.001)
+
+        def longest():
+            waits = []
+            for _ in range(20):
+                begin = time.perf_counter()
+                account.lease(1, 1, 1)
+                waits.append(time.perf_counter() - begin)
+            return max(waits)
+
+        thread = threading.Thread(target=charge)
+        thread.start()
+        try:
+            assert in_child(longest) < 5.0
+        finally:
+            stop.set()
+            thread.join()
 
     def test_what_fails_leaves_nothing(self, ledger):
         account = planned(ledger)
