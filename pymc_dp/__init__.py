@@ -58,6 +58,7 @@ from pymc_dp.steps import (
 )
 from pymc_dp.steps.laplace import find_MAP, laplace
 from pymc_dp.subsampling import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
+from pymc_dp.workflow.rehearsal import Rehearsal, rehearse
 
 __version__ = "0.1.0"
 
@@ -94,6 +95,7 @@ __all__ = [
     "PrivacyError",
     "PublishedStatistic",
     "RandomizedResponse",
+    "Rehearsal",
     "Release",
     "UnsafeModel",
     "UnsafeRelease",
@@ -119,6 +121,7 @@ __all__ = [
     "posterior_mean",
     "present",
     "privacy_statement",
+    "rehearse",
     "release",
     "release_statistic",
     "resample_signed",

@@ -611,3 +611,9 @@ def has_lost_budget(model: Model) -> bool:
 def is_tagged(rv: Any) -> bool:
     """True for a random variable of a budgeted model or of a copy of one."""
     return hasattr(rv.tag, _TAG)
+
+
+def untagged(rv: Any) -> Any:
+    """A copy of a random variable, as one of a model that holds none of the private data."""
+    rv.tag.__dict__.pop(_TAG, None)
+    return rv

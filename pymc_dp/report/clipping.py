@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import pymc as pm
-from pymc.distributions.shape_utils import change_dist_size
 from pymc.model import Model
-from pymc.pytensorf import compile as compile_random
-from pytensor.compile.mode import Mode
-from pytensor.graph.basic import Variable
-from pytensor.graph.replace import clone_replace
-from pytensor.tensor.type import TensorType
 
 from pymc_dp.base.checks import check_epsilon, check_integer, check_positive
 from pymc_dp.base.matrices import Coordinates
 from pymc_dp.budget import get_budget
-from pymc_dp.errors import UnsafeModel
 from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.answer import EDGES
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.publication.results import unconstrain
-from pymc_dp.records.ancestry import (
-    ancestors_without_shapes,
-    array_of,
-    data_behind,
-    is_data,
-    is_long_constant,
-)
-from pymc_dp.records.bounds import clamp, source_limits
 from pymc_dp.records.extraction import Records, extract
-from pymc_dp.records.units import RecordStore, longest_unnamed, private_observed, public_inputs
+from pymc_dp.records.units import RecordStore, longest_unnamed
 from pymc_dp.report import COLOURS, LIMIT, axes_for, log_x_axis, tidy
 from pymc_dp.report.diagnostics import numbers
+from pymc_dp.report.simulation import MODE, ROWS, Simulation, drawn_from_prior
 from pymc_dp.rows.contributions import Score
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
@@ -46,171 +32,7 @@ from pymc_dp.steps.settings import scaling_matrix
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# -- records simulated from the prior predictive distribution -------------------------------------
-
-
-ROWS = 100  # records for each draw of the parameters
-MODE = Mode(linker="py", optimizer="fast_run")  # cheaper than a compilation, for a few calls
-
-
-class Simulation:
-    """`ROWS` simulated records; unnamed arrays of `length` entries or more may be private."""
-
-    def __init__(
-        self,
-        model: Model,
-        records: Records,
-        public: Sequence[str],
-        length: int,
-        given: Mapping[str, Any],
-        rng: np.random.Generator,
-    ) -> None:
-        self.rng, self.limits = rng, source_limits(model)
-        graphs = [group.graph for group in records.groups]
-        self.leaves = {leaf.source: leaf for graph in graphs for leaf in graph.leaves}
-        blocks = {leaf.block: leaf.source for graph in graphs for leaf in graph.leaves}
-        lookups = [lookup for graph in graphs for lookup in graph.lookups]
-        #: Numbers of groups, by their labels.
-        self.sizes = {blocks[label]: size for label, size in lookups if label in blocks}
-        private = private_observed(model, public)
-        observed = {rv: data_behind(model.rvs_to_values[rv]) for rv in private}
-        named = public_inputs(model, public)
-        names = {source.name: source for source in self.leaves if is_data(source)}
-        examples = {source: array_of(source) for source in self.leaves if source in named}
-        for name, array in given.items():
-            if name not in names:
-                raise ValueError(
-                    f"data names {name!r}, which is no pm.Data with one row per record in a "
-                    f"likelihood; those are {sorted(names)}."
-                )
-            examples[names[name]] = _example(name, array, names[name])
-        self.examples = {
-            source: np.moveaxis(array, self.leaves[source].axis, 0)
-            for source, array in examples.items()
-        }
-        for source in self.leaves:
-            known = source in self.examples or source in observed.values() or source in self.sizes
-            if not known and not self._is_bounded(source):
-                raise _not_public(source)
-        self._compile(model, observed, named, length)
-
-    def _is_bounded(self, source: Variable) -> bool:
-        return source in self.limits and bool(np.isfinite(self.limits[source]).all())
-
-    def _compile(
-        self,
-        model: Model,
-        observed: Mapping[Variable, Variable | None],
-        named: set[Variable],
-        length: int,
-    ) -> None:
-        """For each observed variable, a function of parameters, earlier ones, and all arrays."""
-        values = {rv: model.rvs_to_values[rv] for rv in model.observed_RVs}
-        published = {rv: value for rv, value in values.items() if rv not in observed}
-        known = {rv: rv.type() for rv in model.free_RVs}
-        arrays = {
-            source: TensorType(source.type.dtype, (None,) * source.type.ndim)()
-            for source in self.leaves
-        }
-        self._outcomes: list[tuple[Variable, Variable | None, Callable[..., np.ndarray]]] = []
-        for rv, value in observed.items():
-            [clone] = clone_replace([rv], {**published, **known, **arrays}, rebuild_strict=False)
-            batch = clone.type.ndim - getattr(clone.owner.op, "ndim_supp", 0)
-            rows = np.shape(array_of(value))[1:batch] if value is not None else ()
-            try:
-                clone = change_dist_size(clone, (ROWS, *rows))
-                for left in ancestors_without_shapes([clone]) - named - set(arrays):
-                    if is_data(left) or is_long_constant(left, length):
-                        label = f"`{left.name}`" if left.name else "An unnamed array"
-                        raise UnsafeModel(
-                            f"{label} behind `{rv.name}` may be private, so clip_advice does not "
-                            "read it. Pass it as pm.Data with a public example (data=...) or with "
-                            "bounds."
-                        )
-                function = compile_random(
-                    [*known.values(), *arrays.values()],
-                    clone,
-                    random_seed=int(self.rng.integers(2**31)),
-                    mode=MODE,
-                    on_unused_input="ignore",
-                )
-            except NotImplementedError:
-                raise _not_simulated(rv) from None
-            self._outcomes.append((rv, value, function))
-            # its length is another one here than in the model
-            known[rv] = TensorType(rv.type.dtype, (None,) * rv.type.ndim)()
-
-    def draw(self, parameters: Sequence[np.ndarray]) -> dict[Variable, np.ndarray]:
-        """Records at values of the free variables, by the arrays in whose place they are."""
-        places: dict[int, np.ndarray] = {}  # rows of examples, by length
-        arrays = {}
-        for source, leaf in self.leaves.items():
-            row = np.delete(np.shape(array_of(source)), leaf.axis)
-            shape, whole = (ROWS, *row.tolist()), source.type.dtype.startswith(("int", "uint"))
-            if source in self.examples:
-                n = len(self.examples[source])
-                places.setdefault(n, self.rng.integers(0, n, ROWS))
-                array = self.examples[source][places[n]]
-            elif any(source is value for _, value, _ in self._outcomes):
-                array = np.zeros(shape)  # until it is drawn
-            elif self._is_bounded(source):
-                lower, upper = (np.broadcast_to(end, shape) for end in self.limits[source])
-                array = self.rng.uniform(lower, upper + whole)
-                array = np.floor(array) if whole else array
-            else:
-                array = self.rng.integers(0, self.sizes[source], shape)
-            arrays[source] = self._clamped(source, array)
-        known = list(parameters)
-        for rv, value, function in self._outcomes:
-            placed = [np.moveaxis(x, 0, self.leaves[source].axis) for source, x in arrays.items()]
-            try:
-                known.append(function(*known, *placed))
-            except (NotImplementedError, ValueError):
-                raise _not_simulated(rv) from None
-            if value in arrays:
-                arrays[value] = self._clamped(value, known[-1])
-        return arrays
-
-    def _clamped(self, source: Variable, array: np.ndarray) -> np.ndarray:
-        """Of the type of the source and clamped to its bounds, as the data will be."""
-        array, limits = np.asarray(array).astype(source.type.dtype), self.limits.get(source)
-        return np.ascontiguousarray(array if limits is None else clamp(array, limits))
-
-
-def _example(name: str, given: Any, source: Variable) -> np.ndarray:
-    array = np.asarray(given)
-    columns = np.shape(array_of(source))[1:]
-    fits = array.ndim >= 1 and len(array) > 0 and array.shape[1:] == columns
-    if not fits or array.dtype.kind not in "iufb" or not np.isfinite(array).all():
-        raise ValueError(
-            f"data[{name!r}] must be finite numbers of shape (rows, {', '.join(map(str, columns))})"
-            f"; got shape {array.shape} of type {array.dtype}."
-        )
-    return array
-
-
-def _not_public(source: Variable) -> UnsafeModel:
-    if not is_data(source):
-        return UnsafeModel(
-            "An unnamed array in the likelihood may be private, so clip_advice does not read it. "
-            "Pass features as pm.Data('X', ...), then clip_advice(data={'X': a public example}) or "
-            "dp.bounds(X=(lower, upper))."
-        )
-    return UnsafeModel(
-        f"`{source.name}` is private, so clip_advice does not read it. Pass a public example, "
-        f"data={{{source.name!r}: array}}, or declare finite bounds of it, "
-        f"dp.bounds({source.name}=(lower, upper)), before the budget."
-    )
-
-
-def _not_simulated(rv: Variable) -> ValueError:
-    return ValueError(
-        f"`{rv.name}` cannot be simulated: its distribution has no way to draw from it, or its "
-        f"formula holds a fixed number of rows. Find a clip norm in another way."
-    )
-
-
-# -- the clip norm that is about right for them ---------------------------------------------------
+# -- the clip norm that is about right for simulated records --------------------------------------
 
 
 _QUANTILES = (0.5, 0.9, 0.99, 0.995, 0.999)  # 100 records of 20,000 are above the quantile of 0.995
@@ -320,13 +142,7 @@ def score_norms(
     length = longest_unnamed(records.n_units, None) if budget is None else budget.longest_unnamed
     simulation = Simulation(model, records, public, length, data or {}, rng)
     seed = int(rng.integers(2**31))
-    try:
-        drawn = pm.draw(model.free_RVs, draws=draws, random_seed=seed, mode=MODE)
-    except NotImplementedError:
-        raise ValueError(
-            "The prior is improper (pm.Flat, ...), so there is no prior predictive distribution. "
-            "Give every parameter a proper prior."
-        ) from None
+    drawn = drawn_from_prior(model, draws, seed)
     prior = {rv.name: values[None] for rv, values in zip(model.free_RVs, drawn, strict=True)}
     theta = unconstrain(model, records.parameters, prior)[0]
     groups = [
