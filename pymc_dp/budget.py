@@ -614,6 +614,6 @@ def is_tagged(rv: Any) -> bool:
 
 
 def untagged(rv: Any) -> Any:
-    """A copy of a random variable, as one of a model that holds none of the private data."""
+    """The random variable of a copied model, as one of a model that holds no private data."""
     rv.tag.__dict__.pop(_TAG, None)
     return rv

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +17,9 @@ from pytensor.graph.replace import clone_replace
 from pytensor.graph.traversal import ancestors
 
 from pymc_dp.budget import PrivacyBudget, untagged
+from pymc_dp.errors import UnsafeModel
 from pymc_dp.publication.results import constrain, unconstrain
-from pymc_dp.records.ancestry import array_of, data_behind, is_data, is_long_array
+from pymc_dp.records.ancestry import array_of, data_behind, hides_code, is_data, is_long_array
 from pymc_dp.records.bounds import bounds, declared_bounds
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import private_observed
@@ -54,6 +56,11 @@ class MadeUp:
         rng: np.random.Generator,
     ) -> MadeUp:
         """As many records as the budget has units, with public features where there are any."""
+        if (code := hides_code([*model.basic_RVs, *model.potentials])) is not None:
+            raise UnsafeModel(
+                f"The model has a part of which {code} holds the code, and that code may hold "
+                "private data. Build the model on made-up arrays of your own, and use dp.sample."
+            )
         records = extract(model, **budget.secrecy, check=False, read=False)
         each = 1 if budget.privacy_unit is None else rows_per_unit
         simulation = Simulation(
@@ -107,16 +114,18 @@ class MadeUp:
             ids = np.repeat(np.arange(budget.n_public), self.rows_per_unit)
             unit = {rv.name: ids for rv in private_observed(built, budget.public)}
         private = budget.neighboring == "add_or_remove_one"
-        PrivacyBudget(
-            epsilon,
-            budget.delta,
-            neighboring=budget.neighboring,
-            privacy_unit=unit,
-            public=[name for name in budget.public if name in (*built.named_vars, *built.coords)],
-            n_public=budget.n_public if private else None,
-            dataset="made-up records",
-            model=built,
-        )
+        with warnings.catch_warnings():  # the same made-up records may be rehearsed again
+            warnings.filterwarnings("ignore", "These data already have a budget")
+            PrivacyBudget(
+                epsilon,
+                budget.delta,
+                neighboring=budget.neighboring,
+                privacy_unit=unit,
+                public=[n for n in budget.public if n in (*built.named_vars, *built.coords)],
+                n_public=budget.n_public if private else None,
+                dataset="made-up records",
+                model=built,
+            )
         return built
 
     def _coords(self) -> dict[str, Any]:

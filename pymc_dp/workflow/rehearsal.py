@@ -192,8 +192,8 @@ def rehearse(
     Raises
     ------
     UnsafeModel
-        If the model has no budget, or integer features are private and have neither a public
-        example nor bounds.
+        If the model has no budget, integer features are private and have neither a public example
+        nor bounds, or a ``pm.CustomDist`` may hold private data.
     BudgetExceeded
         If nothing is left of the budget.
     ValueError
@@ -277,6 +277,7 @@ def _nuts(model: Model, seed: int, progressbar: bool) -> Any:
         var_names=[rv.name for rv in model.free_RVs],
         random_seed=seed,
         progressbar=progressbar,
+        compute_convergence_checks=False,
         **numba,
     )
 
