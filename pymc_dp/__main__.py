@@ -1,9 +1,10 @@
-"""Commands: ``pymc_dp serve`` and ``pymc_dp certificates``."""
+"""Commands: ``pymc_dp ledger``, ``pymc_dp serve`` and ``pymc_dp certificates``."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,41 @@ def _certificates(args: argparse.Namespace) -> None:
     print("For tests. In a study, let every party make its own key and an authority sign it.")
 
 
+def _ledger(args: argparse.Namespace) -> None:
+    """Show, verify or export a ledger, or close an account of it."""
+    from pymc_dp.report import ledgers
+
+    if args.action == "show":
+        ledgers.show(args.file)
+    elif args.action == "verify":
+        ledgers.verify(args.file, args.head)
+    elif args.action == "close":
+        ledgers.close(args.file, args.account, args.yes)
+    else:
+        ledgers.export(args.file, args.csv)
+
+
+def _add_ledger(commands: argparse._SubParsersAction) -> None:
+    ledger = commands.add_parser("ledger", help="what a ledger holds, for who answers for the data")
+    ledger.set_defaults(run=_ledger)
+    actions = ledger.add_subparsers(required=True, metavar="action", dest="action")
+    parsers = {
+        name: actions.add_parser(name, help=text)
+        for name, text in (
+            ("show", "what was promised, spent and released, and what was not ended"),
+            ("verify", "whether rows were altered"),
+            ("close", "end an account; what it has not spent becomes free under the cap"),
+            ("export", "all rows as CSV"),
+        )
+    }
+    for parser in parsers.values():
+        parser.add_argument("file", type=Path, help="a ledger")
+    parsers["verify"].add_argument("--head", help="hash from a published statement")
+    parsers["close"].add_argument("account", type=int, help="its number")
+    parsers["close"].add_argument("--yes", action="store_true", help="do not ask")
+    parsers["export"].add_argument("--csv", type=Path, help="a new file; default: standard output")
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status."""
     parser = argparse.ArgumentParser(prog="pymc_dp", description=__doc__)
@@ -72,10 +108,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     make.add_argument("hosts", nargs="+", help="names by which owners are reached")
     make.add_argument("--days", type=int, default=30)
     make.set_defaults(run=_certificates)
+    _add_ledger(commands)
     args = parser.parse_args(arguments)
     try:
         args.run(args)
-    except (PrivacyError, ValueError, ImportError) as error:
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough; nothing is left for Python to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (PrivacyError, ValueError, ImportError, OSError) as error:
         print(f"pymc_dp: {error}", file=sys.stderr)
         return 1
     return 0

@@ -68,7 +68,7 @@ FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
 
 #: Rooms that nothing but the public face imports (`dp.sample` runs `PrivacyAwareGibbs` as well).
 GUESTS = {"published", "subsampling", "report", "audit", "clusters", "owners"}
-FACE = {"__init__": GUESTS, "__main__": {"owners"}, "sampling": {"published"}}
+FACE = {"__init__": GUESTS, "__main__": {"owners", "report"}, "sampling": {"published"}}
 #: Both stand for records elsewhere.
 FACE |= {key: {"clusters"} for key in ("owners.analyst", "owners.study")}
 

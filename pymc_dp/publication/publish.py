@@ -290,7 +290,7 @@ def make_statement(
         "public": info.public["public"],
         "bounds": info.public["bounds"],
         "taken_as_public": vouched,
-        "spent": {"epsilon": budget.spent().epsilon, "gdp_mu2": info.spent / MU2_UNIT},
+        "spent": {"epsilon": budget.account.spent().epsilon, "gdp_mu2": info.spent / MU2_UNIT},
         "plan_id": plan_id,
         "sampler": plan["sampler"],
         "draws": plan["draws"],
