@@ -8,6 +8,7 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from html import escape
 from typing import Any, ClassVar
 
 import numpy as np
@@ -457,6 +458,12 @@ class PrivacyBudget:
             assert entry.plan is not None
             for event, count in counts.items():
                 yield entry.plan, plan, event, count
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the promise, and what was charged for what."""
+        data = f"{self.dataset}: " if self.dataset else ""
+        table = self.table().to_html(index=False, na_rep="", float_format="{:.4g}".format)
+        return f"<p>{escape(data + repr(self))}</p>{table}"
 
     def __repr__(self) -> str:
         return (
