@@ -59,39 +59,25 @@ def _certificates(args: argparse.Namespace) -> None:
     print("For tests. In a study, let every party make its own key and an authority sign it.")
 
 
-def _ledger(args: argparse.Namespace) -> None:
-    """Show, verify or export a ledger, or close an account of it."""
+def _add_ledger(commands: argparse._SubParsersAction) -> None:
     from pymc_dp.report import ledgers
 
-    if args.action == "show":
-        ledgers.show(args.file)
-    elif args.action == "verify":
-        ledgers.verify(args.file, args.head)
-    elif args.action == "close":
-        ledgers.close(args.file, args.account, args.yes)
-    else:
-        ledgers.export(args.file, args.csv)
-
-
-def _add_ledger(commands: argparse._SubParsersAction) -> None:
     ledger = commands.add_parser("ledger", help="what a ledger holds, for who answers for the data")
-    ledger.set_defaults(run=_ledger)
-    actions = ledger.add_subparsers(required=True, metavar="action", dest="action")
-    parsers = {
-        name: actions.add_parser(name, help=text)
-        for name, text in (
-            ("show", "what was promised, spent and released, and what was not ended"),
-            ("verify", "whether rows were altered"),
-            ("close", "end an account; what it has not spent becomes free under the cap"),
-            ("export", "all rows as CSV"),
-        )
-    }
-    for parser in parsers.values():
+    actions = ledger.add_subparsers(required=True, metavar="action")
+    show = actions.add_parser("show", help="what was promised, spent, released and not ended")
+    verify = actions.add_parser("verify", help="whether rows were altered")
+    close = actions.add_parser("close", help="end an account, and free what it has not spent")
+    export = actions.add_parser("export", help="all rows as CSV")
+    for parser in (show, verify, close, export):
         parser.add_argument("file", type=Path, help="a ledger")
-    parsers["verify"].add_argument("--head", help="hash from a published statement")
-    parsers["close"].add_argument("account", type=int, help="its number")
-    parsers["close"].add_argument("--yes", action="store_true", help="do not ask")
-    parsers["export"].add_argument("--csv", type=Path, help="a new file; default: standard output")
+    verify.add_argument("--head", help="hash from a published statement")
+    close.add_argument("account", type=int, help="its number")
+    close.add_argument("--yes", action="store_true", help="do not ask")
+    export.add_argument("--csv", type=Path, help="a new file; default: standard output")
+    show.set_defaults(run=lambda args: ledgers.show(args.file))
+    verify.set_defaults(run=lambda args: ledgers.verify(args.file, args.head))
+    close.set_defaults(run=lambda args: ledgers.close(args.file, args.account, args.yes))
+    export.set_defaults(run=lambda args: ledgers.export(args.file, args.csv))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from pymc_dp.privacy.account import PREPARATION, STATISTIC, Account, epsilon_of
 from pymc_dp.privacy.accounting import BATCHES, batch_event
-from pymc_dp.privacy.journal import canonical
+from pymc_dp.privacy.journal import Entry, canonical
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.privacy.plan import Plan
 
@@ -40,6 +40,7 @@ def show(path: Path) -> None:
     _print_table(title, _RELEASES, [line for _, line in released])
     waiting = [(a.number, text) for a in accounts if not a.read().closed for text in _unended(a)]
     for number, text in waiting:
+        print()
         _say(f"NOT ENDED, account {number}: {text}")
     if waiting:
         _say(
@@ -112,15 +113,14 @@ def _opened(path: Path) -> tuple[Ledger, list[Account]]:
 def _cap(ledger: Ledger, accounts: Sequence[Account]) -> str:
     """What all accounts together may release, and the room that the cap has for others."""
     infos = [account.read() for account in accounts]
-    reserved = ledger.total_reserved()
-    # epsilon holds at the smallest delta of several, and of releases on batches as it was promised
+    if any(account.batches() for account in accounts):  # only one, whose figure has no other
+        return f"Epsilon = {infos[0].epsilon:g} may be released. No other account can be opened."
+    # epsilon holds at the smallest delta of several
     promise: Any = ledger if ledger.delta else min(infos, key=lambda x: x.delta, default=None)
     if promise is None:
         return "It has no overall cap."
-    together = epsilon_of(promise, reserved)
-    if any(account.batches() for account in accounts):
-        together = promise.epsilon
-    said = f"Its accounts may release together: epsilon = {together:.4g}"
+    reserved = ledger.total_reserved()
+    said = f"Its accounts may release together: epsilon = {epsilon_of(promise, reserved):.4g}"
     if ledger.total_cap is None:
         return f"It has no overall cap. {said} at delta = {promise.delta:g}."
     free = epsilon_of(ledger, ledger.total_cap - reserved)
@@ -143,23 +143,20 @@ def _row_of(account: Account) -> list[str]:
 def _released(account: Account) -> Iterator[tuple[int, list[str]]]:
     """For each plan, the row of its last charge, and a line about it."""
     info, batches = account.read(), account.batches()
-    first, last, made, plans = dict[Any, int](), dict[Any, Any](), Counter[Any](), dict[Any, Any]()
+    found: dict[int | None, tuple[int, Entry, str, int]] = {}
     for entry, plan, counts in account.charges():
-        first.setdefault(entry.plan, entry.seq)
-        last[entry.plan], plans[entry.plan] = entry, plan
-        made[entry.plan] += sum(counts.values())
-    fixed = [entry for entry in account.entries() if entry.kind == BATCHES][-1:]
-    for entry in fixed if batches else []:
-        event = batch_event(entry.payload["event"])
-        first[None], last[None] = entry.seq, entry
-        made[None] = entry.payload["releases"]
-        plans[None] = {"sampler": f"{event.mechanism}, {event.batch}"}
-    for plan, entry in last.items():
+        first, _, what, number = found.get(entry.plan, (entry.seq, entry, _name(plan), 0))
+        found[entry.plan] = first, entry, what, number + sum(counts.values())
+    if batches:
+        *_, fixed = (entry for entry in account.entries() if entry.kind == BATCHES)
+        event = batch_event(batches["event"])
+        what = f"{event.mechanism}, {event.batch}"
+        found[None] = fixed.seq, fixed, what, batches["releases"]
+    for first, entry, what, number in found.values():
         beside = entry.balance - (batches["reserved"] if batches else 0)
         epsilon = epsilon_of(info, beside, batches)
-        rows = f"{first[plan]}-{entry.seq}" if first[plan] < entry.seq else str(entry.seq)
-        what = rows, str(account.number), _name(plans[plan]), f"{made[plan]:,}", f"{epsilon:.4g}"
-        yield entry.seq, list(what)
+        rows = f"{first}-{entry.seq}" if first < entry.seq else str(first)
+        yield entry.seq, [rows, str(account.number), what, f"{number:,}", f"{epsilon:.4g}"]
 
 
 def _name(plan: dict[str, Any]) -> str:
@@ -228,4 +225,3 @@ def _print_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]])
     print(f"\n{title}")
     for row in ([*head], *cells):
         print("  ".join(map(str.ljust, row, widths)).rstrip())
-    print()

@@ -156,7 +156,9 @@ def test_releases_on_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert row["what"] == "gradient, Poisson batch (probability 0.1)"
     assert row["releases"] == "50"
     assert row["account has spent"] == f"{budget.spent().epsilon:.4g}"
-    assert "together: epsilon = 1 at" in text
+    assert "Epsilon = 1 may be released. No other account can be opened." in text
+    with pytest.raises(dp.LedgerError, match="use a ledger of their own"):
+        budget_on(ledger)
 
 
 def test_a_table_in_a_terminal(
