@@ -29,8 +29,10 @@ from pymc_dp.report.diagnostics import entries
 _MOST, _LONG = 500, 200  # rows of the table of parameters; characters of a setting
 _GROUPS = ("posterior", "posterior_raw", "sample_stats")
 _OF_DRAWS = ("chain", "draw", "estimate")
-#: Sentences of a statement that warn have words in capitals.
-_WARNS = re.compile("[A-Z]{2,} [A-Z]{2,}|UNRELIABLE|do NOT")
+#: Sentences of a statement that warn begin in capitals, as names of owners may.
+_WARNS = re.compile(
+    "(?!.*: these posterior draws)([A-Z]{2,} [A-Z]{2,}|UNRELIABLE|Intervals do NOT)"
+)
 _STYLE = """
 :root { color-scheme: light }
 body { margin: 0 auto; padding: 1rem 1.25rem 3rem; max-width: 60rem; background: #fff;
@@ -151,9 +153,13 @@ def _groups(released: Any) -> dict[str, xr.Dataset]:
 def _paragraphs(statement: str) -> str:
     kinds = {False: "<p>", True: '<p class="warning">'}
     return "".join(
-        f"{kinds[bool(_WARNS.search(line))]}{escape(line.strip())}</p>"
+        f"{kinds[bool(_warnings_in(line))]}{escape(line.strip())}</p>"
         for line in statement.splitlines()
     )
+
+
+def _warnings_in(text: str) -> list[str]:
+    return [sentence for sentence in re.split(r"(?<=\.)\s+", text) if _WARNS.match(sentence)]
 
 
 def _guarantee(facts: dict[str, Any]) -> str:
@@ -262,9 +268,7 @@ def _diagnostics(groups: dict[str, xr.Dataset], summary: pd.DataFrame, statement
             rows.append([what, f"{_number(values[at])}, of {at}"])
     if "posterior_raw" in groups:
         rows.append(["R-hat, effective draws", "of the chains, the group posterior_raw"])
-    sentences = re.split(r"(?<=\.)\s+", statement)
-    warned = [sentence for sentence in sentences if _WARNS.search(sentence)]
-    rows += [["Warning in the statement", sentence] for sentence in warned or ["none"]]
+    rows += [["Warning in the statement", text] for text in _warnings_in(statement) or ["none"]]
     return _table("Chains, and warnings", rows)
 
 

@@ -226,9 +226,10 @@ def test_chains_are_judged_by_their_own_draws(released: Any, tmp_path: Path) -> 
 
 
 def test_warnings_stand_out(released: Any, tmp_path: Path) -> None:
-    assert ["Warning in the statement", "none"] in written(tmp_path, released)[1].tables[
-        "Chains, and warnings"
-    ]
+    calm = restated(released, dataset="NHS UK")  # no warning, for all its capitals
+    _, page = written(tmp_path, calm)
+    assert ["Warning in the statement", "none"] in page.tables["Chains, and warnings"]
+    assert page.all("p").count({"class": "warning"}) == 0
     sentences = ["All is well. ABOUT AS WIDE AS THEIR PRIOR: mu.", "UNRELIABLE: far away."]
     warned = restated(released, draws_are=sentences)
     _, page = written(tmp_path, warned)
