@@ -18,7 +18,7 @@ from pymc_dp.errors import (
 from pymc_dp.owners.analyst import Owners
 from pymc_dp.owners.study import Owner
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.publication.publish import privacy_statement
+from pymc_dp.publication.publish import privacy_statement, statement_facts
 from pymc_dp.publication.release import posterior_mean, release
 from pymc_dp.published.making import PublishedStatistic, release_statistic
 from pymc_dp.published.releases import (
@@ -40,6 +40,7 @@ from pymc_dp.report.budgets import plot_budget, plot_effective_draws, plot_epsil
 from pymc_dp.report.clipping import clip_advice, clipping_report, plot_clip_advice
 from pymc_dp.report.comparison import compare_accountants
 from pymc_dp.report.diagnostics import inefficiency, mmd
+from pymc_dp.report.page import report
 from pymc_dp.report.posteriors import (
     plot_acceptance,
     plot_gibbs_acceptance,
@@ -124,10 +125,12 @@ __all__ = [
     "rehearse",
     "release",
     "release_statistic",
+    "report",
     "resample_signed",
     "sample",
     "sample_posterior_predictive",
     "signed_expectation",
+    "statement_facts",
 ]
 
 _install_guard()

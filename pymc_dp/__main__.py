@@ -1,9 +1,10 @@
-"""Commands: ``pymc_dp serve`` and ``pymc_dp certificates``."""
+"""Commands: ``pymc_dp ledger``, ``pymc_dp serve`` and ``pymc_dp certificates``."""
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import runpy
 import sys
 from collections.abc import Sequence
@@ -58,6 +59,27 @@ def _certificates(args: argparse.Namespace) -> None:
     print("For tests. In a study, let every party make its own key and an authority sign it.")
 
 
+def _add_ledger(commands: argparse._SubParsersAction) -> None:
+    from pymc_dp.report import ledgers
+
+    ledger = commands.add_parser("ledger", help="what a ledger holds, for who answers for the data")
+    actions = ledger.add_subparsers(required=True, metavar="action")
+    show = actions.add_parser("show", help="what was promised, spent, released and not ended")
+    verify = actions.add_parser("verify", help="whether rows were altered")
+    close = actions.add_parser("close", help="end an account, and free what it has not spent")
+    export = actions.add_parser("export", help="all rows as CSV")
+    for parser in (show, verify, close, export):
+        parser.add_argument("file", type=Path, help="a ledger")
+    verify.add_argument("--head", help="hash from a published statement")
+    close.add_argument("account", type=int, help="its number")
+    close.add_argument("--yes", action="store_true", help="do not ask")
+    export.add_argument("--csv", type=Path, help="a new file; default: standard output")
+    show.set_defaults(run=lambda args: ledgers.show(args.file))
+    verify.set_defaults(run=lambda args: ledgers.verify(args.file, args.head))
+    close.set_defaults(run=lambda args: ledgers.close(args.file, args.account, args.yes))
+    export.set_defaults(run=lambda args: ledgers.export(args.file, args.csv))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; its exit status."""
     parser = argparse.ArgumentParser(prog="pymc_dp", description=__doc__)
@@ -72,10 +94,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     make.add_argument("hosts", nargs="+", help="names by which owners are reached")
     make.add_argument("--days", type=int, default=30)
     make.set_defaults(run=_certificates)
+    _add_ledger(commands)
     args = parser.parse_args(arguments)
     try:
         args.run(args)
-    except (PrivacyError, ValueError, ImportError) as error:
+        sys.stdout.flush()
+    except BrokenPipeError:  # who reads has seen enough; nothing is left for Python to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (PrivacyError, ValueError, ImportError, OSError) as error:
         print(f"pymc_dp: {error}", file=sys.stderr)
         return 1
     return 0

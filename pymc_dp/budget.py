@@ -8,7 +8,8 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from html import escape
+from typing import Any, ClassVar
 
 import numpy as np
 import pandas as pd
@@ -20,15 +21,11 @@ from pytensor.graph.traversal import ancestors
 
 from pymc_dp.base.checks import check_budget, check_integer, check_neighboring
 from pymc_dp.errors import UnsafeModel
-from pymc_dp.privacy import subsampled
-from pymc_dp.privacy.account import Account
+from pymc_dp.privacy.account import Account, Spending, epsilon_of
 from pymc_dp.privacy.accounting import (
-    MU2_UNIT,
     GaussianEvent,
     batch_event,
-    epsilon_from_mu,
     mu_from_budget,
-    mu_from_units,
     units_from_mu,
 )
 from pymc_dp.privacy.ledger import Ledger
@@ -51,13 +48,6 @@ MODELS: weakref.WeakSet[Model] = weakref.WeakSet()
 #: Ledger of the data seen under a temporary ledger, by keyed digest; the key dies with the process.
 _KEY = os.urandom(32)
 _SEEN: dict[bytes, str] = {}
-
-
-class Spending(NamedTuple):
-    """An amount of privacy loss, in two currencies."""
-
-    epsilon: float  # at the budget's delta
-    gdp_mu2: float  # squared Gaussian-DP mu, which adds up over releases
 
 
 class PrivacyBudget:
@@ -354,11 +344,7 @@ class PrivacyBudget:
         -------
         float
         """
-        if batches is None:
-            return epsilon_from_mu(mu_from_units(units), self.delta) if units else 0.0
-        plan = (batch_event(batches["event"]), batches["releases"])
-        # the room is rounded down, so this may pass the budget's epsilon by a rounding error
-        return min(subsampled.epsilon_of([plan], units, self.delta, self.neighboring), self.epsilon)
+        return epsilon_of(self, units, batches)
 
     def spent(self) -> Spending:
         """What has been charged so far, unused parts of open leases included.
@@ -368,10 +354,7 @@ class PrivacyBudget:
         Spending
             Its ``epsilon`` at the budget's delta, and ``gdp_mu2``, squared Gaussian-DP mu.
         """
-        units = self.account.read().spent
-        found = self.batches()
-        beside = units if found is None else units - found["reserved"]
-        return Spending(self.epsilon_of(beside, found), units / MU2_UNIT)
+        return self.account.spent()
 
     def remaining(self) -> Spending:
         """What may still be charged.
@@ -383,8 +366,7 @@ class PrivacyBudget:
         -------
         Spending
         """
-        units = self.account.read().remaining
-        return Spending(self.epsilon_of(units), units / MU2_UNIT)
+        return self.account.remaining()
 
     def records_of(self, model: Model, *, check: bool = True, read: bool = True) -> Records:
         """The records of a model that can be sampled privately; nothing is spent.
@@ -472,37 +454,22 @@ class PrivacyBudget:
             The number is negative where the unused part of a lease was returned.  Releases on
             batches are not among them: see `batches`.
         """
-        plans: dict[int, dict[str, Any]] = {}
-        for entry in self.account.entries():
-            if entry.plan is None:
-                continue
-            if entry.kind == "plan":
-                plans[entry.plan] = entry.payload
-            elif entry.kind == "charge":
-                event = GaussianEvent.from_dict(entry.payload)
-                yield entry.plan, plans[entry.plan], event, 1
-            elif entry.kind in ("lease", "return"):
-                plan = plans[entry.plan]
-                iterations = entry.payload["iterations"] * (-1 if entry.kind == "return" else 1)
-                for name, count in _counts_of(plan, entry.payload["cost"]).items():
-                    event = GaussianEvent.from_dict(plan["events"][name])
-                    yield entry.plan, plan, event, count * iterations
+        for entry, plan, counts in self.account.charges():
+            assert entry.plan is not None
+            for event, count in counts.items():
+                yield entry.plan, plan, event, count
+
+    def _repr_html_(self) -> str:
+        """For notebooks: the promise, and what was charged for what."""
+        data = f"{self.dataset}: " if self.dataset else ""
+        table = self.table().to_html(index=False, na_rep="", float_format="{:.4g}".format)
+        return f"<p>{escape(data + repr(self))}</p>{table}"
 
     def __repr__(self) -> str:
         return (
             f"PrivacyBudget(epsilon={self.epsilon:g}, delta={self.delta:g}, "
             f"neighboring={self.neighboring!r}, spent epsilon={self.spent().epsilon:.4g})"
         )
-
-
-def _counts_of(plan: dict[str, Any], cost: int) -> dict[str, int]:
-    """Which releases a charge of `cost` pays for: an iteration or the start of a chain."""
-    costs = {name: GaussianEvent.from_dict(event).cost for name, event in plan["events"].items()}
-    for key in ("per_iteration", "at_start"):
-        counts: dict[str, int] = plan[key]
-        if counts and sum(costs[name] * count for name, count in counts.items()) == cost:
-            return counts
-    return {}
 
 
 def _refuse_unsuitable(model: Model, ledger: object) -> None:

@@ -206,7 +206,7 @@ class _AgreedPlan:
     """A plan of chains that was agreed and charged."""
 
     def __init__(self, teller: Teller, plan_id: int, payload: Mapping[str, Any]) -> None:
-        self._teller, self.plan = teller, _plan_of(plan_id, payload)
+        self._teller, self.plan = teller, Plan.of(plan_id, payload)
         self.engine = teller.engines.of(payload["settings"]["engine"])
         self.clip_norms: dict[str, float] = payload["settings"]["clip_norms"]
         self._grids = {
@@ -282,13 +282,6 @@ class _AgreedPlan:
             del self._chains[idle[0]]
         self._chains[number] = found
         return found
-
-
-def _plan_of(plan_id: int, payload: Mapping[str, Any]) -> Plan:
-    """A plan from what the ledger keeps of it."""
-    kept = ("sampler", "draws", "tune", "chains", "per_iteration", "at_start")
-    events = {name: GaussianEvent.from_dict(event) for name, event in payload["events"].items()}
-    return Plan(**{name: payload[name] for name in kept}, events=events, plan_id=plan_id)
 
 
 def _digest(message: bytes) -> str:
@@ -605,7 +598,7 @@ class Teller:
 
     def _end(self, plan_id: int) -> None:
         """End a plan of chains, and return what was charged for iterations that were not begun."""
-        plan = _plan_of(plan_id, self.budget.account.plan(plan_id))
+        plan = Plan.of(plan_id, self.budget.account.plan(plan_id))
 
         def unused(states: Mapping[int, str]) -> Iterator[tuple[int, int]]:
             begun = sum(PaidChain(plan, json.loads(x)["paid"]).begun for x in states.values())

@@ -8,7 +8,15 @@ from typing import Any, NamedTuple, cast
 
 from pymc_dp.base.checks import check_delta, check_epsilon, check_integer, check_neighboring
 from pymc_dp.errors import BudgetExceeded, LedgerError, PlanMismatch
-from pymc_dp.privacy.accounting import BATCHES, GaussianEvent, epsilon_from_mu, mu_from_units
+from pymc_dp.privacy import subsampled
+from pymc_dp.privacy.accounting import (
+    BATCHES,
+    MU2_UNIT,
+    GaussianEvent,
+    batch_event,
+    epsilon_from_mu,
+    mu_from_units,
+)
 from pymc_dp.privacy.journal import SPENDING, Entry, Transaction, as_stored
 from pymc_dp.privacy.ledger import Ledger, Standing, reserved, standing
 
@@ -31,6 +39,13 @@ _LATE = (
     "releases on batches must be planned before anything else is released under the same budget; "
     "build this step first, or use a new budget"
 )
+
+
+class Spending(NamedTuple):
+    """An amount of privacy loss, in two currencies."""
+
+    epsilon: float  # at the budget's delta
+    gdp_mu2: float  # squared Gaussian-DP mu, which adds up over releases
 
 
 class Release(NamedTuple):
@@ -141,6 +156,38 @@ class Account:
     def entries(self) -> Iterator[Entry]:
         """The account's own rows, oldest first."""
         return (entry for entry in self.ledger.entries() if entry.account == self.number)
+
+    def spent(self) -> Spending:
+        """What was charged, unused parts of open leases included."""
+        info, found = self.read(), self.batches()
+        beside = info.spent if found is None else info.spent - found["reserved"]
+        return Spending(epsilon_of(info, beside, found), info.spent / MU2_UNIT)
+
+    def remaining(self) -> Spending:
+        """What may still be charged."""
+        info = self.read()
+        return Spending(epsilon_of(info, info.remaining), info.remaining / MU2_UNIT)
+
+    def charges(self) -> Iterator[tuple[Entry, dict[str, Any], dict[GaussianEvent, int]]]:
+        """Row, payload of its plan, and releases by event of every charge, oldest first. Numbers
+        are negative where the unused part of a lease was returned. Releases on batches are not
+        among them: see `batches`.
+        """
+        plans: dict[int, dict[str, Any]] = {}
+        for entry in self.entries():
+            if entry.plan is None:
+                continue
+            if entry.kind == "plan":
+                plans[entry.plan] = entry.payload
+            elif entry.kind == "charge":
+                event = GaussianEvent.from_dict(entry.payload)
+                yield entry, plans[entry.plan], {event: 1}
+            elif entry.kind in ("lease", "return"):
+                plan = plans[entry.plan]
+                iterations = entry.payload["iterations"] * (-1 if entry.kind == "return" else 1)
+                counts = _counts_of(plan, entry.payload["cost"])
+                events = {name: GaussianEvent.from_dict(plan["events"][name]) for name in counts}
+                yield entry, plan, {events[name]: n * iterations for name, n in counts.items()}
 
     # -- plans, runs, chains --------------------------------------------------------------------
 
@@ -490,6 +537,28 @@ def _chains_of(transaction: Transaction, run: Entry) -> int:
     """How many chains have begun since a run of a plan was authorised."""
     assert run.plan is not None
     return transaction.count("chain", account=run.account, plan=run.plan, after=run.seq)
+
+
+def epsilon_of(promise: Any, units: int, batches: Mapping[str, Any] | None = None) -> float:
+    """Epsilon, at the delta of a `promise` (a budget, or how its account stands), of a cost in
+    ledger units and of the releases on batches that `Account.batches` says.
+    """
+    if batches is None:
+        return epsilon_from_mu(mu_from_units(units), promise.delta) if units else 0.0
+    plan = (batch_event(batches["event"]), batches["releases"])
+    found = subsampled.epsilon_of([plan], units, promise.delta, promise.neighboring)
+    # the room is rounded down, so this may pass the budget's epsilon by a rounding error
+    return min(found, promise.epsilon)
+
+
+def _counts_of(plan: dict[str, Any], cost: int) -> dict[str, int]:
+    """Which releases a charge of `cost` pays for: an iteration or the start of a chain."""
+    costs = {name: GaussianEvent.from_dict(event).cost for name, event in plan["events"].items()}
+    for key in ("per_iteration", "at_start"):
+        counts: dict[str, int] = plan[key]
+        if counts and sum(costs[name] * count for name, count in counts.items()) == cost:
+            return counts
+    return {}
 
 
 def _epsilon(units: int, delta: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -306,8 +307,9 @@ class Ledger:
         Parameters
         ----------
         head : str, optional
-            Hash from a published statement. It must be the hash of some row; this detects an older
-            copy of the file, or a rewritten one.
+            Hash from a published statement, or its first 16 digits or more, as they are in its
+            text. It must be the hash of some row; this detects an older copy of the file, or a
+            rewritten one.
 
         Returns
         -------
@@ -317,7 +319,13 @@ class Ledger:
         ------
         LedgerError
             If a row was altered, or `head` is not in the chain.
+        ValueError
+            If `head` is no hash.
         """
+        if head is not None and not re.fullmatch("[0-9a-f]{16,64}", str(head)):
+            raise ValueError(
+                "head must be the hash of a ledger: 64 digits from 0 to f, or the first 16 or more"
+            )
         previous, balances, found, rows = GENESIS, dict[int, int](), head is None, 0
         for rows, entry in enumerate(self.entries(), start=1):
             balance = balances.get(entry.account, 0)
@@ -333,7 +341,7 @@ class Ledger:
                 raise LedgerError(
                     f"the ledger {self.path} was altered: the hash chain breaks at row {rows}"
                 )
-            previous, found = entry.hash, found or entry.hash == head
+            previous, found = entry.hash, found or entry.hash.startswith(str(head))
         if rows == 0:
             raise LedgerError(f"{self.path} is damaged or not a ledger: it has no rows")
         if not found:

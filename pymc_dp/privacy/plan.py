@@ -50,6 +50,13 @@ class Plan:
     plan_id: int = field(default_factory=lambda: secrets.randbits(53))  # also exact as a float
     batches: Batches | None = None
 
+    @classmethod
+    def of(cls, plan_id: int, payload: Mapping[str, Any]) -> Plan:
+        """A plan from what the ledger keeps of it (`payload`), without its releases on batches."""
+        kept = ("sampler", "draws", "tune", "chains", "runs", "per_iteration", "at_start")
+        events = {name: GaussianEvent.from_dict(event) for name, event in payload["events"].items()}
+        return cls(**{name: payload[name] for name in kept}, events=events, plan_id=plan_id)
+
     @property
     def iterations(self) -> int:
         """Iterations of one chain, tuning included."""

@@ -290,7 +290,7 @@ def make_statement(
         "public": info.public["public"],
         "bounds": info.public["bounds"],
         "taken_as_public": vouched,
-        "spent": {"epsilon": budget.spent().epsilon, "gdp_mu2": info.spent / MU2_UNIT},
+        "spent": {"epsilon": budget.account.spent().epsilon, "gdp_mu2": info.spent / MU2_UNIT},
         "plan_id": plan_id,
         "sampler": plan["sampler"],
         "draws": plan["draws"],
@@ -358,18 +358,38 @@ def privacy_statement(idata: Any) -> str:
     Returns
     -------
     str
-        The same facts are in ``idata.attrs["pymc_dp_statement"]`` as JSON.
+        The same facts as numbers: :func:`statement_facts`.
 
     Raises
     ------
     UnsafeRelease
         If the result was not released.
     """
-    return "\n".join(_sentences(facts_of(idata)))
+    return "\n".join(_sentences(statement_facts(idata)))
 
 
-def facts_of(idata: Any) -> dict[str, Any]:
-    """The statement of a released result as data; UnsafeRelease if it was not released."""
+def statement_facts(idata: Any) -> dict[str, Any]:
+    """The privacy statement of a released result, as data.
+
+    Parameters
+    ----------
+    idata : arviz.InferenceData, xarray.DataTree or xarray.Dataset
+        As for :func:`privacy_statement`.
+
+    Returns
+    -------
+    dict
+        What ``idata.attrs["pymc_dp_statement"]`` holds as JSON. Among it ``epsilon``, ``delta``,
+        ``gdp_mu``, ``neighboring``, ``privacy_unit``, ``n_units`` (None where it is private) and
+        ``dataset``; ``spent``, ``preparation`` and ``mechanisms``; ``sampler`` and ``settings``;
+        ``ledger_head``. The promises of several owners are in a list, ``owners``; the figures of
+        the whole are then the largest of them.
+
+    Raises
+    ------
+    UnsafeRelease
+        If the result was not released.
+    """
     if isinstance(idata, xr.Dataset):
         attrs = idata.attrs
     else:

@@ -25,7 +25,7 @@ from pymc_dp.privacy.accounting import (
     mu_from_units,
 )
 from pymc_dp.privacy.subsampled import epsilon_of
-from pymc_dp.publication.publish import facts_of
+from pymc_dp.publication.publish import statement_facts
 from pymc_dp.report import (
     COLOURS,
     LIMIT,
@@ -92,7 +92,7 @@ def charges_of(spent: Any) -> Charges:
         account = spent.account.read()
         units, cap = account.spent, account.cap
     elif is_labelled(spent):
-        stated = facts_of(spent)
+        stated = _facts_of_one(spent)
         found, secure = stated["batches"], stated["privacy_guarantee"] != "none"
         units = round(stated["spent"]["gdp_mu2"] * MU2_UNIT)
         cap = round(stated["preparation"]["budget_mu2"] * MU2_UNIT)
@@ -142,7 +142,18 @@ def _parts_of_budget(budget: PrivacyBudget) -> list[Part]:
     return [Part(who, what, share) for (who, what), share in shares["share"].sum().items()]
 
 
-def _parts_of_statement(facts: dict[str, Any]) -> list[Part]:
+def _facts_of_one(released: Any) -> dict[str, Any]:
+    """The statement of a result with one ledger."""
+    facts = statement_facts(released)
+    if "owners" in facts:
+        raise ValueError(
+            "spent is a result of several owners, and each has charged a ledger of its own: pass "
+            "the budget of one of them."
+        )
+    return facts
+
+
+def parts_of_statement(facts: dict[str, Any]) -> list[Part]:
     """The preparation as a whole, then the mechanisms of the chains as they were planned."""
     cap, sampler = facts["preparation"]["budget_mu2"], facts["sampler"]
     before = facts["preparation"]["gdp_mu2"] / cap
@@ -217,7 +228,7 @@ def plot_budget(spent: Any, kind: str = "mechanism", *, ax: Axes | None = None) 
     if isinstance(spent, PrivacyBudget):
         parts = _parts_of_budget(spent)
     elif is_labelled(spent):
-        parts = _parts_of_statement(facts_of(spent))
+        parts = parts_of_statement(_facts_of_one(spent))
     else:
         raise ValueError(
             f"spent must be a PrivacyBudget or a released result, not {type(spent).__name__}."

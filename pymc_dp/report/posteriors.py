@@ -10,7 +10,7 @@ import xarray as xr
 
 from pymc_dp.base.checks import check_epsilon, check_integer, check_neighboring
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.publication.publish import facts_of
+from pymc_dp.publication.publish import statement_facts
 from pymc_dp.report import (
     COLOURS,
     LIMIT,
@@ -171,7 +171,7 @@ def _label(draws: Any, array: str, otherwise: str) -> str:
     if not is_labelled(draws):
         return array
     try:
-        facts = facts_of(draws)
+        facts = statement_facts(draws)
     except UnsafeRelease:
         return otherwise
     if facts["privacy_guarantee"] == "none":

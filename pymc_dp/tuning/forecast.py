@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from html import escape
 from typing import Any, Literal
 
 import numpy as np
@@ -95,6 +96,10 @@ class Forecast:
         )
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        return "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
 
 
 def forecast_of(

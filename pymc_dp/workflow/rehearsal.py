@@ -19,7 +19,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.base.checks import check_integer
 from pymc_dp.budget import get_budget, model_of, name_of, require_budget
 from pymc_dp.errors import BudgetExceeded
-from pymc_dp.publication.publish import facts_of
+from pymc_dp.publication.publish import statement_facts
 from pymc_dp.report.diagnostics import entries
 from pymc_dp.report.posteriors import plot_posterior_comparison
 from pymc_dp.sampling import sample
@@ -77,7 +77,7 @@ class Rehearsal:
         return float(self.table["covered"].mean())
 
     def _lines(self) -> list[str]:
-        table, budget = self.table, facts_of(self.released)
+        table, budget = self.table, statement_facts(self.released)
         size = f"{budget['n_units']:,}" if budget["n_units"] else "as many as n_public says"
         lines = [
             f"Rehearsal on made-up records ({size}), epsilon = {budget['epsilon']:.3g}, "
@@ -249,7 +249,7 @@ def rehearse(
         begin = time.perf_counter()
         other = _nuts(made.build(), seed, bool(kwargs.get("progressbar", True)))
         seconds["reference"] = time.perf_counter() - begin
-    facts = facts_of(released)
+    facts = statement_facts(released)
     return Rehearsal(
         table=_compared(made.truth, released, other),
         forecast=forecast,

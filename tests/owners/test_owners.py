@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,9 @@ def test_each_owner_pays_from_its_own_ledger(models: list[pm.Model], kind: str) 
         assert counts == expected
 
 
-def test_the_statement_has_a_paragraph_for_each_owner(models: list[pm.Model]) -> None:
+def test_the_statement_has_a_paragraph_for_each_owner(
+    models: list[pm.Model], tmp_path: Path
+) -> None:
     model, _ = analyst(models)
     released = dp.sample(10, chains=2, step=by_hand(model), model=model, progressbar=False)
     text = dp.privacy_statement(released)
@@ -69,6 +72,13 @@ def test_the_statement_has_a_paragraph_for_each_owner(models: list[pm.Model]) ->
     facts = json.loads(_compat.attributes(released)["pymc_dp_statement"])
     assert [one["epsilon"] for one in facts["owners"]] == list(EPSILONS)
     assert facts["epsilon"] == max(EPSILONS)
+    page = dp.report(released, tmp_path / "report.html", model=model).read_text(encoding="utf-8")
+    for k, owner in enumerate(facts["owners"]):
+        assert f"<caption>What hospital {k + 1} promises</caption>" in page
+        assert f"The ledger of hospital {k + 1} was temporary" in page
+        assert f"<td>{owner['gdp_mu']:.4g}</td>" in page
+    with pytest.raises(ValueError, match="result of several owners"):
+        dp.plot_budget(released)
 
 
 def test_what_is_not_used_comes_back(models: list[pm.Model]) -> None:

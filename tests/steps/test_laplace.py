@@ -445,7 +445,7 @@ def test_a_flat_density_is_no_wider_than_ten_priors():
 
 
 @pytest.mark.slow
-def test_find_map_leaves_the_rest_of_the_budget():
+def test_find_map_leaves_the_rest_of_the_budget(tmp_path):
     model, budget = model_of(20.0)
     with model:
         found = dp.find_MAP(share=0.5, progressbar=False)
@@ -457,6 +457,8 @@ def test_find_map_leaves_the_rest_of_the_budget():
     facts = json.loads(found.attrs[FACTS])
     assert facts["sampler"] == "find_MAP" and facts["preparation"]["releases"] > 5
     assert "find_MAP" in dp.privacy_statement(found)
+    page = dp.report(found, tmp_path / "report.html", model=model).read_text(encoding="utf-8")
+    assert all(f"<td>{value:.4g}</td>" in page for value in (*mode, *sd))
 
 
 def budget_mu2(budget: dp.PrivacyBudget) -> float:
