@@ -58,6 +58,7 @@ from pymc_dp.steps import (
 )
 from pymc_dp.steps.laplace import find_MAP, laplace
 from pymc_dp.subsampling import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
+from pymc_dp.workflow.checking import PredictiveCheck, predictive_check
 
 __version__ = "0.1.0"
 
@@ -89,6 +90,7 @@ __all__ = [
     "OwnerUnavailable",
     "Owners",
     "PlanMismatch",
+    "PredictiveCheck",
     "PrivacyAwareGibbs",
     "PrivacyBudget",
     "PrivacyError",
@@ -117,6 +119,7 @@ __all__ = [
     "plot_gibbs_acceptance",
     "plot_posterior_comparison",
     "posterior_mean",
+    "predictive_check",
     "present",
     "privacy_statement",
     "release",

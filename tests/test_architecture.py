@@ -38,6 +38,7 @@ LAYERS = (
     {"steps"},
     {"published", "subsampling"},
     {"audit", "report", "sampling"},
+    {"workflow"},
     {"__init__", "__main__"},
 )
 #: What an auditor, or a reader of the algorithms, can read without knowing PyMC.
@@ -67,9 +68,10 @@ FRAMEWORKS = {"arviz", "pymc", "pytensor", "xarray"}
 
 
 #: Rooms that nothing but the public face imports (`dp.sample` runs `PrivacyAwareGibbs` as well).
-GUESTS = {"published", "subsampling", "report", "audit", "clusters", "owners"}
+GUESTS = {"published", "subsampling", "report", "audit", "clusters", "owners", "workflow"}
 FACE = {"__init__": GUESTS, "__main__": {"owners"}, "sampling": {"published"}}
 #: Both stand for records elsewhere.
+FACE |= {"workflow.checking": {"report"}, "workflow.comparing": {"report"}}  # how plots look
 FACE |= {key: {"clusters"} for key in ("owners.analyst", "owners.study")}
 
 
