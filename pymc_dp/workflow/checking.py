@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Part of the variance of a statistic that a fit leaves at least, as it is known to first order.
-_LEAST = 0.01
+_LEAST = 0.005
 _MOST_GROUPS = 1000
 
 StatisticLike = str | tuple[str, float] | Callable[[Any], Any]
@@ -374,11 +374,12 @@ def judge(
     flat = slopes.reshape(groups * t, -1)
     variance = np.zeros((groups * t, groups * t))
     for k, part in enumerate(covariances):
-        variance[k * t : (k + 1) * t, k * t : (k + 1) * t] = positive_part(part)
+        variance[k * t : (k + 1) * t, k * t : (k + 1) * t] = positive_part(part, 1e-12)
     own = variance.diagonal().copy()
     fitted = variance + flat @ middle @ flat.T
     fitted -= np.eye(groups * t) * (noise_sd / spec.weight) ** 2 * np.trace(middle)
-    left = positive_part(fitted) + _LEAST * np.diag(own)
+    unit = np.sqrt(np.maximum(own, 1e-300))
+    left = positive_part(fitted / np.outer(unit, unit), _LEAST) * np.outer(unit, unit)
     predicted = left + noise_sd**2 * np.eye(groups * t)
     differences = found.ravel()
     sds = np.sqrt(predicted.diagonal())
