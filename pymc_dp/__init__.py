@@ -59,6 +59,7 @@ from pymc_dp.steps import (
 from pymc_dp.steps.laplace import find_MAP, laplace
 from pymc_dp.subsampling import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
 from pymc_dp.workflow.checking import PredictiveCheck, predictive_check
+from pymc_dp.workflow.comparing import Comparison, compare
 
 __version__ = "0.1.0"
 
@@ -71,6 +72,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "BudgetExceeded",
+    "Comparison",
     "ConjugateNormal",
     "DPBarker",
     "DPLangevin",
@@ -104,6 +106,7 @@ __all__ = [
     "clamp",
     "clip_advice",
     "clipping_report",
+    "compare",
     "compare_accountants",
     "find_MAP",
     "from_dask",
