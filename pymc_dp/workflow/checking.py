@@ -122,7 +122,6 @@ class PredictiveCheck:
         ax.set_xlim(-widest, widest)
         ax.set_xlabel("records less model, in standard deviations")
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-        ax.legend_.set_in_layout(True)
         mark(ax, self.privacy_guarantee != "none")
         tidy(ax)
         return ax
@@ -244,9 +243,7 @@ def predictive_check(
     )
     try:
         with working("Checking", progressbar):
-            value, sd = preparation.vector_sum(
-                f"check of {spec.observed}", spec, spec.norm, 1.0
-            )
+            value, sd = preparation.vector_sum(f"check of {spec.observed}", spec, spec.norm, 1.0)
     finally:
         preparation.finish()
     secure = "(epsilon, delta)-differential privacy" if preparation.secure else "none"
@@ -264,7 +261,9 @@ def discrepancies(
 ) -> Discrepancies:
     """What each of `n` units adds; ValueError if its law is unknown, or names are wrong."""
     graphs = {
-        name: group.functions.graph for group in engine.groups for name in group.functions.graph.names
+        name: group.functions.graph
+        for group in engine.groups
+        for name in group.functions.graph.names
     }
     if observed is None and len(graphs) > 1:
         raise ValueError(f"Several variables are observed, {sorted(graphs)}: choose observed=.")
@@ -408,5 +407,3 @@ def judge(
     return PredictiveCheck(
         table, square, float(len(z)), float(chi2.sf(square, len(z))), epsilon, guarantee
     )
-
-

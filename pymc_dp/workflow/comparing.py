@@ -417,7 +417,7 @@ def ranked(
     of_p = noise_sd * spec.per_score * np.sqrt(spec.parameters)
     best = int(total.argmax())
     order = np.argsort(-total, kind="stable")
-    rows = []
+    rows: list[list[float]] = []
     for k in order:
         w = np.zeros(count)
         w[best] += 1.0

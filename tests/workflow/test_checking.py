@@ -417,7 +417,6 @@ def test_results_of_others_are_refused(fitted) -> None:
 
 
 def test_a_law_that_is_not_known_is_refused() -> None:
-    engine, _, model = spec_of("normal")
     with pm.Model() as vectors:
         pm.MvNormal("y", pm.Normal("m", shape=2), np.eye(2), observed=np.zeros((9, 2)))
     records = extract(vectors)
@@ -450,9 +449,7 @@ def test_the_error_of_a_released_mean(fitted) -> None:
     """Of group rates with a flat enough prior: the gain is the inverse information."""
     model, budget, released = fitted
     estimate = estimate_of(released, model, budget, extract(model).parameters)
-    group, y = model["group"].get_value(), model["y"].owner and None
-    del y
-    sizes = np.bincount(group)
+    sizes = np.bincount(model["group"].get_value())
     information = sizes * np.exp(estimate.mean)
     exact = np.diag(1.0 / (information + 1.0))
     scaling = estimate.coordinates.scaling
