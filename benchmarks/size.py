@@ -45,7 +45,16 @@ MODULES = {
     for path in sorted(PACKAGE.rglob("*.py"))
 }
 #: What the core does without.
-GUESTS = ("published", "subsampling", "report", "audit", "clusters", "owners", "__main__")
+GUESTS = (
+    "published",
+    "subsampling",
+    "report",
+    "audit",
+    "clusters",
+    "owners",
+    "workflow",
+    "__main__",
+)
 #: Where epsilon is promised, paid for and published.
 _PROMISE = ("budget", "privacy", "publication.publish")
 #: In which order to read what decides epsilon: what is named first comes first.

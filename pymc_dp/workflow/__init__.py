@@ -1,1 +1,1 @@
-"""After the fit: private checks of a model against its records, and private comparison of models."""
+"""After the fit: private checks of a model against its records, and comparisons of models."""

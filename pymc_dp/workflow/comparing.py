@@ -1,4 +1,4 @@
-"""Which of several models predicts new records best: private differences of expected log density."""
+"""Which of several models predicts new records best: private differences of log density."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _SURE = 0.05
 
 
 class Together:
-    """Records as several models see them, unit by unit; see :class:`pymc_dp.privacy.queries.Rows`."""
+    """Records as several models see them; see :class:`pymc_dp.privacy.queries.Rows`."""
 
     elsewhere = None
 
@@ -406,7 +406,7 @@ def ranked(
     count = len(names)
     if value is None:
         nothing = np.full(count, math.nan)
-        columns = {name: nothing for name in ("rank", "elpd_diff", "dse", "noise_sd", "p")}
+        columns = dict.fromkeys(("rank", "elpd_diff", "dse", "noise_sd", "p"), nothing)
         index = pd.Index(names, name="model")
         return pd.DataFrame({**columns, "verdict": "cannot tell"}, index=index)
     ratios, products, scores = spec.read(value)

@@ -162,7 +162,7 @@ class Discrepancies(AtPoint):
     def _of(self, rows: RowsWithLaw) -> ndarray:
         """(entries, rows) numbers.  Sums over nodes go one by one, in one order."""
         nodes, weights, scores = rows.law.nodes, rows.law.weights, rows.of_outcomes()
-        known: ndarray = weights.any(axis=0)
+        known = np.logical_or.reduce(weights != 0.0, axis=0)
         observed = np.asarray(rows.data[rows.outcome.leaf], dtype="float64")
         mean = _expected(weights, nodes)
         sd = np.sqrt(_expected(weights, (nodes - mean) ** 2))

@@ -78,7 +78,7 @@ def estimate_of(
     if "posterior_raw" in _compat.group_names(released):
         chains = unconstrain(model, parameters, _compat.group(released, "posterior_raw"))
         raw, _ = _moments(chains)
-    if not settings.get("likelihood_power") in (None, 1.0):
+    if settings.get("likelihood_power") not in (None, 1.0):
         raise ValueError("released has a tempered likelihood; sample with likelihood_power=1.")
     error = covariance + raw / float(_compat.effective_draws(chains).min())
     if "likelihood" not in settings:

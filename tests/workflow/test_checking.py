@@ -1,4 +1,4 @@
-"""Private predictive checks: p-values under the model, power, what is released and what it costs."""
+"""Private predictive checks: p-values under the model, power, what is released, what it costs."""
 
 from __future__ import annotations
 
