@@ -59,6 +59,8 @@ from pymc_dp.steps import (
 )
 from pymc_dp.steps.laplace import find_MAP, laplace
 from pymc_dp.subsampling import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
+from pymc_dp.workflow.checking import PredictiveCheck, predictive_check
+from pymc_dp.workflow.comparing import Comparison, compare
 from pymc_dp.workflow.rehearsal import Rehearsal, rehearse
 
 __version__ = "0.1.0"
@@ -72,6 +74,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "BudgetExceeded",
+    "Comparison",
     "ConjugateNormal",
     "DPBarker",
     "DPLangevin",
@@ -91,6 +94,7 @@ __all__ = [
     "OwnerUnavailable",
     "Owners",
     "PlanMismatch",
+    "PredictiveCheck",
     "PrivacyAwareGibbs",
     "PrivacyBudget",
     "PrivacyError",
@@ -105,6 +109,7 @@ __all__ = [
     "clamp",
     "clip_advice",
     "clipping_report",
+    "compare",
     "compare_accountants",
     "find_MAP",
     "from_dask",
@@ -120,6 +125,7 @@ __all__ = [
     "plot_gibbs_acceptance",
     "plot_posterior_comparison",
     "posterior_mean",
+    "predictive_check",
     "present",
     "privacy_statement",
     "rehearse",

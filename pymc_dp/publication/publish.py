@@ -235,7 +235,7 @@ STATEMENT = "pymc_dp_statement"
 #: Part of the draws that may lie where the likelihood was not looked at.
 FAR = 0.1
 #: Settings that are long arrays, or stated otherwise.
-_UNSTATED = ("anchor", "location", "scaling", "secure", "sentences")
+_UNSTATED = ("anchor", "likelihood", "location", "scaling", "secure", "sentences")
 _EARLIER = [
     "An earlier version planned these draws: only that version can say how far they are exact."
 ]

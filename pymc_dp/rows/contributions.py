@@ -59,23 +59,23 @@ def law_unknown(engine: RowEngine) -> str:
     return ""
 
 
-class _Rows:
+class RowsWithLaw:
     """Rows of a group: directions, and scores of the outcomes that are and could be."""
 
     def __init__(self, engine: RowEngine, where: slice, g: int) -> None:
         group = engine.groups[g].rows(where)
         functions = group.functions
         self._tried = functions.of_outcomes
-        self._data = [np.asarray(array) for array in group.store.read()]
+        self.data = [np.asarray(array) for array in group.store.read()]
         everyone = slice(0, group.n_rows)
         self._phis, maps = group.shared(engine.coordinates)
         self.directions = group.directions(self._phis, maps, everyone)
         self._used = [matrix is not None for matrix in maps]
         self._etas, self._labels, blocks = group.inputs(self._phis, everyone)
         self.scores = self._parts(functions.scores(self._etas, self._phis, self._labels, blocks))
-        self._constants = self._tried.constants(self._etas, self._phis, self._labels, self._data)
+        self._constants = self._tried.constants(self._etas, self._phis, self._labels, self.data)
         [self.outcome] = functions.graph.outcomes
-        self.law = law_of(self.outcome, self._data, self._shifts_of, self._density_of)
+        self.law = law_of(self.outcome, self.data, self._shifts_of, self._density_of)
 
     def _parts(self, found: list[ndarray | None]) -> ndarray:
         parts = [
@@ -95,7 +95,7 @@ class _Rows:
         return data
 
     def _shifts_of(self, some: slice | ndarray) -> ndarray:
-        columns = [rows_of(self._data[k], some) for k in self.outcome.hashed]
+        columns = [rows_of(self.data[k], some) for k in self.outcome.hashed]
         n = len(columns[0])
         return np.asarray(fractions(hashed(columns, np.arange(n), n)))
 
@@ -104,7 +104,7 @@ class _Rows:
             [array[some] for array in found]
             for found in (self._etas, self._labels, self._constants)
         )
-        data = [rows_of(array, some) for array in self._data]
+        data = [rows_of(array, some) for array in self.data]
 
         def log_density(outcome: ndarray) -> ndarray:
             blocks = [*self._with(outcome, data), *constants]
@@ -119,7 +119,7 @@ class _Rows:
         found = np.zeros((len(law.weights), *self.scores.shape))
         for scores, node, weight in zip(found, law.nodes, law.weights, strict=True):
             if weight.any():
-                blocks = [*self._with(node, self._data), *self._constants]
+                blocks = [*self._with(node, self.data), *self._constants]
                 tried = self._tried.scores(self._etas, self._phis, self._labels, blocks)
                 scores[:] = self._parts(tried)
         return found
@@ -145,18 +145,19 @@ def units_with_outcomes(engine: RowEngine) -> Iterator[tuple[slice, JointPoints]
             terms.append((units, times))
         found = JointPoints(_vectors(part), seeds, combinations)
         for g, (units, times) in enumerate(terms):
-            for some, rows in _blocks(part, g):
+            for some, rows in rows_with_laws(part, g):
                 own = rows.law.weights, rows.of_outcomes(), rows.directions
                 found.add(units[some], times[some], sizes[g], own)
         yield where, found
 
 
-def _blocks(engine: RowEngine, g: int) -> Iterator[tuple[slice, _Rows]]:
+def rows_with_laws(engine: RowEngine, g: int) -> Iterator[tuple[slice, RowsWithLaw]]:
+    """Rows of group number `g` of an engine `each_alone`, block by block."""
     group = engine.groups[g]
     seen = len(group.seen(*group.shared(engine.coordinates)))
     size = max(1, min(BLOCK, _DIRECTIONS // (seen * (engine.d + seen))))
     for where in loops.row_blocks(group.n_rows, size):
-        yield where, _Rows(engine, where, g)
+        yield where, RowsWithLaw(engine, where, g)
 
 
 class Contribution(ABC):
@@ -176,7 +177,7 @@ class Contribution(ABC):
 
     def blocks(self, engine: RowEngine) -> Blocks:
         """Units, and their (size, units) values, 0 where not finite; they may be overwritten."""
-        if isinstance(self, _Vector):
+        if isinstance(self, AtPoint):
             engine = engine.with_coordinates(self.coordinates)
         if self.over_outcomes:
             if why := law_unknown(engine):
@@ -193,7 +194,7 @@ class Contribution(ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class _Vector(Contribution):
+class AtPoint(Contribution):
     """d numbers of each unit, in some coordinates."""
 
     coordinates: Coordinates
@@ -204,7 +205,7 @@ class _Vector(Contribution):
         return len(self.coordinates.location)
 
 
-class _Number(_Vector):
+class _Number(AtPoint):
     """One number of each unit."""
 
     @property
@@ -214,7 +215,7 @@ class _Number(_Vector):
 
 
 @dataclass(frozen=True, eq=False)
-class Score(_Vector):
+class Score(AtPoint):
     """The score vector g_i at z = 0, or those of its entries that `part`, (k,) integers, lists."""
 
     part: np.ndarray | None = None
@@ -262,7 +263,7 @@ class LongestScore(_Number):
 
 
 @dataclass(frozen=True, eq=False)
-class Change(_Vector):
+class Change(AtPoint):
     """The change of the score vector, g_i(z) - g_i(0)."""
 
     z: np.ndarray
@@ -272,7 +273,7 @@ class Change(_Vector):
 
 
 @dataclass(frozen=True, eq=False)
-class Curvature(_Vector):
+class Curvature(AtPoint):
     """The curvature H_i = -d g_i/d z at z = 0, by forward differences along the axes of z.
 
     Packed: the entries (j, k), j <= k, of (H_i + H_i')/2, row by row, those off the diagonal times
@@ -365,7 +366,7 @@ class ExpectedCurvature(Curvature):
 
     def _of_rows(self, engine: RowEngine, g: int) -> Blocks:
         # scores have mean 0, and rows are independent
-        for where, rows in _blocks(engine, g):
+        for where, rows in rows_with_laws(engine, g):
             second = np.zeros((len(rows.scores), *rows.scores.shape))
             for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
                 second += (weight * scores)[:, None] * scores
@@ -388,7 +389,7 @@ class LawNotFound(_Number):
 
 
 @dataclass(frozen=True, eq=False)
-class Loss(_Vector):
+class Loss(AtPoint):
     """With e = g - clip(g) at z = 0, over outcomes: variances of e, then covariances with g."""
 
     clip_norm: float

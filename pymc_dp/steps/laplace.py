@@ -83,8 +83,11 @@ class _Normal:
         self.mean, self.root = at.location, at.scaling
         centre, facts = "mode", {"about_prior": [], "departs": "", "improper": parts.improper}
         sentences = [too_small("from the prior, or about it")]
+        nothing = np.zeros((len(self.mean), len(self.mean))).tolist()
+        likelihood: dict[str, Any] | None = {"curvature": nothing, "covariance": nothing}
         if found.trusted:
             assert isinstance(found, Quadratic)
+            likelihood = found.likelihood
             centre, departs = self._approximate(found, parts)
             public = self.draw(np.random.default_rng(), 1, _SPREAD_DRAWS)[0]
             untouched = about_prior(public, parts)
@@ -115,6 +118,7 @@ class _Normal:
             clip_norm=found.clip_norms,
             diagonal=found.diagonal,
             **found.clipping.facts(),
+            likelihood=likelihood,
             location=self.mean.tolist(),
             scaling=self.root.tolist(),
             secure=self.preparing.secure,

@@ -158,6 +158,11 @@ class InEffects(Quadratic):
         "replaced"
     )
 
+    @property
+    def likelihood(self) -> None:
+        """It is one of effects."""
+        return None
+
     def explored(self, parts: ModelParts) -> Explored:
         """As for `Quadratic`; w are the whitened effects of theta.
 

@@ -269,6 +269,13 @@ class Quadratic(Form):
 
     # -- the target -----------------------------------------------------------------------------
 
+    @property
+    def likelihood(self) -> dict[str, Any] | None:
+        """Curvature of the log-likelihood in theta, and covariance of the noise in its score."""
+        back = np.linalg.inv(self.coordinates.scaling)
+        parts = {"curvature": self.curvature, "covariance": self.covariance}
+        return {name: (back.T @ matrix @ back).tolist() for name, matrix in parts.items()}
+
     def design(self, preparing: Preparing, engine: RowEngine) -> Design:
         """Draws of prior times released likelihood, about N(0, I) in their coordinates."""
         parts = preparing.parts
@@ -281,6 +288,7 @@ class Quadratic(Form):
             "far": self.far(drawn, parts),
             "about_prior": about_prior(drawn, parts),
             "departs": explored.doubt,
+            "likelihood": self.likelihood,
         }
         prior = parts.terms.with_coordinates(at)
         return Design(at, engine, prior, self.clip_norms, self.shares, facts, drawn)
@@ -361,7 +369,9 @@ class PriorOnly(Form):
             draws = parts.draw_prior(_PRIOR_DRAWS, secrets.randbits(32))
         if draws is not None and not np.isfinite(draws).all():
             draws = None
-        return replace(super().design(preparing, engine), draws=draws)
+        nothing = {name: self.curvature.tolist() for name in ("curvature", "covariance")}
+        known = super().design(preparing, engine)
+        return replace(known, draws=draws, settings={"likelihood": nothing})
 
     def sentences(self, facts: dict[str, Any]) -> list[str]:
         """What a statement says."""

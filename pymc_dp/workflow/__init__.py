@@ -1,1 +1,1 @@
-"""What a statistician does around a run: rehearse it before any of the budget is spent."""
+"""What a statistician does around a run: rehearse it, check the model, compare it with others."""
