@@ -29,8 +29,8 @@ from pymc_dp.rows.contributions import (
     LawNotFound,
     Loss,
     OuterProduct,
-    Score,
     RowsWithLaw,
+    Score,
     law_unknown,
     score_norms,
 )
