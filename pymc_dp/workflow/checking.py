@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 #: Part of the variance of a statistic that a fit leaves at least, as it is known to first order.
-_LEAST = 0.005
+_LEAST = 0.0005
 _MOST_GROUPS = 1000
 
 StatisticLike = str | tuple[str, float] | Callable[[Any], Any]

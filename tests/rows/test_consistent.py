@@ -29,8 +29,8 @@ from pymc_dp.rows.contributions import (
     LawNotFound,
     Loss,
     OuterProduct,
+    RowsWithLaw,
     Score,
-    _Rows,
     law_unknown,
     score_norms,
 )
@@ -286,7 +286,7 @@ def test_bits_of_a_row_do_not_depend_on_others(name: str, monkeypatch: pytest.Mo
 def test_scores_of_a_law_have_mean_zero_and_the_curvature_as_variance(name: str) -> None:
     """The two identities of a likelihood, of which the second is by other functions."""
     engine = engine_of(name)
-    rows = _Rows(engine, slice(0, N), 0)
+    rows = RowsWithLaw(engine, slice(0, N), 0)
     mean = np.zeros((engine.d, N))
     for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
         mean += weight * np.einsum("adi,ai->di", rows.directions, scores)
@@ -659,7 +659,7 @@ def test_each_mode_of_a_mixture_has_nodes() -> None:
     engine = RowEngine.of(
         extract(model, check=False), Coordinates(np.log([0.8, 1.0, 0.7]), np.eye(3))
     )
-    rows = _Rows(engine, slice(0, N), 0)
+    rows = RowsWithLaw(engine, slice(0, N), 0)
     mean, square = np.zeros(3), np.zeros(3)
     for weight, scores in zip(rows.law.weights, rows.of_outcomes(), strict=True):
         each = np.einsum("adi,ai->di", rows.directions, scores)[:, 0]

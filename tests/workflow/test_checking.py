@@ -360,6 +360,7 @@ def test_groups_and_functions_in_a_check(fitted) -> None:
     assert len(ax.get_yticklabels()) == 2 * GROUPS
 
 
+@pytest.mark.slow
 def test_where_the_number_of_records_is_private() -> None:
     model, _ = counts_model(6.0, neighboring="add_or_remove_one", n_public=2000)
     with model:
