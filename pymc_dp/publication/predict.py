@@ -111,19 +111,12 @@ def predict(
     model = model_of(model)
     statement, posterior = _released(released, model)
     labels = {dim: list(given) for dim, given in dict(coords or {}).items()}
-    values = _new_values(model, new)
     sizes = {dim: len(given) for dim, given in labels.items()}
-    graphs = _Graphs(model, get_budget(model), values, sizes, resize=True)
+    graphs = _Graphs(model, get_budget(model), _new_values(model, new), sizes, resize=True)
     groups = {"predictions": _simulated(graphs, posterior, var_names, random_seed, progressbar)}
-    unused = [v.name for v, value in values.items() if value not in graphs.used]
-    if unused:
-        raise ValueError(
-            f"new has values of {unused}, on which no prediction depends. Leave them out: the "
-            "outcome itself needs none."
-        )
-    if values:
-        given = {v.name: value.get_value() for v, value in values.items()}
-        columns = {name: (dims_of(model, name, x.ndim), x) for name, x in given.items()}
+    if graphs.new:
+        values = {v.name: value.get_value() for v, value in graphs.new.items()}
+        columns = {name: (dims_of(model, name, x.ndim), x) for name, x in values.items()}
         groups["predictions_constant_data"] = xr.Dataset(columns)
     return _published(graphs, groups, statement, labels)
 
@@ -281,43 +274,47 @@ class _Graphs:
                 self.replaced[variable] = self._graph(variable)
         outputs = [self.replaced[variable] for variable in wanted]
         self.used.update(ancestors(outputs))
+        if unused := [v.name for v, value in self.new.items() if value not in self.used]:
+            raise ValueError(
+                f"new has values of {unused}, on which no prediction depends. Leave them out: the "
+                "outcome itself needs none."
+            )
         return outputs
 
     def _graph(self, variable: Variable) -> Variable:
         [graph] = clone_replace([variable], self.replaced, rebuild_strict=False)
-        fresh = not {*self.new.values(), *self.at_new_rows}.isdisjoint(ancestors([graph]))
-        public = None if self.budget is None else self.budget.public
-        private = public is not None and variable in private_observed(self.model, public)
-        observed = variable in self.model.observed_RVs
-        resize = self.resize and observed and (fresh or private)
-        if resize and not _is_distribution(graph):
-            raise ValueError(f"`{variable.name}` cannot be given other rows. {_BY_HAND}")
+        private = False
         if self.budget is not None:
-            of = [x for x in graph.owner.inputs if hasattr(x.type, "ndim")] if observed else [graph]
-            # the number of rows is not among them where it becomes another
-            self._refuse_private(variable, graph, list(self._leaves(graph)) if resize else of)
-            if private and not resize and self.budget.rows_are_private:
-                raise _private(variable, [], self.model)  # as many entries as there are rows
-        graph = self._resized(variable, graph) if resize else graph
-        if resize or fresh:
+            private = variable in private_observed(self.model, self.budget.public)
+            self._refuse_private(variable, graph, private)
+        fresh = not {*self.new.values(), *self.at_new_rows}.isdisjoint(ancestors([graph]))
+        if self.resize and (private or (fresh and variable in self.model.observed_RVs)):
+            graph = self._resized(variable, graph)
+            fresh = True
+        if fresh:
             self.at_new_rows.add(graph)
         return graph
 
-    def _refuse_private(self, variable: Variable, graph: Variable, of: list[Variable]) -> None:
-        assert self.budget is not None
+    def _refuse_private(self, variable: Variable, graph: Variable, observed: bool) -> None:
+        """Refuse what is behind a variable; the number of rows too, if private data are observed
+        and it is private and stays.
+        """
+        budget = self.budget
+        assert budget is not None
         if (code := hides_code([graph])) is not None:
             raise UnsafeRelease(
                 f"Predictions of `{variable.name}` are drawn by {code}, whose code may hold "
                 f"private data. {_BY_HAND}"
             )
-        private, has_numbers = private_inputs(self.model, of, self.budget, self.replaced.values())
-        if private:
+        leaves = self._leaves(graph) if _is_distribution(graph) else [graph]
+        private, numbers = private_inputs(self.model, leaves, budget, self.replaced.values())
+        if private or (observed and budget.rows_are_private and not self.resize):
             raise _private(variable, private, self.model)
-        if has_numbers:
+        if numbers:
             self.with_numbers.append(variable.name)
 
     def _leaves(self, graph: Variable) -> Iterator[Variable]:
-        """Parameters of a distribution, and of those that it is made of."""
+        """Parameters of a distribution, and of those that it is made of, but no sizes."""
         for parameter, _ in _parameters_of(graph):
             if self._is_part(parameter):
                 yield from self._leaves(parameter)
@@ -341,6 +338,8 @@ class _Graphs:
 
     def _resized(self, variable: Variable, graph: Variable) -> Variable:
         """With as many rows as its parameters have, or one for each label."""
+        if not _is_distribution(graph):
+            raise ValueError(f"`{variable.name}` cannot be given other rows. {_BY_HAND}")
         n_axes = graph.type.ndim - graph.owner.op.ndim_supp
         rows = [axes[0] for axes in self._axes(graph) if len(axes) == n_axes]
         rows = [length for length in rows if length is not None]
@@ -352,17 +351,17 @@ class _Graphs:
 
 
 def _is_distribution(variable: Variable) -> bool:
-    return variable.owner is not None and isinstance(
-        variable.owner.op, RandomVariable | SymbolicRandomVariable
-    )
+    """Whether a variable is drawn from a distribution whose parameters are known."""
+    op = None if variable.owner is None else variable.owner.op
+    known = isinstance(op, TruncatedRV) or getattr(op, "ndims_params", None) is not None
+    return known and isinstance(op, RandomVariable | SymbolicRandomVariable)
 
 
 def _parameters_of(variable: Variable) -> list[tuple[Variable, int]]:
     """Those of a distribution, with the number of axes that each has of its own."""
     node = variable.owner
     if isinstance(node.op, TruncatedRV):  # after generator and size of what is truncated
-        found = [x for x in node.inputs[2:] if isinstance(x.type, TensorType)]
-        return [(x, 0) for x in found]
+        return [(x, 0) for x in node.inputs[2:] if isinstance(x.type, TensorType)]
     return list(zip(node.op.dist_params(node), node.op.ndims_params, strict=True))
 
 
@@ -399,39 +398,38 @@ def _simulated(
             f"The draws lack {missing}, on which predictions depend. Release without var_names, or "
             "give the model of these draws."
         )
-    chains = {dim: posterior[dim].values for dim in ("chain", "draw")}
-    draws = []
-    for name, x in inputs.items():
-        column = posterior[name].transpose("chain", "draw", ...).values.astype(x.type.dtype)
-        fits = column.ndim - 2 == x.type.ndim and all(
-            length in (None, size)
-            for length, size in zip(x.type.shape, column.shape[2:], strict=True)
-        )
-        if not fits:
-            raise ValueError(
-                f"The draws of `{name}` have shape {column.shape[2:]}, and the variable of the "
-                f"model {x.type.shape}. Give the model of these draws."
-            )
-        draws.append(column)
-    at = list(inputs.values())
-    _refuse_labels(outputs, graphs.new, at, [column[0, 0] for column in draws])
-    # lengths without the draws that they are lengths of: those may be as many as the records
-    outputs = rewrite_graph(outputs, include=("ShapeOpt", "canonicalize"), clone=False)
-    seed = int(np.random.default_rng(random_seed).integers(2**31))
-    function = compile_draws(at, outputs, random_seed=seed, mode=PYTHON, on_unused_input="ignore")
-    size = tuple(len(labels) for labels in chains.values())
-    with _compat.working("Predicting", progressbar):
+    columns = [posterior[name].transpose("chain", "draw", ...).values for name in inputs]
+    arguments = list(inputs.values())
+    shapes = {f"new[{v.name!r}]": x.get_value().shape for v, x in graphs.new.items()}
+    shapes |= {f"`{k}`": x.shape[2:] for k, x in zip(inputs, columns, strict=True)}
+
+    def called(function: Any, where: tuple[int, ...]) -> list[np.ndarray]:
+        """What a function of the parameters gives for one draw."""
+        draw = [x[where].astype(v.dtype) for v, x in zip(arguments, columns, strict=True)]
         try:
-            made = [function(*[column[where] for column in draws]) for where in np.ndindex(size)]
+            return function(*draw)
         except (AssertionError, IndexError, TypeError, ValueError) as error:
-            shapes = {f"new[{v.name!r}]": x.get_value().shape for v, x in graphs.new.items()}
-            shapes |= {x.name: column.shape[2:] for x, column in zip(at, draws, strict=True)}
             raise ValueError(
                 f"Predictions cannot be computed: {str(error).splitlines()[0]}. Shapes are "
                 f"{', '.join(f'{name}: {shape}' for name, shape in shapes.items())}. If they do "
                 "not fit, give every array in new one row for each prediction, with the columns of "
-                "the model."
+                "the model, and the model of these draws."
             ) from None
+
+    lookups = _lookups(outputs, graphs.new)
+    checked = [x for _, _, *pair in lookups for x in pair]
+    compiled = pytensor.function(arguments, checked, mode=PYTHON, on_unused_input="ignore")
+    _refuse_labels(lookups, called(compiled, (0, 0)))
+    # lengths without the draws that they are lengths of: those may be as many as the records
+    outputs = rewrite_graph(outputs, include=("ShapeOpt", "canonicalize"), clone=False)
+    seed = int(np.random.default_rng(random_seed).integers(2**31))
+    compiled = compile_draws(
+        arguments, outputs, random_seed=seed, mode=PYTHON, on_unused_input="ignore"
+    )
+    chains = {dim: posterior[dim].values for dim in ("chain", "draw")}
+    size = tuple(len(labels) for labels in chains.values())
+    with _compat.working("Predicting", progressbar):
+        made = [called(compiled, where) for where in np.ndindex(size)]
     values = {
         variable.name: np.stack(found).reshape((*size, *np.shape(found[0])))
         for variable, found in zip(wanted, zip(*made, strict=True), strict=True)
@@ -439,13 +437,12 @@ def _simulated(
     return dataset(graphs.model, values, ()).assign_coords(chains)
 
 
-def _refuse_labels(
-    outputs: Sequence[Variable],
-    new: Mapping[Variable, SharedVariable],
-    inputs: Sequence[Variable],
-    draw: Sequence[np.ndarray],
-) -> None:
-    """Refuse new labels without an entry: negative ones would count from the end."""
+#: Names of new values, what is looked up in, the labels, and how many entries there are.
+_Lookup = tuple[list[str], str, Variable, Variable]
+
+
+def _lookups(outputs: Sequence[Variable], new: Mapping[Variable, SharedVariable]) -> list[_Lookup]:
+    """Where new values are labels."""
     found = []
     for variable in ancestors(outputs):
         if variable.owner is None or not isinstance(variable.owner.op, TAKES):
@@ -455,19 +452,20 @@ def _refuse_labels(
             mask = isinstance(entry, Variable) and entry.type.dtype == "bool"
             if isinstance(entry, Variable) and not mask:
                 behind = set(ancestors([entry]))
-                names = [x.name for x in new.values() if x in behind]
-                found += [(names, entry, source.shape[axis], source.name)] if names else []
+                names = [f"new[{x.name!r}]" for x in new.values() if x in behind]
+                label = f"`{source.name}`" if source.name else "a parameter"
+                found += [(names, label, entry, source.shape[axis])] if names else []
             axis += entry.type.ndim if mask else entry is not None
-    if not found:
-        return
-    checked = [x for _, label, size, _ in found for x in (label, size)]
-    values = pytensor.function(inputs, checked, mode=PYTHON, on_unused_input="ignore")(*draw)
-    for (names, *_, source), label, size in zip(found, values[::2], values[1::2], strict=True):
+    return found
+
+
+def _refuse_labels(lookups: Sequence[_Lookup], values: Sequence[np.ndarray]) -> None:
+    """Refuse labels without an entry: negative ones would count from the end."""
+    for (names, source, *_), label, size in zip(lookups, values[::2], values[1::2], strict=True):
         if np.size(label) and not (np.min(label) >= 0 and np.max(label) < size):
             raise ValueError(
-                f"{', '.join(f'new[{name!r}]' for name in names)} holds labels outside of "
-                f"0..{size - 1}, where {f'`{source}`' if source else 'a parameter'} has {size} "
-                "entries; pandas codes a category that it does not know as -1."
+                f"{', '.join(names)} holds labels outside of 0..{size - 1}, where {source} has "
+                f"{size} entries; pandas codes a category that it does not know as -1."
             )
 
 

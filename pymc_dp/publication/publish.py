@@ -139,9 +139,9 @@ def releasable(
         if provenance(model, deterministics[name], budget) is Provenance.PRIVATE:
             raise UnsafeRelease(
                 f"`{name}` is a function of private data, of arrays not known to be public, or of "
-                "the number of records, as well as of parameters. Compute it from the released "
-                "draws and public covariates instead, or pass public arrays as pm.Data and declare "
-                "them in PrivacyBudget(public=...)."
+                "the number of records, as well as of parameters. Compute it at public covariates "
+                "instead, with dp.predict and the released draws, or pass public arrays as pm.Data "
+                "and declare them in PrivacyBudget(public=...)."
             )
     return list(var_names)
 

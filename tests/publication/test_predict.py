@@ -236,8 +236,6 @@ def test_a_private_number_of_records_is_refused(counted: str) -> None:
     assert predicted(dp.predict(draws, {"x": [1.0]}, model=model, progressbar=False)).size == 200
     with refused(dp.UnsafeRelease, "`mu`"):
         dp.predict(draws, {"x": [1.0]}, model=model, var_names=[mu.name])
-    with refused(dp.UnsafeRelease, "`y`"):  # as many as there are records
-        dp.sample_posterior_predictive(draws, model)
 
 
 @pytest.mark.parametrize("length", [1, 5])
@@ -249,6 +247,21 @@ def test_outcomes_without_covariates_are_not_as_many_as_the_records(length: int)
     found = dp.predict(released(model), model=model, coords=coords, progressbar=False)
     assert predicted(found).shape == (2, 100, length)
     assert _compat.group_names(found) == ["predictions"]
+
+
+@pytest.mark.parametrize("secret", [False, True])
+def test_posterior_predictive_draws_are_as_many_as_the_records(secret: bool) -> None:
+    options = {"neighboring": "add_or_remove_one", "n_public": 100} if secret else {}
+    with pm.Model() as model:
+        pm.Normal("y", pm.Normal("level"), 1.0, observed=Y)
+        dp.PrivacyBudget(5.0, 1e-3, **options)
+    draws = released(model)
+    if secret:
+        with refused(dp.UnsafeRelease, "`y`", "number of records"):
+            dp.sample_posterior_predictive(draws, model)
+    else:
+        found = dp.sample_posterior_predictive(draws, model, progressbar=False)
+        assert predicted(found, group="posterior_predictive").shape == (2, 100, N)
 
 
 def test_a_copy_of_a_model_is_refused(known: tuple[pm.Model, Any]) -> None:
@@ -427,7 +440,10 @@ WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
     ),
     "one axis": ({"x": [1.0, 2.0]}, ("new['x']", "(2,)", "2 axes")),
     "no row": ({"x": ZEROS[:0], "site_of": [0]}, ("new['x']", "(0, 2)", "one row")),
-    "columns": ({"x": np.zeros((3, 5)), "site_of": [0, 1, 2]}, ("new['x']: (3, 5)", "slope: (2,)")),
+    "columns": (
+        {"x": np.zeros((3, 5)), "site_of": [0, 1, 2]},
+        ("new['x']: (3, 5)", "`slope`: (2,)"),
+    ),
     "lengths": ({"x": ZEROS, "site_of": [0, 1]}, ("new['x']: (3, 2)", "new['site_of']: (2,)")),
     "NaN": ({"x": ZEROS * np.nan, "site_of": [0, 1, 2]}, ("new['x'] holds NaN",)),
     "a mask": ({"x": np.ma.masked_equal(ZEROS, 0.0)}, ("new['x']", "masked")),
@@ -481,11 +497,11 @@ def test_wrong_calls(known: tuple[pm.Model, Any]) -> None:
     with refused(ValueError, "lack ['level']"):
         dp.predict(less, at(GRID), model=model)
     other = posterior.assign(slope=posterior["level"])
-    with refused(ValueError, "slope: (3,)"):
+    with refused(ValueError, "`slope`: (3,)"):
         other = _compat.inference_data({"posterior": other}, attrs)
         dp.predict(other, at(GRID), model=model, progressbar=False)
     other = _compat.inference_data({"posterior": posterior.isel(level_dim_0=0)}, attrs)
-    with refused(ValueError, "The draws of `level` have shape ()", "model of these draws"):
+    with refused(ValueError, "cannot be computed", "`level`: ()", "the model of these draws"):
         dp.predict(other, at(GRID), model=model)
     with pytest.raises(TypeError, match="There is no model"):
         dp.predict(draws, at(GRID))
