@@ -18,6 +18,7 @@ from pymc_dp.errors import (
 from pymc_dp.owners.analyst import Owners
 from pymc_dp.owners.study import Owner
 from pymc_dp.privacy.ledger import Ledger
+from pymc_dp.publication.predict import predict, sample_posterior_predictive
 from pymc_dp.publication.publish import privacy_statement, statement_facts
 from pymc_dp.publication.release import posterior_mean, release
 from pymc_dp.published.making import PublishedStatistic, release_statistic
@@ -47,7 +48,7 @@ from pymc_dp.report.posteriors import (
     plot_posterior_comparison,
 )
 from pymc_dp.sampling import install_guard as _install_guard
-from pymc_dp.sampling import sample, sample_posterior_predictive
+from pymc_dp.sampling import sample
 from pymc_dp.steps import (
     DPHMC,
     DPSGLD,
@@ -125,6 +126,7 @@ __all__ = [
     "plot_gibbs_acceptance",
     "plot_posterior_comparison",
     "posterior_mean",
+    "predict",
     "predictive_check",
     "present",
     "privacy_statement",

@@ -63,10 +63,11 @@ class PrivacyBudget:
     neighboring : {"replace_one", "add_or_remove_one"}
         Neighbours differ in one unit, whose data are replaced (the number of units is then public;
         the default, and the relation of the source papers), or which is added or removed.
-    privacy_unit : (n,) integer array, or dict of str to (n,) integer array, optional
-        The person, or other unit, that each row belongs to, when several rows belong to one.  A
-        dict gives ids per observed variable, needed when they differ in length.  Default: every
-        row is a unit of its own.
+    privacy_unit : (n,) array or column of ids, or dict of str to such, optional
+        The person, or other unit, that each row belongs to, when several rows belong to one.  Ids
+        are integers, text, categories or dates, compared exactly and replaced by numbers; they are
+        private.  A dict gives ids per observed variable, needed when they differ in length.
+        Default: every row is a unit of its own.
     public : sequence of str
         Names of ``pm.Data``, observed variables or dims that are not private.  NumPy arrays have
         no name; those with one entry per record are private.
@@ -144,7 +145,6 @@ class PrivacyBudget:
                 raise ValueError("The records know their privacy units: leave privacy_unit out.")
             privacy_unit = records.example_ids
         self.public = public
-        self.privacy_unit = privacy_unit
         self.records = records
         self.dataset = dataset
         model = pm.modelcontext(model)
@@ -165,7 +165,9 @@ class PrivacyBudget:
                 "records=records)."
             )
         #: Units in the arrays of the model: all, unless the records are elsewhere.
-        self._of_model, _ = count_units(model, self.public, privacy_unit)
+        self._of_model, units = count_units(model, self.public, privacy_unit)
+        #: The unit of each row, by name of the observed variable; None if it is the row itself.
+        self.privacy_unit = None if privacy_unit is None else units
         self._n_units = self._of_model if records is None else records.n_units
         self.row_counts = row_counts(model, self.public)
         self.n_public = self._public_size(n_public)

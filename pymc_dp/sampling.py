@@ -18,8 +18,6 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.budget import (
     MODELS,
     PrivacyBudget,
-    get_budget,
-    has_lost_budget,
     is_tagged,
     model_of,
     name_of,
@@ -27,12 +25,10 @@ from pymc_dp.budget import (
 )
 from pymc_dp.errors import PlanMismatch, UnsafeModel, UnsafeRelease
 from pymc_dp.privacy.meter import interrupts_wait
-from pymc_dp.publication.publish import STATEMENT, Provenance, provenance, public_coords, releasable
+from pymc_dp.publication.publish import releasable
 from pymc_dp.publication.release import drop, release
 from pymc_dp.publication.results import PaidDraws, check_fits
 from pymc_dp.published.step import PrivacyAwareGibbs
-from pymc_dp.records.ancestry import hides_code
-from pymc_dp.records.units import private_observed
 from pymc_dp.steps.base import PrivateStep
 from pymc_dp.steps.langevin import DPLangevin
 from pymc_dp.tuning.preparing import PREPARES, settle, unfinished_preparations
@@ -253,88 +249,6 @@ def _step(
             f"chains={chains}. Nothing was spent; use the same numbers."
         )
     return step
-
-
-def sample_posterior_predictive(
-    idata: Any, model: Model | None = None, *, var_names: list[str] | None = None, **kwargs: Any
-) -> Any:
-    """Posterior predictive draws that use no private data.
-
-    Predictions at the covariates of the records would publish them. A variable is simulated only if
-    its graph depends on parameters and public data alone; for predictions at new, public covariates
-    build a model that has them.
-
-    Parameters
-    ----------
-    idata
-        A released result.
-    model : pymc.Model, optional
-        Default: the model of the context.
-    var_names : list of str, optional
-        Default: all observed variables.
-    **kwargs
-        Passed on to ``pm.sample_posterior_predictive``.
-
-    Returns
-    -------
-    arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
-        With the group ``posterior_predictive`` and the privacy statement.
-
-    Raises
-    ------
-    UnsafeRelease
-        If the draws were not released, or a variable depends on private data.
-    ValueError
-        If `var_names` are not in the model.
-    """
-    model = model_of(model)
-    attrs = _compat.attributes(idata) if _compat.is_result(idata) else {}
-    if STATEMENT not in attrs:
-        raise UnsafeRelease("Release the draws first: dp.release(idata, model).")
-    if has_lost_budget(model):
-        raise UnsafeRelease(
-            "The model is a copy of one with a PrivacyBudget, so it holds the private covariates. "
-            "Build a model with public covariates and the same parameters, and predict from that."
-        )
-    budget = get_budget(model)
-    observed = [rv.name for rv in model.observed_RVs]
-    names = [var_names] if isinstance(var_names, str) else var_names or observed
-    unknown = [name for name in names if getattr(model.named_vars.get(name), "owner", None) is None]
-    if unknown:
-        raise ValueError(
-            f"var_names {unknown} are not in the model, or are data; it observes {observed}."
-        )
-    for name in names:
-        variable = model[name]
-        if budget is not None and (code := hides_code([model[name]])) is not None:
-            raise UnsafeRelease(
-                f"Predictions of `{name}` are drawn by {code}, whose code may hold private data. "
-                "Build a model with public covariates and the same parameters, and predict from "
-                "that one: released draws may be used freely."
-            )
-        if budget is not None and (
-            # as many entries as there are rows
-            (budget.rows_are_private and variable in private_observed(model, budget.public))
-            or any(
-                provenance(model, parent, budget) is Provenance.PRIVATE
-                for parent in variable.owner.inputs
-                if hasattr(parent.type, "ndim")
-            )
-        ):
-            raise UnsafeRelease(
-                f"Predictions of `{name}` would be made at private covariates. Build a model with "
-                "public covariates and the same parameters, and predict from that one: released "
-                "draws may be used freely."
-            )
-    kwargs["extend_inferencedata"] = False
-    predictive = pm.sample_posterior_predictive(idata, model=model, var_names=names, **kwargs)
-    draws = _compat.group(predictive, "posterior_predictive")
-    if budget is not None:
-        draws = public_coords(draws, budget.public)
-    return _compat.inference_data(
-        {"posterior_predictive": draws},
-        {STATEMENT: attrs[STATEMENT]},
-    )
 
 
 # -- the guard ------------------------------------------------------------------------------------

@@ -164,10 +164,10 @@ class TestBudget:
             ({"public": ["beta"]}, ["public names ['beta']", "pm.Data"]),
             (
                 {"privacy_unit": IDS[:-1]},
-                ["privacy_unit of `y`", "one for each row", "another length"],
+                ["privacy_unit of `y`", "one id for each row", "another length"],
             ),
-            ({"privacy_unit": IDS.astype(float)}, ["privacy_unit of `y`", "float64"]),
-            ({"privacy_unit": np.full(N, "mallory")}, ["privacy_unit of `y`", "integers"]),
+            ({"privacy_unit": IDS.astype(float)}, ["privacy_unit of `y`", "of type float"]),
+            ({"privacy_unit": np.full(N, "mallory")}, ["fewer than 3 units"]),
             ({"privacy_unit": IDS % 2}, ["privacy_unit gives all rows to fewer than 3 units"]),
             ({"privacy_unit": {"income": IDS}}, ["privacy_unit names ['income']", "['y']"]),
             ({"dataset": X}, ["dataset must be a label"]),

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
+from pymc_dp.base.columns import codes_of_ids
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.clusters.shards import Announced, Column, Portion, examples_of
 from pymc_dp.privacy.ledger import Ledger
@@ -88,12 +89,9 @@ class _Records(Announced):
     def __init__(self, file: ModelFile, data: Any, privacy_unit: Any) -> None:
         arrays, ids = file.rows(data), None
         if privacy_unit is not None:
-            ids = np.asarray(privacy_unit)
-            if ids.ndim != 1 or ids.dtype.kind not in "iu" or len(ids) != _length(arrays):
-                raise ValueError(
-                    "privacy_unit must be a vector of integers, one for each row of data; got "
-                    f"type {ids.dtype} with {ids.ndim} axes, or another length."
-                )
+            [ids] = codes_of_ids({"data": privacy_unit}).values()
+            if len(ids) != _length(arrays):
+                raise ValueError("privacy_unit must have one id for each row of data.")
         self._rows = Portion(arrays, ids)
         self.announce(file.columns, self._rows.n_rows, self._rows.n_units, ids is not None)
 
@@ -141,7 +139,7 @@ class Owner:
     **budget
         Other arguments of :class:`PrivacyBudget`: ``ledger`` (a file, so that a restart forgets
         nothing; made if there is none, with `epsilon` and `delta` as its overall cap), ``dataset``
-        (the owner's name), ``privacy_unit`` (a vector), ``neighboring``, ``n_public``.
+        (the owner's name), ``privacy_unit`` (a column of ids), ``neighboring``, ``n_public``.
 
     Raises
     ------

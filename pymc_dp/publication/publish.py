@@ -47,12 +47,25 @@ class Provenance(Enum):
 
 
 def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Provenance:
-    """What a variable is a function of, by its graph alone: no length is compared with another.
+    """What a variable is a function of, by its graph alone."""
+    if hides_code([variable]) is not None:
+        return Provenance.PRIVATE
+    private, numbers = private_inputs(model, [variable], budget)
+    if private:
+        return Provenance.PRIVATE
+    return Provenance.CONSTANTS if numbers else Provenance.PUBLIC
+
+
+def private_inputs(
+    model: Model, variables: Iterable[Variable], budget: PrivacyBudget, known: Iterable = ()
+) -> tuple[list[Variable], bool]:
+    """What is private among that of which variables are functions, and whether they hold numbers.
 
     These are private: private observed variables and their values, ``pm.Data`` not declared public,
-    unnamed arrays (they may be rows of the data), code, and, where the number of rows is private,
-    the length of a dim of the records. Other unnamed numbers (an index, the length of an undeclared
-    dim) may be statistics of the data: the variable is released when it is named.
+    unnamed arrays (they may be rows of the data), and, where the number of rows is private, the
+    length of a dim of the records; no length is compared with another. Other unnamed numbers (an
+    index, the length of an undeclared dim) may be statistics of the data: a variable with some is
+    released when it is named. `known` are further variables that are public.
     """
     public = set(budget.public)
     observed = private_observed(model, public)
@@ -64,37 +77,28 @@ def provenance(model: Model, variable: Variable, budget: PrivacyBudget) -> Prove
     lengths = {length for dim, length in model.dim_lengths.items() if dim not in public}
     declared = public_inputs(model, public) - lengths
     # a free variable is released by the sampler: what is behind it in the graph is only its prior
-    stop = {*model.free_RVs, *declared} - private
-    if hides_code([variable]) is not None:
-        return Provenance.PRIVATE
-    found = Provenance.PUBLIC
+    stop = {*model.free_RVs, *declared, *known} - private
+    found: list[Variable] = []
+    numbers = False
     seen: set[Variable] = set()
-    stack = [variable]
+    stack = list(variables)
     while stack:
         current = stack.pop()
         if current in seen or current in stop:
             continue
         seen.add(current)
-        if current in private:
-            return Provenance.PRIVATE
-        if current in lengths:
-            found = Provenance.CONSTANTS
-            if current.owner is None:
-                continue
-        if is_data(current):
-            return Provenance.PRIVATE
-        if isinstance(current, Constant):
-            numbers = _numbers(current.data)
-            if numbers is None:
-                return Provenance.PRIVATE
-            if numbers:
-                found = Provenance.CONSTANTS
+        length = current in lengths
+        held = _numbers(current.data) if isinstance(current, Constant) and not length else []
+        if current in private or held is None or (is_data(current) and not length):
+            found.append(current)
+            continue
+        numbers = numbers or length or bool(held)
         if current.owner is not None:
             stack.extend(current.owner.inputs)
             for inner in (current.owner.op, getattr(current.owner.op, "core_op", None)):
                 if isinstance(inner, HasInnerGraph):
                     stack.extend(inner.inner_outputs)
-    return found
+    return found, numbers
 
 
 def _numbers(data: Any) -> list[float] | None:
@@ -135,9 +139,9 @@ def releasable(
         if provenance(model, deterministics[name], budget) is Provenance.PRIVATE:
             raise UnsafeRelease(
                 f"`{name}` is a function of private data, of arrays not known to be public, or of "
-                "the number of records, as well as of parameters. Compute it from the released "
-                "draws and public covariates instead, or pass public arrays as pm.Data and declare "
-                "them in PrivacyBudget(public=...)."
+                "the number of records, as well as of parameters. Compute it at public covariates "
+                "instead, with dp.predict and the released draws, or pass public arrays as pm.Data "
+                "and declare them in PrivacyBudget(public=...)."
             )
     return list(var_names)
 

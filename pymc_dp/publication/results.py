@@ -26,10 +26,10 @@ from pymc_dp.records.graph import ParameterVector
 #: Dims of results; `pymc_dp.find_MAP` has one more.
 _RESERVED = ("chain", "draw")
 #: A few thousand calls take less time than a compilation, and nothing is written to a cache.
-_MODE = Mode(linker="py", optimizer="fast_run")
+PYTHON = Mode(linker="py", optimizer="fast_run")
 
 
-def _dims(model: Model, name: str, n: int) -> list[str]:
+def dims_of(model: Model, name: str, n: int) -> list[str]:
     """A name for each of the n axes of a variable."""
     given = model.named_vars_to_dims.get(name) or ()
     named = [*given, *[None] * n][:n]
@@ -41,7 +41,7 @@ def dataset(model: Model, values: Mapping[str, np.ndarray], public: Iterable[str
     coords.
     """
     columns = {
-        name: (("chain", "draw", *_dims(model, name, draws.ndim - 2)), draws)
+        name: (("chain", "draw", *dims_of(model, name, draws.ndim - 2)), draws)
         for name, draws in values.items()
     }
     used = {dim for dims, _ in columns.values() for dim in dims}
@@ -80,7 +80,7 @@ def check_fits(
     those of one draw of each variable, None where a length is not known. `data`: look also at the
     data, of which PyMC makes groups. `reserved` are further dims of the result.
     """
-    dims = {name: _dims(model, name, len(shape)) for name, shape in shapes.items()}
+    dims = {name: dims_of(model, name, len(shape)) for name, shape in shapes.items()}
     used = {dim for names in dims.values() for dim in names}
     for name in reserved:
         if name in shapes or name in used:
@@ -211,7 +211,7 @@ def unconstrain(model: Model, parameters: ParameterVector, draws: Mapping[Any, A
     outputs = clone_replace(
         forward, dict(zip(model.free_RVs, inputs, strict=True)), rebuild_strict=False
     )
-    function = pytensor.function(inputs, outputs, mode=_MODE, on_unused_input="ignore")
+    function = pytensor.function(inputs, outputs, mode=PYTHON, on_unused_input="ignore")
     columns = [np.asarray(draws[rv.name], dtype=rv.type.dtype) for rv in model.free_RVs]
     shape = columns[0].shape[:2]
     theta = np.empty((*shape, parameters.size))
@@ -231,7 +231,7 @@ def constrain(
     """
     outputs = model.replace_rvs_by_values([model[name] for name in names])
     outputs = parameters.substitute(outputs)
-    function = pytensor.function([parameters.theta], outputs, mode=_MODE, on_unused_input="ignore")
+    function = pytensor.function([parameters.theta], outputs, mode=PYTHON, on_unused_input="ignore")
     shape = theta.shape[:2]
     draws = [function(theta[where]) for where in np.ndindex(shape)]
     return {

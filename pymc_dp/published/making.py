@@ -16,6 +16,7 @@ import pytensor.tensor as pt
 from pytensor.graph.basic import Variable
 
 from pymc_dp.base.checks import Neighboring, check_delta, check_epsilon, check_number
+from pymc_dp.base.columns import named, numbers
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import LedgerError, PrivacyError, UnsafeModel
 from pymc_dp.privacy.account import PREPARATION, STATISTIC, Account
@@ -180,9 +181,10 @@ def release_statistic(
 
     Parameters
     ----------
-    data : dict of str to (n, ...) array
-        Confidential records: one row of every array per record; arrays or columns with a numeric
-        NumPy type, which counts as public.
+    data : data frame, or dict of str to (n, ...) array
+        Confidential records: one row of every array or column per record, of a numeric type, which
+        counts as public.  A column that may lack values, as ``Int64`` of pandas and all of polars,
+        is one of reals whether or not it does; where a value is missing the row counts as zeros.
     statistic : callable
         ``statistic(**data)``: a tensor with one row per record, (n,) or (n, m), written in PyTensor
         or with NumPy functions that it overloads.  The analyst declares the same function of latent
@@ -231,7 +233,7 @@ def release_statistic(
     delta: "gaussian" is the better choice together with other releases.
 
     *Assumptions.*  `statistic`, bounds and norms are chosen without looking at the records, and so
-    are types and widths of the arrays: a pandas column of integers tells that nothing is missing.
+    are types and widths of the arrays: a column of int64 tells that nothing is missing.
 
     *Arithmetic.*  Rows are computed in double precision, integers too, so nothing wraps: the square
     of an integer is rounded where it passes 2^53.  A cast to integers cuts off decimals.  ``~x`` is
@@ -318,18 +320,18 @@ def release_statistic(
 
 
 def _records(data: Mapping[str, Any]) -> tuple[dict[str, np.ndarray], int]:
+    data = named(data)
     if not isinstance(data, Mapping) or not data:
-        raise ValueError("data must be a dict of arrays with one row per record.")
+        raise ValueError("data must be a data frame, or a dict of arrays, with one row per record.")
     arrays = {}
     for name, given in data.items():
-        typed = isinstance(getattr(given, "dtype", None), np.dtype)
-        if not typed or isinstance(given, np.ma.MaskedArray):
+        if not hasattr(given, "dtype"):
             raise ValueError(
-                f"data[{name!r}] must be a NumPy array or a column with a NumPy type: what type a "
-                "list of numbers has would depend on the numbers."
+                f"data[{name!r}] must be an array or a column of a data frame: what type a list of "
+                "numbers has would depend on the numbers."
             )
-        x = np.asarray(given)
-        if x.ndim == 0 or x.dtype.kind not in "iufb" or x.dtype.itemsize > 8:
+        x = numbers(f"data[{name!r}]", given)
+        if x.ndim == 0 or x.dtype.itemsize > 8:
             raise ValueError(f"data[{name!r}] must be an array of numbers, one row per record.")
         arrays[name] = widened(x)
     lengths = {len(x) for x in arrays.values()}

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 from pymc.model import Model
 from pytensor.graph.basic import Variable
@@ -155,9 +156,13 @@ def _checked(name: str, pair: Any, source: Variable) -> Interval:
     """Limits of one row, of the type of the data, rounded inwards."""
     label = f"bounds of `{name}`"
     try:
-        lower, upper = (np.array(end, dtype="float64") for end in pair)
+        low, high = pair
+        lower, upper = (np.array(end, dtype="float64") for end in (low, high))
     except (TypeError, ValueError):
         raise ValueError(f"{label} must be a pair (lower, upper) of numbers or arrays.") from None
+    if isinstance(low, pd.Series) and isinstance(high, pd.Series):
+        if not low.index.equals(high.index):  # and nobody knows which order is that of the data
+            raise ValueError(f"{label} name their columns in two orders. Give both in one.")
     row = np.shape(array_of(source))[1:]
     for end in (lower, upper):
         try:

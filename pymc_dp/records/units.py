@@ -18,6 +18,7 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.type import TensorType
 
+from pymc_dp.base.columns import codes_of_ids
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, share_memory
 from pymc_dp.records.graph import RowGraph
@@ -173,15 +174,13 @@ def count_units(
             f"privacy_unit names {sorted(given)}, but the private observed variables are "
             f"{sorted(rows)}. Give ids for each of these."
         )
-    ids = {}
+    ids = codes_of_ids({name: given[name] for name in rows})
     for name, n in rows.items():
-        array = np.asarray(given[name])
-        if array.ndim != 1 or len(array) != n or array.dtype.kind not in "iu":
+        if len(ids[name]) != n:
             raise ValueError(
-                f"privacy_unit of `{name}` must be a vector of integers, one for each row of "
-                f"`{name}`; got type {array.dtype} with {array.ndim} axes, or another length."
+                f"privacy_unit of `{name}` must have one id for each row of `{name}`; it has "
+                "another length."
             )
-        ids[name] = array.astype("int64")
     unique = np.unique(np.concatenate(list(ids.values())))
     return len(unique), {
         name: np.searchsorted(unique, array).astype("int64") for name, array in ids.items()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pymc as pm
 import pytest
 
@@ -301,8 +302,11 @@ def test_units_of_an_owner(tmp_path: Path) -> None:
     study(tmp_path)
     one = owner(tmp_path, 0, privacy_unit=np.arange(200) // 4)
     assert (one.budget.n_public, one.budget.unit) == (50, "group of rows with one id")
-    for bad in (np.arange(199), np.zeros(200), np.zeros((200, 1), int)):
-        with pytest.raises(ValueError, match="privacy_unit must be a vector of integers"):
+    named = owner(tmp_path, 0, privacy_unit=pd.Series(np.arange(200) // 4).astype(str))
+    assert named.budget.n_public == 50
+    wrong = {"one id for each row": np.arange(199), "integers or text": np.zeros(200)}
+    for message, bad in {**wrong, "one vector of ids": np.zeros((200, 1), int)}.items():
+        with pytest.raises(ValueError, match=message):
             owner(tmp_path, 0, privacy_unit=bad)
 
 

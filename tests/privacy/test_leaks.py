@@ -302,7 +302,9 @@ def test_predictions_do_not_bring_names_back(session):
     with pytest.raises(UnsafeRelease, match="private covariates"):
         dp.sample_posterior_predictive(session["safe"], session["model"])
     data = [v.name for v in session["model"].data_vars]
-    with pytest.raises(ValueError, match=r"not in the model, or are data; it observes"):
+    with pytest.raises(
+        ValueError, match=r"not in the model, or are data or parameters; it observes"
+    ):
         dp.sample_posterior_predictive(session["safe"], session["model"], var_names=data[:1])
 
     def fit(**budget):

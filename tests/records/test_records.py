@@ -416,10 +416,10 @@ def test_observed_variables_of_two_lengths_meet_in_their_persons() -> None:
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        (np.arange(5), "vector of integers, one for each row of `y`"),
-        (np.linspace(0, 1, 60), "vector of integers, one for each row of `y`"),
-        (np.zeros((60, 1), int), "vector of integers, one for each row of `y`"),
-        (["a"] * 60, "vector of integers, one for each row of `y`"),
+        (np.arange(5), "one id for each row of `y`; it has another length"),
+        (np.linspace(0, 1, 60), "privacy_unit of `y` must be ids, integers or text, not of type"),
+        (np.zeros((60, 1), int), "privacy_unit of `y` must be one vector of ids, or one column"),
+        (["a", 1] * 30, "privacy_unit of `y` has ids of several kinds .int, str."),
         ({"z": np.arange(60)}, "private observed variables are"),
     ],
 )
