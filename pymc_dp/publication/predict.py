@@ -418,18 +418,18 @@ def _simulated(
 
     lookups = _lookups(outputs, graphs.new)
     checked = [x for _, _, *pair in lookups for x in pair]
-    compiled = pytensor.function(arguments, checked, mode=PYTHON, on_unused_input="ignore")
-    _refuse_labels(lookups, called(compiled, (0, 0)))
+    function = pytensor.function(arguments, checked, mode=PYTHON, on_unused_input="ignore")
+    _refuse_labels(lookups, called(function, (0, 0)))
     # lengths without the draws that they are lengths of: those may be as many as the records
     outputs = rewrite_graph(outputs, include=("ShapeOpt", "canonicalize"), clone=False)
     seed = int(np.random.default_rng(random_seed).integers(2**31))
-    compiled = compile_draws(
+    function = compile_draws(
         arguments, outputs, random_seed=seed, mode=PYTHON, on_unused_input="ignore"
     )
     chains = {dim: posterior[dim].values for dim in ("chain", "draw")}
     size = tuple(len(labels) for labels in chains.values())
     with _compat.working("Predicting", progressbar):
-        made = [called(compiled, where) for where in np.ndindex(size)]
+        made = [called(function, where) for where in np.ndindex(size)]
     values = {
         variable.name: np.stack(found).reshape((*size, *np.shape(found[0])))
         for variable, found in zip(wanted, zip(*made, strict=True), strict=True)

@@ -77,10 +77,10 @@ def function(name: str, given: Callable[[Variable], Any], bounds: tuple[float, f
     )
     if y not in behind or found.type.ndim != 1 or not single:
         raise ValueError(how)
-    compiled = compile_function([y], pt.clip(found.astype("float64"), low, high))
+    evaluate = compile_function([y], pt.clip(found.astype("float64"), low, high))
 
     def of(outcome: ndarray, mean: ndarray, sd: ndarray) -> ndarray:
-        values = np.asarray(compiled(np.ascontiguousarray(outcome)))
+        values = np.asarray(evaluate(np.ascontiguousarray(outcome)))
         return np.where(np.isfinite(values), values, low)
 
     return Statistic(name, of, high - low)

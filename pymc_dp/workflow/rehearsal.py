@@ -269,7 +269,7 @@ def _of_the_run(said: Sequence[warnings.WarningMessage]) -> list[str]:
 
 def _nuts(model: Model, seed: int, progressbar: bool) -> Any:
     """What NUTS draws, without privacy."""
-    numba = {} if pytensor.config.cxx else {"compile_kwargs": {"mode": "NUMBA"}}
+    mode = {} if pytensor.config.cxx else {"compile_kwargs": {"mode": "NUMBA"}}
     return pm.sample(
         chains=2,
         cores=2,
@@ -278,7 +278,7 @@ def _nuts(model: Model, seed: int, progressbar: bool) -> Any:
         random_seed=seed,
         progressbar=progressbar,
         compute_convergence_checks=False,
-        **numba,
+        **mode,
     )
 
 

@@ -119,6 +119,7 @@ def study() -> PoissonStudy:
     return PoissonStudy(3000)
 
 
+@pytest.mark.slow
 @pytest.mark.compiled
 @pytest.mark.parametrize("case", CASES)
 def test_p_values_are_uniform_under_the_model(study: PoissonStudy, case: str) -> None:

@@ -229,6 +229,7 @@ def some(three, *names):
     return {name: three[name] for name in names}
 
 
+@pytest.mark.slow
 def test_the_right_model_wins_where_the_budget_suffices(three) -> None:
     budget = dp.get_budget(three["poisson"][1])
     before = budget.account.read().spent
@@ -242,6 +243,7 @@ def test_the_right_model_wins_where_the_budget_suffices(three) -> None:
     assert len(found.plot().get_yticklabels()) == 2
 
 
+@pytest.mark.slow
 def test_models_that_are_alike_cannot_be_told_apart(three) -> None:
     """Within five standard errors: a verdict of 95 % would be wrong too often for a test."""
     found = dp.compare(some(three, "negative binomial", "more"), epsilon=0.5, progressbar=False)
@@ -265,6 +267,7 @@ def test_verdicts(noise_sd: float, verdicts: list[str]) -> None:
     assert set(nothing["verdict"]) == {"cannot tell"}
 
 
+@pytest.mark.slow
 def test_a_forecast_spends_nothing_and_is_right(three) -> None:
     budget, pair = dp.get_budget(three["poisson"][1]), some(three, "poisson", "negative binomial")
     before = budget.account.read().spent
@@ -277,6 +280,7 @@ def test_a_forecast_spends_nothing_and_is_right(three) -> None:
     assert found.table["noise_sd"].iloc[1] == pytest.approx(table["noise_sd"].iloc[0], rel=0.1)
 
 
+@pytest.mark.slow
 def test_wrong_arguments_spend_nothing(three) -> None:
     budget = dp.get_budget(three["poisson"][1])
     before = budget.account.read().spent
