@@ -129,7 +129,7 @@ class MadeUp:
         return built
 
     def _coords(self) -> dict[str, Any]:
-        """Of all dims with labels; rows are numbered anew."""
+        """Of all dims with labels; rows are numbered 0, 1, 2."""
         model, rows = self.model, set()
         for group in self._records.groups:
             for leaf in group.graph.leaves:
@@ -155,9 +155,7 @@ class MadeUp:
                 for left in ancestors([variable])
             )
         ]
-        others = [*kept, *model.potentials]
-        variables = [*model.basic_RVs, *others]
-        # the values of observed variables are data too
+        variables = [*model.basic_RVs, *kept, *model.potentials]
         clones = dict(
             zip(variables, clone_replace(variables, replaced, rebuild_strict=False), strict=True)
         )

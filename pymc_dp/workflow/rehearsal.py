@@ -27,7 +27,7 @@ from pymc_dp.steps.langevin import DPLangevin
 from pymc_dp.tuning.forecast import SAMPLERS, Forecast
 from pymc_dp.workflow.made_up import MadeUp
 
-#: Probability of the intervals, as ArviZ has them, and their half width in standard deviations.
+#: Probability of the intervals, as ArviZ has them.
 _INTERVAL = 0.94
 
 
