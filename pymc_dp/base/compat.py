@@ -232,9 +232,10 @@ def is_result(found: Any) -> bool:
 
 
 def group_names(idata: Any) -> list[str]:
-    """Names of the groups of a result."""
-    names = idata.groups() if callable(idata.groups) else idata.groups
-    return [name.strip("/") for name in names if name.strip("/")]
+    """Names of the groups of a result, nested ones by their path within it."""
+    if isinstance(idata, xr.DataTree):
+        return [node.relative_to(idata) for node in idata.descendants]
+    return list(idata.groups())
 
 
 def group(idata: Any, name: str) -> xr.Dataset:

@@ -34,7 +34,7 @@ from pymc_dp.base.columns import is_frame, named, numbers
 from pymc_dp.base.compat import advanced_indices
 from pymc_dp.budget import PrivacyBudget, get_budget, has_lost_budget, model_of
 from pymc_dp.errors import UnsafeRelease
-from pymc_dp.publication.publish import STATEMENT, private_inputs, public_coords
+from pymc_dp.publication.publish import STATEMENT, private_inputs, public_coords, released_draws
 from pymc_dp.publication.results import PYTHON, dataset, dims_of
 from pymc_dp.records.ancestry import TAKES, array_of, data_behind, hides_code
 from pymc_dp.records.units import private_observed
@@ -169,15 +169,13 @@ def sample_posterior_predictive(
 
 def _released(idata: Any, model: Model) -> tuple[dict[str, Any], xr.Dataset]:
     """The statement and the draws of a released result; refuse what is none, and copied models."""
-    attrs = _compat.attributes(idata) if _compat.is_result(idata) else {}
-    if STATEMENT not in attrs or "posterior" not in _compat.group_names(idata):
-        raise UnsafeRelease("Release the draws first: dp.release(idata, model).")
+    facts, posterior = released_draws(idata)
     if has_lost_budget(model):
         raise UnsafeRelease(
             "The model is a copy of one with a PrivacyBudget: it holds the private covariates, and "
             "does not say which data are public. Give the original model."
         )
-    return json.loads(attrs[STATEMENT]), _compat.group(idata, "posterior")
+    return facts, posterior
 
 
 def _new_values(model: Model, new: Any) -> dict[Variable, SharedVariable]:

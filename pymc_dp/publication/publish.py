@@ -407,6 +407,17 @@ def statement_facts(idata: Any) -> dict[str, Any]:
     return facts
 
 
+def released_draws(idata: Any) -> tuple[dict[str, Any], xr.Dataset]:
+    """The facts and the posterior of a released result; refuse what is none, and parts of one."""
+    attrs = _compat.attributes(idata) if _compat.is_result(idata) else {}
+    if STATEMENT not in attrs or "posterior" not in _compat.group_names(idata):
+        raise UnsafeRelease(
+            "Release the draws first: released = dp.release(idata, model). Give the whole result, "
+            "not one of its groups."
+        )
+    return json.loads(attrs[STATEMENT]), _compat.group(idata, "posterior")
+
+
 def _sentences(facts: dict[str, Any]) -> list[str]:
     """The statement; text that not every result needs stands beside the fact that asks for it."""
     if facts["privacy_guarantee"] == "none":

@@ -40,6 +40,7 @@ from pymc_dp.publication.publish import (
     publish,
     refuse_other_types,
     releasable,
+    released_draws,
     vouched,
 )
 from pymc_dp.publication.results import PaidDraws, constrain, unconstrain
@@ -384,9 +385,7 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
     error is that of the chains, as is ArviZ's ``mcse``: the noise of an anchored score is not in
     it, but in the spread of noise-aware draws.
     """
-    refuse_other_types(idata)
-    if STATEMENT not in _compat.attributes(idata):
-        raise UnsafeRelease("Release the draws first: dp.release(idata, model).")
+    _, posterior = released_draws(idata)
     model = model_of(model)
     stats = _compat.group(idata, "sample_stats")
     if "dp_newton" not in stats:
@@ -395,7 +394,6 @@ def posterior_mean(idata: Any, model: Model | None = None) -> xr.Dataset:
             "the posterior. Only those of DPLangevin do, unless they draw from a target that is "
             "public as a whole. Average the draws instead."
         )
-    posterior = _compat.group(idata, "posterior")
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         raise ValueError(

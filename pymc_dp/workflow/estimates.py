@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ from pymc_dp.base import compat as _compat
 from pymc_dp.base.matrices import Coordinates, positive_part, root
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import PrivacyError, UnsafeRelease
-from pymc_dp.publication.publish import STATEMENT, refuse_other_types
+from pymc_dp.publication.publish import released_draws
 from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.graph import ParameterVector
 
@@ -53,11 +52,7 @@ def estimate_of(
     released: Any, model: Model, budget: PrivacyBudget, parameters: ParameterVector
 ) -> Estimate:
     """The estimate of a released result of this model and budget; UnsafeRelease for others."""
-    refuse_other_types(released)
-    attributes = _compat.attributes(released)
-    if STATEMENT not in attributes:
-        raise UnsafeRelease("Release the draws first: released = dp.release(idata, model).")
-    posterior = _compat.group(released, "posterior")
+    facts, posterior = released_draws(released)
     missing = [rv.name for rv in model.free_RVs if rv.name not in posterior]
     if missing:
         raise ValueError(
@@ -65,7 +60,7 @@ def estimate_of(
             "var_names."
         )
     try:
-        settings = budget.account.plan(json.loads(attributes[STATEMENT])["plan_id"])["settings"]
+        settings = budget.account.plan(facts["plan_id"])["settings"]
     except PrivacyError:
         raise UnsafeRelease(
             "released was made under another budget than that of the model. Give the model that "

@@ -173,5 +173,5 @@ def test_what_is_missing_is_named():
     result = anchored_result(model, budget, theta, {}, newton=theta)
     with pytest.raises(ValueError, match="lacks lower, middle"):
         dp.posterior_mean(dp.release(result, model, var_names=["beta", "sigma"]), model)
-    with pytest.raises(dp.UnsafeRelease, match="dict"):
+    with pytest.raises(dp.UnsafeRelease, match="Release the draws first"):
         dp.posterior_mean({}, model)
