@@ -283,7 +283,7 @@ def compare(
     each model has learned from the record itself: to first order, for an error A (S + xi) of the
     mean (:func:`pymc_dp.predictive_check`), by p = sum_i g_i' A g_i = tr(J A), with the scores g_i
     and J = sum_i g_i g_i': the optimism of leave-one-out cross-validation, linearised (Takeuchi's
-    criterion).  Noise xi in a fit makes its predictions worse, and no optimism.  So
+    criterion).  Noise xi in a fit makes its predictions worse, and no optimism.  So ::
 
         elpd_diff = sum_i r_i - (p_a - p_b),
         dse^2 = sum_i (r_i - mean)^2 + |J_aa|^2 + |J_bb|^2 - 2 |J_ab|^2 + (noise)^2,
