@@ -50,6 +50,7 @@ def sample(
     *,
     tune: int | None = None,
     chains: int = 4,
+    share: float = 1.0,
     step: type[PrivateStep | PrivacyAwareGibbs]
     | str
     | PrivateStep
@@ -70,6 +71,10 @@ def sample(
     tune, chains : int
         As in ``pm.sample``.  All chains share the budget; tuning draws cost as much as others and
         are not kept, so `tune` is 0 by default (1000 with ``PrivacyAwareGibbs``).
+    share : float, default 1
+        Part of what is left of the budget that is used, in squared mu.  Leave some where
+        :func:`pymc_dp.predictive_check`, :func:`pymc_dp.compare` or another analysis follows:
+        with 0.8 the privacy noise is 12 % larger.
     step : class, name or instance, default DPLangevin
         A private step method, or ``PrivacyAwareGibbs``.  An instance of a private step must have
         been planned with the same draws, tune and chains.
@@ -108,6 +113,8 @@ def sample(
         raise ValueError(f"step must be one of {names}, got {step!r}.")
     kind = step if isinstance(step, type) else type(step)
     if step == PrivacyAwareGibbs.__name__ or issubclass(kind, PrivacyAwareGibbs):
+        if share != 1.0:
+            raise ValueError("PrivacyAwareGibbs spends no budget: leave share out.")
         return _sample_privatized(draws, tune, chains, step, dict(step_kwargs or {}), model, kwargs)
     tune = 0 if tune is None else tune
     budget = require_budget(model, "dp.sample")
@@ -128,10 +135,10 @@ def sample(
     kwargs["var_names"] = [*free, *[name for name in names if name not in free]]
     if draws == "auto":
         before = _as_interrupted(budget, model, tune, chains, step)
-        draws = before or budget.plan(model, "auto", tune, chains, step).draws
+        draws = before or budget.plan(model, "auto", tune, chains, step, share=share).draws
     if budget.records is not None:  # chains do not compute here
         kwargs.setdefault("cores", budget.records.processes(chains))
-    settings = dict(step_kwargs or {})
+    settings = {**(step_kwargs or {}), **({} if share == 1.0 else {"share": share})}
     if not isinstance(step, PrivateStep):
         settings.setdefault("progressbar", bool(kwargs.get("progressbar", True)))
         settings["computed"] = kwargs["var_names"]
@@ -235,7 +242,9 @@ def _step(
     if kind is step:
         return kind(draws=draws, tune=tune, chains=chains, model=model, **step_kwargs)
     if step_kwargs:
-        raise ValueError("step_kwargs are for a step given as a class; this one is built already.")
+        raise ValueError(
+            "step_kwargs and share are for a step given as a class; this one is built already."
+        )
     if not step.belongs_to(model):
         raise PlanMismatch(
             f"The {type(step).__name__} was built for another model than the one being sampled. "

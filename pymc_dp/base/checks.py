@@ -85,6 +85,14 @@ def check_probability(name: str, value: object) -> float:
     return probability
 
 
+def check_share(value: object) -> float:
+    """Return the part of what is left of a budget that may be used."""
+    share = check_number("share", value)
+    if not 0.0 < share <= 1.0:
+        raise ValueError(f"share must be in (0, 1], got {share}.")
+    return share
+
+
 def check_neighboring(value: object) -> Neighboring:
     """Return `value`; raise ValueError unless it names a neighbouring relation."""
     if value not in ("replace_one", "add_or_remove_one"):

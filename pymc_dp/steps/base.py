@@ -137,6 +137,7 @@ class PrivateStep(BlockedStep):
         shares: Mapping[str, float] | None = None,
         noise_multiplier: float | Mapping[str, float] | None = None,
         runs: int = 1,
+        share: float = 1.0,
         batch_size: int | None = None,
         batches: str = "poisson",
         model: Model | None = None,
@@ -189,13 +190,15 @@ class PrivateStep(BlockedStep):
                 f"{sampler} reads all records in every iteration: leave batch_size and batches "
                 "out. DPSGLD, DPSGNHT, DPPenalty and DPBarker take batches."
             )
+        if batch_size is not None and share != 1.0:
+            raise ValueError("share must be 1 with batches, which are planned for a whole budget.")
         mine = None if batch_size is None else self.budget.batches()
         set_aside = 0 if mine is None else mine["reserved"]
         self._version = Version(b"", private_arrays(model, ()))
         parts = ModelParts(model, self.budget, compile_kwargs, computed)
         kinds = [kind.__name__ for kind in type(self).__mro__]
         like = next((kind for kind in kinds if kind in SAMPLERS), "DPPenalty")
-        preparing = Preparing(parts, sampler, counts, progressbar, set_aside, like)
+        preparing = Preparing(parts, sampler, counts, progressbar, set_aside, like, share)
         self.parameters = parts.records.parameters
         d, step_size = self.parameters.size, np.asarray(getattr(self, "step_size", None))
         if step_size.shape not in ((), (d,)):
@@ -256,7 +259,7 @@ class PrivateStep(BlockedStep):
                 **counts,
                 per_iteration=per_iteration,
                 at_start=at_start,
-                available=preparing.remaining(),
+                available=preparing.available(),
                 shares=design.shares,
                 noise_multiplier=noise_multiplier,
             )

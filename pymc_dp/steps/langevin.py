@@ -67,6 +67,9 @@ class DPLangevin(PrivateStep):
         budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
+    share : float, default 1
+        Part of what is left of the budget that may be used, in squared mu.  The rest pays for
+        other things: :func:`pymc_dp.predictive_check`, say.
     model, rng, compile_kwargs, initial_point, blocked, progressbar
         As in PyMC.
 

@@ -12,7 +12,7 @@ from pymc.model import Model
 from scipy.linalg import eigh
 from scipy.stats import norm
 
-from pymc_dp.base.checks import check_integer, check_number, warn
+from pymc_dp.base.checks import check_integer, warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import Coordinates, positive_part, root
 from pymc_dp.budget import PrivacyBudget, model_of, require_budget
@@ -59,12 +59,9 @@ class _Normal:
     ) -> None:
         self.model, self.names = model, names
         self.budget: PrivacyBudget = require_budget(model, sampler)
-        share = check_number("share", share)
-        if not 0.0 < share <= 1.0:
-            raise ValueError(f"share must be in (0, 1], got {share}.")
         counts = {"draws": 1, "tune": 0, "chains": 1, "runs": 1}
         parts = ModelParts(model, self.budget, computed=names)
-        self.preparing = Preparing(parts, sampler, counts, progressbar)
+        self.preparing = Preparing(parts, sampler, counts, progressbar, share=share)
         self.parameters = parts.records.parameters
         first = self._values(parts.records.initial[None, None])
         reserved = ("chain", "draw", *(["estimate"] if sampler == "find_MAP" else []))
@@ -77,7 +74,7 @@ class _Normal:
                 "approximation is poor. dp.DPLangevin handles such models. Nothing has been spent "
                 "yet."
             )
-        found, _ = learn_form(self.preparing, share=share, form="quadratic")
+        found, _ = learn_form(self.preparing, form="quadratic")
         at = found.coordinates
         # if nothing was found, which was said already: about the prior, which may have no mode
         self.mean, self.root = at.location, at.scaling

@@ -69,6 +69,9 @@ class DPPenalty(PrivateStep):
         Noise standard deviation over sensitivity; default: so that the plan uses the budget.
     runs : int, default 1
         How many times ``pm.sample`` may be called with this step.
+    share : float, default 1
+        Part of what is left of the budget that may be used, in squared mu.  The rest pays for
+        other things: :func:`pymc_dp.predictive_check`, say.
     batch_size : int, optional
         Number of records (or users) in a batch, from which every ratio is estimated; default: all
         records.  Approximate, and sensible with a small `likelihood_power` only.
@@ -238,7 +241,9 @@ class DPBarker(DPPenalty):
         Standard deviation of the Gaussian noise in the test, below 1.81.  More allows longer moves
         and makes the test less exact: the distribution function of the noise differs from the
         logistic one by 2.3e-7 at 1, 2.9e-5 at 1.2, 6.5e-4 at 1.4 and 5e-3 at 1.6.
-    step_size, clip_norm, scaling, proposal, likelihood_power, noise_multiplier, runs : optional
+    step_size, clip_norm, scaling, proposal, likelihood_power : optional
+        As for :class:`DPPenalty`; the default step keeps most answers less noisy than `noise_sd`.
+    noise_multiplier, runs, share : optional
         As for :class:`DPPenalty`; the default step keeps most answers less noisy than `noise_sd`.
     batch_size : int, optional
         Number of records (or users) in a batch, from which every ratio is estimated; default: all

@@ -147,7 +147,6 @@ def prepare_langevin(
 def learn_form(
     preparing: Preparing,
     *,
-    share: float = 1.0,
     form: str | None = None,
     consistent_clipping: bool | None = None,
     step_size: float | None = None,
@@ -195,8 +194,8 @@ def learn_form(
             **options,
         )
 
-    settings = {**options, "effects": effects is not None, "share": share}
-    found = preparing.prepared(ask, settings, share, records)
+    settings = {**options, "effects": effects is not None}
+    found = preparing.prepared(ask, settings, records)
     if found.trusted and found.clipping.heavy_tails:
         preparing.warn_heavy()
     if not found.trusted:

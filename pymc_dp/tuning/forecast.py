@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp.base.checks import check_integer
+from pymc_dp.base.checks import check_integer, check_share
 from pymc_dp.budget import PrivacyBudget, get_budget, model_of, name_of
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.privacy.accounting import epsilon_from_mu, mu_from_budget
@@ -192,6 +192,7 @@ def plan(
     step: Any = "DPLangevin",
     *,
     epsilon: float | None = None,
+    share: float = 1.0,
 ) -> Forecast:
     """What the rest of the budget will buy; nothing is spent and no record is read.
 
@@ -209,6 +210,8 @@ def plan(
         A private step method.
     epsilon : float, optional
         What this much, at the budget's delta, would buy instead.
+    share : float, default 1
+        Part of it that is used, as in :func:`pymc_dp.sample`.
 
     Returns
     -------
@@ -234,13 +237,14 @@ def plan(
     self.check_data(model)
     # what the graph proves needs no numbers to check it, nor a private value
     records = self.records_of(model, check=False, read=False)
+    share = check_share(share)
     if epsilon is None:
         mu2 = max(self.remaining().gdp_mu2, 2.0**-30)
     else:
         mu2 = mu_from_budget(epsilon, self.delta) ** 2
     d, sampler = records.parameters.size, name_of(step)
     norms = score_norms(records) if sampler == "DPLangevin" else None
-    return forecast_of(self, sampler, draws, tune, chains, d=d, mu2=mu2, norms=norms)
+    return forecast_of(self, sampler, draws, tune, chains, d=d, mu2=share * mu2, norms=norms)
 
 
 PrivacyBudget.plan = plan

@@ -19,7 +19,7 @@ from pytensor.graph.traversal import ancestors
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from pymc_dp.base import threads
-from pymc_dp.base.checks import warn
+from pymc_dp.base.checks import check_share, warn
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.errors import BudgetExceeded, PrivacyError
 from pymc_dp.privacy.account import PREPARATION
@@ -149,7 +149,10 @@ class Preparing:
         progressbar: bool,
         set_aside: int = 0,
         like: str = "DPLangevin",
+        share: float = 1.0,
     ) -> None:
+        #: Part of what is left that this step may use.
+        self.share = check_share(share)
         self.like = like  # whose forecast is this one's
         self.parts, self.budget, self.sampler = parts, parts.budget, sampler
         self.counts, self.progressbar = dict(counts), progressbar
@@ -172,6 +175,13 @@ class Preparing:
     def remaining(self) -> int:
         """Ledger units of which shares are parts: those that are left, and those set aside."""
         return self.budget.account.read().remaining + self.set_aside
+
+    def available(self) -> int:
+        """Ledger units that chains may use: what a preparation has left of its own, or a share."""
+        left, preparation = self.remaining(), self._preparation
+        if preparation is None:
+            return math.floor(Fraction(self.share) * left)
+        return min(left, preparation.units - preparation.spent) if self.share < 1.0 else left
 
     def refuse_if_used_up(self, hint: bool = True) -> None:
         """Raise `BudgetExceeded` unless something is left; hint at what can be resumed."""
@@ -208,7 +218,6 @@ class Preparing:
         self,
         ask: Callable[[Shares], _T],
         settings: Mapping[str, Any],
-        share: float = 1.0,
         engine: RowEngine | None = None,
         needed: float = 1.0,
         again: bool = False,
@@ -217,8 +226,8 @@ class Preparing:
 
         Of a new one in any case if `again`: `ask` is called twice where the rest of an interrupted
         preparation cannot be paid any more, and what is left then pays for a new one. `settings`
-        are the public ones on which the requests depend. Shares are parts of `share` of what is
-        left of the budget; the requests cost at most `needed` of that. `engine` has the records, by
+        are the public ones on which the requests depend. Shares are parts of what the step may use
+        of the budget; the requests cost at most `needed` of that. `engine` has the records, by
         default in unconstrained parameters.
 
         Raises BudgetExceeded if nothing is left, and ValueError if no part of the budget could pay
@@ -227,7 +236,12 @@ class Preparing:
         given = (engine or self.engine, self.budget.account)
         asked: dict[str, Any] = {
             "sampler": self.sampler + PREPARES,
-            "settings": {**self.counts, "set_aside": self.set_aside, **settings},
+            "settings": {
+                **self.counts,
+                "set_aside": self.set_aside,
+                "share": self.share,
+                **settings,
+            },
             "n_public": self.budget.n_public,
         }
         before = Preparation.resume(*given, **asked)
@@ -236,7 +250,7 @@ class Preparing:
         same = before and version.is_that_of(versions.setdefault(before.plan_id, version))
         if before is None or again or not same:
             form = settings.get("form", "chains")
-            units = self._units(share, form, hint=before is None)
+            units = self._units(form, hint=before is None)
             if before is not None:
                 cap = self.budget.account.read().cap
                 warn(
@@ -281,7 +295,7 @@ class Preparing:
             with bar:
                 return ask(Shares(preparation, given[0], bar))
         except Unpayable:
-            return self.prepared(ask, settings, share, engine, needed, again=True)
+            return self.prepared(ask, settings, engine, needed, again=True)
 
     def compare_rest(self) -> None:
         """Warn if chains get less than planned; BudgetExceeded if they get next to nothing."""
@@ -306,10 +320,10 @@ class Preparing:
             )
         warn(f"{what}: their noise is larger, and the chains mix worse than planned.")
 
-    def _units(self, share: float, form: str | None, hint: bool) -> int:
+    def _units(self, form: str | None, hint: bool) -> int:
         """Ledger units of a new preparation; warns if too few. `hint`: none has these settings."""
         self.refuse_if_used_up(hint)
-        units = math.floor(Fraction(share) * self.remaining())
+        units = math.floor(Fraction(self.share) * self.remaining())
         records = self.parts.records
         once = self.sampler in ("laplace", "find_MAP")  # one preparation, and draws for nothing
         expected = forecast_of(
@@ -330,7 +344,8 @@ class Preparing:
                 "smallest charge (2^-40 of squared mu). Plan fewer draws or chains, or use a "
                 "larger epsilon."
             )
-        self._warn_if_another_waits()
+        if self.share == 1.0:
+            self._warn_if_another_waits()
         if hint:
             self._warn_if_paid_for()
         if improper := self.parts.improper:

@@ -198,7 +198,8 @@ def predictive_check(
 
     Without noise in the score this is V - G' Sigma G, with Sigma the posterior covariance.
     One vector per record is released, once: s_i - e_i, the variances and covariances of s under the
-    model, its derivatives of e, whitened, and 1 for being there.  The square of G is corrected for its noise.
+    model, its derivatives of e, whitened, and 1 for being there.  The square of G is corrected for
+    its noise.
 
     *Guarantee.*  One Gaussian release of a sum of vectors with a public bound, charged before a
     record is read and shown in ``budget.table()``.  A vector is a function of its record, of the

@@ -86,7 +86,7 @@ class MadeUp:
         """A new model on these records, without a budget; it holds no private array."""
         model, budget, arrays = self.model, self.budget, self._arrays
         replaced: dict[Variable, Variable] = {}
-        with pm.Model(coords=self._coords()) as built:
+        with pm.Model(coords=self._coords(), model=None) as built:
             for variable in model.data_vars:
                 known = arrays.get(variable)
                 if known is None and variable.name in budget.public:

@@ -227,7 +227,7 @@ def rehearse(
     assert own is not None
     forecast: Forecast | None = None
     if name_of(step) in SAMPLERS:
-        forecast = own.plan(private, draws, tune or 0, chains, step)
+        forecast = own.plan(private, draws, tune or 0, chains, step, share=kwargs.get("share", 1.0))
     seed = int(rng.integers(2**31))
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")

@@ -564,6 +564,57 @@ def test_another_plan_does_not_go_on_with_an_interrupted_preparation(monkeypatch
     spent_by_entries(budget)
 
 
+# -- a part of the budget --------------------------------------------------------------------------
+
+
+def spent_part(budget: dp.PrivacyBudget) -> float:
+    return spent_by_entries(budget) / budget.account.read().cap
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("step_name", ["langevin-anchored", "langevin-quadratic", "hmc"])
+def test_a_share_leaves_the_rest(step_name, monkeypatch):
+    """Also if the preparation is interrupted, when less than all is left."""
+    model, budget = build("logistic")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        interrupt(patch, 4)
+        automatic(step_name, model, share=0.6)
+    step = automatic(step_name, model, share=0.6)
+    safe = dp.release(pm_sample(model, step, cores=1), model)
+    assert spent_part(budget) == pytest.approx(0.6, abs=2 * CAP)
+    check_result(safe, budget)
+    automatic("langevin-quadratic", model)
+    check_all_spent(budget)
+
+
+def test_a_share_of_settings_by_hand():
+    model, budget = build("logistic")
+    settings = {"draws": 20, "chains": 1, "progressbar": False, "random_seed": 1}
+    with model:
+        dp.sample(share=0.25, step_kwargs=BY_HAND, **settings)
+        assert spent_part(budget) == pytest.approx(0.25, abs=CAP)
+        dp.sample(share=0.5, step_kwargs=BY_HAND, **settings)
+    assert spent_part(budget) == pytest.approx(0.625, abs=CAP)
+
+
+def test_a_share_where_there_can_be_none():
+    model, budget = build("logistic")
+    with model, pytest.raises(ValueError, match=r"share must be in \(0, 1\], got 0"):
+        dp.sample(10, share=0.0)
+    with model, pytest.raises(ValueError, match="share must be 1 with batches"):
+        dp.sample(10, share=0.5, step=dp.DPSGLD, step_kwargs={"batch_size": 50})
+    step = automatic("langevin-plain", model, **BY_HAND)
+    with model, pytest.raises(ValueError, match="step_kwargs and share are for a step given as"):
+        dp.sample(DRAWS, tune=TUNE, chains=CHAINS, share=0.5, step=step)
+    with model, pytest.raises(ValueError, match="spends no budget"):
+        dp.sample(10, share=0.5, step="PrivacyAwareGibbs")
+    with pytest.raises(ValueError, match="share must be in"):
+        budget.plan(model, share=1.5)
+    whole, half = (budget.plan(model, 10, share=share).noise_sd for share in (1.0, 0.5))
+    assert half == pytest.approx(math.sqrt(2.0) * whole, rel=0.05)
+    assert budget.spent().gdp_mu2 == 0
+
+
 # -- small budgets --------------------------------------------------------------------------------
 
 

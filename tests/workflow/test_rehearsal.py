@@ -244,3 +244,14 @@ class TestRehearse:
 def _posterior(variables):
     columns = {name: (("chain", "draw"), draws) for name, draws in variables.items()}
     return inference_data({"posterior": xr.Dataset(columns)}, {})
+
+
+def test_inside_of_the_model() -> None:
+    """Where one calls ``dp.sample()``, too."""
+    model = linear()
+    before = [*model.named_vars]
+    with model:
+        made = MadeUp.of(model, dp.get_budget(model), {}, {}, 2, np.random.default_rng(0))
+        built = made.build()
+    assert built.parent is None and built.named_vars["beta"] is not model["beta"]
+    assert [*model.named_vars] == before
