@@ -199,6 +199,8 @@ def predictive_check(
     Without noise in the score this is V - G' Sigma G, with Sigma the posterior covariance.
     One vector per record is released, once: s_i - e_i, the variances and covariances of s under the
     model, its derivatives of e, whitened, and 1 for being there.  |G|^2 is corrected for its noise.
+    Where noise has moved the mean further than records do, expectations are averages over the error
+    of the mean, to the third order: two points for each such direction, eight directions at most.
 
     *Guarantee.*  One Gaussian release of a sum of vectors with a public bound, charged before a
     record is read and shown in ``budget.table()``.  A vector is a function of its record, of the
@@ -260,28 +262,28 @@ def discrepancies(
     observed: str | None,
 ) -> Discrepancies:
     """What each of `n` units adds; ValueError if its law is unknown, or names are wrong."""
-    graphs = {
-        name: group.functions.graph
-        for group in engine.groups
-        for name in group.functions.graph.names
-    }
-    if observed is None and len(graphs) > 1:
-        raise ValueError(f"Several variables are observed, {sorted(graphs)}: choose observed=.")
-    name = next(iter(graphs)) if observed is None else observed
-    if name not in graphs:
-        raise ValueError(
-            f"observed={observed!r} is no private observed variable; those are {sorted(graphs)}."
-        )
     if why := law_unknown(engine):
         raise ValueError(
             f"What the model expects of a record cannot be computed. {why} A check needs one "
             "number per record with a distribution of PyMC. Nothing has been spent."
         )
+    graphs = {
+        name: group.functions.graph
+        for group in engine.each_alone().groups
+        for name in group.functions.graph.names
+    }
+    if observed is None and len(graphs) > 1:
+        raise ValueError(f"Several variables are observed, {sorted(graphs)}: choose observed=.")
+    name = next(iter(graphs), "") if observed is None else observed
+    if name not in graphs:
+        raise ValueError(
+            f"observed={name!r} is no private observed variable that depends on parameters; those "
+            f"are {sorted(graphs)}."
+        )
     weight = math.sqrt(n / len(estimate.mean))
     leaf, groups = (None, 1) if by is None else _groups(graphs[name], by, model)
-    return Discrepancies(
-        estimate.coordinates, name, tuple(statistics), weight, by=leaf, groups=groups
-    )
+    at, points = estimate.coordinates, estimate.points()
+    return Discrepancies(at, name, tuple(statistics), weight, leaf, groups, points)
 
 
 def _groups(graph: RowGraph, by: str, model: Model) -> tuple[int, int]:
