@@ -24,6 +24,7 @@ from pymc_dp.records.graph import RowGraph
 from pymc_dp.report import COLOURS, LIMIT, axes_for, mark, tidy
 from pymc_dp.rows.contributions import law_unknown
 from pymc_dp.rows.engine import RowEngine
+from pymc_dp.workflow.bought import Bought, guarantee_of
 from pymc_dp.workflow.discrepancies import (
     NAMED,
     Discrepancies,
@@ -46,7 +47,7 @@ StatisticLike = str | tuple[str, float] | Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PredictiveCheck:
+class PredictiveCheck(Bought):
     """A private check of a model, from :func:`pymc_dp.predictive_check`; may be published.
 
     Attributes
@@ -63,26 +64,16 @@ class PredictiveCheck:
     epsilon : float
         What it cost, at the budget's delta, if nothing else were released.
     privacy_guarantee : str
-        "none" after insecure test noise.
+        "none" after insecure test noise, here or in `released`.
     """
 
-    table: pd.DataFrame
     chi2: float
     dof: float
     p_value: float
-    epsilon: float
-    privacy_guarantee: str
 
-    def __repr__(self) -> str:
-        return f"{self._summary()}\n{self.table.to_string(float_format=_short)}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{self._summary()}</p>{self.table.to_html(float_format=_short)}"
-
-    def _summary(self) -> str:
-        secure = "" if self.privacy_guarantee != "none" else "NO PRIVACY GUARANTEE. "
+    def _says(self) -> str:
         return (
-            f"{secure}Private predictive check, epsilon = {self.epsilon:g}: "
+            f"Private predictive check, epsilon = {self.epsilon:g}: "
             f"chi2 = {self.chi2:.3g} with {self.dof:g} degrees of freedom, p = {self.p_value:.2g}."
         )
 
@@ -122,13 +113,9 @@ class PredictiveCheck:
         ax.set_xlim(-widest, widest)
         ax.set_xlabel("records less model, in standard deviations")
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-        mark(ax, self.privacy_guarantee != "none")
+        mark(ax, self._secure)
         tidy(ax)
         return ax
-
-
-def _short(x: float) -> str:
-    return f"{x:.3g}"
 
 
 def predictive_check(
@@ -248,8 +235,7 @@ def predictive_check(
             value, sd = preparation.vector_sum(f"check of {spec.observed}", spec, spec.norm, 1.0)
     finally:
         preparation.finish()
-    secure = "(epsilon, delta)-differential privacy" if preparation.secure else "none"
-    return judge(spec, estimate, value, sd, epsilon, secure, by)
+    return judge(spec, estimate, value, sd, epsilon, guarantee_of(preparation, estimate), by)
 
 
 def discrepancies(
@@ -406,6 +392,5 @@ def judge(
         },
         index=index,
     )
-    return PredictiveCheck(
-        table, square, float(len(z)), float(chi2.sf(square, len(z))), epsilon, guarantee
-    )
+    p_value = float(chi2.sf(square, len(z)))
+    return PredictiveCheck(table, epsilon, guarantee, square, float(len(z)), p_value)

@@ -400,6 +400,18 @@ def test_insecure_noise_is_stamped(fitted) -> None:
     assert "NO PRIVACY" in found.plot().get_title(loc="left")
 
 
+def test_insecure_draws_are_stamped(fitted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check is made at their mean."""
+    plain = estimates.released_draws
+
+    def insecure(released):
+        facts, posterior = plain(released)
+        return {**facts, "privacy_guarantee": "none"}, posterior
+
+    monkeypatch.setattr(estimates, "released_draws", insecure)
+    assert check(fitted, statistic="zeros", epsilon=0.05).privacy_guarantee == "none"
+
+
 WRONG = {
     "epsilon must be positive": {"epsilon": -1.0},
     "statistic must be one of": {"statistic": "median"},
