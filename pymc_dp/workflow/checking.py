@@ -54,17 +54,18 @@ class PredictiveCheck(Bought):
     ----------
     table : pandas.DataFrame
         A row for each statistic, and each group: ``records`` is the number of records, with noise;
-        ``difference`` what a record has of the statistic beyond what the model expects, on average;
+        ``difference`` what a record has of the statistic beyond what the model expects, on average
+        (over the public number of records, where there is one);
         ``sd`` its standard deviation if the model is true, noise included; ``z`` their ratio;
         ``p_value``, two-sided; ``p_adjusted``, for as many comparisons as rows (Bonferroni);
         ``noise`` the share of the privacy noise in the variance; ``free`` the share of the variance
         of the statistic that fitting the parameters has left.
-    chi2, dof, p_value : float
-        All differences together.
     epsilon : float
         What it cost, at the budget's delta, if nothing else were released.
     privacy_guarantee : str
         "none" after insecure test noise, here or in `released`.
+    chi2, dof, p_value : float
+        All differences together.
     """
 
     chi2: float
@@ -235,7 +236,8 @@ def predictive_check(
             value, sd = preparation.vector_sum(f"check of {spec.observed}", spec, spec.norm, 1.0)
     finally:
         preparation.finish()
-    return judge(spec, estimate, value, sd, epsilon, guarantee_of(preparation, estimate), by)
+    n = budget.n_public if budget.neighboring == "replace_one" and by is None else None
+    return judge(spec, estimate, value, sd, epsilon, guarantee_of(preparation, estimate), by, n)
 
 
 def discrepancies(
@@ -352,8 +354,9 @@ def judge(
     epsilon: float,
     guarantee: str,
     by: str | None,
+    n: int | None = None,
 ) -> PredictiveCheck:
-    """What a released sum says; post-processing."""
+    """What a released sum says; post-processing.  `n` is the number of records, if it is public."""
     found, covariances, slopes, records = spec.read(value)
     groups, t = found.shape
     gain, error = estimate.in_z()
@@ -373,7 +376,7 @@ def judge(
     z = differences / sds
     p = 2.0 * norm.sf(np.abs(z))
     square = float(differences @ np.linalg.solve(predicted, differences))
-    counts = np.maximum(np.repeat(records, t), 1.0)
+    counts = np.maximum(np.repeat(records if n is None else [n], t), 1.0)
     scales = np.tile([statistic.scale for statistic in spec.statistics], groups)
     names = [statistic.name for statistic in spec.statistics]
     index = pd.Index(names, name="statistic")

@@ -371,6 +371,18 @@ def test_a_check_costs_what_it_says(fitted) -> None:
     assert "epsilon = 0.7" in repr(found) and "<table" in found._repr_html_()
 
 
+def test_differences_are_per_record_where_their_number_is_public(fitted) -> None:
+    """The noise of the count, here of thousands, is in the count alone."""
+    with insecure_noise(3):
+        found = check(fitted, statistic="zeros", epsilon=0.02)
+    row = found.table.iloc[0]
+    assert abs(row["records"] - 2000) > 500
+    assert row["noise"] > 0.9
+    mu = mu_from_budget(0.02, 1e-6)
+    norm = math.sqrt(1 + 0.5**2 + 0.125**2 + 0.25**2)
+    assert row["sd"] * math.sqrt(row["noise"]) == pytest.approx(2 * norm / mu / 2000, rel=1e-3)
+
+
 def test_groups_and_functions_in_a_check(fitted) -> None:
     statistic = {"many": lambda y: y > 3, "log": lambda y: pt.log1p(y)}
     bounds = {"many": (0, 1), "log": (0, 2)}
