@@ -24,7 +24,6 @@ from pymc_dp.records.graph import RowGraph
 from pymc_dp.report import COLOURS, LIMIT, axes_for, mark, tidy
 from pymc_dp.rows.contributions import law_unknown
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.workflow.bought import Bought, guarantee_of
 from pymc_dp.workflow.discrepancies import (
     NAMED,
     Discrepancies,
@@ -44,6 +43,37 @@ _LEAST = 0.0005
 _MOST_GROUPS = 1000
 
 StatisticLike = str | tuple[str, float] | Callable[[Any], Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Bought:
+    """A table that was bought; it prints with its cost, and says if nothing is guaranteed."""
+
+    table: pd.DataFrame
+    epsilon: float
+    privacy_guarantee: str
+
+    def __repr__(self) -> str:
+        return f"{self._heading()}\n{self.table.to_string(float_format='{:.4g}'.format)}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._heading()}</p>{self.table.to_html(float_format='{:.4g}'.format)}"
+
+    def _heading(self) -> str:
+        return self._says() if self._secure else f"NO PRIVACY GUARANTEE. {self._says()}"
+
+    def _says(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def _secure(self) -> bool:
+        return self.privacy_guarantee != "none"
+
+
+def guarantee_of(preparation: Preparation, *estimates: Estimate) -> str:
+    """What is guaranteed: "none" after insecure noise, now or in what was released before."""
+    secure = preparation.secure and all(estimate.secure for estimate in estimates)
+    return "(epsilon, delta)-differential privacy" if secure else "none"
 
 
 @dataclass(frozen=True, eq=False, repr=False)

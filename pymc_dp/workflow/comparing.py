@@ -27,7 +27,7 @@ from pymc_dp.report import COLOURS, LIMIT, axes_for, mark, tidy
 from pymc_dp.rows.engine import Blocks, RowEngine
 from pymc_dp.rows.joint import hashed
 from pymc_dp.tuning.releases import heavy_quantile
-from pymc_dp.workflow.bought import Bought, guarantee_of
+from pymc_dp.workflow.checking import Bought, guarantee_of
 from pymc_dp.workflow.estimates import Estimate, estimate_of
 
 if TYPE_CHECKING:
@@ -422,7 +422,14 @@ def _same_records(models: Any) -> tuple[PrivacyBudget, frozenset[Any]]:
                 "comparison tells. Give all the same: ledger = dp.Ledger.create(path), "
                 "dp.PrivacyBudget(..., ledger=ledger)."
             )
-    _refuse_partly_public([model for _, model in models.values()], budgets)
+    for (one, mine), (other, theirs) in combinations(zip(models.values(), budgets, strict=True), 2):
+        named = [{rv.name for rv in (*m.data_vars, *m.observed_RVs)} for _, m in (one, other)]
+        # all records may read what is public
+        if partly := sorted((set(mine.public) ^ set(theirs.public)) & named[0] & named[1]):
+            raise UnsafeModel(
+                f"{partly} are public for one model and private for another. Give all budgets the "
+                "same public=."
+            )
     sources = [
         [_source(model, rv) for rv in private_observed(model, budget.public)]
         for (_, model), budget in zip(models.values(), budgets, strict=True)
@@ -444,17 +451,6 @@ def _source(model: Model, rv: Any) -> Any:
     if source is None:
         raise ValueError(f"`{rv.name}` is computed from data: observe an array, or pm.Data.")
     return source
-
-
-def _refuse_partly_public(models: list[Model], budgets: list[PrivacyBudget]) -> None:
-    """What a budget protects may not be public in another model, where all records may read it."""
-    for (one, mine), (other, theirs) in combinations(zip(models, budgets, strict=True), 2):
-        names = [{rv.name for rv in (*m.data_vars, *m.observed_RVs)} for m in (one, other)]
-        if partly := sorted((set(mine.public) ^ set(theirs.public)) & names[0] & names[1]):
-            raise UnsafeModel(
-                f"{partly} are public for one model and private for another. Give all budgets the "
-                "same public=."
-            )
 
 
 def ranked(
