@@ -46,43 +46,65 @@ StatisticLike = str | tuple[str, float] | Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class PredictiveCheck:
+class Bought:
+    """A table that was bought; it prints with its cost, and says if nothing is guaranteed."""
+
+    table: pd.DataFrame
+    epsilon: float
+    privacy_guarantee: str
+
+    def __repr__(self) -> str:
+        return f"{self._heading()}\n{self.table.to_string(float_format='{:.4g}'.format)}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{self._heading()}</p>{self.table.to_html(float_format='{:.4g}'.format)}"
+
+    def _heading(self) -> str:
+        return self._says() if self._secure else f"NO PRIVACY GUARANTEE. {self._says()}"
+
+    def _says(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def _secure(self) -> bool:
+        return self.privacy_guarantee != "none"
+
+
+def guarantee_of(preparation: Preparation, *estimates: Estimate) -> str:
+    """What is guaranteed: "none" after insecure noise, now or in what was released before."""
+    secure = preparation.secure and all(estimate.secure for estimate in estimates)
+    return "(epsilon, delta)-differential privacy" if secure else "none"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PredictiveCheck(Bought):
     """A private check of a model, from :func:`pymc_dp.predictive_check`; may be published.
 
     Attributes
     ----------
     table : pandas.DataFrame
         A row for each statistic, and each group: ``records`` is the number of records, with noise;
-        ``difference`` what a record has of the statistic beyond what the model expects, on average;
+        ``difference`` what a record has of the statistic beyond what the model expects, on average
+        (over the public number of records, where there is one);
         ``sd`` its standard deviation if the model is true, noise included; ``z`` their ratio;
         ``p_value``, two-sided; ``p_adjusted``, for as many comparisons as rows (Bonferroni);
         ``noise`` the share of the privacy noise in the variance; ``free`` the share of the variance
         of the statistic that fitting the parameters has left.
-    chi2, dof, p_value : float
-        All differences together.
     epsilon : float
         What it cost, at the budget's delta, if nothing else were released.
     privacy_guarantee : str
-        "none" after insecure test noise.
+        "none" after insecure test noise, here or in `released`.
+    chi2, dof, p_value : float
+        All differences together.
     """
 
-    table: pd.DataFrame
     chi2: float
     dof: float
     p_value: float
-    epsilon: float
-    privacy_guarantee: str
 
-    def __repr__(self) -> str:
-        return f"{self._summary()}\n{self.table.to_string(float_format=_short)}"
-
-    def _repr_html_(self) -> str:
-        return f"<p>{self._summary()}</p>{self.table.to_html(float_format=_short)}"
-
-    def _summary(self) -> str:
-        secure = "" if self.privacy_guarantee != "none" else "NO PRIVACY GUARANTEE. "
+    def _says(self) -> str:
         return (
-            f"{secure}Private predictive check, epsilon = {self.epsilon:g}: "
+            f"Private predictive check, epsilon = {self.epsilon:g}: "
             f"chi2 = {self.chi2:.3g} with {self.dof:g} degrees of freedom, p = {self.p_value:.2g}."
         )
 
@@ -122,13 +144,9 @@ class PredictiveCheck:
         ax.set_xlim(-widest, widest)
         ax.set_xlabel("records less model, in standard deviations")
         ax.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2, frameon=False)
-        mark(ax, self.privacy_guarantee != "none")
+        mark(ax, self._secure)
         tidy(ax)
         return ax
-
-
-def _short(x: float) -> str:
-    return f"{x:.3g}"
 
 
 def predictive_check(
@@ -200,6 +218,8 @@ def predictive_check(
     One vector per record is released, once: s_i - e_i, the variances and covariances of s under the
     model, its derivatives of e, whitened, and 1 for being there.  The square of G is corrected for
     its noise.
+    Where noise has moved the mean further than records do, expectations are averages over the error
+    of the mean, to the third order: two points for each such direction, eight directions at most.
 
     *Guarantee.*  One Gaussian release of a sum of vectors with a public bound, charged before a
     record is read and shown in ``budget.table()``.  A vector is a function of its record, of the
@@ -247,8 +267,8 @@ def predictive_check(
             value, sd = preparation.vector_sum(f"check of {spec.observed}", spec, spec.norm, 1.0)
     finally:
         preparation.finish()
-    secure = "(epsilon, delta)-differential privacy" if preparation.secure else "none"
-    return judge(spec, estimate, value, sd, epsilon, secure, by)
+    n = budget.n_public if budget.neighboring == "replace_one" and by is None else None
+    return judge(spec, estimate, value, sd, epsilon, guarantee_of(preparation, estimate), by, n)
 
 
 def discrepancies(
@@ -261,28 +281,28 @@ def discrepancies(
     observed: str | None,
 ) -> Discrepancies:
     """What each of `n` units adds; ValueError if its law is unknown, or names are wrong."""
-    graphs = {
-        name: group.functions.graph
-        for group in engine.groups
-        for name in group.functions.graph.names
-    }
-    if observed is None and len(graphs) > 1:
-        raise ValueError(f"Several variables are observed, {sorted(graphs)}: choose observed=.")
-    name = next(iter(graphs)) if observed is None else observed
-    if name not in graphs:
-        raise ValueError(
-            f"observed={observed!r} is no private observed variable; those are {sorted(graphs)}."
-        )
     if why := law_unknown(engine):
         raise ValueError(
             f"What the model expects of a record cannot be computed. {why} A check needs one "
             "number per record with a distribution of PyMC. Nothing has been spent."
         )
+    graphs = {
+        name: group.functions.graph
+        for group in engine.each_alone().groups
+        for name in group.functions.graph.names
+    }
+    if observed is None and len(graphs) > 1:
+        raise ValueError(f"Several variables are observed, {sorted(graphs)}: choose observed=.")
+    name = next(iter(graphs), "") if observed is None else observed
+    if name not in graphs:
+        raise ValueError(
+            f"observed={name!r} is no private observed variable that depends on parameters; those "
+            f"are {sorted(graphs)}."
+        )
     weight = math.sqrt(n / len(estimate.mean))
     leaf, groups = (None, 1) if by is None else _groups(graphs[name], by, model)
-    return Discrepancies(
-        estimate.coordinates, name, tuple(statistics), weight, by=leaf, groups=groups
-    )
+    at, points = estimate.coordinates, estimate.points()
+    return Discrepancies(at, name, tuple(statistics), weight, leaf, groups, points)
 
 
 def _groups(graph: RowGraph, by: str, model: Model) -> tuple[int, int]:
@@ -365,8 +385,9 @@ def judge(
     epsilon: float,
     guarantee: str,
     by: str | None,
+    n: int | None = None,
 ) -> PredictiveCheck:
-    """What a released sum says; post-processing."""
+    """What a released sum says; post-processing.  `n` is the number of records, if it is public."""
     found, covariances, slopes, records = spec.read(value)
     groups, t = found.shape
     gain, error = estimate.in_z()
@@ -386,7 +407,7 @@ def judge(
     z = differences / sds
     p = 2.0 * norm.sf(np.abs(z))
     square = float(differences @ np.linalg.solve(predicted, differences))
-    counts = np.maximum(np.repeat(records, t), 1.0)
+    counts = np.maximum(np.repeat(records if n is None else [n], t), 1.0)
     scales = np.tile([statistic.scale for statistic in spec.statistics], groups)
     names = [statistic.name for statistic in spec.statistics]
     index = pd.Index(names, name="statistic")
@@ -405,6 +426,5 @@ def judge(
         },
         index=index,
     )
-    return PredictiveCheck(
-        table, square, float(len(z)), float(chi2.sf(square, len(z))), epsilon, guarantee
-    )
+    p_value = float(chi2.sf(square, len(z)))
+    return PredictiveCheck(table, epsilon, guarantee, square, float(len(z)), p_value)

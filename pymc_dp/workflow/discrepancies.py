@@ -15,6 +15,7 @@ from pytensor.graph.traversal import ancestors
 from pytensor.tensor.elemwise import DimShuffle, Elemwise
 
 from pymc_dp.base.checks import check_number
+from pymc_dp.base.matrices import Coordinates
 from pymc_dp.rows.contributions import AtPoint, RowsWithLaw, rows_with_laws
 from pymc_dp.rows.engine import Blocks, RowEngine
 from pymc_dp.rows.functions import compile_function
@@ -107,6 +108,7 @@ class Discrepancies(AtPoint):
     groups that the integers of the leaf `by` tell.  All are divided by the scales of `statistics`,
     derivatives multiplied by `weight` and cut off at the norm `LONGEST`.  A unit of several rows
     has their average: it cannot be longer than one row.  A row whose law is not found adds 0.
+    Expectations are averages over the laws at `points`, if any; residuals are those at z = 0.
     """
 
     observed: str
@@ -114,6 +116,7 @@ class Discrepancies(AtPoint):
     weight: float
     by: int | None = None
     groups: int = 1
+    points: tuple[Coordinates, ...] = ()
     over_outcomes = True
 
     @property
@@ -148,9 +151,13 @@ class Discrepancies(AtPoint):
             yield where, values
 
     def _of_rows(self, engine: RowEngine, k: int, g: int) -> Blocks:
-        for where, rows in rows_with_laws(engine, k) if k == g else ():
+        if k != g:
+            return
+        engines = [engine.with_coordinates(at) for at in (self.coordinates, *self.points)]
+        for blocks in zip(*(rows_with_laws(each, k) for each in engines), strict=True):
+            where, rows = blocks[0]
             values = np.zeros((self.groups, self.entries, where.stop - where.start))
-            found = self._of(rows)
+            found = self._of(rows, [there for _, there in blocks[1:]])
             if self.by is None:
                 values[0] = found
             else:
@@ -159,39 +166,54 @@ class Discrepancies(AtPoint):
                     own[:, labels == label] = found[:, labels == label]
             yield where, values.reshape(self.size, -1)
 
-    def _of(self, rows: RowsWithLaw) -> ndarray:
-        """(entries, rows) numbers.  Sums over nodes go one by one, in one order."""
-        nodes, weights, scores = rows.law.nodes, rows.law.weights, rows.of_outcomes()
-        known = np.logical_or.reduce(weights != 0.0, axis=0)
-        observed = np.asarray(rows.data[rows.outcome.leaf], dtype="float64")
+    def _of(self, rows: RowsWithLaw, elsewhere: list[RowsWithLaw]) -> ndarray:
+        """(entries, rows) numbers of rows at z = 0, and of the same ones at the points."""
+        t, d = len(self.statistics), len(self.coordinates.location)
+        weights, nodes = rows.law.weights, rows.law.nodes
         mean = _expected(weights, nodes)
         sd = np.sqrt(_expected(weights, (nodes - mean) ** 2))
         sd = np.where(sd > 0.0, sd, 1.0)
-        centred, seen = [], []
-        for statistic in self.statistics:
-            values = np.array([statistic.of(node, mean, sd) for node in nodes]) / statistic.scale
-            expected = _expected(weights, values)
-            centred.append(values - expected)
-            own = statistic.of(observed, mean, sd) / statistic.scale - expected
-            seen.append(np.clip(own, -1.0, 1.0))
-        t, d = len(centred), len(self.coordinates.location)
-        found = np.zeros((self.entries, len(known)))
-        found[:t] = seen
-        pairs = [(i, j) for i in range(t) for j in range(i, t)]
-        for place, (i, j) in enumerate(pairs, t):
-            found[place] = COVARIANCE * _expected(weights, centred[i] * centred[j])
-        first = t + len(pairs)
-        for i in range(t):
-            slope = found[first + i * d : first + (i + 1) * d]
-            for a, direction in enumerate(rows.directions):
-                slope += _expected(weights, centred[i] * scores[:, a]) * direction
+        found, laws = np.zeros((self.entries, len(mean))), np.zeros(len(mean))
+        for there in elsewhere or [rows]:
+            known = _known(there)
+            found += np.where(known, self._expectations(there, mean, sd), 0.0)
+            laws += known
+        found /= np.maximum(laws, 1.0)
+        observed = np.asarray(rows.data[rows.outcome.leaf], dtype="float64")
+        for k, statistic in enumerate(self.statistics):
+            own = statistic.of(observed, mean, sd) / statistic.scale
+            found[k] = np.clip(own - found[k], -1.0, 1.0)
+        for k in range(self.entries - 1 - t * d, self.entries - 1, d):
+            slope = found[k : k + d]
             slope *= self.weight
-            squares = np.zeros(len(known))
+            squares = np.zeros(len(mean))
             for entry in slope:
                 squares += entry * entry
             slope *= LONGEST / np.maximum(np.sqrt(squares), LONGEST)
         found[-1] = COUNT
-        found[:, ~known] = 0.0
+        found[:, ~(_known(rows) & (laws > 0.0))] = 0.0
+        return found
+
+    def _expectations(self, rows: RowsWithLaw, mean: ndarray, sd: ndarray) -> ndarray:
+        """(entries, rows) expectations of s, covariances, derivatives, and a 0.
+
+        Sums over nodes go one by one, in one order.
+        """
+        nodes, weights, scores = rows.law.nodes, rows.law.weights, rows.of_outcomes()
+        t, d = len(self.statistics), len(self.coordinates.location)
+        found, centred = np.zeros((self.entries, len(mean))), []
+        for k, statistic in enumerate(self.statistics):
+            values = np.array([statistic.of(node, mean, sd) for node in nodes]) / statistic.scale
+            found[k] = _expected(weights, values)
+            centred.append(values - found[k])
+        pairs = [(i, j) for i in range(t) for j in range(i, t)]
+        for place, (i, j) in enumerate(pairs, t):
+            covariance = _expected(weights, centred[i] * centred[j])
+            found[place] = COVARIANCE * np.clip(covariance, -0.25, 0.25)
+        for i, first in enumerate(range(t + len(pairs), self.entries - 1, d)):
+            slope = found[first : first + d]
+            for a, direction in enumerate(rows.directions):
+                slope += _expected(weights, centred[i] * scores[:, a]) * direction
         return found
 
     def read(self, value: ndarray) -> tuple[ndarray, ndarray, ndarray, ndarray]:
@@ -207,6 +229,11 @@ class Discrepancies(AtPoint):
         covariances[:, upper[0], upper[1]] = covariances[:, upper[1], upper[0]] = parts[1]
         slopes = parts[2].reshape(self.groups, t, d) / self.weight
         return parts[0], covariances / COVARIANCE, slopes, parts[3][:, 0] / COUNT
+
+
+def _known(rows: RowsWithLaw) -> ndarray:
+    """(rows,) whether the law of a row was found."""
+    return np.logical_or.reduce(rows.law.weights != 0.0, axis=0)
 
 
 def _expected(weights: ndarray, values: ndarray) -> ndarray:

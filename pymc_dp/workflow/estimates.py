@@ -18,6 +18,9 @@ from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.graph import ParameterVector
 
 _FLATTEST = 1e-10  # relative; a covariance has no direction without width
+#: Variances of an error in z, from which noise has moved a mean further than records do, and the
+#: most directions that are looked at for it.
+_WIDE, _DIRECTIONS = 2.0, 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,25 +30,45 @@ class Estimate:
     To first order ``mean - theta_0 = gain (S + xi)``, less what the prior adds, with the score S of
     the records at theta_0 and the privacy noise xi in it.  `covariance` (d, d) is that of the
     error, over the prior, the records, the noise and the chains.  In `coordinates` z about the mean
-    the posterior would be about N(0, I) without noise in the score.
+    the posterior would be about N(0, I) without noise in the score.  `secure`: whether the noise of
+    all that was released was.
     """
 
     mean: np.ndarray
     gain: np.ndarray
     covariance: np.ndarray
     coordinates: Coordinates
+    secure: bool = True
 
     @classmethod
-    def of(cls, mean: np.ndarray, gain: np.ndarray, covariance: np.ndarray, raw: Any) -> Estimate:
+    def of(
+        cls,
+        mean: np.ndarray,
+        gain: np.ndarray,
+        covariance: np.ndarray,
+        raw: np.ndarray,
+        secure: bool = True,
+    ) -> Estimate:
         """Of these, and the covariance `raw` of the posterior without noise in its score."""
         largest = float(np.linalg.eigvalsh(raw)[-1])
         scaling = root(positive_part(raw, _FLATTEST * largest))
-        return cls(mean, gain, covariance, Coordinates(mean, scaling))
+        return cls(mean, gain, covariance, Coordinates(mean, scaling), secure)
 
     def in_z(self) -> tuple[np.ndarray, np.ndarray]:
         """The gain and the covariance in z: for a score in z, an error in z."""
         back = np.linalg.inv(self.coordinates.scaling)
         return back @ self.gain @ back.T, back @ self.covariance @ back.T
+
+    def points(self) -> tuple[Coordinates, ...]:
+        """Where averages are those over the error, to the third order, if noise has made it wide.
+
+        Two for each of the directions in which it is wide; none, if the mean stands for all.
+        """
+        variances, axes = np.linalg.eigh(self.in_z()[1])
+        wide = np.flatnonzero(variances > _WIDE)[-_DIRECTIONS:]
+        steps = (axes[:, wide] * np.sqrt(len(wide) * variances[wide])).T
+        at = self.coordinates
+        return tuple(Coordinates(at.theta(z), at.scaling) for z in (*steps, *-steps))
 
 
 def estimate_of(
@@ -66,9 +89,10 @@ def estimate_of(
             "released was made under another budget than that of the model. Give the model that "
             "it was sampled from."
         ) from None
+    secure = facts["privacy_guarantee"] != "none"
     theta = unconstrain(model, parameters, posterior)
     covariance, mean = _moments(theta)
-    raw, error = covariance, covariance
+    raw = covariance
     chains = theta
     if "posterior_raw" in _compat.group_names(released):
         chains = unconstrain(model, parameters, _compat.group(released, "posterior_raw"))
@@ -77,7 +101,7 @@ def estimate_of(
         raise ValueError("released has a tempered likelihood; sample with likelihood_power=1.")
     error = covariance + raw / float(_compat.effective_draws(chains).min())
     if "likelihood" not in settings:
-        return Estimate.of(mean, raw, error, raw)
+        return Estimate.of(mean, raw, error, raw, secure)
     if settings["likelihood"] is None:
         raise ValueError(
             "released is from a likelihood of effects that are non-linear in the parameters, whose "
@@ -87,7 +111,8 @@ def estimate_of(
     curvature, noise = (positive_part(matrix) for matrix in parts)
     weight = curvature @ pinvh(curvature + noise)
     precision = np.linalg.inv(covariance) + curvature - weight @ curvature
-    return Estimate.of(mean, covariance @ weight, error, np.linalg.inv(positive_part(precision)))
+    raw = np.linalg.inv(positive_part(precision))
+    return Estimate.of(mean, covariance @ weight, error, raw, secure)
 
 
 def _moments(theta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -23,6 +23,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
+from pymc_dp.workflow import estimates
 from pymc_dp.workflow.checking import discrepancies, judge
 from pymc_dp.workflow.discrepancies import Discrepancies, below, function, named
 from pymc_dp.workflow.estimates import Estimate, estimate_of
@@ -84,7 +85,7 @@ class PoissonStudy:
         arrays = list(group.store.read())
         arrays[self.leaf] = y.astype(arrays[self.leaf].dtype)
         engine = self.engine.on([RowGroup(group.functions, RecordStore(arrays), None)], self.n)
-        spec = replace(self.spec, coordinates=estimate.coordinates)
+        spec = replace(self.spec, coordinates=estimate.coordinates, points=estimate.points())
         total = sum(block.sum(axis=1) for _, block in spec.blocks(engine))
         value = total + rng.normal(0.0, noise_sd, spec.size)
         by = None if spec.by is None else "group"
@@ -279,6 +280,26 @@ def squared(difference: np.ndarray) -> int:
     return sum(int(x) ** 2 for x in difference)
 
 
+def test_expectations_are_averages_where_noise_has_made_the_fit_wide() -> None:
+    """To the third order those over the error; not where it is as wide as a posterior."""
+    with pm.Model() as model:
+        b = pm.Normal("b", shape=2)
+        x = np.random.default_rng(1).normal(size=(40, 2))
+        pm.Poisson("y", pt.exp(pm.Data("x", x) @ b), observed=np.arange(40) % 3)
+    records, raw = extract(model), np.diag([0.02, 0.01])
+    assert at(records.initial, raw, 0.5 * np.linalg.inv(raw)).points() == ()
+    error = np.array([[0.1, 0.03], [0.03, 0.07]])
+    estimate = Estimate.of(records.initial, raw, error, raw)
+    points = np.array([point.location for point in estimate.points()])
+    np.testing.assert_allclose(points.mean(axis=0), records.initial, atol=1e-12)
+    np.testing.assert_allclose(np.cov(points.T, bias=True), error)
+    engine = RowEngine.of(records, estimate.coordinates)
+    spec = discrepancies(engine, estimate, [named("zeros")], 40, model, None, None)
+    expected = np.exp(-np.exp(x @ points.T)).mean(axis=1)
+    seen = (np.arange(40) % 3 == 0) - values_of(engine, spec)[0]
+    np.testing.assert_allclose(seen, expected, atol=1e-5)
+
+
 def test_a_user_counts_by_the_average_of_the_rows() -> None:
     engine, spec, _ = spec_of("persons")
     [group] = engine.groups
@@ -350,6 +371,18 @@ def test_a_check_costs_what_it_says(fitted) -> None:
     assert "epsilon = 0.7" in repr(found) and "<table" in found._repr_html_()
 
 
+def test_differences_are_per_record_where_their_number_is_public(fitted) -> None:
+    """The noise of the count, here of thousands, is in the count alone."""
+    with insecure_noise(3):
+        found = check(fitted, statistic="zeros", epsilon=0.02)
+    row = found.table.iloc[0]
+    assert abs(row["records"] - 2000) > 500
+    assert row["noise"] > 0.9
+    mu = mu_from_budget(0.02, 1e-6)
+    norm = math.sqrt(1 + 0.5**2 + 0.125**2 + 0.25**2)
+    assert row["sd"] * math.sqrt(row["noise"]) == pytest.approx(2 * norm / mu / 2000, rel=1e-3)
+
+
 def test_groups_and_functions_in_a_check(fitted) -> None:
     statistic = {"many": lambda y: y > 3, "log": lambda y: pt.log1p(y)}
     bounds = {"many": (0, 1), "log": (0, 2)}
@@ -377,6 +410,18 @@ def test_insecure_noise_is_stamped(fitted) -> None:
     assert found.privacy_guarantee == "none"
     assert "NO PRIVACY GUARANTEE" in repr(found)
     assert "NO PRIVACY" in found.plot().get_title(loc="left")
+
+
+def test_insecure_draws_are_stamped(fitted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The check is made at their mean."""
+    plain = estimates.released_draws
+
+    def insecure(released):
+        facts, posterior = plain(released)
+        return {**facts, "privacy_guarantee": "none"}, posterior
+
+    monkeypatch.setattr(estimates, "released_draws", insecure)
+    assert check(fitted, statistic="zeros", epsilon=0.05).privacy_guarantee == "none"
 
 
 WRONG = {
@@ -428,13 +473,25 @@ def test_a_law_that_is_not_known_is_refused() -> None:
         discrepancies(unknown, point, SOME, 9, vectors, None, None)
 
 
+def test_an_observed_variable_without_parameters_is_refused() -> None:
+    with pm.Model() as model:
+        pm.Poisson("y", pt.exp(pm.Normal("a")), observed=np.arange(9))
+        pm.Normal("w", 0.0, 1.0, observed=np.linspace(0, 1, 9))
+    records = extract(model)
+    point = at(records.initial, np.eye(1))
+    engine = RowEngine.of(records, point.coordinates)
+    with pytest.raises(ValueError, match="depends on parameters"):
+        discrepancies(engine, point, SOME, 9, model, None, "w")
+    assert discrepancies(engine, point, SOME, 9, model, None, None).observed == "y"
+
+
 def test_a_contribution_that_sees_other_rows_is_caught_before_it_is_paid(
     fitted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plain = Discrepancies._of
 
-    def mixed(spec, rows):
-        found = plain(spec, rows)
+    def mixed(spec, *rows):
+        found = plain(spec, *rows)
         return found - found.mean(axis=1, keepdims=True)
 
     monkeypatch.setattr(Discrepancies, "_of", mixed)

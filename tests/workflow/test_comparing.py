@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pymc as pm
@@ -21,7 +22,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.records.units import RecordStore
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.groups import RowGroup
-from pymc_dp.workflow.comparing import Moments, Together, ranked
+from pymc_dp.workflow.comparing import Moments, Together, _same_records, ranked
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:The normal approximation is unreliable:UserWarning",
@@ -79,7 +80,9 @@ def errors(pair: str, repeats: int, noise_sd: float, noise_in_fit: float) -> np.
             eta = NEW[:, columns] @ beta
             new.append(np.mean(np.exp(NEW @ truth) * eta - np.exp(eta)))
         spec = Moments(tuple(at), 3.0, N)
-        total = sum(block.sum(axis=1) for _, block in spec.blocks(Together(tuple(engines))))
+        total = sum(
+            block.sum(axis=1) for _, block in spec.blocks(Together(tuple(engines), frozenset()))
+        )
         table = ranked(["a", "b"], spec, total + rng.normal(0, noise_sd, spec.size), noise_sd)
         best, other = table.index
         truly = N * (new[1] - new[0]) * (1 if best == "b" else -1)
@@ -114,6 +117,12 @@ def test_errors_are_normal() -> None:
 # -- what one unit adds ---------------------------------------------------------------------------
 
 
+def outcome_of(engine: RowEngine) -> Any:
+    """The source of what is observed."""
+    graph = engine.groups[0].functions.graph
+    return graph.leaves[graph.outcomes[0].leaf].source
+
+
 def several(users: bool = False) -> tuple[Together, Moments]:
     rng = np.random.default_rng(2)
     y, person = rng.poisson(1.0, 60), np.arange(60) // 3
@@ -128,7 +137,7 @@ def several(users: bool = False) -> tuple[Together, Moments]:
         records = extract(model, privacy_unit=person if users else None)
         d = len(records.initial)
         engines.append(RowEngine.of(records, Coordinates(records.initial, 0.1 * np.eye(d))))
-    rows = Together(tuple(engines))
+    rows = Together(tuple(engines), frozenset(map(outcome_of, engines)))
     return rows, Moments(tuple(engine.coordinates for engine in engines), 0.4, rows.n_units)
 
 
@@ -176,7 +185,7 @@ def test_neighbours_are_as_close_as_what_was_paid_for(users: bool, relation: str
             array[mine] = 7 * np.roll(array, 11, axis=0)[mine]
         changed = RowGroup(group.functions, RecordStore(arrays), group.units)
         engines.append(engine.on([changed], engine.n_units))
-    other = Together(tuple(engines))
+    other = Together(tuple(engines), rows.observed)
     assert squared(whole - Holder(other).total(query)) <= bound**2
     rest = Holder(other.part(slice(1, rows.n_units))).total(query)
     np.testing.assert_array_equal(without, rest)
@@ -184,6 +193,72 @@ def test_neighbours_are_as_close_as_what_was_paid_for(users: bool, relation: str
 
 def squared(difference: np.ndarray) -> int:
     return sum(int(x) ** 2 for x in difference)
+
+
+@pytest.mark.parametrize("users", [False, True])
+def test_a_unit_with_other_outcomes_in_one_model_adds_to_a_count_alone(users: bool) -> None:
+    rows, spec = several(users)
+    whole = np.hstack([block for _, block in spec.blocks(rows)])
+    engine = rows.engines[1]
+    [group] = engine.groups
+    arrays = [array.copy() for array in group.store.read()]
+    [outcome] = group.functions.graph.outcomes
+    arrays[outcome.leaf][[0, 7]] += 1
+    other = engine.on([RowGroup(group.functions, RecordStore(arrays), group.units)], rows.n_units)
+    changed = Together((rows.engines[0], other, rows.engines[2]), rows.observed)
+    values = np.hstack([block for _, block in spec.blocks(changed)])
+    differ = [0, 2] if users else [0, 7]
+    assert not values[:-1, differ].any()
+    assert list(np.flatnonzero(values[-1])) == differ
+    np.testing.assert_array_equal(np.delete(values, differ, 1), np.delete(whole, differ, 1))
+    total = values.sum(axis=1)
+    assert spec.differing(total, 0.1) == 2
+    assert spec.differing(total, 1.0) == 0  # may be noise
+
+
+def test_users_are_alike_in_any_order_of_their_rows() -> None:
+    rows, _ = several(users=True)
+    engine = rows.engines[0]
+    [group] = engine.groups
+    back = slice(None, None, -1)
+    store = RecordStore([array[back].copy() for array in group.store.read()])
+    turned = engine.on([RowGroup(group.functions, store, group.units[back].copy())], rows.n_units)
+    assert Together((engine, turned), rows.observed).alike().all()
+    moved = engine.part(slice(0, 19)), turned.part(slice(1, 20))
+    assert not Together(moved, rows.observed).alike().all()
+
+
+def budgeted(y: np.ndarray, x: Any = 1.0, **options: Any) -> tuple[None, pm.Model]:
+    with pm.Model() as model:
+        pm.Poisson("y", pt.exp(pm.Normal("a") * pm.Data("x", x)), observed=y)
+        dp.PrivacyBudget(1.0, 1e-6, **options)
+    return None, model
+
+
+@pytest.mark.parametrize("relation", ["replace_one", "add_or_remove_one"])
+def test_no_error_tells_of_a_record(relation: str) -> None:
+    """Whether arrays are equal may depend on one record, as whether one is above a limit."""
+    ledger = dp.Ledger.temporary(relation)
+    options = {"ledger": ledger, "neighboring": relation}
+    if relation == "add_or_remove_one":
+        options["n_public"] = 50
+    y = np.arange(50) % 9
+    first = budgeted(y, **options)
+    for other in [np.minimum(y, 7), y[y < 8]] if len(options) == 3 else [np.minimum(y, 7)]:
+        _same_records({"a": first, "b": budgeted(other, **options)})
+
+
+def test_public_facts_that_differ_are_refused() -> None:
+    ledger = dp.Ledger.temporary("replace_one")
+    y, x = np.arange(50) % 9, np.linspace(0.0, 1.0, 50)
+    first = budgeted(y, x, ledger=ledger)
+    for other, error, message in (
+        (budgeted(y[1:], x[1:], ledger=ledger), ValueError, "not the same records"),
+        (budgeted(y[:, None], x[:, None], ledger=ledger), ValueError, "not the same records"),
+        (budgeted(y, x, ledger=ledger, public=["x"]), UnsafeModel, "public for one model"),
+    ):
+        with pytest.raises(error, match=message):
+            _same_records({"a": first, "b": other})
 
 
 def test_a_mean_that_is_subtracted_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +319,20 @@ def test_the_right_model_wins_where_the_budget_suffices(three) -> None:
 
 
 @pytest.mark.slow
+def test_models_of_other_records_are_not_compared(three) -> None:
+    y = three["poisson"][1].rvs_to_values[three["poisson"][1]["y"]].data
+    ledger = dp.get_budget(three["poisson"][1]).ledger
+    with pm.Model() as model:
+        pm.Poisson("y", pt.exp(pm.Normal("a")), observed=y[::-1].copy())
+        dp.PrivacyBudget(4.0, 1e-6, ledger=ledger)
+        released = dp.laplace(share=0.5, random_seed=1, progressbar=False)
+    pair = {**some(three, "poisson"), "turned": (released, model)}
+    with pytest.warns(UserWarning, match="other outcomes in one model"):
+        found = dp.compare(pair, epsilon=0.3, clip=1.0, progressbar=False)
+    assert set(found.table["verdict"]) == {"cannot tell"}
+
+
+@pytest.mark.slow
 def test_models_that_are_alike_cannot_be_told_apart(three) -> None:
     """Within five standard errors: a verdict of 95 % would be wrong too often for a test."""
     found = dp.compare(some(three, "negative binomial", "more"), epsilon=0.5, progressbar=False)
@@ -295,7 +384,7 @@ def test_wrong_arguments_spend_nothing(three) -> None:
         with pytest.raises(error, match=message):
             dp.compare(models, **{"epsilon": 0.1, "progressbar": False, **options})
     with pm.Model() as other:
-        pm.Poisson("y", pt.exp(pm.Normal("a")), observed=np.zeros(4000, int))
+        pm.Poisson("y", pt.exp(pm.Normal("a")), observed=np.zeros(3999, int))
         dp.PrivacyBudget(1.0, 1e-6, ledger=budget.ledger)
     pair["other"] = three["poisson"][0], other
     with pytest.raises(ValueError, match="not the same records"):
