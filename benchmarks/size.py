@@ -48,7 +48,7 @@ MODULES = {
 GUESTS = (
     "published",
     "subsampling",
-    "report",
+    "reports",
     "audit",
     "clusters",
     "owners",

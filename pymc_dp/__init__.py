@@ -37,12 +37,12 @@ from pymc_dp.published.releases import (
 )
 from pymc_dp.published.step import ConjugateNormal, PrivacyAwareGibbs
 from pymc_dp.records.bounds import bounds
-from pymc_dp.report.budgets import plot_budget, plot_effective_draws, plot_epsilon_delta
-from pymc_dp.report.clipping import clip_advice, clipping_report, plot_clip_advice
-from pymc_dp.report.comparison import compare_accountants
-from pymc_dp.report.diagnostics import inefficiency, mmd
-from pymc_dp.report.page import report
-from pymc_dp.report.posteriors import (
+from pymc_dp.reports.budgets import plot_budget, plot_effective_draws, plot_epsilon_delta
+from pymc_dp.reports.clipping import clip_advice, clipping_report, plot_clip_advice
+from pymc_dp.reports.comparison import compare_accountants
+from pymc_dp.reports.diagnostics import inefficiency, mmd
+from pymc_dp.reports.page import report
+from pymc_dp.reports.posteriors import (
     plot_acceptance,
     plot_gibbs_acceptance,
     plot_posterior_comparison,

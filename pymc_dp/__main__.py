@@ -60,7 +60,7 @@ def _certificates(args: argparse.Namespace) -> None:
 
 
 def _add_ledger(commands: argparse._SubParsersAction) -> None:
-    from pymc_dp.report import ledgers
+    from pymc_dp.reports import ledgers
 
     ledger = commands.add_parser("ledger", help="what a ledger holds, for who answers for the data")
     actions = ledger.add_subparsers(required=True, metavar="action")

@@ -21,7 +21,7 @@ from pymc_dp.privacy.accounting import mu_from_budget, units_from_mu
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.bounds import source_limits
 from pymc_dp.records.graph import RowGraph
-from pymc_dp.report import COLOURS, LIMIT, axes_for, mark, tidy
+from pymc_dp.reports import COLOURS, LIMIT, axes_for, mark, tidy
 from pymc_dp.rows.contributions import law_unknown
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.workflow.discrepancies import (

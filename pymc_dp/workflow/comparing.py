@@ -23,7 +23,7 @@ from pymc_dp.privacy.accounting import MU2_UNIT, mu_from_budget, units_from_mu
 from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.records.ancestry import array_of, data_behind
 from pymc_dp.records.units import private_observed
-from pymc_dp.report import COLOURS, LIMIT, axes_for, mark, tidy
+from pymc_dp.reports import COLOURS, LIMIT, axes_for, mark, tidy
 from pymc_dp.rows.engine import Blocks, RowEngine
 from pymc_dp.rows.joint import hashed
 from pymc_dp.tuning.releases import heavy_quantile

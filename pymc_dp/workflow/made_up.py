@@ -23,7 +23,7 @@ from pymc_dp.records.ancestry import array_of, data_behind, hides_code, is_data,
 from pymc_dp.records.bounds import bounds, declared_bounds
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import private_observed
-from pymc_dp.report.simulation import Simulation, drawn_from_prior
+from pymc_dp.reports.simulation import Simulation, drawn_from_prior
 
 #: Draws from the prior whose median is its centre.
 _DRAWS = 101

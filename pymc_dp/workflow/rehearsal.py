@@ -20,8 +20,8 @@ from pymc_dp.base.checks import check_integer
 from pymc_dp.budget import get_budget, model_of, name_of, require_budget
 from pymc_dp.errors import BudgetExceeded
 from pymc_dp.publication.publish import statement_facts
-from pymc_dp.report.diagnostics import entries
-from pymc_dp.report.posteriors import plot_posterior_comparison
+from pymc_dp.reports.diagnostics import entries
+from pymc_dp.reports.posteriors import plot_posterior_comparison
 from pymc_dp.sampling import sample
 from pymc_dp.steps.langevin import DPLangevin
 from pymc_dp.tuning.forecast import SAMPLERS, Forecast

@@ -38,7 +38,7 @@ from pymc_dp.privacy.subsampled import (
     room_beside,
     smallest_noise_multiplier,
 )
-from pymc_dp.report import comparison
+from pymc_dp.reports import comparison
 from tests.selection import marked
 
 pytest.importorskip("dp_accounting")

@@ -30,7 +30,7 @@ from pymc_dp.privacy.accounting import (
 from pymc_dp.privacy.plan import make_plan
 from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.publish import STATEMENT, make_statement
-from pymc_dp.report.posteriors import longest_stay
+from pymc_dp.reports.posteriors import longest_stay
 
 pytestmark = [
     pytest.mark.filterwarnings(
@@ -707,7 +707,7 @@ def test_a_result_that_was_not_released_has_no_statement() -> None:
 
 
 def test_matplotlib_is_imported_when_something_is_drawn() -> None:
-    pictures = [name for name in sys.modules if name.startswith("pymc_dp.report.")]
+    pictures = [name for name in sys.modules if name.startswith("pymc_dp.reports.")]
     assert len(pictures) > 3
     for name in pictures:
         assert not {"plt", "matplotlib", "Axes"} & set(vars(sys.modules[name])), name

@@ -26,7 +26,7 @@ from pymc_dp.privacy.accounting import (
 )
 from pymc_dp.privacy.subsampled import epsilon_of
 from pymc_dp.publication.publish import statement_facts
-from pymc_dp.report import (
+from pymc_dp.reports import (
     COLOURS,
     LIMIT,
     REFERENCE,
@@ -38,7 +38,7 @@ from pymc_dp.report import (
     rows_for_legend,
     tidy,
 )
-from pymc_dp.report.diagnostics import is_labelled
+from pymc_dp.reports.diagnostics import is_labelled
 from pymc_dp.rows.contributions import score_norms
 from pymc_dp.tuning.forecast import forecast_of
 

@@ -23,8 +23,8 @@ from pymc.model import Model
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.publication.publish import privacy_statement, statement_facts
-from pymc_dp.report.budgets import parts_of_statement, plot_budget
-from pymc_dp.report.diagnostics import entries
+from pymc_dp.reports.budgets import parts_of_statement, plot_budget
+from pymc_dp.reports.diagnostics import entries
 
 _MOST, _LONG = 500, 200  # rows of the table of parameters; characters of a setting
 _GROUPS = ("posterior", "posterior_raw", "sample_stats")

@@ -13,7 +13,7 @@ import xarray as xr
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.privacy.answer import EDGES
-from pymc_dp.report import diagnostics
+from pymc_dp.reports import diagnostics
 
 RNG = np.random.default_rng(11)
 N = 5000

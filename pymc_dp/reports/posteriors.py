@@ -11,7 +11,7 @@ import xarray as xr
 from pymc_dp.base.checks import check_epsilon, check_integer, check_neighboring
 from pymc_dp.errors import UnsafeRelease
 from pymc_dp.publication.publish import statement_facts
-from pymc_dp.report import (
+from pymc_dp.reports import (
     COLOURS,
     LIMIT,
     REFERENCE,
@@ -21,7 +21,7 @@ from pymc_dp.report import (
     legend_above,
     tidy,
 )
-from pymc_dp.report.diagnostics import dataset_of, draws_of, entries, is_labelled
+from pymc_dp.reports.diagnostics import dataset_of, draws_of, entries, is_labelled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

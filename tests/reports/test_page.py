@@ -20,7 +20,7 @@ from matplotlib import pyplot as plt
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.publication.publish import STATEMENT
-from pymc_dp.report import page
+from pymc_dp.reports import page
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Only", "ignore:The gradients of this plan", "ignore:These data already have a budget"

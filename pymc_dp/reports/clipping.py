@@ -20,9 +20,9 @@ from pymc_dp.privacy.preparation import Preparation
 from pymc_dp.publication.results import unconstrain
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import RecordStore, longest_unnamed
-from pymc_dp.report import COLOURS, LIMIT, axes_for, log_x_axis, tidy
-from pymc_dp.report.diagnostics import numbers
-from pymc_dp.report.simulation import MODE, ROWS, Simulation, drawn_from_prior
+from pymc_dp.reports import COLOURS, LIMIT, axes_for, log_x_axis, tidy
+from pymc_dp.reports.diagnostics import numbers
+from pymc_dp.reports.simulation import MODE, ROWS, Simulation, drawn_from_prior
 from pymc_dp.rows.contributions import Score
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import RowFunctions
