@@ -59,6 +59,8 @@ from pymc_dp.base.threads import INTERPRETED
 SHAPE_OPS = (Shape, Shape_i)
 #: Entries picked by arrays of labels.
 TAKES = (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ()))
+#: Where operations call functions of the user, or hold data.
+_RUN_ANY_CODE = ("pymc.ode.ode", "pytensor.link.jax.ops")
 _SETS = (  # an array in which some entries are set or added to
     IncSubtensor,
     AdvancedIncSubtensor,
@@ -133,15 +135,20 @@ def hides_code(variables: Iterable[Variable]) -> str | None:
 
     Python closures may hold data, as in ``pm.CustomDist``; PyMC's ODE holds the times of values.
     """
-    for variable in ancestors(variables):
-        if variable.owner is None:
-            continue
-        op = variable.owner.op
-        module = type(op).__module__
-        known = module.split(".")[0] in ("pytensor", "pymc") and module != "pymc.ode.ode"
-        if not known or isinstance(op, FromFunctionOp):
-            return str(op)
-    return None
+    found = (code_of_others(v.owner.op) for v in ancestors(variables) if v.owner is not None)
+    return next((name for name in found if name is not None), None)
+
+
+def code_of_others(op: Any) -> str | None:
+    """The name of an operation whose code is not PyTensor's or PyMC's, or of one that it wraps."""
+    module = type(op).__module__
+    known = module.split(".")[0] in ("pytensor", "pymc") and module not in _RUN_ANY_CODE
+    if not known or isinstance(op, FromFunctionOp):
+        return type(op).__name__  # its text may show what it holds
+    for wrapped in (getattr(op, "core_op", None), getattr(op, "scalar_op", None)):
+        if wrapped is not None and (name := code_of_others(wrapped)) is not None:
+            return name
+    return hides_code(op.inner_outputs) if isinstance(op, HasInnerGraph) else None
 
 
 def without_casts(value: Variable, passed: tuple[type, ...] = (SpecifyShape,)) -> Variable:
