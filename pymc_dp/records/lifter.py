@@ -159,8 +159,8 @@ class Lifter:
             inlined = inline_ofg_node(variable.owner)
             return self.lift(inlined[variable.owner.outputs.index(variable)], axis)
         raise self.refuse(
-            f"operation {hidden or op} acts on the record axis and is not on the list of operations known to "
-            "keep records apart",
+            f"operation {hidden or op} acts on the record axis and is not on the list of "
+            "operations known to keep records apart",
             "Write the likelihood with elementwise operations, linear predictors (X @ beta) and "
             "group indices (alpha[g]); sums, sorts, scans and recursions over records are no sum "
             "over records.",
