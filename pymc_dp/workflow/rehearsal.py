@@ -234,6 +234,9 @@ def rehearse(
     forecast: Forecast | None = None
     if name_of(step) in SAMPLERS:
         forecast = own.plan(private, draws, tune or 0, chains, step)
+    if names := kwargs.get("var_names"):  # the table has all parameters
+        names = [names] if isinstance(names, str) else names
+        kwargs["var_names"] = list(dict.fromkeys([*made.truth, *names]))
     seed = int(rng.integers(2**31))
     try:
         with warnings.catch_warnings(record=True) as said:

@@ -218,7 +218,13 @@ def found():
     with model:
         names = list(model.named_vars)
         result = dp.rehearse(
-            draws=200, chains=2, cores=1, random_seed=1, progressbar=False, reference=False
+            draws=200,
+            chains=2,
+            cores=1,
+            random_seed=1,
+            progressbar=False,
+            reference=False,
+            var_names="sigma",
         )
     assert list(model.named_vars) == names
     assert budget.ledger.head() == head and budget.spent().epsilon == 0.0
