@@ -264,6 +264,14 @@ def test_other_columns_have_no_statistic(column: Any, words: tuple[str, ...]) ->
         statistic({"x": column})
 
 
+@pytest.mark.parametrize("names", [["x", "x"], [1, "1"]])
+def test_columns_of_one_name_are_refused(names: list[Any]) -> None:
+    frame = pd.DataFrame(np.zeros((3, 2)), columns=names)
+    for use in (statistic, lambda frame: numbers("new['x']", frame)):
+        with refused(ValueError, "several columns named", f"'{names[1]}'"):
+            use(frame)
+
+
 def test_types_of_polars() -> None:
     polars = pytest.importorskip("polars")
     for values in ([1, None, 3], [True, None, False], [0.5, None, 1.0]):

@@ -25,7 +25,12 @@ def is_frame(given: Any) -> bool:
 
 def named(given: Any) -> Any:
     """The columns of a data frame by name; anything else as it is."""
-    return {str(name): given[name] for name in given.columns} if is_frame(given) else given
+    if not is_frame(given):
+        return given
+    names = [str(name) for name in given.columns]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"The data frame has several columns named {twice}. Rename them.")
+    return {str(name): given[name] for name in given.columns}
 
 
 def _kind(dtype: Any) -> str:
@@ -44,8 +49,8 @@ def numbers(label: str, given: Any) -> np.ndarray:
     NaN where there is none.  ValueError, with `label`, for what holds no numbers.
     """
     if is_frame(given):
-        columns = [numbers(f"{label}[{name!r}]", given[name]) for name in given.columns]
-        return np.column_stack(columns)
+        columns = named(given).items()
+        return np.column_stack([numbers(f"{label}[{name!r}]", column) for name, column in columns])
     if isinstance(given, np.ma.MaskedArray):
         raise ValueError(f"{label} is a masked array. Fill it, or leave out rows without a value.")
     if not hasattr(given, "dtype"):

@@ -200,10 +200,10 @@ class TestMadeUpRecords:
 
     def test_examples_and_values_are_taken(self):
         model = hierarchical()
-        example = np.tile([[0.25, 0.75]], (7, 1))
+        example = pd.DataFrame({"a": [0.25] * 7, "b": pd.array([0.75] * 7, "Float64")})
         found = made(model, data={"X": example}, at={"mu": 0.5, "beta": [1.0, -1.0]})
         np.testing.assert_array_equal(
-            found.build()["X"].get_value(), np.tile(example[:1], (300, 1))
+            found.build()["X"].get_value(), np.tile([[0.25, 0.75]], (300, 1))
         )
         assert found.truth["mu"] == 0.5 and found.truth["beta"].tolist() == [1.0, -1.0]
         assert found.assumed == []
