@@ -14,7 +14,8 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.columns import codes_of_ids, numbers
+from pymc_dp.base.columns import numbers
+from pymc_dp.records.units import codes_of_ids
 from tests.publication.test_predict import predicted, released
 from tests.test_wrong_inputs import refused
 
@@ -268,7 +269,7 @@ def test_other_columns_have_no_statistic(column: Any, words: tuple[str, ...]) ->
 def test_columns_of_one_name_are_refused(names: list[Any]) -> None:
     frame = pd.DataFrame(np.zeros((3, 2)), columns=names)
     for use in (statistic, lambda frame: numbers("new['x']", frame)):
-        with refused(ValueError, "several columns named", f"'{names[1]}'"):
+        with refused(ValueError, f"['{names[1]}'] some have one name"):
             use(frame)
 
 

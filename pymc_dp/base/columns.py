@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 #: What to write in place of a column that holds no numbers, by the kind of its type.
 _INSTEAD = {
@@ -27,10 +25,10 @@ def named(given: Any) -> Any:
     """The columns of a data frame by name; anything else as it is."""
     if not is_frame(given):
         return given
-    names = [str(name) for name in given.columns]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"The data frame has several columns named {twice}. Rename them.")
-    return {str(name): given[name] for name in given.columns}
+    columns = {str(name): given[name] for name in given.columns}
+    if len(columns) < len(given.columns):
+        raise ValueError(f"Of the columns {list(columns)} some have one name. Rename them.")
+    return columns
 
 
 def _kind(dtype: Any) -> str:
@@ -64,50 +62,3 @@ def numbers(label: str, given: Any) -> np.ndarray:
     if hasattr(dtype, "kind"):  # pandas
         return given.to_numpy(dtype="float64", na_value=np.nan)
     return given.cast(float).to_numpy()
-
-
-def codes_of_ids(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """(n,) integers for each column of ids, by name: equal where the ids are.
-
-    Ids are integers, text, or anything else that is equal or not; all of one kind, as "7" is not
-    7.  ValueError, with the name and without an id, for other columns.
-    """
-    columns = {}
-    for name, ids in given.items():
-        whole = isinstance(getattr(ids, "dtype", None), np.dtype) and ids.dtype.kind in "iu"
-        column = columns[name] = np.asarray(ids) if whole else np.asarray(ids, dtype=object)
-        if column.ndim != 1 or isinstance(ids, np.ma.MaskedArray):
-            raise ValueError(
-                f"privacy_unit of `{name}` must be one vector of ids, or one column, such as "
-                f"df['person']; got {type(ids).__name__} with {column.ndim} axes."
-            )
-        if not whole and pd.isna(column).any():
-            raise ValueError(
-                f"privacy_unit of `{name}` lacks the ids of some rows. Give each row the id of its "
-                "person, or leave these rows out."
-            )
-    if all(column.dtype != object for column in columns.values()):
-        return {name: column.astype("int64") for name, column in columns.items()}
-    joint = np.concatenate([column.astype(object) for column in columns.values()])
-    alike = {np.integer: int, str: str}  # NumPy has types of its own
-    kinds = {
-        next((one for of, one in alike.items() if issubclass(kind, of)), kind)
-        for kind in set(map(type, joint))
-    }
-    what = f"privacy_unit of {', '.join(f'`{name}`' for name in columns)}"
-    if len(kinds) > 1:
-        raise ValueError(
-            f"{what} has ids of several kinds ({', '.join(sorted(k.__name__ for k in kinds))}), so "
-            "that one person may have two. Make them alike: df['person'].astype(str)."
-        )
-    try:
-        if any(issubclass(kind, float | np.floating | bool | np.bool_) for kind in kinds):
-            raise TypeError
-        codes = pd.factorize(joint)[0].astype("int64")
-    except TypeError:
-        raise ValueError(
-            f"{what} must be ids, integers or text, not of type {kinds.pop().__name__}. Write "
-            "whole numbers that came as reals as df['person'].astype('int64')."
-        ) from None
-    ends = np.cumsum([len(column) for column in columns.values()])
-    return dict(zip(columns, np.split(codes, ends[:-1]), strict=True))

@@ -135,20 +135,17 @@ def hides_code(variables: Iterable[Variable]) -> str | None:
 
     Python closures may hold data, as in ``pm.CustomDist``; PyMC's ODE holds the times of values.
     """
-    found = (code_of_others(v.owner.op) for v in ancestors(variables) if v.owner is not None)
-    return next((name for name in found if name is not None), None)
-
-
-def code_of_others(op: Any) -> str | None:
-    """The name of an operation whose code is not PyTensor's or PyMC's, or of one that it wraps."""
-    module = type(op).__module__
-    known = module.split(".")[0] in ("pytensor", "pymc") and module not in _RUN_ANY_CODE
-    if not known or isinstance(op, FromFunctionOp):
-        return type(op).__name__  # its text may show what it holds
-    for wrapped in (getattr(op, "core_op", None), getattr(op, "scalar_op", None)):
-        if wrapped is not None and (name := code_of_others(wrapped)) is not None:
-            return name
-    return hides_code(op.inner_outputs) if isinstance(op, HasInnerGraph) else None
+    stack = [variable.owner.op for variable in ancestors(variables) if variable.owner is not None]
+    while stack:
+        op = stack.pop()
+        module = type(op).__module__
+        known = module.split(".")[0] in ("pytensor", "pymc") and module not in _RUN_ANY_CODE
+        if not known or isinstance(op, FromFunctionOp):
+            return type(op).__name__  # its text may show what it holds
+        if isinstance(op, HasInnerGraph):
+            stack += [v.owner.op for v in ancestors(op.inner_outputs) if v.owner is not None]
+        stack += [getattr(op, name) for name in ("core_op", "scalar_op") if hasattr(op, name)]
+    return None
 
 
 def without_casts(value: Variable, passed: tuple[type, ...] = (SpecifyShape,)) -> Variable:

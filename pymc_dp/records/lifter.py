@@ -40,7 +40,6 @@ from pymc_dp.records.ancestry import (
     TAKES,
     ancestors_without_shapes,
     array_of,
-    code_of_others,
     is_data,
     is_long_constant,
     number,
@@ -151,16 +150,15 @@ class Lifter:
         if variable.owner is None:
             return self._leaf(variable, axis)
         op = variable.owner.op
-        hidden = None if isinstance(op, OpFromGraph) else code_of_others(op)
         for kinds, rule in RULES:
-            if hidden is None and isinstance(op, kinds):
+            if isinstance(op, kinds):
                 return rule(self, variable, axis)
         if isinstance(op, OpFromGraph):
             inlined = inline_ofg_node(variable.owner)
             return self.lift(inlined[variable.owner.outputs.index(variable)], axis)
         raise self.refuse(
-            f"operation {hidden or op} acts on the record axis and is not on the list of "
-            "operations known to keep records apart",
+            f"operation {op} acts on the record axis and is not on the list of operations known to "
+            "keep records apart",
             "Write the likelihood with elementwise operations, linear predictors (X @ beta) and "
             "group indices (alpha[g]); sums, sorts, scans and recursions over records are no sum "
             "over records.",

@@ -1191,11 +1191,11 @@ EACH = Elemwise(HiddenNumber(upgrade_to_float, name="each"))
 @pytest.mark.parametrize(
     ("mean", "words"),
     [
-        (lambda b, x: Hidden()(b), r"Hidden.* reaches every record and may hold data"),
-        (lambda b, x: EACH(b), r"HiddenNumber reaches every record"),
-        (lambda b, x: wrapped(b), r"Hidden reaches every record"),
-        (lambda b, x: b * EACH(x), r"HiddenNumber acts on the record axis"),
-        (lambda b, x: EACH(b * x), r"HiddenNumber acts on the record axis"),
+        (lambda b, x: Hidden()(b), r"Hidden reaches records and may hold data"),
+        (lambda b, x: EACH(b), r"HiddenNumber reaches records"),
+        (lambda b, x: wrapped(b), r"Hidden reaches records"),
+        (lambda b, x: b * EACH(x), r"HiddenNumber reaches records"),
+        (lambda b, x: EACH(b * x), r"HiddenNumber reaches records"),
     ],
 )
 def test_an_operation_whose_code_is_not_seen_reaches_no_record(mean, words) -> None:
