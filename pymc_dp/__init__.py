@@ -18,7 +18,6 @@ from pymc_dp.errors import (
 from pymc_dp.owners.analyst import Owners
 from pymc_dp.owners.study import Owner
 from pymc_dp.privacy.ledger import Ledger
-from pymc_dp.publication.predict import predict, sample_posterior_predictive
 from pymc_dp.publication.publish import privacy_statement, statement_facts
 from pymc_dp.publication.release import posterior_mean, release
 from pymc_dp.published.making import PublishedStatistic, release_statistic
@@ -62,6 +61,7 @@ from pymc_dp.steps.laplace import find_MAP, laplace
 from pymc_dp.subsampling import HMCECS, SGHMC, SGLD, SGNHT, resample_signed, signed_expectation
 from pymc_dp.workflow.checking import PredictiveCheck, predictive_check
 from pymc_dp.workflow.comparing import Comparison, compare
+from pymc_dp.workflow.predicting import predict, sample_posterior_predictive
 from pymc_dp.workflow.rehearsal import Rehearsal, rehearse
 
 __version__ = "0.1.0"

@@ -14,8 +14,9 @@ import pytest
 
 import pymc_dp as dp
 from pymc_dp.base import compat as _compat
-from pymc_dp.base.columns import codes_of_ids, numbers
-from tests.publication.test_predict import predicted, released
+from pymc_dp.base.columns import numbers
+from pymc_dp.records.units import codes_of_ids
+from tests.workflow.test_predicting import predicted, released
 from tests.test_wrong_inputs import refused
 
 pytestmark = [
@@ -262,6 +263,14 @@ def test_a_frame_has_a_statistic_and_rows_without_values_count_as_zeros() -> Non
 def test_other_columns_have_no_statistic(column: Any, words: tuple[str, ...]) -> None:
     with refused(ValueError, "data['x']", *words):
         statistic({"x": column})
+
+
+@pytest.mark.parametrize("names", [["x", "x"], [1, "1"]])
+def test_columns_of_one_name_are_refused(names: list[Any]) -> None:
+    frame = pd.DataFrame(np.zeros((3, 2)), columns=names)
+    for use in (statistic, lambda frame: numbers("new['x']", frame)):
+        with refused(ValueError, f"['{names[1]}'] some have one name"):
+            use(frame)
 
 
 def test_types_of_polars() -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 #: What to write in place of a column that holds no numbers, by the kind of its type.
 _INSTEAD = {
@@ -25,7 +23,12 @@ def is_frame(given: Any) -> bool:
 
 def named(given: Any) -> Any:
     """The columns of a data frame by name; anything else as it is."""
-    return {str(name): given[name] for name in given.columns} if is_frame(given) else given
+    if not is_frame(given):
+        return given
+    columns = {str(name): given[name] for name in given.columns}
+    if len(columns) < len(given.columns):
+        raise ValueError(f"Of the columns {list(columns)} some have one name. Rename them.")
+    return columns
 
 
 def _kind(dtype: Any) -> str:
@@ -44,8 +47,8 @@ def numbers(label: str, given: Any) -> np.ndarray:
     NaN where there is none.  ValueError, with `label`, for what holds no numbers.
     """
     if is_frame(given):
-        columns = [numbers(f"{label}[{name!r}]", given[name]) for name in given.columns]
-        return np.column_stack(columns)
+        columns = named(given).items()
+        return np.column_stack([numbers(f"{label}[{name!r}]", column) for name, column in columns])
     if isinstance(given, np.ma.MaskedArray):
         raise ValueError(f"{label} is a masked array. Fill it, or leave out rows without a value.")
     if not hasattr(given, "dtype"):
@@ -59,50 +62,3 @@ def numbers(label: str, given: Any) -> np.ndarray:
     if hasattr(dtype, "kind"):  # pandas
         return given.to_numpy(dtype="float64", na_value=np.nan)
     return given.cast(float).to_numpy()
-
-
-def codes_of_ids(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """(n,) integers for each column of ids, by name: equal where the ids are.
-
-    Ids are integers, text, or anything else that is equal or not; all of one kind, as "7" is not
-    7.  ValueError, with the name and without an id, for other columns.
-    """
-    columns = {}
-    for name, ids in given.items():
-        whole = isinstance(getattr(ids, "dtype", None), np.dtype) and ids.dtype.kind in "iu"
-        column = columns[name] = np.asarray(ids) if whole else np.asarray(ids, dtype=object)
-        if column.ndim != 1 or isinstance(ids, np.ma.MaskedArray):
-            raise ValueError(
-                f"privacy_unit of `{name}` must be one vector of ids, or one column, such as "
-                f"df['person']; got {type(ids).__name__} with {column.ndim} axes."
-            )
-        if not whole and pd.isna(column).any():
-            raise ValueError(
-                f"privacy_unit of `{name}` lacks the ids of some rows. Give each row the id of its "
-                "person, or leave these rows out."
-            )
-    if all(column.dtype != object for column in columns.values()):
-        return {name: column.astype("int64") for name, column in columns.items()}
-    joint = np.concatenate([column.astype(object) for column in columns.values()])
-    alike = {np.integer: int, str: str}  # NumPy has types of its own
-    kinds = {
-        next((one for of, one in alike.items() if issubclass(kind, of)), kind)
-        for kind in set(map(type, joint))
-    }
-    what = f"privacy_unit of {', '.join(f'`{name}`' for name in columns)}"
-    if len(kinds) > 1:
-        raise ValueError(
-            f"{what} has ids of several kinds ({', '.join(sorted(k.__name__ for k in kinds))}), so "
-            "that one person may have two. Make them alike: df['person'].astype(str)."
-        )
-    try:
-        if any(issubclass(kind, float | np.floating | bool | np.bool_) for kind in kinds):
-            raise TypeError
-        codes = pd.factorize(joint)[0].astype("int64")
-    except TypeError:
-        raise ValueError(
-            f"{what} must be ids, integers or text, not of type {kinds.pop().__name__}. Write "
-            "whole numbers that came as reals as df['person'].astype('int64')."
-        ) from None
-    ends = np.cumsum([len(column) for column in columns.values()])
-    return dict(zip(columns, np.split(codes, ends[:-1]), strict=True))

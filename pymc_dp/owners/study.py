@@ -20,12 +20,11 @@ from typing import Any
 import numpy as np
 from pymc.model import Model
 
-from pymc_dp.base.columns import codes_of_ids
 from pymc_dp.budget import PrivacyBudget
 from pymc_dp.clusters.shards import Announced, Column, Portion, examples_of
 from pymc_dp.privacy.ledger import Ledger
 from pymc_dp.records.extraction import Records
-from pymc_dp.records.units import Group, RecordStore
+from pymc_dp.records.units import Group, RecordStore, codes_of_ids
 
 
 class ModelFile:

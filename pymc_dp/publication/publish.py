@@ -95,7 +95,8 @@ def private_inputs(
         numbers = numbers or length or bool(held)
         if current.owner is not None:
             stack.extend(current.owner.inputs)
-            for inner in (current.owner.op, getattr(current.owner.op, "core_op", None)):
+            op = current.owner.op
+            for inner in (op, *(getattr(op, name, None) for name in ("core_op", "scalar_op"))):
                 if isinstance(inner, HasInnerGraph):
                     stack.extend(inner.inner_outputs)
     return found, numbers

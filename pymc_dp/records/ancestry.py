@@ -59,6 +59,8 @@ from pymc_dp.base.threads import INTERPRETED
 SHAPE_OPS = (Shape, Shape_i)
 #: Entries picked by arrays of labels.
 TAKES = (AdvancedSubtensor, *((AdvancedSubtensor1,) if AdvancedSubtensor1 is not None else ()))
+#: Where operations call functions of the user, or hold data.
+_RUN_ANY_CODE = ("pymc.ode.ode", "pytensor.link.jax.ops")
 _SETS = (  # an array in which some entries are set or added to
     IncSubtensor,
     AdvancedIncSubtensor,
@@ -133,14 +135,16 @@ def hides_code(variables: Iterable[Variable]) -> str | None:
 
     Python closures may hold data, as in ``pm.CustomDist``; PyMC's ODE holds the times of values.
     """
-    for variable in ancestors(variables):
-        if variable.owner is None:
-            continue
-        op = variable.owner.op
+    stack = [variable.owner.op for variable in ancestors(variables) if variable.owner is not None]
+    while stack:
+        op = stack.pop()
         module = type(op).__module__
-        known = module.split(".")[0] in ("pytensor", "pymc") and module != "pymc.ode.ode"
+        known = module.split(".")[0] in ("pytensor", "pymc") and module not in _RUN_ANY_CODE
         if not known or isinstance(op, FromFunctionOp):
-            return str(op)
+            return type(op).__name__  # its text may show what it holds
+        if isinstance(op, HasInnerGraph):
+            stack += [v.owner.op for v in ancestors(op.inner_outputs) if v.owner is not None]
+        stack += [getattr(op, name) for name in ("core_op", "scalar_op") if hasattr(op, name)]
     return None
 
 

@@ -111,10 +111,10 @@ def lift_rows(
 
 def check_shared(lifter: Lifter) -> None:
     """Refuse row data, and private arrays of unknown meaning, that reach every record."""
-    hidden = hides_code(lifter.shared)
+    hidden = hides_code([*lifter.shared, *lifter.memo.values()])
     if hidden is not None:
         raise lifter.refuse(
-            f"operation {hidden} reaches every record and may hold data that cannot be seen",
+            f"operation {hidden} reaches records and may hold data that cannot be seen",
             "Write it with PyTensor operations.",
         )
     for variable in ancestors_without_shapes(lifter.shared):

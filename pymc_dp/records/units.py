@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from pymc.model import Model
 from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant, Variable
@@ -18,7 +19,6 @@ from pytensor.tensor.elemwise import Elemwise
 from pytensor.tensor.shape import SpecifyShape
 from pytensor.tensor.type import TensorType
 
-from pymc_dp.base.columns import codes_of_ids
 from pymc_dp.errors import NotFactorizable, UnsafeModel
 from pymc_dp.records.ancestry import ancestors_without_shapes, array_of, share_memory
 from pymc_dp.records.graph import RowGraph
@@ -185,6 +185,53 @@ def count_units(
     return len(unique), {
         name: np.searchsorted(unique, array).astype("int64") for name, array in ids.items()
     }
+
+
+def codes_of_ids(given: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """(n,) integers for each column of ids, by name: equal where the ids are.
+
+    Ids are integers, text, or anything else that is equal or not; all of one kind, as "7" is not
+    7.  ValueError, with the name and without an id, for other columns.
+    """
+    columns = {}
+    for name, ids in given.items():
+        whole = isinstance(getattr(ids, "dtype", None), np.dtype) and ids.dtype.kind in "iu"
+        column = columns[name] = np.asarray(ids) if whole else np.asarray(ids, dtype=object)
+        if column.ndim != 1 or isinstance(ids, np.ma.MaskedArray):
+            raise ValueError(
+                f"privacy_unit of `{name}` must be one vector of ids, or one column, such as "
+                f"df['person']; got {type(ids).__name__} with {column.ndim} axes."
+            )
+        if not whole and pd.isna(column).any():
+            raise ValueError(
+                f"privacy_unit of `{name}` lacks the ids of some rows. Give each row the id of its "
+                "person, or leave these rows out."
+            )
+    if all(column.dtype != object for column in columns.values()):
+        return {name: column.astype("int64") for name, column in columns.items()}
+    joint = np.concatenate([column.astype(object) for column in columns.values()])
+    alike = {np.integer: int, str: str}  # NumPy has types of its own
+    kinds = {
+        next((one for of, one in alike.items() if issubclass(kind, of)), kind)
+        for kind in set(map(type, joint))
+    }
+    what = f"privacy_unit of {', '.join(f'`{name}`' for name in columns)}"
+    if len(kinds) > 1:
+        raise ValueError(
+            f"{what} has ids of several kinds ({', '.join(sorted(k.__name__ for k in kinds))}), so "
+            "that one person may have two. Make them alike: df['person'].astype(str)."
+        )
+    try:
+        if any(issubclass(kind, float | np.floating | bool | np.bool_) for kind in kinds):
+            raise TypeError
+        codes = pd.factorize(joint)[0].astype("int64")
+    except TypeError:
+        raise ValueError(
+            f"{what} must be ids, integers or text, not of type {kinds.pop().__name__}. Write "
+            "whole numbers that came as reals as df['person'].astype('int64')."
+        ) from None
+    ends = np.cumsum([len(column) for column in columns.values()])
+    return dict(zip(columns, np.split(codes, ends[:-1]), strict=True))
 
 
 def public_inputs(model: Model, public: Iterable[str]) -> set[Variable]:

@@ -15,6 +15,7 @@ from pytensor.graph.basic import Variable
 from pytensor.graph.replace import clone_replace
 from pytensor.tensor.type import TensorType
 
+from pymc_dp.base.columns import numbers
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.records.ancestry import (
     ancestors_without_shapes,
@@ -190,7 +191,7 @@ class Simulation:
 
 
 def _example(name: str, given: Any, source: Variable) -> np.ndarray:
-    array = np.asarray(given)
+    array = numbers(f"data[{name!r}]", given)
     columns = np.shape(array_of(source))[1:]
     fits = array.ndim >= 1 and len(array) > 0 and array.shape[1:] == columns
     if not fits or array.dtype.kind not in "iufb" or not np.isfinite(array).all():

@@ -105,8 +105,8 @@ class DPSGLD(_Dynamics):
         As for :class:`DPLangevin`.  Default: learned privately.
     noise_multiplier : float, optional
         Noise standard deviation over `clip_norm`; default: the least that fits the budget.
-    runs : int, default 1
-        Must be 1: the plan is fixed when the step is built.
+    runs, share : optional
+        Must be 1: the plan is fixed when the step is built, for a whole budget.
     batches : {"poisson", "fixed_size"}
         A secret coin for each record decides whether it is in a batch, whose size varies about
         `batch_size`; or batches are secret subsets of exactly this size, for 2 to 7 times the

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from pytensor.graph.traversal import ancestors
 from pymc_dp.budget import PrivacyBudget, untagged
 from pymc_dp.errors import UnsafeModel
 from pymc_dp.publication.results import constrain, unconstrain
-from pymc_dp.records.ancestry import array_of, data_behind, hides_code, is_data, is_long_array
+from pymc_dp.records.ancestry import array_of, data_behind, hides_code, is_data, is_long_constant
 from pymc_dp.records.bounds import bounds, declared_bounds
 from pymc_dp.records.extraction import Records, extract
 from pymc_dp.records.units import private_observed
@@ -56,7 +56,7 @@ class MadeUp:
         rng: np.random.Generator,
     ) -> MadeUp:
         """As many records as the budget has units, with public features where there are any."""
-        if (code := hides_code([*model.basic_RVs, *model.potentials])) is not None:
+        if (code := hides_code(model.basic_RVs)) is not None:
             raise UnsafeModel(
                 f"The model has a part of which {code} holds the code, and that code may hold "
                 "private data. Build the model on made-up arrays of your own, and use dp.sample."
@@ -84,25 +84,9 @@ class MadeUp:
 
     def build(self) -> Model:
         """A new model on these records, without a budget; it holds no private array."""
-        model, budget, arrays = self.model, self.budget, self._arrays
-        replaced: dict[Variable, Variable] = {}
-        with pm.Model(coords=self._coords(), model=None) as built:
-            for variable in model.data_vars:
-                known = arrays.get(variable)
-                if known is None and variable.name in budget.public:
-                    known = array_of(variable)
-                if known is not None:
-                    dims = model.named_vars_to_dims.get(variable.name)
-                    replaced[variable] = pm.Data(variable.name, known, dims=dims)
-            for source, array in arrays.items():
-                if source not in replaced:
-                    replaced[source] = pt.as_tensor_variable(array, name=source.name)
-            for dim, length in model.dim_lengths.items():
-                if dim in built.dim_lengths:
-                    replaced[length] = built.dim_lengths[dim]
-            self._add_variables(built, replaced)
-            limits = declared_bounds(model)
-            if limits:
+        with pm.Model(model=None) as built:  # not within the model of the context
+            self._add_variables(built, self._add_data(built))
+            if limits := declared_bounds(self.model):
                 bounds(built, limits)
         return built
 
@@ -128,40 +112,80 @@ class MadeUp:
             )
         return built
 
-    def _coords(self) -> dict[str, Any]:
-        """Of all dims with labels; rows are numbered 0, 1, 2."""
-        model, rows = self.model, set()
-        for group in self._records.groups:
-            for leaf in group.graph.leaves:
-                dims = model.named_vars_to_dims.get(leaf.source.name or "")
-                if is_data(leaf.source) and dims:
-                    rows.add(dims[leaf.axis])
+    def _placed(self) -> dict[Variable, np.ndarray]:
+        """Made-up arrays, with axes as in the model, and public data."""
+        leaves = [leaf for group in self._records.groups for leaf in group.graph.leaves]
+        axes = {leaf.source: leaf.axis for leaf in leaves}
+        made = {source: np.moveaxis(x, 0, axes[source]) for source, x in self._arrays.items()}
+        public = [v for v in self.model.data_vars if v.name in self.budget.public]
+        return {**made, **{v: array_of(v) for v in public if v not in made}}
+
+    def _lengths(self, arrays: Mapping[Variable, np.ndarray]) -> dict[str, int]:
+        """Of the dims of parameters, outcomes and data; public data may have other rows."""
+        model = self.model
+        shapes = {name: value.shape for name, value in self.truth.items()}
         for rv in private_observed(model, self.budget.public):
-            rows.update(list(model.named_vars_to_dims.get(rv.name) or ())[:1])
-        return {
-            dim: np.arange(self.rows) if dim in rows else list(labels)
-            for dim, labels in model.coords.items()
-            if labels is not None
-        }
+            shapes[rv.name] = arrays[data_behind(model.rvs_to_values[rv])].shape
+        shapes |= {v.name: array.shape for v, array in arrays.items() if v in model.data_vars}
+        lengths: dict[str, int] = {}
+        for name, shape in shapes.items():
+            for dim, length in zip(model.named_vars_to_dims.get(name, ()), shape, strict=False):
+                lengths.setdefault(dim, length)
+        for dim in self.budget.public:
+            if model.coords.get(dim) is not None:
+                lengths.setdefault(dim, len(model.coords[dim]))
+        return {dim: length for dim, length in lengths.items() if dim is not None}
+
+    def _label(self, dim: str, length: int) -> Any:
+        """The labels of a dim if they are public, else numbers."""
+        labels = self.model.coords[dim] if dim in self.budget.public else None
+        return np.arange(length) if labels is None or len(labels) != length else list(labels)
+
+    def _add_data(self, built: Model) -> dict[Variable, Variable]:
+        """What stands in place of the arrays of the model, and of the lengths of its dims."""
+        model, arrays = self.model, self._placed()
+        lengths = self._lengths(arrays)
+        built.add_coords({dim: self._label(dim, length) for dim, length in lengths.items()})
+        replaced = {model.dim_lengths[dim]: built.dim_lengths[dim] for dim in lengths}
+        for source, array in arrays.items():
+            if source in model.data_vars:
+                dims = _fitting(built, model.named_vars_to_dims.get(source.name), array.shape)
+                replaced[source] = pm.Data(source.name, array, dims=dims, model=built)
+            else:
+                replaced[source] = pt.as_tensor_variable(array, name=source.name)
+        return replaced
+
+    def _unknown(self, variables: Sequence[Variable], replaced: Collection[Variable]) -> set:
+        """Private arrays behind variables in whose place nothing stands."""
+        length, known = self.budget.longest_unnamed, {*replaced, *self.model.dim_lengths.values()}
+        behind = set(ancestors(variables)) - known
+        return {v for v in behind if is_data(v) or is_long_constant(v, length)}
+
+    def _blank(self, source: Variable) -> Variable:
+        """An array of zeros in place of one that is used for its shape alone."""
+        shape = np.shape(array_of(source))
+        if shape and self.budget.rows_are_private:
+            shape = (self.rows, *shape[1:])
+        return pt.as_tensor_variable(np.zeros(shape, source.type.dtype))
 
     def _add_variables(self, built: Model, replaced: dict[Variable, Variable]) -> None:
         """Those of the model, in its order, with other data behind them."""
-        model, length = self.model, self.budget.longest_unnamed
-        kept = [
-            variable
-            for variable in model.deterministics
-            if not any(
-                is_long_array(left, length) and left not in replaced
-                for left in ancestors([variable])
-            )
-        ]
-        variables = [*model.basic_RVs, *kept, *model.potentials]
+        model, dims = self.model, self.model.named_vars_to_dims
+        whole = {
+            source
+            for source in replaced
+            if dims.get(source.name) == built.named_vars_to_dims.get(source.name)
+        }
+        kept = [v for v in model.deterministics if not self._unknown([v], whole)]
+        variables = [*model.basic_RVs, *kept]
+        for source in self._unknown(variables, replaced):
+            replaced[source] = self._blank(source)
         clones = dict(
             zip(variables, clone_replace(variables, replaced, rebuild_strict=False), strict=True)
         )
         private = private_observed(model, self.budget.public)
         for rv in model.basic_RVs:
-            dims, clone = model.named_vars_to_dims.get(rv.name), untagged(clones[rv])
+            clone, named = untagged(clones[rv]), dims.get(rv.name)
             if rv in model.free_RVs:
                 transform = model.rvs_to_transforms[rv]
                 start = model.rvs_to_initial_values.get(rv)
@@ -169,24 +193,36 @@ class MadeUp:
                 built.register_rv(
                     clone,
                     rv.name,
-                    dims=dims,
+                    dims=named,
                     transform=transform,
                     default_transform=None,
                     initval=start,
                 )
                 continue
-            source = data_behind(model.rvs_to_values[rv])
-            value = replaced.get(source, model.rvs_to_values[rv]) if source is not None else None
+            value = model.rvs_to_values[rv]
+            source = data_behind(value)
+            if source is not None:
+                named = _fitting(built, named, np.shape(array_of(replaced.get(source, source))))
+                value = replaced.get(source, value)
             if rv in private and self.rows != np.shape(array_of(source))[0]:
                 batch = clone.type.ndim - getattr(clone.owner.op, "ndim_supp", 0)
                 resized = change_dist_size(clone, (self.rows, *self._arrays[source].shape[1:batch]))
                 clone = untagged(resized)
-            built.register_rv(clone, rv.name, observed=value, dims=dims)
+            built.register_rv(clone, rv.name, observed=value, dims=named)
         for variable in kept:
             clone = clones[variable]
-            pm.Deterministic(variable.name, clone, dims=model.named_vars_to_dims.get(variable.name))
-        for variable in model.potentials:
-            pm.Potential(variable.name, clones[variable])
+            named = _fitting(built, dims.get(variable.name), clone.type.shape)
+            pm.Deterministic(variable.name, clone, model=built, dims=named)
+
+
+def _fitting(built: Model, dims: Any, shape: Sequence[int | None]) -> Any:
+    """Dims that are as long in the new model as a variable; public data may have other rows."""
+    lengths = {dim: len(labels) for dim, labels in built.coords.items()}
+    fits = (
+        dim is None or (dim in lengths and n in (None, lengths[dim]))
+        for dim, n in zip(dims or (), shape, strict=False)
+    )
+    return dims if all(fits) else None
 
 
 def _plausible(

@@ -27,6 +27,10 @@ from pymc_dp.steps.langevin import DPLangevin
 from pymc_dp.tuning.forecast import SAMPLERS, Forecast
 from pymc_dp.workflow.made_up import MadeUp
 
+_NO_REFERENCE = (
+    "There is nothing to compare with: this rehearsal was made with reference=False. Rehearse with "
+    "reference=True, or compare with the `truth` in its table."
+)
 #: Probability of the intervals, as ArviZ has them.
 _INTERVAL = 0.94
 
@@ -69,6 +73,8 @@ class Rehearsal:
     @property
     def error(self) -> float:
         """Root mean square error of the posterior means, in sds of the reference."""
+        if self.reference is None:
+            raise ValueError(_NO_REFERENCE)
         return float(np.sqrt(np.mean(self.table["error"] ** 2)))
 
     @property
@@ -132,7 +138,7 @@ class Rehearsal:
             If there is no reference.
         """
         if self.reference is None:
-            raise ValueError("There is nothing to compare with: rehearse(reference=False).")
+            raise ValueError(_NO_REFERENCE)
         labels = "private, made-up records", "NUTS, the same records"
         return plot_posterior_comparison(
             self.released, self.reference, var_names, **{"labels": labels, **kwargs}
@@ -228,26 +234,32 @@ def rehearse(
     forecast: Forecast | None = None
     if name_of(step) in SAMPLERS:
         forecast = own.plan(private, draws, tune or 0, chains, step, share=kwargs.get("share", 1.0))
+    if names := kwargs.get("var_names"):  # the table has all parameters
+        names = [names] if isinstance(names, str) else names
+        kwargs["var_names"] = list(dict.fromkeys([*made.truth, *names]))
     seed = int(rng.integers(2**31))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        begin = time.perf_counter()
-        released = sample(
-            draws,
-            tune=tune,
-            chains=chains,
-            step=step,
-            step_kwargs=step_kwargs,
-            model=private,
-            random_seed=seed,
-            **kwargs,
-        )
-        seconds = {"private": time.perf_counter() - begin}
-    own.account.close()
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            begin = time.perf_counter()
+            released = sample(
+                draws,
+                tune=tune,
+                chains=chains,
+                step=step,
+                step_kwargs=step_kwargs,
+                model=private,
+                random_seed=seed,
+                **kwargs,
+            )
+            seconds = {"private": time.perf_counter() - begin}
+    finally:
+        own.account.close()
     other = None
     if reference:
         begin = time.perf_counter()
-        other = _nuts(made.build(), seed, bool(kwargs.get("progressbar", True)))
+        cores = min(2, kwargs.get("cores") or 2)
+        other = _nuts(made.build(), seed, cores, bool(kwargs.get("progressbar", True)))
         seconds["reference"] = time.perf_counter() - begin
     facts = statement_facts(released)
     return Rehearsal(
@@ -267,12 +279,12 @@ def _of_the_run(said: Sequence[warnings.WarningMessage]) -> list[str]:
     return list(dict.fromkeys(str(w.message) for w in said if w.category is UserWarning))
 
 
-def _nuts(model: Model, seed: int, progressbar: bool) -> Any:
+def _nuts(model: Model, seed: int, cores: int, progressbar: bool) -> Any:
     """What NUTS draws, without privacy."""
     mode = {} if pytensor.config.cxx else {"compile_kwargs": {"mode": "NUMBA"}}
     return pm.sample(
         chains=2,
-        cores=2,
+        cores=cores,
         model=model,
         var_names=[rv.name for rv in model.free_RVs],
         random_seed=seed,

@@ -12,6 +12,10 @@ import pymc as pm
 import pytensor.tensor as pt
 import pytest
 from pymc.ode import DifferentialEquation
+from pytensor.compile.builders import OpFromGraph
+from pytensor.compile.ops import wrap_py
+from pytensor.scalar import Composite, add, constant, float64
+from pytensor.tensor.elemwise import Elemwise
 from pytensor.xtensor import as_xtensor
 
 import pymc_dp as dp
@@ -255,6 +259,18 @@ def _times(a: Any) -> Any:
     return equation(y0=a[:1], theta=a[:1])
 
 
+def _in_code(a: Any) -> Any:
+    """Code that is not seen, within a graph that an operation holds."""
+    x = a[0].type()
+    hidden = wrap_py(itypes=[x.type], otypes=[x.type])(lambda value: np.asarray(value + Y.mean()))
+    return OpFromGraph([x], [hidden(x)])(a[0])
+
+
+def _in_a_scalar_graph(a: Any) -> Any:
+    x = float64()
+    return Elemwise(Composite([x], [add(x, constant(Y.mean()))]))(a)
+
+
 #: What a Deterministic may hide, of a variable with two entries, and whether it leaves if named.
 HIDDEN: dict[str, tuple[Callable[[Any], Any], bool]] = {
     "labels of records": (_labels, True),
@@ -269,6 +285,8 @@ HIDDEN: dict[str, tuple[Callable[[Any], Any], bool]] = {
         False,
     ),
     "times": (_times, False),
+    "code in a graph": (_in_code, False),
+    "a number in a graph of scalars": (_in_a_scalar_graph, True),
 }
 
 

@@ -24,6 +24,8 @@ from pytensor.compile.sharedvalue import SharedVariable
 from pytensor.graph.basic import Constant
 from pytensor.graph.op import HasInnerGraph, Op
 from pytensor.graph.traversal import ancestors
+from pytensor.scalar.basic import UnaryScalarOp, upgrade_to_float
+from pytensor.tensor.elemwise import Elemwise
 
 from pymc_dp.base import threads
 from pymc_dp.base.matrices import Coordinates
@@ -1171,10 +1173,35 @@ class Hidden(Op):
         outputs[0][0] = np.asarray(inputs[0] + DATA.x.mean())
 
 
-def test_an_operation_whose_code_is_not_seen_reaches_no_record() -> None:
+class HiddenNumber(UnaryScalarOp):
+    """Adds what its code holds to each entry."""
+
+    def impl(self, x: float) -> float:
+        return x + DATA.x.mean()
+
+
+def wrapped(b: Any) -> Any:
+    x = b.type()
+    return OpFromGraph([x], [Hidden()(x)])(b)
+
+
+EACH = Elemwise(HiddenNumber(upgrade_to_float, name="each"))
+
+
+@pytest.mark.parametrize(
+    ("mean", "words"),
+    [
+        (lambda b, x: Hidden()(b), r"Hidden reaches records and may hold data"),
+        (lambda b, x: EACH(b), r"HiddenNumber reaches records"),
+        (lambda b, x: wrapped(b), r"Hidden reaches records"),
+        (lambda b, x: b * EACH(x), r"HiddenNumber reaches records"),
+        (lambda b, x: EACH(b * x), r"HiddenNumber reaches records"),
+    ],
+)
+def test_an_operation_whose_code_is_not_seen_reaches_no_record(mean, words) -> None:
     with pm.Model() as model:
-        pm.Normal("y", Hidden()(pm.Normal("b")), 1.0, observed=DATA.real)
-    with pytest.raises(NotFactorizable, match=r"Hidden.* reaches every record and may hold data"):
+        pm.Normal("y", mean(pm.Normal("b"), pm.Data("x", DATA.x)), 1.0, observed=DATA.real)
+    with pytest.raises(NotFactorizable, match=words):
         extract(model, check=False)
 
 

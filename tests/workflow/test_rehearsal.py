@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 
+import cloudpickle
 import numpy as np
 import pandas as pd
 import pymc as pm
+import pytensor.tensor as pt
 import pytest
 import xarray as xr
 
@@ -42,7 +43,7 @@ def hierarchical(seed=0, n=300, rows=None, **budget):
         dp.bounds(X=(0, 1), y=(0, 40))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the same data, in several tests
-            dp.PrivacyBudget(2.0, 1e-6, public=["known"], **budget)
+            dp.PrivacyBudget(2.0, 1e-6, **{"public": ["known"], **budget})
     return model
 
 
@@ -65,6 +66,48 @@ def made(model, seed=3, **kwargs):
     return MadeUp.of(model, dp.get_budget(model), rng=rng, **arguments)
 
 
+SECRETS = np.full(50, SECRET)
+NAMES = [f"Zyxwv {k}" for k in range(50)]
+
+
+def held_by_a_formula(b):
+    x = np.where(np.arange(50) % 2, SECRET, 1.0)
+    pm.Data("unused", SECRETS)
+    pm.Normal("y", x * b, 1.0, observed=SECRETS)
+
+
+def held_by_a_dim(b):
+    pm.Data("unused", SECRETS, dims="row")
+    pm.Normal("y", b, 1.0, observed=SECRETS, dims="row")
+
+
+def held_by_a_shape(b):
+    pm.Normal("y", b, 1.0, observed=SECRETS, shape=pm.Data("unused", SECRETS).shape)
+
+
+def held_by_the_shape_of_a_constant(b):
+    pm.Normal("y", b, 1.0, observed=SECRETS, size=pt.as_tensor_variable(SECRETS).shape)
+
+
+def held_by_deterministics(b):
+    pm.Deterministic("number", b * pm.Data("unused", SECRET))
+    pm.Deterministic("pair", b * pm.Data("other", [SECRET, 1.0]))
+    pm.Normal("y", b, 1.0, observed=SECRETS)
+
+
+#: Where a model may hold private arrays that its likelihood does not read.
+HELD = {
+    f.__name__: f
+    for f in (
+        held_by_a_formula,
+        held_by_a_dim,
+        held_by_a_shape,
+        held_by_the_shape_of_a_constant,
+        held_by_deterministics,
+    )
+}
+
+
 def density(model):
     """The log densities of a model at a few places: a function of all that it holds."""
     point = model.initial_point()
@@ -82,26 +125,32 @@ class TestMadeUpRecords:
         monkeypatch.setattr(RecordStore, "read", None)
         made(hierarchical()).build()
 
-    def test_no_private_array_comes_along(self):
-        rng = np.random.default_rng(0)
-        x, y = rng.standard_normal(50), np.full(50, SECRET)
-        x[::2] = SECRET
-        with pm.Model() as model:
-            b = pm.Normal("b", 0, 1)
-            pm.Data("unused", np.full(50, SECRET))
-            pm.Normal("y", x * b, 1.0, observed=y)
-            dp.PrivacyBudget(1.0, 1e-3)
+    @pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning")
+    @pytest.mark.parametrize("how", HELD)
+    @pytest.mark.parametrize("secret", [False, True])
+    def test_no_private_array_comes_along(self, how, secret):
+        size = {"neighboring": "add_or_remove_one", "n_public": 40} if secret else {}
+        with pm.Model(coords={"person": NAMES, "site": ["Zyxwv", "other"]}) as model:
+            b = pm.Normal("b", dims="site")
+            HELD[how](b.sum())
+            dp.PrivacyBudget(1.0, 1e-3, **size)
         built = made(model).with_budget(1.0)
-        for variable in (*built.named_vars.values(), *built.rvs_to_values.values()):
-            assert np.float64(SECRET).tobytes() not in pickle.dumps(variable)
-        assert "unused" not in built.named_vars
+        held = [*built.named_vars.values(), *built.rvs_to_values.values()]
+        everything = [cloudpickle.dumps(v) for v in (*held, *built.dim_lengths.values())]
+        assert not any(np.float64(SECRET).tobytes() in found for found in everything)
+        assert "Zyxwv" not in repr(built.coords) and "unused" not in built.named_vars
+        rows = 40 if secret else len(NAMES)
+        assert len(built.rvs_to_values[built["y"]].eval()) == rows
+        assert len(NAMES) == rows or len(NAMES) not in [len(x) for x in built.coords.values()]
 
     def test_dims_groups_bounds_and_public_data_are_those_of_the_model(self):
         model = hierarchical()
         built = made(model).build()
         assert built.named_vars_to_dims["effect"] == ("group",)
-        assert list(built.coords["group"]) == list("abcd")
-        assert list(built.coords["obs"]) == list(range(300))  # labels of people are private
+        assert list(built.coords["group"]) == list(range(4))  # labels are private
+        assert list(built.coords["obs"]) == list(range(300))
+        public = made(hierarchical(public=["known", "group"])).build()
+        assert list(public.coords["group"]) == list("abcd")
         np.testing.assert_array_equal(built["known"].get_value(), np.linspace(0, 1, 300))
         x, labels = built["X"].get_value(), built["labels"].get_value()
         assert 0 <= x.min() < 0.1 < 0.9 < x.max() <= 1 and {*labels} == {0, 1, 2, 3}
@@ -125,12 +174,36 @@ class TestMadeUpRecords:
         features = [a for a in found._arrays.values() if abs(a.mean()) < 1.0]
         assert all(np.array_equal(features[0], a) for a in features)
 
+    def test_records_stand_on_the_axis_where_the_model_has_them(self):
+        x = np.random.default_rng(0).standard_normal((2, 100))
+        with pm.Model() as model:
+            b = pm.Normal("b", shape=2)
+            pm.Normal("y", b @ pm.Data("x", x, dims=("feature", "row")), 1.0, observed=x[0].copy())
+            dp.PrivacyBudget(1.0, 1e-3, neighboring="add_or_remove_one", n_public=80)
+        built = made(model).build()
+        assert built["x"].get_value().shape == (2, 80) and np.isfinite(density(built)).all()
+
+    def test_public_data_may_have_other_rows(self):
+        known = np.linspace(0.0, 1.0, 60)
+        with pm.Model() as model:
+            b = pm.Normal("b")
+            public = pm.Data("known", known, dims="row")
+            pm.Deterministic("at known values", b * public, dims="row")
+            pm.Normal("earlier", b * public, 1.0, observed=pm.Data("seen", known), dims="row")
+            pm.Normal("y", b, 1.0, observed=np.zeros(60), dims="row")
+            names = ["known", "seen", "earlier"]
+            dp.PrivacyBudget(1.0, 1e-3, neighboring="add_or_remove_one", n_public=50, public=names)
+        built = made(model).build()
+        np.testing.assert_array_equal(built["known"].get_value(), known)
+        assert len(built.coords["row"]) == 50 and np.isfinite(density(built)).all()
+        assert "at known values" not in built.named_vars
+
     def test_examples_and_values_are_taken(self):
         model = hierarchical()
-        example = np.tile([[0.25, 0.75]], (7, 1))
+        example = pd.DataFrame({"a": [0.25] * 7, "b": pd.array([0.75] * 7, "Float64")})
         found = made(model, data={"X": example}, at={"mu": 0.5, "beta": [1.0, -1.0]})
         np.testing.assert_array_equal(
-            found.build()["X"].get_value(), np.tile(example[:1], (300, 1))
+            found.build()["X"].get_value(), np.tile([[0.25, 0.75]], (300, 1))
         )
         assert found.truth["mu"] == 0.5 and found.truth["beta"].tolist() == [1.0, -1.0]
         assert found.assumed == []
@@ -142,9 +215,18 @@ def found():
     model = linear(400)
     budget = dp.get_budget(model)
     head = budget.ledger.head()
-    result = dp.rehearse(
-        model, 200, chains=2, cores=1, random_seed=1, progressbar=False, reference=False
-    )
+    with model:
+        names = list(model.named_vars)
+        result = dp.rehearse(
+            draws=200,
+            chains=2,
+            cores=1,
+            random_seed=1,
+            progressbar=False,
+            reference=False,
+            var_names="sigma",
+        )
+    assert list(model.named_vars) == names
     assert budget.ledger.head() == head and budget.spent().epsilon == 0.0
     return result
 
@@ -163,8 +245,9 @@ class TestRehearse:
             "draw": 200,
             "beta_dim_0": 2,
         }
-        with pytest.raises(ValueError, match="nothing to compare"):
-            found.plot()
+        for compared in (found.plot, lambda: found.error):
+            with pytest.raises(ValueError, match=r"nothing to compare.*reference=True"):
+                compared()
 
     def test_errors_are_those_of_the_table(self):
         truth = {"a": np.array(1.0)}
@@ -244,14 +327,3 @@ class TestRehearse:
 def _posterior(variables):
     columns = {name: (("chain", "draw"), draws) for name, draws in variables.items()}
     return inference_data({"posterior": xr.Dataset(columns)}, {})
-
-
-def test_inside_of_the_model() -> None:
-    """Where one calls ``dp.sample()``, too."""
-    model = linear()
-    before = [*model.named_vars]
-    with model:
-        made = MadeUp.of(model, dp.get_budget(model), {}, {}, 2, np.random.default_rng(0))
-        built = made.build()
-    assert built.parent is None and built.named_vars["beta"] is not model["beta"]
-    assert [*model.named_vars] == before

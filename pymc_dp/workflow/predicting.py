@@ -100,25 +100,17 @@ def predict(
     *Guarantee.*  Predictions are functions of released draws, public values and the formula of the
     model, so nothing is spent, and the statement of the draws holds for them. No record is read.
 
-    *Assumptions.*  `new` is public: grids, scenarios, or people who are in no private data set.
-    Numbers in the formula of a prediction, such as a known standard deviation, are taken as public;
-    the statement names the variables with such numbers.
+    *Assumptions.*  `new` is public, and is part of the result: grids, scenarios, or people who are
+    in no private data set, never rows of the private data, which nothing recognises. So are numbers
+    in the formula of a prediction, such as a known standard deviation (the statement names the
+    variables with such numbers), and all that a `model` without a budget holds.
 
     *Weaknesses.*  An array without a name cannot be replaced: pass arrays as ``pm.Data``. An
     observed variable that has no value of its own for each row is simulated once, or once for each
     label in `coords`.
     """
-    model = model_of(model)
-    statement, posterior = _released(released, model)
-    labels = {dim: list(given) for dim, given in dict(coords or {}).items()}
-    sizes = {dim: len(given) for dim, given in labels.items()}
-    graphs = _Graphs(model, get_budget(model), _new_values(model, new), sizes, resize=True)
-    groups = {"predictions": _simulated(graphs, posterior, var_names, random_seed, progressbar)}
-    if graphs.new:
-        values = {v.name: value.get_value() for v, value in graphs.new.items()}
-        columns = {name: (dims_of(model, name, x.ndim), x) for name, x in values.items()}
-        groups["predictions_constant_data"] = xr.Dataset(columns)
-    return _published(graphs, groups, statement, labels)
+    model, simulation = model_of(model), (var_names, random_seed, progressbar)
+    return _predictions("predictions", released, model, simulation, new, coords)
 
 
 def sample_posterior_predictive(
@@ -131,51 +123,51 @@ def sample_posterior_predictive(
 ) -> Any:
     """Posterior predictive draws of what depends on parameters and public data alone.
 
-    For predictions at public values in place of private data see :func:`pymc_dp.predict`.
+    This is :func:`predict` at the data that the model has, as many as it has.
 
     Parameters
     ----------
     idata : arviz.InferenceData or xarray.DataTree
-        A released result.
-    model : pymc.Model, optional
-        Default: the model of the context.
-    var_names : str or sequence of str, optional
-        Default: all observed variables.
-    random_seed : int or numpy.random.Generator, optional
-        Of the simulation.
-    progressbar : bool, default True
+        Released draws.
+    model, var_names, random_seed, progressbar
+        As for :func:`predict`.
 
     Returns
     -------
     arviz.InferenceData (PyMC 5) or xarray.DataTree (PyMC 6)
-        With the group ``posterior_predictive`` and the privacy statement.
+        With the group ``posterior_predictive`` and the privacy statement of the draws.
 
     Raises
     ------
-    UnsafeRelease
-        If the draws were not released, or a variable depends on private data.
-    ValueError
-        If `var_names` are not in the model, or parameters were not released.
+    UnsafeRelease, ValueError
+        As of :func:`predict`.
     """
-    model = model_of(model)
-    statement, posterior = _released(idata, model)
-    graphs = _Graphs(model, get_budget(model), {}, {}, resize=False)
-    draws = _simulated(graphs, posterior, var_names, random_seed, progressbar)
-    return _published(graphs, {"posterior_predictive": draws}, statement, {})
+    model, simulation = model_of(model), (var_names, random_seed, progressbar)
+    return _predictions("posterior_predictive", idata, model, simulation)
 
 
-# -- what is given --------------------------------------------------------------------------------
-
-
-def _released(idata: Any, model: Model) -> tuple[dict[str, Any], xr.Dataset]:
-    """The statement and the draws of a released result; refuse what is none, and copied models."""
-    facts, posterior = released_draws(idata)
+def _predictions(
+    group: str, released: Any, model: Model, simulation: Any, new: Any = None, coords: Any = None
+) -> Any:
+    statement, posterior = released_draws(released)
     if has_lost_budget(model):
         raise UnsafeRelease(
             "The model is a copy of one with a PrivacyBudget: it holds the private covariates, and "
             "does not say which data are public. Give the original model."
         )
-    return facts, posterior
+    labels = {dim: list(given) for dim, given in dict(coords or {}).items()}
+    sizes = {dim: len(given) for dim, given in labels.items()}
+    resize = group == "predictions"
+    graphs = _Graphs(model, get_budget(model), _new_values(model, new), sizes, resize)
+    groups = {group: _simulated(graphs, posterior, *simulation)}
+    if graphs.new:
+        values = {v.name: value.get_value() for v, value in graphs.new.items()}
+        columns = {name: (dims_of(model, name, x.ndim), x) for name, x in values.items()}
+        groups["predictions_constant_data"] = xr.Dataset(columns)
+    return _published(graphs, groups, statement, labels)
+
+
+# -- what is given --------------------------------------------------------------------------------
 
 
 def _new_values(model: Model, new: Any) -> dict[Variable, SharedVariable]:
@@ -218,12 +210,10 @@ def _new_value(model: Model, variable: Variable, given: Any) -> SharedVariable:
     if dtype.kind != "f" and not np.array_equal(value, array):
         kind = "True or False" if dtype.kind == "b" else "whole numbers"
         raise ValueError(f"{label} must hold {kind} that fit {dtype}, the type of `{name}`.")
-    try:
-        return pytensor.shared(value, name=name, shape=variable.type.shape)
-    except TypeError:
-        raise ValueError(
-            f"{label} has shape {array.shape}; `{name}` was declared with {variable.type.shape}."
-        ) from None
+    # an axis may be declared to be of length one, and be broadcast
+    lengths = zip(variable.type.shape, value.shape, strict=True)
+    shape = tuple(1 if declared == n == 1 else None for declared, n in lengths)
+    return pytensor.shared(value, name=name, shape=shape)
 
 
 def _wanted(model: Model, var_names: str | Sequence[str] | None) -> list[Variable]:
@@ -259,9 +249,8 @@ class _Graphs:
         #: Free variables, and what takes their place.
         self.parameters = {rv: rv.type(name=rv.name) for rv in self.model.free_RVs}
         self.replaced: dict[Variable, Variable] = {**self.parameters, **self.new}
-        #: All that predictions depend on; graphs with new rows; variables with unnamed numbers.
-        self.used: set[Variable] = set()
-        self.at_new_rows: set[Variable] = set()
+        #: What has new rows; names of variables with unnamed numbers.
+        self.at_new_rows: set[Variable] = set(self.new.values())
         self.with_numbers: list[str] = []
 
     def of(self, wanted: Sequence[Variable]) -> list[Variable]:
@@ -270,14 +259,7 @@ class _Graphs:
         for variable in (*observed, *self.model.deterministics):  # one may be behind another
             if variable in wanted or (variable in behind and variable in observed):
                 self.replaced[variable] = self._graph(variable)
-        outputs = [self.replaced[variable] for variable in wanted]
-        self.used.update(ancestors(outputs))
-        if unused := [v.name for v, value in self.new.items() if value not in self.used]:
-            raise ValueError(
-                f"new has values of {unused}, on which no prediction depends. Leave them out: the "
-                "outcome itself needs none."
-            )
-        return outputs
+        return [self.replaced[variable] for variable in wanted]
 
     def _graph(self, variable: Variable) -> Variable:
         [graph] = clone_replace([variable], self.replaced, rebuild_strict=False)
@@ -285,11 +267,9 @@ class _Graphs:
         if self.budget is not None:
             private = variable in private_observed(self.model, self.budget.public)
             self._refuse_private(variable, graph, private)
-        fresh = not {*self.new.values(), *self.at_new_rows}.isdisjoint(ancestors([graph]))
-        if self.resize and (private or (fresh and variable in self.model.observed_RVs)):
-            graph = self._resized(variable, graph)
-            fresh = True
-        if fresh:
+        if self.resize and (private or not self.at_new_rows.isdisjoint(ancestors([graph]))):
+            if variable in self.model.observed_RVs:
+                graph = self._resized(variable, graph)
             self.at_new_rows.add(graph)
         return graph
 
@@ -304,43 +284,35 @@ class _Graphs:
                 f"Predictions of `{variable.name}` are drawn by {code}, whose code may hold "
                 f"private data. {_BY_HAND}"
             )
-        leaves = self._leaves(graph) if _is_distribution(graph) else [graph]
+        leaves = [x for x, _ in self._leaves(graph)] if _is_distribution(graph) else [graph]
         private, numbers = private_inputs(self.model, leaves, budget, self.replaced.values())
         if private or (observed and budget.rows_are_private and not self.resize):
             raise _private(variable, private, self.model)
         if numbers:
             self.with_numbers.append(variable.name)
 
-    def _leaves(self, graph: Variable) -> Iterator[Variable]:
-        """Parameters of a distribution, and of those that it is made of, but no sizes."""
-        for parameter, _ in _parameters_of(graph):
-            if self._is_part(parameter):
-                yield from self._leaves(parameter)
-            else:
-                yield parameter
-
-    def _is_part(self, parameter: Variable) -> bool:
-        return _is_distribution(parameter) and parameter not in self.at_new_rows
-
-    def _axes(self, graph: Variable) -> Iterator[list[Variable | None]]:
-        """Lengths of the leading axes of a distribution, as its parameters have them; None where
-        one is made to be repeated.
+    def _leaves(self, graph: Variable, core: int = 0) -> Iterator[tuple[Variable, int]]:
+        """Parameters of a distribution, and of those that it is made of, but no sizes; with the
+        number of axes that each has besides those of rows.
         """
-        for parameter, core in _parameters_of(graph):
-            lengths = zip(parameter.shape, parameter.type.shape, strict=True)
-            shapes = [[None if fixed == 1 else length for length, fixed in lengths]]
-            if self._is_part(parameter):
-                core -= parameter.owner.op.ndim_supp
-                shapes = list(self._axes(parameter))
-            yield from (shape[: max(len(shape) - core, 0)] for shape in shapes)
+        for parameter, own in _parameters_of(graph):
+            if _is_distribution(parameter) and parameter not in self.at_new_rows:
+                yield from self._leaves(parameter, core + own - parameter.owner.op.ndim_supp)
+            else:
+                yield parameter, core + own
 
     def _resized(self, variable: Variable, graph: Variable) -> Variable:
         """With as many rows as its parameters have, or one for each label."""
         if not _is_distribution(graph):
             raise ValueError(f"`{variable.name}` cannot be given other rows. {_BY_HAND}")
         n_axes = graph.type.ndim - graph.owner.op.ndim_supp
-        rows = [axes[0] for axes in self._axes(graph) if len(axes) == n_axes]
-        rows = [length for length in rows if length is not None]
+        if not n_axes:
+            return graph
+        rows = [
+            parameter.shape[0]
+            for parameter, core in self._leaves(graph)
+            if parameter.type.ndim == n_axes + core and parameter.type.shape[0] != 1
+        ]
         dim = dims_of(self.model, variable.name, graph.type.ndim)[0]
         length = reduce(pt.maximum, rows) if rows else self.lengths.get(dim, 1)
         source = data_behind(self.model.rvs_to_values[variable]) if n_axes > 1 else None
@@ -368,15 +340,12 @@ def _private(variable: Variable, private: Collection[Variable], model: Model) ->
     data = sorted({v.name for v in private if v in model.data_vars})
     text = f"Predictions of `{variable.name}` would be made at private covariates"
     if data:
-        values = ", ".join(f"{name!r}: ..." for name in data)
-        text += f", {', '.join(f'`{name}`' for name in data)}"
-        text += f". Give public values in their place: dp.predict(..., new={{{values}}})"
+        names, values = (", ".join(form.format(x) for x in data) for form in ("`{}`", "{!r}: ..."))
+        text += f", {names}. Give public values in their place: dp.predict(..., new={{{values}}})"
     if len(data) < len(set(private)) or not private:
         text += (
             ". Arrays without a name, and the number of records, cannot be replaced: pass arrays "
-            "as pm.Data, x = pm.Data('x', x), when the model is built. With these draws, build a "
-            "model with public covariates and the same parameters, and predict from that one: "
-            "released draws may be used freely"
+            f"as pm.Data, x = pm.Data('x', x), when the model is built. {_BY_HAND[:-1]}"
         )
     return UnsafeRelease(f"{text}.")
 
@@ -390,44 +359,45 @@ def _simulated(
     """One simulation for each draw."""
     wanted = _wanted(graphs.model, var_names)
     outputs = graphs.of(wanted)
-    inputs = {rv.name: x for rv, x in graphs.parameters.items() if x in graphs.used}
+    used = set(ancestors(outputs))
+    if unused := [v.name for v, value in graphs.new.items() if value not in used]:
+        raise ValueError(
+            f"new has values of {unused}, on which no prediction depends. Leave them out: the "
+            "outcome itself needs none."
+        )
+    inputs = {rv.name: x for rv, x in graphs.parameters.items() if x in used}
     if missing := [name for name in inputs if name not in posterior]:
         raise ValueError(
             f"The draws lack {missing}, on which predictions depend. Release without var_names, or "
             "give the model of these draws."
         )
-    columns = [posterior[name].transpose("chain", "draw", ...).values for name in inputs]
-    arguments = list(inputs.values())
-    shapes = {f"new[{v.name!r}]": x.get_value().shape for v, x in graphs.new.items()}
-    shapes |= {f"`{k}`": x.shape[2:] for k, x in zip(inputs, columns, strict=True)}
-
-    def called(function: Any, where: tuple[int, ...]) -> list[np.ndarray]:
-        """What a function of the parameters gives for one draw."""
-        draw = [x[where].astype(v.dtype) for v, x in zip(arguments, columns, strict=True)]
-        try:
-            return function(*draw)
-        except (AssertionError, IndexError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"Predictions cannot be computed: {str(error).splitlines()[0]}. Shapes are "
-                f"{', '.join(f'{name}: {shape}' for name, shape in shapes.items())}. If they do "
-                "not fit, give every array in new one row for each prediction, with the columns of "
-                "the model, and the model of these draws."
-            ) from None
-
-    lookups = _lookups(outputs, graphs.new)
-    checked = [x for _, _, *pair in lookups for x in pair]
-    function = pytensor.function(arguments, checked, mode=PYTHON, on_unused_input="ignore")
-    _refuse_labels(lookups, called(function, (0, 0)))
+    _refuse_negative_labels(outputs, graphs)
     # lengths without the draws that they are lengths of: those may be as many as the records
     outputs = rewrite_graph(outputs, include=("ShapeOpt", "canonicalize"), clone=False)
     seed = int(np.random.default_rng(random_seed).integers(2**31))
     function = compile_draws(
-        arguments, outputs, random_seed=seed, mode=PYTHON, on_unused_input="ignore"
+        list(inputs.values()), outputs, random_seed=seed, mode=PYTHON, on_unused_input="ignore"
     )
+    columns = [
+        posterior[name].transpose("chain", "draw", ...).values.astype(x.dtype)
+        for name, x in inputs.items()
+    ]
     chains = {dim: posterior[dim].values for dim in ("chain", "draw")}
     size = tuple(len(labels) for labels in chains.values())
-    with _compat.working("Predicting", progressbar):
-        made = [called(function, where) for where in np.ndindex(size)]
+    try:
+        with _compat.working("Predicting", progressbar):
+            made = [function(*[x[where] for x in columns]) for where in np.ndindex(size)]
+    except (AssertionError, IndexError, TypeError, ValueError) as error:
+        shapes = {f"new[{v.name!r}]": x.get_value().shape for v, x in graphs.new.items()}
+        shapes |= {f"`{k}`": x.shape[2:] for k, x in zip(inputs, columns, strict=True)}
+        counts = graphs.budget is not None and graphs.budget.rows_are_private
+        reason = "" if counts else f": {str(error).splitlines()[0]}"  # it may tell their number
+        raise ValueError(
+            f"Predictions cannot be computed{reason}. Shapes are "
+            f"{', '.join(f'{name}: {shape}' for name, shape in shapes.items())}. If they do not "
+            "fit, give every array in new one row for each prediction, with the columns and labels "
+            "of the model, and the model of these draws."
+        ) from None
     values = {
         variable.name: np.stack(found).reshape((*size, *np.shape(found[0])))
         for variable, found in zip(wanted, zip(*made, strict=True), strict=True)
@@ -435,36 +405,21 @@ def _simulated(
     return dataset(graphs.model, values, ()).assign_coords(chains)
 
 
-#: Names of new values, what is looked up in, the labels, and how many entries there are.
-_Lookup = tuple[list[str], str, Variable, Variable]
-
-
-def _lookups(outputs: Sequence[Variable], new: Mapping[Variable, SharedVariable]) -> list[_Lookup]:
-    """Where new values are labels."""
-    found = []
+def _refuse_negative_labels(outputs: Sequence[Variable], graphs: _Graphs) -> None:
+    """Refuse new labels that would count from the end; those that are too high are an error."""
     for variable in ancestors(outputs):
         if variable.owner is None or not isinstance(variable.owner.op, TAKES):
             continue
-        axis, source = 0, variable.owner.inputs[0]
         for entry in advanced_indices(variable.owner):
-            mask = isinstance(entry, Variable) and entry.type.dtype == "bool"
-            if isinstance(entry, Variable) and not mask:
-                behind = set(ancestors([entry]))
-                names = [f"new[{x.name!r}]" for x in new.values() if x in behind]
-                label = f"`{source.name}`" if source.name else "a parameter"
-                found += [(names, label, entry, source.shape[axis])] if names else []
-            axis += entry.type.ndim if mask else entry is not None
-    return found
-
-
-def _refuse_labels(lookups: Sequence[_Lookup], values: Sequence[np.ndarray]) -> None:
-    """Refuse labels without an entry: negative ones would count from the end."""
-    for (names, source, *_), label, size in zip(lookups, values[::2], values[1::2], strict=True):
-        if np.size(label) and not (np.min(label) >= 0 and np.max(label) < size):
-            raise ValueError(
-                f"{', '.join(names)} holds labels outside of 0..{size - 1}, where {source} has "
-                f"{size} entries; pandas codes a category that it does not know as -1."
-            )
+            behind = set(ancestors([entry])) if isinstance(entry, Variable) else set()
+            names = [f"new[{x.name!r}]" for x in graphs.new.values() if x in behind]
+            if not names or not behind.isdisjoint(graphs.parameters.values()):
+                continue
+            if (pytensor.function([], entry, mode=PYTHON)() < 0).any():
+                raise ValueError(
+                    f"{', '.join(names)} holds negative labels, which would count from the end; "
+                    "pandas codes a category that it does not know as -1."
+                )
 
 
 def _published(
@@ -482,19 +437,14 @@ def _published(
                 f"coords has {len(given)} labels of dim {dim!r}; the predictions have "
                 f"{ {d: n for d, n in sizes.items() if d not in ('chain', 'draw')} }."
             )
-    rows = {
-        dims_of(model, x.name, x.type.ndim)[0]
-        for x in (*graphs.new.values(), *graphs.at_new_rows)
-        if x.type.ndim
-    }
+    rows = {dims_of(model, x.name, x.type.ndim)[0] for x in graphs.at_new_rows if x.type.ndim}
     kept = {
         dim: list(found)
         for dim, found in model.coords.items()
-        if dim in sizes
+        if found is not None
+        and len(found) == sizes.get(dim)
         and dim not in rows
         and (budget is None or dim in budget.public)
-        and found is not None
-        and len(found) == sizes[dim]
     }
     coords = {**kept, **labels}
     taken = [*statement["taken_as_public"], *graphs.with_numbers]

@@ -238,6 +238,33 @@ def test_a_private_number_of_records_is_refused(counted: str) -> None:
         dp.predict(draws, {"x": [1.0]}, model=model, var_names=[mu.name])
 
 
+def test_a_private_number_of_records_is_in_no_error() -> None:
+    with pm.Model() as model:
+        x = pm.Data("x", X[:, 0], shape=(N,))  # any number of new rows may take its place
+        mu = pm.Deterministic("mu", pm.Normal("slope") * x)
+        pm.Deterministic("sum", mu + pt.zeros(N))
+        pm.Normal("y", mu, 1.0, observed=Y)
+        dp.PrivacyBudget(5.0, 1e-3, neighboring="add_or_remove_one", n_public=100)
+    draws, new = released(model), {"x": [0.0, 1.0]}
+    found = dp.predict(draws, new, model=model, var_names=["y", "mu"], progressbar=False)
+    assert predicted(found).shape == (2, 100, 2)
+    with pytest.raises(ValueError, match="cannot be computed") as caught:
+        dp.predict(draws, new, model=model, var_names=["sum"], progressbar=False)
+    assert str(N) not in str(caught.value)
+
+
+def test_one_public_outcome_is_predicted_with_new_values() -> None:
+    with pm.Model() as model:
+        slope, year = pm.Normal("slope"), pm.Data("year", 2.0)
+        pm.Normal("total", slope * year, 0.01, observed=1.0)
+        pm.Normal("y", slope, 1.0, observed=Y)
+        dp.PrivacyBudget(5.0, 1e-3, public=["total", "year"])
+    found = dp.predict(
+        released(model), {"year": 5.0}, model=model, var_names=["total"], progressbar=False
+    )
+    np.testing.assert_allclose(predicted(found, "total").mean(), 5.0, atol=0.02)
+
+
 @pytest.mark.parametrize("length", [1, 5])
 def test_outcomes_without_covariates_are_not_as_many_as_the_records(length: int) -> None:
     with pm.Model() as model:
@@ -452,11 +479,11 @@ WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
     "large": ({"x": ZEROS, "site_of": [0, 2**40, 1]}, ("new['site_of']", "whole numbers", "int32")),
     "a label too high": (
         {"x": ZEROS, "site_of": [0, 1, 3]},
-        ("new['site_of']", "outside of 0..2", "`level` has 3 entries"),
+        ("index 3 is out of bounds", "with size 3", "new['site_of']: (3,)", "`level`: (3,)"),
     ),
     "a label below": (
         {"x": ZEROS, "site_of": [0, 1, -1]},
-        ("new['site_of']", "outside of 0..2", "-1"),
+        ("new['site_of'] holds negative labels", "-1"),
     ),
     "nothing": (None, ("Predictions of `y`", "`site_of`, `x`", "'site_of': ..., 'x': ...")),
     "half": ({"x": ZEROS}, ("Predictions of `y`", "`site_of`", "new={'site_of': ...}")),
