@@ -188,7 +188,7 @@ class DPSGNHT(_Dynamics):
     step_size : float, optional
         h, in z.  Default (automatic settings only): 0.25, or less, so that neither the privacy
         noise nor the sampling of batches asks for a friction above 1.
-    batch_size, clip_norm, scaling, noise_multiplier, runs, batches : optional
+    batch_size, clip_norm, scaling, noise_multiplier, runs, share, batches : optional
         As for :class:`DPSGLD`.
     model, rng, compile_kwargs, initial_point, blocked, progressbar
         As in PyMC.
