@@ -307,17 +307,19 @@ def discrepancies(
 
 def _groups(graph: RowGraph, by: str, model: Model) -> tuple[int, int]:
     """The leaf that holds the labels `by`, and how many groups there are."""
-    found = [
-        k
+    labels = {
+        leaf.source.name: k
         for k, leaf in enumerate(graph.leaves)
-        if leaf.source.name == by and leaf.block.type.ndim == 1
-    ]
-    if not found or graph.leaves[found[0]].block.type.dtype.startswith("float"):
+        if leaf.block.type.ndim == 1 and not leaf.block.type.dtype.startswith("float")
+    }
+    if by not in labels:
+        known = sorted(name for name in labels if name and name not in graph.names)
         raise ValueError(
             f"by={by!r} is no integer pm.Data with one entry per record in the likelihood of "
-            f"{graph.quoted}. Give labels 0, 1, ... as pm.Data and use them there, as alpha[{by}]."
+            f"{graph.quoted}; those are {known}. Give labels 0, 1, ... as pm.Data and use them "
+            "there, as alpha[labels]."
         )
-    leaf = graph.leaves[found[0]]
+    leaf = graph.leaves[labels[by]]
     sizes = [size for label, size in graph.lookups if leaf.block in ancestors([label])]
     limits = source_limits(model).get(leaf.source)
     if limits is not None and np.isfinite(limits[1]).all():
@@ -329,7 +331,7 @@ def _groups(graph: RowGraph, by: str, model: Model) -> tuple[int, int]:
         )
     if min(sizes) > _MOST_GROUPS:
         raise ValueError(f"by={by!r} has more than {_MOST_GROUPS} groups: check fewer.")
-    return found[0], min(sizes)
+    return labels[by], min(sizes)
 
 
 def _statistics(given: Any, bounds: Mapping[str, Any]) -> list[Statistic]:
