@@ -12,6 +12,7 @@ round a row by its place); a constant matrix is inverted once instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -335,6 +336,11 @@ def prepared_loglik(graph: RowGraph) -> Variable:
     return constant_solves(simplified(loglik))
 
 
+def by_row(found: np.ndarray) -> np.ndarray:
+    """(rows, k) matrix of a (rows, ...) array."""
+    return found.reshape(len(found), math.prod(found.shape[1:]))
+
+
 class _Evaluated:
     n_dots: int
     differentiable: list[bool]
@@ -355,7 +361,7 @@ class _Evaluated:
         """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
         function = code_of(self._scores) or self._scores
         found = iter(function(*etas, *phis[self.n_dots :], *labels, *blocks) or ())
-        return [next(found) if smooth else None for smooth in self.differentiable]
+        return [by_row(next(found)) if smooth else None for smooth in self.differentiable]
 
 
 class RowFunctions(_Evaluated):
@@ -478,7 +484,7 @@ class RowFunctions(_Evaluated):
         value, *scores = clone_replace(outputs, self._replacements, rebuild_strict=False)
         # not a number: an impossible value of the parameters for this record, like minus infinity
         value = pt.switch(pt.isnan(value), -np.inf, value)
-        scores = [s.astype("float64").reshape((s.shape[0], -1)) for s in scores]
+        scores = [s.astype("float64") for s in scores]
         inputs = [*self._inputs, *blocks]
         return tuple(compile_function(inputs, o, self.compile_kwargs) for o in ([value], scores))
 
