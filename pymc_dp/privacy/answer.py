@@ -273,8 +273,15 @@ def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: 
     for j in range(d):
         for i in range(n):
             squares[i] += vectors[j, i] * vectors[j, i]
-    for place in np.searchsorted(squared_edges, np.nan_to_num(squares), side="right"):
-        counts[place] += weight
+    for i in range(n):
+        low, high = 0, squared_edges.shape[0]
+        while low < high:  # the first edge above, by bisection; none is "not above" NaN
+            middle = (low + high) // 2
+            if squared_edges[middle] <= squares[i]:
+                low = middle + 1
+            else:
+                high = middle
+        counts[low] += weight
 
 
 # -- sums: what one unit may add, and the noise that hides it -------------------------------------

@@ -14,6 +14,7 @@ from pytensor.graph.replace import graph_replace
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.matrices import Coordinates
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.publication.noise_aware import Likelihood
 from pymc_dp.rows.functions import compile_parameter_function
 
@@ -70,7 +71,7 @@ def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:
 
 def in_support(theta: Any, target: Any, starts: np.ndarray, spare: np.ndarray) -> np.ndarray:
     """The starts; those outside of the support of the target are replaced by spare ones inside."""
-    log_density = compile_parameter_function([theta], target)
+    log_density = compile_parameter_function([theta], target, {"mode": INTERPRETED})
     inside = (at for at in spare if np.isfinite(log_density(at)))
     return np.array([at if np.isfinite(log_density(at)) else next(inside, at) for at in starts])
 

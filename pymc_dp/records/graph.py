@@ -157,12 +157,17 @@ class ParameterVector:
             theta[where] = np.ravel(point[value.name])
         return theta
 
+    def parts(self, theta: np.ndarray) -> list[np.ndarray]:
+        """Values of the variables, of a (d,) vector."""
+        return [
+            theta[where].reshape(shape).astype(value.type.dtype, copy=False)
+            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
+        ]
+
     def point(self, theta: np.ndarray) -> dict[str, np.ndarray]:
         """PyMC point of a (d,) vector."""
-        return {
-            value.name: np.asarray(theta[where].reshape(shape), dtype=value.type.dtype)
-            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
-        }
+        names = (value.name for value in self.values)
+        return dict(zip(names, self.parts(theta), strict=True))
 
 
 def full_eta(cut: Cut, n_rows: int) -> Variable:

@@ -172,7 +172,7 @@ def _in_tiles(rows: np.ndarray, matrix: np.ndarray, tile: int) -> np.ndarray:
     out = np.empty((n, m))
     x, y = np.empty((k, tile)), np.empty((m, tile))  # columns of rows, so that loops vectorise
     weights = np.ascontiguousarray(matrix.T)
-    used = [np.flatnonzero(w) for w in weights]
+    used = [loops.places(weights[c]) for c in range(m)]
     for start in range(0, n, tile):
         size = min(tile, n - start)
         for i in range(size):
@@ -526,8 +526,10 @@ class OutcomeFunctions(_Evaluated):
 class PublicTerms:
     """Log-density and gradient in z of everything that is not private."""
 
-    def __init__(self, function: Any, coordinates: Coordinates) -> None:
-        self._function = function
+    def __init__(
+        self, function: Any, parameters: ParameterVector, coordinates: Coordinates
+    ) -> None:
+        self._function, self._parameters = function, parameters
         self.coordinates = coordinates
 
     @classmethod
@@ -538,28 +540,39 @@ class PublicTerms:
         compile_kwargs: dict[str, Any] | None = None,
     ) -> PublicTerms:
         """Compile the prior and other public terms of a model."""
-        theta = records.parameters.theta
-        [logp] = records.parameters.substitute([records.public_logp])
-        gradient = pytensor.grad(logp, theta, disconnected_inputs="ignore")
-        return cls(
-            compile_parameter_function([theta], [logp, gradient], compile_kwargs), coordinates
-        )
+        parameters = records.parameters
+        # variable by variable: assembling a vector in compiled code takes seconds to compile
+        values = [
+            value.type.clone(shape=shape)()
+            for value, shape in zip(parameters.values, parameters.shapes, strict=True)
+        ]
+        replaced = dict(zip(parameters.values, values, strict=True))
+        [logp] = clone_replace([records.public_logp], replaced, rebuild_strict=False)
+        slopes = pytensor.grad(logp, values, disconnected_inputs="ignore")
+        function = compile_parameter_function(values, [logp, *slopes], compile_kwargs)
+        return cls(function, parameters, coordinates)
 
     def with_coordinates(self, coordinates: Coordinates) -> PublicTerms:
         """The same terms in other coordinates."""
-        return PublicTerms(self._function, coordinates)
+        return PublicTerms(self._function, self._parameters, coordinates)
+
+    def _at(self, z: np.ndarray) -> Any:
+        return self._function(*self._parameters.parts(self.coordinates.theta(z)))
+
+    def _in_z(self, slopes: Sequence[np.ndarray]) -> np.ndarray:
+        return self.coordinates.scaling.T @ np.concatenate([s.ravel() for s in slopes])
 
     def log_density(self, z: np.ndarray) -> float:
         """Log-density at z, a (d,) vector."""
-        return float(self._function(self.coordinates.theta(z))[0])
+        return float(self._at(z)[0])
 
     @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) gradient at z."""
-        return self.coordinates.scaling.T @ self._function(self.coordinates.theta(z))[1]
+        return self._in_z(self._at(z)[1:])
 
     @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
     def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """Log-density and gradient at z, for the price of one."""
-        value, slope = self._function(self.coordinates.theta(z))
-        return float(value), self.coordinates.scaling.T @ slope
+        value, *slopes = self._at(z)
+        return float(value), self._in_z(slopes)

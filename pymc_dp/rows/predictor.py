@@ -188,9 +188,10 @@ _ROWS, _TOLERANCE = 512, 1e-9  # rows of the numerical check; a few hundred roun
 class Predictor:
     """The linear predictor of a row graph, and the family of its rows.
 
-    The family is that of v: the variable of the graph times `sign`.  `affine` maps ones (rows,), zeros for the
-    cuts, with rows of shapes `tails`, and data to the variable's offset (rows,) and derivatives
-    (rows, k); `slope` maps variable and data to (rows,) dl/dv; data are the graph's `leaves`.
+    The family is that of v: the variable of the graph times `sign`.  `affine` maps ones (rows,),
+    zeros for the cuts, with rows of shapes `tails`, and data to the variable's offset (rows,) and
+    derivatives (rows, ...); `slope` maps variable and data to (rows,) dl/dv; data are the graph's
+    `leaves`.
     `single`: float32 holds all data that multiply group effects or coefficients.
     """
 
@@ -274,9 +275,7 @@ def predictor_of(
         return None, f"The log-likelihood of {graph.quoted} is of no known concave family."
     slope = pytensor.grad(loglik.sum(), v, disconnected_inputs="ignore")
     ones = pt.vector("ones", dtype="float64")
-    weights = pytensor.grad(
-        None, etas, known_grads={variable: ones}, disconnected_inputs="ignore"
-    )
+    weights = pytensor.grad(None, etas, known_grads={variable: ones}, disconnected_inputs="ignore")
     outputs = [variable, *[w.astype("float64") for w in weights]]
     used = set(ancestors([slope, *outputs]))
     leaves = tuple(k for k, leaf in enumerate(graph.leaves) if leaf.block in used)
@@ -395,8 +394,8 @@ def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarr
     place = FAMILIES.index(family)
     expected, slope = (np.repeat(points[:, None], len(a), axis=1) for _ in range(2))
     for v, dv in zip(expected, slope, strict=True):
-        linear.evaluate(place, a, b, v, False)
-        linear.evaluate(place, a, b, dv, True)
+        linear.evaluate(place, a, b, v)
+        linear.differentiate(place, a, b, dv)
     v, size = points[:, None], np.abs(a) + np.abs(b)
     if family == "normal":
         growth = v * v
