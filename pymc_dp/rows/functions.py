@@ -347,6 +347,10 @@ class _Evaluated:
     _loglik: Any
     _scores: Any
 
+    def _read(self, blocks: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """What the functions take of the data."""
+        return blocks
+
     @property
     def threaded(self) -> bool:
         """Whether threads may call `loglik` and `scores` side by side."""
@@ -355,12 +359,12 @@ class _Evaluated:
     def loglik(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> np.ndarray:
         """(rows,) log-likelihood of a block."""
         function = code_of(self._loglik) or self._loglik
-        return function(*etas, *phis[self.n_dots :], *labels, *blocks)[0]
+        return function(*etas, *phis[self.n_dots :], *labels, *self._read(blocks))[0]
 
     def scores(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> list[np.ndarray | None]:
         """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
         function = code_of(self._scores) or self._scores
-        found = iter(function(*etas, *phis[self.n_dots :], *labels, *blocks) or ())
+        found = iter(function(*etas, *phis[self.n_dots :], *labels, *self._read(blocks)) or ())
         return [by_row(next(found)) if smooth else None for smooth in self.differentiable]
 
 
@@ -513,13 +517,25 @@ class OutcomeFunctions(_Evaluated):
         stays += [block for k, block in enumerate(data) if k != outcome.leaf]
         loglik = prepared_loglik(functions.graph)
         outputs, inputs, columns = hoisted([loglik, *functions.gradients(loglik)], stays)
-        self._loglik, self._scores = functions.evaluating(outputs, [*data, *inputs])
-        columns = clone_replace(columns, functions._replacements, rebuild_strict=False)
-        seen = [*functions._inputs, *data]
-        self._constants = compile_function(seen, columns, functions.compile_kwargs)
+        self._reads: Sequence[int] = range(len(data) + len(inputs))
+        self._constants = None
+        if columns or functions._hoisted is not None:
+            self._loglik, self._scores = functions.evaluating(outputs, [*data, *inputs])
+        else:
+            self._loglik, self._scores = functions._loglik, functions._scores
+            self._reads = functions.block_leaves
+        if columns:
+            columns = clone_replace(columns, functions._replacements, rebuild_strict=False)
+            seen = [*functions._inputs, *data]
+            self._constants = compile_function(seen, columns, functions.compile_kwargs)
+
+    def _read(self, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
+        return [blocks[k] for k in self._reads]
 
     def constants(self, etas: Any, phis: Any, labels: Any, data: Any) -> list[np.ndarray]:
         """Columns that do not depend on the outcome, rows first, computed once."""
+        if self._constants is None:
+            return []
         return list(self._constants(*etas, *phis[self.n_dots :], *labels, *data))
 
 

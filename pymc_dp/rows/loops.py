@@ -58,12 +58,12 @@ def places(weights: ndarray) -> ndarray:
 
 @compiled(error_model="numpy")
 def _linear_predictor(design: ndarray, first: int, weights: ndarray, out: ndarray) -> None:
-    n = out.shape[1]
-    used = [places(weights[k]) for k in range(weights.shape[0])]
+    n, width = out.shape[1], weights.shape[0]
     for start in range(0, n, _TILE):
         stop = min(start + _TILE, n)
-        for k in range(weights.shape[0]):
-            combine(design, first + start, weights[k], used[k], out[k, start:stop])
+        for k in range(width):
+            w = weights[k]
+            combine(design, first + start, w, places(w), out[k, start:stop])
 
 
 def linear_predictor(design: ndarray, first: int, phi: ndarray, out: ndarray) -> None:
