@@ -157,11 +157,16 @@ class ParameterVector:
             theta[where] = np.ravel(point[value.name])
         return theta
 
+    @cached_property
+    def _places(self) -> list[tuple[slice, tuple[int, ...], str]]:
+        kinds = [value.type.dtype for value in self.values]
+        return list(zip(self.slices, self.shapes, kinds, strict=True))
+
     def parts(self, theta: np.ndarray) -> list[np.ndarray]:
         """Values of the variables, of a (d,) vector."""
         return [
-            theta[where].reshape(shape).astype(value.type.dtype, copy=False)
-            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
+            np.asarray(theta[where].reshape(shape), dtype=dtype)
+            for where, shape, dtype in self._places
         ]
 
     def point(self, theta: np.ndarray) -> dict[str, np.ndarray]:
