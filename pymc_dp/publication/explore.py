@@ -11,6 +11,8 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.matrices import Coordinates
@@ -50,13 +52,35 @@ class Explored(NamedTuple):
         return ""
 
 
+def _shared(array: np.ndarray) -> Any:
+    """A matrix or vector as an input; to check its shape when called takes seconds to compile."""
+    return pytensor.shared(np.ascontiguousarray(array), shape=array.shape)
+
+
+def _in_coordinates(target: Any, theta: Any, x: Any, scaling: np.ndarray | None) -> Any:
+    """The target as a function of x, theta = scaling @ x.
+
+    A part of theta is a product with rows of the scaling: the gradient of a part of a vector takes
+    seconds to compile.
+    """
+    if scaling is None:
+        return graph_replace(target, {theta: x}, strict=False)
+    matrix = _shared(scaling)
+    parts = {
+        v: v.owner.op(matrix, *v.owner.inputs[1:]) @ x
+        for v in ancestors([target])
+        if v.owner is not None and isinstance(v.owner.op, Subtensor) and v.owner.inputs[0] is theta
+    }
+    return graph_replace(target, {**parts, theta: matrix @ x}, strict=False)
+
+
 def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:
     """Log N(G; H w, H + V) up to a constant, of symbolic theta `flat` (d,) with coordinates w.
     Released values are inputs, so that the compiled function is cached.
     """
     weight = np.linalg.pinv(likelihood.curvature + likelihood.noise, hermitian=True)
     inverse, curvature, weight, location, score = (
-        pytensor.shared(np.ascontiguousarray(array))
+        _shared(array)
         for array in (
             np.linalg.inv(at.scaling),
             likelihood.curvature,
@@ -113,8 +137,7 @@ def explore(
         with warnings.catch_warnings(), pm.Model(model=None):
             warnings.simplefilter("ignore")  # PyMC calls the dense mass matrix experimental
             x = pm.Flat("theta", shape=d)
-            at = x if scaling is None else pytensor.shared(np.ascontiguousarray(scaling)) @ x
-            pm.Potential("target", graph_replace(target, {theta: at}, strict=False))
+            pm.Potential("target", _in_coordinates(target, theta, x, scaling))
             result = pm.sample(
                 _DRAWS,
                 tune=_TUNE,
