@@ -158,12 +158,23 @@ class ParameterVector:
         return theta
 
     @cached_property
+    def inputs(self) -> list[Variable]:
+        """The values of the variables, as inputs of known shapes."""
+        pairs = zip(self.values, self.shapes, strict=True)
+        return [value.type.clone(shape=shape)() for value, shape in pairs]
+
+    def of_parts(self, outputs: Sequence[Variable]) -> list[Variable]:
+        """`outputs` as functions of `inputs`: quicker to compile than those of `theta`."""
+        replaced = dict(zip(self.values, self.inputs, strict=True))
+        return clone_replace(list(outputs), replaced, rebuild_strict=False)
+
+    @cached_property
     def _places(self) -> list[tuple[slice, tuple[int, ...], str]]:
         kinds = [value.type.dtype for value in self.values]
         return list(zip(self.slices, self.shapes, kinds, strict=True))
 
     def parts(self, theta: np.ndarray) -> list[np.ndarray]:
-        """Values of the variables, of a (d,) vector."""
+        """Values of `inputs`, of a (d,) vector."""
         return [
             np.asarray(theta[where].reshape(shape), dtype=dtype)
             for where, shape, dtype in self._places

@@ -414,8 +414,8 @@ class RowFunctions(_Evaluated):
         return [*(data[k] for k in self.block_leaves), *columns]
 
     def _compile_shared(self) -> None:
-        theta = self.parameters.theta
-        phis = self.parameters.substitute([cut.phi for cut in self.ordered])
+        theta, shared = self.parameters.theta, [cut.phi for cut in self.ordered]
+        phis = self.parameters.substitute(shared)
         self.constant_jacobians: list[np.ndarray | None] = []
         jacobians, self.varying = [], []
         for k, phi in enumerate(phis):
@@ -431,12 +431,13 @@ class RowFunctions(_Evaluated):
                     )
                     constant = np.asarray(function(np.zeros(self.parameters.size)), dtype="float64")
             self.constant_jacobians.append(constant)
-        outputs = [*phis, *jacobians]
-        self._shared = compile_parameter_function([theta], outputs, self.compile_kwargs)
+        outputs = [*self.parameters.of_parts(shared), *jacobians]
+        inputs = [theta, *self.parameters.inputs]
+        self._shared = compile_parameter_function(inputs, outputs, self.compile_kwargs)
 
     def shared(self, theta: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Shared values and their Jacobians at `theta`, per cut."""
-        results = self._shared(theta)
+        results = self._shared(theta, *self.parameters.parts(theta))
         phis = [np.asarray(phi, order="C") for phi in results[: len(self.ordered)]]
         jacobians = list(self.constant_jacobians)
         for k, matrix in zip(self.varying, results[len(self.ordered) :], strict=True):
@@ -557,15 +558,9 @@ class PublicTerms:
     ) -> PublicTerms:
         """Compile the prior and other public terms of a model."""
         parameters = records.parameters
-        # variable by variable: assembling a vector in compiled code takes seconds to compile
-        values = [
-            value.type.clone(shape=shape)()
-            for value, shape in zip(parameters.values, parameters.shapes, strict=True)
-        ]
-        replaced = dict(zip(parameters.values, values, strict=True))
-        [logp] = clone_replace([records.public_logp], replaced, rebuild_strict=False)
-        slopes = pytensor.grad(logp, values, disconnected_inputs="ignore")
-        function = compile_parameter_function(values, [logp, *slopes], compile_kwargs)
+        [logp] = parameters.of_parts([records.public_logp])
+        slopes = pytensor.grad(logp, parameters.inputs, disconnected_inputs="ignore")
+        function = compile_parameter_function(parameters.inputs, [logp, *slopes], compile_kwargs)
         return cls(function, parameters, coordinates)
 
     def with_coordinates(self, coordinates: Coordinates) -> PublicTerms:
