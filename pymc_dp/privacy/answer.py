@@ -275,12 +275,10 @@ def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: 
             squares[i] += vectors[j, i] * vectors[j, i]
     for i in range(n):
         low, high = 0, squared_edges.shape[0]
-        while low < high:  # the first edge above, by bisection; none is "not above" NaN
+        while low < high:  # bisection for the first edge that is not "at most the square"
             middle = (low + high) // 2
-            if squared_edges[middle] <= squares[i]:
-                low = middle + 1
-            else:
-                high = middle
+            below = squared_edges[middle] <= squares[i]
+            low, high = (middle + 1, high) if below else (low, middle)
         counts[low] += weight
 
 

@@ -53,25 +53,19 @@ class Explored(NamedTuple):
 
 
 def _shared(array: np.ndarray) -> Any:
-    """A matrix or vector as an input; to check its shape when called takes seconds to compile."""
+    """An input of a known shape: to check it in compiled code takes seconds to compile."""
     return pytensor.shared(np.ascontiguousarray(array), shape=array.shape)
 
 
 def _in_coordinates(target: Any, theta: Any, x: Any, scaling: np.ndarray | None) -> Any:
-    """The target as a function of x, theta = scaling @ x.
-
-    A part of theta is a product with rows of the scaling: the gradient of a part of a vector takes
-    seconds to compile.
-    """
+    """The target as a function of x, theta = scaling @ x."""
     if scaling is None:
         return graph_replace(target, {theta: x}, strict=False)
-    matrix = _shared(scaling)
-    parts = {
-        v: v.owner.op(matrix, *v.owner.inputs[1:]) @ x
-        for v in ancestors([target])
-        if v.owner is not None and isinstance(v.owner.op, Subtensor) and v.owner.inputs[0] is theta
-    }
-    return graph_replace(target, {**parts, theta: matrix @ x}, strict=False)
+    matrix, replaced = _shared(scaling), {}
+    for v in ancestors([target]):  # a product is quicker to compile than a gradient of entries
+        if v.owner is not None and isinstance(v.owner.op, Subtensor) and v.owner.inputs[0] is theta:
+            replaced[v] = v.owner.op(matrix, *v.owner.inputs[1:]) @ x
+    return graph_replace(target, {**replaced, theta: matrix @ x}, strict=False)
 
 
 def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:

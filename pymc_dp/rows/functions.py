@@ -12,7 +12,6 @@ round a row by its place); a constant matrix is inverted once instead.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -336,20 +335,11 @@ def prepared_loglik(graph: RowGraph) -> Variable:
     return constant_solves(simplified(loglik))
 
 
-def by_row(found: np.ndarray) -> np.ndarray:
-    """(rows, k) matrix of a (rows, ...) array."""
-    return found.reshape(len(found), math.prod(found.shape[1:]))
-
-
 class _Evaluated:
     n_dots: int
     differentiable: list[bool]
     _loglik: Any
     _scores: Any
-
-    def _read(self, blocks: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
-        """What the functions take of the data."""
-        return blocks
 
     @property
     def threaded(self) -> bool:
@@ -359,13 +349,14 @@ class _Evaluated:
     def loglik(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> np.ndarray:
         """(rows,) log-likelihood of a block."""
         function = code_of(self._loglik) or self._loglik
-        return function(*etas, *phis[self.n_dots :], *labels, *self._read(blocks))[0]
+        return function(*etas, *phis[self.n_dots :], *labels, *blocks)[0]
 
     def scores(self, etas: Any, phis: Any, labels: Any, blocks: Any) -> list[np.ndarray | None]:
         """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
         function = code_of(self._scores) or self._scores
-        found = iter(function(*etas, *phis[self.n_dots :], *labels, *self._read(blocks)) or ())
-        return [by_row(next(found)) if smooth else None for smooth in self.differentiable]
+        found = iter(function(*etas, *phis[self.n_dots :], *labels, *blocks) or ())
+        smooth = [next(found) if smooth else None for smooth in self.differentiable]
+        return [None if s is None else s.reshape(len(s), -1) for s in smooth]
 
 
 class RowFunctions(_Evaluated):
@@ -431,7 +422,7 @@ class RowFunctions(_Evaluated):
                     )
                     constant = np.asarray(function(np.zeros(self.parameters.size)), dtype="float64")
             self.constant_jacobians.append(constant)
-        outputs = [*self.parameters.of_parts(shared), *jacobians]
+        outputs = [*self.parameters.substitute(shared, self.parameters.inputs), *jacobians]
         inputs = [theta, *self.parameters.inputs]
         self._shared = compile_parameter_function(inputs, outputs, self.compile_kwargs)
 
@@ -518,36 +509,21 @@ class OutcomeFunctions(_Evaluated):
         stays += [block for k, block in enumerate(data) if k != outcome.leaf]
         loglik = prepared_loglik(functions.graph)
         outputs, inputs, columns = hoisted([loglik, *functions.gradients(loglik)], stays)
-        self._reads: Sequence[int] = range(len(data) + len(inputs))
-        self._constants = None
-        if columns or functions._hoisted is not None:
-            self._loglik, self._scores = functions.evaluating(outputs, [*data, *inputs])
-        else:
-            self._loglik, self._scores = functions._loglik, functions._scores
-            self._reads = functions.block_leaves
-        if columns:
-            columns = clone_replace(columns, functions._replacements, rebuild_strict=False)
-            seen = [*functions._inputs, *data]
-            self._constants = compile_function(seen, columns, functions.compile_kwargs)
-
-    def _read(self, blocks: Sequence[np.ndarray]) -> list[np.ndarray]:
-        return [blocks[k] for k in self._reads]
+        self._loglik, self._scores = functions.evaluating(outputs, [*data, *inputs])
+        columns = clone_replace(columns, functions._replacements, rebuild_strict=False)
+        seen = [*functions._inputs, *data]
+        self._constants = compile_function(seen, columns, functions.compile_kwargs)
 
     def constants(self, etas: Any, phis: Any, labels: Any, data: Any) -> list[np.ndarray]:
         """Columns that do not depend on the outcome, rows first, computed once."""
-        if self._constants is None:
-            return []
         return list(self._constants(*etas, *phis[self.n_dots :], *labels, *data))
 
 
 class PublicTerms:
     """Log-density and gradient in z of everything that is not private."""
 
-    def __init__(
-        self, function: Any, parameters: ParameterVector, coordinates: Coordinates
-    ) -> None:
-        self._function, self._parameters = function, parameters
-        self.coordinates = coordinates
+    def __init__(self, function: Any, parameters: ParameterVector, at: Coordinates) -> None:
+        self._function, self._parameters, self.coordinates = function, parameters, at
 
     @classmethod
     def of(
@@ -558,7 +534,7 @@ class PublicTerms:
     ) -> PublicTerms:
         """Compile the prior and other public terms of a model."""
         parameters = records.parameters
-        [logp] = parameters.of_parts([records.public_logp])
+        [logp] = parameters.substitute([records.public_logp], parameters.inputs)
         slopes = pytensor.grad(logp, parameters.inputs, disconnected_inputs="ignore")
         function = compile_parameter_function(parameters.inputs, [logp, *slopes], compile_kwargs)
         return cls(function, parameters, coordinates)
@@ -567,22 +543,16 @@ class PublicTerms:
         """The same terms in other coordinates."""
         return PublicTerms(self._function, self._parameters, coordinates)
 
-    def _at(self, z: np.ndarray) -> Any:
-        return self._function(*self._parameters.parts(self.coordinates.theta(z)))
-
-    def _in_z(self, slopes: Sequence[Any]) -> np.ndarray:
-        # `dot` is silent about 0 times the infinite slope of a place that is not possible
-        return self.coordinates.scaling.T.dot(np.concatenate(slopes, axis=None))
-
     def log_density(self, z: np.ndarray) -> float:
         """Log-density at z, a (d,) vector."""
-        return float(self._at(z)[0])
+        return self.both(z)[0]
 
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) gradient at z."""
-        return self._in_z(self._at(z)[1:])
+        return self.both(z)[1]
 
     def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """Log-density and gradient at z, for the price of one."""
-        value, *slopes = self._at(z)
-        return float(value), self._in_z(slopes)
+        value, *slopes = self._function(*self._parameters.parts(self.coordinates.theta(z)))
+        # unlike @, silent about 0 times the infinite slope of a place that is not possible
+        return float(value), self.coordinates.scaling.T.dot(np.concatenate(slopes, axis=None))
