@@ -189,7 +189,7 @@ def transition(
     for _ in range(n_steps):
         mid = z + delta
         known = np.isfinite(mid)  # z is finite, too, where the middle is
-        if overflowed or not known.all():
+        if overflowed or not np.logical_and.reduce(known, axis=None):
             overflowed, finite = True, finite & every(known)
             mid[~finite] = z[~finite] = start[~finite]
         prior_gradient = prior.gradient(mid)

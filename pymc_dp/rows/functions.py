@@ -524,6 +524,7 @@ class PublicTerms:
 
     def __init__(self, function: Any, parameters: ParameterVector, at: Coordinates) -> None:
         self._function, self._parameters, self.coordinates = function, parameters, at
+        self._places = list(zip(parameters.slices, parameters.shapes, strict=True))
 
     @classmethod
     def of(
@@ -553,6 +554,11 @@ class PublicTerms:
 
     def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """Log-density and gradient at z, for the price of one."""
-        value, *slopes = self._function(*self._parameters.parts(self.coordinates.theta(z)))
+        theta, values = self.coordinates.theta(z), []
+        for where, shape in self._places:  # at every step of a chain: no calls
+            values.append(theta[where].reshape(shape))
+        value, *slopes = self._function(*values)
+        for (where, _), part in zip(self._places, slopes, strict=True):
+            theta[where] = part.ravel()
         # unlike @, silent about 0 times the infinite slope of a place that is not possible
-        return float(value), self.coordinates.scaling.T.dot(np.concatenate(slopes, axis=None))
+        return float(value), self.coordinates.scaling.T.dot(theta)
