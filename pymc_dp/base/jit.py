@@ -125,8 +125,8 @@ def compiled(**options: Any) -> Callable[[F], F]:
 
     def decorate(function: F) -> F:
         try:
-            return njit(cache=cache, nogil=True, **options)(function)
+            return njit(cache=cache, nogil=True, no_cfunc_wrapper=True, **options)(function)
         except RuntimeError:
-            return njit(nogil=True, **options)(function)
+            return njit(nogil=True, no_cfunc_wrapper=True, **options)(function)
 
     return decorate

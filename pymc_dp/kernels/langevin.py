@@ -180,6 +180,7 @@ def transition(
     # mid-point kicks with half drifts about them; positions passed on are always finite
     z = start.copy()
     finite: Mask = np.True_
+    overflowed = False
     departure = arrival = prior_work = np.zeros(z.shape[:-1])
     midpoint = gradient = np.zeros(z.shape)
     half_step = 0.5 * step_size
@@ -187,8 +188,10 @@ def transition(
     square = np.vecdot(delta, delta)
     for _ in range(n_steps):
         mid = z + delta
-        finite = finite & every(np.isfinite(mid))  # z is finite, too, where the middle is
-        mid[~finite] = z[~finite] = start[~finite]
+        known = np.isfinite(mid)  # z is finite, too, where the middle is
+        if overflowed or not np.logical_and.reduce(known, axis=None):
+            overflowed, finite = True, finite & every(known)
+            mid[~finite] = z[~finite] = start[~finite]
         prior_gradient = prior.gradient(mid)
         score = path.gradient(z, mid) + prior_gradient
         midpoint, gradient = midpoint + mid, gradient + score

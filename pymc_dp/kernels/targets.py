@@ -112,13 +112,13 @@ class InBasis:
 class _PathInBasis:
     def __init__(self, queries: InBasis, w_start: Array) -> None:
         self._of = queries
-        self._path: Path = queries.queries.path(w_start @ queries.basis.T)
+        self._path: Path = queries.queries.path(w_start.dot(queries.basis.T))
 
     def gradient(self, z: Array, mid: Array) -> Array:
-        basis = self._of.basis
-        score = self._path.gradient(z @ basis.T, mid @ basis.T) @ basis
+        basis = self._of.basis  # `dot` takes half the time of @
+        score = self._path.gradient(z.dot(basis.T), mid.dot(basis.T)).dot(basis)
         if self._of._extra is not None:
-            score = score + self._of.rng.standard_normal(mid.shape) @ self._of._extra.T
+            score = score + self._of.rng.standard_normal(mid.shape).dot(self._of._extra.T)
         return score
 
     def energy_error(self, w_end: Array, lower: Batch, upper: Batch) -> tuple[Batch, Batch]:

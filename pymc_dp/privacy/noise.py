@@ -38,8 +38,11 @@ POOL_TAPES = 4  # kept when several threads draw at the same time
 DIGITS = 8
 # Rows of `digits`: the fractional part x of the draw, the last two terms of a falling sequence of
 # uniforms, and the uniform of one Bernoulli selection. `state` has the cursor in its last place.
-X, FALLING, SELECT, CURSOR = 0, 1, 3, 4
+# Integers of NumPy: numba would compile the functions below once more for each constant of Python.
+X, FALLING, SELECT, CURSOR = map(np.int64, (0, 1, 3, 4))
+FIRST, SECOND = map(np.int64, (0, 1))  # digits
 
+Place = int | np.int64
 Words = NDArray[np.uint32]
 State = NDArray[np.int64]
 
@@ -177,14 +180,14 @@ def _word(words: Words, state: State) -> np.uint32:
 
 
 @_part
-def _renew(words: Words, digits: Words, state: State, row: int) -> None:
+def _renew(words: Words, digits: Words, state: State, row: Place) -> None:
     """Replace deviate ``row`` by a fresh uniform."""
     digits[row, 0] = _word(words, state)
     state[row] = 1
 
 
 @_part
-def _digit(words: Words, digits: Words, state: State, row: int, place: int) -> np.uint32:
+def _digit(words: Words, digits: Words, state: State, row: Place, place: Place) -> np.uint32:
     """Digit ``place`` of deviate ``row``, drawn at its first use."""
     if state[row] == place:
         digits[row, place] = _word(words, state)
@@ -193,7 +196,7 @@ def _digit(words: Words, digits: Words, state: State, row: int, place: int) -> n
 
 
 @_part
-def _less(words: Words, digits: Words, state: State, row: int, other: int) -> bool:
+def _less(words: Words, digits: Words, state: State, row: Place, other: Place) -> bool:
     """Whether deviate ``row`` is below deviate ``other``."""
     for place in range(DIGITS):
         left = _digit(words, digits, state, row, place)
@@ -270,8 +273,8 @@ def _draw(words: Words, digits: Words, state: State, log2_sigma: int) -> int:
         if not accepted:
             continue
         # N5: |normal| = k + x, and round(2^m x) = floor((floor(2^(m+1) x) + 1) / 2)
-        high = np.int64(_digit(words, digits, state, X, 0))
-        low = np.int64(_digit(words, digits, state, X, 1))
+        high = np.int64(_digit(words, digits, state, X, FIRST))
+        low = np.int64(_digit(words, digits, state, X, SECOND))
         first_63_bits = (high << 31) | (low >> 1)
         fraction = int((first_63_bits >> (62 - log2_sigma)) + 1) >> 1
         magnitude = (k << log2_sigma) + fraction

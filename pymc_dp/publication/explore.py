@@ -11,9 +11,12 @@ import pymc as pm
 import pytensor
 import pytensor.tensor as pt
 from pytensor.graph.replace import graph_replace
+from pytensor.graph.traversal import ancestors
+from pytensor.tensor.subtensor import Subtensor
 
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.matrices import Coordinates
+from pymc_dp.base.threads import INTERPRETED
 from pymc_dp.publication.noise_aware import Likelihood
 from pymc_dp.rows.functions import compile_parameter_function
 
@@ -49,13 +52,29 @@ class Explored(NamedTuple):
         return ""
 
 
+def _shared(array: np.ndarray) -> Any:
+    """An input of a known shape: to check it in compiled code takes seconds to compile."""
+    return pytensor.shared(np.ascontiguousarray(array), shape=array.shape)
+
+
+def _in_coordinates(target: Any, theta: Any, x: Any, scaling: np.ndarray | None) -> Any:
+    """The target as a function of x, theta = scaling @ x."""
+    if scaling is None:
+        return graph_replace(target, {theta: x}, strict=False)
+    matrix, replaced = _shared(scaling), {}
+    for v in ancestors([target]):  # a product is quicker to compile than a gradient of entries
+        if v.owner is not None and isinstance(v.owner.op, Subtensor) and v.owner.inputs[0] is theta:
+            replaced[v] = v.owner.op(matrix, *v.owner.inputs[1:]) @ x
+    return graph_replace(target, {**replaced, theta: matrix @ x}, strict=False)
+
+
 def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:
     """Log N(G; H w, H + V) up to a constant, of symbolic theta `flat` (d,) with coordinates w.
     Released values are inputs, so that the compiled function is cached.
     """
     weight = np.linalg.pinv(likelihood.curvature + likelihood.noise, hermitian=True)
     inverse, curvature, weight, location, score = (
-        pytensor.shared(np.ascontiguousarray(array))
+        _shared(array)
         for array in (
             np.linalg.inv(at.scaling),
             likelihood.curvature,
@@ -70,7 +89,7 @@ def log_likelihood(flat: Any, at: Coordinates, likelihood: Likelihood) -> Any:
 
 def in_support(theta: Any, target: Any, starts: np.ndarray, spare: np.ndarray) -> np.ndarray:
     """The starts; those outside of the support of the target are replaced by spare ones inside."""
-    log_density = compile_parameter_function([theta], target)
+    log_density = compile_parameter_function([theta], target, {"mode": INTERPRETED})
     inside = (at for at in spare if np.isfinite(log_density(at)))
     return np.array([at if np.isfinite(log_density(at)) else next(inside, at) for at in starts])
 
@@ -112,8 +131,7 @@ def explore(
         with warnings.catch_warnings(), pm.Model(model=None):
             warnings.simplefilter("ignore")  # PyMC calls the dense mass matrix experimental
             x = pm.Flat("theta", shape=d)
-            at = x if scaling is None else pytensor.shared(np.ascontiguousarray(scaling)) @ x
-            pm.Potential("target", graph_replace(target, {theta: at}, strict=False))
+            pm.Potential("target", _in_coordinates(target, theta, x, scaling))
             result = pm.sample(
                 _DRAWS,
                 tune=_TUNE,

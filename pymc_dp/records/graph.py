@@ -142,13 +142,26 @@ class ParameterVector:
         """Number of parameters, d."""
         return int(self.theta.type.shape[0])
 
-    def substitute(self, outputs: Sequence[Variable]) -> list[Variable]:
-        """`outputs` as functions of `theta`."""
-        parts = {}
-        for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True):
-            part = self.theta[where].reshape(shape) if shape else self.theta[where.start]
-            parts[value] = part.astype(value.type.dtype)
-        return clone_replace(list(outputs), parts, rebuild_strict=False)
+    @cached_property
+    def inputs(self) -> list[Variable]:
+        """The values of the variables; see `parts`."""
+        return [pt.TensorType("float64", shape=shape)() for shape in self.shapes]
+
+    def substitute(
+        self, outputs: Sequence[Variable], parts: Sequence[Variable] | None = None
+    ) -> list[Variable]:
+        """`outputs` as functions of `theta`, or of other `parts`: `inputs` are compiled sooner."""
+        pieces = zip(self.slices, self.shapes, strict=True)
+        parts = parts or [self.theta[p].reshape(s) if s else self.theta[p.start] for p, s in pieces]
+        replaced = {
+            value: part.astype(value.type.dtype)
+            for value, part in zip(self.values, parts, strict=True)
+        }
+        return clone_replace(list(outputs), replaced, rebuild_strict=False)
+
+    def parts(self, theta: np.ndarray) -> list[np.ndarray]:
+        """Values of `inputs`: views of a (d,) vector."""
+        return [theta[p].reshape(s) for p, s in zip(self.slices, self.shapes, strict=True)]
 
     def ravel(self, point: dict[str, np.ndarray]) -> np.ndarray:
         """(d,) vector of a PyMC point."""
@@ -160,8 +173,8 @@ class ParameterVector:
     def point(self, theta: np.ndarray) -> dict[str, np.ndarray]:
         """PyMC point of a (d,) vector."""
         return {
-            value.name: np.asarray(theta[where].reshape(shape), dtype=value.type.dtype)
-            for value, where, shape in zip(self.values, self.slices, self.shapes, strict=True)
+            value.name: np.asarray(part, dtype=value.type.dtype)
+            for value, part in zip(self.values, self.parts(theta), strict=True)
         }
 
 

@@ -465,7 +465,8 @@ class RowEngine:
             eta = flat
             if cut.kind == "dot":
                 eta = np.empty_like(s)
-                loops.linear_predictor(columns.designs[cut], 0, flat.reshape(-1, len(s)), eta)
+                weights = np.ascontiguousarray(flat.reshape(-1, len(s)).T)
+                loops.linear_predictor(columns.designs[cut], 0, weights, eta)
             elif cut.kind == "index":
                 eta = flat.reshape(-1, len(s)).T[:, columns.labels[cut]]
             for own, values in zip(s, eta, strict=True):

@@ -171,7 +171,7 @@ def _in_tiles(rows: np.ndarray, matrix: np.ndarray, tile: int) -> np.ndarray:
     out = np.empty((n, m))
     x, y = np.empty((k, tile)), np.empty((m, tile))  # columns of rows, so that loops vectorise
     weights = np.ascontiguousarray(matrix.T)
-    used = [np.flatnonzero(w) for w in weights]
+    used = [loops.places(weights[c]) for c in range(m)]
     for start in range(0, n, tile):
         size = min(tile, n - start)
         for i in range(size):
@@ -355,7 +355,8 @@ class _Evaluated:
         """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
         function = code_of(self._scores) or self._scores
         found = iter(function(*etas, *phis[self.n_dots :], *labels, *blocks) or ())
-        return [next(found) if smooth else None for smooth in self.differentiable]
+        smooth = [next(found) if smooth else None for smooth in self.differentiable]
+        return [None if s is None else s.reshape(len(s), -1) for s in smooth]
 
 
 class RowFunctions(_Evaluated):
@@ -404,8 +405,8 @@ class RowFunctions(_Evaluated):
         return [*(data[k] for k in self.block_leaves), *columns]
 
     def _compile_shared(self) -> None:
-        theta = self.parameters.theta
-        phis = self.parameters.substitute([cut.phi for cut in self.ordered])
+        theta, shared = self.parameters.theta, [cut.phi for cut in self.ordered]
+        phis = self.parameters.substitute(shared)
         self.constant_jacobians: list[np.ndarray | None] = []
         jacobians, self.varying = [], []
         for k, phi in enumerate(phis):
@@ -421,12 +422,13 @@ class RowFunctions(_Evaluated):
                     )
                     constant = np.asarray(function(np.zeros(self.parameters.size)), dtype="float64")
             self.constant_jacobians.append(constant)
-        outputs = [*phis, *jacobians]
-        self._shared = compile_parameter_function([theta], outputs, self.compile_kwargs)
+        outputs = [*self.parameters.substitute(shared, self.parameters.inputs), *jacobians]
+        inputs = [theta, *self.parameters.inputs]
+        self._shared = compile_parameter_function(inputs, outputs, self.compile_kwargs)
 
     def shared(self, theta: np.ndarray) -> tuple[list[np.ndarray], list[np.ndarray | None]]:
         """Shared values and their Jacobians at `theta`, per cut."""
-        results = self._shared(theta)
+        results = self._shared(theta, *self.parameters.parts(theta))
         phis = [np.asarray(phi, order="C") for phi in results[: len(self.ordered)]]
         jacobians = list(self.constant_jacobians)
         for k, matrix in zip(self.varying, results[len(self.ordered) :], strict=True):
@@ -478,7 +480,7 @@ class RowFunctions(_Evaluated):
         value, *scores = clone_replace(outputs, self._replacements, rebuild_strict=False)
         # not a number: an impossible value of the parameters for this record, like minus infinity
         value = pt.switch(pt.isnan(value), -np.inf, value)
-        scores = [s.astype("float64").reshape((s.shape[0], -1)) for s in scores]
+        scores = [s.astype("float64") for s in scores]
         inputs = [*self._inputs, *blocks]
         return tuple(compile_function(inputs, o, self.compile_kwargs) for o in ([value], scores))
 
@@ -520,9 +522,9 @@ class OutcomeFunctions(_Evaluated):
 class PublicTerms:
     """Log-density and gradient in z of everything that is not private."""
 
-    def __init__(self, function: Any, coordinates: Coordinates) -> None:
-        self._function = function
-        self.coordinates = coordinates
+    def __init__(self, function: Any, parameters: ParameterVector, at: Coordinates) -> None:
+        self._function, self._parameters, self.coordinates = function, parameters, at
+        self._places = list(zip(parameters.slices, parameters.shapes, strict=True))
 
     @classmethod
     def of(
@@ -532,28 +534,31 @@ class PublicTerms:
         compile_kwargs: dict[str, Any] | None = None,
     ) -> PublicTerms:
         """Compile the prior and other public terms of a model."""
-        theta = records.parameters.theta
-        [logp] = records.parameters.substitute([records.public_logp])
-        gradient = pytensor.grad(logp, theta, disconnected_inputs="ignore")
-        return cls(
-            compile_parameter_function([theta], [logp, gradient], compile_kwargs), coordinates
-        )
+        parameters = records.parameters
+        [logp] = parameters.substitute([records.public_logp], parameters.inputs)
+        slopes = pytensor.grad(logp, parameters.inputs, disconnected_inputs="ignore")
+        function = compile_parameter_function(parameters.inputs, [logp, *slopes], compile_kwargs)
+        return cls(function, parameters, coordinates)
 
     def with_coordinates(self, coordinates: Coordinates) -> PublicTerms:
         """The same terms in other coordinates."""
-        return PublicTerms(self._function, coordinates)
+        return PublicTerms(self._function, self._parameters, coordinates)
 
     def log_density(self, z: np.ndarray) -> float:
         """Log-density at z, a (d,) vector."""
-        return float(self._function(self.coordinates.theta(z))[0])
+        return self.both(z)[0]
 
-    @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
     def gradient(self, z: np.ndarray) -> np.ndarray:
         """(d,) gradient at z."""
-        return self.coordinates.scaling.T @ self._function(self.coordinates.theta(z))[1]
+        return self.both(z)[1]
 
-    @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
     def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """Log-density and gradient at z, for the price of one."""
-        value, slope = self._function(self.coordinates.theta(z))
-        return float(value), self.coordinates.scaling.T @ slope
+        theta, values = self.coordinates.theta(z), []
+        for where, shape in self._places:  # at every step of a chain: no calls
+            values.append(theta[where].reshape(shape))
+        value, *slopes = self._function(*values)
+        for (where, _), part in zip(self._places, slopes, strict=True):
+            theta[where] = part.ravel()
+        # unlike @, silent about 0 times the infinite slope of a place that is not possible
+        return float(value), self.coordinates.scaling.T.dot(theta)

@@ -179,9 +179,9 @@ class RowGroup:
         functions, columns = self.functions, self.columns()
         etas = []
         for cut, phi in zip(functions.ordered[: functions.n_dots], phis, strict=False):
-            matrix = np.asarray(phi, dtype="float64").reshape(len(phi), -1)
-            eta = np.empty((matrix.shape[1], where.stop - where.start))
-            loops.linear_predictor(columns.designs[cut], where.start, matrix, eta)
+            weights = np.ascontiguousarray(phi.reshape(len(phi), -1).T, dtype="float64")
+            eta = np.empty((len(weights), where.stop - where.start))
+            loops.linear_predictor(columns.designs[cut], where.start, weights, eta)
             etas.append(eta[0] if phi.ndim == 1 else np.ascontiguousarray(eta.T))
         labels = [columns.labels[cut][where] for cut in functions.labels]
         return etas, labels, [block[where] for block in columns.blocks]

@@ -271,4 +271,5 @@ def _add_moments(
                     sums[j, 2] += w * e * e
                     sums[j, 3] += w * e * g
         for j in range(d):
-            of_entries[:, j, i] = sums[j]
+            for m in range(4):
+                of_entries[m, j, i] = sums[j, m]

@@ -64,7 +64,7 @@ def log1p(t: float) -> float:
     return 2.0 * s * series
 
 
-_LOGIT, _LOG, _NORMAL, _PROBIT = 0, 1, 2, 3
+LOGIT, LOG, _NORMAL = 0, 1, 2  # and 3, probit: places in FAMILIES
 _HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 _SQRT_HALF = math.sqrt(0.5)
 
@@ -95,49 +95,82 @@ def _log_phi_slope(t: float) -> float:
     return 1.0 / _mills(-t)
 
 
-@compiled(error_model="numpy", inline="always")
-def value_and_slope(family: int, v: float, a: float, b: float) -> tuple[float, float]:
-    """l(v) up to a constant, and l'(v); without branches for the first three families."""
-    if family == _LOGIT:
-        # a v - b log(1 + exp(v)), without cancellation where a is 0 or b
-        tail = exp(-math.fabs(v))
-        high = v >= 0.0
-        slope = a - b if high else a
-        value = slope * v - b * log1p(tail)
-        part = b * (tail / (1.0 + tail))
-        return value, slope + (part if high else -part)
-    if family == _LOG:
-        rate = b * exp(v)
-        return a * v - rate, a - rate
-    if family == _NORMAL:
-        return v * (a - 0.5 * b * v), a - b * v
+# l(v) up to a constant, and l'(v), by family. The first three have no branches where they are
+# inlined, in a loop for each family.
+_family = compiled(error_model="numpy", forceinline=True)
+
+
+@_family
+def of_logit(v: float, a: float, b: float) -> tuple[float, float]:
+    """Binomial: a v - b log(1 + exp(v)), without cancellation where a is 0 or b."""
+    tail = exp(-math.fabs(v))
+    high = v >= 0.0
+    slope = a - b if high else a
+    value = slope * v - b * log1p(tail)
+    part = b * (tail / (1.0 + tail))
+    return value, slope + (part if high else -part)
+
+
+@_family
+def of_log(v: float, a: float, b: float) -> tuple[float, float]:
+    """Poisson: a v - b exp(v)."""
+    rate = b * exp(v)
+    return a * v - rate, a - rate
+
+
+@_family
+def of_normal(v: float, a: float, b: float) -> tuple[float, float]:
+    """Normal: a v - b v^2 / 2."""
+    return v * (a - 0.5 * b * v), a - b * v
+
+
+@_family
+def _of_probit(v: float, a: float, b: float) -> tuple[float, float]:
+    """Probit: log Phi(a v), 0 if b is."""
     if b > 0.0:
         return _log_phi(a * v), a * _log_phi_slope(a * v)
     return 0.0, 0.0
 
 
-@compiled(error_model="numpy", inline="always")
-def _evaluate(family: int, a: ndarray, b: ndarray, v: ndarray, slopes: bool) -> None:
-    for i in range(v.shape[0]):
-        value, slope = value_and_slope(family, v[i], a[i], b[i])
-        if slopes:
-            v[i] = slope if math.fabs(slope) < math.inf else 0.0
-        else:
-            v[i] = value
+@_family
+def _finite(slope: float) -> float:
+    return slope if math.fabs(slope) < math.inf else 0.0
 
 
 @compiled(error_model="numpy")
-def evaluate(family: int, a: ndarray, b: ndarray, v: ndarray, slopes: bool) -> None:
-    """v[i] <- log-likelihood at v[i], up to a constant; if `slopes`, its slope, 0 if not finite."""
-    # a constant in each call, so that every loop has the formulas of one family only
-    if family == _LOGIT:
-        _evaluate(_LOGIT, a, b, v, slopes)
-    elif family == _LOG:
-        _evaluate(_LOG, a, b, v, slopes)
+def evaluate(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
+    """v[i] <- log-likelihood at v[i], up to a constant."""
+    n = v.shape[0]
+    if family == LOGIT:
+        for i in range(n):
+            v[i] = of_logit(v[i], a[i], b[i])[0]
+    elif family == LOG:
+        for i in range(n):
+            v[i] = of_log(v[i], a[i], b[i])[0]
     elif family == _NORMAL:
-        _evaluate(_NORMAL, a, b, v, slopes)
+        for i in range(n):
+            v[i] = of_normal(v[i], a[i], b[i])[0]
     else:
-        _evaluate(_PROBIT, a, b, v, slopes)
+        for i in range(n):
+            v[i] = _of_probit(v[i], a[i], b[i])[0]
+
+
+@compiled(error_model="numpy")
+def differentiate(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
+    """v[i] <- slope of the log-likelihood at v[i], 0 if not finite."""
+    n = v.shape[0]
+    if family == LOGIT:
+        for i in range(n):
+            v[i] = _finite(of_logit(v[i], a[i], b[i])[1])
+    elif family == LOG:
+        for i in range(n):
+            v[i] = _finite(of_log(v[i], a[i], b[i])[1])
+    elif family == _NORMAL:
+        for i in range(n):
+            v[i] = _finite(of_normal(v[i], a[i], b[i])[1])
+    else:
+        for i in range(n):
+            v[i] = _finite(_of_probit(v[i], a[i], b[i])[1])
 
 
 @compiled(error_model="numpy")
@@ -145,19 +178,16 @@ def steepest(family: int, a: ndarray, b: ndarray, v: ndarray) -> None:
     """v[i] <- the largest |l'(v[i])| over outcomes (0 and 1 of counts); 0 if outcomes are real."""
     for i in range(v.shape[0]):
         x = v[i]
-        if family == _LOGIT:
-            successes = -value_and_slope(family, x, 0.0, b[i])[1]
-            failures = value_and_slope(family, x, b[i], b[i])[1]
-            v[i] = max(successes, failures)
-        elif family == _LOG:
-            mean = -value_and_slope(family, x, 0.0, b[i])[1]
+        if family == LOGIT:
+            v[i] = max(-of_logit(x, 0.0, b[i])[1], of_logit(x, b[i], b[i])[1])
+        elif family == LOG:
+            mean = -of_log(x, 0.0, b[i])[1]
             v[i] = max(mean, 1.0 - mean)
-        elif family == _PROBIT:
-            one = value_and_slope(family, x, a[i], b[i])[1]
-            other = value_and_slope(family, x, -a[i], b[i])[1]
-            v[i] = max(math.fabs(one), math.fabs(other))
-        else:
+        elif family == _NORMAL:
             v[i] = 0.0
+        else:
+            one, other = _of_probit(x, a[i], b[i])[1], _of_probit(x, -a[i], b[i])[1]
+            v[i] = max(math.fabs(one), math.fabs(other))
 
 
 #: Rows whose lengths are computed at once.
@@ -212,8 +242,10 @@ class Moves(NamedTuple):
 def predict(moves: Moves, z: ndarray, first: int, out: ndarray) -> None:
     """out[i] = u_{first + i} . z."""
     n = out.shape[0]
-    weights = z[moves.common]
-    loops.combine(moves.common_values, first, weights, np.flatnonzero(weights), out)
+    weights = np.empty(moves.common.shape[0])
+    for j in range(weights.shape[0]):
+        weights[j] = z[moves.common[j]]
+    loops.combine(moves.common_values, first, weights, loops.places(weights), out)
     for j in range(moves.moving.shape[0]):
         x = moves.moving_values[j, first : first + n]
         places = moves.moving[j, first : first + n]
@@ -260,7 +292,7 @@ def slopes(rows: LinearRows, z: ndarray, first: int, out: ndarray) -> None:
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
         out[i] += origin[i]
-    evaluate(rows.family, rows.a[first:last], rows.b[first:last], out, True)
+    differentiate(rows.family, rows.a[first:last], rows.b[first:last], out)
     if rows.reference.shape[0] > 0:
         reference = rows.reference[first:last]
         for i in range(out.shape[0]):
@@ -274,4 +306,4 @@ def log_likelihoods(rows: LinearRows, first: int, moved: ndarray, out: ndarray) 
     origin = rows.origin[first:last]
     for i in range(out.shape[0]):
         out[i] = origin[i] + moved[i]
-    evaluate(rows.family, rows.a[first:last], rows.b[first:last], out, False)
+    evaluate(rows.family, rows.a[first:last], rows.b[first:last], out)

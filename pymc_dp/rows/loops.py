@@ -46,15 +46,25 @@ def combine(vectors: ndarray, first: int, weights: ndarray, used: ndarray, out: 
 
 
 @compiled(error_model="numpy")
-def linear_predictor(design: ndarray, first: int, phi: ndarray, out: ndarray) -> None:
-    """out[k, i] = sum_j design[j, first + i] * phi[j, k]."""
+def places(weights: ndarray) -> ndarray:
+    """Where weights are not 0: much quicker to compile than NumPy's function."""
+    found, count = np.empty(weights.shape[0], dtype=np.int64), 0
+    for j in range(weights.shape[0]):
+        if weights[j] != 0.0:
+            found[count] = j
+            count += 1
+    return found[:count]
+
+
+@compiled(error_model="numpy")
+def linear_predictor(design: ndarray, first: int, weights: ndarray, out: ndarray) -> None:
+    """out[k, i] = sum_j design[j, first + i] * weights[k, j]."""
     n = out.shape[1]
-    weights = np.ascontiguousarray(phi.T)
-    used = [np.flatnonzero(w) for w in weights]
     for start in range(0, n, _TILE):
         stop = min(start + _TILE, n)
-        for k in range(len(weights)):
-            combine(design, first + start, weights[k], used[k], out[k, start:stop])
+        for k in range(out.shape[0]):
+            w = weights[k]
+            combine(design, first + start, w, places(w), out[k, start:stop])
 
 
 @compiled(error_model="numpy")

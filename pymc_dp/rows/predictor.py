@@ -188,9 +188,10 @@ _ROWS, _TOLERANCE = 512, 1e-9  # rows of the numerical check; a few hundred roun
 class Predictor:
     """The linear predictor of a row graph, and the family of its rows.
 
-    The family is that of v: the variable of the graph times `sign`.  `affine` maps zeros for the
-    cuts, with rows of shapes `tails`, and data to the variable's offset (rows,) and derivatives
-    (rows, k); `slope` maps variable and data to (rows,) dl/dv; data are the graph's `leaves`.
+    The family is that of v: the variable of the graph times `sign`.  `affine` maps ones (rows,),
+    zeros for the cuts, with rows of shapes `tails`, and data to the variable's offset (rows,) and
+    derivatives (rows, ...); `slope` maps variable and data to (rows,) dl/dv; data are the graph's
+    `leaves`.
     `single`: float32 holds all data that multiply group effects or coefficients.
     """
 
@@ -211,8 +212,10 @@ class Predictor:
         """(rows,) offset of v, and (k, rows) weights of each cut."""
         data = [np.ascontiguousarray(arrays[k]) for k in self.leaves]
         n = len(arrays[0])
-        offset, *weights = self.affine(*[np.zeros((n, *tail)) for tail in self.tails], *data)
-        return self.sign * offset, [np.ascontiguousarray(self.sign * w.T) for w in weights]
+        zeros = [np.zeros((n, *tail)) for tail in self.tails]
+        offset, *weights = self.affine(np.ones(n), *zeros, *data)
+        weights = [self.sign * w.reshape(n, -1) for w in weights]
+        return self.sign * offset, [np.ascontiguousarray(w.T) for w in weights]
 
     def coefficients(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """(rows,) numbers a and b of each row; both 0 where the row is impossible."""
@@ -272,8 +275,9 @@ def predictor_of(
     if found is None:
         return None, f"The log-likelihood of {graph.quoted} is of no known concave family."
     slope = pytensor.grad(loglik.sum(), v, disconnected_inputs="ignore")
-    weights = pytensor.grad(variable.sum(), etas, disconnected_inputs="ignore")
-    outputs = [variable, *[w.astype("float64").reshape((w.shape[0], -1)) for w in weights]]
+    ones = pt.vector("ones", dtype="float64")
+    weights = pytensor.grad(None, etas, known_grads={variable: ones}, disconnected_inputs="ignore")
+    outputs = [variable, *[w.astype("float64") for w in weights]]
     used = set(ancestors([slope, *outputs]))
     leaves = tuple(k for k, leaf in enumerate(graph.leaves) if leaf.block in used)
     blocks = [graph.leaves[k].block for k in leaves]
@@ -281,7 +285,7 @@ def predictor_of(
     predictor = Predictor(
         family,
         sign,
-        compile_function([*etas, *blocks], outputs, compile_kwargs),
+        compile_function([ones, *etas, *blocks], outputs, compile_kwargs),
         compile_function([v, *blocks], slope, compile_kwargs),
         leaves,
         tuple(tuple(cut.phi.type.shape[cut.kind != "copy" :]) for cut in cuts),
@@ -391,8 +395,8 @@ def _holds(family: str, points: np.ndarray, values: np.ndarray, slopes: np.ndarr
     place = FAMILIES.index(family)
     expected, slope = (np.repeat(points[:, None], len(a), axis=1) for _ in range(2))
     for v, dv in zip(expected, slope, strict=True):
-        linear.evaluate(place, a, b, v, False)
-        linear.evaluate(place, a, b, dv, True)
+        linear.evaluate(place, a, b, v)
+        linear.differentiate(place, a, b, dv)
     v, size = points[:, None], np.abs(a) + np.abs(b)
     if family == "normal":
         growth = v * v

@@ -479,7 +479,7 @@ class PrivateStep(BlockedStep):
             self._begin_chain(point)
             if self._point is None:  # frozen from the beginning
                 self._point = {name: np.array(value) for name, value in point.items()}
-        elif any(not np.array_equal(point[name], value) for name, value in self._point.items()):
+        elif any(point[name].tobytes() != value.tobytes() for name, value in self._point.items()):
             raise UnsafeModel(
                 "Another step method has moved the variables between two iterations of "
                 f"{self.plan.sampler}; such draws are not private. Sample with one step."

@@ -26,11 +26,9 @@ from pytensor.graph.basic import Variable
 
 from pymc_dp.base.jit import compiled
 from pymc_dp.rows.functions import compile_function
-from pymc_dp.rows.linear import value_and_slope
-from pymc_dp.rows.predictor import FAMILIES
+from pymc_dp.rows.linear import LOG, LOGIT, of_log, of_logit, of_normal
 
 PERTURBED, MEAN = 0, -1  # sizes of a mini-batch that stand for estimators without mini-batches
-_LOGIT, _LOG, _NORMAL = (FAMILIES.index(name) for name in ("logit", "log", "normal"))
 _REORDERED = {"reassoc", "contract", "nsz"}  # sums may be reordered; NaN and infinity stay
 
 # -- samples of records ---------------------------------------------------------------------------
@@ -268,22 +266,19 @@ def _add_rows(design: ndarray, weights: ndarray, out: ndarray) -> None:
             out[j] += w * x[j]
 
 
-@compiled(error_model="numpy", inline="always")
-def _concave(family: int, b: ndarray, v: ndarray, value: ndarray, slope: ndarray) -> None:
-    for i in range(v.shape[0]):
-        value[i], slope[i] = value_and_slope(family, v[i], 0.0, b[i])
-
-
 @compiled(error_model="numpy")
 def concave(family: int, b: ndarray, v: ndarray, value: ndarray, slope: ndarray) -> None:
     """value[i] <- -b K(v[i]), and slope[i] <- -b K'(v[i])."""
-    # a constant in each call, so that every loop has the formulas of one family only
-    if family == _LOGIT:
-        _concave(_LOGIT, b, v, value, slope)
-    elif family == _LOG:
-        _concave(_LOG, b, v, value, slope)
+    n = v.shape[0]
+    if family == LOGIT:
+        for i in range(n):
+            value[i], slope[i] = of_logit(v[i], 0.0, b[i])
+    elif family == LOG:
+        for i in range(n):
+            value[i], slope[i] = of_log(v[i], 0.0, b[i])
     else:
-        _concave(_NORMAL, b, v, value, slope)
+        for i in range(n):
+            value[i], slope[i] = of_normal(v[i], 0.0, b[i])
 
 
 @compiled(error_model="numpy")
