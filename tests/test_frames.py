@@ -16,8 +16,8 @@ import pymc_dp as dp
 from pymc_dp.base import compat as _compat
 from pymc_dp.base.columns import numbers
 from pymc_dp.records.units import codes_of_ids
-from tests.workflow.test_predicting import predicted, released
 from tests.test_wrong_inputs import refused
+from tests.workflow.test_predicting import predicted, released
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:These data already have a budget:UserWarning"),

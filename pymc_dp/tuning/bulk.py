@@ -31,6 +31,8 @@ ROUNDS = 50  # before the last ones
 PATIENCE = 2  # most times that one step is shortened
 LOOK = 0.35  # part of a release's budget for the histogram that finds its clip norm
 LEAST = 0.002  # least share of a round: noise that hides a few per cent hides rare events
+BENT = 0.3  # error of a step where the posterior is not normal, as a part of it
+FINEST = 0.1  # no place is said to be nearer to the mode than this, in posterior sds
 TAIL = 0.01  # fraction of the scores that may be clipped while the bulk is looked for
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
@@ -43,7 +45,8 @@ class Bulk:
     `location` is about the mode. `data_precision` is the curvature of the log-likelihood, positive
     semidefinite; `precision` that of the posterior, with absolute eigenvalues raised to their
     noise. `arrived` is False where the noise hid the records or the last steps were longer than
-    noise; `known` is False where noise hides the curvature of a direction.
+    noise; `known` is False where noise hides the curvature of a direction. `unsure` (d, d) is the
+    covariance of the mode about the location, as far as the search can tell.
     """
 
     location: np.ndarray
@@ -51,6 +54,7 @@ class Bulk:
     precision: np.ndarray
     arrived: bool
     known: bool
+    unsure: np.ndarray
 
 
 def prior_curvature(gradient: Gradient, at: Coordinates, step: float = 1e-3) -> np.ndarray:
@@ -128,7 +132,7 @@ def find_bulk(
             score, noise = search.score("last look:", clipping, look)
             search.arrived = search.near(score + public.score(search.at), noise)
     found = search.at.location, search.data_precision, search.precision
-    return Bulk(*found, search.arrived, search.known)
+    return Bulk(*found, search.arrived, search.known, search.unsure)
 
 
 @dataclass(eq=False)
@@ -151,6 +155,7 @@ class _Search:
         self.radius = math.sqrt(self.d)
         self.metric = self.precision = np.diag(self.public.spread**-2.0)
         self.data_precision = np.zeros((self.d, self.d))
+        self.unsure = np.diag(self.public.spread**2)  # covariance of the mode about the place
 
     def advance(self, label: str, share: float) -> bool:
         """One round; True if its step was within the noise."""
@@ -255,6 +260,10 @@ class _Search:
         back = np.linalg.inv(self.at.scaling)
         self.data_precision = back.T @ positive_part(records) @ back
         in_theta = self.at.scaling @ step
+        if np.allclose(hessian @ step, total, atol=1e-6 * np.abs(total).max()):  # not cut short
+            width = np.linalg.inv(hessian)
+            noisy = noise.sd**2 * width[:, noise.reach] @ width[noise.reach] + FINEST**2 * width
+            in_theta = self.weighed(in_theta, self.at.scaling @ noisy @ self.at.scaling.T)
         in_theta[self.public.unseen] = 0.0
         self.precision = back.T @ hessian @ back
         scaling = scaling_of(self.precision, self.at.location, self.budget.structure, self.n)
@@ -264,8 +273,22 @@ class _Search:
         self.arrived = decrement < 8.0 * explained + 4.0 * self.d
         return decrement < 3.0 * explained + 0.5 * self.d
 
+    def weighed(self, step: np.ndarray, noisy: np.ndarray) -> np.ndarray:
+        """The part of a step, with an error of covariance `noisy`, that all rounds together tell.
+
+        A Kalman filter of where the mode is.  A step that earlier rounds do not allow for is taken.
+        """
+        gain = self.unsure @ np.linalg.inv(self.unsure + noisy)
+        square = float(step @ np.linalg.solve(self.unsure + noisy, step))
+        if square > self.d + 3.0 * math.sqrt(2.0 * self.d):
+            gain = np.eye(self.d)
+        rest = np.eye(self.d) - gain
+        self.unsure = rest @ self.unsure @ rest.T + gain @ noisy @ gain.T
+        return np.asarray(gain @ step)
+
     def move(self, step: np.ndarray, rise: float) -> None:
         self.step, self.rise = step, rise
+        self.unsure = self.unsure + BENT**2 * np.outer(step, step)
         self.go(self.at.location + step)
 
     def go(self, place: np.ndarray) -> None:
@@ -282,6 +305,7 @@ class _Search:
         origin = self.at.location - self.step
         self.step = fraction * self.step
         self.rise *= fraction
+        self.unsure = self.unsure + np.outer(self.step, self.step)
         self.radius = float(np.sqrt(self.step @ self.metric @ self.step))
         self.go(origin + self.step)
 
@@ -312,6 +336,9 @@ def clip_scaling(
     with tr(Sigma_b Q_b^-1) = e_b and mean square norm q_b^2 = tr(Q_b W_b) / n, scaling by
     lambda_b^2 = sqrt(e_b) / q_b minimises the product of sum e_b / lambda_b^2 and sum lambda_b^2
     q_b^2 (Cauchy-Schwarz); in the dense block, so does the geometric mean of Sigma_b and W_b^-1.
+    Entries of a block that depend on each other need whitening, and few groups of like sizes allow
+    it: all is then taken as dense, if that product is smaller with the longest norm that a group
+    may have, max Q_gg tr(W_b) / n, in the place of its mean.
     """
     d = len(precision)
     if unseen is not None and 0 < len(unseen) < d:
@@ -324,6 +351,31 @@ def clip_scaling(
         return scaling
     covariance = np.linalg.inv(precision)
     covariance = (covariance + covariance.T) / 2.0
+
+    def cost(scaling: np.ndarray) -> float:
+        """Noise variance over posterior variance, by the longest norms that groups may have."""
+        square = scaling @ scaling.T
+        lengths = square * precision
+        norm = float(lengths.sum())
+        for block in blocks:
+            own = np.ix_(block, block)
+            longest = float(square[own].diagonal().max() * precision[own].diagonal().sum())
+            norm += longest - float(lengths[own].sum())
+        return norm * float(np.trace(np.linalg.solve(square, covariance)))
+
+    found = [_by_block(covariance, precision, blocks, n)]
+    if blocks:  # few groups of like sizes: as if each were a dense predictor
+        found.append(_by_block(covariance, precision, [], n))
+    scaling = min(found, key=cost)
+    inner = np.linalg.solve(scaling, covariance) @ np.linalg.inv(scaling).T
+    return np.asarray(scaling * np.sqrt(np.trace(inner) / d))
+
+
+def _by_block(
+    covariance: np.ndarray, precision: np.ndarray, blocks: Sequence[np.ndarray], n: int
+) -> np.ndarray:
+    """The best scaling with one scale for each block, whatever its size."""
+    d = len(precision)
     indexed = np.concatenate(blocks) if blocks else np.empty(0, dtype=int)
     dense = np.setdiff1d(np.arange(d), indexed)
     scaling = np.zeros((d, d))
@@ -343,5 +395,4 @@ def clip_scaling(
         error = float(np.trace(np.linalg.solve(square, sigma)))
         norm = float(np.sqrt(np.trace(square @ weight) / n))
         scaling[where] = np.sqrt(np.sqrt(error) / norm) * shape
-    inner = np.linalg.solve(scaling, covariance) @ np.linalg.inv(scaling).T
-    return np.asarray(scaling * np.sqrt(np.trace(inner) / d))
+    return scaling

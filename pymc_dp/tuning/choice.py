@@ -125,7 +125,7 @@ def prepare_langevin(
 
     known = bulk.data_precision
     if form == "quadratic":
-        normal = Quadratic.prepare(blank, budget, public, known, flat)
+        normal = Quadratic.prepare(blank, budget, public, known, bulk.unsure, flat)
         return normal or PriorOnly.instead_of(blank, start)
     if form == "plain":
         blank = replace(blank, clipping=whole)

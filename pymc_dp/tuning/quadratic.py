@@ -32,6 +32,8 @@ from pymc_dp.tuning.releases import CurvatureNoise, Shares
 _FLAT_STEP = 0.3
 #: Parts of the rest for a curvature, and for more where it changes by this factor over a step.
 _CURVATURES, _STEADY = (CURVATURE, 0.06, 0.06), 0.6
+_AGAIN = 0.2  # part of the rest for a score where the way of the first was long, or bent
+_WIDER = 4.0  # by which the search knows less than it says, where it has not come near enough
 _UNSURE = 8.0  # sds of its noise by which a curvature must change as well
 _CLEAR, _MOST = 0.3, 0.45  # noise that hides a curvature of 1; largest part to pay for less
 #: How far a step goes, in sds of a score, noise included; and how far the posterior mean may end
@@ -99,7 +101,7 @@ def _visible(released: np.ndarray, error: CurvatureNoise, basis: np.ndarray) -> 
 class _Origin:
     """Where scores are taken: coordinates w (`here`), `clip`, and (k, d) directions `seen`."""
 
-    def __init__(self, blank: Form, public: Public) -> None:
+    def __init__(self, blank: Form, public: Public, searched: np.ndarray) -> None:
         self.here, self.clip, self._public = blank.coordinates, blank.clip, public
         scaling = self.here.scaling
         self._precision = np.linalg.inv(scaling @ scaling.T)
@@ -107,6 +109,9 @@ class _Origin:
         if public.unseen.size:
             self.seen = np.delete(scaling, public.unseen, axis=0)
             self.seen /= np.linalg.norm(self.seen, axis=1, keepdims=True)
+        back = np.linalg.inv(scaling)
+        self._searched = _WIDER * back @ searched @ back.T
+        self._moved = np.zeros(len(scaling))
         # records see no step at right angles to that
         self._along = pinv(self.seen) @ self.seen
 
@@ -115,10 +120,20 @@ class _Origin:
         step = self._along @ step
         length = float(np.linalg.norm(step))
         step = step if length <= longest else step * (longest / length)
+        self._moved = self._moved + step
         location = self._public.settled(self.here.theta(step), self._precision)
         self.here = Coordinates(location, self.here.scaling)
         self.clip = Coordinates(location, self.clip.scaling)
         return step
+
+    def towards(
+        self, score: np.ndarray, covariance: np.ndarray, curvature: np.ndarray
+    ) -> np.ndarray:
+        """The step to where the mode is, by a score here and, if it agrees, by the search."""
+        mean, width = self.posterior(score, covariance, curvature)
+        if _consistent(mean + self._moved, width + self._searched):
+            mean, _ = pooled(-self._moved, self._searched, mean, width)
+        return mean
 
     def posterior(
         self, score: np.ndarray, covariance: np.ndarray, curvature: np.ndarray
@@ -159,23 +174,25 @@ class Quadratic(Form):
         budget: Shares,
         public: Public,
         known: np.ndarray,
+        searched: np.ndarray,
         flat: bool = False,
     ) -> Quadratic | None:
         """Release scores and curvatures; None where noise hides them.
 
         The first score moves the origin to where the second and the curvature are taken, and then
         counts there, too, with what the noise in the curvature adds on the way. Where the curvature
-        changes much, or the way was longer than a step may be, the origin moves again, by the first
-        score less what the curvature at both ends took from it. The second score comes in two
-        parts; the first may move the origin once more. `known` (d, d) is the curvature of the
-        log-likelihood in theta, from the search; `flat`: log-likelihoods are piecewise linear.
+        changes much, or the way was longer than a step may be, another score is taken, and the
+        origin moves again, by both if they agree: the first less what the curvature at both ends
+        took from it. The last score comes in two parts; the first may move the origin once more.
+        `known` (d, d) is the curvature of the log-likelihood, `searched` (d, d) the covariance of
+        the mode, in theta, from the search; `flat`: log-likelihoods are piecewise linear.
         """
         d, basis, clipping = len(blank.score), blank.basis, blank.clipping
         left = 1.0 - budget.spent
         spec, bound = clipping.score(blank.clip), clipping.bound
         loss = budget.lost(clipping, blank.clip, basis)
         score, of_score = budget.score("first score", spec, bound, 0.35 * left)
-        origin = _Origin(blank, public)
+        origin = _Origin(blank, public, searched)
         at = origin.here
         before = at.scaling.T @ known @ at.scaling
         first, noise, _ = loss.corrected(basis.T @ score, of_score.covariance(basis), before)
@@ -200,9 +217,18 @@ class Quadratic(Form):
             common = np.where(inside, 0.0, _common(moved, matrix, product, inside, n))
             return basis.T @ product @ basis, (basis.T * (of_score.reach * common**2)) @ basis
 
-        step = first + public.score(at)  # the precision in w is about 1
+        unseen = _EXCESS * clipping.hidden * bound / d  # sd of what clipping may have taken besides
+        besides = replace(of_score, sd=unseen).covariance(basis)
+
+        def another(label: str, part: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            score, of_score = budget.score(label, clipping.score(origin.clip), bound, part)
+            return loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
+
+        step = origin.towards(first, noise, before)
         clip_norm: float | None = None
         for k, share in enumerate(_CURVATURES):
+            if np.linalg.norm(step) > longest:  # another look follows
+                share = max(0.5 * share, _CURVATURES[-1])
             step = origin.move(step, longest)
             look = kind(origin.clip, diagonal=diagonal, step=length)
             found = _looked(budget, look, f" {k + 1}" if k else "", share * left, size, clip_norm)
@@ -223,16 +249,11 @@ class Quadratic(Form):
                 break
             before = curvature
             if k < len(_CURVATURES) - 1:
+                again = another(f"first score {k + 2}", _AGAIN * (1.0 - budget.spent))
+                first, noise = _both(first, noise, *again[:2])
                 # a score means nothing in directions that noise hides
-                step, _ = origin.posterior(first, noise, curvature)
-        unseen = _EXCESS * clipping.hidden * bound / d  # sd of what clipping may have taken besides
-        besides = replace(of_score, sd=unseen).covariance(basis)
-
-        def second(label: str, part: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            score, of_score = budget.score(label, clipping.score(origin.clip), bound, part)
-            return loss.corrected(basis.T @ score, of_score.covariance(basis), curvature)
-
-        half, of_half, lost = second("anchor", (1.0 - budget.spent) / 2.0)
+                step = origin.towards(first, noise, curvature)
+        half, of_half, lost = another("anchor", (1.0 - budget.spent) / 2.0)
         besides = besides + lost
         score, noise_here = _both(first, noise, half, of_half)
         mean, width = origin.posterior(score, noise_here + besides, curvature)
@@ -243,7 +264,7 @@ class Quadratic(Form):
             astray = np.diag(np.where(far, step**2, 0.0))
             first = score - curvature @ step
             noise = noise_here + sum(errors(step, matrix, error)) + astray
-        other, of_other, _ = second("anchor 2", 1.0 - budget.spent)
+        other, of_other, _ = another("anchor 2", 1.0 - budget.spent)
         if not far.any():
             other, of_other = pooled(half, of_half, other, of_other)
         first, noise = _both(first, noise, other, of_other)

@@ -31,7 +31,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
-from pymc_dp.tuning.bulk import clip_scaling, find_bulk, prior_curvature
+from pymc_dp.tuning.bulk import _by_block, clip_scaling, find_bulk, prior_curvature
 from pymc_dp.tuning.choice import prepare_langevin
 from pymc_dp.tuning.coordinates import (
     FIRST_PART,
@@ -40,8 +40,9 @@ from pymc_dp.tuning.coordinates import (
     random_walk,
     trajectory,
 )
-from pymc_dp.tuning.forms import Form, pooled
+from pymc_dp.tuning.forms import Form
 from pymc_dp.tuning.model_parts import Public
+from pymc_dp.tuning.quadratic import _both
 from pymc_dp.tuning.releases import Clipping, Shares, heavy_quantile, tail_quantile
 from tests.selection import marked
 
@@ -202,7 +203,7 @@ def test_scales_of_blocks_balance_noise_and_norms():
     """No other scale of a block makes noise, times the size of scores, smaller."""
     precision = precision_matrix(9, seed=3, spread=1.0)
     index = [np.array([2, 5, 6]), np.array([3, 8])]
-    scaling = clip_scaling(precision, index, N)
+    scaling = _by_block(np.linalg.inv(precision), precision, index, N)
 
     def noise(a: np.ndarray) -> float:
         q = a @ a.T
@@ -222,6 +223,18 @@ def test_scales_of_blocks_balance_noise_and_norms():
     rotated = scaling.copy()
     rotated[np.ix_([0, 1, 4, 7], [0, 1, 4, 7])] @= np.diag([1.1, 1.0, 1.0, 0.9])
     assert noise(rotated) > least
+
+
+@pytest.mark.parametrize(
+    ("sizes", "whitened"), [([0.4, 0.3, 0.3], True), ([0.7, 0.29, 0.01], False)]
+)
+def test_few_groups_of_like_sizes_are_whitened(sizes, whitened):
+    """Levels of groups beside a feature that is in all of them, with a mean of its own."""
+    precision = np.diag([1.09, *sizes])
+    precision[0, 1:] = precision[1:, 0] = np.array(sizes)
+    scaling = clip_scaling(1000.0 * precision, [np.array([1, 2, 3])], 1000)
+    white = np.allclose(scaling.T @ precision @ scaling * 1000.0, np.eye(4))
+    assert white == whitened
 
 
 def test_units_of_parameters_do_not_matter():
@@ -642,9 +655,9 @@ def test_noise_of_the_curvature_is_noise_of_the_first_score(name, monkeypatch):
 
     def spied(first, noise, second, rest):
         noises.append(noise)
-        return pooled(first, noise, second, rest)
+        return _both(first, noise, second, rest)
 
-    monkeypatch.setattr("pymc_dp.tuning.quadratic.pooled", spied)
+    monkeypatch.setattr("pymc_dp.tuning.quadratic._both", spied)
     found, bought, _ = paid_from_a_ledger(name, 1.0, form="quadratic")
     noise, inverse = noises[0], np.linalg.inv(found.basis)
     of_steps = inverse.T @ noise @ inverse - bought["first score"][1] ** 2 * np.eye(len(noise))
@@ -678,9 +691,9 @@ def test_quadratic_form_of_few_records(monkeypatch):
 
     def spied(first, noise, second, rest):
         moved.update(first=first, noise=noise)
-        return pooled(first, noise, second, rest)
+        return _both(first, noise, second, rest)
 
-    monkeypatch.setattr("pymc_dp.tuning.quadratic.pooled", spied)
+    monkeypatch.setattr("pymc_dp.tuning.quadratic._both", spied)
     asked, squares, held = problem("one_slope"), [], []
     mode, _ = posterior("one_slope", FEW)
     for seed in range(80):
