@@ -33,7 +33,8 @@ _FLAT_STEP = 0.3
 #: Parts of the rest for a curvature, and for more where it changes by this factor over a step.
 _CURVATURES, _STEADY = (CURVATURE, 0.06, 0.06), 0.6
 _AGAIN = 0.2  # part of the rest for a score where the way of the first was long, or bent
-_WIDER = 4.0  # by which the search knows less than it says, where it has not come near enough
+_UNCLEAR = 2.0  # noise variance of a score from which on a cheap look would see nothing
+_WIDER = 2.0  # by which the search knows less than it says, where it has not come near enough
 _UNSURE = 8.0  # sds of its noise by which a curvature must change as well
 _CLEAR, _MOST = 0.3, 0.45  # noise that hides a curvature of 1; largest part to pay for less
 #: How far a step goes, in sds of a score, noise included; and how far the posterior mean may end
@@ -226,9 +227,11 @@ class Quadratic(Form):
 
         step = origin.towards(first, noise, before)
         clip_norm: float | None = None
-        for k, share in enumerate(_CURVATURES):
-            if np.linalg.norm(step) > longest:  # another look follows
-                share = max(0.5 * share, _CURVATURES[-1])
+        shares = list(_CURVATURES)
+        for k in range(len(_CURVATURES)):
+            # another look follows a long way: this one is cheap, where it would see something
+            far_off = np.linalg.norm(step) > longest and np.trace(noise) < _UNCLEAR * d
+            share = shares.pop(-1 if far_off else 0)
             step = origin.move(step, longest)
             look = kind(origin.clip, diagonal=diagonal, step=length)
             found = _looked(budget, look, f" {k + 1}" if k else "", share * left, size, clip_norm)
