@@ -40,8 +40,8 @@ from pymc_dp.records.ancestry import TAKES, array_of, data_behind, hides_code
 from pymc_dp.records.units import private_observed
 
 _BY_HAND = (
-    "Build a model with public data and the same parameters, and predict from that one: released "
-    "draws may be used freely."
+    "Build a model with public covariates and the same parameters, and predict from that one: "
+    "released draws may be used freely."
 )
 
 

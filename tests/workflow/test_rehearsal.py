@@ -232,6 +232,7 @@ def found():
 
 
 class TestRehearse:
+    @pytest.mark.slow
     def test_what_it_says(self, found):
         text = repr(found)
         assert "nothing was spent" in text and "Taken as standard normal" in text
