@@ -273,13 +273,8 @@ def count_norms(vectors: Array, squared_edges: Array, weight: np.int64, counts: 
     for j in range(d):
         for i in range(n):
             squares[i] += vectors[j, i] * vectors[j, i]
-    for i in range(n):
-        low, high = 0, squared_edges.shape[0]
-        while low < high:  # bisection for the first edge that is not "at most the square"
-            middle = (low + high) // 2
-            below = squared_edges[middle] <= squares[i]
-            low, high = (middle + 1, high) if below else (low, middle)
-        counts[low] += weight
+    for place in np.searchsorted(squared_edges, np.nan_to_num(squares), side="right"):
+        counts[place] += weight
 
 
 # -- sums: what one unit may add, and the noise that hides it -------------------------------------
