@@ -33,6 +33,7 @@ LOOK = 0.35  # part of a release's budget for the histogram that finds its clip 
 LEAST = 0.002  # least share of a round: noise that hides a few per cent hides rare events
 BENT = 0.3  # error of a step where the posterior is not normal, as a part of it
 FINEST = 0.1  # no place is said to be nearer to the mode than this, in posterior sds
+_CHEAPER = 0.999  # cost of whitened groups over that of others: not for rounding to decide
 TAIL = 0.01  # fraction of the scores that may be clipped while the bulk is looked for
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
@@ -363,10 +364,11 @@ def clip_scaling(
             norm += longest - float(lengths[own].sum())
         return norm * float(np.trace(np.linalg.solve(square, covariance)))
 
-    found = [_by_block(covariance, precision, blocks, n)]
+    scaling = _by_block(covariance, precision, blocks, n)
     if blocks:  # few groups of like sizes: as if each were a dense predictor
-        found.append(_by_block(covariance, precision, [], n))
-    scaling = min(found, key=cost)
+        white = _by_block(covariance, precision, [], n)
+        if cost(white) < _CHEAPER * cost(scaling):
+            scaling = white
     inner = np.linalg.solve(scaling, covariance) @ np.linalg.inv(scaling).T
     return np.asarray(scaling * np.sqrt(np.trace(inner) / d))
 

@@ -237,6 +237,20 @@ def test_few_groups_of_like_sizes_are_whitened(sizes, whitened):
     assert white == whitened
 
 
+def test_rounding_does_not_choose_whether_groups_of_one_size_are_whitened():
+    """Records that see nothing leave a prior's curvature: both kinds of coordinates cost the same.
+
+    A preparation may be resumed on a computer that rounds differently.
+    """
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        one, other = rng.uniform(1.0, 1e4, 2)
+        rounding = 1e-16 * other * rng.normal(size=(4, 4))
+        precision = np.diag([one, *[other] * 3]) + rounding + rounding.T
+        groups = clip_scaling(precision, [np.arange(1, 4)], N)[1:, 1:]
+        np.testing.assert_allclose(groups, groups[0, 0] * np.eye(3), atol=1e-12)
+
+
 def test_units_of_parameters_do_not_matter():
     precision, index = precision_matrix(6, seed=4), [np.array([1, 2, 4])]
     rng = np.random.default_rng(5)
