@@ -156,7 +156,9 @@ class _Search:
         self.radius = math.sqrt(self.d)
         self.metric = self.precision = np.diag(self.public.spread**-2.0)
         self.data_precision = np.zeros((self.d, self.d))
-        self.unsure = np.diag(self.public.spread**2)  # covariance of the mode about the place
+        # covariance of the mode about the place; the width of a flat prior is made up
+        bent = prior_curvature(self.public.gradient, self.at).diagonal()
+        self.unsure = np.diag(self.public.spread**2 / np.clip(bent, LONGEST**-2, 1.0))
 
     def advance(self, label: str, share: float) -> bool:
         """One round; True if its step was within the noise."""

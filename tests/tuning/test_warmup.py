@@ -31,7 +31,7 @@ from pymc_dp.records.extraction import extract
 from pymc_dp.rows.contributions import Contribution, Curvature, Score
 from pymc_dp.rows.engine import RowEngine
 from pymc_dp.rows.functions import PublicTerms
-from pymc_dp.tuning.bulk import _by_block, clip_scaling, find_bulk, prior_curvature
+from pymc_dp.tuning.bulk import _by_block, _Search, clip_scaling, find_bulk, prior_curvature
 from pymc_dp.tuning.choice import prepare_langevin
 from pymc_dp.tuning.coordinates import (
     FIRST_PART,
@@ -437,6 +437,22 @@ def problem(name: str) -> Problem:
     return Problem(RowEngine.of(records, theta), PublicTerms.of(records, theta), start)
 
 
+def test_a_flat_prior_does_not_hold_a_search_back():
+    """Its width is made up: a step of 1.4 sds of its noise, many such widths long, is taken."""
+    rng = np.random.default_rng(15)
+    with pm.Model() as model:
+        a, b = pm.Flat("a"), pm.Normal("b", 0.0, 2.0)
+        pm.Normal("y", a + b * rng.normal(size=50), 100.0, observed=rng.normal(20.0, 100.0, 50))
+    records = extract(model)
+    theta = Coordinates(np.zeros(2), np.eye(2))
+    start = Coordinates(records.initial, np.diag([1.0, 2.0]))
+    engine, terms = RowEngine.of(records, theta), PublicTerms.of(records, theta)
+    public, releases = Public(terms, engine, start), Releases(None, 1.0, 0, n_public=50)
+    search = _Search(Shares(releases, engine), public, start, Curvature, Score, None)
+    step = search.weighed(np.array([20.0, 2.0]), np.diag([200.0, 4.0]))
+    np.testing.assert_allclose(step, [20.0, 1.0], rtol=0.05)
+
+
 @cache
 def posterior(name: str, n_public: int = N) -> tuple[np.ndarray, np.ndarray]:
     """Mode and curvature there, by Newton steps with exact sums."""
@@ -727,7 +743,7 @@ def test_quadratic_form_of_few_records(monkeypatch):
             off = moved["first"] - found.basis.T @ bounded.sum(axis=1)
             squares.append(float(off @ np.linalg.solve(moved["noise"], off)))
     assert len(held) > 65 and np.mean(held) > 0.9, "0.41 where what noise hides is not counted"
-    assert len(squares) > 30
+    assert len(squares) > 15  # a search that adds up its rounds seldom leaves so long a way
     # 2.6 where the curvature between two places is taken for known
     assert np.mean(squares) < 2.0
 
