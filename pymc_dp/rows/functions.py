@@ -12,6 +12,7 @@ round a row by its place); a constant matrix is inverted once instead.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
@@ -335,6 +336,11 @@ def prepared_loglik(graph: RowGraph) -> Variable:
     return constant_solves(simplified(loglik))
 
 
+def by_row(rows: np.ndarray) -> np.ndarray:
+    """(rows, k) values of rows of any shape; there may be no rows."""
+    return rows.reshape(len(rows), math.prod(rows.shape[1:]))
+
+
 class _Evaluated:
     n_dots: int
     differentiable: list[bool]
@@ -355,8 +361,7 @@ class _Evaluated:
         """Per cut, (rows, k) derivative of each row's log-likelihood by its ``eta``."""
         function = code_of(self._scores) or self._scores
         found = iter(function(*etas, *phis[self.n_dots :], *labels, *blocks) or ())
-        smooth = [next(found) if smooth else None for smooth in self.differentiable]
-        return [None if s is None else s.reshape(len(s), -1) for s in smooth]
+        return [by_row(next(found)) if smooth else None for smooth in self.differentiable]
 
 
 class RowFunctions(_Evaluated):
@@ -552,6 +557,7 @@ class PublicTerms:
         """(d,) gradient at z."""
         return self.both(z)[1]
 
+    @np.errstate(all="ignore")  # 0 times the infinite slope of a place that is not possible
     def both(self, z: np.ndarray) -> tuple[float, np.ndarray]:
         """Log-density and gradient at z, for the price of one."""
         theta, values = self.coordinates.theta(z), []
@@ -560,5 +566,4 @@ class PublicTerms:
         value, *slopes = self._function(*values)
         for (where, _), part in zip(self._places, slopes, strict=True):
             theta[where] = part.ravel()
-        # unlike @, silent about 0 times the infinite slope of a place that is not possible
         return float(value), self.coordinates.scaling.T.dot(theta)

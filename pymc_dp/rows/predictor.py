@@ -41,7 +41,7 @@ from pymc_dp.records.arithmetic import is_float
 from pymc_dp.records.graph import Cut, RowGraph
 from pymc_dp.rows import linear
 from pymc_dp.rows.engine import RowEngine
-from pymc_dp.rows.functions import compile_function
+from pymc_dp.rows.functions import by_row, compile_function
 
 
 def _affine_inputs(variable: Variable, moving: Callable[[Variable], bool]) -> list[Variable] | None:
@@ -214,8 +214,7 @@ class Predictor:
         n = len(arrays[0])
         zeros = [np.zeros((n, *tail)) for tail in self.tails]
         offset, *weights = self.affine(np.ones(n), *zeros, *data)
-        weights = [self.sign * w.reshape(n, -1) for w in weights]
-        return self.sign * offset, [np.ascontiguousarray(w.T) for w in weights]
+        return self.sign * offset, [np.ascontiguousarray(self.sign * by_row(w).T) for w in weights]
 
     def coefficients(self, arrays: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """(rows,) numbers a and b of each row; both 0 where the row is impossible."""

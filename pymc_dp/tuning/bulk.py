@@ -33,6 +33,7 @@ LOOK = 0.35  # part of a release's budget for the histogram that finds its clip 
 LEAST = 0.002  # least share of a round: noise that hides a few per cent hides rare events
 BENT = 0.3  # error of a step where the posterior is not normal, as a part of it
 FINEST = 0.1  # no place is said to be nearer to the mode than this, in posterior sds
+_CHEAPER = 0.999  # cost of whitened groups over that of others: not for rounding to decide
 TAIL = 0.01  # fraction of the scores that may be clipped while the bulk is looked for
 
 Gradient = Callable[[np.ndarray], np.ndarray]  # of the public log density, in theta
@@ -155,7 +156,9 @@ class _Search:
         self.radius = math.sqrt(self.d)
         self.metric = self.precision = np.diag(self.public.spread**-2.0)
         self.data_precision = np.zeros((self.d, self.d))
-        self.unsure = np.diag(self.public.spread**2)  # covariance of the mode about the place
+        # covariance of the mode about the place; the width of a flat prior is made up
+        bent = prior_curvature(self.public.gradient, self.at).diagonal()
+        self.unsure = np.diag(self.public.spread**2 / np.clip(bent, LONGEST**-2, 1.0))
 
     def advance(self, label: str, share: float) -> bool:
         """One round; True if its step was within the noise."""
@@ -268,7 +271,7 @@ class _Search:
         self.precision = back.T @ hessian @ back
         scaling = scaling_of(self.precision, self.at.location, self.budget.structure, self.n)
         self.at = Coordinates(self.at.location, scaling)
-        self.move(in_theta, decrement)
+        self.move(in_theta, float(total @ back @ in_theta))
         self.known = bool(np.all((values > 0.7 * floors) | (visible < 0.5)))
         self.arrived = decrement < 8.0 * explained + 4.0 * self.d
         return decrement < 3.0 * explained + 0.5 * self.d
@@ -363,10 +366,11 @@ def clip_scaling(
             norm += longest - float(lengths[own].sum())
         return norm * float(np.trace(np.linalg.solve(square, covariance)))
 
-    found = [_by_block(covariance, precision, blocks, n)]
+    scaling = _by_block(covariance, precision, blocks, n)
     if blocks:  # few groups of like sizes: as if each were a dense predictor
-        found.append(_by_block(covariance, precision, [], n))
-    scaling = min(found, key=cost)
+        white = _by_block(covariance, precision, [], n)
+        if cost(white) < _CHEAPER * cost(scaling):
+            scaling = white
     inner = np.linalg.solve(scaling, covariance) @ np.linalg.inv(scaling).T
     return np.asarray(scaling * np.sqrt(np.trace(inner) / d))
 

@@ -377,6 +377,19 @@ def test_parameters_outside_the_support_are_impossible_in_public() -> None:
     assert np.isfinite(public.log_density(np.array([0.5])))
 
 
+@pytest.mark.parametrize("name", ["logistic", "random_slopes"])
+def test_no_rows_have_no_scores(name: str) -> None:
+    group = quick(name)[2].groups[0]
+    phis, _ = group.functions.shared(quick(name)[1].initial)
+    one, none = (
+        group.functions.scores(etas, phis, labels, blocks)
+        for etas, labels, blocks in (group.inputs(phis, slice(3, k)) for k in (4, 3))
+    )
+    assert [s if s is None else (0, s.shape[1]) for s in one] == [
+        s if s is None else s.shape for s in none
+    ]
+
+
 # -- units ----------------------------------------------------------------------------------------
 
 

@@ -104,3 +104,13 @@ def test_functions_of_parameters_raise_no_warning_far_out(declare: Any) -> None:
             public.both(np.full(d, far))
             for group in engine.groups:
                 group.functions.shared(np.full(d, far))
+
+
+def test_an_infinite_slope_of_the_prior_raises_no_warning() -> None:
+    with pm.Model() as model:
+        sd = 1.0 + pm.Gamma("extra", 0.5, 1.0, default_transform=None)
+        pm.Normal("y", pm.Normal("b"), sd, observed=np.arange(3.0))
+    public = PublicTerms.of(extract(model), Coordinates(np.zeros(2), np.eye(2)), QUICK)
+    with np.errstate(all="raise"):
+        value, slope = public.both(np.full(2, 5e-324))
+    assert np.isfinite(value) and -np.inf in slope
