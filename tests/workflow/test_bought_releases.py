@@ -61,8 +61,6 @@ class Release:
         self.compares = name == "comparison"
         families = ("poisson", "negative binomial") if self.compares else ("poisson",)
         self.engines, models, estimates = zip(*map(counts, families), strict=True)
-        [outcome] = self.engines[0].groups[0].functions.graph.outcomes
-        self.outcome = outcome.leaf
         self.worlds = (0, 1) if self.compares else (0, 40)  # what speaks for another model
         self.spec: Any
         if self.compares:
@@ -80,7 +78,8 @@ class Release:
             [group] = engine.groups
             arrays = [array.copy() for array in group.store.read()]
             if change is not None:
-                change(arrays)
+                [outcome] = group.functions.graph.outcomes
+                change(arrays, outcome.leaf)
             for array, old in zip(arrays, group.store.read(), strict=True):
                 array.flags.writeable = old.flags.writeable  # or functions are compiled again
             units = group.units if by_user else None
@@ -91,8 +90,8 @@ class Release:
     def outcomes(self, of_user: float) -> Any:
         """A change of the outcomes of the first user."""
 
-        def change(arrays: list[np.ndarray]) -> None:
-            arrays[self.outcome][USERS == 0] = of_user
+        def change(arrays: list[np.ndarray], outcome: int) -> None:
+            arrays[outcome][USERS == 0] = of_user
 
         return change
 
@@ -102,7 +101,7 @@ def release(request: pytest.FixtureRequest) -> Release:
     return Release(request.param)
 
 
-def nasty(arrays: list[np.ndarray]) -> None:
+def nasty(arrays: list[np.ndarray], outcome: int) -> None:
     """The worst that the first user may have."""
     worst = np.resize([np.nan, np.inf, -np.inf, 1e300, -5e-324, 40.0], 20)
     for array in arrays:
