@@ -8,7 +8,6 @@ from typing import Any, Literal, NoReturn
 
 import numpy as np
 import pymc as pm
-import pytensor
 from pymc.model import Model
 from pymc.stats.convergence import log_warnings, run_convergence_checks
 from pymc.step_methods.compound import BlockedStep, Competence
@@ -219,15 +218,13 @@ def _sample_privatized(
         raise ValueError("step_kwargs are for a step given as a class; this one is built already.")
     if not step.store_records:
         kwargs.setdefault("var_names", [rv.name for rv in step.reading.without_records()])
-    if not pytensor.config.cxx:  # PyMC 5 would interpret the gradients that NUTS needs
-        kwargs.setdefault("compile_kwargs", {"mode": "NUMBA"})
     return pm.sample(
         draws=draws,
         tune=1000 if tune is None else tune,
         chains=chains,
         step=step,
         model=model,
-        **kwargs,
+        **{**_compat.quick_gradients(), **kwargs},
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pymc as pm
+import pytensor
 import xarray as xr
 from pymc.model import Model
 from pymc.step_methods.compound import BlockedStep, Competence, StepMethodState
@@ -220,6 +221,11 @@ def full_signature(cls: type, hidden: Collection[str] = ()) -> inspect.Signature
 
 
 # -- results: InferenceData (PyMC 5) or DataTree (PyMC 6) -----------------------------------------
+
+
+def quick_gradients() -> dict[str, Any]:
+    """Arguments of ``pm.sample``: PyMC 5 interprets gradients where there is no C compiler."""
+    return {} if pytensor.config.cxx else {"compile_kwargs": {"mode": "NUMBA"}}
 
 
 def is_result(found: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -46,7 +47,7 @@ StatisticLike = str | tuple[str, float] | Callable[[Any], Any]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Bought:
+class Bought(ABC):
     """A table that was bought; it prints with its cost, and says if nothing is guaranteed."""
 
     table: pd.DataFrame
@@ -62,8 +63,9 @@ class Bought:
     def _heading(self) -> str:
         return self._says() if self._secure else f"NO PRIVACY GUARANTEE. {self._says()}"
 
+    @abstractmethod
     def _says(self) -> str:
-        raise NotImplementedError
+        """What was bought, and for how much."""
 
     @property
     def _secure(self) -> bool:

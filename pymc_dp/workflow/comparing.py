@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations, pairwise
@@ -14,7 +13,7 @@ import pandas as pd
 from pymc.model import Model
 from scipy.stats import norm
 
-from pymc_dp.base.checks import check_epsilon, check_positive
+from pymc_dp.base.checks import check_epsilon, check_positive, warn
 from pymc_dp.base.compat import working
 from pymc_dp.base.matrices import Coordinates, root
 from pymc_dp.budget import PrivacyBudget, require_budget
@@ -385,12 +384,10 @@ def compare(
     finally:
         preparation.finish()
     if value is not None and (differing := spec.differing(value, sd)):
-        warnings.warn(
+        warn(
             f"About {differing} of the records have other outcomes in one model than in another, "
             "and the models cannot be compared. Give each the same observed arrays, in the same "
-            "order.",
-            UserWarning,
-            stacklevel=2,
+            "order."
         )
         value = None
     table = ranked(list(models), spec, value, sd)

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pymc as pm
-import pytensor
 from pymc.model import Model
 
 from pymc_dp.base import compat as _compat
@@ -281,7 +280,6 @@ def _of_the_run(said: Sequence[warnings.WarningMessage]) -> list[str]:
 
 def _nuts(model: Model, seed: int, cores: int, progressbar: bool) -> Any:
     """What NUTS draws, without privacy."""
-    mode = {} if pytensor.config.cxx else {"compile_kwargs": {"mode": "NUMBA"}}
     return pm.sample(
         chains=2,
         cores=cores,
@@ -290,7 +288,7 @@ def _nuts(model: Model, seed: int, cores: int, progressbar: bool) -> Any:
         random_seed=seed,
         progressbar=progressbar,
         compute_convergence_checks=False,
-        **mode,
+        **_compat.quick_gradients(),
     )
 
 
